@@ -1,0 +1,43 @@
+# Two commands on a fresh clone: `make demo` and `make test`. Each makes its own virtual environment.
+# `make CONSTRAINTS= demo` installs with your own torch (an unpinned torch may pull CUDA packages).
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+
+.PHONY: demo test lint types clean help
+
+help:
+	@echo "make demo   install and reproduce results that need no download; ends with the path of report.html"
+	@echo "make test   install with the test tools, then lint, types and all tests"
+	@echo "make lint | types | clean"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-stamp: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "Installing mercer into $(VENV) ..."
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev-stamp: $(VENV)/.run-stamp
+	@echo "Installing the test tools into $(VENV) ..."
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.run-stamp
+	$(BIN)/mercer reproduce --scale small --no-download
+
+lint: $(VENV)/.dev-stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev-stamp
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,185 @@
+"""The one error sentence, the warning class, and the checks that every public entry shares.
+
+A message says where, what is needed, what came and what to do:
+
+>>> positive("RBF", "gamma", -2.0)
+Traceback (most recent call last):
+ValueError: RBF: gamma must be positive; got -2.0.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "NumericalWarning",
+    "choice",
+    "finite",
+    "floating",
+    "integer",
+    "matrix",
+    "memory",
+    "non_negative",
+    "positive",
+    "same_device",
+    "same_length",
+    "sentence",
+    "squarable",
+    "warn",
+]
+
+
+class NumericalWarning(UserWarning):
+    """A numerical repair was made (jitter, a floor, fewer components); the message states its size."""
+
+
+def sentence(where: str, need: str, got: object, fix: str = "") -> str:
+    """The house's error sentence: ``where: need; got this. What to do.``"""
+    return f"{where}: {need}; got {got}." + (f" {fix}" if fix else "")
+
+
+def warn(where: str, message: str, *, stacklevel: int = 3) -> None:
+    """Warn once of a numerical repair, as :class:`NumericalWarning`."""
+    warnings.warn(f"{where}: {message}", NumericalWarning, stacklevel=stacklevel)
+
+
+def positive(where: str, name: str, value: float) -> float:
+    """A finite number above 0."""
+    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+        raise ValueError(sentence(where, f"{name} must be positive", value))
+    return float(value)
+
+
+def non_negative(where: str, name: str, value: float) -> float:
+    """A finite number of at least 0."""
+    if not _is_number(value) or not math.isfinite(value) or value < 0:
+        raise ValueError(sentence(where, f"{name} must be 0 or more", value))
+    return float(value)
+
+
+def integer(
+    where: str, name: str, value: int, low: int, high: int | None = None, *, of: str = "", fix: str = ""
+) -> int:
+    """A whole number in ``low..high``; ``of`` says what ``high`` counts."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        reach = f"in {low}..{high}" if high is not None else f"a whole number of at least {low}"
+        raise ValueError(sentence(where, f"{name} must be {reach}{', ' + of if of else ''}", value, fix))
+    return int(value)
+
+
+def choice(where: str, name: str, value: object, options: Iterable[str]) -> str:
+    """One of the named options."""
+    names = list(options)
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(sentence(where, f"{name} must be one of {', '.join(map(repr, names))}", repr(value)))
+    return value
+
+
+def matrix(where: str, name: str, x: object, *, columns: int | None = None) -> Tensor:
+    """A tensor of shape ``(n, d)``; ``columns`` fixes d."""
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            sentence(where, f"{name} must be a tensor", type(x).__name__, "Use torch.as_tensor, or kernel.numpy.")
+        )
+    if x.ndim != 2:
+        hint = {
+            0: f"Use {name}.reshape(1, 1) for one number.",
+            1: f"Use {name}[:, None] for one feature, {name}[None] for one row.",
+        }.get(x.ndim, f"Use {name}.flatten(1) for one row a sample.")
+        raise ValueError(sentence(where, f"{name} must have shape (n, d)", tuple(x.shape), hint))
+    if columns is not None and x.shape[1] != columns:
+        raise ValueError(sentence(where, f"{name} has {x.shape[1]} features, expecting {columns}", tuple(x.shape)))
+    if x.is_complex():
+        raise TypeError(sentence(where, f"{name} must be real", x.dtype, f"Use torch.view_as_real({name})."))
+    if x.layout is not torch.strided:
+        raise TypeError(sentence(where, f"{name} must be dense", x.layout, f"Use {name}.to_dense()."))
+    return x
+
+
+def floating(x: Tensor) -> Tensor:
+    """The dtype rule: integers and booleans become the default dtype, half precision becomes float32."""
+    if not x.is_floating_point():
+        return x.to(torch.get_default_dtype())
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def finite(where: str, name: str, x: Tensor) -> Tensor:
+    """No NaN and no infinity; the message names the first bad row."""
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        rows = (~torch.isfinite(x)).reshape(len(x), -1).any(1) if x.ndim else ~torch.isfinite(x)[None]
+        row = int(rows.nonzero()[0, 0])
+        kind = "NaN" if bool(x.isnan().any()) else "infinity"
+        raise ValueError(
+            sentence(where, f"{name} must be finite", f"{kind}, first bad row {row}", "Drop or impute those rows.")
+        )
+    return x
+
+
+def squarable(where: str, name: str, x: Tensor) -> Tensor:
+    """Finite, with at least one row, and small enough that squared norms do not overflow."""
+    if len(x) == 0:
+        raise ValueError(sentence(where, f"{name} must have at least one row", tuple(x.shape)))
+    finite(where, name, x)
+    largest = float(x.detach().abs().max()) if x.numel() else 0.0
+    limit = math.sqrt(torch.finfo(x.dtype).max / (8 * max(1, x[0].numel())))
+    if largest > limit:
+        raise ValueError(
+            sentence(
+                where,
+                f"{name} must stay below {limit:.1e} in {x.dtype}, for its squares overflow",
+                f"{largest:.1e}",
+                f"Standardise {name} first.",
+            )
+        )
+    return x
+
+
+def same_length(where: str, first: str, a: Any, second: str, b: Any) -> None:
+    """Two arguments with as many rows."""
+    if len(a) != len(b):
+        raise ValueError(sentence(where, f"{first} and {second} must have as many rows", f"{len(a)} and {len(b)}"))
+
+
+def same_device(where: str, first: str, a: torch.device, second: str, b: torch.device) -> None:
+    """Two tensors that live on one device: nothing moves behind the user's back."""
+    if a != b:
+        raise ValueError(
+            sentence(where, f"{first} and {second} must be on one device", f"{a} and {b}", f"Move one with .to({b}).")
+        )
+
+
+def memory(where: str, what: str, needed: int, fix: str) -> None:
+    """Refuse, before allocating, what the machine's free memory cannot hold."""
+    free = available_memory()
+    if free is not None and needed > free:
+        raise MemoryError(
+            sentence(where, f"{what} needs {needed / 2**30:.1f} GiB", f"{free / 2**30:.1f} GiB free", fix)
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

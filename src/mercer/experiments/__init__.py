@@ -1,0 +1,22 @@
+"""The papers' results, run again: what was published (`catalogue`), one cell at a time (`runner`)."""
+
+from mercer.experiments.catalogue import Entry, Number, entries, entry, select
+from mercer.experiments.cells import SCALES, STATUSES, Cell, Outcome
+from mercer.experiments.results import Result, Summary, read_results, read_run, summarise
+
+__all__ = [
+    "SCALES",
+    "STATUSES",
+    "Cell",
+    "Entry",
+    "Number",
+    "Outcome",
+    "Result",
+    "Summary",
+    "entries",
+    "entry",
+    "read_results",
+    "read_run",
+    "select",
+    "summarise",
+]

@@ -1,0 +1,8 @@
+"""Side by side with peers: ratios measured in one run, never a stored number."""
+
+from __future__ import annotations
+
+from .compare import Line, area_names, json_lines, run
+from .timing import Case, MissingDataError, Peer
+
+__all__ = ["Case", "Line", "MissingDataError", "Peer", "area_names", "json_lines", "run"]

@@ -1,0 +1,216 @@
+"""From cases to lines: which goals are met, what is absent, what failed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .. import checks
+from .memory import peak_mib
+from .timing import OURS, Case, Contender, MissingDataError, Sample, threads_set, time_in_turns
+
+__all__ = ["Line", "area_names", "json_lines", "run", "run_case"]
+
+_log = logging.getLogger("mercer")
+_MACHINERY = {"compare", "memory", "timing"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One contender in one case; on a peer's line the ratios are its cost over ours.
+
+    Args:
+        area: the file of cases.
+        case: the case's name.
+        who: ``mercer``, or the peer.
+        state: ``measured``, ``absent`` (not installed), ``missing`` (no data) or ``failed``.
+        version: of the contender's library.
+        why: the reason where it was not measured.
+        cpu: median CPU seconds, all threads together.
+        wall: median seconds by the clock.
+        memory: MiB added at the peak.
+        accuracy: the score of its answer.
+        accuracy_name: what the score is.
+        better: ``lower`` or ``higher``.
+        ratios: by measure, cost over ours; above 1 ours is cheaper.
+        goals: least ratios on a peer's line; bounds on our own line.
+        met: by measure, whether the goal is.
+        threads: threads of every pool.
+        repeats: rounds.
+    """
+
+    area: str
+    case: str
+    who: str
+    state: str
+    version: str = ""
+    why: str = ""
+    cpu: float | None = None
+    wall: float | None = None
+    memory: float | None = None
+    accuracy: float | None = None
+    accuracy_name: str = ""
+    better: str = "lower"
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    goals: Mapping[str, float] = field(default_factory=dict)
+    met: Mapping[str, bool] = field(default_factory=dict)
+    threads: int = 1
+    repeats: int = 0
+
+
+def area_names() -> list[str]:
+    """Every area: the files beside this one that hold cases."""
+    package = importlib.import_module(__package__ or "mercer.bench")
+    return sorted(
+        found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in _MACHINERY
+    )
+
+
+def run(
+    areas: Sequence[str] = (),
+    *,
+    repeats: int = 5,
+    threads: int = 1,
+    memory: bool = True,
+    progress: Callable[[Line], None] | None = None,
+) -> list[Line]:
+    """Every case of the areas named (all by default), contenders in turns.
+
+    Args:
+        areas: names from :func:`area_names`.
+        repeats: rounds; a case may ask for fewer.
+        threads: threads for torch, BLAS and OpenMP, ours and peers alike.
+        memory: whether to measure peak memory, at one more run of each contender.
+        progress: called with each line as it is ready.
+    """
+    checks.integer("bench", "repeats", repeats, 1)
+    checks.integer("bench", "threads", threads, 1)
+    names = [checks.choice("bench", "area", name, area_names()) for name in areas] or area_names()
+    lines: list[Line] = []
+    for name in names:
+        module = f"{__package__}.{name}"
+        for case in importlib.import_module(module).CASES:
+            _log.info("bench: %s, %s", name, case.name)
+            for line in run_case(case, module, repeats=repeats, threads=threads, memory=memory):
+                lines.append(line)
+                if progress is not None:
+                    progress(line)
+    return lines
+
+
+def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: bool) -> list[Line]:
+    """One case: a line for ours, then one for each peer. ``module`` is where ``CASES`` lives."""
+    area = module.rsplit(".", 1)[-1]
+    everyone = case.contenders()
+    try:
+        data = case.setup()
+    except MissingDataError as reason:
+        return [
+            Line(area, case.name, one.name, "missing", why=str(reason), threads=threads) for one in everyone
+        ]
+    absent = {one.name: why for one in everyone if (why := one.absence())}
+    present = [one for one in everyone if one.name not in absent]
+    rounds = min(repeats, case.repeats or repeats)
+    with threads_set(threads):
+        samples = time_in_turns(present, data, repeats=rounds, warm=case.repeats != 1)
+        scores = {name: _score(case, data, sample) for name, sample in samples.items()}
+    peaks = _peaks(case, module, samples, threads) if memory and case.memory else {}
+    measured = _Measured(area, case, threads, rounds, samples, scores, peaks)
+    return [
+        Line(area, case.name, one.name, "absent", why=absent[one.name], threads=threads)
+        if one.name in absent
+        else measured.line(one)
+        for one in everyone
+    ]
+
+
+def json_lines(lines: Iterable[Line]) -> str:
+    """One JSON object a line, no NaN and no infinity."""
+    return "".join(json.dumps(_plain(asdict(line)), allow_nan=False) + "\n" for line in lines)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    area: str
+    case: Case
+    threads: int
+    repeats: int
+    samples: dict[str, Sample]
+    scores: dict[str, float | None]
+    peaks: dict[str, float | None]
+
+    def line(self, one: Contender) -> Line:
+        sample = self.samples[one.name]
+        goals = dict(self.case.limits if one.name == OURS else one.peer.goals)
+        common: dict[str, Any] = {"version": one.version(), "threads": self.threads, "goals": goals}
+        if sample.why:
+            return Line(self.area, self.case.name, one.name, "failed", why=sample.why, **common)
+        costs = {
+            "cpu": sample.median("cpu"),
+            "wall": sample.median("wall"),
+            "memory": self.peaks.get(one.name),
+        }
+        score = self.scores[one.name]
+        ratios = {} if one.name == OURS else self._ratios(one.name)
+        met = self._within(costs | {"accuracy": score}) if one.name == OURS else _reached(ratios, goals)
+        return Line(
+            self.area,
+            self.case.name,
+            one.name,
+            "measured",
+            **common,
+            cpu=costs["cpu"],
+            wall=costs["wall"],
+            memory=costs["memory"],
+            accuracy=score,
+            accuracy_name=self.case.accuracy_name,
+            better=self.case.better,
+            ratios=ratios,
+            met=met,
+            repeats=self.repeats,
+        )
+
+    def _ratios(self, name: str) -> dict[str, float]:
+        theirs, ours = self.samples[name], self.samples[OURS]
+        found = {"cpu": theirs.ratio(ours, "cpu"), "wall": theirs.ratio(ours, "wall")}
+        mine, peak = self.peaks.get(OURS), self.peaks.get(name)
+        found["memory"] = peak / mine if peak is not None and mine else None
+        return {measure: ratio for measure, ratio in found.items() if ratio is not None}
+
+    def _within(self, costs: Mapping[str, float | None]) -> dict[str, bool]:
+        met = {}
+        for measure, bound in self.case.limits.items():
+            cost = costs.get(measure)
+            if cost is not None:
+                higher = measure == "accuracy" and self.case.better == "higher"
+                met[measure] = cost >= bound if higher else cost <= bound
+        return met
+
+
+def _reached(ratios: Mapping[str, float], goals: Mapping[str, float]) -> dict[str, bool]:
+    return {measure: ratios[measure] >= goal for measure, goal in goals.items() if measure in ratios}
+
+
+def _score(case: Case, data: Any, sample: Sample) -> float | None:
+    if case.accuracy is None or sample.why:
+        return None
+    return float(case.accuracy(data, sample.answer))
+
+
+def _peaks(case: Case, module: str, samples: Mapping[str, Sample], threads: int) -> dict[str, float | None]:
+    names = [name for name, sample in samples.items() if not sample.why]
+    return {name: peak_mib(module, case.name, name, threads=threads) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

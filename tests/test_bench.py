@@ -1,0 +1,169 @@
+"""The bench: contenders in turns, ratios, goals, absent peers, peak memory of torch's own buffers."""
+
+import importlib
+import json
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from mercer import bench
+from mercer.bench.compare import run_case
+from mercer.bench.memory import peak_mib
+from mercer.bench.timing import Contender, Sample, threads_set, time_in_turns
+
+SAMPLE = """
+    import torch
+    from mercer.bench import Case, MissingDataError, Peer
+
+    def numbers():
+        return torch.arange(1.0, 1001.0, dtype=torch.float64)
+
+    def large(data):
+        return torch.ones(64 * 2**17, dtype=torch.float64).sum() * 0 + data.sum()  # 64 MiB
+
+    def refuses(data):
+        raise MemoryError("too large a Gram")
+
+    def nothing():
+        raise MissingDataError("mnist is not there: set MERCER_DATA.")
+
+    CASES = [
+        Case(
+            "sum of 1000",
+            setup=numbers,
+            ours=lambda data: data.sum(),
+            peers={
+                "large": Peer(large, needs=("torch",), goals={"memory": 2.0, "cpu": 1.0}),
+                "not installed": Peer(large, needs=("a_module_that_is_not_there",)),
+                "refuses": Peer(refuses),
+            },
+            accuracy=lambda data, answer: abs(float(answer) - 500500.0),
+            accuracy_name="error",
+            limits={"accuracy": 1e-9, "memory": 1024.0},
+        ),
+        Case("no data", setup=nothing, ours=lambda data: data, peers={"large": Peer(large)}),
+    ]
+"""
+
+
+@pytest.fixture
+def sample(tmp_path, monkeypatch):
+    (tmp_path / "bench_sample.py").write_text(textwrap.dedent(SAMPLE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("bench_sample")
+    sys.modules.pop("bench_sample", None)
+
+
+@pytest.fixture
+def lines(sample):
+    return {
+        line.who: line
+        for line in run_case(sample.CASES[0], "bench_sample", repeats=3, threads=1, memory=False)
+    }
+
+
+def test_contenders_take_turns_and_each_round_begins_with_another():
+    order = []
+
+    def work(name):
+        def do(data):
+            order.append(name)
+            time.sleep(0.06)  # longer than the shortest sample, so that a round is one call
+
+        return do
+
+    contenders = [Contender(name, bench.Peer(work(name))) for name in "abc"]
+    time_in_turns(contenders, None, repeats=3, warm=True)
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab"
+
+
+def test_a_short_work_is_repeated_until_the_clock_can_tell():
+    calls = []
+    samples = time_in_turns([Contender("a", bench.Peer(calls.append))], 0, repeats=1, warm=True)
+    assert len(calls) > 100
+    assert samples["a"].cpu[0] < 1e-3
+
+
+def test_a_ratio_is_the_median_over_rounds_of_theirs_over_ours():
+    ours = Sample(cpu=[1.0, 2.0, 4.0], wall=[1.0, 1.0, 1.0])
+    theirs = Sample(cpu=[3.0, 8.0, 20.0], wall=[2.0, 9.0, 3.0])
+    assert theirs.ratio(ours, "cpu") == 4.0
+    assert theirs.ratio(ours, "wall") == 3.0
+
+
+def test_ours_is_scored_against_its_limits(lines):
+    ours = lines["mercer"]
+    assert ours.state == "measured"
+    assert ours.accuracy == 0.0 and ours.met["accuracy"] is True
+    assert ours.cpu > 0 and ours.wall > 0 and ours.repeats == 3 and ours.threads == 1
+    assert "memory" not in ours.met  # not measured: neither met nor missed
+
+
+def test_a_peer_has_ratios_goals_and_a_version(lines):
+    peer = lines["large"]
+    assert peer.ratios["cpu"] > 1 and peer.met["cpu"] is True
+    assert peer.version == torch.__version__.split("+")[0] or peer.version == torch.__version__
+
+
+def test_a_peer_that_is_absent_is_shown_as_absent(lines):
+    assert lines["not installed"].state == "absent"
+    assert "a_module_that_is_not_there cannot be imported" in lines["not installed"].why
+
+
+def test_a_peer_that_fails_is_a_result(lines):
+    assert lines["refuses"].state == "failed"
+    assert lines["refuses"].why == "MemoryError: too large a Gram"
+    assert lines["refuses"].cpu is None
+
+
+def test_missing_data_is_said_on_every_line(sample):
+    found = run_case(sample.CASES[1], "bench_sample", repeats=1, threads=1, memory=False)
+    assert [(line.who, line.state) for line in found] == [("mercer", "missing"), ("large", "missing")]
+    assert "set MERCER_DATA" in found[0].why
+
+
+def test_peak_memory_sees_torch_buffers(sample):
+    small = peak_mib("bench_sample", "sum of 1000", "mercer", threads=1)
+    large = peak_mib("bench_sample", "sum of 1000", "large", threads=1)
+    assert small < 16
+    assert 60 < large < 100
+
+
+def test_peak_memory_of_a_failing_child_is_none(sample):
+    assert peak_mib("bench_sample", "sum of 1000", "refuses", threads=1) is None
+
+
+def test_json_lines_are_strict_json(lines):
+    text = bench.json_lines([lines["mercer"], bench.Line("a", "c", "w", "measured", accuracy=float("nan"))])
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in text.splitlines())
+    assert first["who"] == "mercer" and first["case"] == "sum of 1000"
+    assert second["accuracy"] == "nan"
+
+
+def test_threads_are_set_and_given_back():
+    before = torch.get_num_threads()
+    with threads_set(2):
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"areas": ["no_such_area"]}, "bench: area must be one of .*; got 'no_such_area'"),
+        ({"repeats": 0}, "bench: repeats must be a whole number of at least 1; got 0"),
+        ({"threads": 0}, "bench: threads must be a whole number of at least 1; got 0"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bench.run(**arguments)
+
+
+@pytest.mark.parametrize("area", bench.area_names())
+def test_every_area_names_its_cases_once(area):
+    names = [case.name for case in importlib.import_module(f"mercer.bench.{area}").CASES]
+    assert names and len(set(names)) == len(names)

@@ -43,7 +43,7 @@ class NumericalWarning(UserWarning):
 
 
 def sentence(where: str, need: str, got: object, fix: str = "") -> str:
-    """The house's error sentence: ``where: need; got this. What to do.``"""
+    """The house's error sentence, as ``where: need; got this. What to do.`` reads."""
     return f"{where}: {need}; got {got}." + (f" {fix}" if fix else "")
 
 
@@ -154,7 +154,12 @@ def same_device(where: str, first: str, a: torch.device, second: str, b: torch.d
     """Two tensors that live on one device: nothing moves behind the user's back."""
     if a != b:
         raise ValueError(
-            sentence(where, f"{first} and {second} must be on one device", f"{a} and {b}", f"Move one with .to({b}).")
+            sentence(
+                where,
+                f"{first} and {second} must be on one device",
+                f"{a} and {b}",
+                f"Move one with .to({b}).",
+            )
         )
 
 

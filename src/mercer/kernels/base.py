@@ -1,0 +1,208 @@
+"""The kernel base class: two methods to write, the rest derived."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .. import checks
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+_BLOCK_BYTES = 64 * 2**20  # one block of a Gram matrix in `matmul`
+_ASK_BYTES = 2**30  # smaller Gram matrices are allocated without looking at the free memory
+_DIAG_ROWS = 64
+
+
+class Kernel(nn.Module):
+    r"""A positive semi-definite function :math:`k(x, y)` of two rows.
+
+    A variant writes :meth:`gram` and, where there is a cheaper way, :meth:`gram_diag`. Everything a user calls is
+    derived from them, and checks its input once.
+
+    The dtype of the answer is the data's: integers are cast to the default dtype, half precision is computed and
+    returned in float32, and float32 hyper-parameters never lower float64 data.
+    """
+
+    __call__: Callable[..., Tensor]
+
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        """The Gram matrix of checked rows; what a variant must write."""
+        raise NotImplementedError(f"{type(self).__name__} must define gram(x, y)")
+
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        """The diagonal of ``gram(x, x)``; written by variants that have it cheaper than by small blocks."""
+        return torch.cat([self.gram(rows, rows).diagonal() for rows in x.split(_DIAG_ROWS)])
+
+    def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:  # (m, d) -> (m, d)
+        r"""Draws from the spectral density of :math:`k(x - y) / k(0)` (Bochner), made from standard normal rows."""
+        raise TypeError(
+            checks.sentence(
+                type(self).__name__,
+                "random Fourier features need a stationary kernel with a known spectral density",
+                type(self).__name__,
+                "Use RBF, Laplacian, Matern, their sums, products and multiples, or Nystrom.",
+            )
+        )
+
+    def prepare(self, name: str, x: Tensor) -> Tensor:
+        """Check one argument's shape, dtype and device; network kernels accept ``(n, *shape)``."""
+        x = checks.floating(checks.matrix(type(self).__name__, name, x))
+        self._same_device(name, x)
+        return x
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        """The Gram matrix between rows of ``x`` and of ``y`` (of ``x`` again where ``y`` is None)."""
+        x, y = self._pair(x, y)
+        if not torch.compiler.is_compiling() and x.device.type == "cpu":
+            needed = len(x) * len(y) * x.element_size()
+            if needed > _ASK_BYTES:
+                checks.memory(
+                    type(self).__name__,
+                    f"the {len(x)} x {len(y)} Gram matrix",
+                    needed,
+                    "Use kernel.matmul, which never holds it, or features.Nystrom.",
+                )
+        return self.gram(x, y)
+
+    def diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        """The diagonal of ``self(x)`` in O(n)."""
+        return self.gram_diag(self.prepare("x", x))
+
+    def matmul(self, x: Tensor, y: Tensor | None, v: Tensor, *, block: int | None = None) -> Tensor:
+        """``K(x, y) @ v`` without ever holding K: (n, d), (m, d), (m,) or (m, c) -> (n,) or (n, c).
+
+        Args:
+            x: Rows of K.
+            y: Columns of K; None for ``x`` again.
+            v: What K multiplies.
+            block: Rows of K held at a time; by default as many as fit 64 MiB. Under autograd a block is computed
+                again in the backward pass, so that the bound holds there too.
+        """
+        where = f"{type(self).__name__}.matmul"
+        x, y = self._pair(x, y)
+        if v.ndim not in (1, 2) or len(v) != len(y):
+            raise ValueError(checks.sentence(where, f"v must have shape ({len(y)},) or ({len(y)}, c)", tuple(v.shape)))
+        rows = max(1, _BLOCK_BYTES // max(1, len(y) * x.element_size()))
+        rows = rows if block is None else checks.integer(where, "block", block, 1)
+        taped = torch.is_grad_enabled() and (
+            any(t.requires_grad for t in (x, y, v)) or any(p.requires_grad for p in self.parameters())
+        )
+
+        def product(part: Tensor, other: Tensor, vector: Tensor) -> Tensor:
+            gram = self.gram(part, other)
+            return gram @ vector.to(gram.dtype)
+
+        if not len(x):
+            return v.new_zeros((0, *v.shape[1:]))
+        parts = [
+            checkpoint(product, part, y, v, use_reentrant=False) if taped else product(part, y, v)
+            for part in x.split(rows)
+        ]
+        return torch.cat(parts)
+
+    def numpy(self, X: ArrayLike, Y: ArrayLike | None = None) -> NDArray[np.floating]:
+        """The Gram matrix of numpy arrays, for scikit-learn: ``SVC(kernel=k.numpy)``."""
+        with torch.no_grad():
+            x = torch.as_tensor(np.array(X))
+            y = None if Y is None else torch.as_tensor(np.array(Y))
+            gram: NDArray[np.floating] = self(x, y).numpy()
+            return gram
+
+    def normalized(self) -> Kernel:
+        r""":math:`k(x, y) / \sqrt{k(x, x) k(y, y)}`, the cosine in feature space."""
+        from .algebra import Normalized
+
+        return Normalized(self)
+
+    def __add__(self, other: object) -> Kernel:
+        from .algebra import Sum
+
+        return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
+
+    def __mul__(self, other: object) -> Kernel:
+        from .algebra import Product, Scaled
+
+        if isinstance(other, Kernel):
+            return Product(self, other)
+        return Scaled(self, float(other)) if isinstance(other, (int, float)) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __pow__(self, exponent: int) -> Kernel:
+        from .algebra import Power
+
+        return Power(self, exponent)
+
+    def _pair(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = self.prepare("x", x)
+        if y is None:
+            return x, x
+        y = self.prepare("y", y)
+        where = type(self).__name__
+        if x.shape[1:] != y.shape[1:]:
+            need = "x and y must have rows of one shape"
+            raise ValueError(checks.sentence(where, need, f"{tuple(x.shape)} and {tuple(y.shape)}"))
+        checks.same_device(where, "x", x.device, "y", y.device)
+        common = torch.promote_types(x.dtype, y.dtype)
+        return x.to(common), y.to(common)
+
+    def _same_device(self, name: str, x: Tensor) -> None:
+        own = next(itertools.chain(self.parameters(), self.buffers()), None)
+        if own is not None:
+            checks.same_device(type(self).__name__, name, x.device, "the kernel", own.device)
+
+
+class Positive(nn.Module):
+    """A hyper-parameter above 0: a constant, or learned as its logarithm.
+
+    Args:
+        where: The kernel, for the error sentence.
+        name: The argument, for the error sentence.
+        value: A number, or a tensor ``(d,)`` of one number for each feature.
+        learnable: Make the logarithm an ``nn.Parameter``.
+    """
+
+    log: nn.Parameter
+    constant: Tensor
+    __call__: Callable[[Tensor], Tensor]
+
+    def __init__(self, where: str, name: str, value: float | Tensor, learnable: bool) -> None:
+        super().__init__()
+        self.number: float | None = None
+        if isinstance(value, Tensor) and value.ndim == 1:
+            if not bool((value > 0).all()) or not bool(torch.isfinite(value).all()):
+                raise ValueError(checks.sentence(where, f"{name} must be positive", value.tolist()))
+            vector = checks.floating(value.detach().clone())
+        else:
+            self.number = checks.positive(where, name, float(value))
+            vector = torch.tensor(self.number)
+        if learnable:
+            self.number = None
+            self.log = nn.Parameter(vector.log())
+        elif self.number is None:
+            self.register_buffer("constant", vector)
+
+    def forward(self, like: Tensor) -> Tensor:
+        """The value in the dtype and on the device of ``like``."""
+        if self.number is not None:
+            return like.new_full((), self.number)
+        value: Tensor = self.log.exp() if "log" in self._parameters else self.constant
+        return value.to(like.dtype)
+
+    def extra_repr(self) -> str:
+        """The value, shown in ``repr(kernel)``."""
+        if self.number is not None:
+            return f"{self.number:g}"
+        value = self(torch.zeros((), dtype=torch.float64)).detach()
+        return f"{value.item():g}, learnable" if value.ndim == 0 else f"{len(value)} values"
+
+    def __float__(self) -> float:
+        return float(self(torch.zeros((), dtype=torch.float64)))

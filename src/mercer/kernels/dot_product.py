@@ -1,0 +1,103 @@
+"""Kernels of the scalar product: linear, polynomial, cosine, arc-cosine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import angles, cosines
+from .base import Kernel, Positive
+
+
+class Linear(Kernel):
+    r""":math:`k(x, y) = \langle x, y \rangle`."""
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        return x @ y.mT
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        return x.square().sum(1)
+
+
+class Polynomial(Kernel):
+    r""":math:`k(x, y) = (\gamma \langle x, y \rangle + c)^p`.
+
+    Args:
+        degree: p, a whole number of at least 1.
+        gamma: :math:`\gamma > 0`.
+        coef0: :math:`c \ge 0`.
+        learnable: Learn the logarithms of ``gamma`` and, where it is above 0, of ``coef0``.
+    """
+
+    def __init__(self, degree: int = 3, gamma: float = 1.0, coef0: float = 1.0, *, learnable: bool = False) -> None:
+        super().__init__()
+        self.degree = checks.integer("Polynomial", "degree", degree, 1)
+        self.gamma = Positive("Polynomial", "gamma", gamma, learnable)
+        checks.non_negative("Polynomial", "coef0", coef0)
+        self.coef0 = Positive("Polynomial", "coef0", coef0, learnable) if coef0 > 0 else None
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        return self._power(x @ y.mT)
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        return self._power(x.square().sum(1))
+
+    def _power(self, products: Tensor) -> Tensor:
+        base = self.gamma(products) * products
+        return (base if self.coef0 is None else base + self.coef0(products)) ** self.degree
+
+
+class Cosine(Kernel):
+    r""":math:`k(x, y) = \langle x, y \rangle / (\|x\| \|y\|)`; a row of zeros has kernel 0 with all."""
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        return cosines(x, y)
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        return (x != 0).any(1).to(x.dtype)
+
+
+class ArcCosine(Kernel):
+    r"""Arc-cosine kernel of Cho and Saul (2009), for rows at angle :math:`\theta`.
+
+    .. math:: k(x, y) = \tfrac{1}{\pi} \|x\|^p \|y\|^p J_p(\theta), \quad
+        J_0 = \pi - \theta, \quad J_1 = \sin\theta + (\pi - \theta) \cos\theta, \quad
+        J_2 = 3 \sin\theta \cos\theta + (\pi - \theta)(1 + 2 \cos^2\theta).
+
+    It is twice the second moment of :math:`\max(0, \langle w, x \rangle)^p` under :math:`w \sim N(0, I)`.
+
+    Args:
+        order: p, one of 0, 1, 2.
+    """
+
+    def __init__(self, order: int = 1) -> None:
+        super().__init__()
+        self.order = checks.integer("ArcCosine", "order", order, 0, 2)
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        t = cosines(x, y)
+        theta = angles(t)
+        if self.order == 0:
+            return (torch.pi - theta) / torch.pi
+        sine = theta.sin()
+        if self.order == 1:
+            profile = sine + (torch.pi - theta) * t
+        else:
+            profile = 3 * sine * t + (torch.pi - theta) * (1 + 2 * t.square())
+        norms = torch.linalg.vector_norm(x, dim=1)[:, None] * torch.linalg.vector_norm(y, dim=1)[None]
+        return norms**self.order * profile / torch.pi
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        if self.order == 0:
+            return torch.where((x != 0).any(1), 1.0, 0.5).to(x.dtype)
+        return x.square().sum(1) ** self.order * (1.0 if self.order == 1 else 3.0)

@@ -1,0 +1,110 @@
+r"""Numbers read off Gram matrices: HSIC, CKA, target alignment. None returns NaN, however few the rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import checks
+
+__all__ = ["center", "cka", "hsic", "normalized_hsic", "target_alignment"]
+
+
+def center(K: Tensor) -> Tensor:  # (n, n) -> (n, n)
+    r""":math:`H K H` with :math:`H = I - \mathbf{1}\mathbf{1}^\top / n`: the Gram matrix of centred features."""
+    K = _gram("center", "K", K)
+    return K - K.mean(0, keepdim=True) - K.mean(1, keepdim=True) + K.mean()
+
+
+def hsic(K: Tensor, L: Tensor, *, unbiased: bool = False) -> Tensor:  # (n, n), (n, n) -> ()
+    r"""Hilbert-Schmidt independence criterion :math:`\mathrm{tr}(K H L H) / (n - 1)^2` (Gretton et al. 2005).
+
+    Args:
+        K: Gram matrix of the one variable.
+        L: Gram matrix of the other.
+        unbiased: The U-statistic of Song et al. (2012), which has no bias of order 1/n; needs at least 4 rows.
+    """
+    K, L = _grams("hsic", K, L)
+    n = len(K)
+    if not unbiased:
+        return (center(K) * L).sum() / max(1, n - 1) ** 2
+    if n < 4:
+        raise ValueError(checks.sentence("hsic", "unbiased=True needs at least 4 rows", n, "Use unbiased=False."))
+    K, L = K - K.diagonal().diag_embed(), L - L.diagonal().diag_embed()
+    whole = (K * L).sum()
+    means = K.sum() * L.sum() / ((n - 1) * (n - 2))
+    cross = 2 * (K.sum(0) @ L.sum(0)) / (n - 2)
+    return (whole + means - cross) / (n * (n - 3))
+
+
+def normalized_hsic(K: Tensor, L: Tensor) -> Tensor:  # (n, n), (n, n) -> ()
+    r""":math:`\mathrm{tr}(K H L H) / (\|HKH\|_F \|HLH\|_F)` in [0, 1]; 0 where a Gram matrix is constant."""
+    return cka(K, L)
+
+
+def cka(K: Tensor, L: Tensor, *, unbiased: bool = False) -> Tensor:  # (n, n), (n, n) -> ()
+    r"""Centred kernel alignment :math:`\mathrm{HSIC}(K, L) / \sqrt{\mathrm{HSIC}(K, K) \mathrm{HSIC}(L, L)}`.
+
+    0 where the denominator is 0 (a constant representation) or, unbiased, below 0.
+    """
+    K, L = _grams("cka", K, L)
+    if not unbiased:  # centring once, not three times
+        floors = [(8 * torch.finfo(G.dtype).eps) ** 2 * G.square().sum() for G in (K, L)]  # centring's rounding error
+        K, L = center(K), center(L)
+        return _ratio((K * L).sum(), K.square().sum(), L.square().sum(), *floors)
+    return _ratio(hsic(K, L, unbiased=True), hsic(K, K, unbiased=True), hsic(L, L, unbiased=True))
+
+
+def target_alignment(K: Tensor, targets: Tensor, *, centered: bool = False) -> Tensor:  # (n, n), (n,) -> ()
+    r"""Alignment :math:`\langle K, T T^\top \rangle / (\|K\|_F \|T T^\top\|_F)` (Cristianini et al. 2001).
+
+    Args:
+        K: Gram matrix.
+        targets: Floating ``(n,)`` or ``(n, c)``, used as they are; whole-number ``(n,)`` classes become one -1/+1
+            column each (two classes: one column).
+        centered: Centre K and the targets first (Cortes et al. 2012), so that a constant offset of the
+            kernel does not count.
+    """
+    K = _gram("target_alignment", "K", K)
+    checks.same_length("target_alignment", "K", K, "targets", targets)
+    columns = sign_columns(targets).to(K.dtype)
+    if centered:
+        K, columns = center(K), columns - columns.mean(0)
+    inner = (columns * (K @ columns)).sum()
+    return _ratio(inner, K.square().sum(), (columns.mT @ columns).square().sum())
+
+
+def sign_columns(targets: Tensor) -> Tensor:  # (n,) or (n, c) -> (n, c)
+    """Floating targets as columns; whole-number classes as -1/+1 columns, one for two classes."""
+    if targets.is_floating_point():
+        return targets.reshape(len(targets), -1)
+    classes = targets.unique()
+    if len(classes) == 2:
+        classes = classes[1:]
+    return torch.where(targets.reshape(-1, 1) == classes[None], 1.0, -1.0)
+
+
+def _ratio(
+    inner: Tensor,
+    first: Tensor,
+    second: Tensor,
+    floor: Tensor | float = 0.0,
+    other_floor: Tensor | float = 0.0,
+) -> Tensor:
+    ok = (first > floor) & (second > other_floor)
+    safe = [torch.where(ok, norm, torch.ones_like(norm)).sqrt() for norm in (first, second)]
+    return torch.where(ok, inner / (safe[0] * safe[1]), torch.zeros_like(inner))
+
+
+def _gram(where: str, name: str, K: Tensor) -> Tensor:
+    K = checks.floating(checks.matrix(where, name, K))
+    if K.shape[0] != K.shape[1] or K.shape[0] == 0:
+        raise ValueError(checks.sentence(where, f"{name} must have shape (n, n), n > 0", tuple(K.shape)))
+    return K
+
+
+def _grams(where: str, K: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    K, L = _gram(where, "K", K), _gram(where, "L", L)
+    checks.same_length(where, "K", K, "L", L)
+    common = torch.promote_types(K.dtype, L.dtype)
+    return K.to(common), L.to(common)

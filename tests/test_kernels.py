@@ -1,0 +1,388 @@
+"""One contract for every kernel: a new one joins the whole suite by adding one line to CASES."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import pairwise
+from torch import nn
+
+import mercer
+from mercer import kernels
+from mercer.kernels import (
+    RBF,
+    ArcCosine,
+    Cosine,
+    FunctionKernel,
+    Kernel,
+    Laplacian,
+    Linear,
+    Matern,
+    Polynomial,
+    Precomputed,
+)
+
+N, D = 7, 3
+
+
+def random_gram() -> torch.Tensor:
+    root = torch.randn(N, N, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return root @ root.mT
+
+
+CASES = {
+    "rbf": lambda: RBF(0.7),
+    "rbf_ard": lambda: RBF(torch.tensor([0.3, 0.7, 1.1])),
+    "rbf_learned": lambda: RBF(0.7, learnable=True),
+    "laplacian": lambda: Laplacian(0.6),
+    "matern_half": lambda: Matern(0.5, 1.3),
+    "matern_three_halves": lambda: Matern(1.5, 0.8),
+    "matern_five_halves": lambda: Matern(2.5, 0.8, learnable=True),
+    "linear": lambda: Linear(),
+    "polynomial": lambda: Polynomial(3, 0.5, 1.0),
+    "polynomial_learned": lambda: Polynomial(2, 0.5, 1.5, learnable=True),
+    "cosine": lambda: Cosine(),
+    "arc_cosine_0": lambda: ArcCosine(0),
+    "arc_cosine_1": lambda: ArcCosine(1),
+    "arc_cosine_2": lambda: ArcCosine(2),
+    "precomputed": lambda: Precomputed(random_gram()),
+    "function": lambda: FunctionKernel(lambda x, y: (1 + x @ y.mT) ** 2),
+    "sum": lambda: RBF() + Linear(),
+    "product": lambda: RBF(0.5) * Polynomial(2),
+    "scaled": lambda: 2.0 * RBF(0.4),
+    "power": lambda: Cosine() ** 3,
+    "normalized": lambda: Polynomial(2).normalized(),
+}
+
+
+@pytest.fixture(params=CASES, ids=str)
+def kernel(request) -> Kernel:
+    return CASES[request.param]()
+
+
+def rows(kernel: Kernel, n: int = N, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(kernel, Precomputed):
+        return torch.randperm(N, generator=generator)[:n]
+    return torch.randn(n, D, generator=generator, dtype=dtype)
+
+
+def skip_indices(kernel: Kernel) -> None:
+    if isinstance(kernel, Precomputed):
+        pytest.skip("its rows are indices: they have neither dtype nor gradient")
+
+
+def test_no_public_kernel_escapes_the_contract():
+    public = {
+        name
+        for name in kernels.__all__
+        if isinstance(getattr(kernels, name), type) and issubclass(getattr(kernels, name), Kernel)
+    }
+    covered = {type(make()).__name__ for make in CASES.values()}
+    elsewhere = {  # classes whose own suites run this contract over their own inputs
+        "ConvNNGP", "ConvNTK", "EmpiricalNTK", "MonteCarloNNGP", "Trajectory",
+    }  # fmt: skip
+    assert public - {"Kernel"} - elsewhere == covered
+
+
+def test_gram_is_symmetric_and_psd(kernel):
+    gram = kernel(rows(kernel)).detach()
+    torch.testing.assert_close(gram, gram.mT)
+    assert torch.linalg.eigvalsh(gram).min() > -1e-12 * gram.trace()
+
+
+def test_gram_of_two_sets_is_a_block_of_the_joint_gram(kernel):
+    x = rows(kernel)
+    torch.testing.assert_close(kernel(x[:4], x[4:]), kernel(x)[:4, 4:])
+
+
+def test_diag_is_the_diagonal(kernel):
+    x = rows(kernel)
+    torch.testing.assert_close(kernel.diag(x), kernel(x).diagonal())
+    torch.testing.assert_close(Kernel.gram_diag(kernel, kernel.prepare("x", x)), kernel.diag(x))
+
+
+def test_copies_of_a_row_have_the_kernel_of_the_row_with_itself(kernel):
+    x = rows(kernel, dtype=torch.float32)
+    shifted = x if isinstance(kernel, Precomputed) else x + 100
+    gram = kernel(shifted, shifted.clone())
+    torch.testing.assert_close(gram.diagonal(), kernel.diag(shifted), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_of_the_data_wins(kernel, dtype):
+    skip_indices(kernel)
+    x = rows(kernel, dtype=dtype)
+    assert kernel(x).dtype == kernel.diag(x).dtype == kernel.matmul(x, x, x[:, 0]).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.int64])
+def test_half_precision_and_integers_are_computed_in_float32(kernel, dtype):
+    skip_indices(kernel)
+    x = (rows(kernel) * 3).round().to(dtype)
+    gram = kernel(x)
+    assert gram.dtype == torch.float32
+    torch.testing.assert_close(gram, kernel(x.float()))
+
+
+def test_mixed_precision_is_promoted(kernel):
+    skip_indices(kernel)
+    x = rows(kernel)
+    assert kernel(x, x.float()).dtype == torch.float64
+
+
+def test_gradcheck(kernel):
+    skip_indices(kernel)
+    x = rows(kernel, 4).requires_grad_()
+    y = rows(kernel, 3, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(kernel, (x, y))
+    assert torch.autograd.gradcheck(kernel.diag, (x,), check_undefined_grad=False) or not kernel.diag(x).requires_grad
+
+
+def test_gradcheck_of_hyper_parameters(kernel):
+    kernel = kernel.double()
+    names = [name for name, _ in kernel.named_parameters()]
+    if not names:
+        pytest.skip("no hyper-parameter is learned")
+    x = rows(kernel, 4)
+    values = tuple(p.detach().clone().requires_grad_() for p in kernel.parameters())
+
+    def gram(*parameters):
+        return torch.func.functional_call(kernel, dict(zip(names, parameters, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(gram, values)
+
+
+def test_gradients_are_finite_at_duplicates_and_zero_rows(kernel):
+    skip_indices(kernel)
+    x = rows(kernel, 4)
+    x[1] = x[0]
+    x[3] = 0
+    x.requires_grad_()
+    (kernel(x).sum() + kernel(x, x.detach().clone()).sum() + 0 * x.sum()).backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_matmul_equals_the_dense_product(kernel):
+    x, y = rows(kernel), rows(kernel, 5, seed=1)
+    v = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for block in (None, 1, 3, 100):
+        torch.testing.assert_close(kernel.matmul(x, y, v, block=block), kernel(x, y) @ v)
+    torch.testing.assert_close(kernel.matmul(x, None, kernel(x)[0]), kernel(x) @ kernel(x)[0])
+
+
+def test_matmul_has_the_dense_gradient(kernel):
+    skip_indices(kernel)
+    x = rows(kernel).requires_grad_()
+    v = torch.ones(N, dtype=torch.float64)
+    (dense,) = torch.autograd.grad((kernel(x) @ v).square().sum(), x)
+    (blocked,) = torch.autograd.grad(kernel.matmul(x, None, v, block=2).square().sum(), x)
+    torch.testing.assert_close(blocked, dense)
+
+
+def test_state_dict_loads_into_a_fresh_kernel(kernel, request):
+    fresh = CASES[request.node.callspec.params["kernel"]]()
+    for parameter in kernel.parameters():
+        nn.init.constant_(parameter, 0.3)
+    fresh.load_state_dict(kernel.state_dict())
+    x = rows(kernel)
+    torch.testing.assert_close(fresh(x), kernel(x))
+    torch.testing.assert_close(copy.deepcopy(kernel)(x), kernel(x))
+
+
+def test_compiles(kernel):
+    torch._dynamo.reset()
+    compiled = torch.compile(kernel, fullgraph=True, backend="aot_eager")
+    x = rows(kernel)
+    torch.testing.assert_close(compiled(x), kernel(x))
+
+
+def test_works_under_torch_func(kernel):
+    x = rows(kernel)
+    entry = torch.func.vmap(lambda row: kernel(row.reshape(1, -1), x)[0])
+    torch.testing.assert_close(entry(x), kernel(x))
+    skip_indices(kernel)
+    jacobian = torch.func.jacrev(lambda rows: kernel(rows).sum())(x)
+    rows_ = x.clone().requires_grad_()
+    torch.testing.assert_close(jacobian, torch.autograd.grad(kernel(rows_).sum(), rows_)[0])
+
+
+def test_runs_on_the_meta_device(kernel):
+    x = rows(kernel).to("meta")
+    assert kernel.to("meta")(x).shape == (N, N)
+
+
+def test_numpy_equals_torch_and_leaves_the_input(kernel):
+    x = rows(kernel).numpy()
+    before = x.copy()
+    x.flags.writeable = False
+    gram = kernel.numpy(x, x[:2])
+    assert isinstance(gram, np.ndarray) and gram.shape == (N, 2)
+    np.testing.assert_allclose(gram, kernel(torch.as_tensor(before)).detach().numpy()[:, :2])
+    np.testing.assert_array_equal(x, before)
+
+
+def test_layout_of_the_rows_does_not_matter(kernel):
+    skip_indices(kernel)
+    x = rows(kernel)
+    strided = torch.stack((x, -x), dim=2)[:, :, 0]
+    fortran = x.mT.contiguous().mT
+    torch.testing.assert_close(kernel(strided), kernel(x))
+    torch.testing.assert_close(kernel(fortran), kernel(x))
+    np.testing.assert_allclose(kernel.numpy(x.numpy()[::-1]), kernel(x.flip(0)).detach().numpy())
+
+
+def test_empty_sets_give_empty_grams(kernel):
+    x = rows(kernel)
+    assert kernel(x[:0], x).shape == (0, N)
+    assert kernel.matmul(x[:0], x, torch.ones(N, dtype=torch.float64)).shape == (0,)
+
+
+def test_wrong_shapes_are_refused_with_a_hint(kernel):
+    x = rows(kernel)
+    with pytest.raises(ValueError, match="must have shape"):
+        kernel(x.reshape(1, -1, 1).double() if x.is_floating_point() else x.reshape(1, -1, 1))
+    if x.is_floating_point():
+        with pytest.raises(ValueError, match=r"must have shape \(n, d\); got \(7,\). Use x\[:, None\]"):
+            kernel(x[:, 0])
+        with pytest.raises(ValueError, match="rows of one shape"):
+            kernel(x, x[:, :2])
+        with pytest.raises(TypeError, match="must be real"):
+            kernel(x.to(torch.complex64))
+        with pytest.raises(TypeError, match="must be dense"):
+            kernel(x.to_sparse())
+        with pytest.raises(ValueError, match=r"must be on one device; got (cpu and meta|meta and cpu)"):
+            kernel(x, x.to("meta"))
+    with pytest.raises(ValueError, match="v must have shape"):
+        kernel.matmul(x, x, torch.ones(N + 1))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (RBF(0.7), lambda x, y: pairwise.rbf_kernel(x, y, gamma=0.7)),
+        (Laplacian(0.6), lambda x, y: pairwise.laplacian_kernel(x, y, gamma=0.6)),
+        (
+            Polynomial(3, 0.5, 1.0),
+            lambda x, y: pairwise.polynomial_kernel(x, y, degree=3, gamma=0.5, coef0=1.0),
+        ),
+        (Cosine(), pairwise.cosine_similarity),
+        (Linear(), pairwise.linear_kernel),
+    ],
+    ids=["rbf", "laplacian", "polynomial", "cosine", "linear"],
+)
+def test_classic_kernels_equal_scikit_learn(ours, theirs):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 9)), rng.normal(size=(10, 9))
+    np.testing.assert_allclose(ours.numpy(x, y), theirs(x, y), atol=1e-13)
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
+def test_matern_equals_scikit_learn(nu):
+    from sklearn.gaussian_process.kernels import Matern as Theirs
+
+    x = np.random.default_rng(0).normal(size=(20, 9))
+    np.testing.assert_allclose(Matern(nu, 1.7).numpy(x), Theirs(1.7, nu=nu)(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_arc_cosine_is_the_moment_of_rectified_projections(order, generator):
+    x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    w = torch.randn(3, 400_000, generator=generator, dtype=torch.float64)
+    features = (x @ w > 0) * (x @ w) ** order
+    products = features[:, None] * features[None]
+    error = 2 * products.std(-1) / w.shape[1] ** 0.5
+    assert ((2 * products.mean(-1) - ArcCosine(order)(x)).abs() < 4 * error).all()
+
+
+def test_kernels_work_in_scikit_learn():
+    from sklearn.datasets import load_wine
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVC
+
+    x, y = load_wine(return_X_y=True)
+    ours = make_pipeline(StandardScaler(), SVC(kernel=RBF(0.05).numpy)).fit(x, y)
+    theirs = make_pipeline(StandardScaler(), SVC(gamma=0.05)).fit(x, y)
+    np.testing.assert_array_equal(ours.predict(x), theirs.predict(x))
+
+
+def test_bandwidth_by_the_median(generator):
+    x = torch.randn(50, 4, generator=generator, dtype=torch.float64)
+    median = torch.pdist(x).square().median()
+    assert float(RBF.from_data(x).gamma) == pytest.approx(1 / float(median))
+    assert float(RBF.from_data(x * 1e-10).gamma) == pytest.approx(1e20 / float(median), rel=1e-6)
+
+
+def test_bandwidth_of_constant_rows_warns():
+    with pytest.warns(mercer.NumericalWarning, match="all rows of x are equal"):
+        assert float(RBF.from_data(torch.ones(5, 2)).gamma) == 1.0
+
+
+def test_bandwidth_of_denormal_rows_is_held_at_its_largest(generator):
+    x = torch.randn(5, 2, generator=generator) * 1e-40
+    with pytest.warns(mercer.NumericalWarning, match="gamma is held at its largest"):
+        kernel = RBF.from_data(x)
+    assert torch.isfinite(kernel(x)).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_bandwidth_refuses_what_it_cannot_square(bad):
+    x = torch.ones(5, 2)
+    x[3, 1] = bad
+    with pytest.raises(ValueError, match=r"RBF.from_data: x must"):
+        RBF.from_data(x)
+
+
+def test_sentences_of_bad_hyper_parameters():
+    for make, match in [
+        (lambda: RBF(-2.0), r"RBF: gamma must be positive; got -2.0\."),
+        (lambda: RBF(torch.tensor([1.0, -1.0])), r"RBF: gamma must be positive; got \[1.0, -1.0\]\."),
+        (lambda: Laplacian(0.0), r"Laplacian: gamma must be positive"),
+        (lambda: Matern(1.0), r"Matern: nu must be one of 0.5, 1.5, 2.5; got 1.0\."),
+        (lambda: Matern(lengthscale=0), r"Matern: lengthscale must be positive"),
+        (lambda: Polynomial(0), r"Polynomial: degree must be a whole number of at least 1; got 0\."),
+        (lambda: Polynomial(coef0=-1), r"Polynomial: coef0 must be 0 or more"),
+        (lambda: ArcCosine(3), r"ArcCosine: order must be in 0..2; got 3\."),
+        (lambda: RBF() ** 0, r"Power: exponent must be a whole number"),
+        (lambda: -1.0 * RBF(), r"Scaled: scale must be positive; got -1.0\."),
+        (lambda: Precomputed(torch.ones(2, 3)), r"gram must have shape \(n, n\), n > 0; got \(2, 3\)"),
+        (
+            lambda: Precomputed(torch.tensor([[1.0, 0.5], [0.1, 1.0]])),
+            r"must be symmetric; got a difference of 4.0e-01",
+        ),
+        (
+            lambda: Precomputed(torch.full((2, 2), torch.nan)),
+            r"gram must be finite; got NaN, first bad row 0",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            make()
+    with pytest.warns(mercer.NumericalWarning, match="indefinite, with least eigenvalue -1.00e\\+00"):
+        Precomputed(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
+    with pytest.raises(TypeError, match="whole-number indices"):
+        Precomputed(torch.eye(3))(torch.ones(2, 1))
+    with pytest.raises(ValueError, match=r"must return a tensor of shape \(2, 2\); got \(2, 1\)"):
+        FunctionKernel(lambda x, y: x)(torch.ones(2, 1))
+    with pytest.raises(TypeError):
+        RBF() + 1.0
+
+
+def test_a_gram_larger_than_memory_is_refused_before_it_is_allocated(monkeypatch):
+    monkeypatch.setattr(mercer.checks, "available_memory", lambda: 2**28)
+    x = torch.zeros(20_000, 1)
+    with pytest.raises(MemoryError, match=r"20000 x 20000 Gram matrix needs 1.5 GiB; got 0.2 GiB free.*Nystrom"):
+        RBF()(x)
+
+
+def test_moving_devices_is_left_to_the_user():
+    with pytest.raises(ValueError, match="x and the kernel must be on one device"):
+        RBF(learnable=True)(torch.ones(2, 2, device="meta"))
+
+
+def test_large_values_do_not_turn_into_nan():
+    for kernel in (RBF(), Matern(), Laplacian(), Cosine()):
+        for value, dtype in ((1e18, torch.float32), (1e150, torch.float64)):
+            x = torch.tensor([[value, 0.0], [0.0, value], [-value, 1.0]], dtype=dtype)
+            assert torch.isfinite(kernel(x)).all()

@@ -172,7 +172,7 @@ class Positive(nn.Module):
 
     log: nn.Parameter
     constant: Tensor
-    __call__: Callable[[Tensor], Tensor]
+    __call__: Callable[..., Tensor]
 
     def __init__(self, where: str, name: str, value: float | Tensor, learnable: bool) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ class ArcCosine(Kernel):
         else:
             profile = 3 * sine * t + (torch.pi - theta) * (1 + 2 * t.square())
         norms = torch.linalg.vector_norm(x, dim=1)[:, None] * torch.linalg.vector_norm(y, dim=1)[None]
-        return norms**self.order * profile / torch.pi
+        return norms.pow(self.order) * profile / torch.pi
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)

@@ -1,0 +1,59 @@
+"""Work in blocks of rows whose size follows from a byte budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .. import checks
+
+__all__ = ["block_rows", "blockwise", "blockwise_matmul", "slices"]
+
+BUDGET = 64 * 2**20
+"""Bytes one block may take: enough for matrix products at full speed, small beside any memory."""
+
+
+def block_rows(row_bytes: int, *, budget: int = BUDGET) -> int:
+    """How many rows of ``row_bytes`` bytes fit the budget, at least one."""
+    return max(1, budget // max(1, row_bytes))
+
+
+def slices(n: int, block: int) -> Iterator[slice]:
+    """``0..n`` cut into slices of ``block``; the last may be shorter."""
+    return (slice(start, min(start + block, n)) for start in range(0, n, block))
+
+
+def blockwise(f: Callable[[Tensor], Tensor], x: Tensor, *, block: int) -> Tensor:  # (n, ...) -> (n, ...)
+    """Rows of ``f(x)`` where every row depends on its own row of ``x`` only, ``block`` rows at a time."""
+    checks.integer("blockwise", "block", block, 1)
+    if len(x) <= block:
+        return f(x)
+    return torch.cat([f(x[rows]) for rows in slices(len(x), block)])
+
+
+def blockwise_matmul(
+    gram: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    *,
+    block: int | None = None,
+    budget: int = BUDGET,
+) -> Tensor:  # (n, ...), (m, ...), (m,) or (m, c) -> (n,) or (n, c)
+    r"""The product :math:`K(x, y) v`, holding only ``block`` rows of K at a time.
+
+    Args:
+        gram: ``gram(x, y) -> (n, m)``.
+        x: Rows of K.
+        y: Columns of K.
+        v: What K is applied to.
+        block: Rows at a time; None takes them from the budget, with room for two temporaries of the block's
+            size.
+        budget: Bytes.
+    """
+    if block is None:
+        block = block_rows(3 * max(1, len(y)) * v.element_size(), budget=budget)
+    checks.integer("matmul", "block", block, 1)
+    return torch.cat([gram(x[rows], y) @ v for rows in slices(len(x), block)]) if len(x) else gram(x, y) @ v

@@ -1,0 +1,132 @@
+"""The Lanczos process from given starts, and the quadrature rules it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .. import checks
+
+__all__ = ["Lanczos", "gauss", "lanczos", "radau"]
+
+
+class Lanczos:
+    r"""Lanczos process :math:`H Q = Q T + \beta_k q_{k+1} e_k^T`, one for each column of the start.
+
+    The columns run side by side and share every product with H. Each new vector is orthogonalised twice
+    against its whole basis, so the tridiagonal T keeps the exact process's meaning. A column whose Krylov
+    space is exhausted stops growing; ``lengths`` says where.
+
+    Args:
+        operator: H, symmetric: a matrix, or a callable ``(n, b) -> (n, b)``.
+        start: ``(n,)`` or ``(n, b)``, a start vector a column; the process runs in its dtype.
+    """
+
+    def __init__(self, operator: Tensor | Callable[[Tensor], Tensor], start: Tensor) -> None:
+        start = start if start.ndim == 2 else start[:, None]
+        self._apply: Callable[[Tensor], Tensor] = operator.__matmul__ if isinstance(operator, Tensor) else operator
+        self.norms = start.norm(dim=0)  # (b,)
+        size = torch.where(self.norms > 0, self.norms, torch.ones_like(self.norms))
+        n, b = start.shape
+        self._basis = start.new_zeros(b, min(n, 16) + 1, n)
+        self._basis[:, 0] = (start / size).mT
+        self._alphas = start.new_zeros(b, 0)
+        self._betas = start.new_zeros(b, 0)
+        self.steps = 0
+        self.lengths = torch.where(self.norms > 0, n, 0).to(torch.int64)  # (b,) steps each column can take
+
+    @property
+    def alphas(self) -> Tensor:
+        """Diagonal of T, ``(b, steps)``."""
+        return self._alphas
+
+    @property
+    def betas(self) -> Tensor:
+        """Off-diagonal of T, ``(b, steps)``; the last couples to the vector not yet used."""
+        return self._betas
+
+    @property
+    def basis(self) -> Tensor:
+        """Q, ``(b, steps, n)``: orthonormal rows for each column of the start."""
+        return self._basis[:, : self.steps]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every column has exhausted its Krylov space: the rules are then exact."""
+        return bool((self.lengths <= self.steps).all())
+
+    def extend(self, steps: int) -> Lanczos:
+        """Take ``steps`` more products, fewer where every column is exhausted."""
+        for _ in range(steps):
+            if self.finished:
+                break
+            self._step()
+        return self
+
+    def tridiagonal(self, column: int, steps: int | None = None) -> tuple[Tensor, Tensor]:
+        """Diagonal ``(k,)`` and off-diagonal ``(k,)`` of one column's T after at most ``steps`` steps."""
+        k = min(self.steps if steps is None else steps, self.steps, int(self.lengths[column]))
+        return self._alphas[column, :k], self._betas[column, :k]
+
+    def _step(self) -> None:
+        k = self.steps
+        if k + 1 >= self._basis.shape[1]:
+            grown = self._basis.new_zeros(
+                len(self._basis), min(2 * k + 2, self._basis.shape[2] + 1), self._basis.shape[2]
+            )
+            grown[:, : k + 1] = self._basis[:, : k + 1]
+            self._basis = grown
+        q = self._basis[:, k]  # (b, n)
+        w = self._apply(q.mT.contiguous()).mT.to(q.dtype)
+        alpha = (q * w).sum(1)
+        known = self._basis[:, : k + 1]
+        for _ in range(2):
+            w = w - torch.bmm(torch.bmm(known, w[:, :, None]).mT, known)[:, 0]
+        beta = w.norm(dim=1)
+        scale = torch.cat((self._alphas.abs(), self._betas, alpha.abs()[:, None]), 1).amax(1)
+        # What is left of an exhausted space is rounding of the product, not a direction.
+        ended = (beta <= 32 * torch.finfo(w.dtype).eps * w.shape[1] ** 0.5 * scale) | (self.lengths <= k + 1)
+        self.lengths = torch.where(ended, self.lengths.clamp_max(k + 1), self.lengths)
+        beta = torch.where(ended, torch.zeros_like(beta), beta)
+        self._basis[:, k + 1] = (
+            torch.where(ended, torch.zeros_like(beta), 1 / beta.where(~ended, torch.ones_like(beta)))[:, None] * w
+        )
+        self._alphas = torch.cat((self._alphas, alpha[:, None]), 1)
+        self._betas = torch.cat((self._betas, beta[:, None]), 1)
+        self.steps = k + 1
+
+
+def lanczos(operator: Tensor | Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Lanczos:
+    """Run :class:`Lanczos` for ``steps`` products."""
+    checks.integer("lanczos", "steps", steps, 1)
+    return Lanczos(operator, start).extend(steps)
+
+
+def gauss(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:  # (k,), (k,) -> (k,), (k,)
+    r"""Gauss rule :math:`q^T f(H) q \approx \sum_i w_i f(\theta_i)`: nodes and weights, which sum to 1.
+
+    Exact for polynomials of degree below 2 k. For f with positive even derivatives, such as 1 / x, the rule
+    lies below the exact value.
+    """
+    values, vectors = torch.linalg.eigh(_dense(alphas, betas))
+    return values, vectors[0].square()
+
+
+def radau(alphas: Tensor, betas: Tensor, node: float) -> tuple[Tensor, Tensor]:  # (k,), (k,) -> (k + 1,), (k + 1,)
+    r"""The Gauss-Radau rule with one prescribed node at or below the spectrum of H.
+
+    T is bordered by :math:`\alpha_{k+1} = a + \beta_k^2 [(T - a I)^{-1}]_{kk}`, which makes ``a`` an
+    eigenvalue. For f = 1 / x and a positive node at or below the least eigenvalue the rule lies above the
+    exact value.
+    """
+    shifted = _dense(alphas - node, betas)
+    unit = shifted.new_zeros(len(alphas))
+    unit[-1] = 1.0
+    last = node + betas[-1].square() * torch.linalg.solve(shifted, unit)[-1]
+    return gauss(torch.cat((alphas, last[None])), torch.cat((betas, betas.new_zeros(1))))
+
+
+def _dense(alphas: Tensor, betas: Tensor) -> Tensor:
+    return torch.diag(alphas) + torch.diag(betas[: len(alphas) - 1], 1) + torch.diag(betas[: len(alphas) - 1], -1)

@@ -1,0 +1,199 @@
+"""Factorisations, solvers and ridge regression against dense float64 oracles."""
+
+import warnings
+
+import pytest
+import torch
+
+from mercer import NumericalWarning
+from mercer.linalg import (
+    block_rows,
+    blockwise,
+    blockwise_matmul,
+    cholesky,
+    conjugate_gradient,
+    kernel_ridge_loo,
+    ridge_loo,
+    slices,
+    top_eigh,
+)
+
+
+def _spd(n, generator, *, decay=0.0):
+    q = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))[0]
+    values = torch.arange(1, n + 1, dtype=torch.float64) ** -decay
+    return q * values @ q.mT
+
+
+def test_cholesky_adds_nothing_where_nothing_is_needed(generator):
+    a = _spd(20, generator)
+    factor, jitter = cholesky(a)
+    assert jitter == 0.0
+    torch.testing.assert_close(factor @ factor.mT, a)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cholesky_reports_its_jitter_once(dtype, generator):
+    low_rank = torch.randn(30, 3, dtype=dtype, generator=generator)
+    a = low_rank @ low_rank.mT
+    with pytest.warns(NumericalWarning, match=r"fit: .*added jitter") as caught:
+        factor, jitter = cholesky(a, where="fit")
+    assert len(caught) == 1
+    assert f"{jitter:.1e}" in str(caught[0].message)
+    assert 0 < jitter < 1e-2 * float(a.diagonal().mean())
+    torch.testing.assert_close(factor @ factor.mT, a + jitter * torch.eye(30, dtype=dtype))
+
+
+def test_cholesky_works_in_batches_and_leaves_its_input(generator):
+    a = torch.stack([_spd(5, generator), torch.ones(5, 5, dtype=torch.float64)])
+    before = a.clone()
+    with pytest.warns(NumericalWarning):
+        factor, jitter = cholesky(a)
+    assert torch.equal(a, before)
+    torch.testing.assert_close(factor @ factor.mT, a + jitter * torch.eye(5, dtype=torch.float64))
+
+
+def test_cholesky_refuses_an_indefinite_matrix_with_its_least_eigenvalue():
+    with pytest.raises(ValueError, match=r"must be positive semi-definite; got least eigenvalue -1\.000e\+00"):
+        cholesky(torch.diag(torch.tensor([1.0, -1.0])))
+    with pytest.raises(ValueError, match="the matrix must be finite; got NaN, first bad row 1"):
+        cholesky(torch.diag(torch.tensor([1.0, float("nan")])))
+    with pytest.raises(ValueError, match=r"must be square; got \(2, 3\)"):
+        cholesky(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_conjugate_gradient_solves_every_column(preconditioned, generator):
+    a = _spd(60, generator) + torch.diag(torch.logspace(0, 3, 60, dtype=torch.float64))
+    b = torch.randn(60, 3, dtype=torch.float64, generator=generator)
+    b[:, 1] = 0
+    jacobi = (lambda r: r / a.diagonal()[:, None]) if preconditioned else None
+    got = conjugate_gradient(a.__matmul__, b, preconditioner=jacobi, tolerance=1e-11)
+    torch.testing.assert_close(got.solution, torch.linalg.solve(a, b), rtol=1e-8, atol=1e-10)
+    assert got.residual.max() <= 1e-11
+    one = conjugate_gradient(a, b[:, 0], tolerance=1e-11)
+    torch.testing.assert_close(one.solution, got.solution[:, 0], rtol=1e-8, atol=1e-10)
+
+
+def test_conjugate_gradient_says_when_it_has_not_converged(generator):
+    a = torch.diag(torch.logspace(-6, 0, 50, dtype=torch.float64))
+    b = torch.ones(50, dtype=torch.float64)
+    with pytest.warns(NumericalWarning, match="relative residual .* after 3 products"):
+        got = conjugate_gradient(a, b, max_iterations=3)
+    torch.testing.assert_close(got.residual[0], (b - a @ got.solution).norm() / b.norm())
+    with pytest.raises(ValueError, match="the operator must be positive definite; got curvature -"):
+        conjugate_gradient(-a, b)
+
+
+@pytest.mark.parametrize("decay", [0.3, 1.5])
+@pytest.mark.parametrize("given", ["matrix", "callable"])
+def test_top_eigh_equals_the_dense_solver(given, decay, generator):
+    n, k = 400, 12
+    a = _spd(n, generator, decay=decay)
+    got = top_eigh(a, k) if given == "matrix" else top_eigh(a.__matmul__, k, n=n)
+    exact = torch.linalg.eigvalsh(a).flip(0)[:k]
+    torch.testing.assert_close(got.values, exact, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        (a @ got.vectors - got.vectors * got.values).norm(dim=0), got.residuals, atol=1e-12, rtol=1e-3
+    )
+    torch.testing.assert_close(got.vectors.mT @ got.vectors, torch.eye(k, dtype=a.dtype))
+
+
+def test_top_eigh_finds_multiple_eigenvalues_and_low_rank(generator):
+    basis = torch.linalg.qr(torch.randn(500, 6, dtype=torch.float64, generator=generator))[0]
+    a = basis * torch.tensor([3.0, 3.0, 3.0, 2.0, 2.0, 1.0], dtype=torch.float64) @ basis.mT
+    got = top_eigh(a, 9)
+    expected = torch.tensor([3.0, 3.0, 3.0, 2.0, 2.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(got.values, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_top_eigh_is_deterministic_and_checks_k(generator):
+    a = _spd(300, generator, decay=1.0)
+    assert torch.equal(top_eigh(a, 5).vectors, top_eigh(a, 5).vectors)
+    with pytest.raises(ValueError, match=r"top_eigh: k must be in 1\.\.300, the rows of the operator; got 301"):
+        top_eigh(a, 301)
+    with pytest.raises(ValueError, match="n must be given"):
+        top_eigh(a.__matmul__, 3)
+    with pytest.warns(NumericalWarning, match="top_eigh: residual"):
+        top_eigh(a, 5, max_products=16)
+
+
+@pytest.mark.parametrize("m", [4, 50])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_ridge_equals_leaving_each_row_out(m, intercept, generator):
+    n, grid = 20, [1e-2, 1.0, 30.0]
+    x = torch.randn(n, m, dtype=torch.float64, generator=generator) + 2
+    y = torch.randn(n, 2, dtype=torch.float64, generator=generator) + x[:, :1]
+    got = ridge_loo(x, y, grid, intercept=intercept)
+    brute = torch.tensor([_leave_each_out(x, y, penalty, intercept).square().mean() for penalty in grid])
+    torch.testing.assert_close(got.errors, brute.double(), rtol=1e-5, atol=0)
+    assert got.penalty == grid[int(brute.argmin())]
+    residual = _leave_each_out(x, y, got.penalty, intercept)
+    torch.testing.assert_close(got.held_out, y - residual)
+    weights, shift = _ridge(x, y, got.penalty, intercept)
+    torch.testing.assert_close(got.coefficients, weights)
+    torch.testing.assert_close(got.intercept, shift)
+
+
+def test_dual_ridge_equals_primal(generator):
+    x = torch.randn(15, 6, dtype=torch.float64, generator=generator)
+    y = torch.randn(15, dtype=torch.float64, generator=generator)
+    primal, dual = ridge_loo(x, y, [0.1, 1.0], intercept=False), kernel_ridge_loo(x @ x.mT, y, [0.1, 1.0])
+    torch.testing.assert_close(primal.errors, dual.errors)
+    torch.testing.assert_close(primal.held_out, dual.held_out)
+    torch.testing.assert_close(x.mT @ dual.coefficients, primal.coefficients)
+
+
+def test_ridge_checks_its_grid(generator):
+    x, y = torch.randn(4, 2, generator=generator), torch.zeros(4)
+    with pytest.raises(ValueError, match=r"ridge_loo: penalties must be positive; got -1\.0"):
+        ridge_loo(x, y, [-1.0])
+    with pytest.raises(ValueError, match="penalties must hold at least one number"):
+        ridge_loo(x, y, [])
+    with pytest.raises(ValueError, match="x and y must have as many rows; got 4 and 3"):
+        kernel_ridge_loo(x @ x.mT, y[:3], [1.0])
+
+
+@pytest.mark.parametrize("block", [None, 1, 7, 100])
+def test_blockwise_products_equal_dense_ones(block, generator):
+    x = torch.randn(23, 3, dtype=torch.float64, generator=generator)
+    y = torch.randn(11, 3, dtype=torch.float64, generator=generator)
+    v = torch.randn(11, 2, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(blockwise_matmul(lambda a, b: a @ b.mT, x, y, v, block=block), x @ y.mT @ v)
+    assert blockwise_matmul(lambda a, b: a @ b.mT, x[:0], y, v, block=block).shape == (0, 2)
+
+
+def test_blocks_follow_from_the_budget(generator):
+    assert block_rows(1000, budget=10_500) == 10
+    assert block_rows(10**9, budget=10) == 1
+    assert [(s.start, s.stop) for s in slices(5, 2)] == [(0, 2), (2, 4), (4, 5)]
+    x = torch.randn(9, 2, generator=generator)
+    torch.testing.assert_close(blockwise(lambda rows: 2 * rows, x, block=4), 2 * x)
+    seen = []
+    blockwise_matmul(lambda a, b: seen.append(len(a)) or a @ b.mT, x, x, x, budget=9 * 4 * 3 * 2)
+    assert seen == [2, 2, 2, 2, 1]
+
+
+def _ridge(x, y, penalty, intercept):
+    n = len(x)
+    design = torch.cat((x, torch.ones(n, 1, dtype=x.dtype)), 1) if intercept else x
+    ridge = penalty * torch.eye(design.shape[1], dtype=x.dtype)
+    if intercept:
+        ridge[-1, -1] = 0
+    weights = torch.linalg.solve(design.mT @ design + ridge, design.mT @ y)
+    return (weights[:-1], weights[-1]) if intercept else (weights, torch.zeros(y.shape[1], dtype=x.dtype))
+
+
+def _leave_each_out(x, y, penalty, intercept):
+    residuals = []
+    for i in range(len(x)):
+        rest = [j for j in range(len(x)) if j != i]
+        weights, shift = _ridge(x[rest], y[rest], penalty, intercept)
+        residuals.append(y[i] - x[i] @ weights - shift)
+    return torch.stack(residuals)
+
+
+def test_quiet_where_nothing_is_repaired(generator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        top_eigh(_spd(300, generator, decay=2.0), 3)

@@ -125,11 +125,11 @@ def _read(path: Path) -> list[Entry]:
 
 
 def _entry(paper: str, table: dict[str, Any]) -> Entry:
-    table = dict(table)
-    lists = {name: tuple(table.pop(name, ())) for name in ("data", "stand_ins", "doubts")}
-    return Entry(
-        id=f"{paper}/{table.pop('id')}", paper=paper, numbers=tuple(_numbers(table.pop("numbers", {}))), **lists, **table
-    )
+    fields: dict[str, Any] = dict(table)
+    for name in ("data", "stand_ins", "doubts"):
+        fields[name] = tuple(table.get(name, ()))
+    fields["numbers"] = tuple(_numbers(table.get("numbers", {})))
+    return Entry(**{**fields, "id": f"{paper}/{table['id']}", "paper": paper})
 
 
 def _numbers(table: dict[str, Any]) -> Iterable[Number]:

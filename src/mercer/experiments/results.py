@@ -95,7 +95,9 @@ def read_results(run: Path) -> list[Result]:
         result = _parse(line)
         if result is not None:
             latest[result.key] = result
-    return list(latest.values())
+    by_cells = {result.entry for result in latest.values() if result.key != result.entry}
+    # An entry that could not run in an early session may run in a later one: then its cells speak for it.
+    return [result for result in latest.values() if result.key != result.entry or result.entry not in by_cells]
 
 
 def read_run(run: Path) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-'''Run entries: one cell -> one pure function -> one line of ``results.jsonl``.
+"""Run entries: one cell -> one pure function -> one line of ``results.jsonl``.
 
 How to write an entry
 ---------------------
-An entry is a module found by its name: ``spectral2019/table1`` is ``mercer/experiments/spectral2019/table1.py``, ``sec7.4`` is
-``sec7_4.py``, ``mlp-gp`` is ``mlp_gp.py``, ``thmE.1`` is ``thme_1.py`` (lower case, ``.`` and ``-`` become ``_``). Each paper's
-folder has an ``__init__.py`` with a docstring only. No module: the entry is *not built yet*. There is nothing to register.
-What was published (title, numbers, doubts, stand-ins, ``scale``) is in ``published/<paper>.toml``, not in the module::
+An entry is a module found by its name: ``spectral2019/table1`` is ``mercer/experiments/spectral2019/table1.py``,
+``sec7.4`` is ``sec7_4.py``, ``mlp-gp`` is ``mlp_gp.py``, ``thmE.1`` is ``thme_1.py`` (lower case, ``.`` and ``-``
+become ``_``). Each paper's folder has an ``__init__.py`` with a docstring only. No module: the entry is *not built
+yet*. There is nothing to register. What was published (title, numbers, doubts, stand-ins, ``scale``) is in
+``published/<paper>.toml``, not in the module::
 
     from mercer.experiments.cells import Cell, Outcome
 
@@ -22,28 +23,34 @@ What was published (title, numbers, doubts, stand-ins, ``scale``) is in ``publis
         ...
         return Outcome(value=790.1, values={"low": 789.0}, note="")
 
-    def draw(results: list[Result]) -> Figure: ...  # optional, for figures: the done results of this entry -> a picture
+    def draw(results: list[Result]) -> Figure: ...  # optional, for figures: this entry's done results -> a picture
 
-- ``row`` and ``column`` are spelled as in the TOML: that is how ours meets theirs. One run that gives a whole row of a table leaves
-  ``column=""`` and puts one number for each column in ``Outcome.values``.
-- ``seeds=3`` runs seeds 0, 1, 2 (``cell.seed``); mean and sample deviation are taken over them. ``seeds=None``: nothing is random.
-- ``data=["mnist"]`` names the sets looked for in ``MERCER_DATA`` (the names of ``mercer.data.load``). One that is not there makes
-  the cell *missing*, with how to get it. What ships with a dependency (digits, wine, breast_cancer) or is synthetic is not named.
-  ``--no-download`` runs only the cells that name none.
-- A stand-in (another set, a smaller network) is a line of ``stand_ins`` in the TOML; say it in ``note`` too where it is of one cell.
-- An entry whose TOML says ``scale = "paper"`` is *paper scale only* at the other scales, and its ``cells`` is not asked.
-- A loss that turns NaN: raise ``FloatingPointError("loss became NaN at step 12")``; the cell is *failed*, with that reason, and the
-  run goes on. A non-finite number in the outcome fails the cell too. Warnings are kept in the log, not in the result.
-- A check (``kind = "check"``) returns ``passed``. A claim of the paper that does not hold is ``passed=False``, a result; not an error.
-- Before ``run`` the runner seeds torch's global generator from the cell, so a library that draws from it is repeatable too.
+- ``row`` and ``column`` are spelled as in the TOML: that is how ours meets theirs. One run that gives a whole row of
+  a table leaves ``column=""`` and puts one number for each column in ``Outcome.values``.
+- ``seeds=3`` runs seeds 0, 1, 2 (``cell.seed``); mean and sample deviation are taken over them. ``seeds=None``:
+  nothing is random.
+- ``data=["mnist"]`` names the sets looked for in ``MERCER_DATA`` (the names of ``mercer.data.load``). One that is not
+  there makes the cell *missing*, with how to get it. What ships with a dependency (digits, wine, breast_cancer) or is
+  synthetic is not named. ``--no-download`` runs only the cells that name none.
+- A stand-in (another set, a smaller network) is a line of ``stand_ins`` in the TOML; say it in ``note`` too where it
+  is of one cell.
+- An entry whose TOML says ``scale = "paper"`` is *paper scale only* at the other scales; its ``cells`` is not asked.
+- A loss that turns NaN: raise ``FloatingPointError("loss became NaN at step 12")``; the cell is *failed*, with that
+  reason, and the run goes on. A non-finite number in the outcome fails the cell too.
+- A check (``kind = "check"``) returns ``passed``. A claim of the paper that does not hold is ``passed=False``: a
+  result, not an error.
+- Before ``run`` the runner seeds torch's global generator from the cell, so that a library that draws from it is
+  repeatable too.
+- Try it: ``mercer reproduce spectral2019/table1 --scale smoke``.
 
 The run folder
 --------------
-``runs/<stamp>/run.json`` (what was asked, and one item of ``sessions`` for each start: versions, machine, threads) and
-``runs/<stamp>/results.jsonl``, one JSON object a line, appended with one write and one fsync; a torn last line is ignored. Of two lines
-with one ``key`` the later holds. ``mercer.experiments.read_results`` and ``summarise`` read it. Fields of a line:
+``runs/<stamp>/run.json`` (``asked``: what was asked; ``sessions``: for each start the versions, machine, threads) and
+``runs/<stamp>/results.jsonl``, one JSON object a line, appended with one write and one fsync; a torn last line is
+ignored. Of two lines with one ``key`` the later holds. ``mercer.experiments.read_results`` and ``summarise`` read it.
+Fields of a line:
 
-    entry, row, column, seed, scale, key     which cell (row, column "" and key "<entry>" for the line of a whole entry)
+    entry, row, column, seed, scale, key     which cell (row, column "" and key = entry for the line of a whole entry)
     status      done | failed | missing | paper_scale_only | not_built
     value       number or null           values    {name: number}
     curves      {name: {"x": [], "y": []}}          arrays    {name: nested lists}
@@ -52,4 +59,208 @@ with one ``key`` the later holds. ``mercer.experiments.read_results`` and ``summ
     settings, data                       the cell's
     seconds, cpu_seconds                 of ``run`` alone
     started     ISO time, UTC
-'''
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from mercer import checks, storage
+from mercer.experiments.catalogue import Entry, select
+from mercer.experiments.cells import SCALES, Cell
+from mercer.experiments.execution import blank_result, execute
+from mercer.experiments.interruption import Interruption
+from mercer.experiments.machine import machine, versions
+from mercer.experiments.results import RESULTS, RUN, Result, append, mend, read_results, read_run
+from mercer.experiments.workers import execute_all
+
+SCHEMA = 1
+_log = logging.getLogger("mercer")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked of a run; kept in ``run.json``, so that resuming needs the folder alone.
+
+    Args:
+        ids: entries and papers; none mean all.
+        scale: ``"smoke"``, ``"small"`` or ``"paper"``.
+        seeds: in place of the entries' own counts.
+        download: False leaves out the cells that need data from ``MERCER_DATA``.
+    """
+
+    ids: tuple[str, ...] = ()
+    scale: str = "small"
+    seeds: int | None = None
+    download: bool = True
+
+    def __post_init__(self) -> None:
+        checks.choice("reproduce", "scale", self.scale, SCALES)
+        if self.seeds is not None:
+            checks.integer("reproduce", "seeds", self.seeds, 1)
+        select(self.ids)
+
+
+class Watcher(Protocol):
+    """Told of the run's progress; the command line draws it."""
+
+    def planned(self, total: int, kept: int) -> None:
+        """``total`` cells in all, ``kept`` of them done by an earlier session."""
+
+    def began(self, cell: Cell) -> None:
+        """A cell starts."""
+
+    def ended(self, result: Result) -> None:
+        """A line was written."""
+
+
+def create(request: Request, folder: Path | None = None) -> Path:
+    """A new run folder, ``runs/<stamp>`` unless named; one that holds anything is refused."""
+    if folder is None:
+        folder = _unused(Path("runs"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise OSError(checks.sentence("reproduce", f"{folder} must be a folder one can write to", error)) from error
+    if occupied:
+        fix = f"Use --resume {folder} to go on with a run, or name another folder."
+        raise FileExistsError(checks.sentence("reproduce", f"{folder} must be new or empty", "files in it", fix))
+    _write_run(folder, {"schema": SCHEMA, "asked": asdict(request), "sessions": []})
+    return folder
+
+
+def asked(folder: Path) -> Request:
+    """The request of a run folder."""
+    document = read_run(folder)
+    checks.integer("reproduce", f"schema of {folder / RUN}", document.get("schema", 0), 1, SCHEMA)
+    try:
+        request = dict(document["asked"])
+        return Request(**{**request, "ids": tuple(request["ids"])})
+    except (KeyError, TypeError) as error:
+        fix = "Start a new run."
+        raise ValueError(checks.sentence("reproduce", f"{folder / RUN} must say what was asked", error, fix)) from error
+
+
+def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
+    """Do what the folder asks and has not done yet; the results of all its lines.
+
+    Done cells stay as they are; failed and missing ones are tried again. SIGINT and SIGTERM raise `Interrupted` with
+    every finished cell on disk. Two runs into one folder: the second is refused.
+    """
+    checks.integer("reproduce", "jobs", jobs, 1)
+    request = asked(folder)
+    with storage.lock(folder), Interruption() as interruption:
+        mend(folder / RESULTS)
+        _open_session(folder, jobs)
+        earlier = {result.key: result for result in read_results(folder)}
+        lines, cells = plan(request)
+        todo = [cell for cell in cells if not _is_done(earlier.get(cell.key()))]
+        watcher.planned(len(cells), len(cells) - len(todo))
+
+        def keep(result: Result) -> None:
+            with interruption.held():
+                append(folder / RESULTS, result)
+
+        for line in lines:
+            if earlier.get(line.key) != line:
+                keep(line)
+        for result in _results(todo, request.scale, jobs, watcher.began):
+            keep(result)
+            watcher.ended(result)
+    return read_results(folder)
+
+
+def plan(request: Request) -> tuple[list[Result], list[Cell]]:
+    """What cannot or shall not run, as lines that say why, and the cells of the rest."""
+    lines: list[Result] = []
+    cells: list[Cell] = []
+    for entry in select(request.ids):
+        kept_out, own = _plan_entry(entry, request)
+        lines += kept_out
+        cells += own
+    return lines, cells
+
+
+def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell]]:
+    line = functools.partial(Result, entry=entry.id, key=entry.id, scale=request.scale)
+    if not entry.built:
+        return [line(status="not_built", note="Not built yet.")], []
+    if entry.scale == "paper" and request.scale != "paper":
+        return [line(status="paper_scale_only", note="Runs at --scale paper only.")], []
+    try:
+        cells = list(entry.load().cells(request.scale))
+        _check_cells(entry, cells)
+    except Exception as error:
+        _log.warning("%s: its cells could not be listed", entry.id, exc_info=error)
+        return [line(status="failed", error=f"{type(error).__name__}: {error}")], []
+    kept_out = [] if request.download else [cell for cell in cells if cell.data]
+    chosen = cells if request.download else [cell for cell in cells if not cell.data]
+    seeded = [each for cell in chosen for each in cell.over_seeds(request.seeds)]
+    return [_left_out(cell, request.scale) for cell in kept_out], seeded
+
+
+def _left_out(cell: Cell, scale: str) -> Result:
+    note = f"Left out by --no-download: needs {', '.join(cell.data)}."
+    return replace(blank_result(cell, scale), status="missing", note=note, started="")
+
+
+def _check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
+    if not cells:
+        raise ValueError(checks.sentence(entry.id, "cells(scale) must give at least one cell", "none"))
+    for cell in cells:
+        if cell.entry != entry.id:
+            raise ValueError(checks.sentence(entry.id, "a cell must name its own entry", repr(cell.entry)))
+    keys = {cell.key() for cell in cells}
+    if len(keys) != len(cells):
+        raise ValueError(checks.sentence(entry.id, "cells must differ from each other", "two alike"))
+
+
+def _results(cells: Sequence[Cell], scale: str, jobs: int, began: Callable[[Cell], None]) -> Iterator[Result]:
+    if jobs > 1:
+        with contextlib.closing(execute_all(cells, scale, jobs, _threads(jobs), began)) as results:
+            yield from results
+        return
+    for cell in cells:
+        began(cell)
+        yield execute(cell, scale)
+
+
+def _is_done(result: Result | None) -> bool:
+    return result is not None and result.status == "done"
+
+
+def _threads(jobs: int) -> int:
+    return max(1, math.floor(torch.get_num_threads() / jobs))
+
+
+def _open_session(folder: Path, jobs: int) -> None:
+    document = read_run(folder)
+    document["sessions"] = [*document.get("sessions", []), _session(jobs)]
+    _write_run(folder, document)
+
+
+def _session(jobs: int) -> dict[str, Any]:
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"started": started, "jobs": jobs, "threads": _threads(jobs), "versions": versions(), "machine": machine()}
+
+
+def _write_run(folder: Path, document: dict[str, Any]) -> None:
+    storage.atomic_write(folder / RUN, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def _unused(parent: Path) -> Path:
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    names = (stamp if i == 1 else f"{stamp}-{i}" for i in range(1, 10_000))
+    return next(parent / name for name in names if not (parent / name).exists())

@@ -1,0 +1,117 @@
+"""One cell, run: the entry's function, timed, its outcome or its failure as a `Result`."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mercer.experiments.catalogue import entry
+from mercer.experiments.cells import Cell, Outcome, non_finite
+from mercer.experiments.results import Result
+
+_log = logging.getLogger("mercer")
+
+
+def execute(cell: Cell, scale: str) -> Result:
+    """Run one cell. An error of the entry becomes a *failed* result, data that is not there a *missing* one."""
+    blank = blank_result(cell, scale)
+    absent = missing(cell.data)
+    if absent:
+        return replace(blank, status="missing", note=" ".join(how_to_get(name) for name in absent))
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = _result(cell, blank)
+    return replace(result, seconds=time.perf_counter() - wall, cpu_seconds=time.process_time() - cpu)
+
+
+def _result(cell: Cell, blank: Result) -> Result:
+    try:
+        outcome = _run(cell)
+    except Exception as error:
+        if _is_missing_data(error):
+            return replace(blank, status="missing", note=str(error))
+        _log.warning("%s %s %s failed", cell.entry, cell.row, cell.column, exc_info=error)
+        return replace(blank, status="failed", error=f"{type(error).__name__}: {error}")
+    return replace(
+        blank,
+        status="done",
+        value=None if outcome.value is None else float(outcome.value),
+        values={name: float(number) for name, number in outcome.values.items()},
+        curves=_plain(outcome.curves),
+        arrays=_plain(outcome.arrays),
+        passed=None if outcome.passed is None else bool(outcome.passed),
+        note=outcome.note,
+    )
+
+
+def blank_result(cell: Cell, scale: str) -> Result:
+    """The result of a cell before it is run: what it is, and when."""
+    return Result(
+        entry=cell.entry,
+        key=cell.key(),
+        status="failed",
+        scale=scale,
+        row=cell.row,
+        column=cell.column,
+        seed=cell.seed,
+        settings=dict(cell.settings),
+        data=tuple(cell.data),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def missing(names: Any) -> list[str]:
+    """Those of the data sets that are not found."""
+    from mercer import data
+
+    return [name for name in names if not _known(name) or not data.available(name)]
+
+
+def how_to_get(name: str) -> str:
+    """One sentence on where a data set comes from."""
+    from mercer import data
+
+    return data.how_to_get(name) if _known(name) else f"{name}: Mercer has no loader for this set."
+
+
+def _run(cell: Cell) -> Outcome:
+    with torch.random.fork_rng():
+        torch.manual_seed(int(cell.key(), 16) % 2**63)
+        outcome = entry(cell.entry).load().run(cell)
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"{cell.entry}: run must return an Outcome; got {type(outcome).__name__}.")
+    bad = non_finite(outcome)
+    if bad is not None:
+        raise FloatingPointError(f"{cell.entry}: every number of an outcome must be finite; {bad}.")
+    return outcome
+
+
+def _known(name: str) -> bool:
+    from mercer import data
+
+    try:
+        data.available(name)
+    except (ValueError, KeyError):
+        return False
+    return True
+
+
+def _is_missing_data(error: Exception) -> bool:
+    from mercer import data
+
+    return isinstance(error, data.MissingData)
+
+
+def _plain(value: Any) -> Any:
+    """Mappings, sequences, tensors and arrays of numbers as the dicts and lists that JSON has."""
+    if isinstance(value, int | float | str | bool) or value is None:
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "items"):
+        return {str(name): _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value]

@@ -1,0 +1,218 @@
+"""Objects to JSON and tensors, and back, without ever running what a file says.
+
+JSON values stand for themselves; everything else is a dictionary with one tag that begins with ``$``.
+Tensors go to a table beside the JSON, equal ones once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..checks import sentence
+from .savable import Savable
+
+__all__ = ["Decoder", "Encoder"]
+
+_MODULE = re.compile(r"mercer(\.[a-z][a-z0-9_]*)+")
+
+
+class Encoder:
+    """Turns a savable into JSON; ``tensors`` fills up as it goes."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._seen: dict[str, str] = {}
+
+    def savable(self, value: Savable, path: str, *, with_state: bool = True) -> dict[str, Any]:
+        """The class's name, its arguments, its state."""
+        owned = set(map(id, value.modules())) if isinstance(value, nn.Module) else set()
+        arguments = {name: self.value(item, f"{path}.{name}", owned) for name, item in value.get_arguments().items()}
+        document: dict[str, Any] = {"$object": class_name(type(value), path), "arguments": arguments}
+        if with_state:
+            document["state"] = self.value(value.get_state(), f"{path}.state")
+            if isinstance(value, nn.Module):
+                document["training"] = value.training
+        return document
+
+    def value(self, value: Any, path: str, owned: set[int] | frozenset[int] = frozenset()) -> Any:
+        """One value; ``owned`` are the submodules whose state their owner already saves."""
+        if type(value) in (
+            type(None),
+            bool,
+            int,
+            str,
+        ):  # a subclass would come back as these
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"$float": str(value)}
+        if isinstance(value, Savable):
+            return self.savable(value, path, with_state=id(value) not in owned)
+        if isinstance(value, Tensor):
+            return {"$tensor": self._store(value, path)}
+        if isinstance(value, np.ndarray | np.generic):
+            return self._array(value, path)
+        if type(value) in (list, tuple):
+            items = [self.value(item, f"{path}.{i}", owned) for i, item in enumerate(value)]
+            return items if type(value) is list else {"$tuple": items}
+        if isinstance(value, Mapping):
+            return self._mapping(value, path, owned)
+        if isinstance(value, torch.dtype | torch.device):
+            return {f"${type(value).__name__}": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.Generator):
+            return {"$generator": str(value.device), "state": self._store(value.get_state(), path)}
+        raise TypeError(sentence("mercer.save", f"{path} must be data that a file can carry", *_refusal(value)))
+
+    def _mapping(self, value: Mapping[Any, Any], path: str, owned: set[int] | frozenset[int]) -> Any:
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self.value(item, f"{path}.{key}", owned) for key, item in value.items()}
+        pairs = ([self.value(k, path), self.value(v, f"{path}.{k}", owned)] for k, v in value.items())
+        return {"$items": list(pairs)}
+
+    def _array(self, value: np.ndarray | np.generic, path: str) -> dict[str, Any]:
+        kind = "$array" if isinstance(value, np.ndarray) else "$scalar"
+        array = np.asarray(value)
+        if array.dtype.kind in "OU":  # labels: strings, or objects that are strings and numbers
+            items = self.value(array.ravel().tolist(), path)
+            return {"$listed": items, "shape": list(array.shape), "dtype": array.dtype.str, "as": kind}
+        return {
+            kind: self._store(torch.from_numpy(np.array(array, order="C")), path),
+            "dtype": array.dtype.str,
+        }
+
+    def _store(self, value: Tensor, path: str) -> str:
+        if value.is_meta:
+            raise TypeError(sentence("mercer.save", f"{path} must hold data", "a tensor on the meta device"))
+        plain = value.detach().cpu().contiguous()
+        raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
+        digest = f"{plain.dtype}{tuple(plain.shape)}{hashlib.sha256(raw.data).hexdigest()}"
+        if digest not in self._seen:
+            name = path if path not in self.tensors else f"{path}#{len(self.tensors)}"
+            self._seen[digest] = name
+            self.tensors[name] = plain.clone()  # safetensors refuses tensors that share memory
+        return self._seen[digest]
+
+
+class Decoder:
+    """Turns what :class:`Encoder` made back into objects; constructs savables of Mercer, nothing else."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], source: str) -> None:
+        self.tensors = tensors
+        self.source = source
+
+    def value(self, value: Any) -> Any:
+        """One decoded value."""
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        tag = next((key for key in value if key.startswith("$")), None)
+        if tag is None:
+            return {key: self.value(item) for key, item in value.items()}
+        return self._tagged(tag, value)
+
+    def savable(self, document: Mapping[str, Any]) -> Savable:
+        """The object, constructed and given its state."""
+        cls = self._class(document["$object"])
+        try:
+            result = cls.from_arguments(self.value(document["arguments"]))
+        except TypeError as error:
+            raise self._wrong(f"arguments that fit {cls.__name__}", error) from error
+        if "state" in document:
+            try:
+                result.set_state(self.value(document["state"]))
+            except (RuntimeError, KeyError) as error:  # torch lists the missing and unexpected keys
+                raise self._wrong(f"the state of a {cls.__name__} of this version", error) from error
+            if isinstance(result, nn.Module):
+                result.train(bool(document["training"]))
+        return result
+
+    def _tagged(self, tag: str, value: dict[str, Any]) -> Any:
+        body = value[tag]
+        match tag:
+            case "$object":
+                return self.savable(value)
+            case "$tensor":
+                return self._tensor(body).clone()  # the table may be a view of the file
+            case "$array":
+                return self._tensor(body).clone().numpy().astype(value["dtype"], copy=False)
+            case "$scalar":
+                return self._tensor(body).numpy().astype(value["dtype"])[()]
+            case "$listed":
+                array = np.empty(len(body), dtype=value["dtype"])
+                array[:] = self.value(body)
+                return array.reshape(value["shape"])[() if value["as"] == "$scalar" else ...]
+            case "$tuple":
+                return tuple(self.value(body))
+            case "$items":
+                return {self.value(key): self.value(item) for key, item in body}
+            case "$float":
+                return float(body)
+            case "$dtype" if isinstance(getattr(torch, body, None), torch.dtype):
+                return getattr(torch, body)
+            case "$device":
+                return torch.device(body)
+            case "$generator":
+                generator = torch.Generator(body)
+                generator.set_state(self._tensor(value["state"]))
+                return generator
+        raise self._wrong("only values that this version knows", f"{tag}: {body!r}")
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            raise self._wrong("only tensors that were saved with it", f"a reference to {name!r}")
+        return self.tensors[name]
+
+    def _class(self, name: str) -> type[Savable]:
+        module, _, attribute = str(name).rpartition(".")
+        found = None
+        if _MODULE.fullmatch(module):  # never import by a name from outside the package
+            try:
+                found = getattr(importlib.import_module(module), attribute, None)
+            except ImportError:
+                found = None
+        if isinstance(found, type) and issubclass(found, Savable) and found is not Savable:
+            return found
+        raise self._wrong("only classes of Mercer that can be saved", repr(name))
+
+    def _wrong(self, need: str, got: object) -> ValueError:
+        fix = "It was written for another version, or changed by hand: save the object again."
+        return ValueError(sentence("mercer.load", f"{self.source} must hold {need}", got, fix))
+
+
+def class_name(cls: type, path: str) -> str:
+    """The public name, so that a class may move between files of its package."""
+    if not cls.__module__.startswith("mercer.") or "." in cls.__qualname__:
+        fix = "Save the state_dict of your own classes with safetensors, and construct them yourself."
+        raise TypeError(
+            sentence(
+                "mercer.save",
+                f"{path} must be of a class of Mercer",
+                f"{cls.__module__}.{cls.__qualname__}",
+                fix,
+            )
+        )
+    package = ".".join(cls.__module__.split(".")[:2])
+    public = getattr(importlib.import_module(package), cls.__name__, None)
+    return f"{package if public is cls else cls.__module__}.{cls.__name__}"
+
+
+def _refusal(value: Any) -> tuple[str, str]:
+    kind = type(value).__name__
+    if isinstance(value, nn.Module):
+        return (
+            f"the module {kind}",
+            "Keep your model's state_dict with your own code; Mercer saves its own objects.",
+        )
+    if callable(value):
+        name = getattr(value, "__name__", kind)
+        return f"the function {name}", "Code is never saved: construct the object again with your function."
+    return f"a {kind}", "Give numbers, strings, tensors, arrays, or objects of Mercer."

@@ -1,0 +1,177 @@
+"""``mercer.save`` and ``mercer.load``: a folder with JSON that describes and safetensors that hold.
+
+The JSON file names its tensor file by content and is replaced last, so a writer that dies at any moment
+leaves the version before it whole. One version back is kept beside the current one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..checks import sentence
+from .encoding import Decoder, Encoder
+from .files import TEMPORARY, atomic_write, failed, lock, read_json, sha256
+from .savable import Savable
+
+__all__ = ["load", "save"]
+
+VERSION = 1
+CURRENT, PREVIOUS = "mercer.json", "mercer.previous.json"
+_TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+
+
+def save(obj: Savable, folder: str | os.PathLike[str]) -> None:
+    """Save a kernel, map, head, estimator or tabular model of Mercer into ``folder``.
+
+    The folder is made if need be. What was saved there before stays loadable through any failure, and after
+    success as ``load(folder, previous=True)``. Other files in the folder are left alone.
+
+    Args:
+        obj: Any :class:`~mercer.storage.Savable`.
+        folder: Where to.
+
+    Raises:
+        TypeError: The object holds what a file cannot carry: a function, a model of the user's.
+        OSError: The folder cannot be written; the sentence names it.
+        RuntimeError: Another process is saving into the folder.
+    """
+    if not isinstance(obj, Savable):
+        raise TypeError(
+            sentence("mercer.save", "obj must be a kernel, map, head or estimator of Mercer", type(obj).__name__)
+        )
+    encoder = Encoder()
+    document = encoder.savable(obj, type(obj).__name__)  # all refusals come before the disk is touched
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise failed("mercer.save", f"{target} must be a folder that can be written", error) from error
+    with lock(target, ".mercer.save.lock"):
+        _write(target, document, encoder.tensors)
+
+
+def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
+    """The object that :func:`save` put into ``folder``, on the CPU.
+
+    Nothing in the folder is executed: only classes of Mercer are constructed, and every byte is checked
+    against its checksum first.
+
+    Args:
+        folder: Where from.
+        previous: Load the version before the last.
+
+    Raises:
+        FileNotFoundError: Nothing was saved there.
+        ValueError: A file is damaged, or was written by a newer version; the sentence names it.
+    """
+    path = Path(folder) / (PREVIOUS if previous else CURRENT)
+    if not path.is_file():
+        raise FileNotFoundError(
+            sentence(
+                "mercer.load",
+                f"{folder} must hold {path.name}",
+                _listing(Path(folder)),
+                "Was it made by mercer.save?",
+            )
+        )
+    try:
+        document = _described(path)
+        tensors = _tensors(path.parent, document["tensors"])
+    except ValueError as error:
+        if previous or not (path.parent / PREVIOUS).is_file():
+            raise
+        raise ValueError(f"{error} The version before it: mercer.load(folder, previous=True).") from error
+    return Decoder(tensors, str(path)).savable(document["object"])
+
+
+def _write(folder: Path, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    data = safetensors.torch.save(tensors)
+    digest = hashlib.sha256(data).hexdigest()
+    file = f"tensors-{digest[:16]}.safetensors"
+    body = {
+        "format": "mercer",
+        "version": VERSION,
+        "made_by": {"mercer": __version__, "torch": str(torch.__version__)},
+        "tensors": {"file": file, "bytes": len(data), "sha256": digest},
+        "object": document,
+    }
+    text = json.dumps({**body, "checksum": _checksum(body)}, indent=1, allow_nan=False)
+    atomic_write(folder / file, data)
+    kept = [file, *_keep_previous(folder)]
+    atomic_write(folder / CURRENT, text.encode())
+    _sweep(folder, kept)
+
+
+def _keep_previous(folder: Path) -> list[str]:
+    # A damaged current version must not push out the whole one before it.
+    for name in (CURRENT, PREVIOUS):
+        try:
+            document = _described(folder / name)
+        except (ValueError, OSError):
+            continue
+        if name == CURRENT:
+            atomic_write(folder / PREVIOUS, (folder / CURRENT).read_bytes())
+        return [document["tensors"]["file"]]
+    return []
+
+
+def _sweep(folder: Path, kept: list[str]) -> None:
+    for path in (*folder.glob("tensors-*.safetensors"), *folder.glob(TEMPORARY)):
+        ours = _TENSOR_FILE.fullmatch(path.name) or path.suffix == ".tmp"
+        if ours and path.name not in kept:
+            path.unlink(missing_ok=True)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("format") != "mercer":
+        raise ValueError(sentence("mercer.load", f"{path} must be written by mercer.save", "something else"))
+    version = document.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        fix = "Upgrade Mercer to read it."
+        raise ValueError(sentence("mercer.load", f"{path} must be of version {VERSION} or before", version, fix))
+    checksum = document.pop("checksum", None)
+    if checksum != _checksum(document) or not {"object", "tensors"} <= document.keys():
+        raise ValueError(_damaged(path, "a wrong checksum"))
+    return document
+
+
+def _tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
+    name = str(entry["file"])
+    path = folder / name
+    if not _TENSOR_FILE.fullmatch(name) or not path.is_file():
+        raise ValueError(_damaged(path, "no such file"))
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        raise ValueError(_damaged(path, f"{size} bytes of {entry['bytes']}"))
+    if sha256(path) != entry["sha256"]:
+        raise ValueError(_damaged(path, "a wrong checksum"))
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(_damaged(path, error)) from error
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _damaged(path: Path, got: object) -> str:
+    return sentence("mercer.load", f"{path} must be as it was saved", got, "The file is damaged: copy it again.")
+
+
+def _listing(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no such folder"
+    names = sorted(path.name for path in folder.iterdir())[:5]
+    return ", ".join(names) or "an empty folder"

@@ -1,0 +1,27 @@
+"""Data sets: frozen splits, synthetic sets with known answers, loaders for the papers' files."""
+
+from .files import CorruptData
+from .loaders import available, how_to_get, load, names, resnet20_weights
+from .sources import MissingData
+from .sphere import Sphere, sphere
+from .splits import Dataset, Split, stratified_folds, stratified_split
+from .synthetic import adversarial, random_labels, spiral
+
+__all__ = [
+    "CorruptData",
+    "Dataset",
+    "MissingData",
+    "Sphere",
+    "Split",
+    "adversarial",
+    "available",
+    "how_to_get",
+    "load",
+    "names",
+    "random_labels",
+    "resnet20_weights",
+    "sphere",
+    "spiral",
+    "stratified_folds",
+    "stratified_split",
+]

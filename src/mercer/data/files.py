@@ -1,0 +1,178 @@
+"""Bytes from files nobody has to trust: sizes are checked before reading, checksums once, and nothing is unpickled."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import checks
+
+__all__ = ["CorruptData", "decompressed", "read_npz", "text_table", "verify_checksum"]
+
+FILE_LIMIT = 2**29  # bytes on disk; the largest file of the papers' sets has 82 MB
+DECODED_LIMIT = 2**30  # bytes after decompression, all arrays of a file together
+MEMBER_LIMIT = 1000  # arrays in one npz
+HEADER_LIMIT = 10_000  # bytes of an array's header
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, struct.error, OverflowError)
+# exactly what NumPy writes for a plain array: a type of a known size, the order, the shape
+_HEADER = re.compile(r"\{'descr': '([<>|][a-zA-Z]\d*)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \}\s*")
+_verified: set[tuple[str, int, int, str]] = set()
+
+Array = npt.NDArray[Any]
+
+
+class CorruptData(ValueError):  # noqa: N818 - it names the state of the data
+    """A data file is not what its name promises: damaged, too large, ragged, or of another content."""
+
+
+def corrupt(path: Path, need: str, got: object, fix: str = "Fetch the file again.") -> CorruptData:
+    """The house's error sentence about a file, named without its folder."""
+    return CorruptData(checks.sentence(path.name, need, got, fix))
+
+
+def verify_checksum(path: Path, sha256: str) -> None:
+    """Refuse a file whose SHA-256 differs; the verdict is kept for this path, size and time of change."""
+    status = path.stat()
+    key = (str(path.resolve()), status.st_size, status.st_mtime_ns, sha256)
+    if key in _verified:
+        return
+    checked_size(path)
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != sha256:
+        fix = "Fetch the file again, or pass verify=False to read a file of your own in the same format."
+        raise corrupt(path, f"the SHA-256 must start with {sha256[:12]}", found[:12], fix)
+    _verified.add(key)
+
+
+def checked_size(path: Path, limit: int = FILE_LIMIT) -> Path:
+    """Refuse a file of more than ``limit`` bytes before a byte of it is read."""
+    size = path.stat().st_size
+    if size > limit:
+        raise corrupt(path, f"the file must have at most {limit} bytes", size, "Is it another file of that name?")
+    return path
+
+
+def decompressed(path: Path, *, limit: int = DECODED_LIMIT) -> bytes:
+    """The content of a plain, ``.gz`` or ``.bz2`` file, of which at most ``limit`` bytes are ever decoded."""
+    checked_size(path)
+    try:
+        with _opened(path) as stream:
+            content = stream.read(limit + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise corrupt(path, "the compressed stream must be whole", _brief(error)) from error
+    if len(content) > limit:
+        raise corrupt(path, f"the content must have at most {limit} bytes", "more", "Is it a decompression bomb?")
+    return content
+
+
+def read_npz(path: Path, names: Iterable[str] | None = None, *, limit: int = DECODED_LIMIT) -> dict[str, Array]:
+    """The named arrays of an npz file (all where None): never an object array, never more than ``limit`` bytes."""
+    checked_size(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            wanted = list(members) if names is None else list(names)
+            missing = [name for name in wanted if name not in members]
+            if missing:
+                raise corrupt(path, f"the arrays {', '.join(missing)} must be there", f"{len(members)} others")
+            total = sum(members[name].file_size for name in wanted)
+            if total > limit or len(wanted) > MEMBER_LIMIT:
+                need = f"at most {MEMBER_LIMIT} arrays of {limit} bytes in all are read"
+                raise corrupt(path, need, f"{len(wanted)} of {total} bytes", "Is it a decompression bomb?")
+            return {name: _read_member(path, archive, members[name]) for name in wanted}
+    except CorruptData:
+        raise
+    except _DAMAGE as error:
+        raise corrupt(path, "the archive must be whole", _brief(error)) from error
+
+
+def text_table(path: Path, columns: Iterable[str], *, header: Iterable[str] | None = None) -> dict[str, list[str]]:
+    """The named columns of a tab-separated UTF-8 file without quoting; line 1 names them unless ``header`` does.
+
+    A leading byte-order mark is dropped (the public MRPC files have one). A ragged line is refused by its number.
+    """
+    lines = _text(path).split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    given = header is not None
+    head = list(header) if header is not None else (lines[0].removesuffix("\r").split("\t") if lines else [])
+    missing = [name for name in columns if name not in head]
+    if missing:
+        raise corrupt(path, f"line 1 must name the columns {', '.join(missing)}", ", ".join(head)[:80] or "nothing")
+    rows = [line.removesuffix("\r").split("\t") for line in lines[0 if given else 1 :]]
+    for number, row in enumerate(rows, start=1 if given else 2):
+        if len(row) != len(head):
+            raise corrupt(path, f"line {number} must have {len(head)} columns", len(row))
+    if not rows:
+        raise corrupt(path, "the table must have at least one row", "none")
+    return {name: [row[head.index(name)] for row in rows] for name in columns}
+
+
+def whole_numbers(path: Path, column: str, texts: list[str]) -> npt.NDArray[np.int64]:
+    """A text column as int64; the message names the first row that is none."""
+    for row, text in enumerate(texts):
+        if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > 10:
+            raise corrupt(path, f"{column} must be a whole number in row {row}", repr(text[:20]))
+    return np.array([int(text) for text in texts], dtype=np.int64)
+
+
+def _text(path: Path) -> str:
+    content = decompressed(path)
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4096]:
+        raise corrupt(path, "the text must be UTF-8", "UTF-16 or binary bytes", "Save it as UTF-8.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise corrupt(path, "the text must be UTF-8", f"another byte in line {line}", "Save it as UTF-8.") from error
+
+
+def _opened(path: Path) -> gzip.GzipFile | IO[bytes]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    return bz2.open(path, "rb") if path.suffix == ".bz2" else path.open("rb")
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    """One array, after its header agreed with the bytes that are there: a header alone must not make us allocate."""
+    with archive.open(info) as stream:
+        dtype, fortran, shape = _npy_header(path, info.filename, stream)
+        size, there = math.prod(shape) * dtype.itemsize, info.file_size - stream.tell()
+        if size != there:
+            raise corrupt(path, f"{info.filename} must hold the {size} bytes its header states", there)
+        flat = np.frombuffer(stream.read(), dtype=dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _npy_header(path: Path, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    start = stream.read(8)
+    width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(start)
+    length = int.from_bytes(stream.read(width), "little") if width else 0
+    if not 0 < length <= HEADER_LIMIT:
+        raise corrupt(path, f"{name} must start like an npy array of version 1 or 2", f"{start!r}, header {length}")
+    header = stream.read(length).decode("latin-1")
+    found = _HEADER.fullmatch(header)
+    if found is None or found[1][1] not in "biufUS":
+        pickled = found is not None and found[1][1] == "O"
+        got = "pickled objects, which are never read" if pickled else header.strip()[:60]
+        raise corrupt(path, f"{name} must be a plain array of numbers or text", got)
+    shape = tuple(int(side) for side in found[3].replace(" ", "").split(",") if side)
+    return np.dtype(found[1]), found[2] == "True", shape
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:100].rstrip(".") or type(error).__name__

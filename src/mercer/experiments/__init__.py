@@ -2,7 +2,7 @@
 
 from mercer.experiments.catalogue import Entry, Number, entries, entry, select
 from mercer.experiments.cells import SCALES, STATUSES, Cell, Outcome
-from mercer.experiments.results import Result, Summary, read_results, read_run, summarise
+from mercer.experiments.results import Result, Summary, entry_status, read_results, read_run, summarise
 
 __all__ = [
     "SCALES",
@@ -15,6 +15,7 @@ __all__ = [
     "Summary",
     "entries",
     "entry",
+    "entry_status",
     "read_results",
     "read_run",
     "select",

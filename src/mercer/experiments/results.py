@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,13 @@ def summarise(results: Iterable[Result]) -> list[Summary]:
         for column, number in numbers.items():
             groups.setdefault((result.entry, result.row, column), []).append((number, result))
     return [_summary(*name, group) for name, group in groups.items()]
+
+
+def entry_status(results: Sequence[Result]) -> str:
+    """One status for an entry's results: *failed* if any failed, else *done* if any is done, else what they are."""
+    statuses = {result.status for result in results}
+    order = ("failed", "done", "missing", "paper_scale_only", "not_built")
+    return next((status for status in order if status in statuses), "not_built")
 
 
 def _summary(entry: str, row: str, column: str, group: list[tuple[float, Result]]) -> Summary:

@@ -1,0 +1,18 @@
+"""``mercer report``: the page of a run, built again from its stored results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def report(run: Path) -> None:
+    """Rebuild RUN/report.html from the stored results, and print its path."""
+    from mercer.experiments import read_run
+    from mercer.report import build
+
+    read_run(run)
+    click.echo(build(run))

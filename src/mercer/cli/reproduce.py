@@ -1,0 +1,145 @@
+"""``mercer reproduce``: run entries of the papers, then build the page."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mercer.experiments import Entry, Result
+    from mercer.experiments.runner import Request
+
+_SCALES = ("smoke", "small", "paper")
+
+
+@click.command()
+@click.argument("ids", metavar="[ID ...]", nargs=-1)
+@click.option("--scale", type=click.Choice(_SCALES), help="Seconds, minutes, or the paper's own.  [default: small]")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="RUN",
+    help="Go on with a run; its ID and options hold.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="RUN", help="Folder.  [default: runs/<time>]")
+@click.option("--no-download", is_flag=True, help="Only what needs no data from MERCER_DATA.")
+@click.option("--seeds", type=click.IntRange(1), help="In place of the entries' own number of seeds.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes; one cell each.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document in place of the table.")
+def reproduce(
+    ids: tuple[str, ...],
+    scale: str | None,
+    resume: Path | None,
+    output: Path | None,
+    no_download: bool,
+    seeds: int | None,
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Run the papers' entries and print the path of report.html.
+
+    ID is an entry (spectral2019/table1) or a paper (spectral2019); none means all. `mercer list` shows them.
+    """
+    from mercer.experiments import runner
+
+    if resume is None:
+        folder = runner.create(_request(ids, scale or "small", seeds, not no_download), output)
+    else:
+        if ids or scale or output or seeds or no_download:
+            raise click.UsageError("--resume goes with --jobs and --json alone: the run's own ID and options hold.")
+        folder = resume
+    results = _run(folder, jobs)
+    page = _page(folder)
+    _show(folder, page, results, as_json)
+    if any(r.status == "failed" for r in results) or not any(r.status == "done" for r in results):
+        raise click.exceptions.Exit(1)
+
+
+def _request(ids: tuple[str, ...], scale: str, seeds: int | None, download: bool) -> Request:
+    from mercer.experiments.runner import Request
+
+    try:
+        return Request(ids, scale, seeds, download)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _run(folder: Path, jobs: int) -> list[Result]:
+    from mercer.cli.progress import watcher
+    from mercer.experiments import runner
+    from mercer.experiments.interruption import Interrupted
+
+    try:
+        with watcher() as watch:
+            return runner.run(folder, watch, jobs=jobs)
+    except Interrupted as interrupted:
+        click.echo(f"Interrupted: what is done is kept. Go on with: mercer reproduce --resume {folder}", err=True)
+        raise click.exceptions.Exit(interrupted.exit_code) from None
+    except RuntimeError as error:  # the folder's lock; an entry's own errors are results
+        raise click.ClickException(str(error)) from error
+
+
+def _page(folder: Path) -> Path | None:
+    from mercer.report import build
+
+    try:
+        return build(folder)
+    except Exception as error:
+        logging.getLogger("mercer").error("the page could not be built", exc_info=error)
+        click.echo(f"The results are kept in {folder}. Build the page with: mercer report {folder}", err=True)
+        raise click.exceptions.Exit(1) from error
+
+
+def _show(folder: Path, page: Path | None, results: list[Result], as_json: bool) -> None:
+    from mercer.experiments import select
+    from mercer.experiments.runner import asked
+
+    entries = select(asked(folder).ids)
+    outline = [_outline(entry, [r for r in results if r.entry == entry.id]) for entry in entries]
+    if as_json:
+        click.echo(json.dumps({"run": str(folder), "report": str(page), "entries": outline}, indent=2))
+        return
+    for item in outline:
+        click.echo(f"{item['id']:<25}{item['status']:<18}{_counts(item)}")
+    click.echo(page)
+
+
+def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:
+    from mercer.experiments import entry_status, summarise
+
+    published = {(number.row, number.column): number.value for number in entry.numbers}
+    numbers = [
+        {
+            "row": s.row,
+            "column": s.column,
+            "published": published.get((s.row, s.column)),
+            "ours": s.mean,
+            "deviation": s.deviation,
+            "seeds": s.seeds,
+        }
+        for s in summarise(results)
+    ]
+    statuses = [result.status for result in results]
+    return {
+        "id": entry.id,
+        "status": entry_status(results),
+        "cells": {status: statuses.count(status) for status in dict.fromkeys(statuses)},
+        "passed": None if all(r.passed is None for r in results) else all(r.passed is not False for r in results),
+        "numbers": numbers,
+        "errors": sorted({result.error for result in results if result.error}),
+        "seconds": sum(result.seconds for result in results),
+    }
+
+
+def _counts(item: dict[str, Any]) -> str:
+    cells = item["cells"]
+    if item["status"] in ("not_built", "paper_scale_only"):
+        return ""
+    held = {True: "; the claim holds", False: "; the claim does not hold", None: ""}[item["passed"]]
+    counts = ", ".join(f"{count} {status}" for status, count in cells.items())
+    errors = f"; {item['errors'][0]}" if item["errors"] else ""
+    return f"{counts}; {item['seconds']:.1f} s{held}{errors}"

@@ -1,0 +1,118 @@
+"""The feature-map base class: what ``fit`` learns is in buffers, and travels in the ``state_dict``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from .. import checks
+from ..kernels import Kernel
+from ..modules import rows
+from ..storage import Savable
+
+_ERROR_ROWS = 1000
+
+
+class FeatureMap(Savable, nn.Module):
+    r"""An explicit map with :math:`k(x, y) \approx \langle \varphi(x), \varphi(y) \rangle`.
+
+    A variant writes :meth:`learn` and :meth:`features`, and names in ``FITTED`` the buffers that ``learn`` fills. They
+    exist from the start, empty, so that a fitted ``state_dict`` loads into a fresh map of the same arguments.
+    """
+
+    FITTED: ClassVar[tuple[str, ...]] = ()
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, kernel: Kernel, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.exact = kernel
+        self.generator = generator
+        for name in self.FITTED:
+            self.register_buffer(name, torch.empty(0))
+
+    def learn(self, x: Tensor) -> None:  # (n, d)
+        """Fill the buffers from checked rows; what a variant must write."""
+        raise NotImplementedError(f"{type(self).__name__} must define learn(x)")
+
+    def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
+        """The features of checked rows; what a variant must write."""
+        raise NotImplementedError(f"{type(self).__name__} must define features(x)")
+
+    def fit(self, x: Tensor | DataLoader[Any]) -> Self:
+        """Learn the map from rows, or from a loader of them; half precision is learned in float32."""
+        with torch.no_grad():
+            self.learn(self._rows(x))
+        return self
+
+    def fit_transform(self, x: Tensor | DataLoader[Any]) -> Tensor:  # (n, d) -> (n, m)
+        """``fit(x)`` and the features of ``x``, in one pass where the map has one."""
+        with torch.no_grad():
+            data = self._rows(x)
+            self.learn(data)
+            return self.features(data)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
+        """The features of rows."""
+        self._check_fitted()
+        return self.features(self._checked(x))
+
+    def kernel(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        """The approximate Gram matrix, ``f(x) @ f(y).T``."""
+        left = self(x)
+        return left @ (left if y is None else self(y)).mT
+
+    def error(self, x: Tensor, *, generator: torch.Generator | None = None) -> float:
+        r"""Relative error :math:`\|K - \Phi \Phi^\top\|_F / \|K\|_F` on at most 1,000 rows drawn from ``x``."""
+        with torch.no_grad():
+            x = self._checked(x)
+            if len(x) > _ERROR_ROWS:
+                x = x[torch.randperm(len(x), generator=generator, device=x.device)[:_ERROR_ROWS]]
+            gram = self.exact(x)
+            norm = torch.linalg.matrix_norm(gram)
+            return float(torch.linalg.matrix_norm(gram - self.kernel(x)) / norm) if norm > 0 else 0.0
+
+    def _rows(self, x: Tensor | DataLoader[Any]) -> Tensor:
+        where = type(self).__name__
+        if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex():
+            data = self.exact.prepare("x", x)  # indices of a precomputed Gram matrix stay whole numbers
+        else:
+            data = self.exact.prepare("x", rows(where, x))
+        if data.is_floating_point():
+            return checks.squarable(where, "x", data.detach())
+        if not len(data):
+            raise ValueError(checks.sentence(where, "x must have at least one row", tuple(data.shape)))
+        return data
+
+    def _checked(self, x: Tensor) -> Tensor:
+        x = self.exact.prepare("x", x)
+        width = self._width()
+        if width is not None and x.shape[1] != width:
+            need = f"x has {x.shape[1]} features, expecting {width}"
+            raise ValueError(checks.sentence(type(self).__name__, need, tuple(x.shape)))
+        own: Tensor = getattr(self, self.FITTED[0])
+        checks.same_device(type(self).__name__, "x", x.device, "the map", own.device)
+        return x
+
+    def _width(self) -> int | None:
+        """The number of columns seen in ``fit``; None where rows have none."""
+        return None
+
+    def _check_fitted(self) -> None:
+        if not getattr(self, self.FITTED[0]).numel():
+            from sklearn.exceptions import NotFittedError
+
+            where = type(self).__name__
+            raise NotFittedError(checks.sentence(where, "must be fitted first", "no fit", "Call fit(x)."))
+
+    @override
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name in self.FITTED:
+            incoming, own = state_dict.get(prefix + name), getattr(self, name)
+            if incoming is not None and incoming.shape != own.shape:
+                setattr(self, name, torch.empty_like(incoming, device=own.device))
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,160 @@
+"""Nystrom features: the kernel seen from landmarks, turned into its eigenfunctions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from .. import checks
+from ..distributed import gather_rows, sum_over_ranks, world_size
+from ..kernels import Kernel
+from ..linalg import block_rows, slices
+from .base import FeatureMap
+from .landmarks import SELECTIONS, select
+
+
+class Nystrom(FeatureMap):
+    r"""Nystrom features from m landmarks z, in the basis of the operator's eigenfunctions.
+
+    .. math:: \varphi(x) = K(x, z) \, K(z, z)^{-1/2} V, \qquad
+        \tfrac1n \sum_i \varphi(x_i) \varphi(x_i)^\top = \mathrm{diag}(\mu).
+
+    The rotation V makes column j the eigenfunction :math:`\psi_j` of the approximate operator times
+    :math:`\sqrt{\mu_j}`; it leaves :math:`\varphi(x) \cdot \varphi(y)` as it is.
+
+    Eigenvalues of K(z, z) below ``m * eps`` of the largest (eps of the data's dtype) are rounding noise that
+    :math:`K(z, z)^{-1/2}` would blow up. They are dropped: ``rank`` says how many features are left, the surplus columns
+    are 0, and one warning says so.
+
+    Args:
+        kernel: The kernel k. With ``Precomputed`` the rows are indices.
+        m: Number of landmarks and features; above n it is reduced to n, with a warning, the surplus columns 0.
+        selection: ``"uniform"`` rows, ``"kmeans"`` centres, rows by approximate ridge ``"leverage"`` scores, or the
+            landmarks themselves.
+        generator: Source of randomness.
+
+    Attributes:
+        eigenvalues: :math:`\mu` ``(m,)``, descending, of K / n.
+        rank: How many of them are above 0.
+        residual: :math:`1 - \sum \mu / \mathrm{mean} \, k(x, x)`, the share of the trace not captured, in [0, 1].
+    """
+
+    FITTED = ("landmarks", "projection", "eigenvalues", "residual")
+    landmarks: Tensor
+    projection: Tensor
+    eigenvalues: Tensor
+    residual: Tensor
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        m: int,
+        *,
+        selection: str | Tensor = "uniform",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(kernel, generator)
+        self.m = checks.integer("Nystrom", "m", m, 1)
+        if isinstance(selection, Tensor):
+            checks.integer("Nystrom", "m", m, len(selection), len(selection), of="the rows of selection")
+        else:
+            checks.choice("Nystrom", "selection", selection, SELECTIONS)
+        self.selection = selection
+
+    @property
+    def rank(self) -> int:
+        """The number of eigenvalues above 0."""
+        self._check_fitted()
+        return int((self.eigenvalues > 0).sum())
+
+    def eigenfunctions(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
+        r""":math:`\psi_j(x)`, with mean square 1 over the fitted rows; 0 where the eigenvalue is."""
+        roots = self.eigenvalues.sqrt()
+        inverse = torch.where(roots > 0, 1 / torch.where(roots > 0, roots, torch.ones_like(roots)), 0.0)
+        features = self(x)
+        return features * inverse.to(features.dtype)
+
+    @override
+    def learn(self, x: Tensor) -> None:  # (n, d)
+        whitener = self._whitener(x)
+        second = whitener.new_zeros(whitener.shape[1], whitener.shape[1])
+        for part in slices(len(x), block_rows(4 * len(whitener) * 8)):
+            phi = self._whitened(x[part], whitener).double()
+            second += phi.mT @ phi
+        self._rotate(x, whitener, second)
+
+    @override
+    def fit_transform(self, x: Tensor | DataLoader[Any]) -> Tensor:  # (n, d) -> (n, m)
+        """``fit(x)`` and the features of ``x`` from one pass over the kernel."""
+        with torch.no_grad():
+            data = self._rows(x)
+            whitener = self._whitener(data)
+            phi = self._whitened(data, whitener)
+            wide = phi.double()
+            rotation = self._rotate(data, whitener, wide.mT @ wide)
+            return phi @ rotation.to(phi.dtype)
+
+    @override
+    def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
+        return self._whitened(x, self.projection)
+
+    @override
+    def _width(self) -> int | None:
+        return self.landmarks.shape[1] if self.landmarks.ndim == 2 else None
+
+    def _whitened(self, x: Tensor, whitener: Tensor) -> Tensor:
+        gram = self.exact(x, self.landmarks.to(x.dtype))
+        return gram @ whitener.to(gram.dtype)
+
+    def _whitener(self, x: Tensor) -> Tensor:  # -> (m, r)
+        """Choose the landmarks; K(z, z)^(-1/2) on its r trusted directions, in float64."""
+        if isinstance(self.selection, Tensor):
+            self.landmarks = self.exact.prepare("selection", self.selection).detach().clone()
+        else:
+            local = select(self.exact, x, min(self.m, len(x)), self.selection, self.generator)
+            self.landmarks = agree(local, self.m)
+        z = self.landmarks.double() if self.landmarks.is_floating_point() else self.landmarks
+        values, vectors = torch.linalg.eigh(self.exact(z).double())
+        eps = torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps
+        floor = len(values) * eps * float(values.abs().max())
+        if float(values[0]) < -floor * 10:
+            least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
+            checks.warn("Nystrom", f"the kernel is indefinite on the landmarks, {least}; the negative part is dropped.")
+        keep = values > floor
+        return vectors[:, keep] / values[keep].sqrt()
+
+    def _rotate(self, x: Tensor, whitener: Tensor, second: Tensor) -> Tensor:  # -> (r, m)
+        """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
+        diag = self.exact.diag(x).double().sum()
+        sums = sum_over_ranks(torch.cat((second.flatten(), torch.stack((diag, diag.new_tensor(float(len(x))))))))
+        n, diag = sums[-1], sums[-2]
+        values, vectors = torch.linalg.eigh(sums[:-2].reshape(second.shape) / n)
+        values, vectors = values.flip(0), vectors.flip(1)
+        keep = values > len(values) * torch.finfo(values.dtype).eps * values[:1].clamp_min(0)
+        rank = int(keep.sum())
+        rotation = vectors.new_zeros(len(vectors), self.m)
+        rotation[:, :rank] = vectors[:, :rank]
+        spectrum = values.new_zeros(self.m)
+        spectrum[:rank] = values[:rank]
+        if rank < self.m:
+            rows = f", the rows of x are {int(n)}" if n < self.m else ""
+            checks.warn("Nystrom", f"rank {rank} below m = {self.m}{rows}; the other {self.m - rank} features are 0.")
+        dtype = x.dtype if x.is_floating_point() else torch.float64
+        self.eigenvalues = spectrum.to(dtype)
+        self.projection = (whitener @ rotation).to(dtype)
+        share = 1 - spectrum.sum() / diag if diag > 0 else spectrum.new_zeros(())
+        self.residual = share.clamp(0, 1).to(dtype)
+        return rotation
+
+
+def agree(local: Tensor, m: int) -> Tensor:
+    """The same landmarks on every rank: at most m, evenly from what each rank chose among its rows."""
+    if world_size() == 1:
+        return local
+    everyone = gather_rows(local)
+    picks = torch.linspace(0, len(everyone) - 1, min(m, len(everyone)), device=local.device).round().long()
+    return everyone[picks]

@@ -1,0 +1,123 @@
+"""Random features: Fourier (Rahimi and Recht 2007) and positive (Choromanski et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from .. import checks
+from ..kernels import FunctionKernel, Kernel
+from .base import FeatureMap
+
+
+class RandomFourier(FeatureMap):
+    r"""Random Fourier features of a stationary kernel with :math:`k(0) = s`.
+
+    .. math:: \varphi(x) = \sqrt{2 s / m} \, (\cos \omega_1 x, \sin \omega_1 x, \dots), \quad
+        \omega \sim \text{spectral density of } k.
+
+    Pairs of cosine and sine rather than a cosine with a random phase: :math:`\|\varphi(x)\|^2 = s` exactly, and on
+    nearby rows the variance is lower. An odd m ends in one cosine with a phase.
+
+    Args:
+        kernel: RBF, Laplacian, Matern, or their sums, products, powers and multiples.
+        m: Number of features.
+        orthogonal: Draw the directions of :math:`\omega` orthogonal in blocks of d (Yu et al. 2016): unbiased, with
+            lower variance for the Gaussian kernel.
+        generator: Source of randomness.
+    """
+
+    FITTED = ("omega", "phase", "scale")
+    omega: Tensor
+    phase: Tensor
+    scale: Tensor
+
+    def __init__(
+        self, kernel: Kernel, m: int, *, orthogonal: bool = False, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(kernel, generator)
+        self.m = checks.integer("RandomFourier", "m", m, 1)
+        self.orthogonal = orthogonal
+
+    @override
+    def learn(self, x: Tensor) -> None:  # (n, d)
+        d = x.shape[1]
+        normal = standard_normal((self.m + 1) // 2, d, self.orthogonal, self.generator).to(x.device)
+        omega = self.exact.frequencies(normal, self.generator).mT  # (d, ceil(m / 2))
+        phase = torch.rand(1, generator=self.generator, dtype=torch.float64).to(x.device) * 2 * torch.pi
+        origin = x.new_zeros(1, d)
+        self.omega, self.phase = omega.to(x.dtype), phase.to(x.dtype)
+        self.scale = (self.exact.gram_diag(origin)[0] / self.m).sqrt().to(x.dtype)
+
+    @override
+    def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
+        angles = x @ self.omega.to(x.dtype)
+        pairs = self.m // 2
+        parts = [angles[:, :pairs].cos(), angles[:, :pairs].sin()]
+        if self.m % 2:
+            parts.append((angles[:, -1:] + self.phase.to(x.dtype)).cos())
+        return torch.cat(parts, dim=1).mul_(math.sqrt(2)) * self.scale.to(x.dtype)
+
+    @override
+    def _width(self) -> int:
+        return self.omega.shape[0]
+
+
+class PositiveRandomFeatures(FeatureMap):
+    r"""Positive random features of :math:`k(x, y) = \exp \langle x, y \rangle`, the softmax kernel.
+
+    .. math:: \varphi(x) = \frac{e^{-\|x\|^2 / 2}}{\sqrt m} \, (e^{\omega_1 x}, \dots, e^{\omega_m x}), \quad
+        \omega \sim N(0, I).
+
+    Every feature is above 0, so that sums of them can be divided by (attention); the variance grows with
+    :math:`e^{\|x + y\|^2}`: for rows of norm above 2, scale them down first.
+
+    Args:
+        m: Number of features.
+        orthogonal: Directions orthogonal in blocks of d.
+        generator: Source of randomness.
+    """
+
+    FITTED = ("omega",)
+    omega: Tensor
+
+    def __init__(self, m: int, *, orthogonal: bool = False, generator: torch.Generator | None = None) -> None:
+        super().__init__(FunctionKernel(_exponential), generator)
+        self.m = checks.integer("PositiveRandomFeatures", "m", m, 1)
+        self.orthogonal = orthogonal
+
+    @override
+    def learn(self, x: Tensor) -> None:  # (n, d)
+        normal = standard_normal(self.m, x.shape[1], self.orthogonal, self.generator)
+        self.omega = normal.mT.contiguous().to(x)
+
+    @override
+    def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
+        exponents = x @ self.omega.to(x.dtype) - x.square().sum(1, keepdim=True) / 2
+        return exponents.exp() / math.sqrt(self.m)
+
+    @override
+    def _width(self) -> int:
+        return self.omega.shape[0]
+
+
+def standard_normal(m: int, d: int, orthogonal: bool, generator: torch.Generator | None) -> Tensor:  # (m, d)
+    """Standard normal rows in float64; when ``orthogonal``, so in blocks of d, each row still normal by itself."""
+    normal = torch.randn(m, d, dtype=torch.float64, generator=generator)
+    if not orthogonal:
+        return normal
+    blocks = []
+    for start in range(0, m, d):
+        square = torch.randn(d, d, dtype=torch.float64, generator=generator)
+        q, r = torch.linalg.qr(square)
+        q = q * r.diagonal().sign()  # uniform over rotations (Mezzadri 2007)
+        lengths = torch.linalg.vector_norm(normal[start : start + d], dim=1, keepdim=True)
+        blocks.append(q[: len(lengths)] * lengths)
+    return torch.cat(blocks)
+
+
+def _exponential(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y.mT).exp()

@@ -21,6 +21,7 @@ from mercer.kernels import (
     Matern,
     Polynomial,
     Precomputed,
+    ReLUGram,
 )
 
 N, D = 7, 3
@@ -48,6 +49,8 @@ CASES = {
     "arc_cosine_2": lambda: ArcCosine(2),
     "precomputed": lambda: Precomputed(random_gram()),
     "function": lambda: FunctionKernel(lambda x, y: (1 + x @ y.mT) ** 2),
+    "relu_gram": lambda: ReLUGram(),
+    "relu_gram_of_rbf": lambda: ReLUGram(RBF(0.7)),
     "sum": lambda: RBF() + Linear(),
     "product": lambda: RBF(0.5) * Polynomial(2),
     "scaled": lambda: 2.0 * RBF(0.4),

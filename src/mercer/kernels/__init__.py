@@ -5,6 +5,7 @@ from .algebra import Normalized, Power, Product, Scaled, Sum
 from .base import Kernel
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
 from .given import FunctionKernel, Precomputed
+from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Power",
     "Precomputed",
     "Product",
+    "ReLUGram",
     "Scaled",
     "Sum",
     "functionals",

@@ -1,0 +1,130 @@
+"""H-infinity of the two-layer ReLU network, on unit inputs, on a kernel, or on a feature map."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import angles, block_rows, clamp_cosines, cosines, slices
+from .base import Kernel
+
+_OCTAVES = 16  # then the tail: powers from 2^17 on, with 0.07 % of the diagonal's mass
+
+
+class ReLUGram(Kernel):
+    r"""Gram matrix of the infinitely wide two-layer ReLU network, :math:`H = K (\pi - \arccos K) / (2 \pi)`.
+
+    It is :math:`E_w [K(x, y) \, 1\{\langle w, \phi(x) \rangle \ge 0, \langle w, \phi(y) \rangle \ge 0\}]`
+    under standard normal w, where K is the cosine of the embeddings: rows, kernels and features are put on
+    the unit sphere here, so that the diagonal is 1/2 (0 for a row of zeros). The derivative in K is infinite
+    at :math:`K = \pm 1`; its gradient there is taken as 0 through the angle, so it stays finite at duplicates
+    (spectral2019, Section 2).
+
+    Args:
+        base: None for the inputs themselves; a kernel, which is normalised; or a feature map: a module with
+            ``base(x) -> (n, m)`` whose rows are normalised.
+    """
+
+    def __init__(self, base: Kernel | nn.Module | None = None) -> None:
+        super().__init__()
+        if base is not None and not isinstance(base, nn.Module):
+            need = "base must be None, a kernel or a feature map"
+            raise TypeError(checks.sentence("ReLUGram", need, type(base).__name__))
+        self.base = base
+
+    @override
+    def prepare(self, name: str, x: Tensor) -> Tensor:
+        if self.base is None:
+            return super().prepare(name, x)
+        if isinstance(self.base, Kernel):
+            return self.base.prepare(name, x)
+        return x if x.is_floating_point() else checks.floating(x)
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        return relu_profile(self.cosines(x, y))
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        if isinstance(self.base, Kernel):
+            diag = self.base.gram_diag(x)
+            return 0.5 * (diag > 0).to(diag.dtype)
+        rows: Tensor = x if self.base is None else self.base(x)
+        return 0.5 * (rows != 0).any(1).to(rows.dtype)
+
+    def cosines(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        """K: the cosines of the inputs' embeddings, in [-1, 1]."""
+        if self.base is None:
+            return cosines(x, y)
+        if isinstance(self.base, Kernel):
+            return clamp_cosines(self.base.normalized().gram(x, y)).clamp(-1.0, 1.0)
+        return cosines(self.base(x), self.base(y))
+
+    @torch.no_grad()
+    def eigenvalue_floor(self, x: Tensor) -> float:  # (n, d)
+        """A proved lower bound on the least eigenvalue of ``self(x)``; 0 where none above 0 was found.
+
+        See :func:`relu_gram_floor`. Computed in float64, blockwise: the Gram matrix is never held.
+        """
+        x = self.prepare("x", x)
+        x = x.double() if x.is_floating_point() else x  # the indices of a precomputed Gram matrix stay as they are
+        if bool((self.gram_diag(x) == 0).any()):
+            return 0.0  # a row of zeros is in the null space
+        if self.base is not None and not isinstance(self.base, Kernel):
+            x, rows_gram = self.base(x).double(), cosines
+        else:
+            rows_gram = self.cosines
+        return relu_gram_floor(lambda rows: rows_gram(x[rows], x), len(x), terms=x[0].numel())
+
+
+def relu_profile(t: Tensor) -> Tensor:
+    r""":math:`t (\pi - \arccos t) / (2 \pi)` for cosines t in [-1, 1], with a finite gradient at both ends."""
+    return t * (torch.pi - angles(t)) / (2 * torch.pi)
+
+
+def relu_gram_floor(gram: Callable[[slice], Tensor], n: int, *, terms: int) -> float:
+    r"""A proved lower bound on the least eigenvalue of H, from Gershgorin discs of high Hadamard powers of K.
+
+    :math:`H = K / 4 + \tfrac{1}{2\pi} \sum_{e \ge 1} a_{e-1} K^{\circ 2e}` with the coefficients :math:`a_j >
+    0` of arcsin, and each :math:`K^{\circ p}` is positive semi-definite (Schur), so H is bounded below by any
+    tail of the sum. High powers of cosines below 1 are nearly the identity. The powers of one octave,
+    :math:`2^b \le e < 2^{b+1}`, are bounded by their first, the tail's row sums by the discs, and the best
+    tail is taken. Rounding is counted against the bound.
+
+    Args:
+        gram: Rows of K in float64, unit diagonal: ``gram(rows) -> (len(rows), n)``.
+        n: Rows of K.
+        terms: Products summed up in an entry of K, for its rounding error.
+    """
+    masses, eps = _octave_masses(), torch.finfo(torch.float64).eps
+    radii = torch.zeros(len(masses), n, dtype=torch.float64)
+    for rows in slices(n, block_rows(24 * n)):
+        power = gram(rows).clone()
+        power[torch.arange(len(power)), torch.arange(rows.start, rows.stop)] = 0.0
+        for octave in range(len(masses)):
+            power.square_()
+            growth = math.exp(2.0 ** (octave + 1) * (terms + 8) * eps)
+            radii[octave, rows] = growth * power.sum(1).to(radii.device)
+    discs = torch.tensor(masses, dtype=torch.float64)[:, None] * (1 - radii)  # (octaves, n)
+    tails = discs.flip(0).cumsum(0).flip(0).amin(1)
+    return max(0.0, float(tails.max()) - 4 * n * eps)
+
+
+@functools.cache
+def _octave_masses() -> tuple[float, ...]:
+    """Arcsin coefficients over 2 pi, summed over each octave of e = j + 1; the last has the whole tail."""
+    masses, coefficient, left = [], 1.0, math.pi / 2  # coefficient = (2 j)! / (4^j j!^2); all a_j sum to pi / 2
+    for octave in range(_OCTAVES):
+        mass = 0.0
+        for j in range(2**octave - 1, 2 ** (octave + 1) - 1):
+            mass += coefficient / (2 * j + 1)
+            coefficient *= (2 * j + 1) / (2 * j + 2)
+        masses.append(mass / (2 * math.pi))
+        left -= mass
+    return (*masses, left / (2 * math.pi))

@@ -1,0 +1,90 @@
+"""Numbers as a reader wants them: the paper's as printed, ours to the deviation's digits, the difference signed."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["difference", "duration", "plain", "verdict", "with_deviation"]
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def plain(value: float | None, digits: int = 4) -> str:
+    """``digits`` significant digits, thousands set apart; an en dash where there is no number.
+
+    >>> plain(74512.6), plain(0.973149), plain(-2.5), plain(None)
+    ('74,513', '0.9731', '−2.5', '–')
+    """
+    if value is None:
+        return "\N{EN DASH}"
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value).replace("-", MINUS)
+    size = math.floor(math.log10(abs(value)))
+    if size < -4 or size > 8:
+        return _power(f"{value:.{digits - 1}e}")
+    text = f"{value:,.{max(0, digits - 1 - size)}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", MINUS)
+
+
+def printed(value: float, deviation: float | None = None) -> str:
+    """A published number, with every digit the paper gives."""
+    text = f"{value:,.10g}".replace("-", MINUS)
+    return text if deviation is None else f"{text} ± {deviation:.10g}"
+
+
+def with_deviation(mean: float, deviation: float | None) -> str:
+    """The mean to the second digit of its deviation.
+
+    >>> with_deviation(790.1234, 3.218), with_deviation(0.97, None)
+    ('790.1 ± 3.2', '0.97')
+    """
+    if deviation is None or not math.isfinite(deviation):
+        return plain(mean)
+    if deviation == 0:
+        return f"{plain(mean)} ± 0"
+    decimals = 1 - math.floor(math.log10(deviation))
+    if decimals > 6 or decimals < -6:
+        return f"{plain(mean)} ± {plain(deviation, 2)}"
+    places = max(0, decimals)
+    return f"{mean:,.{places}f} ± {deviation:,.{places}f}".replace("-", MINUS)
+
+
+def difference(ours: float, published: float) -> tuple[str, str]:
+    """Ours less theirs, and the same in percent of theirs (empty where theirs is 0)."""
+    gap = ours - published
+    share = f"{100 * gap / abs(published):+.1f} %" if published else ""
+    if share[1:] == "0.0 %":
+        share = "0.0 %"
+    return ("+" if gap > 0 else "") + plain(gap, 3), share.replace("-", MINUS)
+
+
+def verdict(ours: float, published: float, better: str, deviation: float | None) -> str:
+    """``better``, ``worse`` or ``within deviation``; nothing where the entry does not say which is better."""
+    gap = ours - published
+    if deviation is not None and abs(gap) <= deviation:
+        return "within deviation"
+    if not better or gap == 0:
+        return ""
+    return "better" if (gap > 0) == (better == "higher") else "worse"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as one would say them.
+
+    >>> duration(0.0123), duration(4.26), duration(125), duration(7300)
+    ('12 ms', '4.3 s', '2 min 5 s', '2 h 2 min')
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _power(text: str) -> str:
+    mantissa, exponent = text.split("e")
+    digits = mantissa.rstrip("0").rstrip(".").replace("-", MINUS)
+    return f"{digits}e{int(exponent)}".replace("e-", f"e{MINUS}")

@@ -1,0 +1,171 @@
+"""A run folder in, one self-contained ``report.html`` out: nothing on the page comes from the network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from .. import __version__
+from ..experiments import Result, entries, read_results, read_run
+from ..storage import atomic_write
+from . import numbers
+from .pictures import pictures
+from .sections import STATES, Section, sections, unknown_entries
+
+__all__ = ["build"]
+
+PAPERS = {
+    "jayasumana2021": "Kernelized classification",
+    "chen2022": "Kernel SGD",
+    "deng2022": "NeuralEF: kernels decomposed into eigenfunctions",
+    "masoomi2020": "Layer-wise learning by kernel embedding",
+    "spectral2019": "Spectral analysis of kernel and neural embeddings",
+}
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper's entries on the page."""
+
+    key: str
+    title: str
+    anchor: str
+    sections: tuple[Section, ...]
+
+    @property
+    def shown(self) -> list[Section]:
+        """The entries with a part of the page of their own."""
+        return [section for section in self.sections if section.shown]
+
+    @property
+    def seconds(self) -> str:
+        """Time in the cells of all of them."""
+        return numbers.duration(sum(section.seconds for section in self.sections))
+
+
+def build(run_folder: Path) -> Path:
+    """Write ``report.html`` in the run's folder and return its path.
+
+    Args:
+        run_folder: holds ``run.json`` and ``results.jsonl``, as ``mercer reproduce`` leaves them.
+    """
+    run_folder = Path(run_folder)
+    run, results = read_run(run_folder), read_results(run_folder)
+    catalogue = [*entries(), *unknown_entries(entries(), results)]
+    found = sections(catalogue, results)
+    page = run_folder / "report.html"
+    atomic_write(page, render(found, run).encode())
+    return page
+
+
+def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
+    """The page's text. All that comes from results or published files is escaped by the template."""
+    environment = Environment(
+        loader=PackageLoader("mercer.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": numbers.duration, "order": _order, "words": _words}
+    script = _own_text("sort.js")
+    counts = [(state, sum(section.state == state for section in found)) for state in STATES.values()]
+    return environment.get_template("template.html").render(
+        counts=counts,
+        total=len(found),
+        ran=sum(section.shown for section in found),
+        facts=_facts(run, found),
+        papers=_papers(found),
+        pictures={section.entry.id: pictures(section) for section in found},
+        states=STATES,
+        style=Markup(_own_text("style.css")),
+        script=Markup(script),
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _own_text(name: str) -> str:
+    """A file of this package, the only text that goes into the page unescaped."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _papers(found: Sequence[Section]) -> list[Paper]:
+    keys = dict.fromkeys([*PAPERS, *(section.entry.paper for section in found)])
+    grouped = {key: tuple(section for section in found if section.entry.paper == key) for key in keys}
+    return [
+        Paper(key, PAPERS.get(key, key), f"paper-{number}", own)
+        for number, (key, own) in enumerate(grouped.items())
+        if own
+    ]
+
+
+def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
+    """What was asked, found, where and when, as pairs to show; what ``run.json`` does not say is left out."""
+    past = run.get("sessions") or [{}]
+    session, asked = past[-1], run.get("asked", {})
+    results = [result for section in found for result in section.results]
+    starts = [result.started for result in results if result.started]
+    shown = {
+        "Asked": ", ".join(asked.get("ids", ())) or "every entry",
+        "Scale": str(asked.get("scale", "")),
+        "Numbers": _agreement(found),
+        "Claims": _claims(found),
+        "Cells": f"{_count(results, 'done')} done, {_count(results, 'failed')} failed, "
+        f"{_count(results, 'missing')} without data",
+        "Time": f"{numbers.duration(sum(result.seconds for result in results))} in the cells, "
+        f"{numbers.duration(sum(result.cpu_seconds for result in results))} CPU",
+        "Started": min(starts, default=str(session.get("started", ""))).replace("T", " ").replace("+00:00", " UTC"),
+        "Machine": _machine(session.get("machine", {})),
+        "Threads": _words(session.get("threads", "")),
+        "Versions": _words(session.get("versions", "")),
+        "Sessions": f"{len(past)}; machine and versions are the last one's" if len(past) > 1 else "",
+    }
+    pairs = [(name, value) for name, value in shown.items() if value]
+    return {"version": __version__, "scale": str(asked.get("scale", "unknown")), "shown": pairs}
+
+
+def _count(results: Sequence[Result], status: str) -> int:
+    return sum(result.status == status for result in results)
+
+
+def _agreement(found: Sequence[Section]) -> str:
+    """How far ours are from the published numbers, over all tables."""
+    gaps = [abs(line.difference_order) for s in found for line in s.lines if line.difference_order is not None]
+    if not gaps:
+        return ""
+    near = ", ".join(f"{sum(gap <= bound for gap in gaps)} within {bound:.0%}" for bound in (0.01, 0.05, 0.2))
+    median = statistics.median(gaps)
+    return f"{len(gaps)} of ours beside a published one: {near}; median difference {median:.1%}"
+
+
+def _claims(found: Sequence[Section]) -> str:
+    """How the papers' theorems and claims fared."""
+    claims = [line.claim for section in found for line in section.lines if line.claim]
+    return f"{sum(claim == 'holds' for claim in claims)} of {len(claims)} checked hold" if claims else ""
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    units = {"cores": "{} cores", "memory_gib": "{} GiB"}
+    known = [name for name in ("cpu", "cores", "memory_gib", "gpu", "system") if machine.get(name)]
+    return ", ".join(units.get(name, "{}").format(machine[name]) for name in known)
+
+
+def _words(value: Any) -> str:
+    """JSON values as a reader would say them."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items() if item not in ("", None))
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value))
+    return str(value)
+
+
+def _order(value: float | None) -> str:
+    return "" if value is None else repr(float(value))

@@ -1,0 +1,124 @@
+"""The figures of an entry as inline SVG: its own ``draw`` where it has one, else its curves, one line for each."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from .. import figures
+from ..experiments import Entry, Result
+from .sections import Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Picture", "pictures"]
+
+_log = logging.getLogger("mercer")
+_NARROW = 4.1  # inches: at 96 px each, about the width of a phone, so that text keeps its size there
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure on the page; ``why`` is set where it could not be drawn."""
+
+    alt: str
+    caption: str
+    markup: str = ""
+    why: str = ""
+
+
+def pictures(section: Section) -> list[Picture]:
+    """Every figure of an entry; none where it has neither ``draw`` nor curves."""
+    done = [result for result in section.results if result.status == "done"]
+    entry = section.entry
+    if not done:
+        return []
+    alt = f"{entry.title}: {_described(done)}"
+    try:
+        figure = _figure(entry, done)
+        if figure is None:
+            return []
+        return [Picture(alt, _caption(entry), _markup(figure, section.anchor, alt))]
+    except Exception as error:  # one entry's drawing must not cost the reader the whole page
+        _log.warning("%s: the figure could not be drawn", entry.id, exc_info=error)
+        return [Picture(alt, "", why=f"{type(error).__name__}: {error}")]
+
+
+def _figure(entry: Entry, done: list[Result]) -> Figure | None:
+    draw = getattr(entry.load(), "draw", None) if entry.built else None
+    if draw is not None:
+        drawn: Figure = draw(done)
+        return drawn
+    curves = mean_curves(done)
+    return figures.lines(curves, y_label=entry.metric) if curves else None
+
+
+def mean_curves(done: Iterable[Result]) -> dict[str, dict[str, list[float]]]:
+    """The curves by name; over seeds with the same x, the mean with a band of one deviation."""
+    groups: dict[str, list[dict[str, list[float]]]] = {}
+    for result in done:
+        for name, curve in result.curves.items():
+            parts = dict.fromkeys(part for part in (result.row, result.column, name) if part)
+            groups.setdefault(", ".join(parts), []).append({key: list(values) for key, values in curve.items()})
+    return {name: _mean(curves) for name, curves in groups.items()}
+
+
+def _mean(curves: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    first = curves[0]
+    alike = [curve for curve in curves if curve["x"] == first["x"]]
+    if len(alike) < 2:
+        return first
+    heights = list(zip(*(curve["y"] for curve in alike), strict=True))
+    means = [math.fsum(ys) / len(ys) for ys in heights]
+    spreads = [
+        math.sqrt(math.fsum((y - mean) ** 2 for y in ys) / (len(ys) - 1))
+        for ys, mean in zip(heights, means, strict=True)
+    ]
+    return {
+        "x": first["x"],
+        "y": means,
+        "low": [mean - spread for mean, spread in zip(means, spreads, strict=True)],
+        "high": [mean + spread for mean, spread in zip(means, spreads, strict=True)],
+    }
+
+
+def _markup(figure: Figure, anchor: str, alt: str) -> Markup:
+    """The figure for a desk and, where it is one plot that can be made narrow, again for a phone."""
+    if len(figure.axes) > 2:  # panels side by side cannot be squeezed: on a phone they scroll
+        return _inline(figure, f"{anchor}-w", alt, "only")
+    wide = _inline(figure, f"{anchor}-w", alt, "wide")
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(_NARROW, _NARROW * max(0.8, min(1.1, 1.25 * height / width)))
+    return wide + _inline(figure, f"{anchor}-n", alt, "narrow")
+
+
+def _inline(figure: Figure, prefix: str, alt: str, css_class: str) -> Markup:
+    """One ``<svg>`` whose ids are its own, for a page holds many and a browser takes the first of two alike."""
+    text = figures.svg(figure)
+    text = text[text.index("<svg") :]
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r"url\(#", f"url(#{prefix}-", text)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text)
+    opening = Markup('<svg class="{}" role="img" aria-label="{}"').format(css_class, alt)
+    return opening + Markup(text.removeprefix("<svg"))
+
+
+def _described(done: Sequence[Result]) -> str:
+    """What a reader who cannot see the figure should know: each curve with its first and last height."""
+    parts = [
+        f"{name} from {curve['y'][0]:.4g} to {curve['y'][-1]:.4g}"
+        for name, curve in mean_curves(done).items()
+        if curve.get("y")
+    ]
+    return "; ".join(parts) or "drawn from the numbers below"
+
+
+def _caption(entry: Entry) -> str:
+    return f"Ours, for {entry.source}." if entry.source else "Ours."

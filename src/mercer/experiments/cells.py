@@ -67,6 +67,17 @@ class Outcome:
     passed: bool | None = None
     note: str = ""
 
+    def plain(self) -> Outcome:
+        """The same with Python's own numbers and lists in the place of tensors and arrays, as JSON needs them."""
+        return replace(
+            self,
+            value=None if self.value is None else float(self.value),
+            values={name: float(number) for name, number in self.values.items()},
+            curves=_plain(self.curves),
+            arrays=_plain(self.arrays),
+            passed=None if self.passed is None else bool(self.passed),
+        )
+
 
 def non_finite(outcome: Outcome) -> str | None:
     """Where the first NaN or infinity of an outcome stands, as ``"values['loss']"``; None when all is finite."""
@@ -84,10 +95,18 @@ def non_finite(outcome: Outcome) -> str | None:
 
 
 def _flat(numbers: Any) -> Iterator[float]:
-    if isinstance(numbers, Mapping):
-        numbers = numbers.values()
-    elif isinstance(numbers, int | float):
+    if isinstance(numbers, int | float):
         yield numbers
         return
-    for part in numbers:
+    for part in numbers.values() if isinstance(numbers, Mapping) else numbers:
         yield from _flat(part)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, int | float):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -39,11 +39,13 @@ def _result(cell: Cell, blank: Result) -> Result:
     return replace(
         blank,
         status="done",
-        value=None if outcome.value is None else float(outcome.value),
-        values={name: float(number) for name, number in outcome.values.items()},
-        curves=_plain(outcome.curves),
-        arrays=_plain(outcome.arrays),
-        passed=None if outcome.passed is None else bool(outcome.passed),
+        value=outcome.value,
+        values=outcome.values,
+        curves={
+            name: {axis: list(numbers) for axis, numbers in curve.items()} for name, curve in outcome.curves.items()
+        },
+        arrays={name: list(numbers) for name, numbers in outcome.arrays.items()},
+        passed=outcome.passed,
         note=outcome.note,
     )
 
@@ -64,7 +66,7 @@ def blank_result(cell: Cell, scale: str) -> Result:
     )
 
 
-def missing(names: Any) -> list[str]:
+def missing(names: Iterable[str]) -> list[str]:
     """Those of the data sets that are not found."""
     from mercer import data
 
@@ -84,6 +86,7 @@ def _run(cell: Cell) -> Outcome:
         outcome = entry(cell.entry).load().run(cell)
     if not isinstance(outcome, Outcome):
         raise TypeError(f"{cell.entry}: run must return an Outcome; got {type(outcome).__name__}.")
+    outcome = outcome.plain()
     bad = non_finite(outcome)
     if bad is not None:
         raise FloatingPointError(f"{cell.entry}: every number of an outcome must be finite; {bad}.")
@@ -104,14 +107,3 @@ def _is_missing_data(error: Exception) -> bool:
     from mercer import data
 
     return isinstance(error, data.MissingData)
-
-
-def _plain(value: Any) -> Any:
-    """Mappings, sequences, tensors and arrays of numbers as the dicts and lists that JSON has."""
-    if isinstance(value, int | float | str | bool) or value is None:
-        return value
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if hasattr(value, "items"):
-        return {str(name): _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value]

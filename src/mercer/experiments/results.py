@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import statistics
@@ -58,18 +59,26 @@ class Summary:
 
 
 def append(path: Path, result: Result) -> None:
-    """Add a line with one write and one fsync, so that a kill leaves whole lines and at most one torn."""
+    """Add a line with one write and one fsync, so that a kill leaves whole lines and at most one torn.
+
+    Raises:
+        OSError: the disk is full or the file cannot be written; the lines before are intact.
+    """
     line = result.line().encode()
-    before = path.stat().st_size if path.exists() else 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        written = os.write(descriptor, line)
-        if written != len(line):
-            os.ftruncate(descriptor, before)
-            raise OSError(f"{path}: the disk is full; the lines before are intact. Free space, then resume the run.")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            before = os.fstat(descriptor).st_size
+            if os.write(descriptor, line) != len(line):
+                os.ftruncate(descriptor, before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        fix = "The lines before are intact: free space, then resume the run."
+        raise OSError(error.errno, f"reproduce: {path} must take one more line; got {reason}. {fix}") from error
 
 
 def mend(path: Path) -> None:

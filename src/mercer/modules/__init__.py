@@ -1,0 +1,23 @@
+"""Looking into a torch model: layers, hooks, Jacobian products, embeddings of a loader."""
+
+from .capture import Seen, capture
+from .jacobians import jvp, vjp
+from .layers import as_logits, find_layers, last_linear, layer, trainable, unwrap
+from .loading import Data, embeddings, labelled_rows, rows
+
+__all__ = [
+    "Data",
+    "Seen",
+    "as_logits",
+    "capture",
+    "embeddings",
+    "find_layers",
+    "jvp",
+    "labelled_rows",
+    "last_linear",
+    "layer",
+    "rows",
+    "trainable",
+    "unwrap",
+    "vjp",
+]

@@ -1,0 +1,152 @@
+"""From what users have (tensors, arrays, loaders) to checked tensors; a loader's embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..checks import finite, floating, same_device, same_length, sentence
+from .capture import capture
+from .layers import last_linear, unwrap
+
+__all__ = ["Data", "embeddings", "labelled_rows", "rows"]
+
+Data: TypeAlias = Tensor | NDArray[Any] | Iterable[Any]
+
+
+def rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
+    """One finite tensor of floats from a tensor, an array or a loader; what every ``fit`` starts with.
+
+    Integers become the default dtype, half precision float32. The input is never changed; nothing moves
+    between devices.
+
+    Args:
+        where: Who asks, for the error sentence.
+        data: A tensor or array ``(n, ...)``, or a ``DataLoader`` of batches; of a tuple the first item counts.
+        name: The argument's name, for the error sentence.
+
+    Raises:
+        ValueError: No rows, NaN or infinity, text.
+        TypeError: Complex or sparse numbers, or no data at all.
+    """
+    if _is_loader(data):
+        data = _stacked(where, name, [_tensor(where, name, _first(batch)) for batch in data])
+    x = _tensor(where, name, data)
+    if x.ndim == 0 or len(x) == 0:
+        raise ValueError(sentence(where, f"{name} must have at least one row", tuple(x.shape)))
+    return finite(where, name, floating(x.detach()))
+
+
+def labelled_rows(where: str, data: Iterable[Any]) -> tuple[Tensor, Tensor]:  # -> (n, ...), (n, ...)
+    """Inputs and labels of a loader of pairs, or of one pair; labels keep their dtype."""
+    pairs: list[Any] = list(data) if _is_loader(data) else [data]
+    if not pairs:
+        raise ValueError(sentence(where, "loader must have at least one row", "no batch"))
+    if not all(isinstance(pair, tuple | list) and len(pair) >= 2 for pair in pairs):
+        fix = "Use DataLoader(TensorDataset(x, y))."
+        raise TypeError(sentence(where, "loader must give pairs (x, y)", type(pairs[0]).__name__, fix))
+    x = rows(where, _stacked(where, "x", [_tensor(where, "x", pair[0]) for pair in pairs]))
+    y = finite(where, "y", _stacked(where, "y", [_tensor(where, "y", pair[1]) for pair in pairs]))
+    same_length(where, "x", x, "y", y)
+    return x, y
+
+
+def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tensor:  # -> (n, d)
+    """The representation of every row: what goes into the last linear layer, or comes out of the named one.
+
+    The model runs in ``eval`` mode without gradients and gets its modes back. A layer that runs twice in a pass gives
+    its last output. Shapes ``(n, ...)`` are flattened.
+
+    Args:
+        model: Any module, wrapped or not.
+        loader: Batches: tensors, tuples whose first item is the input, or dictionaries of the model's arguments;
+            or one tensor or array.
+        layer: A name of ``model.named_modules()``; None for the input of the last ``nn.Linear``.
+    """
+    name = last_linear(model)[0] if layer is None else layer
+    parts = []
+    with _evaluating(model), capture(model, [name]) as seen:
+        for batch in loader if _is_loader(loader) else [loader]:
+            _run(model, batch)
+            part = seen[name].input if layer is None else seen[name].output
+            parts.append(part.flatten(1))
+            seen[name].inputs.clear()
+            seen[name].outputs.clear()
+    return _stacked("embeddings", "loader", parts)
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):  # as transformers' collators make them
+        model(**{key: value for key, value in batch.items() if key not in ("label", "labels")})
+        return
+    x = _tensor("embeddings", "loader", _first(batch))
+    weight = next(unwrap(model).parameters(), None)
+    if weight is not None:
+        same_device("embeddings", "loader", x.device, "model", weight.device)
+    model(x)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _is_loader(data: Any) -> bool:
+    if isinstance(data, list):  # of batches; a list of numbers, or of single rows, is an array
+        return all(isinstance(b, tuple | Mapping) or (isinstance(b, Tensor) and b.ndim > 1) for b in data)
+    plain = isinstance(data, Tensor | np.ndarray | tuple | Mapping | str | bytes)
+    plain = plain or hasattr(data, "__array__") or hasattr(data, "tocsr")
+    return not plain and isinstance(data, Iterable)
+
+
+def _first(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, tuple | list) else batch
+
+
+def _stacked(where: str, name: str, parts: list[Tensor]) -> Tensor:
+    if not parts:
+        raise ValueError(sentence(where, f"{name} must have at least one row", "a loader without batches"))
+    shapes = sorted({tuple(part.shape[1:]) for part in parts})
+    if len(shapes) > 1:
+        raise ValueError(sentence(where, f"batches of {name} must have rows of one shape", shapes[:3]))
+    return torch.cat(parts)
+
+
+def _tensor(where: str, name: str, data: Any) -> Tensor:
+    x = data if isinstance(data, Tensor) else _from_array(where, name, data)
+    if x.is_complex():
+        raise TypeError(sentence(where, f"{name} must be real", x.dtype, f"Use torch.view_as_real({name})."))
+    if x.layout is not torch.strided:
+        raise TypeError(sentence(where, f"{name} must be dense", x.layout, f"Use {name}.to_dense()."))
+    return x
+
+
+def _from_array(where: str, name: str, data: Any) -> Tensor:
+    if hasattr(data, "tocsr"):
+        raise TypeError(sentence(where, f"{name} must be dense", "a sparse matrix", f"Use {name}.toarray()."))
+    array = np.asarray(data)
+    if array.dtype.kind in "OUSM" and not (isinstance(data, np.ndarray) or hasattr(data, "__array__") or array.ndim):
+        fix = "Give a tensor, an array or a DataLoader."
+        raise TypeError(sentence(where, f"{name} must be rows of numbers", type(data).__name__, fix))
+    try:
+        if array.dtype.kind in "USM":
+            raise ValueError(f"an array of {array.dtype}")
+        array = array.astype(np.float64) if array.dtype.kind == "O" else array
+        # A copy: torch takes neither negative strides nor read-only or foreign-endian memory.
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    except (ValueError, TypeError) as error:
+        fix = "Encode text and dates as numbers first."
+        raise ValueError(sentence(where, f"{name} must be rows of numbers", error, fix)) from error

@@ -1,0 +1,297 @@
+"""Looking into models: found layers, hooks that go away, Jacobian products, tensors from anything."""
+
+import types
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from mercer import modules
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 4))
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(self.body(x)))
+
+
+class Output(dict):
+    """As transformers' ModelOutput: a dictionary with attributes."""
+
+    logits = property(lambda self: self["logits"])
+
+
+class TextNet(Net):
+    def forward(self, input_ids, attention_mask=None):
+        return Output(logits=super().forward(input_ids * attention_mask))
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net().double()
+
+
+@pytest.fixture
+def x(generator):
+    return torch.randn(7, 3, generator=generator, dtype=torch.float64)
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) for m in model.modules())
+
+
+# --- layers -------------------------------------------------------------------------------------------
+
+
+def test_layers_are_found_by_kind_and_name(net):
+    assert list(modules.find_layers(net, nn.Linear)) == ["body.0", "body.3", "head"]
+    assert list(modules.find_layers(net, (nn.Tanh, nn.BatchNorm1d))) == ["body.1", "norm"]
+    assert modules.layer(net, "body.3") is net.body[3] and modules.last_linear(net) == ("head", net.head)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("haed", "Close: head"), ("zzz", "Its layers: body, body.0"), ("", "'. Its layers")]
+)
+def test_a_wrong_name_lists_close_ones(net, name, fix):
+    with pytest.raises(ValueError, match=rf"layer: name must be a layer of Net; got .*{fix}"):
+        modules.layer(net, name)
+
+
+def test_a_model_without_linear_layers():
+    with pytest.raises(ValueError, match=r"last_linear: model must have an nn.Linear; got Tanh. Name the layer"):
+        modules.last_linear(nn.Tanh())
+
+
+def test_wrappers_come_off(net, x):
+    wrapped = nn.DataParallel(torch.compile(net, backend="eager"))
+    assert modules.unwrap(wrapped) is net and modules.unwrap(net) is net
+    assert modules.last_linear(wrapped)[0] == "head"
+    assert torch.equal(modules.embeddings(nn.DataParallel(net), x), modules.embeddings(net, x))
+
+
+def test_logits_are_found_in_every_kind_of_output():
+    t = torch.ones(1)
+    for output in (t, Output(logits=t), {"logits": t, "loss": 0}, (t, None), types.SimpleNamespace(logits=t)):
+        assert modules.as_logits(output) is t
+    with pytest.raises(TypeError, match=r"as_logits: a model's output must hold logits; got dict. Wrap"):
+        modules.as_logits({"loss": t})
+
+
+# --- capture ------------------------------------------------------------------------------------------
+
+
+def test_capture_sees_inputs_and_outputs_of_every_call(net, x):
+    net.eval()
+    with modules.capture(net, ["head", "body"]) as seen:
+        y = net(x)
+        net(x[:2])
+    assert torch.equal(seen["head"].outputs[0], y) and len(seen["head"].inputs) == 2
+    assert torch.equal(seen["body"].input, x[:2]) and not seen["head"].output.requires_grad
+    assert torch.equal(net.head(seen["head"].inputs[0]), y) and hooks(net) == 0
+    with modules.capture(net, ["head"], detach=False) as seen:
+        net(x)
+    assert seen["head"].output.requires_grad
+
+
+def test_hooks_go_away_however_the_block_ends(net, x):
+    with pytest.raises(KeyboardInterrupt), modules.capture(net, ["head"]):
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match=r"got 'nope'"), modules.capture(net, ["head", "nope"]):
+        pass
+    with pytest.raises(RuntimeError), modules.capture(net, ["head"]):
+        net(x[:, :2])
+    with modules.capture(net, ["head"]) as seen, pytest.raises(RuntimeError, match=r"layer head must have run; got no"):
+        _ = seen["head"].output
+    assert hooks(net) == 0
+
+
+# --- Jacobian products --------------------------------------------------------------------------------
+
+
+def dense_jacobian(net, x):
+    """One backward pass for each output: slow, and plainly the definition."""
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    lines = [torch.autograd.grad(out, parameters, retain_graph=True) for out in net(x).flatten()]
+    return torch.stack([torch.cat([g.flatten() for g in line]) for line in lines])  # (n c, p)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_jvp_and_vjp_are_products_with_the_jacobian(net, x, generator, frozen):
+    net.eval().body[0].requires_grad_(not frozen)
+    params = modules.trainable(net)
+    assert ("body.0.weight" in params) is not frozen and not any(p.requires_grad for p in params.values())
+    v = {k: torch.randn(p.shape, generator=generator, dtype=p.dtype) for k, p in params.items()}
+    u = torch.randn(7, 2, generator=generator, dtype=torch.float64)
+    jacobian = dense_jacobian(net, x)
+    output, forward = modules.jvp(net, None, x, v)
+    torch.testing.assert_close(output, net(x))
+    torch.testing.assert_close(forward.flatten(), jacobian @ torch.cat([t.flatten() for t in v.values()]))
+    output, backward = modules.vjp(nn.DataParallel(net), params, x, u)
+    assert list(backward) == list(params)
+    torch.testing.assert_close(torch.cat([t.flatten() for t in backward.values()]), jacobian.T @ u.flatten())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_direction_may_leave_parameters_out(net, x):
+    net.eval()
+    v = {"head.bias": torch.tensor([1.0, 2.0])}
+    torch.testing.assert_close(modules.jvp(net, None, x, v)[1], v["head.bias"].double().expand(7, 2))
+
+
+def test_jacobian_products_refuse(net, x):
+    with pytest.raises(ValueError, match=r"jvp: v must fit the parameters that require grad; got head.bias. Use"):
+        modules.jvp(net, None, x, {"head.bias": torch.ones(3)})
+    with pytest.raises(ValueError, match=r"vjp: u must have the output's shape \(7, 2\); got \(7,\)"):
+        modules.vjp(net.eval(), None, x, torch.ones(7))
+    with pytest.raises(ValueError, match=r"jvp: x and model must be on one device; got meta and cpu"):
+        modules.jvp(net, None, x.to("meta"), {})
+    with pytest.raises(ValueError, match=r"vjp: model must have parameters that require grad; got none. Unfreeze"):
+        modules.vjp(net.requires_grad_(False), None, x, torch.ones(7, 2))
+
+
+# --- embeddings ---------------------------------------------------------------------------------------
+
+
+def test_embeddings_of_a_loader_leave_the_model_as_it_was(net, x):
+    net.train().body.eval()
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    modes = [m.training for m in net.modules()]
+    loader = DataLoader(TensorDataset(x, torch.arange(7)), batch_size=3)
+    z = modules.embeddings(net, loader)
+    assert modes == [m.training for m in net.modules()] and hooks(net) == 0
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    net.eval()
+    torch.testing.assert_close(z, net.norm(net.body(x)).detach())
+    torch.testing.assert_close(modules.embeddings(net, x.numpy(), layer="body.1"), net.body[:2](x).detach())
+    torch.testing.assert_close(modules.embeddings(net, [x[:4], x[4:]], layer="head"), net(x).detach())
+
+
+def test_embeddings_of_dictionaries_and_of_feature_maps(x):
+    torch.manual_seed(0)
+    text = TextNet().double()
+    batches = [{"input_ids": x, "attention_mask": torch.ones(7, 1), "labels": torch.ones(7)}]
+    assert isinstance(batches[0], Mapping)
+    assert modules.embeddings(text, batches).shape == (7, 4)
+    conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    assert modules.embeddings(conv, torch.randn(5, 1, 4, 4), layer="0").shape == (5, 8)
+
+
+def test_embeddings_refuse(net, x):
+    with pytest.raises(ValueError, match=r"embeddings: loader and model must be on one device; got meta and cpu"):
+        modules.embeddings(net, x.to("meta"))
+    with pytest.raises(ValueError, match=r"loader must have at least one row; got a loader without batches"):
+        modules.embeddings(net, DataLoader(TensorDataset(x), batch_size=9, drop_last=True))
+
+
+class Noise(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        torch.randn(64, 64) @ torch.randn(64, 64)
+        return torch.randn(3)
+
+
+def test_forked_workers_neither_hang_nor_repeat(net):
+    net(torch.randn(256, 3, dtype=torch.float64)).sum().backward()  # torch's threads are up before the fork
+    loader = DataLoader(Noise(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    drawn = modules.rows("test", loader)
+    assert drawn.shape == (8, 3) and len(drawn.unique(dim=0)) == 8
+    assert modules.embeddings(net.float(), loader).shape == (8, 4)
+
+
+# --- rows ---------------------------------------------------------------------------------------------
+
+MATRIX = np.arange(12, dtype=np.float64).reshape(4, 3)
+
+
+def memmap(tmp_path):
+    np.save(tmp_path / "m.npy", MATRIX)
+    return np.load(tmp_path / "m.npy", mmap_mode="r")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: MATRIX,
+        lambda _: MATRIX[::-1].copy()[::-1],
+        lambda _: np.asfortranarray(MATRIX),
+        lambda _: np.repeat(MATRIX, 2, axis=1)[:, ::2],
+        memmap,
+        lambda _: MATRIX.astype(">f8"),
+        lambda _: MATRIX.astype(object),
+        lambda _: MATRIX.tolist(),
+        lambda _: torch.from_numpy(MATRIX.copy()).T.contiguous().T,
+        lambda _: torch.from_numpy(MATRIX.copy()).requires_grad_(),
+        lambda _: DataLoader(TensorDataset(torch.from_numpy(MATRIX.copy())), batch_size=3),
+        lambda _: DataLoader(torch.from_numpy(MATRIX.copy()), batch_size=3),
+        lambda _: [(torch.from_numpy(MATRIX[:1].copy()), 0), (MATRIX[1:], 1)],
+    ],
+)
+def test_rows_of_any_layout_are_the_same_and_the_input_is_untouched(make, tmp_path):
+    data = make(tmp_path)
+    x = modules.rows("fit", data)
+    assert not x.requires_grad
+    torch.testing.assert_close(x.double(), torch.from_numpy(MATRIX.copy()))
+    if isinstance(data, np.ndarray):
+        x.add_(1)
+        np.testing.assert_array_equal(data.astype(float), MATRIX)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("int8", "float32"), ("bool", "float32"), ("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")],
+)
+def test_rows_follow_the_dtype_rule(given, kept):
+    assert modules.rows("fit", torch.ones(2, 2, dtype=getattr(torch, given))).dtype == getattr(torch, kept)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "reason"),
+    [
+        (torch.tensor([[1.0], [torch.nan]]), ValueError, "fit: x must be finite; got NaN, first bad row 1"),
+        (np.array([[np.inf]]), ValueError, "fit: x must be finite; got infinity"),
+        (torch.zeros(0, 3), ValueError, r"fit: x must have at least one row; got \(0, 3\)"),
+        (torch.tensor(1.0), ValueError, r"fit: x must have at least one row; got \(\)"),
+        ([], ValueError, "fit: x must have at least one row"),
+        (np.array([["1", "2"]]), ValueError, "x must be rows of numbers; got an array of <U1. Encode text"),
+        (np.array([[1, "a"]], dtype=object), ValueError, "x must be rows of numbers; got could not convert"),
+        (torch.ones(2, dtype=torch.complex64), TypeError, "x must be real; got torch.complex64"),
+        (torch.eye(2).to_sparse(), TypeError, "x must be dense; got torch.sparse_coo"),
+        (scipy.sparse.eye(2), TypeError, "x must be dense; got a sparse matrix. Use x.toarray"),
+        (None, TypeError, "x must be rows of numbers; got NoneType. Give a tensor, an array or a DataLoader"),
+        ("file.csv", TypeError, "x must be rows of numbers; got str"),
+        ([torch.ones(2, 3), torch.ones(2, 4)], ValueError, r"batches of x must have rows of one shape; got \[\(3,\)"),
+    ],
+    ids=str,
+)
+def test_rows_refuse(data, error, reason):
+    with pytest.raises(error, match=reason):
+        modules.rows("fit", data)
+
+
+def test_labelled_rows(x):
+    y = torch.arange(7)
+    for data in (
+        DataLoader(TensorDataset(x, y), batch_size=3),
+        (x, y),
+        [(x[:3], y[:3]), (x[3:].numpy(), y[3:].numpy())],
+    ):
+        inputs, labels = modules.labelled_rows("fit", data)
+        assert torch.equal(inputs, x) and torch.equal(labels, y) and labels.dtype == torch.int64
+    with pytest.raises(ValueError, match=r"fit: x and y must have as many rows; got 7 and 6"):
+        modules.labelled_rows("fit", (x, y[:6]))
+    with pytest.raises(TypeError, match=r"fit: loader must give pairs \(x, y\); got Tensor"):
+        modules.labelled_rows("fit", DataLoader(x, batch_size=3))
+    with pytest.raises(ValueError, match=r"fit: y must be finite; got NaN, first bad row 0"):
+        modules.labelled_rows("fit", (x, torch.full((7,), torch.nan)))

@@ -73,7 +73,7 @@ def load(
         CorruptData: a file is damaged, too large or of another content.
 
     >>> load("digits", classes=(3, 8), rows=100)
-    Dataset('digits': 100 train, 0 validation, 71 test, 2 classes)
+    Dataset('digits': 100 train, 0 validation, 72 test, 2 classes)
     """
     known = canonical(name)
     raw = _raw(known, data_folder(folder), verify)

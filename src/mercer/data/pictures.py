@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import struct
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +60,9 @@ def from_strips(path: Path, blob: Array, offsets: Array, n: int, shape: tuple[in
         out = torch.empty(len(rows), *shape)
         strip_of = rows // per_strip
         needed = np.unique(strip_of)
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # the decoder releases the interpreter's lock
-            for number, pixels in zip(needed, pool.map(strip, needed.tolist()), strict=True):
-                places = np.flatnonzero(strip_of == number)
-                out[torch.from_numpy(places)] = from_array(pixels)(rows[places] - number * per_strip)
+        for number in needed.tolist():
+            places = np.flatnonzero(strip_of == number)
+            out[torch.from_numpy(places)] = from_array(strip(number))(rows[places] - number * per_strip)
         return out
 
     return take

@@ -58,7 +58,7 @@ class Dataset:
 def stratified_split(y: Tensor, *, test: float = 0.2, validation: float = 0.0, seed: int = 0) -> Split:
     """Every class gives the shares ``test`` and ``validation`` of its rows, rounded, and the rest trains.
 
-    A class of two rows or more keeps at least one row in training and, where ``test`` > 0, one in the test part.
+    Every class keeps at least one row in training and, of two rows or more where ``test`` > 0, one in the test part.
 
     Args:
         y: labels ``(n,)``, int64.
@@ -118,10 +118,10 @@ def _rows_of_each_class(y: Tensor, draws: Draws) -> list[Tensor]:
 
 
 def _counts(n: int, test: float, validation: float) -> tuple[int, int]:
-    n_test = int(n * test + 0.5)
+    n_test = min(int(n * test + 0.5), n - 1)
     if test > 0 and n >= 2:
-        n_test = min(max(n_test, 1), n - 1)
-    n_val = min(int(n * validation + 0.5), n - n_test - 1) if n > n_test else 0
+        n_test = max(n_test, 1)
+    n_val = min(int(n * validation + 0.5), n - n_test - 1)
     return n_test, n_val
 
 

@@ -63,11 +63,12 @@ def random_labels(n: int = 80, d: int = 2, *, fold: int | None = None, seed: int
 
 
 def adversarial(n: int = 80, d: int = 2, *, gap: float = 0.01, fold: int | None = None, seed: int = 0) -> Dataset:
-    """Pairs of near-identical rows with opposite labels: each row's nearest neighbour belongs to the other class.
+    """Pairs of near-identical rows with opposite labels: a row's nearest neighbour is its twin, of the other class.
 
     The first row of a pair is uniform in [-1, 1]^d, the second lies at distance ``gap`` in a random direction, and a
     coin decides which of them is class 0. A smooth function cannot fit it, and a row whose twin is in the training part
-    is drawn to the wrong label: scores below 0.5 on the test part are expected.
+    is drawn to the wrong label: scores below 0.5 on the test part are expected. Two pairs may by chance lie closer than
+    ``gap``; nothing keeps them apart.
 
     Args:
         n: rows in all, even.

@@ -60,7 +60,7 @@ def leverage_sample(kernel: Kernel, x: Tensor, m: int, generator: torch.Generato
     seen = ((phi @ basis).square() / (spectrum.clamp_min(0) + ridge)).sum(1)
     unseen = (diag - phi.square().sum(1)).clamp_min(0) / ridge
     scores = (seen + unseen).clamp_min(torch.finfo(torch.float64).tiny)
-    keys = torch.rand(len(x), dtype=torch.float64, generator=generator).to(x.device).log() / scores
+    keys: Tensor = torch.rand(len(x), dtype=torch.float64, generator=generator).to(x.device).log() / scores
     return keys.topk(m).indices  # weighted sampling without replacement (Efraimidis and Spirakis 2006)
 
 

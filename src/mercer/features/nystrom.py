@@ -27,8 +27,8 @@ class Nystrom(FeatureMap):
     :math:`\sqrt{\mu_j}`; it leaves :math:`\varphi(x) \cdot \varphi(y)` as it is.
 
     Eigenvalues of K(z, z) below ``m * eps`` of the largest (eps of the data's dtype) are rounding noise that
-    :math:`K(z, z)^{-1/2}` would blow up. They are dropped: ``rank`` says how many features are left, the surplus columns
-    are 0, and one warning says so.
+    :math:`K(z, z)^{-1/2}` would blow up. They are dropped: ``rank`` says how many features are left, the surplus
+    columns are 0, and one warning says so.
 
     Args:
         kernel: The kernel k. With ``Precomputed`` the rows are indices.
@@ -125,7 +125,8 @@ class Nystrom(FeatureMap):
             least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
             checks.warn("Nystrom", f"the kernel is indefinite on the landmarks, {least}; the negative part is dropped.")
         keep = values > floor
-        return vectors[:, keep] / values[keep].sqrt()
+        whitener: Tensor = vectors[:, keep] / values[keep].sqrt()
+        return whitener
 
     def _rotate(self, x: Tensor, whitener: Tensor, second: Tensor) -> Tensor:  # -> (r, m)
         """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
@@ -134,19 +135,19 @@ class Nystrom(FeatureMap):
         n, diag = sums[-1], sums[-2]
         values, vectors = torch.linalg.eigh(sums[:-2].reshape(second.shape) / n)
         values, vectors = values.flip(0), vectors.flip(1)
-        keep = values > len(values) * torch.finfo(values.dtype).eps * values[:1].clamp_min(0)
+        dtype = x.dtype if x.is_floating_point() else torch.float64
+        keep = values > torch.finfo(dtype).eps * values[:1].clamp_min(0)
         rank = int(keep.sum())
-        rotation = vectors.new_zeros(len(vectors), self.m)
+        rotation: Tensor = vectors.new_zeros(len(vectors), self.m)
         rotation[:, :rank] = vectors[:, :rank]
         spectrum = values.new_zeros(self.m)
         spectrum[:rank] = values[:rank]
         if rank < self.m:
             rows = f", the rows of x are {int(n)}" if n < self.m else ""
             checks.warn("Nystrom", f"rank {rank} below m = {self.m}{rows}; the other {self.m - rank} features are 0.")
-        dtype = x.dtype if x.is_floating_point() else torch.float64
         self.eigenvalues = spectrum.to(dtype)
         self.projection = (whitener @ rotation).to(dtype)
-        share = 1 - spectrum.sum() / diag if diag > 0 else spectrum.new_zeros(())
+        share = 1 - spectrum.sum() * n / diag if diag > 0 else spectrum.new_zeros(())
         self.residual = share.clamp(0, 1).to(dtype)
         return rotation
 

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import checks
+from ..linalg import block_rows, slices
+from ..storage import Savable
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-_BLOCK_BYTES = 64 * 2**20  # one block of a Gram matrix in `matmul`
 _ASK_BYTES = 2**30  # smaller Gram matrices are allocated without looking at the free memory
 _DIAG_ROWS = 64
 
 
-class Kernel(nn.Module):
+class Kernel(Savable, nn.Module):
     r"""A positive semi-definite function :math:`k(x, y)` of two rows.
 
     A variant writes :meth:`gram` and, where there is a cheaper way, :meth:`gram_diag`. Everything a user calls is
@@ -90,23 +91,22 @@ class Kernel(nn.Module):
         x, y = self._pair(x, y)
         if v.ndim not in (1, 2) or len(v) != len(y):
             raise ValueError(checks.sentence(where, f"v must have shape ({len(y)},) or ({len(y)}, c)", tuple(v.shape)))
-        rows = max(1, _BLOCK_BYTES // max(1, len(y) * x.element_size()))
-        rows = rows if block is None else checks.integer(where, "block", block, 1)
+        if block is None:  # room for two temporaries of the block's size
+            block = block_rows(3 * max(1, len(y)) * v.element_size())
+        checks.integer(where, "block", block, 1)
         taped = torch.is_grad_enabled() and (
             any(t.requires_grad for t in (x, y, v)) or any(p.requires_grad for p in self.parameters())
         )
 
-        def product(part: Tensor, other: Tensor, vector: Tensor) -> Tensor:
-            gram = self.gram(part, other)
-            return gram @ vector.to(gram.dtype)
+        def product(part: Tensor) -> Tensor:
+            gram = self.gram(part, y)
+            return gram @ v.to(gram.dtype)
 
-        if not len(x):
-            return v.new_zeros((0, *v.shape[1:]))
         parts = [
-            checkpoint(product, part, y, v, use_reentrant=False) if taped else product(part, y, v)
-            for part in x.split(rows)
+            checkpoint(product, x[rows], use_reentrant=False) if taped else product(x[rows])
+            for rows in slices(len(x), block)
         ]
-        return torch.cat(parts)
+        return torch.cat(parts) if parts else v.new_zeros((0, *v.shape[1:]))
 
     def numpy(self, X: ArrayLike, Y: ArrayLike | None = None) -> NDArray[np.floating]:
         """The Gram matrix of numpy arrays, for scikit-learn: ``SVC(kernel=k.numpy)``."""

@@ -93,7 +93,7 @@ class ArcCosine(Kernel):
             profile = sine + (torch.pi - theta) * t
         else:
             profile = 3 * sine * t + (torch.pi - theta) * (1 + 2 * t.square())
-        norms = torch.linalg.vector_norm(x, dim=1)[:, None] * torch.linalg.vector_norm(y, dim=1)[None]
+        norms: Tensor = torch.linalg.vector_norm(x, dim=1)[:, None] * torch.linalg.vector_norm(y, dim=1)[None]
         return norms.pow(self.order) * profile / torch.pi
 
     @override

@@ -1,0 +1,153 @@
+"""`analyze`: a kernel, rows and targets in, a `Spectrum` out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from .. import checks
+from ..kernels import Kernel, Precomputed, ReLUGram
+from ..kernels.functionals import sign_columns
+from .passes import gram_pass, precomputed
+from .spectrum import Spectrum
+
+__all__ = ["analyze"]
+
+DEFAULT_K = 50
+
+
+def analyze(
+    kernel: Kernel | nn.Module | Tensor,
+    x: Tensor | DataLoader[object],
+    targets: Tensor | None,
+    *,
+    k: int = DEFAULT_K,
+    floor: float | None = None,
+    storage: str = "auto",
+    tolerance: float = 1e-8,
+) -> Spectrum:
+    r"""Read targets by the spectrum of H: how fast will they be learned, how well will it generalise.
+
+    Args:
+        kernel: H itself: a kernel of the library such as ``ReLUGram()``. A feature map stands for the
+            two-layer network on top of it, ``ReLUGram(map)``. A Gram matrix ``(n, n)`` is taken with indices
+            for ``x``.
+        x: Rows, ``(n, d)``, or what the kernel takes; or a ``DataLoader``, whose first element is the rows
+            and, where ``targets`` is None, whose second is the targets.
+        targets: Floating ``(n,)`` or ``(n, c)``, used as they are; whole-number classes ``(n,)`` become one
+            -1/+1 column each (two classes: one column, +1 for the larger).
+        k: Eigenvalues wanted; more than n are reduced to n, with a warning unless it is the default.
+        floor: A lower bound on the least eigenvalue, where one is known; for ``ReLUGram`` one is proved.
+        storage: ``"float64"``, ``"float32"`` or ``"int16"`` tiles of the upper triangle; ``"auto"`` takes the
+            finest that fits half of the free memory. The memory is logged before it is taken.
+        tolerance: Relative accuracy of ``.complexity``.
+
+    Example:
+        >>> import torch
+        >>> from mercer.kernels import ReLUGram
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> spectrum = analyze(ReLUGram(), x, torch.tensor([1.0, -1.0]))
+        >>> round(spectrum.complexity, 6)  # H is half the identity
+        4.0
+    """
+    where = "analyze"
+    x, targets = gather(where, x, targets)
+    k = check_k(where, k, len(x))
+    columns = target_columns(where, targets, len(x)).to(x.device)
+    if floor is not None:
+        checks.positive(where, "floor", floor)
+    checks.positive(where, "tolerance", tolerance)
+    if isinstance(kernel, Tensor):
+        gram = precomputed(where, _symmetric(where, kernel), Precomputed.prepare(_Indices(kernel), "x", x))
+        return Spectrum(gram, columns, k=k, floor=floor, tolerance=tolerance)
+    kernel, rows = resolve(where, kernel, x)
+    gram = gram_pass(where, [kernel], rows, storage)[0]
+    return Spectrum(gram, columns, k=k, floor=floor or prover(kernel, rows), tolerance=tolerance)
+
+
+def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
+    """The kernel that is H and the float64 rows it reads: a map's features are computed once, here."""
+    if isinstance(kernel, ReLUGram) and kernel.base is not None and not isinstance(kernel.base, Kernel):
+        kernel = kernel.base
+    if isinstance(kernel, Kernel):
+        rows = kernel.prepare("x", x)
+        return kernel, checks.squarable(where, "x", rows.double() if rows.is_floating_point() else rows)
+    if not isinstance(kernel, nn.Module):
+        need = "kernel must be a kernel, a feature map or a Gram matrix"
+        raise TypeError(checks.sentence(where, need, type(kernel).__name__))
+    with torch.no_grad():
+        features = checks.matrix(where, "features", kernel(x)).double()
+    return ReLUGram(), checks.squarable(where, "features", features)
+
+
+def prover(kernel: Kernel, x: Tensor) -> Callable[[], float] | None:
+    """A function that proves a floor on the least eigenvalue, where the kernel has one."""
+    return (lambda: kernel.eigenvalue_floor(x)) if isinstance(kernel, ReLUGram) else None
+
+
+def gather(where: str, x: object, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows and targets as tensors, out of a loader where one was given."""
+    if isinstance(x, DataLoader):
+        batches = [batch if isinstance(batch, (tuple, list)) else (batch,) for batch in x]
+        if targets is None:
+            targets = torch.cat([batch[1] for batch in batches])
+        x = torch.cat([batch[0] for batch in batches])
+    if not isinstance(x, Tensor):
+        raise TypeError(checks.sentence(where, "x must be a tensor or a DataLoader", type(x).__name__))
+    if targets is None:
+        raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
+    if len(x) == 0:
+        raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
+    return x.detach(), torch.as_tensor(targets).detach()
+
+
+def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n, c) -> (n, c)
+    """Targets as float64 columns, with what cannot be read refused."""
+    if targets.ndim not in (1, 2) or len(targets) != n:
+        raise ValueError(checks.sentence(where, f"targets must have shape ({n},) or ({n}, c)", tuple(targets.shape)))
+    if targets.is_floating_point():
+        checks.finite(where, "targets", targets)
+        if not bool((targets != 0).any()):
+            raise ValueError(checks.sentence(where, "targets must not all be 0", "zeros"))
+        return sign_columns(targets).double()
+    if targets.ndim == 2 and targets.shape[1] != 1:
+        fix = "Use targets.double() for columns of numbers."
+        raise ValueError(checks.sentence(where, f"classes must have shape ({n},)", tuple(targets.shape), fix))
+    targets = targets.reshape(-1).long()
+    if int(targets.min()) == int(targets.max()):
+        raise ValueError(checks.sentence(where, "targets must hold at least two classes", f"only {int(targets[0])}"))
+    return sign_columns(targets).double()
+
+
+def check_k(where: str, k: int, n: int) -> int:
+    """At most n eigenvalues; said where more were asked for."""
+    checks.integer(where, "k", k, 1)
+    if n < k != DEFAULT_K:
+        checks.warn(where, f"k = {k} is more than the {n} rows of x; reduced to {n}.", stacklevel=4)
+    return min(k, n)
+
+
+class _Indices(Precomputed):
+    """The index checks of :class:`Precomputed` for a matrix that is not to be copied."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        Kernel.__init__(self)
+        self.register_buffer("matrix", matrix)
+
+
+def _symmetric(where: str, matrix: Tensor) -> Tensor:
+    matrix = checks.finite(where, "kernel", checks.floating(checks.matrix(where, "kernel", matrix)))
+    if matrix.shape[0] != matrix.shape[1]:
+        fix = "Pass embeddings as x, with ReLUGram() as the kernel."
+        raise ValueError(checks.sentence(where, "a Gram matrix must have shape (n, n)", tuple(matrix.shape), fix))
+    scale = float(matrix.diagonal().abs().max())
+    for start in range(0, len(matrix), 1024):
+        rows = slice(start, start + 1024)
+        gap = float((matrix[rows] - matrix[:, rows].mT).abs().max())
+        if gap > 1e-5 * scale:
+            fix = "Use (gram + gram.T) / 2 if the difference is noise."
+            raise ValueError(checks.sentence(where, "the Gram matrix must be symmetric", f"a gap of {gap:.1e}", fix))
+    return matrix

@@ -1,0 +1,63 @@
+"""From kernels and rows to Gram matrices in one pass over the tiles."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..kernels import Kernel, Precomputed
+from .products import Form, Products, form
+from .tiles import SIDE, DenseGram, Gram, TiledGram, choose_storage, pairs, upper_bytes
+
+log = logging.getLogger("mercer")
+
+
+@torch.no_grad()
+def gram_pass(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str) -> list[Gram]:
+    """The Gram matrices of several kernels on the same rows, each tile of scalar products computed once.
+
+    Args:
+        where: The caller's name, for messages.
+        kernels: Kernels; those that follow from scalar products share them.
+        x: Checked rows.
+        storage: ``"auto"`` or one of :data:`~mercer.spectral.tiles.STORAGE`.
+    """
+    if storage == "auto" and len(kernels) == 1 and isinstance(kernels[0], Precomputed):
+        return [precomputed(where, kernels[0].matrix, x)]
+    storage = choose_storage(where, storage, len(x), matrices=len(kernels))
+    log.info(
+        "%s: H of %d rows in %s tiles takes %.2f GiB for each of %d kernels",
+        where,
+        len(x),
+        storage,
+        upper_bytes(len(x), storage) / 2**30,
+        len(kernels),
+    )
+    # One small matrix gains nothing from sharing, and is then bit for bit what kernel(x) gives.
+    sharing = x.ndim == 2 and x.is_floating_point() and (len(kernels) > 1 or len(x) > SIDE)
+    forms = [form(kernel) if sharing else None for kernel in kernels]
+    grams = [TiledGram(len(x), storage, x.device) for _ in kernels]
+    squared = x.square().sum(1) if any(forms) else x
+    for i, j, rows, columns in pairs(len(x)):
+        shared = Products(x[rows], x[columns], (squared[rows], squared[columns])) if any(forms) else None
+        for kernel, how, gram in zip(kernels, forms, grams, strict=True):
+            gram.put(i, j, _tile(kernel, how, shared, x[rows], x[columns]))
+    return list(grams)
+
+
+def precomputed(where: str, matrix: Tensor, x: Tensor) -> Gram:
+    """The user's matrix, at the indices ``x``; read in place where they are all of it, in order."""
+    if len(x) == len(matrix) and torch.equal(x.reshape(-1), torch.arange(len(matrix), device=x.device)):
+        return DenseGram(matrix)
+    checks.memory(where, f"H of {len(x)} rows", len(x) ** 2 * matrix.element_size(), "Use fewer rows.")
+    return DenseGram(matrix[x.reshape(-1)[:, None], x.reshape(-1)[None]])
+
+
+def _tile(kernel: Kernel, how: Form | None, shared: Products | None, x: Tensor, y: Tensor) -> Tensor:
+    tile = kernel.gram(x, y) if how is None or shared is None else how(shared)
+    # Linear and Cosine hand out the shared tile itself, which the next kernel still needs.
+    return tile.double() if tile.dtype is not torch.float64 else tile

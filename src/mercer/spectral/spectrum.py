@@ -1,0 +1,295 @@
+"""What a kernel's spectrum says about targets, each number computed when it is first asked for."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..linalg import Lanczos, gauss, radau, top_eigh
+from .tiles import Gram
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STRIDE = 5  # products between two looks at a rule
+_LIMIT = 1000  # products at most
+_BRACKET = 1e-3  # relative width at which the bracket is called closed
+_NULL = 1e-12  # share of the targets that must lie in the null space to call the complexity infinite
+
+
+class Spectrum:
+    r"""Spectral reading of targets Y by a Gram matrix :math:`H = \sum_i \lambda_i v_i v_i^T`.
+
+    Nothing is decomposed: a Lanczos process started at the targets carries the convergence curve and the
+    complexity, and grows only as far as each needs. Made by :func:`~mercer.spectral.analyze`.
+
+    Args:
+        gram: H.
+        columns: Y, ``(n, c)`` in float64; sums run over its columns.
+        k: How many eigenvalues :attr:`eigenvalues` holds.
+        floor: A true lower bound on the least eigenvalue, or a function that proves one; None for none.
+        tolerance: Relative accuracy asked of :attr:`complexity`.
+    """
+
+    def __init__(
+        self, gram: Gram, columns: Tensor, *, k: int, floor: float | Callable[[], float] | None, tolerance: float
+    ) -> None:
+        self.k, self.tolerance = k, tolerance
+        self._gram, self._columns, self._given_floor = gram, columns, floor
+        self._run = Lanczos(gram.matmul, columns)
+
+    def __repr__(self) -> str:
+        n, c = self._columns.shape
+        return f"Spectrum(n={n}, columns={c}, k={self.k}, products={self._run.steps})"
+
+    # --- the decomposition -----------------------------------------------------------------------------------
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        r"""The k largest :math:`\lambda_i`, descending, ``(k,)``."""
+        return self._top[0]
+
+    @property
+    def projections(self) -> Tensor:
+        r"""Squared projections :math:`\sum_c (v_i^T y_c)^2 / \sum_c \|y_c\|^2`, ``(k,)``; all n would sum to 1."""
+        return (self._top[1].mT @ self._columns).square().sum(1) / self._squared
+
+    @functools.cached_property
+    def _top(self) -> tuple[Tensor, Tensor]:
+        found = top_eigh(self._gram.matmul, self.k, n=self._gram.n, start=self._start())
+        return found.values, found.vectors
+
+    def _start(self) -> Tensor:
+        """Random directions with the targets among them, so that what the targets hold is found first."""
+        device = self._columns.device
+        fixed = torch.Generator(device=device).manual_seed(0)
+        drawn = torch.randn(self._gram.n, 8, dtype=torch.float64, device=device, generator=fixed)
+        return torch.cat((self._columns[:, :2], drawn), 1)[:, : min(8, self._gram.n)]
+
+    # --- numbers ----------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def complexity(self) -> float:
+        r""":math:`\sum_c y_c^T H^{-1} y_c` (spectral2019, Eq. 5-6); ``inf`` where targets are in its null space.
+
+        Run to a relative change below ``tolerance`` over the last ten products; a run that does not get there
+        warns with the change it had.
+        """
+        sums: list[float] = []
+        change = math.inf
+        while change > self.tolerance and not self._run.finished and self._run.steps < _LIMIT:
+            self._run.extend(_STRIDE)
+            sums.append(self._inverse_sum())
+            if math.isinf(sums[-1]):
+                checks.warn(
+                    "Spectrum",
+                    "H is singular to rounding along the targets (duplicate rows with different targets?): "
+                    "the complexity is infinite.",
+                )
+                return math.inf
+            change = (sums[-1] - sums[-3]) / sums[-1] if len(sums) > 2 else math.inf
+        value = self._inverse_sum()
+        if change > self.tolerance and not self._run.finished:
+            checks.warn(
+                "Spectrum",
+                f"the complexity still grew by {change:.1e} of itself over ten products after {self._run.steps}.",
+            )
+        return value
+
+    @functools.cached_property
+    def bracket(self) -> tuple[float, float]:
+        """Certain bounds ``(low, high)`` on the complexity: Gauss below, Gauss-Radau above.
+
+        ``high`` is ``inf`` unless a floor on the least eigenvalue is known: given, or proved as for
+        ``ReLUGram``. Both are moved outwards by the rounding of the products, and the floor by the error of
+        H's storage.
+        """
+        if math.isinf(self.complexity):
+            return self._last_finite_sum(), math.inf
+        floor = self.floor
+        low, high = self._inverse_sum(), math.inf
+        while floor is not None:
+            low, high = self._inverse_sum(), self._radau_sum(floor)
+            if high <= (1 + _BRACKET) * low or self._run.finished or self._run.steps >= _LIMIT:
+                break
+            self._run.extend(_STRIDE)
+        nodes = torch.cat([self._rule(c)[0] for c in self._live])
+        least = float(nodes.min()) if floor is None else floor
+        slack = 8 * 2.0**-52 * (self._gram.n**0.5 + float(nodes.max()) / least)
+        return low * max(0.0, 1 - slack), high * (1 + slack)
+
+    @functools.cached_property
+    def floor(self) -> float | None:
+        """The lower bound on the least eigenvalue that is known; None where none above 0 is.
+
+        Raises:
+            ValueError: the floor given is disproved by a Rayleigh quotient below it.
+        """
+        floor = self._given_floor() if callable(self._given_floor) else self._given_floor
+        if floor is None:
+            return None
+        self._run.extend(_STRIDE - min(self._run.steps, _STRIDE))
+        least = min(float(self._rule(c)[0].min()) for c in self._live)
+        if not callable(self._given_floor) and floor > least * (1 + 1e-9):
+            need = "floor must not lie above the least eigenvalue"
+            raise ValueError(checks.sentence("Spectrum", need, f"{floor:g}, where a Rayleigh quotient is {least:g}"))
+        floor -= self._gram.error
+        return floor if floor > 0 else None
+
+    @functools.cached_property
+    def largest_stable_lr(self) -> float:
+        r""":math:`2 / \lambda_1`: gradient descent above this rate diverges."""
+        return 2.0 / self._largest
+
+    @property
+    def effective_dimension(self) -> float:
+        r""":math:`(\mathrm{tr} H)^2 / \mathrm{tr}(H^2)`: n for the identity, 1 for rank one."""
+        return self._gram.trace**2 / self._gram.squared_norm
+
+    @functools.cached_property
+    def alignment(self) -> float:
+        r"""Kernel-target alignment :math:`\langle H, Y Y^T \rangle / (\|H\|_F \|Y Y^T\|_F)`, in [0, 1]."""
+        self._run.extend(1 - min(self._run.steps, 1))
+        inner = float((self._run.alphas[:, 0] * self._run.norms.square()).sum())
+        return inner / (math.sqrt(self._gram.squared_norm) * float((self._columns.mT @ self._columns).norm()))
+
+    @property
+    def bound(self) -> float:
+        r""":math:`\sqrt{2 y^T H^{-1} y / n}`, the leading term of the test-error bound of Arora et al. (2019)."""
+        return math.sqrt(2 * self.complexity / self._gram.n)
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def convergence(self, lr: float, steps: int) -> Tensor:
+        r"""Predicted :math:`\|Y - u(t)\|` for t = 0..steps under full-batch descent, ``(steps + 1,)``.
+
+        :math:`\sqrt{\sum_c \sum_i (1 - \eta \lambda_i)^{2t} (v_i^T y_c)^2}` (spectral2019, Eq. 3-4), by the
+        Gauss rule of the targets' Lanczos process, which is exact from steps + 1 products on and stops when
+        it settles.
+
+        Args:
+            lr: :math:`\eta`, for the loss of half the sum of squares.
+            steps: How many steps.
+        """
+        checks.positive("Spectrum.convergence", "lr", lr)
+        checks.integer("Spectrum.convergence", "steps", steps, 0)
+        self._run.extend(1 - min(self._run.steps, 1))
+        if lr > self.largest_stable_lr:
+            message = f"lr {lr:g} is above the largest stable one, {self.largest_stable_lr:.4g}: the curve grows."
+            checks.warn("Spectrum.convergence", message)
+        powers = torch.arange(steps + 1, dtype=torch.float64, device=self._columns.device)
+        return self._settled(lambda nodes: (1 - lr * nodes[:, None]).abs() ** (2 * powers), steps + 1).sqrt()
+
+    def laziness(self, lr: float, steps: int, *, width: int, scale: float) -> float:
+        r"""How far the network leaves the regime the prediction holds in; trust the curve below about 0.1.
+
+        The predicted movement of a weight over its size at the start,
+        :math:`\|W(t) - W(0)\|_F / (\kappa \sqrt{m})` with
+        :math:`\|W(t) - W(0)\|_F^2 = \sum_i (1 - (1 - \eta \lambda_i)^t)^2 (v_i^T y)^2 / \lambda_i`: units
+        whose weight moves by its own size switch on and off, and H moves with them.
+
+        Args:
+            lr: :math:`\eta`.
+            steps: t.
+            width: m, the hidden units.
+            scale: :math:`\kappa`, the standard deviation of the first weights.
+        """
+        checks.positive("Spectrum.laziness", "lr", lr)
+        checks.positive("Spectrum.laziness", "scale", scale)
+        checks.integer("Spectrum.laziness", "steps", steps, 1)
+        checks.integer("Spectrum.laziness", "width", width, 1)
+        self._run.extend(1 - min(self._run.steps, 1))
+
+        def moved(nodes: Tensor) -> Tensor:
+            travelled = 1 - (1 - lr * nodes) ** steps
+            return (travelled.square() / torch.where(nodes > 0, nodes, torch.inf))[:, None]
+
+        return math.sqrt(float(self._settled(moved, steps + 1))) / (scale * math.sqrt(width))
+
+    def shuffled(self, generator: torch.Generator | None = None) -> Spectrum:
+        """The same H against the same targets in random order: what no structure looks like."""
+        order = torch.randperm(self._gram.n, generator=generator).to(self._columns.device)
+        return Spectrum(self._gram, self._columns[order], k=self.k, floor=self._given_floor, tolerance=self.tolerance)
+
+    def plot(self) -> Figure:
+        """Eigenvalues and cumulated projections, and the predicted loss (spectral2019, Figure 1)."""
+        from .picture import picture
+
+        return picture({"": self})
+
+    # --- quadrature -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _squared(self) -> float:
+        return float(self._columns.square().sum())
+
+    @property
+    def _live(self) -> list[int]:
+        return [c for c in range(self._columns.shape[1]) if float(self._run.norms[c]) > 0]
+
+    @functools.cached_property
+    def _largest(self) -> float:
+        if "_top" in self.__dict__:
+            return float(self.eigenvalues[0])
+        return float(top_eigh(self._gram.matmul, 1, n=self._gram.n, start=self._start()).values[0])
+
+    def _rule(self, column: int) -> tuple[Tensor, Tensor]:
+        """Nodes and weights of one column's Gauss rule, the weights summing to its squared norm."""
+        nodes, weights = gauss(*self._run.tridiagonal(column))
+        return nodes, weights * self._run.norms[column].square()
+
+    def _settled(self, f: Callable[[Tensor], Tensor], exact: int) -> Tensor:
+        """``sum_i w_i f(nodes)``, over rows of f, with products added until the rule settles or is exact."""
+        before: Tensor | None = None
+        while True:
+            rules = [self._rule(c) for c in self._live]
+            now = torch.stack([weights @ f(nodes) for nodes, weights in rules]).sum(0)
+            if self._run.steps >= min(exact, _LIMIT) or self._run.finished:
+                return now
+            if before is not None and bool(((now - before).abs() <= 1e-10 * now).all()):
+                return now
+            before = now
+            self._run.extend(_STRIDE)
+
+    def _inverse_sum(self) -> float:
+        """Gauss rule of 1 / x; ``inf`` where the targets have a share at nodes that are 0 to rounding."""
+        total, null = 0.0, 0.0
+        for column in self._live:
+            nodes, weights = self._rule(column)
+            cut = 64 * self._gram.noise * float(nodes.max())
+            if float(nodes.min()) < -1e3 * cut:
+                raise ValueError(
+                    checks.sentence(
+                        "Spectrum",
+                        "H must be positive semi-definite",
+                        f"a Rayleigh quotient of {float(nodes.min()):.3e}",
+                    )
+                )
+            good = nodes > cut
+            null += float(weights[~good].sum())
+            total += float((weights[good] / nodes[good]).sum())
+        return math.inf if null > _NULL * self._squared else total
+
+    def _last_finite_sum(self) -> float:
+        total = 0.0
+        for column in self._live:
+            nodes, weights = self._rule(column)
+            good = nodes > 64 * self._gram.noise * float(nodes.max())
+            total += float((weights[good] / nodes[good]).sum())
+        return total
+
+    def _radau_sum(self, floor: float) -> float:
+        """Gauss-Radau rule of 1 / x with a node at the floor; of an exhausted column the exact Gauss rule."""
+        total = 0.0
+        for column in self._live:
+            alphas, betas = self._run.tridiagonal(column)
+            ended = float(betas[-1]) == 0.0
+            nodes, weights = gauss(alphas, betas) if ended else radau(alphas, betas, floor)
+            total += float((weights / nodes).sum() * self._run.norms[column].square())
+        return total

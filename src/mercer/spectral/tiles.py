@@ -1,0 +1,147 @@
+"""A symmetric matrix held as tiles of its upper triangle, in float64, float32 or int16 fixed point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .. import checks
+
+STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
+SIDE = 512  # a tile in float64 takes 2 MiB: both products of a tile find it in the cache
+_STEPS = 32767
+
+
+class Gram(Protocol):
+    """What a spectrum asks of H: products, trace, norm, and how far what is held may be from what is meant."""
+
+    n: int
+    trace: float
+    squared_norm: float
+    noise: float
+
+    @property
+    def error(self) -> float:
+        """Bound on the spectral norm of (held - true)."""
+
+    def matmul(self, v: Tensor) -> Tensor:  # (n, b) -> (n, b)
+        """The product H v in float64."""
+
+
+class DenseGram:
+    """A matrix the user holds already; it is read, never copied.
+
+    Args:
+        matrix: H, ``(n, n)``, symmetric.
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix.detach()
+        self.n = len(matrix)
+        self.trace = float(self.matrix.diagonal().double().sum())
+        self.squared_norm = float(torch.linalg.vector_norm(self.matrix)) ** 2
+        self.error = 0.0
+        self.noise = torch.finfo(matrix.dtype).eps
+
+    def matmul(self, v: Tensor) -> Tensor:
+        """The product H v, in the matrix's own precision."""
+        return (self.matrix @ v.to(self.matrix.dtype)).double()
+
+
+class TiledGram:
+    r"""Tiles of the upper triangle; each serves its transpose too, so that a product reads half the matrix.
+
+    ``error`` is the Frobenius norm of (held - true), a bound on the change of every eigenvalue; ``noise`` its
+    size relative to the largest entry, spread as rounding spreads it.
+
+    Args:
+        n: Rows.
+        storage: ``"float64"``, ``"float32"``, or ``"int16"``: each tile in whole steps of its largest entry /
+            32767.
+        device: Where the tiles live.
+    """
+
+    def __init__(self, n: int, storage: str, device: torch.device) -> None:
+        self.n, self.storage = n, storage
+        self.trace, self.squared_norm, self._squared_error = 0.0, 0.0, 0.0
+        self._tiles: dict[tuple[int, int], tuple[Tensor, float]] = {}
+        self._work = torch.float64 if storage == "float64" else torch.float32
+        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
+        if storage == "int16":
+            self._scratch = torch.empty(SIDE, SIDE, dtype=torch.float32, device=device)
+        self.noise = {"float64": 2.0**-52, "float32": 2.0**-23, "int16": 1.0 / _STEPS}[storage]
+
+    @property
+    def error(self) -> float:
+        """Bound on the spectral norm of (held - true)."""
+        return float(self._squared_error**0.5)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tile.numel() * tile.element_size() for tile, _ in self._tiles.values())
+
+    def put(self, i: int, j: int, tile: Tensor) -> None:
+        """Hold the float64 tile of row block i and column block j, i <= j."""
+        twice = 1 if i == j else 2
+        if i == j:
+            self.trace += float(tile.diagonal().sum())
+        self.squared_norm += twice * float(torch.linalg.vector_norm(tile)) ** 2
+        if self.storage == "float64":
+            self._tiles[i, j] = tile, 1.0
+            return
+        if self.storage == "float32":
+            held, step = tile.float(), 1.0
+        else:
+            step = float(tile.abs().max()) / _STEPS or 1.0
+            held = (tile / step).round_().to(torch.int16)
+        self._tiles[i, j] = held, step
+        gap = torch.sub(tile, held.to(torch.float64), alpha=step)
+        self._squared_error += twice * float(torch.linalg.vector_norm(gap)) ** 2
+
+    def matmul(self, v: Tensor) -> Tensor:
+        """The product H v; each tile is read once."""
+        v = v.to(self._work)
+        out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
+        for (i, j), (held, step) in self._tiles.items():
+            tile = self._float(held)
+            rows, columns = _span(i, self.n), _span(j, self.n)
+            out[rows].add_(tile @ v[columns], alpha=step)
+            if i != j:
+                out[columns].add_(tile.mT @ v[rows], alpha=step)
+        return out
+
+    def _float(self, held: Tensor) -> Tensor:
+        if held.dtype is not torch.int16:
+            return held
+        return self._scratch[: held.shape[0], : held.shape[1]].copy_(held)
+
+
+def pairs(n: int) -> Iterator[tuple[int, int, slice, slice]]:
+    """Row and column blocks of the upper triangle, with their rows."""
+    blocks = range(-(-n // SIDE))
+    return ((i, j, _span(i, n), _span(j, n)) for i in blocks for j in blocks if i <= j)
+
+
+def upper_bytes(n: int, storage: str) -> int:
+    """Bytes that the tiles of an n x n matrix take."""
+    return (n * (n + SIDE) // 2) * STORAGE[storage].itemsize
+
+
+def choose_storage(where: str, storage: str, n: int, *, matrices: int = 1) -> str:
+    """The finest storage that takes at most half of the free memory; ``MemoryError`` where none fits it at all."""
+    checks.choice(where, "storage", storage, ["auto", *STORAGE])
+    free = checks.available_memory()
+    if storage == "auto":
+        fits = [s for s in STORAGE if free is None or 2 * matrices * upper_bytes(n, s) <= free]
+        storage = fits[0] if fits else "int16"
+    what = f"H of {n} rows as {storage} tiles" + (f", {matrices} kernels at once," if matrices > 1 else "")
+    checks.memory(where, what, matrices * upper_bytes(n, storage), "Use fewer rows: a random subset of them.")
+    return storage
+
+
+def _span(block: int, n: int) -> slice:
+    return slice(block * SIDE, min((block + 1) * SIDE, n))

@@ -1,0 +1,99 @@
+"""The drawing of the house, executable: imports run strictly down, never sideways within a line."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mercer
+
+ROOT = Path(mercer.__file__).parent
+TIERS = [  # from the ground up; names on one line do not know each other
+    {"checks"},
+    {"linalg", "distributed", "storage", "figures", "metrics"},
+    {"modules"},
+    {"kernels"},
+    {"features"},
+    {"nn", "optim", "layerwise", "spectral", "bayes", "data"},
+    {"experiments", "bench", "tabular"},
+    {"report"},
+    {"cli"},
+]
+HEIGHT = {name: height for height, names in enumerate(TIERS) for name in names}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def unit(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_units(path: Path) -> set[str]:
+    """Units of Mercer that a file imports, at its head or inside its functions."""
+    package = ["mercer", *path.relative_to(ROOT).parts[:-1]]
+    units = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{stem}.{alias.name}" for alias in node.names]
+        units |= {name.split(".")[1] for name in names if name.startswith("mercer.")}
+    return {name for name in units if name in HEIGHT}
+
+
+def test_every_unit_has_a_place():
+    units = {unit(path) for path in FILES} - {"__init__", "__main__"}
+    assert units <= set(HEIGHT), f"no place in the drawing for {units - set(HEIGHT)}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if unit(p) in HEIGHT], ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_strictly_down(path):
+    own = unit(path)
+    wrong = {name for name in imported_units(path) if name != own and HEIGHT[name] >= HEIGHT[own]}
+    assert not wrong, f"{own} may not import {wrong}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_small_and_named_for_an_idea(path):
+    assert len(path.read_text().splitlines()) <= 400, "split by idea"
+    assert path.stem not in {"utils", "util", "common", "helpers", "misc"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name == "__init__.py" and p.parent != ROOT], ids=str)
+def test_inits_hold_names_and_nothing_else(path):
+    tree = ast.parse(path.read_text())
+    allowed = (ast.Expr, ast.ImportFrom, ast.Import, ast.Assign)
+    assert all(isinstance(node, allowed) for node in tree.body)
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            names = [element.value for element in node.value.elts]
+            assert names == sorted(names, key=lambda n: (not n.isupper(), not n[:1].isupper(), n)), "sort __all__"
+
+
+def test_nothing_unpickles_or_prints():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = {getattr(node, "module", None), *(alias.name for alias in node.names)}
+                assert not names & {"pickle", "joblib", "dill", "cloudpickle"}, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print" or unit(path) == "cli", path
+
+
+def test_importing_mercer_imports_neither_torch_nor_matplotlib():
+    code = "import sys, mercer; print(sorted({'torch', 'matplotlib', 'sklearn', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_load_on_first_use():
+    for name in mercer.__all__:
+        if name in {"bayes", "layerwise", "nn", "optim", "spectral"} and not (ROOT / name).exists():
+            pytest.skip(f"{name} is not built yet")
+        assert getattr(mercer, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = mercer.nonsense

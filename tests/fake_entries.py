@@ -68,6 +68,7 @@ def cells(scale):
 def run(cell):
     hold = os.environ.get("FAKE_HOLD")
     while hold and cell.row == "r1" and Path(hold).exists():
+        Path(hold).with_name("in_r1").touch()
         time.sleep(0.01)
     g = torch.Generator().manual_seed(cell.seed)
     drawn = torch.rand(1, generator=g).item() + cell.settings["i"] + torch.rand(1).item()

@@ -187,12 +187,15 @@ def test_a_line_is_strict_json():
         Result("a/b", "k", "done", "smoke", value=float("nan")).line()
 
 
-def test_a_full_disk_is_named(tmp_path):
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    (tmp_path / "results.jsonl").symlink_to("/dev/full")
+def test_a_full_disk_is_named_and_leaves_whole_lines(tmp_path, monkeypatch):
+    path = tmp_path / "results.jsonl"
+    append(path, Result("a/b", "k1", "done", "smoke"))
+    before = path.read_bytes()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, line: write(file, line[: len(line) // 2]))
     with pytest.raises(OSError, match=r"results.jsonl must take one more line; got .*lines before are intact"):
-        append(tmp_path / "results.jsonl", Result("a/b", "k", "done", "smoke"))
+        append(path, Result("a/b", "k2", "done", "smoke"))
+    assert path.read_bytes() == before
 
 
 def test_seeds_are_put_together_by_row_and_column():

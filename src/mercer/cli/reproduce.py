@@ -83,10 +83,10 @@ def _run(folder: Path, jobs: int) -> list[Result]:
         raise click.ClickException(str(error)) from error
 
 
-def _page(folder: Path) -> Path | None:
-    from mercer.report import build
-
+def _page(folder: Path) -> Path:
     try:
+        from mercer.report import build
+
         return build(folder)
     except Exception as error:
         logging.getLogger("mercer").error("the page could not be built", exc_info=error)
@@ -94,7 +94,7 @@ def _page(folder: Path) -> Path | None:
         raise click.exceptions.Exit(1) from error
 
 
-def _show(folder: Path, page: Path | None, results: list[Result], as_json: bool) -> None:
+def _show(folder: Path, page: Path, results: list[Result], as_json: bool) -> None:
     from mercer.experiments import select
     from mercer.experiments.runner import asked
 

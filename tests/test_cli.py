@@ -1,0 +1,290 @@
+"""The command line: what it prints where, its exit codes, signals, and that help does not wait for torch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import fake_entries
+import pytest
+from click.testing import CliRunner
+
+import mercer.experiments
+from mercer.cli import main
+from mercer.experiments import catalogue, read_results, read_run
+
+
+def mercer_command(*args, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "mercer.cli", *args], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """In this process, in a folder of its own: `mercer` with the made-up paper's entries alone."""
+    fake_entries.write(tmp_path / "fake")
+    entries = str(tmp_path / "fake" / "entries")
+    monkeypatch.setattr(catalogue, "PUBLISHED", tmp_path / "fake" / "published")
+    monkeypatch.setattr(mercer.experiments, "__path__", [*mercer.experiments.__path__, entries])
+    monkeypatch.delenv("MERCER_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    catalogue.entries.cache_clear()
+    yield lambda *args: CliRunner().invoke(main, args)
+    catalogue.entries.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("mercer.experiments.fake2000")]:
+        del sys.modules[name]
+
+
+class Held:
+    """`mercer reproduce` of the made-up table in a process of its own, that stops in row r1 until it is let go."""
+
+    def __init__(self, folder, *args):
+        self.folder = folder
+        self.script = fake_entries.write(folder / "fake")
+        self.hold = folder / "hold"
+        self.hold.touch()
+        self.start("fake2000/count", "--scale", "smoke", "-o", "run", *args)
+
+    def start(self, *args):
+        (self.folder / "in_r1").unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, str(self.script), "reproduce", *args],
+            cwd=self.folder,
+            env={**os.environ, "FAKE_HOLD": str(self.hold), "MERCER_DATA": ""},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def wait_for(self, row):
+        for _ in range(6000):
+            if (self.folder / f"in_{row}").exists():
+                return
+            assert self.process.poll() is None, self.process.stderr.read()
+            time.sleep(0.01)
+        raise AssertionError("the run did not get that far")
+
+    def end(self, number):
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def uninterrupted(fake):
+    assert fake("reproduce", "fake2000/count", "--scale", "smoke", "-o", "whole").exit_code == 0
+    return bare(Path("whole"))
+
+
+def bare(run):
+    return {r.key: replace(r, seconds=0, cpu_seconds=0, started="") for r in read_results(run)}
+
+
+# --- help and list
+
+
+@pytest.mark.parametrize("args", [["--help"], ["reproduce", "--help"], ["bench", "-h"], ["--version"]])
+def test_help_does_not_wait_for_torch(args):
+    probe = (
+        "import sys\n"
+        "from mercer.cli import main\n"
+        f"main({args!r}, standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'sklearn', 'pandas', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_only_commands_that_work_are_there():
+    assert {"bench", "list", "report", "reproduce"} <= set(main.commands)
+    assert all(command.help for command in main.commands.values())
+
+
+def test_list_shows_every_entry_with_its_state():
+    done = mercer_command("list", "--json")
+    rows = json.loads(done.stdout)
+    assert done.returncode == 0 and done.stderr == ""
+    assert len(rows) == 53
+    assert all(set(row) >= {"id", "paper", "what", "data", "scale", "state"} for row in rows)
+    assert {row["state"] for row in rows} <= {"ready", "missing", "paper_scale_only", "not_built"}
+
+
+def test_list_says_the_states_in_words(fake):
+    states = {row["id"]: row["state"] for row in json.loads(fake("list", "--json").stdout)}
+    assert states == {
+        "fake2000/count": "ready",
+        "fake2000/diverge-1.2": "ready",
+        "fake2000/needs-data": "ready",  # one of its cells needs no data
+        "fake2000/thmA": "ready",
+        "fake2000/huge": "paper_scale_only",
+        "fake2000/later": "not_built",
+        "fake2000/crash": "ready",
+    }
+    text = fake("list").stdout
+    assert "fake2000/later           not built yet     No module yet" in text
+    assert "6 results and 1 checks: 5 ready, 1 paper scale only, 1 not built yet" in text
+
+
+def test_an_entry_whose_data_is_not_there_is_listed_as_missing(fake):
+    path = Path("fake/entries/fake2000/needs_data.py")
+    path.write_text(path.read_text().replace(', Cell("fake2000/needs-data", "without")', ""))
+    states = {row["id"]: row["state"] for row in json.loads(fake("list", "--json").stdout)}
+    assert states["fake2000/needs-data"] == "missing"
+
+
+# --- reproduce
+
+
+def test_reproduce_ends_with_the_path_of_the_page(fake):
+    done = fake("reproduce", "fake2000/count", "fake2000/thmA", "--scale", "smoke", "-o", "run")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "run/report.html" and Path("run/report.html").stat().st_size > 1000
+    assert lines[0].startswith("fake2000/count           done              8 done; ")
+    assert lines[1].endswith("the claim does not hold")
+    assert "[9/9] fake2000/thmA: done 0.1, does not hold" in done.stderr
+
+
+def test_reproduce_prints_one_json_document(fake):
+    done = fake("reproduce", "fake2000/count", "fake2000/later", "--scale", "smoke", "--seeds", "3", "--json")
+    document = json.loads(done.stdout)
+    count, later = document["entries"]
+    assert (count["status"], count["cells"], later["status"]) == ("done", {"done": 12}, "not_built")
+    first = count["numbers"][0]
+    assert (first["row"], first["column"], first["published"], first["seeds"]) == ("r0", "a", 0.5, 3)
+    assert first["deviation"] > 0
+    assert document["report"] == document["run"] + "/report.html"
+    assert document["run"].startswith("runs/")
+
+
+def test_a_paper_s_name_runs_all_of_it_and_a_failed_cell_is_exit_1(fake):
+    path = Path("fake/entries/fake2000/crash.py")
+    path.unlink()  # it would end this process
+    done = fake("reproduce", "fake2000", "--scale", "smoke", "-o", "run")
+    assert done.exit_code == 1
+    assert "FloatingPointError: loss became NaN at step 12" in done.stderr
+    assert "fake2000/diverge-1.2     failed            3 failed, 1 done" in done.stdout
+    assert done.stdout.splitlines()[-1] == "run/report.html"  # the run went on to its end
+    assert {r.entry for r in read_results(Path("run"))} == {e.id for e in catalogue.entries()}
+
+
+def test_nothing_that_could_run_is_exit_1(fake):
+    assert fake("reproduce", "fake2000/later", "--scale", "smoke").exit_code == 1
+
+
+def test_no_download_is_kept_for_the_resume(fake):
+    done = fake("reproduce", "fake2000/needs-data", "--scale", "smoke", "--no-download", "-o", "run")
+    assert done.exit_code == 0
+    assert read_run(Path("run"))["asked"]["download"] is False
+    assert fake("reproduce", "--resume", "run").exit_code == 0
+    assert sorted(r.status for r in read_results(Path("run"))) == ["done", "missing"]
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["reproduce", "fake2000/cuont"], "got 'fake2000/cuont'. Did you mean fake2000/count"),
+        (["reproduce", "--scale", "tiny"], "'tiny' is not one of 'smoke', 'small', 'paper'"),
+        (["reproduce", "--seeds", "0"], "0 is not in the range x>=1"),
+        (["reproduce", "--resume", "nowhere"], "Directory 'nowhere' does not exist"),
+        (["reproduce", "fake2000", "--resume", "fake"], "the run's own ID and options hold"),
+        (["bench", "nothing"], "AREA must be one of"),
+        (["report", "nowhere"], "Directory 'nowhere' does not exist"),
+        (["explore"], "No such command 'explore'"),
+    ],
+)
+def test_bad_usage_is_exit_2_with_the_way_out(fake, args, sentence):
+    done = fake(*args)
+    assert done.exit_code == 2
+    assert sentence in done.stderr and done.stdout == ""
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (
+            ["reproduce", "--resume", "fake"],
+            "fake: not a run folder, for it has no run.json; got entries, fake_mercer.py",
+        ),
+        (["report", "fake"], "fake: not a run folder"),
+        (["reproduce", "fake2000", "-o", "fake"], "fake must be new or empty; got files in it. Use --resume fake"),
+        (["reproduce", "fake2000", "-o", "fake/fake_mercer.py/run"], "run must be a folder one can write to"),
+    ],
+)
+def test_work_that_fails_is_exit_1_in_one_sentence(fake, args, sentence):
+    done = fake(*args)
+    assert done.exit_code == 1
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_stops_the_run_and_keeps_its_lines(fake, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, line: write(file, line[:100] if b'"r1"' in line else line))
+    done = fake("reproduce", "fake2000/count", "--scale", "smoke", "-o", "run")
+    assert done.exit_code == 1
+    assert "run/results.jsonl must take one more line; got No space left on device." in done.stderr
+    lines = Path("run/results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in lines] == ["r0"] * 4
+
+
+def test_report_builds_the_page_again(fake):
+    fake("reproduce", "fake2000/thmA", "--scale", "smoke", "-o", "run")
+    Path("run/report.html").unlink()
+    done = fake("report", "run")
+    assert (done.exit_code, done.stdout) == (0, "run/report.html\n")
+    assert Path("run/report.html").exists()
+
+
+# --- signals: the process is a real one
+
+
+def test_a_run_stopped_in_every_way_is_resumed_to_the_same_results(tmp_path, uninterrupted):
+    held = Held(tmp_path / "held")
+    run = tmp_path / "held" / "run"
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        held.wait_for("r1")
+        returned, out, err = held.end(number)
+        assert (returned, out) == (code, "")
+        assert "what is done is kept. Go on with: mercer reproduce --resume run" in err
+        assert "Traceback" not in err
+        assert len(read_results(run)) == 4
+        held.start("--resume", "run")
+    held.wait_for("r1")
+    assert held.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    path = run / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])  # the most a kill can leave behind
+    held.hold.unlink()
+    held.start("--resume", "run")
+    out, err = held.process.communicate(timeout=120)
+    assert held.process.returncode == 0, err
+    assert "8 cells, 3 done before" in err
+    assert out.splitlines()[-1] == "run/report.html"
+    assert bare(run) == uninterrupted
+    assert len(read_run(run)["sessions"]) == 4
+
+
+def test_workers_end_with_their_run(tmp_path):
+    held = Held(tmp_path, "--jobs", "2")
+    held.wait_for("r1")
+    returned, _, err = held.end(signal.SIGTERM)  # returns when the last process has let go of the pipes
+    assert returned == 143 and "Traceback" not in err
+    assert {r.status for r in read_results(tmp_path / "run")} == {"done"}
+
+
+def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
+    held = Held(tmp_path)
+    held.wait_for("r1")
+    command = [sys.executable, str(held.script), "reproduce", "--resume", "run"]
+    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    held.end(signal.SIGKILL)
+    assert second.returncode == 1
+    assert "must be used by one run at a time; got a second run." in second.stderr
+    assert len(read_results(tmp_path / "run")) == 4

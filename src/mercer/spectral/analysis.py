@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from .. import checks
 from ..kernels import Kernel, Precomputed, ReLUGram
 from ..kernels.functionals import sign_columns
+from ..modules import Data, labelled_rows, rows
 from .passes import gram_pass, precomputed
 from .spectrum import Spectrum
 
@@ -21,8 +21,8 @@ DEFAULT_K = 50
 
 def analyze(
     kernel: Kernel | nn.Module | Tensor,
-    x: Tensor | DataLoader[object],
-    targets: Tensor | None,
+    x: Data,
+    targets: Tensor | None = None,
     *,
     k: int = DEFAULT_K,
     floor: float | None = None,
@@ -63,9 +63,9 @@ def analyze(
     if isinstance(kernel, Tensor):
         gram = precomputed(where, _symmetric(where, kernel), Precomputed.prepare(_Indices(kernel), "x", x))
         return Spectrum(gram, columns, k=k, floor=floor, tolerance=tolerance)
-    kernel, rows = resolve(where, kernel, x)
-    gram = gram_pass(where, [kernel], rows, storage)[0]
-    return Spectrum(gram, columns, k=k, floor=floor or prover(kernel, rows), tolerance=tolerance)
+    kernel, points = resolve(where, kernel, x)
+    gram = gram_pass(where, [kernel], points, storage)[0]
+    return Spectrum(gram, columns, k=k, floor=floor or prover(kernel, points), tolerance=tolerance)
 
 
 def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
@@ -73,8 +73,8 @@ def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
     if isinstance(kernel, ReLUGram) and kernel.base is not None and not isinstance(kernel.base, Kernel):
         kernel = kernel.base
     if isinstance(kernel, Kernel):
-        rows = kernel.prepare("x", x)
-        return kernel, checks.squarable(where, "x", rows.double() if rows.is_floating_point() else rows)
+        points = kernel.prepare("x", x)
+        return kernel, checks.squarable(where, "x", points.double()) if points.is_floating_point() else points
     if not isinstance(kernel, nn.Module):
         need = "kernel must be a kernel, a feature map or a Gram matrix"
         raise TypeError(checks.sentence(where, need, type(kernel).__name__))
@@ -88,20 +88,19 @@ def prover(kernel: Kernel, x: Tensor) -> Callable[[], float] | None:
     return (lambda: kernel.eigenvalue_floor(x)) if isinstance(kernel, ReLUGram) else None
 
 
-def gather(where: str, x: object, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+def gather(where: str, x: Data, targets: Tensor | None) -> tuple[Tensor, Tensor]:
     """Rows and targets as tensors, out of a loader where one was given."""
-    if isinstance(x, DataLoader):
-        batches = [batch if isinstance(batch, (tuple, list)) else (batch,) for batch in x]
-        if targets is None:
-            targets = torch.cat([batch[1] for batch in batches])
-        x = torch.cat([batch[0] for batch in batches])
-    if not isinstance(x, Tensor):
-        raise TypeError(checks.sentence(where, "x must be a tensor or a DataLoader", type(x).__name__))
+    if isinstance(x, Tensor):
+        x = x.detach()  # the indices of a Gram matrix stay whole numbers
+    elif targets is None:
+        x, targets = labelled_rows(where, x)
+    else:
+        x = rows(where, x)
     if targets is None:
         raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
-    if len(x) == 0:
+    if x.ndim == 0 or len(x) == 0:
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
-    return x.detach(), torch.as_tensor(targets).detach()
+    return x, torch.as_tensor(targets).detach()
 
 
 def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n, c) -> (n, c)

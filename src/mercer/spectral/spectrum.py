@@ -91,6 +91,7 @@ class Spectrum:
                     "Spectrum",
                     "H is singular to rounding along the targets (duplicate rows with different targets?): "
                     "the complexity is infinite.",
+                    stacklevel=4,
                 )
                 return math.inf
             change = (sums[-1] - sums[-3]) / sums[-1] if len(sums) > 2 else math.inf
@@ -99,6 +100,7 @@ class Spectrum:
             checks.warn(
                 "Spectrum",
                 f"the complexity still grew by {change:.1e} of itself over ten products after {self._run.steps}.",
+                stacklevel=4,
             )
         return value
 
@@ -146,6 +148,11 @@ class Spectrum:
     def largest_stable_lr(self) -> float:
         r""":math:`2 / \lambda_1`: gradient descent above this rate diverges."""
         return 2.0 / self._largest
+
+    @property
+    def mean_diagonal(self) -> float:
+        """Mean of H's diagonal: the scale of the kernel."""
+        return self._gram.trace / self._gram.n
 
     @property
     def effective_dimension(self) -> float:

@@ -176,7 +176,10 @@ def test_a_paper_s_name_runs_all_of_it_and_a_failed_cell_is_exit_1(fake):
 
 
 def test_nothing_that_could_run_is_exit_1(fake):
-    assert fake("reproduce", "fake2000/later", "--scale", "smoke").exit_code == 1
+    done = fake("reproduce", "fake2000/later", "--scale", "smoke")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("fake2000/later           not built yet\n")
+    assert "Nothing could be run" in done.stderr
 
 
 def test_no_download_is_kept_for_the_resume(fake):

@@ -71,7 +71,7 @@ class Bar:
         """One step; a line of its own where it did not end well."""
         self._progress.advance(self._task)
         if result.status != "done":
-            self._progress.console.print(describe(result), markup=False, highlight=False)
+            self._progress.console.print(describe(result), markup=False, highlight=False, soft_wrap=True)
 
 
 def watcher() -> Bar | Lines:

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from mercer.experiments import Entry, Result
     from mercer.experiments.runner import Request
 
+WORDS = {
+    "done": "done",
+    "failed": "failed",
+    "missing": "data missing",
+    "paper_scale_only": "paper scale only",
+    "not_built": "not built yet",
+}
 _SCALES = ("smoke", "small", "paper")
 
 
@@ -54,9 +61,20 @@ def reproduce(
         folder = resume
     results = _run(folder, jobs)
     page = _page(folder)
+    code = _verdict(results)
     _show(folder, page, results, as_json)
-    if any(r.status == "failed" for r in results) or not any(r.status == "done" for r in results):
-        raise click.exceptions.Exit(1)
+    raise click.exceptions.Exit(code)
+
+
+def _verdict(results: list[Result]) -> int:
+    failed = sum(result.status == "failed" for result in results)
+    if failed:
+        click.echo(f"{failed} of {len(results)} cells failed; -v shows their tracebacks.", err=True)
+        return 1
+    if not any(result.status == "done" for result in results):
+        click.echo("Nothing could be run: `mercer list` shows what can be, and why the rest cannot.", err=True)
+        return 1
+    return 0
 
 
 def _request(ids: tuple[str, ...], scale: str, seeds: int | None, download: bool) -> Request:
@@ -104,7 +122,7 @@ def _show(folder: Path, page: Path, results: list[Result], as_json: bool) -> Non
         click.echo(json.dumps({"run": str(folder), "report": str(page), "entries": outline}, indent=2))
         return
     for item in outline:
-        click.echo(f"{item['id']:<25}{item['status']:<18}{_counts(item)}")
+        click.echo(f"{item['id']:<25}{WORDS[item['status']]:<18}{_counts(item)}".rstrip())
     click.echo(page)
 
 

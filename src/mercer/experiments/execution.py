@@ -34,7 +34,7 @@ def _result(cell: Cell, blank: Result) -> Result:
     except Exception as error:
         if _is_missing_data(error):
             return replace(blank, status="missing", note=str(error))
-        _log.warning("%s %s %s failed", cell.entry, cell.row, cell.column, exc_info=error)
+        _log.info("%s %s %s failed", cell.entry, cell.row, cell.column, exc_info=error)
         return replace(blank, status="failed", error=f"{type(error).__name__}: {error}")
     return replace(
         blank,

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import mercer.experiments
-from mercer.cli import main
+from mercer.cli import main, progress
 from mercer.experiments import catalogue, read_results, read_run
 
 
@@ -173,6 +173,13 @@ def test_a_paper_s_name_runs_all_of_it_and_a_failed_cell_is_exit_1(fake):
     assert "fake2000/diverge-1.2     failed            3 failed, 1 done" in done.stdout
     assert done.stdout.splitlines()[-1] == "run/report.html"  # the run went on to its end
     assert {r.entry for r in read_results(Path("run"))} == {e.id for e in catalogue.entries()}
+
+
+def test_a_terminal_gets_a_bar_and_the_cells_that_did_not_end_well(fake, monkeypatch):
+    monkeypatch.setattr(progress, "watcher", progress.Bar)
+    done = fake("reproduce", "fake2000/diverge-1.2", "--scale", "smoke")
+    assert "fake2000/diverge-1.2, raises: failed, 0.0 s: FloatingPointError: loss became NaN at step 12" in done.stderr
+    assert "fine: done" not in done.stderr and "4/4" in done.stderr
 
 
 def test_nothing_that_could_run_is_exit_1(fake):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 from collections.abc import Callable, Generator, Sequence
@@ -82,9 +83,7 @@ def _serve(pipe: Connection, threads: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     torch.set_num_threads(threads)
-    while True:
-        try:
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone, killed perhaps: so go too
+        while True:
             cell, scale = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(execute(cell, scale))
+            pipe.send(execute(cell, scale))

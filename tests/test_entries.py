@@ -1,0 +1,37 @@
+"""Every entry that is built runs at smoke scale, meets the published numbers by name and can be drawn."""
+
+import pytest
+
+from mercer.experiments import entries, summarise
+from mercer.experiments.execution import execute, missing
+
+BUILT = [entry for entry in entries() if entry.built and entry.scale != "paper"]
+
+
+@pytest.mark.skipif(not BUILT, reason="no entry is built yet")
+@pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.id)
+def test_an_entry_runs_at_smoke_scale(entry):
+    cells = entry.load().cells("smoke")
+    runnable = [cell for cell in cells if not missing(cell.data)]
+    if not runnable:
+        pytest.skip(f"MERCER_DATA lacks {', '.join(sorted({name for cell in cells for name in cell.data}))}")
+    results = [execute(cell, "smoke") for cell in runnable]
+    assert {result.status: result.error for result in results} == {"done": ""}
+    if entry.kind == "check":
+        assert all(result.passed is not None for result in results)
+    theirs = {(number.row, number.column) for number in entry.numbers}
+    ours = {(summary.row, summary.column) for summary in summarise(results)}
+    assert not theirs or ours & theirs, f"no row and column is spelled as published: {sorted(ours)[:5]}"
+    draw = getattr(entry.load(), "draw", None)
+    if draw is not None:
+        assert type(draw(results)).__name__ == "Figure"
+
+
+@pytest.mark.skipif(not BUILT, reason="no entry is built yet")
+@pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.id)
+def test_a_cell_depends_on_nothing_but_itself(entry):
+    runnable = [cell for cell in entry.load().cells("smoke") if not missing(cell.data)]
+    if not runnable:
+        pytest.skip("MERCER_DATA lacks this entry's data")
+    first, again = execute(runnable[0], "smoke"), execute(runnable[0], "smoke")
+    assert (first.value, first.curves, first.passed) == (again.value, again.curves, again.passed)

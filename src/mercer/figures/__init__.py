@@ -1,0 +1,6 @@
+"""Plots in one style, for light and dark pages."""
+
+from .plots import bars, heat_map, lines, regions, reliability
+from .theme import DARK, LIGHT, Theme, canvas, png, svg
+
+__all__ = ["DARK", "LIGHT", "Theme", "bars", "canvas", "heat_map", "lines", "png", "regions", "reliability", "svg"]

@@ -1,0 +1,283 @@
+"""The common pictures. Each takes plain numbers and returns a matplotlib ``Figure``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..checks import sentence
+from .theme import DASHES, MARKERS, Theme, canvas, theme_named
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["bars", "heat_map", "lines", "regions", "reliability"]
+
+_MANY = 6  # entries of a legend that fit beside the plot
+
+
+def lines(
+    curves: Mapping[str, Mapping[str, Sequence[float]]],
+    *,
+    x_label: str = "",
+    y_label: str = "",
+    title: str = "",
+    x_log: bool = False,
+    y_log: bool = False,
+    theme: str = "light",
+) -> Figure:
+    """Curves by name, each with ``x`` and ``y`` and, for a band around it, ``low`` and ``high``.
+
+    A value that is not finite leaves a gap.
+    """
+    _some("lines", "curves", curves)
+    figure, (ax,) = canvas(theme=theme)
+    colours = theme_named(theme)
+    for i, (name, curve) in enumerate(curves.items()):
+        colour, dash = colours.series[i % len(colours.series)], DASHES[i // len(colours.series) % len(DASHES)]
+        x, y = _pair("lines", name, curve)
+        few = len(x) <= 12
+        ax.plot(x, y, color=colour, linestyle=dash, linewidth=1.8, label=name, marker="o" if few else "", markersize=4)
+        if "low" in curve and "high" in curve:
+            low, high = (np.asarray(curve[side], dtype=float) for side in ("low", "high"))
+            ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    ax.set_xscale("log" if x_log else "linear")
+    ax.set_yscale("log" if y_log else "linear")
+    _label(ax, x_label, y_label, title)
+    _legend(figure, ax, colours, len(curves), inside=True)
+    return figure
+
+
+def bars(
+    heights: Mapping[str, Mapping[str, float]],
+    *,
+    errors: Mapping[str, Mapping[str, float]] | None = None,
+    x_label: str = "",
+    title: str = "",
+    theme: str = "light",
+) -> Figure:
+    """Lying bars: ``heights[series][category]``, with ``errors`` of the same keys as whiskers.
+
+    Categories run down the page, one bar for each series side by side; a missing or non-finite one leaves a gap.
+    """
+    _some("bars", "heights", heights)
+    categories = list(dict.fromkeys(category for values in heights.values() for category in values))
+    tall = 0.9 + len(categories) * (0.22 + 0.2 * len(heights))
+    figure, (ax,) = canvas(height=max(2.0, tall), theme=theme)
+    colours = theme_named(theme)
+    thick = 0.78 / len(heights)
+    for i, (name, values) in enumerate(heights.items()):
+        where = np.arange(len(categories)) + (i - (len(heights) - 1) / 2) * thick
+        lengths = np.array([values.get(category, np.nan) for category in categories], dtype=float)
+        ax.barh(where, lengths, thick * 0.88, color=colours.series[i % len(colours.series)], label=name)
+        spread = np.array([(errors or {}).get(name, {}).get(category, np.nan) for category in categories], dtype=float)
+        known = np.isfinite(spread) & np.isfinite(lengths)
+        ax.errorbar(
+            lengths[known],
+            where[known],
+            xerr=spread[known],
+            fmt="none",
+            color=colours.ink,
+            elinewidth=1.2,
+            capsize=2.5,
+        )
+    ax.set_yticks(range(len(categories)), categories)
+    ax.set_ylim(len(categories) - 0.5, -0.5)  # the first on top
+    ax.grid(False, axis="y")
+    _label(ax, x_label, "", title)
+    _legend(figure, ax, colours, len(heights))
+    return figure
+
+
+def heat_map(
+    values: ArrayLike,
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    x_label: str = "",
+    y_label: str = "",
+    label: str = "",
+    title: str = "",
+    diverging: bool = False,
+    theme: str = "light",
+) -> Figure:
+    """A matrix as colours, its numbers written in where it has names and is small.
+
+    Args:
+        values: ``(r, c)``; NaN is left blank.
+        rows: Names of the rows.
+        columns: Names of the columns.
+        x_label: Under the picture.
+        y_label: Beside it.
+        label: What the colours measure.
+        title: Above it.
+        diverging: Centre the colours on 0.
+        theme: ``light`` or ``dark``.
+    """
+    matrix = np.asarray(values, dtype=float)
+    if matrix.ndim != 2 or not matrix.size:
+        raise ValueError(sentence("heat_map", "values must have shape (r, c), not empty", matrix.shape))
+    colours = theme_named(theme)
+    high, wide = matrix.shape
+    width = float(np.clip(4.6 * wide / high, 3.4, 7.0)) + 1.0
+    figure, (ax,) = canvas(width=width, height=4.4 if high > 4 else 1.4 + 0.6 * high, theme=theme)
+    bound = float(np.nanmax(np.abs(matrix))) if diverging and np.isfinite(matrix).any() else None
+    image = ax.imshow(
+        matrix,
+        cmap=colours.diverging if diverging else colours.sequential,
+        aspect="auto" if rows or columns else "equal",
+        interpolation="nearest",
+        vmin=None if bound is None else -bound,
+        vmax=bound,
+    )
+    ax.grid(False)
+    if rows is not None:
+        ax.set_yticks(range(high), rows)
+    if columns is not None:
+        turned = max(map(len, columns)) * wide > 60
+        ax.set_xticks(range(wide), columns, rotation=35 if turned else 0, ha="right" if turned else "center")
+    if (rows or columns) and matrix.size <= 150:
+        _write_values(ax, matrix, image)
+    scale = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02)
+    scale.set_label(label, color=colours.soft)
+    scale.ax.tick_params(colors=colours.soft, labelsize=8, length=0)
+    scale.outline.set_visible(False)
+    _label(ax, x_label, y_label, title)
+    return figure
+
+
+def regions(
+    predict: Callable[[NDArray[np.float64]], ArrayLike],
+    points: ArrayLike,
+    labels: ArrayLike,
+    *,
+    names: Sequence[str] | None = None,
+    x_label: str = "",
+    y_label: str = "",
+    title: str = "",
+    grid: int = 160,
+    theme: str = "light",
+) -> Figure:
+    """Points of the plane by class, over the classes that ``predict`` gives around them.
+
+    Args:
+        predict: Rows ``(g, 2)`` -> classes ``(g,)``, whole numbers from 0.
+        points: ``(n, 2)``.
+        labels: Classes ``(n,)``, whole numbers from 0.
+        names: The classes' names, for the legend.
+        x_label: Under the picture.
+        y_label: Beside it.
+        title: Above it.
+        grid: Places asked along each side.
+        theme: ``light`` or ``dark``.
+    """
+    x, y = np.asarray(points, dtype=float), np.asarray(labels).astype(int)
+    if x.ndim != 2 or x.shape[1] != 2 or len(x) != len(y) or not len(x):
+        raise ValueError(sentence("regions", "points and labels must have shapes (n, 2) and (n,)", (x.shape, y.shape)))
+    figure, (ax,) = canvas(width=5.2, height=4.4, theme=theme)
+    colours = theme_named(theme)
+    low, high = x.min(0), x.max(0)
+    margin = 0.06 * np.maximum(high - low, 1e-9)
+    low, high = low - margin, high + margin
+    across, up = (np.linspace(low[i], high[i], grid) for i in (0, 1))
+    mesh = np.stack(np.meshgrid(across, up), -1).reshape(-1, 2)  # (grid^2, 2)
+    classes = np.asarray(predict(mesh)).astype(int).reshape(grid, grid)
+    shades = np.array([_rgb(colour) for colour in colours.series])[classes % len(colours.series)]
+    washed = np.concatenate([shades, np.full((grid, grid, 1), 0.22)], -1)
+    ax.imshow(washed, extent=(low[0], high[0], low[1], high[1]), origin="lower", aspect="auto", interpolation="nearest")
+    for c in np.unique(y):
+        ax.scatter(
+            x[y == c, 0],
+            x[y == c, 1],
+            s=22,
+            marker=MARKERS[c % len(MARKERS)],
+            color=colours.series[c % len(colours.series)],
+            edgecolors=colours.paper,
+            linewidths=0.6,
+            label=names[c] if names is not None else f"class {c}",
+            rasterized=len(x) > 2000,
+        )
+    ax.grid(False)
+    _label(ax, x_label, y_label, title)
+    _legend(figure, ax, colours, len(np.unique(y)))
+    return figure
+
+
+def reliability(
+    count: ArrayLike, confidence: ArrayLike, accuracy: ArrayLike, *, title: str = "", theme: str = "light"
+) -> Figure:
+    """Accuracy against confidence by bin, from ``metrics.calibration``; the gap to the diagonal is the error.
+
+    Below it, the share of rows in each bin, so that a wild but empty bin is seen for what it is.
+    """
+    n, sure, right = (np.asarray(v, dtype=float) for v in (count, confidence, accuracy))
+    if n.ndim != 1 or not n.shape == sure.shape == right.shape or not n.sum() > 0:
+        got = (n.shape, sure.shape, right.shape)
+        raise ValueError(sentence("reliability", "count, confidence and accuracy must be (bins,), not all empty", got))
+    figure, (top, below) = canvas(2, 1, width=4.4, height=5.0, theme=theme)
+    colours = theme_named(theme)
+    edges = np.linspace(0, 1, len(n) + 1)
+    middle, thick, filled = (edges[:-1] + edges[1:]) / 2, 0.92 / len(n), n > 0
+    gap = np.abs(sure - right)[filled]
+    top.bar(middle[filled], right[filled], thick, color=colours.series[0], label="accuracy")
+    top.vlines(middle[filled], right[filled], sure[filled], color=colours.series[1], linewidth=2.0)
+    top.plot(middle[filled], sure[filled], "o", color=colours.series[1], markersize=4.5, label="mean confidence")
+    top.plot([0, 1], [0, 1], color=colours.soft, linewidth=1.2, linestyle=DASHES[1])
+    below.bar(middle, n / n.sum(), thick, color=colours.series[-1])
+    error = float((n[filled] / n.sum() * gap).sum())
+    _label(top, "", "accuracy", title or f"expected calibration error {error:.3f}")
+    _label(below, "confidence", "share of rows", "")
+    for ax in (top, below):
+        ax.set_xlim(0, 1)
+    top.set_ylim(0, 1)
+    grid = top.get_gridspec()
+    assert grid is not None
+    grid.set_height_ratios([3, 1])
+    top.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=colours.ink)
+    return figure
+
+
+def _pair(where: str, name: str, curve: Mapping[str, Sequence[float]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    x, y = (np.asarray(curve[axis], dtype=float) for axis in ("x", "y"))
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(sentence(where, f"x and y of {name!r} must be as long", f"{x.shape} and {y.shape}"))
+    return x, np.where(np.isfinite(y), y, np.nan)
+
+
+def _some(where: str, name: str, values: Mapping[str, object]) -> None:
+    if not values:
+        raise ValueError(sentence(where, f"{name} must have at least one name", "none"))
+
+
+def _label(ax: Axes, x_label: str, y_label: str, title: str) -> None:
+    ax.set_xlabel(x_label)
+    ax.set_ylabel(y_label)
+    ax.set_title(title, loc="center")
+
+
+def _legend(figure: Figure, ax: Axes, theme: Theme, entries: int, *, inside: bool = False) -> None:
+    if entries < 2:
+        return
+    if inside and entries <= _MANY:
+        ax.legend(frameon=False, fontsize=9, labelcolor=theme.ink)
+        return
+    # Constrained layout makes room outside the axes only for the figure's own legend.
+    columns = min(3 if entries > _MANY else entries, 4)
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9, labelcolor=theme.ink)
+
+
+def _write_values(ax: Axes, matrix: NDArray[np.float64], image: Any) -> None:
+    for (i, j), value in np.ndenumerate(matrix):
+        if np.isfinite(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+            # Named colours: the cell's shade is the same on both pages, so its text must be too.
+            ax.text(j, i, f"{value:.3g}", ha="center", va="center", fontsize=8, color="#fefefe" if dark else "#101010")
+
+
+def _rgb(colour: str) -> list[float]:
+    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -1,0 +1,161 @@
+"""The one plotting style: colours for light and dark pages, an empty canvas, and the ways out of it.
+
+Matplotlib is imported when the first picture is drawn, and never through pyplot: no window, no global state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from typing import TYPE_CHECKING
+
+from ..checks import choice
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["DARK", "LIGHT", "Theme", "canvas", "png", "svg", "theme_named"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Theme:
+    """Colours by what they are for.
+
+    The series keep apart for the colour-blind (hues after Okabe and Ito) and stand at 3:1 or more against the paper.
+    """
+
+    name: str
+    paper: str
+    ink: str
+    soft: str  # axis labels, ticks
+    line: str  # grid, frames
+    series: tuple[str, ...]
+    sequential: str  # a colour map, least value nearest to the paper
+    diverging: str
+
+
+LIGHT = Theme(
+    "light",
+    paper="#ffffff",
+    ink="#1c1d21",
+    soft="#5c6068",
+    line="#dedcd5",
+    series=("#0072b2", "#d55e00", "#00845f", "#b0538a", "#946800", "#4b5bd6", "#66707c"),
+    sequential="YlGnBu",
+    diverging="RdBu_r",
+)
+DARK = Theme(
+    "dark",
+    paper="#1c1f23",
+    ink="#e9e7e2",
+    soft="#a6aab2",
+    line="#353a41",
+    series=("#4aa8e8", "#ff8b3d", "#35c79a", "#e08fc0", "#e0b23a", "#9aa4ff", "#a9b1bb"),
+    sequential="YlGnBu_r",
+    diverging="RdBu_r",
+)
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # when the colours come round again
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def theme_named(name: str) -> Theme:
+    """The theme of that name, ``light`` or ``dark``."""
+    return {"light": LIGHT, "dark": DARK}[choice("figures", "theme", name, ("light", "dark"))]
+
+
+def canvas(
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    width: float | None = None,
+    height: float | None = None,
+    theme: str = "light",
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure in the house style and its axes, row by row, for pictures that have no function here.
+
+    Args:
+        rows: Axes from top to bottom.
+        columns: Axes from left to right.
+        width: Inches; by default 6.4 for one column, 3.6 for each of several.
+        height: Inches; by default 3.6 for one row, 3.1 for each of several.
+        theme: ``light`` or ``dark``.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    colours = theme_named(theme)
+    size = (
+        width or (6.4 if columns == 1 else 3.6 * columns),
+        height or (3.6 if rows == 1 else 3.1 * rows),
+    )
+    room = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=size, dpi=110, layout=room, facecolor=colours.paper)
+    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes:
+        dress(ax, colours)
+    return figure, axes
+
+
+def dress(ax: Axes, theme: Theme) -> None:
+    """Give axes the house's colours, a quiet grid and no box."""
+    from cycler import cycler
+
+    ax.set_facecolor("none")
+    ax.set_prop_cycle(cycler(color=list(theme.series)))
+    ax.set_axisbelow(True)
+    ax.grid(True, color=theme.line, linewidth=0.7)
+    ax.tick_params(which="both", colors=theme.soft, labelsize=9, length=0)
+    for side, spine in ax.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(theme.line)
+    for label in (ax.xaxis.label, ax.yaxis.label):
+        label.set_color(theme.soft)
+        label.set_fontsize(10)
+    ax.title.set_color(theme.ink)
+    ax.title.set_fontsize(11)
+
+
+def svg(figure: Figure) -> str:
+    """The figure as one ``<svg>`` element to put into a page, right on light and on dark screens.
+
+    Its colours are CSS variables that follow ``prefers-color-scheme``; text stays text; the background is clear.
+    The same figure gives the same bytes.
+    """
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mercer"}):
+        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), text)
+    text = re.sub(r"'DejaVu Sans'(, [^;\"]*)?sans-serif", "system-ui, sans-serif", text)
+    end = text.index(">") + 1
+    return f"{text[:end]}\n <style>{_DARK_RULE}</style>{text[end:]}"
+
+
+def png(figure: Figure, dpi: int = 160) -> bytes:
+    """The figure as a PNG image, in the theme it was drawn in."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, facecolor=figure.get_facecolor())
+    return buffer.getvalue()
+
+
+def _slots(theme: Theme) -> dict[str, str]:
+    named = {name: getattr(theme, name) for name in ("paper", "ink", "soft", "line")}
+    return named | {f"s{i}": colour for i, colour in enumerate(theme.series)}
+
+
+# Either theme's colour -> the variable that carries both.
+_VARIABLES = {
+    colour: f"var(--mercer-{slot}, {_slots(LIGHT)[slot]})"
+    for theme in (LIGHT, DARK)
+    for slot, colour in _slots(theme).items()
+}
+_DARK_RULE = (
+    "@media screen and (prefers-color-scheme: dark) {:root {"
+    + " ".join(f"--mercer-{slot}: {colour};" for slot, colour in _slots(DARK).items())
+    + "}}"
+)

@@ -1,0 +1,150 @@
+"""Pictures: the numbers they show, one style on light and dark pages, no matplotlib until one is drawn."""
+
+import io
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mercer import figures
+
+CURVES = {
+    "a": {"x": [0, 1, 2], "y": [1.0, float("nan"), 3.0], "low": [0.5, 1, 2], "high": [1.5, 2, 4]},
+    "b": {"x": [0, 1, 2], "y": [2.0, 2.0, float("inf")]},
+}
+POINTS = np.array([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+DRAW = {  # a new picture joins every test below by adding one line here
+    "lines": lambda theme: figures.lines(CURVES, x_label="epoch", y_label="loss", title="T", theme=theme),
+    "many": lambda theme: figures.lines({f"c{i}": CURVES["b"] for i in range(12)}, theme=theme),
+    "bars": lambda theme: figures.bars(
+        {"ours": {"p": 1.0, "q": 2.0}, "paper": {"p": 1.5}}, errors={"ours": {"p": 0.1}}, theme=theme
+    ),
+    "heat_map": lambda theme: figures.heat_map(np.eye(3), rows="abc", columns="xyz", diverging=True, theme=theme),
+    "regions": lambda theme: figures.regions(lambda g: g[:, 0] > 0.5, POINTS, [0, 1, 2], grid=20, theme=theme),
+    "reliability": lambda theme: figures.reliability([1, 0, 3], [0.3, np.nan, 0.9], [0.0, np.nan, 1.0], theme=theme),
+    "canvas": lambda theme: figures.canvas(1, 2, theme=theme)[0],
+}
+
+
+@pytest.fixture(params=DRAW)
+def draw(request):
+    return DRAW[request.param]
+
+
+@pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK])
+def test_every_picture_is_drawn_on_its_themes_paper(draw, theme):
+    image = Image.open(io.BytesIO(figures.png(draw(theme.name), dpi=40))).convert("RGB")
+    assert "#{:02x}{:02x}{:02x}".format(*image.getpixel((0, 0))) == theme.paper
+    assert len(image.getcolors(100_000)) > 3
+
+
+def test_both_themes_give_one_svg_that_follows_the_page(draw):
+    light = figures.svg(draw("light"))
+    assert light.startswith("<svg") and ET.fromstring(light).tag.endswith("svg")
+    assert "@media screen and (prefers-color-scheme: dark)" in light
+    body = light.split("</style>", 1)[1]
+    fixed = set(re.findall(r"(?<!, )#[0-9a-f]{6}\b", body))
+    assert fixed <= {"#fefefe", "#101010"}  # the numbers on a heat map, whose cells keep their colours
+    assert figures.svg(draw("light")) == light
+    if "<image" not in light:
+        assert without_ids(figures.svg(draw("dark"))) == without_ids(light)
+
+
+def without_ids(text):
+    """Matplotlib names a marker by a hash of its shape and colour."""
+    return re.sub(r"\b[a-z][0-9a-f]{10}\b", "", text)
+
+
+def test_svg_text_stays_text():
+    text = figures.svg(DRAW["lines"]("light"))
+    assert ">epoch</text>" in text and ">loss</text>" in text and "system-ui" in text and "DejaVu" not in text
+
+
+def test_a_figure_can_be_made_narrow_after_it_was_drawn():
+    figure = DRAW["lines"]("light")
+    wide = figures.svg(figure)
+    figure.set_size_inches(3.0, 3.0)
+    assert 'width="216pt"' in figures.svg(figure) and 'width="216pt"' not in wide
+
+
+def test_lines_show_the_numbers_and_leave_gaps():
+    (ax,) = DRAW["lines"]("light").axes
+    first, second = ax.get_lines()
+    np.testing.assert_array_equal(first.get_ydata(), [1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(second.get_ydata(), [2.0, 2.0, np.nan])
+    assert len(ax.collections) == 1 and first.get_color() != second.get_color()
+
+
+def test_when_the_colours_come_round_the_dashes_change():
+    (ax,) = DRAW["many"]("light").axes
+    looks = {(line.get_color(), str(line._dash_pattern)) for line in ax.get_lines()}
+    assert len(looks) == 12
+
+
+def test_bars_leave_out_what_is_missing():
+    (ax,) = DRAW["bars"]("light").axes
+    widths = [patch.get_width() for patch in ax.patches]
+    np.testing.assert_array_equal(widths, [1.0, 2.0, 1.5, np.nan])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["p", "q"]
+
+
+def test_regions_ask_for_the_plane_around_the_points():
+    asked = []
+    figures.regions(lambda g: asked.append(g) or np.zeros(len(g)), POINTS, [0, 1, 2], grid=7)
+    (grid,) = asked
+    assert grid.shape == (49, 2) and (grid.min(0) < 0).all() and (grid.max(0) > 1).all()
+
+
+def test_reliability_names_its_error():
+    top = DRAW["reliability"]("light").axes[0]
+    assert top.get_title() == "expected calibration error 0.150"  # (1 * 0.3 + 3 * 0.1) / 4
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+@pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK])
+def test_colours_can_be_told_from_the_paper(theme):
+    def contrast(a, b):
+        low, high = sorted([luminance(a), luminance(b)])
+        return (high + 0.05) / (low + 0.05)
+
+    assert all(contrast(colour, theme.paper) >= 3 for colour in theme.series)
+    assert contrast(theme.ink, theme.paper) >= 7 and contrast(theme.soft, theme.paper) >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: figures.lines({}), r"lines: curves must have at least one name; got none"),
+        (
+            lambda: figures.lines({"a": {"x": [1], "y": [1, 2]}}),
+            r"x and y of 'a' must be as long; got \(1,\) and",
+        ),
+        (lambda: figures.lines(CURVES, theme="sepia"), r"figures: theme must be one of 'light', 'dark'; got 'sepia'"),
+        (lambda: figures.heat_map(np.ones(3)), r"heat_map: values must have shape \(r, c\), not empty; got \(3,\)"),
+        (
+            lambda: figures.regions(len, np.ones((2, 3)), [0, 1]),
+            r"points and labels must have shapes \(n, 2\)",
+        ),
+        (lambda: figures.reliability([0], [0], [0]), r"reliability: count, .* not all empty; got"),
+    ],
+)
+def test_bad_input_is_named(call, reason):
+    with pytest.raises(ValueError, match=reason):
+        call()
+
+
+def test_matplotlib_comes_with_the_first_picture_and_never_through_pyplot():
+    code = (
+        "import sys; from mercer import figures; assert 'matplotlib' not in sys.modules;"
+        "figures.svg(figures.lines({'a': {'x': [1, 2], 'y': [1, 2]}})); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -11,6 +11,8 @@ from torch import nn
 import mercer
 from mercer import kernels
 from mercer.kernels import (
+    NNGP,
+    NTK,
     RBF,
     ArcCosine,
     Cosine,
@@ -51,6 +53,10 @@ CASES = {
     "function": lambda: FunctionKernel(lambda x, y: (1 + x @ y.mT) ** 2),
     "relu_gram": lambda: ReLUGram(),
     "relu_gram_of_rbf": lambda: ReLUGram(RBF(0.7)),
+    "nngp_relu": lambda: NNGP(2, bias_var=0.1),
+    "nngp_erf": lambda: NNGP(3, "erf", 1.5, 0.2),
+    "ntk_relu": lambda: NTK(2),
+    "ntk_erf": lambda: NTK(1, "erf", 1.5, 0.2),
     "sum": lambda: RBF() + Linear(),
     "product": lambda: RBF(0.5) * Polynomial(2),
     "scaled": lambda: 2.0 * RBF(0.4),

@@ -3,20 +3,30 @@
 from . import functionals
 from .algebra import Normalized, Power, Product, Scaled, Sum
 from .base import Kernel
+from .conv_nngp import ConvNNGP, ConvNTK
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
+from .empirical_ntk import EmpiricalNTK
 from .given import FunctionKernel, Precomputed
+from .monte_carlo import MonteCarloNNGP, Trajectory
+from .nngp import NNGP, NTK
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern
 
 __all__ = [
+    "NNGP",
+    "NTK",
     "RBF",
     "ArcCosine",
+    "ConvNNGP",
+    "ConvNTK",
     "Cosine",
+    "EmpiricalNTK",
     "FunctionKernel",
     "Kernel",
     "Laplacian",
     "Linear",
     "Matern",
+    "MonteCarloNNGP",
     "Normalized",
     "Polynomial",
     "Power",
@@ -25,5 +35,6 @@ __all__ = [
     "ReLUGram",
     "Scaled",
     "Sum",
+    "Trajectory",
     "functionals",
 ]

@@ -1,0 +1,197 @@
+"""The neural tangent kernel of a finite network: exact, by finite differences, by JVP, or of low rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import block_rows, slices
+from ..modules import trainable, unwrap
+from .network import NetworkKernel, seed_from
+from .tangents import Tangents
+
+METHODS = ("exact", "finite_difference", "jvp", "low_rank")
+_BUDGET = 256 * 2**20  # bytes of Jacobian held at once where `block` is not given
+
+
+class EmpiricalNTK(NetworkKernel):
+    r"""Tangent kernel :math:`k(x, y) = \partial_\theta g(x) \, \partial_\theta g(y)^\top` of a network as it is.
+
+    (deng2022, slide "The modern kernels".) The parameters are those that require grad.
+
+    - ``"exact"``: Jacobians of ``block`` rows at a time, one output at a time for a trace; never n c x p numbers.
+    - ``"finite_difference"``: :math:`\tfrac1S \sum_s d_s(x) d_s(y)^\top` with
+      :math:`d_s(x) = (g(x, \theta + \epsilon v_s) - g(x, \theta)) / \epsilon` and random signs :math:`v_s`, for which
+      :math:`E[v v^\top] = I` (deng2022, slide "Enable the learning of NN-GP kernels and NTKs"); S + 1 forward passes,
+      error :math:`O(1 / \sqrt S)`.
+    - ``"jvp"``: the same with the exact derivative along :math:`v_s`.
+    - ``"low_rank"``: :math:`J(x) Q Q^\top J(y)^\top` for S orthonormal directions Q that span the dominant range of
+      :math:`J^\top` on the rows of ``fit`` (randomised range finder by VJP, one power step); below the exact kernel in
+      the positive semi-definite order, with the error of the eigenvalues left out. Without ``fit`` the directions are
+      found anew from the rows of each call.
+
+    Args:
+        model: The network, held, not registered.
+        outputs: ``"trace"`` -> ``(n, m)``, summed over outputs; ``"full"`` -> ``(n, m, c, c)``; a number picks one.
+        method: As above.
+        samples: S, directions; the exact method has none.
+        block: Rows whose Jacobians are held at once (twice, for x and for y); by default as many as fit 256 MiB.
+        epsilon: Step of ``"finite_difference"``; by default :math:`\sqrt{eps} (1 + \|\theta\|) / \|v\|`.
+        iterations: Power steps of ``"low_rank"``.
+        generator: Decides the directions; one seed is drawn from it, and the kernel is then a fixed function.
+    """
+
+    directions: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        outputs: str | int = "trace",
+        method: str = "exact",
+        samples: int = 100,
+        block: int | None = None,
+        epsilon: float | None = None,
+        iterations: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(outputs)
+        if not isinstance(model, nn.Module):
+            raise TypeError(checks.sentence("EmpiricalNTK", "model must be an nn.Module", type(model).__name__))
+        if not trainable(model):
+            fix = "Unfreeze some with requires_grad_(True)."
+            raise ValueError(
+                checks.sentence("EmpiricalNTK", "model must have parameters that require grad", "none", fix)
+            )
+        self._held = (unwrap(model),)
+        self.method = checks.choice("EmpiricalNTK", "method", method, METHODS)
+        self.samples = checks.integer("EmpiricalNTK", "samples", samples, 1)
+        self.block = None if block is None else checks.integer("EmpiricalNTK", "block", block, 1)
+        self.epsilon = None if epsilon is None else checks.positive("EmpiricalNTK", "epsilon", epsilon)
+        self.iterations = checks.integer("EmpiricalNTK", "iterations", iterations, 0)
+        self.seed = seed_from(generator)
+        self.register_buffer("directions", torch.empty(0))
+
+    @override
+    def networks(self) -> Sequence[nn.Module]:
+        return self._held
+
+    def fit(self, x: Tensor) -> Self:  # (n, ...)
+        """Find the directions of ``"low_rank"`` on these rows; of no effect for the other methods."""
+        if self.method == "low_rank":
+            x = self.prepare("x", x)
+            checks.finite("EmpiricalNTK", "x", x)
+            self.directions = self._range(x)
+        return self
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, ...), (m, ...) -> (n, m) or (n, m, c, c)
+        if self.method == "exact":
+            return self._exact(x, y)
+        if self.method == "low_rank" and not self.directions.numel():
+            q = self._range(x if y is x else torch.cat((x, y)))
+            fx = self._tangents(x).along(x, q)
+            return self.joined(fx, fx if y is x else self._tangents(y).along(y, q))
+        return super().gram(x, y)
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,) or (n, c, c)
+        if self.method != "exact":
+            if self.method == "low_rank" and not self.directions.numel():
+                gram = self.gram(x, x)
+                return gram.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+            return super().gram_diag(x)
+        tangents = self._tangents(x)
+        parts = []
+        for rows in slices(len(x), self._rows(tangents, x)):
+            if self.matrix_valued:
+                jacobian = tangents.jacobian(x[rows])
+                parts.append(sum((j @ j.mT for j in jacobian), x.new_zeros(())))
+            else:
+                each = (tangents.gradient(x[rows], output) for output in range(tangents.outputs(x)))
+                parts.append(sum((j.square().sum(1) for gradient in each for j in gradient), x.new_zeros(())))
+        return torch.cat(parts) if parts else x.new_zeros(0)
+
+    @override
+    def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, S)
+        r""":math:`\varphi(x)`, :math:`k(x, y) \approx \varphi(x) \varphi(y)^\top`; of ``"exact"``, the Jacobian."""
+        tangents = self._tangents(x)
+        if self.method == "exact":
+            return torch.cat(tangents.jacobian(x), 2)
+        if self.method == "low_rank":
+            return tangents.along(x, self.directions if self.directions.numel() else self._range(x))
+        signs = tangents.random_signs(self.samples, self.seed, x)
+        if self.method == "jvp":
+            return tangents.along(x, signs) / math.sqrt(self.samples)
+        return tangents.differences(x, signs, self.epsilon) / math.sqrt(self.samples)
+
+    def _exact(self, x: Tensor, y: Tensor) -> Tensor:
+        tangents = self._tangents(x)
+        c = tangents.outputs(x)
+        block = self._rows(tangents, x)
+        gram = x.new_zeros((len(x), len(y), c, c) if self.matrix_valued else (len(x), len(y)))
+        gram = gram if gram.is_floating_point() else gram.to(torch.get_default_dtype())
+        strips = []
+        for rows in slices(len(x), block):
+            tiles = [
+                None if y is x and columns.start < rows.start else self._tile(tangents, x[rows], y[columns], c)
+                for columns in slices(len(y), block)
+            ]
+            strips.append(tiles)
+        if not strips or not strips[0]:
+            return gram
+        return _assembled(strips)
+
+    def _tile(self, tangents: Tangents, x: Tensor, y: Tensor, c: int) -> Tensor:
+        if self.matrix_valued:
+            pairs = zip(tangents.jacobian(x), tangents.jacobian(y), strict=True)
+            return sum((self.joined(a, b) for a, b in pairs), x.new_zeros(()))
+        total = None
+        for output in range(c):
+            left = tangents.gradient(x, output)
+            right = left if y is x else tangents.gradient(y, output)
+            for a, b in zip(left, right, strict=True):
+                total = a @ b.mT if total is None else total + a @ b.mT
+        assert total is not None
+        return total
+
+    def _rows(self, tangents: Tangents, x: Tensor) -> int:
+        if self.block is not None:
+            return self.block
+        width = tangents.size * (tangents.outputs(x) if self.matrix_valued else 1)
+        return block_rows(2 * width * tangents.dtype.itemsize, budget=_BUDGET)
+
+    def _range(self, x: Tensor) -> Tensor:  # (n, ...) -> (p, r)
+        with torch.no_grad():
+            return self._tangents(x).range_of(x, self.samples, self.iterations, self.seed, self.block)
+
+    def _tangents(self, x: Tensor) -> Tangents:
+        return Tangents(self._held[0], x, self.chosen)
+
+    @override
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        incoming = state_dict.get(prefix + "directions")
+        if incoming is not None and incoming.shape != self.directions.shape:
+            self.directions = torch.empty_like(incoming, device=self.directions.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _assembled(strips: list[list[Tensor | None]]) -> Tensor:
+    """Rows of tiles put together; a missing tile is the transpose of its mirror image."""
+    rows = []
+    for i, tiles in enumerate(strips):
+        filled = []
+        for j, tile in enumerate(tiles):
+            mirror = strips[j][i] if tile is None else None
+            if mirror is not None:  # (m, n) or (m, n, c, c): both pairs of axes change places
+                tile = mirror.transpose(0, 1) if mirror.ndim == 2 else mirror.transpose(0, 1).transpose(2, 3)
+            assert tile is not None
+            filled.append(tile)
+        rows.append(torch.cat(filled, 1))
+    return torch.cat(rows)

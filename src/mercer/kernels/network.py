@@ -1,0 +1,144 @@
+"""What kernels of finite networks share: rows of any shape, outputs traced or kept, features in place of Grams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import slices
+from ..modules import unwrap
+from .base import Kernel
+
+OUTPUTS = ("trace", "full")
+
+
+class NetworkKernel(Kernel):
+    r"""A kernel :math:`k(x, y) = \sum_f \varphi_f(x) \varphi_f(y)^\top` of networks with c outputs.
+
+    A variant writes :meth:`features`. The networks are held, not registered: ``parameters()`` and ``state_dict()`` of
+    the kernel do not show them, and they are run in ``eval`` mode (batch normalisation by its running statistics, no
+    dropout), their modes put back afterwards. Rows may have any shape; whole numbers stay so for a network with an
+    embedding layer. The data's dtype wins over the weights'.
+
+    Args:
+        outputs: ``"trace"`` sums over the outputs, ``(n, m)``; ``"full"`` keeps a ``(c, c)`` matrix for each pair,
+            ``(n, m, c, c)``; a number picks one output.
+    """
+
+    def __init__(self, outputs: str | int) -> None:
+        super().__init__()
+        where = type(self).__name__
+        if isinstance(outputs, str):
+            checks.choice(where, "outputs", outputs, OUTPUTS)
+        else:
+            checks.integer(where, "outputs", outputs, 0)
+        self.outputs = outputs
+
+    @property
+    def matrix_valued(self) -> bool:
+        """Whether ``k(x, y)`` is a ``(c, c)`` matrix for each pair."""
+        return self.outputs == "full"
+
+    def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, f)
+        r""":math:`\varphi(x)` of checked rows, of one output where ``outputs`` says so; what a variant must write."""
+        raise NotImplementedError(f"{type(self).__name__} must define features(x)")
+
+    def networks(self) -> Sequence[nn.Module]:
+        """The networks held; used to look at devices and layers."""
+        return ()
+
+    @override
+    def prepare(self, name: str, x: Tensor) -> Tensor:
+        where = type(self).__name__
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                checks.sentence(where, f"{name} must be a tensor", type(x).__name__, "Use torch.as_tensor.")
+            )
+        if x.ndim < 2:
+            fix = f"Use {name}[:, None] for one feature, {name}[None] for one row."
+            raise ValueError(checks.sentence(where, f"{name} must have shape (n, ...)", tuple(x.shape), fix))
+        checks.matrix(where, name, x.flatten(1) if len(x) else x.reshape(0, 1))
+        for network in self.networks():
+            weight = next(unwrap(network).parameters(), None)
+            if weight is not None:
+                checks.same_device(where, name, x.device, "the network", weight.device)
+        tokens = not x.is_floating_point() and any(
+            isinstance(layer, nn.Embedding) for network in self.networks() for layer in network.modules()
+        )
+        return x if tokens else checks.floating(x)
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, ...), (m, ...) -> (n, m) or (n, m, c, c)
+        fx = self.features(x)
+        return self.joined(fx, fx if y is x else self.features(y))
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,) or (n, c, c)
+        features = self.features(x)
+        return features @ features.mT if self.matrix_valued else features.square().sum((1, 2))
+
+    @override
+    def matmul(self, x: Tensor, y: Tensor | None, v: Tensor, *, block: int | None = None) -> Tensor:
+        """``K(x, y) @ v`` without ever holding K; of a matrix-valued kernel ``v`` is ``(m, c)`` or ``(m, c, r)``."""
+        if not self.matrix_valued:
+            return super().matmul(x, y, v, block=block)
+        x, y = self._pair(x, y)
+        if v.ndim not in (2, 3) or len(v) != len(y):
+            need = f"v must have shape ({len(y)}, c) or ({len(y)}, c, r)"
+            raise ValueError(checks.sentence(f"{type(self).__name__}.matmul", need, tuple(v.shape)))
+        columns = v if v.ndim == 3 else v[..., None]
+        parts = [
+            torch.einsum("nmij,mjr->nir", self.gram(x[rows], y), columns.to(x.dtype))
+            for rows in slices(len(x), block or 64)
+        ]
+        product = torch.cat(parts)
+        return product if v.ndim == 3 else product[..., 0]
+
+    def joined(self, fx: Tensor, fy: Tensor) -> Tensor:  # (n, c, f), (m, c, f) -> (n, m) or (n, m, c, c)
+        """The Gram matrix of features."""
+        if not self.matrix_valued:
+            return fx.flatten(1) @ fy.flatten(1).mT
+        (n, c, _), m = fx.shape, len(fy)
+        return (fx.flatten(0, 1) @ fy.flatten(0, 1).mT).reshape(n, c, m, c).transpose(1, 2)
+
+    def chosen(self, output: Tensor) -> Tensor:  # (n, ...) -> (n, c)
+        """A network's outputs as ``(n, c)``, or ``(n, 1)`` where ``outputs`` picks one."""
+        flat = output.reshape(len(output), -1) if output.ndim > 1 else output[:, None]
+        if isinstance(self.outputs, str):
+            return flat
+        if self.outputs >= flat.shape[1]:
+            reach = f"outputs must be in 0..{flat.shape[1] - 1}, the network's outputs"
+            raise ValueError(checks.sentence(type(self).__name__, reach, self.outputs))
+        return flat[:, self.outputs, None]
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """The network in ``eval`` mode, attention in plain operations that have all derivatives; then as it was."""
+    modes = {module: module.training for module in network.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        network.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def in_dtype(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Weights and statistics in the data's dtype; counters stay whole numbers."""
+    return {name: t.detach().to(dtype) if t.is_floating_point() else t.detach() for name, t in tensors.items()}
+
+
+def seed_from(generator: torch.Generator | None) -> int:
+    """One seed for a kernel's own draws, so that it is the same function at every call."""
+    return int(torch.randint(2**31 - 1, (1,), generator=generator))

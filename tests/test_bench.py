@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from mercer import bench
-from mercer.bench.compare import run_case
+from mercer.bench.compare import _score_ratio, run_case
 from mercer.bench.memory import peak_mib
 from mercer.bench.timing import Contender, Sample, threads_set, time_in_turns
 
 SAMPLE = """
     import torch
-    from mercer.bench import Case, MissingDataError, Peer
+    from mercer.bench import Case, Peer
+    from mercer.data import MissingData
 
     def numbers():
         return torch.arange(1.0, 1001.0, dtype=torch.float64)
@@ -28,7 +29,7 @@ SAMPLE = """
         raise MemoryError("too large a Gram")
 
     def nothing():
-        raise MissingDataError("mnist is not there: set MERCER_DATA.")
+        raise MissingData("mnist is not there: set MERCER_DATA.")
 
     CASES = [
         Case(
@@ -59,10 +60,7 @@ def sample(tmp_path, monkeypatch):
 
 @pytest.fixture
 def lines(sample):
-    return {
-        line.who: line
-        for line in run_case(sample.CASES[0], "bench_sample", repeats=3, threads=1, memory=False)
-    }
+    return {line.who: line for line in run_case(sample.CASES[0], "bench_sample", repeats=3, threads=1, memory=False)}
 
 
 def test_contenders_take_turns_and_each_round_begins_with_another():
@@ -106,6 +104,13 @@ def test_a_peer_has_ratios_goals_and_a_version(lines):
     peer = lines["large"]
     assert peer.ratios["cpu"] > 1 and peer.met["cpu"] is True
     assert peer.version == torch.__version__.split("+")[0] or peer.version == torch.__version__
+
+
+def test_the_ratio_of_scores_is_turned_so_that_more_is_better_for_us():
+    assert _score_ratio(0.2, 0.1, "lower") == 2.0
+    assert _score_ratio(0.5, 1.0, "higher") == 2.0
+    assert _score_ratio(0.0, 0.0, "lower") is None
+    assert _score_ratio(None, 0.1, "lower") is None
 
 
 def test_a_peer_that_is_absent_is_shown_as_absent(lines):

@@ -247,7 +247,7 @@ def test_numbers_are_written_for_a_reader(value, text):
     [
         (1.1, "higher", None, "better"),
         (1.1, "lower", None, "worse"),
-        (1.1, "lower", 0.2, "within deviation"),
+        (1.1, "lower", 0.2, "within ±"),
         (1.1, "", None, ""),
         (1.0, "higher", None, ""),
     ],

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .compare import Line, area_names, json_lines, run
-from .timing import Case, MissingDataError, Peer
+from .timing import Case, Peer
 
-__all__ = ["Case", "Line", "MissingDataError", "Peer", "area_names", "json_lines", "run"]
+__all__ = ["Case", "Line", "Peer", "area_names", "json_lines", "run"]

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import checks
+from ..data import MissingData
 from .memory import peak_mib
-from .timing import OURS, Case, Contender, MissingDataError, Sample, threads_set, time_in_turns
+from .timing import OURS, Case, Contender, Sample, threads_set, time_in_turns
 
 __all__ = ["Line", "area_names", "json_lines", "run", "run_case"]
 
@@ -38,7 +39,7 @@ class Line:
         accuracy: the score of its answer.
         accuracy_name: what the score is.
         better: ``lower`` or ``higher``.
-        ratios: by measure, cost over ours; above 1 ours is cheaper.
+        ratios: by measure, cost over ours, and of the scores; above 1 ours is cheaper, or better.
         goals: least ratios on a peer's line; bounds on our own line.
         met: by measure, whether the goal is.
         threads: threads of every pool.
@@ -67,9 +68,7 @@ class Line:
 def area_names() -> list[str]:
     """Every area: the files beside this one that hold cases."""
     package = importlib.import_module(__package__ or "mercer.bench")
-    return sorted(
-        found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in _MACHINERY
-    )
+    return sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in _MACHINERY)
 
 
 def run(
@@ -110,10 +109,8 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
     everyone = case.contenders()
     try:
         data = case.setup()
-    except MissingDataError as reason:
-        return [
-            Line(area, case.name, one.name, "missing", why=str(reason), threads=threads) for one in everyone
-        ]
+    except MissingData as reason:
+        return [Line(area, case.name, one.name, "missing", why=str(reason), threads=threads) for one in everyone]
     absent = {one.name: why for one in everyone if (why := one.absence())}
     present = [one for one in everyone if one.name not in absent]
     rounds = min(repeats, case.repeats or repeats)
@@ -181,6 +178,7 @@ class _Measured:
         found = {"cpu": theirs.ratio(ours, "cpu"), "wall": theirs.ratio(ours, "wall")}
         mine, peak = self.peaks.get(OURS), self.peaks.get(name)
         found["memory"] = peak / mine if peak is not None and mine else None
+        found["accuracy"] = _score_ratio(self.scores[name], self.scores[OURS], self.case.better)
         return {measure: ratio for measure, ratio in found.items() if ratio is not None}
 
     def _within(self, costs: Mapping[str, float | None]) -> dict[str, bool]:
@@ -195,6 +193,13 @@ class _Measured:
 
 def _reached(ratios: Mapping[str, float], goals: Mapping[str, float]) -> dict[str, bool]:
     return {measure: ratios[measure] >= goal for measure, goal in goals.items() if measure in ratios}
+
+
+def _score_ratio(theirs: float | None, ours: float | None, better: str) -> float | None:
+    """How much better our score is; None where a score is absent, 0 or of the other sign."""
+    if theirs is None or ours is None or not theirs * ours > 0:
+        return None
+    return theirs / ours if better == "lower" else ours / theirs
 
 
 def _score(case: Case, data: Any, sample: Sample) -> float | None:

@@ -9,6 +9,9 @@ itself peaked higher.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import importlib
 import json
 import os
@@ -24,17 +27,13 @@ __all__ = ["main", "peak_mib"]
 _CHILD = "from mercer.bench.memory import main; main()"
 
 
-def peak_mib(
-    module: str, case: str, contender: str, *, threads: int, timeout: float = 3600.0
-) -> float | None:
+def peak_mib(module: str, case: str, contender: str, *, threads: int, timeout: float = 3600.0) -> float | None:
     """MiB that ``contender`` adds at its peak in ``case`` of ``module.CASES``; None if the child failed."""
     pools = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     environment = os.environ | pools | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     command = [sys.executable, "-c", _CHILD, module, case, contender, str(threads)]
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout, check=True
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=True)
         return float(json.loads(done.stdout.splitlines()[-1])["peak_mib"])
     except (subprocess.SubprocessError, ValueError, LookupError):
         return None
@@ -49,6 +48,7 @@ def main() -> None:
     contender.absence()  # imports what it needs
     with threads_set(int(threads)):
         data = chosen.setup()
+        _give_back_free_memory()
         reset = _reset_mark()
         before = _resident() if reset else _maximum()
         answer = contender.peer.work(data)
@@ -56,6 +56,13 @@ def main() -> None:
     del answer
     line = {"peak_mib": max(0, peak) / 2**20, "way": "high-water mark" if reset else "ru_maxrss"}
     sys.stdout.write(json.dumps(line) + "\n")
+
+
+def _give_back_free_memory() -> None:
+    """Return what the set-up freed to the system, else the work would reuse it unseen."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone has malloc_trim
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _reset_mark() -> bool:

@@ -2,7 +2,7 @@ r"""Ours against peers in one process, in turns: CPU and wall time, peak memory,
 
 To add an area, write ``bench/<area>.py`` with a list ``CASES``; nothing else has to be told. A case is
 
-    def data() -> Data: ...                       # untimed, made once; may raise MissingDataError
+    def data() -> Data: ...                       # untimed, made once; may raise mercer.data.MissingData
     def ours(data: Data) -> Tensor: ...           # the timed work; its answer goes to `accuracy`
     def theirs(data: Data) -> Tensor: ...         # the same work by the peer; import the library inside
 
@@ -21,7 +21,8 @@ To add an area, write ``bench/<area>.py`` with a list ``CASES``; nothing else ha
 - A **ratio** is the peer's cost over ours, in one measure: above 1 ours is cheaper. Times are the median
   over rounds of the ratio within a round, since each round runs every contender, in rotating order, on a
   machine that drifts.
-- ``Peer.goals`` are least ratios (``cpu``, ``wall``, ``memory``); ``Case.limits`` bound ours alone
+- ``Peer.goals`` are least ratios (``cpu``, ``wall``, ``memory``, and ``accuracy``, the quotient of the scores turned
+  so that above 1 ours is better); ``Case.limits`` bound ours alone
   (``cpu`` and ``wall`` in seconds, ``memory`` in MiB, ``accuracy`` in its own unit). A goal not met is
   shown, never raised.
 - ``Peer.needs`` names the modules the peer imports. If one cannot be imported the peer is shown as
@@ -48,16 +49,12 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-__all__ = ["OURS", "Case", "Contender", "MissingDataError", "Peer", "Sample", "time_in_turns"]
+__all__ = ["OURS", "Case", "Contender", "Peer", "Sample", "time_in_turns"]
 
 OURS = "mercer"
 _SHORTEST = 0.05  # seconds a timed sample should last, well above the clock's grain
 
 Work = Callable[[Any], Any]
-
-
-class MissingDataError(RuntimeError):
-    """The case's data is not on this machine; the message says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Peer:
     Args:
         work: takes the case's data, returns an answer that the case's ``accuracy`` can score.
         needs: modules it imports; the first one's distribution gives the version shown.
-        goals: least ratio peer / ours by measure (``cpu``, ``wall``, ``memory``).
+        goals: least ratio peer / ours by measure (``cpu``, ``wall``, ``memory``, ``accuracy``).
     """
 
     work: Work
@@ -81,7 +78,7 @@ class Case:
 
     Args:
         name: what is measured, with its size; unique within the area.
-        setup: makes the data, untimed; may raise :class:`MissingDataError`.
+        setup: makes the data, untimed; may raise :class:`mercer.data.MissingData`.
         ours: our work on the data.
         peers: the others, by the name shown.
         accuracy: scores an answer, untimed: ``accuracy(data, answer)``.
@@ -173,8 +170,7 @@ def time_in_turns(contenders: list[Contender], data: Any, *, repeats: int, warm:
     """Each round runs every contender once, beginning with another one each time."""
     samples = {contender.name: Sample() for contender in contenders}
     calls = {
-        contender.name: _calls(contender, data, samples[contender.name]) if warm else 1
-        for contender in contenders
+        contender.name: _calls(contender, data, samples[contender.name]) if warm else 1 for contender in contenders
     }
     for turn in range(repeats):
         start = turn % len(contenders)

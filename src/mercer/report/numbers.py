@@ -59,10 +59,10 @@ def difference(ours: float, published: float) -> tuple[str, str]:
 
 
 def verdict(ours: float, published: float, better: str, deviation: float | None) -> str:
-    """``better``, ``worse`` or ``within deviation``; nothing where the entry does not say which is better."""
+    """``better``, ``worse`` or ``within ±`` (the deviation); nothing where the entry does not say which is better."""
     gap = ours - published
     if deviation is not None and abs(gap) <= deviation:
-        return "within deviation"
+        return "within ±"
     if not better or gap == 0:
         return ""
     return "better" if (gap > 0) == (better == "higher") else "worse"

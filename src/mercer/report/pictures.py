@@ -61,13 +61,22 @@ def _figure(entry: Entry, done: list[Result]) -> Figure | None:
 
 
 def mean_curves(done: Iterable[Result]) -> dict[str, dict[str, list[float]]]:
-    """The curves by name; over seeds with the same x, the mean with a band of one deviation."""
-    groups: dict[str, list[dict[str, list[float]]]] = {}
+    """The curves by row, column and name; over seeds with the same x, the mean with a band of one deviation."""
+    groups: dict[tuple[str, str, str], list[dict[str, list[float]]]] = {}
     for result in done:
         for name, curve in result.curves.items():
-            parts = dict.fromkeys(part for part in (result.row, result.column, name) if part)
-            groups.setdefault(", ".join(parts), []).append({key: list(values) for key, values in curve.items()})
-    return {name: _mean(curves) for name, curves in groups.items()}
+            place = (result.row, result.column, name)
+            groups.setdefault(place, []).append({key: list(values) for key, values in curve.items()})
+    return {label: _mean(groups[place]) for place, label in _labels(list(groups)).items()}
+
+
+def _labels(places: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
+    """What tells the curves apart: a part that all of them share is left out."""
+    differs = [len(set(parts)) > 1 for parts in zip(*places, strict=True)]
+    kept = differs if any(differs) else [True] * 3
+    return {
+        place: ", ".join(part for part, keep in zip(place, kept, strict=False) if keep and part) for place in places
+    }
 
 
 def _mean(curves: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:

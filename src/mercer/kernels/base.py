@@ -102,11 +102,19 @@ class Kernel(Savable, nn.Module):
             gram = self.gram(part, y)
             return gram @ v.to(gram.dtype)
 
-        parts = [
-            checkpoint(product, x[rows], use_reentrant=False) if taped else product(x[rows])
-            for rows in slices(len(x), block)
-        ]
-        return torch.cat(parts) if parts else v.new_zeros((0, *v.shape[1:]))
+        blocks = list(slices(len(x), block))
+        if not blocks:
+            return v.new_zeros((0, *v.shape[1:]))
+        if taped:
+            return torch.cat([checkpoint(product, x[rows], use_reentrant=False) for rows in blocks])
+        first = product(x[blocks[0]])
+        # One result, written in place: small ones kept between the blocks would each sit in the memory that a block
+        # freed, and the heap would grow by a block each time, up to the size of K.
+        out = first.new_empty((len(x), *first.shape[1:]))
+        out[blocks[0]] = first
+        for rows in blocks[1:]:
+            out[rows] = product(x[rows])
+        return out
 
     def numpy(self, X: ArrayLike, Y: ArrayLike | None = None) -> NDArray[np.floating]:
         """The Gram matrix of numpy arrays, for scikit-learn: ``SVC(kernel=k.numpy)``."""

@@ -23,6 +23,7 @@ from mercer.kernels import (
     Matern,
     Polynomial,
     Precomputed,
+    RadialSeries,
     ReLUGram,
 )
 
@@ -57,6 +58,9 @@ CASES = {
     "nngp_erf": lambda: NNGP(3, "erf", 1.5, 0.2),
     "ntk_relu": lambda: NTK(2),
     "ntk_erf": lambda: NTK(1, "erf", 1.5, 0.2),
+    "radial_series": lambda: RadialSeries(),
+    "radial_series_gegenbauer": lambda: RadialSeries(6, basis="gegenbauer", positivity="softplus", dim=D),
+    "radial_series_limit": lambda: RadialSeries(4, positivity="softmax", indicators="limit"),
     "sum": lambda: RBF() + Linear(),
     "product": lambda: RBF(0.5) * Polynomial(2),
     "scaled": lambda: 2.0 * RBF(0.4),

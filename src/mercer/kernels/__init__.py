@@ -9,6 +9,7 @@ from .empirical_ntk import EmpiricalNTK
 from .given import FunctionKernel, Precomputed
 from .monte_carlo import MonteCarloNNGP, Trajectory
 from .nngp import NNGP, NTK
+from .radial_series import RadialSeries
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern
 
@@ -32,6 +33,7 @@ __all__ = [
     "Power",
     "Precomputed",
     "Product",
+    "RadialSeries",
     "ReLUGram",
     "Scaled",
     "Sum",

@@ -1,0 +1,66 @@
+r"""Gegenbauer polynomials scaled to 1 at t = 1: the functions of :math:`t = \langle u, v \rangle` that the sphere is made of.
+
+Schoenberg (1942): a radial kernel is positive definite on the sphere of :math:`R^d` exactly when its series in these
+polynomials has no negative coefficient. Positive definite in *every* dimension are only the series in powers of t.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["derivatives", "monomial_derivatives", "monomials", "recurrence"]
+
+
+def recurrence(order: int, dim: int) -> list[tuple[float, float]]:
+    r"""Factors (a, b) of :math:`P_{m+1}(t) = a \, t P_m(t) - b P_{m-1}(t)` for m = 1 .. order - 1.
+
+    With :math:`\lambda = (d - 2) / 2`, :math:`a = 2 (m + \lambda) / (m + 2 \lambda)` and :math:`b = m / (m + 2 \lambda)`.
+    d = 2 gives Chebyshev's polynomials, d = 3 Legendre's.
+    """
+    twice = float(dim - 2)
+    return [((2 * m + twice) / (m + twice), m / (m + twice)) for m in range(1, order)]
+
+
+def monomials(order: int, dim: int) -> Tensor:
+    """Row m holds the coefficients of :math:`P_m` in powers of t: ``(order + 1, order + 1)``, float64."""
+    rows = torch.zeros(order + 1, order + 1, dtype=torch.float64)
+    rows[0, 0] = 1.0
+    if order >= 1:
+        rows[1, 1] = 1.0
+    for m, (a, b) in enumerate(recurrence(order, dim), start=1):
+        rows[m + 1, 1:] = a * rows[m, :-1]
+        rows[m + 1] -= b * rows[m - 1]
+    return rows
+
+
+def derivatives(order: int, dim: int) -> Tensor:
+    r"""Row m holds :math:`P_m'` in the polynomials themselves: ``(order + 1, order + 1)``, float64, none negative.
+
+    .. math:: P_m' = \frac{2}{C_m(1)} \sum_{j = m-1, m-3, \dots} (j + \lambda) \, C_j(1) \, P_j
+    """
+    half = (dim - 2) / 2
+    rows = torch.zeros(order + 1, order + 1, dtype=torch.float64)
+    for m in range(1, order + 1):
+        for j in range(m - 1, -1, -2):
+            rows[m, j] = _slope(m, j, half)
+    return rows
+
+
+def monomial_derivatives(order: int) -> Tensor:
+    """Row m holds the derivative of :math:`t^m` in powers of t."""
+    return torch.diag(torch.arange(1, order + 1, dtype=torch.float64), -1)
+
+
+def _slope(m: int, j: int, half: float) -> float:
+    if half == 0:  # the limit of the general formula: Chebyshev
+        return float(m if j == 0 else 2 * m)
+    log_ratio = _log_at_one(j, half) - _log_at_one(m, half)
+    return 2 * (j + half) * math.exp(log_ratio)
+
+
+def _log_at_one(m: int, half: float) -> float:
+    """Log of :math:`C_m(1)`, up to a constant of the dimension."""
+    return math.lgamma(m + 2 * half) - math.lgamma(m + 1)

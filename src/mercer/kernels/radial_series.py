@@ -1,0 +1,240 @@
+"""The learnable Schoenberg series: every radial kernel on the sphere, cut off at an order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import unit_rows
+from .base import Kernel
+from .gegenbauer import derivatives, monomial_derivatives, monomials, recurrence
+from .sphere_series import Factors, series, sphere_series
+
+__all__ = ["Certificate", "RadialSeries", "truncation_bound"]
+
+TEMPERATURES = {"sigmoid": 0.1, "softmax": 0.005}  # what jayasumana2021, Appendix D.5 divides bounded kernels by
+_UNIT_SUM = 4.0  # k(1) of init="unit" where the activation is unbounded; docs/papers/jayasumana2021.md has the trials
+_TOLERANCE = 16.0  # units in the last place within which a cosine counts as +-1 for the exact indicators
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Whether a radial series is positive definite, and how that is known.
+
+    Args:
+        positive_definite: the verdict; True from ``"eigenvalues"`` means that no counter-example was found.
+        proof: ``"monomials"`` (no negative power: every dimension), ``"gegenbauer"`` (Schoenberg, in this dimension, both
+            ways) or ``"eigenvalues"`` (a Gram matrix of random unit vectors).
+        dim: the dimension d that the verdict is for; None for every one.
+        least: the least coefficient, or the least eigenvalue over the largest.
+    """
+
+    positive_definite: bool
+    proof: str
+    dim: int | None
+    least: float
+
+
+class RadialSeries(Kernel):
+    r"""Learnable radial kernel on the unit sphere, with :math:`t = \langle x, y \rangle / (\|x\| \|y\|)`.
+
+    .. math:: k(x, y) = \alpha_{-2} [t = \pm 1] + \alpha_{-1} ([t = 1] - [t = -1]) + \sum_{m=0}^{M} \alpha_m P_m(t)
+
+    (jayasumana2021, Eq. 6-7.) With :math:`P_m(t) = t^m` and no negative :math:`\alpha_m` these are, as M grows, the
+    kernels that are positive definite on the sphere of *every* dimension. On the sphere of one :math:`R^d` there are more:
+    the series in the Gegenbauer polynomials of d, each scaled to :math:`P_m(1) = 1` (Schoenberg, 1942).
+
+    Rows are put on the sphere first; a row of zeros keeps the constant term only. Half precision is computed in float32.
+
+    Args:
+        order: M.
+        basis: ``"monomial"`` or ``"gegenbauer"``.
+        positivity: How the parameter :math:`\alpha'` becomes :math:`\alpha \ge 0`. ``"none"`` leaves the class of kernels;
+            ask :meth:`certificate`. ``"sigmoid"`` and ``"softmax"`` bound k(1), so that a classifier needs a
+            temperature: 0.1 and 0.005 in the paper (Appendix D.5).
+        init: ``"unit"`` starts at :math:`\alpha_m \propto 1 / (m + 1)` with a moderate k(1) (4 where it is unbounded, else
+            1): slopes stay small, so that a narrow network survives its first steps. ``"ones"`` is the paper's
+            :math:`\alpha = 1`, with slope M (M + 1) / 2 at t = 1.
+        indicators: ``"off"``; ``"exact"``, where t counts as 1 within 16 units in the last place and the gradient with
+            respect to t is 0; or ``"limit"``, the powers 4 M and 4 M + 1 in their place (made even and odd), which have one.
+        dim: d, for ``"gegenbauer"``; :class:`mercer.nn.KernelClassifier` fills it in.
+    """
+
+    _slopes: Tensor  # constants of the basis, float64 whatever dtype the module is cast to
+    _factors: Factors
+
+    def __init__(
+        self,
+        order: int = 10,
+        *,
+        basis: str = "monomial",
+        positivity: str = "relu",
+        init: str = "unit",
+        indicators: str = "off",
+        dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        where = "RadialSeries"
+        self.order = checks.integer(where, "order", order, 0)
+        self.basis = checks.choice(where, "basis", basis, ("monomial", "gegenbauer"))
+        options = ("relu", "softplus", "sigmoid", "softmax", "none")
+        self.positivity = checks.choice(where, "positivity", positivity, options)
+        self.init = checks.choice(where, "init", init, ("unit", "ones"))
+        self.indicators = checks.choice(where, "indicators", indicators, ("off", "exact", "limit"))
+        self.dim: int | None = None
+        self._slopes, self._factors = monomial_derivatives(self.order), None
+        if dim is not None:
+            self.fill_dim(dim)
+        self.alpha = nn.Parameter(_start(self.order, self.positivity, self.init, self.indicators != "off"))
+
+    @property
+    def coefficients(self) -> Tensor:  # (order + 3,)
+        r"""The :math:`\alpha` in force, in the paper's order [-2, -1, 0, ..., M]; 0 first while indicators are off."""
+        active = _activate(self.alpha, self.positivity)
+        return torch.cat((active.new_zeros(2), active)) if self.indicators == "off" else active
+
+    @property
+    def temperature(self) -> float:
+        """What the paper divides this kernel by in a classifier (jayasumana2021, Appendix D.5)."""
+        return TEMPERATURES.get(self.positivity, 1.0)
+
+    def fill_dim(self, dim: int) -> None:
+        """Say which sphere the rows are on; changes nothing where that is known."""
+        if self.dim is None:
+            self.dim = checks.integer("RadialSeries", "dim", dim, 2)
+            if self.basis == "gegenbauer":
+                self._slopes, self._factors = derivatives(self.order, dim), recurrence(self.order, dim)
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        if self.basis == "gegenbauer" and self.dim != x.shape[1]:
+            self._refuse(x.shape[1])
+        alpha = _activate(self.alpha, self.positivity).to(x.dtype)
+        if self.indicators == "off":
+            return sphere_series(x, y, alpha, self._slopes, self._factors)
+        value = sphere_series(x, y, alpha[2:], self._slopes, self._factors)
+        even, odd = self._indicators(unit_rows(x) @ unit_rows(y).mT)
+        return value + alpha[0] * even + alpha[1] * odd
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        alpha = self.coefficients.to(x.dtype)
+        return torch.where((x != 0).any(1), alpha.sum(), alpha[2])
+
+    def profile(self, t: Tensor) -> Tensor:
+        """K as a function of the cosine t, of any shape."""
+        alpha = self.coefficients.to(t.dtype)
+        even, odd = self._indicators(t)
+        return series(t, alpha[2:], self._factors) + alpha[0] * even + alpha[1] * odd
+
+    def certificate(self, *, dim: int | None = None, samples: int = 200, generator: Any = None) -> Certificate:
+        r"""Whether k is positive definite: by its coefficients where they decide, else by a Gram matrix.
+
+        Args:
+            dim: d, the dimension asked about; the kernel's own where None.
+            samples: Random unit vectors of the Gram matrix.
+            generator: Draws them.
+        """
+        alpha = self.coefficients.detach().double().cpu()
+        dim = self.dim if dim is None else checks.integer("RadialSeries.certificate", "dim", dim, 2)
+        powers = alpha[2:] if self.basis == "monomial" else monomials(self.order, self._own_dim()).mT @ alpha[2:]
+        indicators = float(alpha[:2].min())
+        if indicators >= 0 and float(powers.min()) >= 0:
+            return Certificate(True, "monomials", None, float(min(powers.min(), alpha[:2].min())))
+        if dim is not None and indicators >= 0:
+            least = float(torch.linalg.solve_triangular(monomials(self.order, dim).mT, powers[:, None], upper=True).min())
+            rounding = 1e-10 * float(powers.abs().max())
+            if self.basis == "gegenbauer" and dim == self.dim:
+                least, rounding = float(alpha[2:].min()), 0.0
+            # An indicator lifts the diagonal alone, so that a negative coefficient then decides nothing.
+            if least >= -rounding or float(alpha[:2].max()) == 0:
+                return Certificate(least >= -rounding, "gegenbauer", dim, least)
+        width = dim or 3
+        x = torch.randn(checks.integer("RadialSeries.certificate", "samples", samples, 2), width,
+                        dtype=torch.float64, generator=generator)  # fmt: skip
+        t = unit_rows(x) @ unit_rows(x).mT
+        t.fill_diagonal_(1.0)
+        with torch.no_grad():
+            own = self.profile(t.to(self.alpha.device)).cpu()
+        values = torch.linalg.eigvalsh(own)
+        least = float(values[0] / values.abs().max().clamp(min=torch.finfo(torch.float64).tiny))
+        return Certificate(least > -1e-10, "eigenvalues", width, least)
+
+    @override
+    def get_arguments(self) -> dict[str, Any]:
+        return {**super().get_arguments(), "dim": self.dim}
+
+    def extra_repr(self) -> str:
+        """Arguments and the coefficients in force."""
+        shown = ", ".join(f"{a:.3g}" for a in self.coefficients.detach().tolist())
+        return f"order={self.order}, basis={self.basis!r}, positivity={self.positivity!r}, alpha=[{shown}]"
+
+    def _refuse(self, width: int) -> None:
+        need = f"x has {width} features, and the basis 'gegenbauer' belongs to one sphere"
+        fix = f"Use RadialSeries({self.order}, basis='gegenbauer', dim={width})."
+        raise ValueError(checks.sentence("RadialSeries", need, f"dim = {self.dim}", fix))
+
+    def _own_dim(self) -> int:
+        if self.dim is None:
+            raise ValueError(checks.sentence("RadialSeries", "basis 'gegenbauer' needs dim", None))
+        return self.dim
+
+    def _indicators(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        if self.indicators == "limit":
+            even = 2 * math.ceil(2 * max(self.order, 1))
+            return t**even, t ** (even + 1)
+        edge = t.detach().abs() >= 1 - _TOLERANCE * torch.finfo(t.dtype).eps
+        even_part = edge.to(t.dtype)
+        return even_part, even_part * t.detach().sign()
+
+
+def truncation_bound(alphas: Tensor, order: int) -> float:
+    r"""What cutting :math:`\psi(t) = \sum_m \alpha_m t^m` after the order M can change at most.
+
+    .. math:: |k - k_M| \le \frac{1}{(M + 1)!} \max_{|t| < 1} |\psi^{(M+1)}(t)|
+        = \sum_{m > M} \binom{m}{M + 1} \alpha_m
+
+    (jayasumana2021, Theorem E.1; the sum holds for :math:`\alpha \ge 0`, and with :math:`|\alpha_m|` bounds the other
+    case.) Since :math:`|t| \le 1` the plain tail :math:`\sum_{m > M} |\alpha_m|` bounds it too, and is never larger.
+
+    Args:
+        alphas: :math:`\alpha_0, \alpha_1, ...` of the whole series, as far as it matters.
+        order: M.
+    """
+    checks.integer("truncation_bound", "order", order, 0)
+    if alphas.ndim != 1:
+        raise ValueError(checks.sentence("truncation_bound", "alphas must have shape (m,)", tuple(alphas.shape)))
+    checks.finite("truncation_bound", "alphas", alphas)
+    return math.fsum(math.comb(m, order + 1) * abs(float(a)) for m, a in enumerate(alphas) if m > order)
+
+
+def _activate(raw: Tensor, positivity: str) -> Tensor:
+    if positivity == "relu":
+        return raw.relu()
+    if positivity == "softplus":
+        return F.softplus(raw)
+    if positivity == "sigmoid":
+        return raw.sigmoid()
+    return raw.softmax(0) if positivity == "softmax" else raw + 0.0
+
+
+def _start(order: int, positivity: str, init: str, indicators: bool) -> Tensor:
+    """The parameter whose activation gives the wanted start."""
+    shape = 1.0 / torch.arange(1, order + 2, dtype=torch.float64)
+    if indicators:
+        shape = torch.cat((shape[-1:], shape[-1:], shape))
+    if init == "ones":  # of the parameter, as the paper has it; softplus is made to give 1
+        return torch.full((len(shape),), math.log(math.expm1(1.0)) if positivity == "softplus" else 1.0)
+    wanted = shape / shape.sum() * (1.0 if positivity in TEMPERATURES else _UNIT_SUM)
+    if positivity in ("relu", "none"):
+        return wanted.float()
+    if positivity == "softplus":
+        return wanted.expm1().log().float()
+    return wanted.clamp(max=0.99).logit().float() if positivity == "sigmoid" else wanted.log().float()

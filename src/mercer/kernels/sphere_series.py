@@ -1,0 +1,214 @@
+r"""The value of :math:`\sum_m a_m P_m(\langle x, y \rangle / \|x\| \|y\|)` and its gradients, in one pass.
+
+What plain autograd would do costs a tensor of n x m numbers for every power, and copies of all rows on the sphere. Here
+norms are folded in, powers are made in a buffer that stays in the cache, and only the cosines are kept for the
+backward pass, beside what a matrix product keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linalg import unit_rows
+
+__all__ = ["Factors", "series", "sphere_series"]
+
+Factors = Sequence[tuple[float, float]] | None  # of the Gegenbauer recurrence; None for powers
+_BLOCK = 2**14  # cosines worked on at a time on a CPU: their powers stay in the cache
+_BLOCK_GPU = 2**21
+_SAFE = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
+
+
+def sphere_series(x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Factors) -> Tensor:
+    """The series at the cosines between rows: (n, d), (m, d), (order + 1,) -> (n, m).
+
+    Args:
+        x: Rows; scale does not matter. A row of zeros has the value a_0 with every row.
+        y: Rows likewise, of the same dtype.
+        a: Coefficients of :math:`P_0, P_1, ...`.
+        slopes: Row m holds the derivative of :math:`P_m` in the polynomials, float64.
+        factors: Of the recurrence of the polynomials; None for powers.
+    """
+    if _must_be_plain(x):
+        return _plain(x, y, a, factors)
+    result: Tensor = _SphereSeries.apply(x, y, a, slopes, factors)  # type: ignore[no-untyped-call]
+    return result
+
+
+def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:
+    """The series at given t, by plain differentiable operations: Horner for powers, Clenshaw for Gegenbauer."""
+    order = len(a) - 1
+    if factors is None:
+        value = torch.zeros_like(t) + a[order]
+        for m in range(order - 1, -1, -1):
+            value = value * t + a[m]
+        return value
+    if order == 0:
+        return torch.zeros_like(t) + a[0]
+    later, value = torch.zeros_like(t), torch.zeros_like(t)
+    for m in range(order, 0, -1):  # Clenshaw: b_m = a_m + A_m t b_{m+1} - B_{m+1} b_{m+2}
+        up = factors[m - 1][0] if m < order else 0.0
+        down = factors[m][1] if m + 1 < order else 0.0
+        later, value = value, a[m] + up * t * value - down * later
+    down = factors[0][1] if order > 1 else 0.0
+    return a[0] + t * value - down * later
+
+
+def _must_be_plain(x: Tensor) -> bool:
+    # Compilers fuse the plain form themselves; torch.func and forward mode need operations that they can see through.
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or x.is_meta
+    )
+
+
+def _plain(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:
+    t = unit_rows(x) @ unit_rows(y).mT
+    t = t + (t.detach().clamp(-1, 1) - t.detach())
+    value = series(t, a, factors)
+    if factors is None:
+        return value
+    here = (x != 0).any(1)[:, None] & (y != 0).any(1)[None]
+    return torch.where(here, value, a[0])
+
+
+class _SphereSeries(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Factors) -> Tensor:
+        inverse_x, inverse_y = _inverse_norms(x), _inverse_norms(y)
+        t = torch.mm(x * inverse_x, y.mT)
+        t.mul_(inverse_y.mT).clamp_(-1, 1)
+        value = torch.empty_like(t)
+        out = value.view(-1)
+        for start, stop, buffer in _blocks(t, len(a), factors):
+            torch.mv(buffer.mT, a, out=out[start:stop])
+        if factors is not None:
+            value = torch.where(_apart(inverse_x, inverse_y), value, a[0])
+        ctx.save_for_backward(x, y, a, t, inverse_x, inverse_y)
+        ctx.slopes, ctx.factors = slopes, factors
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        saved = ctx.saved_tensors  # read once: checkpointing frees what was read
+        if torch.is_grad_enabled():  # a second derivative is wanted: the plain form has one
+            return _plain_backward(ctx, saved[:3], grads[0])
+        device = saved[0].device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return _fast_backward(ctx, saved, grads[0])
+        return _fast_backward(ctx, saved, grads[0])
+
+
+def _plain_backward(ctx: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+    wanted = [i for i in range(3) if ctx.needs_input_grad[i]]
+    value = _plain(*inputs, ctx.factors)
+    found = torch.autograd.grad(
+        value, [inputs[i] for i in wanted], grad, create_graph=True, materialize_grads=True
+    )
+    grads: list[Tensor | None] = [None] * 5
+    for i, each in zip(wanted, found, strict=True):
+        grads[i] = each
+    return tuple(grads)
+
+
+def _fast_backward(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, y, a, t, inverse_x, inverse_y = saved
+    elsewhere = None
+    if ctx.factors is not None:  # a row of zeros knows the constant only
+        apart = _apart(inverse_x, inverse_y)
+        elsewhere = torch.where(apart, 0.0, grad).sum()
+        grad = torch.where(apart, grad, 0.0)
+    at_t, grad_a = _slope_and_coefficients(grad.contiguous(), t, a, ctx.slopes, ctx.factors)
+    if elsewhere is not None:
+        grad_a[0] += elsewhere
+    radial = at_t * t
+    at_t.mul_(inverse_y.mT)
+    unit = x * inverse_x
+    grad_x = grad_y = None
+    if ctx.needs_input_grad[0]:
+        grad_x = torch.mm(at_t, y).addcmul_(unit, radial.sum(1, keepdim=True), value=-1).mul_(inverse_x)
+    if ctx.needs_input_grad[1]:
+        pull = radial.sum(0)[:, None] * inverse_y * inverse_y
+        grad_y = torch.mm(at_t.mT, unit).addcmul_(y, pull, value=-1)
+    return grad_x, grad_y, grad_a, None, None
+
+
+def _slope_and_coefficients(
+    grad: Tensor, t: Tensor, a: Tensor, slopes: Tensor, factors: Factors
+) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to t, (n, m), and to the coefficients, (order + 1,)."""
+    b = torch.mv(slopes.to(a).mT, a)  # the derivative's coefficients
+    at_t, grad_a = torch.empty_like(t), torch.zeros_like(a)
+    out, flat = at_t.view(-1), grad.view(-1)
+    for start, stop, buffer in _blocks(t, len(a), factors):
+        torch.mv(buffer.mT, b, out=out[start:stop])
+        grad_a.addmv_(buffer, flat[start:stop])
+    return at_t.mul_(grad), grad_a
+
+
+def _blocks(t: Tensor, rows: int, factors: Factors) -> Iterator[tuple[int, int, Tensor]]:
+    """Pieces of the flattened cosines with all polynomials at them, in one buffer that is used again."""
+    flat = t.view(-1)
+    size = max(1, min(_BLOCK if t.device.type == "cpu" else _BLOCK_GPU, len(flat)))
+    buffer = t.new_empty(rows, size)
+    buffer[0].fill_(1.0)
+    steps = _steps(buffer, factors)
+    for start in range(0, len(flat), size):
+        stop = min(start + size, len(flat))
+        if stop - start < size:
+            buffer = buffer[:, : stop - start]
+            steps = _steps(buffer, factors)
+        if rows > 1:
+            buffer[1].copy_(flat[start:stop])
+        for step in steps:
+            step()
+        yield start, stop, buffer
+
+
+def _steps(buffer: Tensor, factors: Factors) -> list[Callable[[], object]]:
+    """What fills rows 2, 3, ... of the buffer from row 1; the views are made once, not for every block."""
+    order = len(buffer) - 1
+    if factors is not None:
+        rows = buffer.unbind()
+        return [partial(_next_polynomial, rows[1], *rows[m - 1 : m + 2], *factors[m - 1]) for m in range(1, order)]
+    steps: list[Callable[[], object]] = []
+    done = 1
+    while done < order:  # rows 1..k times row k are rows k+1..2k
+        count = min(done, order - done)
+        left, right, out = buffer[1 : 1 + count], buffer[done], buffer[done + 1 : done + 1 + count]
+        steps.append(partial(torch.mul, left, right, out=out))
+        done += count
+    return steps
+
+
+def _next_polynomial(t: Tensor, before: Tensor, now: Tensor, after: Tensor, a: float, b: float) -> None:
+    torch.mul(t, now, out=after)
+    after.mul_(a).sub_(before, alpha=b)
+
+
+def _apart(inverse_x: Tensor, inverse_y: Tensor) -> Tensor:
+    return (inverse_x > 0) & (inverse_y > 0).mT
+
+
+def _inverse_norms(x: Tensor) -> Tensor:  # (n, d) -> (n, 1)
+    """1 / |x| for each row, 0 for rows too short to have a direction; squares neither over- nor underflow."""
+    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    if x.device.type == "cpu" and norm.numel():
+        least, most = torch.aminmax(norm)
+        if least.item() > _SAFE[0] and most.item() < _SAFE[1]:  # the usual case, by its cheapest way
+            return norm.reciprocal_()
+    if x.dtype == torch.float64:
+        largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
+        scale = torch.where(largest > torch.finfo(x.dtype).tiny, largest, 1.0)
+        norm = scale * torch.linalg.vector_norm(x / scale, dim=1, keepdim=True)
+    else:
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
+    return torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0).to(x.dtype)

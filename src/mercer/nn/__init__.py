@@ -1,0 +1,18 @@
+"""Heads whose logits are kernels, the rivals they are measured against, and ``kernelize``."""
+
+from ..features import L2BatchNorm
+from .distillation import distillation_loss
+from .kernel_classifier import KernelClassifier
+from .kernelize import kernelize
+from .kervolution import Kervolution2d
+from .rivals import CosineClassifier, SecondOrderPooling
+
+__all__ = [
+    "CosineClassifier",
+    "KernelClassifier",
+    "Kervolution2d",
+    "L2BatchNorm",
+    "SecondOrderPooling",
+    "distillation_loss",
+    "kernelize",
+]

@@ -1,0 +1,144 @@
+"""One line that gives a trained or fresh classifier a kernelised head."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import checks
+from ..modules import find_layers, unwrap
+from ..modules import layer as layer_named
+from .kernel_classifier import KernelClassifier
+from .rectification import take_relu_off
+
+__all__ = ["kernelize"]
+
+_log = logging.getLogger("mercer")
+_SPREAD = 1e-2  # how far the prototypes of one class start from each other, relative to their length
+
+
+def kernelize(
+    model: nn.Module,
+    *,
+    layer: str | None = None,
+    head: Callable[[int, int], nn.Module] | None = None,
+    rectify: bool = False,
+) -> nn.Module:
+    """Swap the last linear layer of a classifier for a kernelised one, in place.
+
+    The new head lives on the device and in the dtype of the old layer and starts from its weights where the shapes
+    allow; it trains, also where the model was frozen. What was done is logged to ``mercer`` at level INFO.
+
+    A model wrapped in ``DistributedDataParallel`` comes back in a new wrapper (the old one would not sum the new
+    gradients): use the returned model.
+
+    Args:
+        model: A classifier of torch, timm or transformers, or your own.
+        layer: The name, in ``model.named_modules()``, of the ``nn.Linear`` to swap; None to find it: the one that timm's
+            ``get_classifier()`` gives, else the last of the model.
+        head: ``head(in_features, num_classes)`` makes the new one; None for ``KernelClassifier(in_features, num_classes)``.
+        rectify: Leave the ReLU on the embedding. By default one that stands as a module of its own right before the head
+            is taken off, for the whole sphere to be used (jayasumana2021, Appendix D.4).
+
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> kernelize(model)[2].weight.shape
+    torch.Size([3, 16])
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(checks.sentence("kernelize", "model must be an nn.Module", type(model).__name__))
+    inner = unwrap(model)
+    name, old = _find(inner) if layer is None else (layer, _checked(inner, layer))
+    make = KernelClassifier if head is None else head
+    new = make(old.in_features, old.out_features)
+    if not isinstance(new, nn.Module):
+        raise TypeError(checks.sentence("kernelize", "head must return an nn.Module", type(new).__name__))
+    new.to(device=old.weight.device, dtype=old.weight.dtype)
+    new.train(old.training)
+    warm = _warm_start(new, old)
+    relu = "kept" if rectify else take_relu_off(inner, name)
+    parent, _, own = name.rpartition(".")
+    setattr(inner.get_submodule(parent), own, new)
+    _log.info(
+        "kernelize: %s, Linear(%d, %d), became %s; weights %s; ReLU before it: %s.",
+        name, old.in_features, old.out_features, type(new).__name__, "taken over" if warm else "new", relu,
+    )  # fmt: skip
+    return _wrapped_again(model) if isinstance(model, DistributedDataParallel) else model
+
+
+def _find(model: nn.Module) -> tuple[str, nn.Linear]:
+    """The read-out: timm's own answer, else the last linear layer, unless a second one stands beside it."""
+    names = {id(module): name for name, module in model.named_modules()}
+    ask = getattr(model, "get_classifier", None)
+    answer = ask() if callable(ask) else None
+    found = [m for m in (answer if isinstance(answer, tuple | list) else [answer]) if isinstance(m, nn.Linear)]
+    if len(found) == 1 and names.get(id(found[0])):
+        return names[id(found[0])], found[0]
+    if len(found) > 1:
+        _refuse_several([names.get(id(m), "?") for m in found])
+    layers = {name: m for name, m in find_layers(model, nn.Linear).items() if isinstance(m, nn.Linear) and name}
+    if not layers:
+        kinds = ", ".join(sorted({type(m).__name__ for m in model.modules()})[:8])
+        fix = "A model that is one Linear has nothing to swap in: put it into an nn.Sequential."
+        raise ValueError(checks.sentence("kernelize", "model must hold an nn.Linear to swap", kinds, fix))
+    name, last = list(layers.items())[-1]
+    beside = [other for other, m in layers.items() if other != name and _is_beside(other, m, name, last, layers)]
+    if beside:
+        _refuse_several([*beside, name])
+    return name, last
+
+
+def _is_beside(name: str, module: nn.Linear, last_name: str, last: nn.Linear, layers: dict[str, nn.Linear]) -> bool:
+    """Whether a layer reads the same embedding and nothing reads it in turn: a second head, not a layer on the way."""
+    as_deep = name.count(".") <= last_name.count(".")
+    read = any(m.in_features == module.out_features for m in layers.values())
+    return as_deep and module.in_features == last.in_features and not read and module.weight is not last.weight
+
+
+def _refuse_several(names: list[str]) -> None:
+    need = "model must have one read-out layer, or layer= must name it"
+    raise ValueError(checks.sentence("kernelize", need, " and ".join(names), f"Use layer={names[-1]!r}."))
+
+
+def _checked(model: nn.Module, name: str) -> nn.Linear:
+    found = layer_named(model, name)
+    if not isinstance(found, nn.Linear):
+        raise TypeError(checks.sentence("kernelize", f"layer {name!r} must be an nn.Linear", type(found).__name__))
+    return found
+
+
+def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
+    """Take over the old weights: as directions, once for each prototype with a little noise between them."""
+    weight = getattr(new, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or old.weight.is_meta:
+        return False
+    copies, rest = divmod(len(weight), old.out_features)
+    if rest or copies == 0 or weight.shape[1] != old.in_features:
+        return False
+    with torch.no_grad():
+        start = old.weight.detach().repeat_interleave(copies, 0)
+        if copies > 1:
+            length = start.float().norm(dim=1, keepdim=True).to(start.dtype) / start.shape[1] ** 0.5
+            start = start + _SPREAD * length * torch.randn_like(start)
+        weight.copy_(start)
+        bias = getattr(new, "bias", None)
+        if isinstance(bias, Tensor) and old.bias is not None and bias.shape == old.bias.shape:
+            bias.copy_(old.bias)
+    return True
+
+
+def _wrapped_again(model: DistributedDataParallel) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        model.module,
+        device_ids=model.device_ids,
+        output_device=model.output_device,
+        dim=model.dim,
+        process_group=model.process_group,
+        broadcast_buffers=model.broadcast_buffers,
+        find_unused_parameters=model.find_unused_parameters,
+        gradient_as_bucket_view=model.gradient_as_bucket_view,
+        static_graph=model.static_graph,
+    )

@@ -1,0 +1,103 @@
+"""The heads that jayasumana2021 compares with: the cosine classifier (LIN) and second-order pooling (SOP)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from ..linalg import unit_rows
+from ..storage import Savable
+
+__all__ = ["CosineClassifier", "SecondOrderPooling"]
+
+_SMALLEST = 1e-12
+
+
+class CosineClassifier(Savable, nn.Module):
+    r"""Logits :math:`s \, \langle w_j, z \rangle / (\|w_j\| \|z\|)`: the linear kernel alone, with a learned coefficient.
+
+    LIN of jayasumana2021 (Section 6.2); 1 / s is the temperature of its Table 7.
+
+    Args:
+        in_features: d.
+        num_classes: L.
+        scale: Where s starts.
+        learnable: Learn s.
+    """
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, in_features: int, num_classes: int, *, scale: float = 10.0, learnable: bool = True) -> None:
+        super().__init__()
+        self.in_features = checks.integer("CosineClassifier", "in_features", in_features, 1)
+        self.num_classes = checks.integer("CosineClassifier", "num_classes", num_classes, 1)
+        value = torch.tensor(checks.positive("CosineClassifier", "scale", scale))
+        self.weight = nn.Parameter(unit_rows(torch.randn(num_classes, in_features)))
+        self.scale = nn.Parameter(value, requires_grad=learnable)
+
+    @property
+    def out_features(self) -> int:
+        """L, under the name that ``nn.Linear`` gives it."""
+        return self.num_classes
+
+    def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
+        """Logits of embeddings."""
+        if z.shape[-1] != self.in_features:
+            need = f"z must have shape (..., {self.in_features})"
+            raise ValueError(checks.sentence("CosineClassifier", need, tuple(z.shape)))
+        z = checks.floating(z)
+        common = torch.promote_types(z.dtype, self.weight.dtype)
+        cosines = unit_rows(z.to(common)) @ unit_rows(self.weight.to(common)).mT
+        return self.scale.to(cosines.dtype) * cosines
+
+
+class SecondOrderPooling(Savable, nn.Module):
+    r"""A linear classifier on the pooled outer product of the embedding with itself.
+
+    .. math:: A = \frac{1}{s} \sum_{\text{places}} z z^T, \quad
+        B = \mathrm{sign}(A) \sqrt{|A|}, \quad \text{logits} = W \, \mathrm{vec}(B) / \|B\|_F + b
+
+    (Lin et al., 2015; SOP of jayasumana2021.) B is symmetric: its lower half is left out and the rest weighted by
+    :math:`\sqrt 2`, which keeps every scalar product at half the parameters.
+
+    Args:
+        in_features: d.
+        num_classes: L.
+        bias: Learn b.
+    """
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, in_features: int, num_classes: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.in_features = checks.integer("SecondOrderPooling", "in_features", in_features, 1)
+        self.num_classes = checks.integer("SecondOrderPooling", "num_classes", num_classes, 1)
+        self.linear = nn.Linear(in_features * (in_features + 1) // 2, num_classes, bias=bias)
+
+    @property
+    def out_features(self) -> int:
+        """L, under the name that ``nn.Linear`` gives it."""
+        return self.num_classes
+
+    def forward(self, z: Tensor) -> Tensor:  # (n, d) or (n, d, *places) -> (n, c)
+        """Logits of embeddings or of feature maps."""
+        if z.ndim < 2 or z.shape[1] != self.in_features:
+            need = f"z must have shape (n, {self.in_features}) or (n, {self.in_features}, height, width)"
+            raise ValueError(checks.sentence("SecondOrderPooling", need, tuple(z.shape)))
+        logits: Tensor = self.linear(self.pool(z).to(self.linear.weight.dtype))
+        return logits
+
+    def pool(self, z: Tensor) -> Tensor:  # (n, d, *places) -> (n, d (d + 1) / 2)
+        """The pooled, rooted and normalised features, each row of length 1."""
+        places = checks.floating(z).reshape(len(z), self.in_features, -1)  # (n, d, s)
+        outer = places @ places.mT / places.shape[2]  # (n, d, d)
+        upper = torch.triu_indices(self.in_features, self.in_features, device=z.device)
+        half = outer[:, upper[0], upper[1]]
+        # The root has no slope at 0, so that a feature that never fires sends no infinite gradient back.
+        rooted = torch.where(half.abs() > _SMALLEST, half.sign() * half.abs().clamp(min=_SMALLEST).sqrt(), 0.0)
+        weights = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(rooted.dtype)
+        return unit_rows(rooted * weights)

@@ -1,0 +1,29 @@
+"""Figure 2(b): test accuracy by step on CIFAR-10."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..cells import Cell, Outcome
+from ..results import Result
+from .curves import outcome
+from .drawing import by_step
+from .setting import PLAIN, curve_cells
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def cells(scale: str) -> list[Cell]:
+    """One training for each embedding."""
+    return curve_cells("spectral2019/fig2b", ("cifar10",), PLAIN, scale)
+
+
+def run(cell: Cell) -> Outcome:
+    """The test accuracy by step."""
+    return outcome(cell, "accuracy")
+
+
+def draw(results: list[Result]) -> Figure:
+    """The test accuracy against the step."""
+    return by_step(results, "accuracy", "test accuracy", log=False)

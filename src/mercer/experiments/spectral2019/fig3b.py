@@ -1,0 +1,29 @@
+"""Figure 3(b): test error by step with neural embeddings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..cells import Cell, Outcome
+from ..results import Result
+from .curves import outcome
+from .drawing import by_step
+from .setting import NEURAL, curve_cells
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def cells(scale: str) -> list[Cell]:
+    """One training for each embedding."""
+    return curve_cells("spectral2019/fig3b", ("cifar10",), NEURAL, scale)
+
+
+def run(cell: Cell) -> Outcome:
+    """The test loss / n by step."""
+    return outcome(cell, "test_loss")
+
+
+def draw(results: list[Result]) -> Figure:
+    """The test loss / n against the step."""
+    return by_step(results, "test_loss", "test loss / n", log=False)

@@ -78,12 +78,12 @@ class Spectrum:
     def complexity(self) -> float:
         r""":math:`\sum_c y_c^T H^{-1} y_c` (spectral2019, Eq. 5-6); ``inf`` where targets are in its null space.
 
-        Run to a relative change below ``tolerance`` over the last ten products; a run that does not get there
-        warns with the change it had.
+        Run until what is still to come, by the rate at which the rule grows, is below ``tolerance``; a run that
+        does not get there warns with what was left.
         """
         sums: list[float] = []
-        change = math.inf
-        while change > self.tolerance and not self._run.finished and self._run.steps < _LIMIT:
+        left = math.inf
+        while left > self.tolerance and not self._run.finished and self._run.steps < _LIMIT:
             self._run.extend(_STRIDE)
             sums.append(self._inverse_sum())
             if math.isinf(sums[-1]):
@@ -94,15 +94,14 @@ class Spectrum:
                     stacklevel=4,
                 )
                 return math.inf
-            change = (sums[-1] - sums[-3]) / sums[-1] if len(sums) > 2 else math.inf
-        value = self._inverse_sum()
-        if change > self.tolerance and not self._run.finished:
+            left = _still_to_come(sums)
+        if left > self.tolerance and not self._run.finished:
             checks.warn(
                 "Spectrum",
-                f"the complexity still grew by {change:.1e} of itself over ten products after {self._run.steps}.",
+                f"the complexity is still to grow by about {left:.1e} of itself after {self._run.steps} products.",
                 stacklevel=4,
             )
-        return value
+        return self._inverse_sum()
 
     @functools.cached_property
     def bracket(self) -> tuple[float, float]:
@@ -187,11 +186,12 @@ class Spectrum:
         checks.positive("Spectrum.convergence", "lr", lr)
         checks.integer("Spectrum.convergence", "steps", steps, 0)
         self._run.extend(1 - min(self._run.steps, 1))
-        if lr > self.largest_stable_lr:
-            message = f"lr {lr:g} is above the largest stable one, {self.largest_stable_lr:.4g}: the curve grows."
-            checks.warn("Spectrum.convergence", message)
         powers = torch.arange(steps + 1, dtype=torch.float64, device=self._columns.device)
-        return self._settled(lambda nodes: (1 - lr * nodes[:, None]).abs() ** (2 * powers), steps + 1).sqrt()
+        curve = self._settled(lambda nodes: (1 - lr * nodes[:, None]).abs() ** (2 * powers), steps + 1).sqrt()
+        largest = max(float(self._rule(c)[0].max()) for c in self._live)
+        if lr * largest > 2:
+            checks.warn("Spectrum.convergence", f"lr {lr:g} is above the largest stable one, {2 / largest:.4g}.")
+        return curve
 
     def laziness(self, lr: float, steps: int, *, width: int, scale: float) -> float:
         r"""How far the network leaves the regime the prediction holds in; trust the curve below about 0.1.
@@ -300,3 +300,12 @@ class Spectrum:
             nodes, weights = gauss(alphas, betas) if ended else radau(alphas, betas, floor)
             total += float((weights / nodes).sum() * self._run.norms[column].square())
         return total
+
+
+def _still_to_come(sums: list[float]) -> float:
+    """What a growing sequence has left, relative to its last: its increments as a geometric series, taken twice."""
+    if len(sums) < 4:
+        return math.inf
+    older, old, new = (b - a for a, b in zip(sums[-4:], sums[-3:], strict=False))
+    ratio = max(old / older if older > 0 else 0.0, new / old if old > 0 else 0.0)
+    return math.inf if ratio >= 1 else 2 * new * ratio / (1 - ratio) / sums[-1]

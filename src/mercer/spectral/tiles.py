@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from .. import checks
 
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
-SIDE = 512  # a tile in float64 takes 2 MiB: both products of a tile find it in the cache
+SIDE = 1024  # wide enough for BLAS, and both products of a tile find it in the cache
 _STEPS = 32767
 
 
@@ -19,9 +20,15 @@ class Gram(Protocol):
     """What a spectrum asks of H: products, trace, norm, and how far what is held may be from what is meant."""
 
     n: int
-    trace: float
-    squared_norm: float
     noise: float
+
+    @property
+    def trace(self) -> float:
+        """Sum of the diagonal."""
+
+    @property
+    def squared_norm(self) -> float:
+        """Squared Frobenius norm."""
 
     @property
     def error(self) -> float:
@@ -41,20 +48,31 @@ class DenseGram:
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix.detach()
         self.n = len(matrix)
-        self.trace = float(self.matrix.diagonal().double().sum())
-        self.squared_norm = float(torch.linalg.vector_norm(self.matrix)) ** 2
         self.error = 0.0
         self.noise = torch.finfo(matrix.dtype).eps
 
+    @functools.cached_property
+    def trace(self) -> float:
+        """Sum of the diagonal."""
+        return float(self.matrix.diagonal().double().sum())
+
+    @functools.cached_property
+    def squared_norm(self) -> float:
+        """Squared Frobenius norm."""
+        return float(torch.linalg.vector_norm(self.matrix)) ** 2
+
     def matmul(self, v: Tensor) -> Tensor:
         """The product H v, in the matrix's own precision."""
-        return (self.matrix @ v.to(self.matrix.dtype)).double()
+        v = v.to(self.matrix.dtype)
+        if v.shape[1] == 1:
+            return (self.matrix @ v[:, 0])[:, None].double()
+        return (v.mT.contiguous() @ self.matrix).mT.double()  # H is symmetric, and few rows are faster than few columns
 
 
 class TiledGram:
     r"""Tiles of the upper triangle; each serves its transpose too, so that a product reads half the matrix.
 
-    ``error`` is the Frobenius norm of (held - true), a bound on the change of every eigenvalue; ``noise`` its
+    ``error`` bounds the Frobenius norm of (held - true), and so the change of every eigenvalue; ``noise`` is its
     size relative to the largest entry, spread as rounding spreads it.
 
     Args:
@@ -89,22 +107,33 @@ class TiledGram:
         twice = 1 if i == j else 2
         if i == j:
             self.trace += float(tile.diagonal().sum())
-        self.squared_norm += twice * float(torch.linalg.vector_norm(tile)) ** 2
+        squared = twice * float(torch.linalg.vector_norm(tile)) ** 2
+        self.squared_norm += squared
         if self.storage == "float64":
             self._tiles[i, j] = tile, 1.0
-            return
-        if self.storage == "float32":
-            held, step = tile.float(), 1.0
+        elif self.storage == "float32":
+            self._tiles[i, j] = tile.float(), 1.0
+            self._squared_error += 2.0**-48 * squared
         else:
-            step = float(tile.abs().max()) / _STEPS or 1.0
-            held = (tile / step).round_().to(torch.int16)
-        self._tiles[i, j] = held, step
-        gap = torch.sub(tile, held.to(torch.float64), alpha=step)
-        self._squared_error += twice * float(torch.linalg.vector_norm(gap)) ** 2
+            step = float(torch.linalg.vector_norm(tile, torch.inf)) / _STEPS or 1.0
+            self._tiles[i, j] = (tile / step).round_().to(torch.int16), step
+            self._squared_error += twice * tile.numel() * (step / 2) ** 2
 
     def matmul(self, v: Tensor) -> Tensor:
         """The product H v; each tile is read once."""
-        v = v.to(self._work)
+        if v.shape[1] == 1:
+            return self._vector(v[:, 0].to(self._work))[:, None]
+        v = v.mT.to(self._work).contiguous()  # (b, n): BLAS is several times faster at few rows than at few columns
+        out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
+        for (i, j), (held, step) in self._tiles.items():
+            tile = self._float(held)
+            rows, columns = _span(i, self.n), _span(j, self.n)
+            out[:, rows].add_(v[:, columns] @ tile.mT, alpha=step)
+            if i != j:
+                out[:, columns].add_(v[:, rows] @ tile, alpha=step)
+        return out.mT
+
+    def _vector(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
         out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
         for (i, j), (held, step) in self._tiles.items():
             tile = self._float(held)

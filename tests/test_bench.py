@@ -5,6 +5,7 @@ import json
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +123,13 @@ def test_a_peer_that_fails_is_a_result(lines):
     assert lines["refuses"].state == "failed"
     assert lines["refuses"].why == "MemoryError: too large a Gram"
     assert lines["refuses"].cpu is None
+
+
+def test_an_accuracy_that_is_not_a_number_is_said(sample):
+    case = replace(sample.CASES[0], accuracy=lambda data, answer: float("nan"), peers={})
+    (line,) = run_case(case, "bench_sample", repeats=1, threads=1, memory=False)
+    assert (line.state, line.accuracy, line.why) == ("measured", None, "error is nan")
+    assert "accuracy" not in line.met
 
 
 def test_missing_data_is_said_on_every_line(sample):

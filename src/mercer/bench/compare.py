@@ -32,7 +32,7 @@ class Line:
         who: ``mercer``, or the peer.
         state: ``measured``, ``absent`` (not installed), ``missing`` (no data) or ``failed``.
         version: of the contender's library.
-        why: the reason where it was not measured.
+        why: the reason where it, or its accuracy, was not measured.
         cpu: median CPU seconds, all threads together.
         wall: median seconds by the clock.
         memory: MiB added at the peak.
@@ -147,13 +147,16 @@ class _Measured:
         goals = dict(self.case.limits if one.name == OURS else one.peer.goals)
         common: dict[str, Any] = {"version": one.version(), "threads": self.threads, "goals": goals}
         if sample.why:
-            return Line(self.area, self.case.name, one.name, "failed", why=sample.why, **common)
+            common["why"] = sample.why
+            return Line(self.area, self.case.name, one.name, "failed", **common)
         costs = {
             "cpu": sample.median("cpu"),
             "wall": sample.median("wall"),
             "memory": self.peaks.get(one.name),
         }
         score = self.scores[one.name]
+        if score is not None and not math.isfinite(score):
+            common["why"], score = f"{self.case.accuracy_name or 'accuracy'} is {score}", None
         ratios = {} if one.name == OURS else self._ratios(one.name)
         met = self._within(costs | {"accuracy": score}) if one.name == OURS else _reached(ratios, goals)
         return Line(

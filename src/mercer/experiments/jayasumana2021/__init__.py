@@ -1,0 +1,1 @@
+"""Kernelised classification (jayasumana2021): its tables, its figures, its theorem."""

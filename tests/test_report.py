@@ -17,6 +17,7 @@ from mercer.experiments import Result, entries
 from mercer.report import numbers
 
 TABLE = "spectral2019/table1"
+CURVES = "sample/curves"  # of no paper, so that the page itself draws its curves
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
@@ -54,7 +55,7 @@ def sample_results() -> list[Result]:
     for row, rate in {"no kernel": 0.004, "RFF 500": 0.01, "RFF 3072": 0.02, "RFF 10000": 0.03}.items():
         for seed in range(3):
             loss = [math.exp(-rate * t) * (0.5 + 0.04 * noise.random()) for t in steps]
-            add("spectral2019/fig1a", row, seed=seed, curves={"training loss": {"x": steps, "y": loss}})
+            add(CURVES, row, seed=seed, curves={"training loss": {"x": steps, "y": loss}})
     add("spectral2019/fig1b", "no kernel", status="failed", error="FloatingPointError: loss became NaN at step 12")
     add("spectral2019/fig2a", status="missing", note="cifar10: download it from its home page, then set MERCER_DATA.")
     add("jayasumana2021/thmE.1", "order 10", passed=True, value=3e-16, note="largest gap over 500 kernels")
@@ -121,7 +122,7 @@ def test_the_same_results_give_the_same_page(run_folder):
 
 def test_every_entry_is_shown_with_its_state(page):
     items = re.findall(r"<li><span class=\"mark (\w+)\".*?<span>?.*?</li>", page, re.S)
-    assert len(items) == len(entries())
+    assert len(items) == len(entries()) + 1
     text = Reader(page).text
     for entry in entries():
         assert entry.title in text
@@ -138,19 +139,19 @@ def test_what_did_not_run_says_why(page):
 
 def test_counts_add_up_to_all_entries(page):
     counts = [int(count) for count in re.findall(r"<b>(\d+)</b>", page)]
-    assert sum(counts) == len(entries())
+    assert sum(counts) == len(entries()) + 1
 
 
-def test_a_line_has_published_ours_difference_and_time(tmp_path):
-    value, results = 790.0, []
+@pytest.mark.parametrize(("scale", "verdict"), [("paper", " worse"), ("small", "")])
+def test_a_line_has_published_ours_difference_and_time(tmp_path, scale, verdict):
+    results = []
     for seed, ours in enumerate((795.0, 800.0, 805.0)):
         row, column = "gamma 1, RFF 500", "MNIST"
-        results.append(Result(TABLE, f"k{seed}", "done", "small", row, column, seed, value=ours, seconds=1.5))
+        results.append(Result(TABLE, f"k{seed}", "done", scale, row, column, seed, value=ours, seconds=1.5))
     page = report.build(write_run(tmp_path / "run", results)).read_text(encoding="utf-8")
     line = next(part for part in page.split("<tr>") if "RFF 500</th>" in part and ">MNIST<" in part)
     cells = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", line))).strip()
-    assert value == 790.0
-    assert cells == "gamma 1, RFF 500 MNIST 790 800.0 ± 5.0 +10 +1.3 % worse 3 4.5 s"
+    assert cells == f"gamma 1, RFF 500 MNIST 790 800.0 ± 5.0 +10 +1.3 %{verdict} 3 4.5 s"
 
 
 def test_doubts_stand_ins_and_settings_are_shown(page):
@@ -194,7 +195,7 @@ def test_hostile_strings_are_text(tmp_path):
         Result(TABLE, "b", "failed", "small", "x", "y", error=HOSTILE),
         Result(f"{HOSTILE}/{HOSTILE}", "c", "done", "small", value=1.0),
         Result(
-            "spectral2019/fig1a",
+            CURVES,
             "d",
             "done",
             "small",
@@ -211,7 +212,7 @@ def test_hostile_strings_are_text(tmp_path):
 
 
 def test_a_figure_that_cannot_be_drawn_does_not_cost_the_page(tmp_path):
-    bad = Result("spectral2019/fig1a", "a", "done", "small", "r", curves={"c": {"x": [0, 1], "y": [1.0]}})
+    bad = Result(CURVES, "a", "done", "small", "r", curves={"c": {"x": [0, 1], "y": [1.0]}})
     page = report.build(write_run(tmp_path / "run", [bad])).read_text(encoding="utf-8")
     assert "The figure could not be drawn: ValueError" in Reader(page).text
 

@@ -100,12 +100,18 @@ def _mean(curves: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 def _markup(figure: Figure, anchor: str, alt: str) -> Markup:
     """The figure for a desk and, where it is one plot that can be made narrow, again for a phone."""
-    if len(figure.axes) > 2:  # panels side by side cannot be squeezed: on a phone they scroll
+    if _panels(figure) > 1:  # panels side by side cannot be squeezed: on a phone they scroll
         return _inline(figure, f"{anchor}-w", alt, "only")
     wide = _inline(figure, f"{anchor}-w", alt, "wide")
     width, height = figure.get_size_inches()
     figure.set_size_inches(_NARROW, _NARROW * max(0.8, min(1.1, 1.25 * height / width)))
     return wide + _inline(figure, f"{anchor}-n", alt, "narrow")
+
+
+def _panels(figure: Figure) -> int:
+    """How many axes stand side by side; a colour bar is not one."""
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    return max((place.get_gridspec().ncols for place in places if place is not None), default=1)
 
 
 def _inline(figure: Figure, prefix: str, alt: str, css_class: str) -> Markup:

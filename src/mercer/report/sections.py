@@ -119,6 +119,11 @@ class Section:
         return any(line.published for line in self.lines)
 
     @property
+    def judged(self) -> bool:
+        """Whether a line says if ours is better than the published number."""
+        return any(line.verdict for line in self.lines)
+
+    @property
     def claims(self) -> bool:
         """Whether a line says if the paper's claim holds."""
         return any(line.claim for line in self.lines)
@@ -216,7 +221,8 @@ def _line(
         gap_order = summary.mean - number.value
         order = gap_order / abs(number.value) if number.value else gap_order
         spread = math.hypot(summary.deviation or 0.0, number.deviation or 0.0) or None
-        verdict = numbers.verdict(summary.mean, number.value, entry.better, spread)
+        if all(result.scale == "paper" for result in cell):  # on other data, better is not better
+            verdict = numbers.verdict(summary.mean, number.value, entry.better, spread)
     bad = next((result for result in cell if result.status != "done"), None)
     seconds = summary.seconds if summary else sum(result.seconds for result in cell)
     return Line(

@@ -2,7 +2,19 @@
 
 from .base import FeatureMap
 from .l2_batch_norm import L2BatchNorm
+from .neural_eigenfunctions import NeuralEigenfunctions
 from .nystrom import Nystrom
+from .parallel_networks import ParallelNetworks
 from .random_fourier import PositiveRandomFeatures, RandomFourier
+from .spin import SpectralInference
 
-__all__ = ["FeatureMap", "L2BatchNorm", "Nystrom", "PositiveRandomFeatures", "RandomFourier"]
+__all__ = [
+    "FeatureMap",
+    "L2BatchNorm",
+    "NeuralEigenfunctions",
+    "Nystrom",
+    "ParallelNetworks",
+    "PositiveRandomFeatures",
+    "RandomFourier",
+    "SpectralInference",
+]

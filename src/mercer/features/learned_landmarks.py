@@ -1,0 +1,60 @@
+"""Landmarks for eigenfunctions: chosen among the rows, then moved uphill."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from ..kernels import Kernel
+from ..linalg import cholesky
+from .landmarks import select
+from .neuralef import Training
+
+_log = logging.getLogger("mercer")
+
+
+def choose(kernel: Kernel, x: Tensor, m: int, generator: torch.Generator | None) -> Tensor:  # (n, ...) -> (m, ...)
+    """Centres of k-means for rows of numbers, uniform rows for pictures and for indices."""
+    plain = x.is_floating_point() and x.ndim == 2 and m < len(x)
+    return select(kernel, x, m, "kmeans" if plain else "uniform", generator).detach().clone()
+
+
+def whitener(kernel: Kernel, z: Tensor) -> Tensor:  # (m, ...) -> (m, r)
+    """K(z, z)^(-1/2) on its r directions above rounding, in float64."""
+    values, vectors = torch.linalg.eigh(kernel(z).double())
+    keep = values > len(values) * torch.finfo(torch.float64).eps * values[-1:].clamp_min(0)
+    white: Tensor = vectors[:, keep] / values[keep].sqrt()
+    return white
+
+
+def learn(
+    kernel: Kernel, x: Tensor, z: Tensor, k: int, plan: Training, generator: torch.Generator | None
+) -> Tensor:  # (n, d), (m, d) -> (m, d)
+    r"""Landmarks moved to capture more of the kernel: maximise :math:`\sum_{j \le k} \hat\mu_j(z)^2`.
+
+    :math:`\hat\mu_j` are the eigenvalues of the Nystrom operator on a minibatch; the squared error of the best rank-k
+    approximation is what their squares leave of :math:`\|K / n\|^2`. Ctrl-C ends the training, not the fit.
+    """
+    z = z.double().requires_grad_()
+    optimizer = torch.optim.Adam([z], lr=plan.lr * float(x.double().std()))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps))
+    size = min(plan.batch_size, len(x))
+    try:
+        for _ in range(plan.steps):
+            batch = x[torch.randperm(len(x), generator=generator)[:size].to(x.device)].double()
+            with torch.enable_grad():
+                inner = kernel(z)
+                ridge = 1e-8 * inner.detach().diagonal().mean()
+                factor = cholesky(inner + ridge * torch.eye(len(z), dtype=z.dtype, device=z.device)).factor
+                phi = torch.linalg.solve_triangular(factor, kernel(z, batch), upper=False)  # (m, b)
+                values = torch.linalg.eigvalsh(phi @ phi.mT / size)
+                loss = -values[-k:].square().sum() / values.detach()[-k:].square().sum()
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+            schedule.step()
+    except KeyboardInterrupt:
+        _log.warning("landmarks: interrupted; the map keeps what was learned.")
+    return z.detach()

@@ -1,0 +1,131 @@
+"""NeuralEF, Algorithm 1 of deng2022: train networks to be the eigenfunctions, minibatch by minibatch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from ..kernels import Kernel
+from .l2_batch_norm import L2BatchNorm
+
+DEFLATIONS = ("first_order", "cholesky")
+_log = logging.getLogger("mercer")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How networks are trained; ours where the slides give nothing.
+
+    Args:
+        steps: Iterations of Algorithm 1.
+        batch_size: B.
+        lr: Step size of Adam, which falls to a tenth along a cosine. 1e-3 leaves the toy's third function behind.
+        deflation: ``"first_order"``, the paper's sum, or ``"cholesky"``.
+        ema: Weight of a batch in the running eigenvalues and in the running mean squares.
+    """
+
+    steps: int
+    batch_size: int = 256
+    lr: float = 1e-2
+    deflation: str = "first_order"
+    ema: float = 0.1
+
+
+def deflated(psi: Tensor, gram: Tensor, deflation: str) -> Tensor:  # (b, k), (b, b) -> (b, k)
+    r"""Functions less what the earlier ones explain, as the gradient formula has them.
+
+    ``"first_order"``: :math:`\hat\psi_j - \sum_{i<j} \frac{\hat\psi_i^\top K \hat\psi_j}{\hat\psi_i^\top K \hat\psi_i}
+    \hat\psi_i` (deng2022, gradient on slide "DNNs as eigenfunctions"). It removes twice what two earlier functions
+    share. ``"cholesky"``: the residual of :math:`\hat\psi_j` on all earlier ones in the inner product of K,
+    :math:`(\Psi L^{-\top})_j L_{jj}` with :math:`L L^\top = \Psi^\top K \Psi`, exact also before they are orthogonal.
+    The factor carries a jitter of 1e-6 of the mean diagonal, so that a kernel of low rank does not break it.
+    """
+    r = psi.mT @ (gram @ psi)  # (k, k)
+    if deflation == "first_order":
+        diagonal = r.diagonal()
+        own = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal))
+        return psi - psi @ torch.triu(r / own[:, None], 1)
+    jitter = 1e-6 * r.diagonal().mean().clamp_min(torch.finfo(r.dtype).tiny)
+    factor, info = torch.linalg.cholesky_ex(r + jitter * torch.eye(len(r), dtype=r.dtype, device=r.device))
+    if int(info):
+        return deflated(psi, gram, "first_order")
+    inverse = torch.linalg.solve_triangular(factor.mT, torch.diag(factor.diagonal()), upper=True)
+    exact: Tensor = psi @ inverse
+    return exact
+
+
+def ascent(psi: Tensor, gram: Tensor, deflation: str = "first_order") -> Tensor:  # (b, k), (b, b) -> (b, k)
+    r"""Gradient of the loss with respect to the outputs: :math:`-\frac{2}{B^2} K (\hat\psi_j - \dots)`.
+
+    Earlier functions are constants in it (stop-gradient), so that function j never bends those before it.
+    """
+    return (-2 / len(psi) ** 2) * (gram @ deflated(psi, gram, deflation))
+
+
+def train(
+    network: nn.Module,
+    norm: L2BatchNorm,
+    kernel: Kernel,
+    x: Tensor,
+    plan: Training,
+    generator: torch.Generator | None,
+    seen: Callable[[int, Tensor], None] | None = None,
+) -> Tensor:  # -> (k,)
+    """Run Algorithm 1 on minibatches of rows; the running eigenvalues.
+
+    Ctrl-C ends the training, not the fit: what was learned so far is kept, and the log says so.
+
+    Args:
+        network: ``(n, ...) -> (n, k)``, or ``(n, c, k)`` for a matrix-valued kernel.
+        norm: Normalises its columns to a mean square of 1.
+        kernel: k; Gram matrices of minibatches only.
+        x: Rows.
+        plan: Settings.
+        generator: Draws the minibatches.
+        seen: Called with the step and its eigenvalues.
+    """
+    optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps), plan.lr / 10)
+    dtype = next(network.parameters()).dtype
+    running = torch.zeros(norm.num_features, dtype=torch.float64, device=x.device)
+    size = min(plan.batch_size, len(x))
+    network.train()
+    norm.train()
+    try:
+        for step in range(plan.steps):
+            batch = x[torch.randperm(len(x), generator=generator)[:size].to(x.device)]
+            gram = _flat_gram(kernel, batch).to(dtype)
+            with torch.enable_grad():
+                raw = network(batch.to(dtype) if batch.is_floating_point() else batch)
+                psi = norm(raw.reshape(-1, norm.num_features))  # (b c, k)
+                psi = psi * (size / len(psi)) ** 0.5  # mean over rows, not over outputs, is 1
+            gradient = ascent(psi.detach(), gram, plan.deflation) * (len(psi) / size) ** 2
+            if not bool(torch.isfinite(gradient).all()):
+                fix = "Standardise x, or lower lr."
+                raise FloatingPointError(
+                    checks.sentence("neuralef", "the loss must stay finite", f"NaN at step {step}", fix)
+                )
+            optimizer.zero_grad()
+            psi.backward(gradient)
+            optimizer.step()
+            schedule.step()
+            values = (psi.detach() * (gram @ psi.detach())).sum(0).double() / size**2
+            running += max(plan.ema, 1 / (step + 1)) * (values - running)
+            if seen is not None:
+                seen(step, values)
+    except KeyboardInterrupt:
+        _log.warning("neuralef: interrupted at step %d of %d; the map keeps what was learned.", step, plan.steps)
+    return running
+
+
+def _flat_gram(kernel: Kernel, x: Tensor) -> Tensor:  # (b, ...) -> (b c, b c)
+    gram = kernel(x)
+    if gram.ndim == 2:
+        return gram
+    (b, _, c, _) = gram.shape
+    return gram.transpose(1, 2).reshape(b * c, b * c)

@@ -194,12 +194,14 @@ class Spectrum:
         return curve
 
     def laziness(self, lr: float, steps: int, *, width: int, scale: float) -> float:
-        r"""How far the network leaves the regime the prediction holds in; trust the curve below about 0.1.
+        r"""How far the network leaves the regime the prediction holds in: do not trust the curve above about 1.
 
         The predicted movement of a weight over its size at the start,
         :math:`\|W(t) - W(0)\|_F / (\kappa \sqrt{m})` with
         :math:`\|W(t) - W(0)\|_F^2 = \sum_i (1 - (1 - \eta \lambda_i)^t)^2 (v_i^T y)^2 / \lambda_i`: units
-        whose weight moves by its own size switch on and off, and H moves with them.
+        whose weight moves by its own size switch on and off, and H moves with them. On MNIST the curve was off by
+        0.1 % at 0.06, 0.6 % at 0.6, 1 % at 1.7 and 17 % at 5.7. A network that starts at u(0) far from 0 is to be
+        predicted from the targets less u(0).
 
         Args:
             lr: :math:`\eta`.

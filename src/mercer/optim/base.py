@@ -1,0 +1,122 @@
+"""What the optimizers share: checked gradients, closures, one way to descend, a state that keeps its dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from .. import checks
+
+__all__ = ["CheckedOptimizer", "Closure", "descend"]
+
+Closure = Callable[[], Any]  # evaluates the loss, calls backward, returns the loss
+
+
+class CheckedOptimizer(Optimizer):
+    """A ``torch.optim.Optimizer`` whose variants write `update` alone.
+
+    A step evaluates the closure, refuses sparse, complex and non-finite gradients before any parameter has changed,
+    and updates. The state keeps its dtype through ``load_state_dict``: torch would cast float64 factors to the
+    parameter's dtype.
+    """
+
+    def update(self, live: list[Tensor], closure: Closure | None) -> None:
+        """Move the parameters, without autograd; ``live`` are those that have a gradient, checked."""
+        raise NotImplementedError
+
+    @override
+    def step(self, closure: Closure | None = None) -> Any:
+        """One step; with a closure, which evaluates the loss and calls backward, its value is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            live = self.live_parameters()
+            if live:
+                self.update(live, closure)
+        return loss
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with options of their own; complex ones are refused."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        where = type(self).__name__
+        if not isinstance(group["lr"], str):
+            checks.non_negative(where, "lr", float(group["lr"]))
+        for name, p in self._named(group):
+            if p.is_complex():
+                fix = "Hold real and imaginary parts as two parameters."
+                raise TypeError(checks.sentence(where, "parameters must be real", f"{p.dtype} in {name}", fix))
+
+    def live_parameters(self) -> list[Tensor]:
+        """The parameters with a gradient, in order.
+
+        Raises:
+            TypeError: A gradient is sparse.
+            FloatingPointError: A gradient is not finite; no parameter has been changed.
+        """
+        where = type(self).__name__
+        live = [(name, p) for group in self.param_groups for name, p in self._named(group) if p.grad is not None]
+        for name, p in live:
+            if p.grad is not None and p.grad.layout is not torch.strided:
+                fix = "Use sparse=False, or give it to torch.optim.SparseAdam."
+                raise TypeError(checks.sentence(where, "gradients must be dense", f"{p.grad.layout} in {name}", fix))
+        gradients = [p.grad for _, p in live if p.grad is not None]
+        if gradients and not bool(torch.stack([g.sum().double() for g in gradients]).isfinite().all()):
+            self._refuse_non_finite(live)
+        return [p for _, p in live]
+
+    def _refuse_non_finite(self, live: list[tuple[str, Tensor]]) -> None:
+        bad = [name for name, p in live if p.grad is not None and not bool(p.grad.isfinite().all())]
+        if bad:  # a sum may overflow where every term is finite
+            where, got = type(self).__name__, f"NaN or infinity in {', '.join(bad[:3])}"
+            fix = "No parameter was changed: lower lr, or clip the gradients."
+            raise FloatingPointError(checks.sentence(where, "gradients must be finite", got, fix))
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; tensors keep the dtype they were saved in and move to their parameter's device."""
+        super().load_state_dict(state_dict)
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        own = [p for group in self.param_groups for p in group["params"]]
+        for index, p in zip(saved, own, strict=True):
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[p][key] = value.detach().to(p.device, copy=True)
+
+    @staticmethod
+    def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+        names = group.get("param_names") or [f"the parameter of shape {tuple(p.shape)}" for p in group["params"]]
+        return list(zip(names, group["params"], strict=True))
+
+
+def descend(
+    parameters: Sequence[Tensor], directions: Sequence[Tensor], lr: float, *, decay: float = 0.0, foreach: bool = True
+) -> None:
+    r""":math:`p \leftarrow (1 - \eta \delta) p - \eta u`, for all at once or, to the same result, one by one.
+
+    Args:
+        parameters: p, changed in place.
+        directions: u, of the parameters' shapes.
+        lr: :math:`\eta`.
+        decay: :math:`\delta`, weight decay apart from the gradient.
+        foreach: Use torch's fused loops.
+    """
+    if not parameters:
+        return
+    if foreach:
+        if decay:
+            torch._foreach_mul_(list(parameters), 1 - lr * decay)
+        torch._foreach_add_(list(parameters), list(directions), alpha=-lr)
+        return
+    for p, u in zip(parameters, directions, strict=True):
+        if decay:
+            p.mul_(1 - lr * decay)
+        p.add_(u, alpha=-lr)

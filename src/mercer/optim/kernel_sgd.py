@@ -1,0 +1,205 @@
+"""Kernel SGD, the paper's algorithm to the letter."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.optim.optimizer import ParamsT
+from typing_extensions import override
+
+from .. import checks, distributed
+from ..kernels import RBF
+from ..modules import last_linear, unwrap
+from .base import CheckedOptimizer, Closure, descend
+from .recording import Recorder, trained_layers
+
+__all__ = ["KernelSGD", "RandomPSD", "kernel_inverse", "reshaped"]
+
+Gram = Callable[[Tensor], Tensor]  # (m, d) -> (m, m)
+_KINDS = (nn.Linear, _ConvNd, nn.RNNBase)
+
+
+class KernelSGD(CheckedOptimizer):
+    r"""Kernel SGD, :math:`W' = W - \eta \nabla_W J\, H^{-1}` (chen2022, Eq. 8 and Algorithm 1).
+
+    H is the kernel matrix of the mini-batch's raw inputs, ``(m, m)``; its pseudo-inverse is padded or truncated to
+    the columns of W. All other parameters take SGD steps.
+
+    H is indexed by instances and multiplies columns of features: another order of the batch gives another step, and
+    with ``pad="zeros"`` the columns beyond m never move. That is the paper's method; for the same idea where the
+    dimensions fit use :class:`FunctionSpaceSGD`.
+
+    Args:
+        params: Parameters, named parameters or groups.
+        lr: :math:`\eta`.
+        model: Where the inputs are seen, plain or wrapped in DDP (H is then of all ranks' rows).
+        kernel: k, any kernel of the library, or a callable ``(m, d) -> (m, m)`` such as :class:`RandomPSD`; None means
+            ``RBF(0.01)``.
+        layers: Which weights Eq. 8 moves: the last linear layer's, or all of linear, convolutional and recurrent
+            layers (a convolution's weight is the matrix of its patches).
+        pad: What the inverse is padded with where m is below the columns of W: zeros as in the paper, or the
+            identity, which leaves those columns to SGD.
+        cutoff: Eigenvalues of H below ``cutoff`` times the largest count as 0 in the pseudo-inverse. The step in
+            near-singular directions is at most 1 / cutoff times that in the leading one: for a small gamma this, not
+            gamma, sets the step.
+        cache: Keep the inverse of every batch met, for loaders with fixed batches: n m numbers (`cached_bytes`).
+        inputs: What the kernel sees of the model's first input, ``(m, d)``; None flattens it. Texts need one.
+        foreach: Update parameters by torch's fused loops.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        model: nn.Module,
+        kernel: Gram | None = None,
+        layers: str = "last",
+        pad: str = "zeros",
+        cutoff: float = 1e-2,
+        cache: bool = False,
+        inputs: Callable[[Tensor], Tensor] | None = None,
+        foreach: bool = True,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "foreach": foreach})
+        self.kernel: Gram = RBF(0.01) if kernel is None else kernel
+        self.pad = checks.choice("KernelSGD", "pad", pad, ("zeros", "identity"))
+        self.cutoff = checks.non_negative("KernelSGD", "cutoff", cutoff)
+        self.inputs = inputs
+        self._inverses: dict[bytes, Tensor] | None = {} if cache else None
+        self._weights = self._chosen(model, checks.choice("KernelSGD", "layers", layers, ("last", "all")))
+        self._recorder = Recorder("KernelSGD", model, {"": unwrap(model)}, once=False)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the cached inverses: n m numbers once every batch has been met."""
+        return sum(inverse.numel() * inverse.element_size() for inverse in (self._inverses or {}).values())
+
+    @override
+    def update(self, live: list[Tensor], closure: Closure | None) -> None:
+        inverse = self._inverse_of_batch(live[0])
+        for group in self.param_groups:
+            own = [p for p in group["params"] if p.grad is not None]
+            directions = [self._direction(p, inverse) for p in own]
+            descend(own, directions, float(group["lr"]), foreach=group["foreach"])
+        self._recorder.clear()
+
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and the inputs that belong to them."""
+        super().zero_grad(set_to_none)
+        self._recorder.clear()
+
+    def close(self) -> None:
+        """Take the hook off the model."""
+        self._recorder.close()
+
+    def _chosen(self, model: nn.Module, layers: str) -> set[int]:
+        mine = [p for group in self.param_groups for p in group["params"]]
+        if layers == "last":
+            return {id(last_linear(model)[1].weight)}
+        found = trained_layers("KernelSGD", model, mine, (nn.Linear, _ConvNd))
+        recurrent = [m for m in unwrap(model).modules() if isinstance(m, nn.RNNBase)]
+        return {id(m.weight) for m in found.values()} | {id(p) for m in recurrent for p in m.parameters() if p.ndim > 1}
+
+    def _direction(self, p: Tensor, inverse: Tensor) -> Tensor:
+        gradient = p.grad
+        assert gradient is not None
+        if id(p) not in self._weights:
+            return gradient
+        columns = gradient.reshape(len(gradient), -1)  # (d_r, d_c)
+        shaped = reshaped(inverse, columns.shape[1], self.pad)
+        return (columns.to(shaped.dtype) @ shaped).to(p.dtype).reshape(p.shape)
+
+    def _inverse_of_batch(self, like: Tensor) -> Tensor:
+        seen = self._recorder.records[""].inputs
+        if not seen:
+            fix = "Call model(x), the model given here, and loss.backward() before step()."
+            raise RuntimeError(checks.sentence("KernelSGD", "step needs the inputs of a pass", "none", fix))
+        x = torch.cat([self._seen(part) for part in seen])
+        x = distributed.gather_rows(x)  # the mini-batch is that of all ranks, as its gradient is
+        if self._inverses is None:
+            return kernel_inverse(self.kernel, x, self.cutoff)
+        key = hashlib.blake2b(x.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
+        if key not in self._inverses:
+            self._inverses[key] = kernel_inverse(self.kernel, x, self.cutoff).to(like.dtype)
+        return self._inverses[key]
+
+    def _seen(self, part: Tensor) -> Tensor:
+        x = part.flatten(1) if self.inputs is None else self.inputs(part)
+        return checks.finite("KernelSGD", "the model's input", checks.floating(checks.matrix("KernelSGD", "inputs", x)))
+
+
+class RandomPSD:
+    r"""A random positive semi-definite matrix :math:`R R^\top / m` in the kernel's place, of unit mean diagonal.
+
+    The paper's control (chen2022, Section 4.4), at the scale of an RBF matrix. One matrix for each batch size.
+
+    Args:
+        generator: Randomness of R; None is a fixed seed.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator or torch.Generator().manual_seed(0)
+        self._drawn: dict[int, Tensor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:  # (m, d) -> (m, m)
+        """The matrix for a batch of as many rows."""
+        m = len(x)
+        if m not in self._drawn:
+            r = torch.randn(m, m, generator=self.generator, dtype=torch.float64)
+            gram = r @ r.mT
+            self._drawn[m] = gram / gram.diagonal().mean()
+        return self._drawn[m].to(x)
+
+
+def kernel_inverse(kernel: Gram, x: Tensor, cutoff: float) -> Tensor:  # (m, d) -> (m, m)
+    r"""Pseudo-inverse :math:`H^{+}` of the kernel matrix of the rows of x, in float64.
+
+    Args:
+        kernel: k, or any callable ``(m, d) -> (m, m)``.
+        x: The mini-batch.
+        cutoff: Eigenvalues of at most ``cutoff`` times the largest in absolute value count as 0.
+    """
+    gram = kernel(x.double())
+    if not bool(gram.isfinite().all()):
+        fix = "Scale the inputs, or lower gamma or the degree."
+        raise FloatingPointError(
+            checks.sentence("KernelSGD", "the kernel matrix must be finite", "NaN or infinity", fix)
+        )
+    inverse: Tensor = torch.linalg.pinv(gram.detach(), rtol=cutoff, hermitian=True)
+    return inverse
+
+
+def reshaped(inverse: Tensor, columns: int, pad: str = "zeros") -> Tensor:  # (m, m) -> (d_c, d_c)
+    """The inverse at the width of a weight: padded, or without its last rows and columns (chen2022, Section 3.1).
+
+    Args:
+        inverse: Of the kernel matrix.
+        columns: :math:`d_c`, the columns of the weight.
+        pad: ``"zeros"`` or ``"identity"``.
+    """
+    m = len(inverse)
+    if m >= columns:
+        return inverse[:columns, :columns]
+    diagonal = torch.full((columns,), 1.0 if pad == "identity" else 0.0, dtype=inverse.dtype, device=inverse.device)
+    padded = torch.diag(diagonal)
+    padded[:m, :m] = inverse
+    return padded
+
+
+def state_bytes(optimizer: Any) -> int:
+    """Memory of an optimizer's tensors beyond the parameters: its state and, of Kernel SGD, the cached inverses."""
+    held = int(getattr(optimizer, "cached_bytes", 0))
+    return held + sum(_bytes(value) for state in optimizer.state.values() for value in state.values())
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0

@@ -1,0 +1,130 @@
+"""One layer's preconditioner: its moments, when they are renewed, and what they make of a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from .factors import Dual, damped_inverse, dual, moment, ridge
+from .recording import Record, layer_rows
+
+__all__ = ["LayerFactor", "Memory"]
+
+# Keys of the state kept with a layer's weight; all of them are checkpointed.
+REFRESHES = "refreshes"
+MOMENT, INVERSE, RIDGE = "moment", "inverse", "ridge"  # EMA of G^T G / n, its damped inverse, lambda
+ROWS, CORE = "rows", "core"  # the dual side, in their place
+OUTPUT_MOMENT, OUTPUT_INVERSE = "output_moment", "output_inverse"
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How moments are kept: see the arguments of :class:`FunctionSpaceSGD`."""
+
+    damping: float
+    ema: float
+    output_factor: bool
+    max_width: int
+    max_rows: int
+
+
+class LayerFactor:
+    """Moments of one layer, held in the optimizer's state of its weight.
+
+    Args:
+        where: The optimizer's name, for messages.
+        name: The layer's.
+        module: ``nn.Linear`` or ``nn.Conv2d``.
+        bias: The layer's bias where it is trained with the weight, else None.
+        memory: How moments are kept.
+    """
+
+    def __init__(self, where: str, name: str, module: nn.Module, bias: Tensor | None, memory: Memory) -> None:
+        self.where = where
+        self.name = name
+        self.module = module
+        self.weight: Tensor = module._parameters["weight"]  # type: ignore[assignment]
+        self.bias = bias
+        self.memory = memory
+
+    def gradient(self) -> Tensor:  # (c, d)
+        """The gradient of weight and bias as one matrix."""
+        assert self.weight.grad is not None
+        g = self.weight.grad.reshape(len(self.weight), -1)
+        if self.bias is None:
+            return g
+        column = self.bias.grad if self.bias.grad is not None else torch.zeros_like(self.bias)
+        return torch.cat((g, column[:, None]), 1)
+
+    def split(self, direction: Tensor) -> dict[Tensor, Tensor]:
+        """A direction ``(c, d)`` as one tensor for each parameter, in its shape."""
+        d = self.weight[0].numel()
+        parts = {self.weight: direction[:, :d].reshape(self.weight.shape)}
+        if self.bias is not None and self.bias.grad is not None:
+            parts[self.bias] = direction[:, d]
+        return parts
+
+    def refresh(self, state: State, record: Record) -> None:
+        """Renew the moments by the rows of the passes since the last step."""
+        g = torch.cat([self.rows(x) for x in record.inputs])  # (n, d)
+        if not bool(g.double().square().sum().isfinite()):
+            checks.warn(self.where, f"the input of layer {self.name!r} is not finite; its moment was left as it was.")
+            return
+        state[REFRESHES] = state.get(REFRESHES, 0) + 1
+        if g.shape[1] > self.memory.max_width or (self.memory.ema == 0 and len(g) < g.shape[1]):
+            side = dual(g, self.memory.damping, where=self.where)
+            state.update({ROWS: side.rows, CORE: side.core, RIDGE: side.ridge})
+            state.pop(INVERSE, None)
+        else:
+            a = state[MOMENT] = self._averaged(state, MOMENT, moment(g))
+            state[INVERSE] = damped_inverse(a, self.memory.damping, where=self.where).to(self.weight.dtype)
+            state[RIDGE] = ridge(a.diagonal().mean(), self.memory.damping)
+            state.pop(CORE, None)
+        if self.memory.output_factor:
+            self._refresh_output(state, record)
+
+    def direction(self, state: State, gradient: Tensor) -> tuple[Tensor, Tensor]:  # (c, d) -> (c, d), ()
+        """The preconditioned gradient, and the mean square by which it would move the layer's outputs at rate 1."""
+        if CORE in state:
+            u = Dual(state[ROWS], state[CORE], state[RIDGE])(gradient)
+        else:
+            inverse = state[INVERSE]
+            u = (gradient.to(inverse.dtype) @ inverse).to(gradient.dtype)
+        if OUTPUT_INVERSE in state:
+            u, gradient = state[OUTPUT_INVERSE] @ u, state[OUTPUT_INVERSE] @ gradient
+        # u (A + lambda I) = gradient, so that u A u^T needs no product with A
+        moved = (u * gradient).sum() - state[RIDGE] * u.square().sum()
+        return u, moved.clamp(min=0) / len(u)
+
+    def rows(self, x: Tensor) -> Tensor:  # (n, d)
+        """What weight and bias multiply."""
+        return layer_rows(self.module, x, bias=self.bias is not None, most=self.memory.max_rows)
+
+    def _refresh_output(self, state: State, record: Record) -> None:
+        d = torch.cat([output_rows(self.module, g) for g in record.gradients])  # (n, c)
+        b = moment(d)
+        mean = b.diagonal().mean()
+        if not bool(mean > 0):
+            return
+        b = state[OUTPUT_MOMENT] = self._averaged(state, OUTPUT_MOMENT, b / mean)  # free of any scale of the loss
+        state[OUTPUT_INVERSE] = damped_inverse(b, self.memory.damping, where=self.where).to(self.weight.dtype)
+
+    def _averaged(self, state: State, key: str, fresh: Tensor) -> Tensor:
+        if key not in state or self.memory.ema == 0:
+            return fresh
+        kept = self.memory.ema
+        weight = (1 - kept) / (1 - kept ** state[REFRESHES])  # of a bias-corrected average
+        return torch.lerp(state[key], fresh, weight)
+
+
+def output_rows(module: nn.Module, gradient: Tensor) -> Tensor:  # (n, c)
+    """The gradient at a layer's output, one row for each row of `layer_rows` (all places of a convolution)."""
+    if isinstance(module, nn.Conv2d):
+        gradient = gradient.movedim(-3, -1)
+    return gradient.reshape(-1, gradient.shape[-1])

@@ -1,0 +1,183 @@
+"""The spectrum of H without decomposing it, against dense decompositions and against itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data import load
+from ..kernels import RBF, ReLUGram
+from ..linalg import unit_rows
+from ..spectral import TwoLayerNet, analyze, spectra, train_two_layer
+from .timing import Case, Peer
+
+__all__ = ["CASES"]
+
+RATE = 2e-4  # the paper's eta
+STEPS = 100
+LAZY = {"width": 4000, "scale": 1.0, "rate": 2e-3, "steps": 50}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Unit MNIST rows, their targets, and H where it is given."""
+
+    x: Tensor  # (n, d)
+    y: Tensor  # (n,)
+    gram: Tensor | None = None
+    complexity: float = 0.0
+
+    @property
+    def matrix(self) -> Tensor:
+        """H, which this problem gives."""
+        assert self.gram is not None
+        return self.gram
+
+
+def zeros_and_ones(n: int, *, given: bool) -> Problem:
+    """The first n rows of the classes 0 and 1; with H, and the complexity by Cholesky, where ``given``."""
+    found = load("mnist", classes=(0, 1), rows=n)
+    x, y = unit_rows(found.x_train.flatten(1).double()), 1.0 - 2.0 * found.y_train.double()
+    if not given:
+        return Problem(x, y)
+    gram = torch.cat([ReLUGram()(rows, x) for rows in x.split(500)])
+    factor = torch.linalg.cholesky(gram)
+    half = torch.linalg.solve_triangular(factor, y[:, None], upper=False)
+    return Problem(x, y, gram, float(half.square().sum()))
+
+
+def parity(n: int) -> Problem:
+    """The first n rows of all classes, +1 for even digits."""
+    found = load("mnist", rows=n)
+    return Problem(unit_rows(found.x_train.flatten(1)), 1.0 - 2.0 * (found.y_train % 2).double())
+
+
+def _indices(data: Problem) -> Tensor:
+    return torch.arange(len(data.y))
+
+
+def _curve(data: Problem) -> Tensor:
+    return analyze(data.matrix, _indices(data), data.y).convergence(RATE, STEPS)
+
+
+def _eigh_curve(data: Problem) -> Tensor:
+    values, vectors = torch.linalg.eigh(data.matrix)
+    times = torch.arange(STEPS + 1, dtype=torch.float64)
+    shrink: Tensor = (1 - RATE * values[:, None]) ** (2 * times)  # (n, steps + 1)
+    return (shrink * (vectors.mT @ data.y)[:, None].square()).sum(0).sqrt()
+
+
+def _last_residual(data: Problem, curve: Tensor) -> float:
+    """Relative error at the last step, against so many products with I - eta H."""
+    residual = data.y
+    for _ in range(STEPS):
+        residual = residual - RATE * (data.matrix @ residual)
+    return abs(float(curve[-1] / residual.norm()) - 1)
+
+
+def _complexity(data: Problem) -> float:
+    return analyze(data.matrix, _indices(data), data.y, tolerance=1e-4).complexity
+
+
+def _packed_complexity(data: Problem) -> float:
+    return analyze(data.matrix, _indices(data), data.y, tolerance=1e-4, storage="float32").complexity
+
+
+def _eigh_complexity(data: Problem) -> float:
+    values, vectors = torch.linalg.eigh(data.matrix)
+    return float(((vectors.mT @ data.y).square() / values).sum())
+
+
+def _cholesky_complexity(data: Problem) -> float:
+    factor = torch.linalg.cholesky(data.matrix)
+    return float(torch.linalg.solve_triangular(factor, data.y[:, None], upper=False).square().sum())
+
+
+def _complexity_error(data: Problem, answer: float) -> float:
+    return abs(answer / data.complexity - 1)
+
+
+def _large_curve(data: Problem) -> Tensor:
+    return analyze(ReLUGram(), data.x, data.y, storage="int16").convergence(1e-5, STEPS)
+
+
+def _four(data: Problem) -> list[float]:
+    kernels = {"none": ReLUGram(), **{str(gamma): ReLUGram(RBF(gamma)) for gamma in (0.1, 1.0, 10.0)}}
+    return [s.complexity for s in spectra(kernels, data.x, data.y, storage="float32", tolerance=1e-4).values()]
+
+
+def _one(data: Problem) -> list[float]:
+    kernel = {"1": ReLUGram(RBF(1.0))}
+    return [s.complexity for s in spectra(kernel, data.x, data.y, storage="float32", tolerance=1e-4).values()]
+
+
+def _lazy(data: Problem) -> float:
+    """Largest relative gap between the predicted and the measured residual over the steps."""
+    generator = torch.Generator().manual_seed(0)
+    width, steps = int(LAZY["width"]), int(LAZY["steps"])
+    net = TwoLayerNet(data.x.shape[1], width, scale=LAZY["scale"], generator=generator, dtype=data.x.dtype)
+    start = net(data.x).detach()[:, 0]
+    predicted = analyze(ReLUGram(), data.x, data.y - start).convergence(LAZY["rate"], steps)
+    measured = train_two_layer(net, data.x, data.y, lr=LAZY["rate"], steps=steps).residual
+    return float((predicted / measured - 1).abs().max())
+
+
+CASES = [
+    Case(
+        "curve of 100 steps, n = 5000, H given",
+        setup=lambda: zeros_and_ones(5000, given=True),
+        ours=_curve,
+        peers={"eigh": Peer(_eigh_curve, goals={"cpu": 50.0})},
+        accuracy=_last_residual,
+        accuracy_name="relative error at the last step",
+        limits={"accuracy": 1e-8},
+        repeats=3,
+    ),
+    Case(
+        "complexity, n = 5000, H given",
+        setup=lambda: zeros_and_ones(5000, given=True),
+        ours=_complexity,
+        peers={"eigh": Peer(_eigh_complexity, goals={"cpu": 20.0})},
+        accuracy=_complexity_error,
+        accuracy_name="relative error",
+        limits={"accuracy": 1e-4},
+        repeats=3,
+    ),
+    Case(
+        "complexity, n = 10000, H given",
+        setup=lambda: zeros_and_ones(10_000, given=True),
+        ours=_packed_complexity,
+        peers={"cholesky": Peer(_cholesky_complexity, goals={"cpu": 4.0, "memory": 4.0})},
+        accuracy=_complexity_error,
+        accuracy_name="relative error",
+        limits={"accuracy": 1e-4},
+        repeats=3,
+    ),
+    Case(
+        "curve of 50000 rows, parity of MNIST digits",
+        setup=lambda: parity(50_000),
+        ours=_large_curve,
+        limits={"wall": 300.0, "memory": 4096.0},
+        repeats=1,
+    ),
+    Case(
+        "complexity under four kernels, n = 10000",
+        setup=lambda: zeros_and_ones(10_000, given=False),
+        ours=_four,
+        peers={"one kernel": Peer(_one, goals={"cpu": 1 / 2.2})},
+        repeats=3,
+        memory=False,
+    ),
+    Case(
+        "predicted against measured residual, 50 steps, lazy",
+        setup=lambda: zeros_and_ones(500, given=False),
+        ours=_lazy,
+        accuracy=lambda data, answer: answer,
+        accuracy_name="largest relative gap",
+        limits={"accuracy": 0.01},
+        repeats=1,
+        memory=False,
+    ),
+]

@@ -107,7 +107,7 @@ class EigenProSGD(CheckedOptimizer):
         return u.mul(state[RATE]) if self.automatic else u
 
     def _learn(self, factor: LayerFactor, state: dict[str, Any], record: Record) -> None:
-        g = torch.cat([factor.rows(x) for x in record.inputs]).double()  # (n, d)
+        g = factor.rows(record).double()  # (n, d)
         if not bool(g.square().sum().isfinite()):
             checks.warn("EigenProSGD", f"the input of layer {factor.name!r} is not finite; it was not learned from.")
             return

@@ -28,8 +28,9 @@ _KINDS = (nn.Linear, nn.Conv2d)
 class FunctionSpaceSGD(CheckedOptimizer):
     r"""SGD in function space, :math:`W' = W - \eta\, \nabla_W J\, (G^\top G / n + \lambda I)^{-1}`.
 
-    G ``(n, d)`` are the rows that the layer's weight multiplies (patches, of a convolution; a column of ones for the
-    bias) and :math:`\lambda` is ``damping`` times their mean square. By the push-through identity this is
+    G are the rows of n samples that the layer's weight multiplies, a column of ones for the bias included; of a
+    convolution the patches, of a layer on tokens the tokens, and the product sums over them. :math:`\lambda` is
+    ``damping`` times the mean eigenvalue. By the push-through identity this is
     :math:`D^\top (G G^\top / n + \lambda I)^{-1} G`, with D the gradient at the layer's output: the kernel SGD of
     chen2022 with the kernel of the layer's own features, at the place where dimensions fit. The order of samples does
     not matter, the step descends, and for squared loss on a linear layer it is the Gauss-Newton step.

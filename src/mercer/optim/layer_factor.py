@@ -15,7 +15,7 @@ from .recording import Record, layer_rows
 __all__ = ["LayerFactor", "Memory"]
 
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
-REFRESHES = "refreshes"
+REFRESHES, PLACES = "refreshes", "places"  # how often the moments were renewed; outputs of one sample
 MOMENT, INVERSE, RIDGE = "moment", "inverse", "ridge"  # EMA of G^T G / n, its damped inverse, lambda
 ROWS, CORE = "rows", "core"  # the dual side, in their place
 OUTPUT_MOMENT, OUTPUT_INVERSE = "output_moment", "output_inverse"
@@ -72,11 +72,12 @@ class LayerFactor:
 
     def refresh(self, state: State, record: Record) -> None:
         """Renew the moments by the rows of the passes since the last step."""
-        g = torch.cat([self.rows(x) for x in record.inputs])  # (n, d)
+        g = self.rows(record)
         if not bool(g.double().square().sum().isfinite()):
             checks.warn(self.where, f"the input of layer {self.name!r} is not finite; its moment was left as it was.")
             return
         state[REFRESHES] = state.get(REFRESHES, 0) + 1
+        state[PLACES] = _places(self.module, record.inputs[0], record.gradients[0])
         if g.shape[1] > self.memory.max_width or (self.memory.ema == 0 and len(g) < g.shape[1]):
             side = dual(g, self.memory.damping, where=self.where)
             state.update({ROWS: side.rows, CORE: side.core, RIDGE: side.ridge})
@@ -100,11 +101,19 @@ class LayerFactor:
             u, gradient = state[OUTPUT_INVERSE] @ u, state[OUTPUT_INVERSE] @ gradient
         # u (A + lambda I) = gradient, so that u A u^T needs no product with A
         moved = (u * gradient).sum() - state[RIDGE] * u.square().sum()
-        return u, moved.clamp(min=0) / len(u)
+        return u, moved.clamp(min=0) / (len(u) * state[PLACES])
 
-    def rows(self, x: Tensor) -> Tensor:  # (n, d)
-        """What weight and bias multiply."""
-        return layer_rows(self.module, x, bias=self.bias is not None, most=self.memory.max_rows)
+    def rows(self, record: Record) -> Tensor:  # (n, d)
+        """What weight and bias multiply, scaled so that the mean over rows is a sum over places, mean over samples.
+
+        The gradient of a layer that sees a sample at many places (pixels, tokens) is a sum over them, and so must be
+        its curvature: a mean made convolutions' steps as many times too long.
+        """
+        parts = []
+        for x, gradient in zip(record.inputs, record.gradients, strict=True):
+            g = layer_rows(self.module, x, bias=self.bias is not None, most=self.memory.max_rows)
+            parts.append(g * _places(self.module, x, gradient) ** 0.5)
+        return torch.cat(parts)
 
     def _refresh_output(self, state: State, record: Record) -> None:
         d = torch.cat([output_rows(self.module, g) for g in record.gradients])  # (n, c)
@@ -121,6 +130,11 @@ class LayerFactor:
         kept = self.memory.ema
         weight = (1 - kept) / (1 - kept ** state[REFRESHES])  # of a bias-corrected average
         return torch.lerp(state[key], fresh, weight)
+
+
+def _places(module: nn.Module, x: Tensor, gradient: Tensor) -> int:
+    samples = len(x) if x.ndim > (3 if isinstance(module, nn.Conv2d) else 1) else 1
+    return max(1, len(output_rows(module, gradient)) // max(1, samples))
 
 
 def output_rows(module: nn.Module, gradient: Tensor) -> Tensor:  # (n, c)

@@ -48,14 +48,15 @@ class Recorder:
         self.where = where
         self.on = True
         self.records = {name: Record() for name in modules}
-        self._pass = 0
-        self._ran: dict[str, int] = {}
+        self._inside = False  # a forward pass of the model; a layer called on its own is nobody's second run
+        self._ran: set[str] = set()
         self._once = once
         root = unwrap(model)
         self._handles: list[RemovableHandle] = [root.register_forward_pre_hook(self._begin)]
         for name, module in modules.items():
             hook = functools.partial(self._see, name)
             self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        self._handles.append(root.register_forward_hook(self._end, always_call=True))
 
     def clear(self) -> None:
         """Forget what was seen."""
@@ -71,7 +72,11 @@ class Recorder:
         self.clear()
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._pass += 1
+        self._inside = True
+        self._ran.clear()
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._inside = False
 
     def _see(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if not self.on or not torch.is_grad_enabled():
@@ -85,12 +90,12 @@ class Recorder:
 
     def _refuse_second_run(self, name: str) -> None:
         recomputed = torch._C._current_graph_task_id() != -1  # inside a backward pass: checkpointing
-        if self._pass and self._once and not recomputed:
-            if self._ran.get(name) == self._pass:
+        if self._inside and self._once and not recomputed:
+            if name in self._ran:
                 fix = f"Leave it to plain SGD with exclude=[{name!r}]."
                 need = "a preconditioned layer must run once in a forward pass"
                 raise RuntimeError(checks.sentence(self.where, need, f"{name!r} twice", fix))
-            self._ran[name] = self._pass
+            self._ran.add(name)
 
     def _keep(self, name: str, given: Tensor, gradient: Tensor) -> None:
         if self.on:

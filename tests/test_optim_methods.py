@@ -1,0 +1,426 @@
+"""The optimizers' steps against the papers' equations, transcribed literally."""
+
+import math
+
+import numpy as np
+import pytest
+import reference_chen2022 as reference
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mercer.kernels import RBF, Linear, Polynomial
+from mercer.optim import (
+    ESGD,
+    EigenProSGD,
+    FunctionSpaceSGD,
+    KernelSGD,
+    MultiBatchLBFGS,
+    RandomPSD,
+    state_bytes,
+)
+from mercer.optim.eigenpro import eigenpro_plan
+from mercer.optim.multi_batch_lbfgs import two_loop
+
+
+def data(m=16, d=12, c=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(m, d, generator=generator, dtype=torch.float64)
+    return x, torch.randint(c, (m,), generator=generator)
+
+
+def network(d=12, width=20, c=4, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(d, width), nn.ReLU(), nn.Linear(width, c)).double()
+
+
+def step(model, optimizer, x, y, loss=F.cross_entropy):
+    optimizer.zero_grad()
+    loss(model(x), y).backward()
+    optimizer.step()
+
+
+def as_arrays(model):
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    return [t.weight.detach().numpy().copy() for t in layers], [t.bias.detach().numpy().copy() for t in layers]
+
+
+GRAMS = {
+    "rbf": (lambda: RBF(0.05), lambda x: reference.rbf(x, 0.05)),
+    "linear": (Linear, reference.linear),
+    "polynomial": (lambda: Polynomial(2), lambda x: reference.polynomial(x, 2)),
+    "random": (RandomPSD, lambda x: RandomPSD()(torch.from_numpy(x)).numpy()),
+}
+
+
+@pytest.mark.parametrize("gram", GRAMS)
+@pytest.mark.parametrize("layers", ["last", "all"])
+@pytest.mark.parametrize(("m", "pad"), [(8, "zeros"), (8, "identity"), (12, "zeros"), (31, "zeros")])
+def test_kernel_sgd_is_algorithm_1(gram, layers, m, pad):
+    # the last layer has 20 columns, the first 12: batches of 8, 12 and 31 pad both, one, none, and truncate
+    make, literal = GRAMS[gram]
+    model, cutoff = network(), 1e-6
+    optimizer = KernelSGD(model.parameters(), 0.05, model=model, kernel=make(), layers=layers, pad=pad, cutoff=cutoff)
+    weights, biases = as_arrays(model)
+    for seed in range(2):
+        x, y = data(m, seed=seed)
+        step(model, optimizer, x, y)
+        h = literal(x.numpy())
+        weights, biases = reference.kernel_sgd_step(weights, biases, x.numpy(), y.numpy(), h, 0.05, cutoff, layers, pad)
+    ours = as_arrays(model)
+    for mine, theirs in zip([*ours[0], *ours[1]], [*weights, *biases], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8 * np.abs(theirs).max())
+
+
+def test_kernel_sgd_depends_on_the_order_of_the_batch_and_zero_padding_freezes_columns():
+    x, y = data(8)
+    moved = []
+    for order in (torch.arange(8), torch.arange(8).flip(0)):
+        model = network()
+        before = model[2].weight.detach().clone()
+        step(model, KernelSGD(model.parameters(), 0.1, model=model), x[order], y[order])
+        moved.append(model[2].weight.detach() - before)
+    assert F.cosine_similarity(moved[0].flatten(), moved[1].flatten(), dim=0) < 0.95
+    assert (moved[0][:, 8:] == 0).all() and (moved[0][:, :8] != 0).any(0).all()
+
+
+def test_kernel_sgd_caches_the_inverse_of_each_fixed_batch_in_n_m_numbers():
+    model = network().float()
+    optimizer = KernelSGD(model.parameters(), 0.1, model=model, cache=True)
+    plain = network().float()
+    twin = KernelSGD(plain.parameters(), 0.1, model=plain)
+    x, y = data(32)
+    x = x.float()
+    for _ in range(3):
+        for rows in torch.arange(32).split(8):
+            step(model, optimizer, x[rows], y[rows])
+            step(plain, twin, x[rows], y[rows])
+    assert optimizer.cached_bytes == 32 * 8 * 4 == state_bytes(optimizer)  # n m numbers of 4 bytes
+    torch.testing.assert_close(model[2].weight, plain[2].weight)
+
+
+@pytest.mark.parametrize(
+    ("n", "theirs"),
+    [(60_000 * 0.8, 11.72), (7291 * 0.8, 1.42), (50_000 * 0.8, 9.77), (2000 * 0.8, 0.39), (7000, 1.71), (20_000, 4.88)],
+)
+def test_the_papers_hessian_column_is_n_m_4_bytes_after_the_validation_split(n, theirs):
+    assert round(n * 64 * 4 / 2**20, 2) == pytest.approx(theirs, abs=0.011)
+
+
+def test_kernel_sgd_sees_all_rows_of_an_accumulated_batch():
+    x, y = data(8)
+    whole, parts = network(), network()
+    step(whole, KernelSGD(whole.parameters(), 0.1, model=whole), x, y)
+    optimizer = KernelSGD(parts.parameters(), 0.1, model=parts)
+    for rows in torch.arange(8).split(4):
+        (F.cross_entropy(parts(x[rows]), y[rows]) / 2).backward()
+        with torch.no_grad():
+            parts(x)  # an evaluation in between is not part of the batch
+        parts(x)  # nor one with a graph that nobody differentiates
+    optimizer.step()
+    torch.testing.assert_close(whole[2].weight, parts[2].weight, rtol=1e-10, atol=1e-12)
+
+
+def exact(model, lr=1.0, damping=0.1, **options):
+    settings = {"ema": 0.0, "update_every": 1, "max_change": None} | options
+    return FunctionSpaceSGD(model.parameters(), lr, model=model, damping=damping, **settings)
+
+
+@pytest.mark.parametrize("m", [5, 40])  # fewer rows than columns, and more: dual and primal side
+def test_function_space_direction_is_the_literal_one_on_both_sides(m):
+    x, y = data(m)
+    model = nn.Linear(12, 4).double()
+    before = torch.cat((model.weight.detach(), model.bias.detach()[:, None]), 1)
+    logits = model(x)
+    (d,) = torch.autograd.grad(F.cross_entropy(logits, y), logits)
+    step(model, exact(model), x, y)
+    after = torch.cat((model.weight.detach(), model.bias.detach()[:, None]), 1)
+    g = np.concatenate((x.numpy(), np.ones((m, 1))), 1)
+    theirs = reference.function_space_direction(d.numpy(), g, 0.1)
+    np.testing.assert_allclose((before - after).numpy(), theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_primal_and_dual_sides_agree(dtype):
+    x, y = data(10)
+    steps = []
+    for ema in (0.0, 0.9):  # with a memory the primal side is taken whatever the batch
+        model = nn.Linear(12, 4).to(dtype)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        step(model, exact(model, ema=ema, damping=1e-2), x.to(dtype), y)
+        steps.append(model.weight.detach().double())
+    assert (steps[0] - steps[1]).norm() <= (1e-5 if dtype is torch.float32 else 1e-10) * steps[1].norm()
+
+
+@pytest.mark.parametrize("output_factor", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_order_of_samples_does_not_matter_and_no_column_is_frozen(dtype, output_factor):
+    x, y = data(10)
+    moved = []
+    for order in (torch.arange(10), torch.randperm(10, generator=torch.Generator().manual_seed(3))):
+        model = network().to(dtype)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = FunctionSpaceSGD(model.parameters(), 0.3, model=model, output_factor=output_factor)
+        step(model, optimizer, x[order].to(dtype), y[order])
+        moved.append([(p.detach() - b).double() for p, b in zip(model.parameters(), before, strict=True)])
+    for a, b in zip(*moved, strict=True):
+        assert (a - b).norm() <= 1e-6 * a.norm()
+    assert (moved[0][0] != 0).any(0).all()
+    alive = moved[0][2].abs().sum(0) > 0
+    assert alive.sum() > 10  # ten samples, twenty columns: all but dead units move
+
+
+@pytest.mark.parametrize("m", [40, 9])
+def test_function_space_step_is_gauss_newton_for_linear_least_squares(m):
+    x, _ = data(m)
+    target = torch.randn(m, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model = nn.Linear(12, 4).double()
+    step(
+        model,
+        FunctionSpaceSGD(model.parameters(), 1.0, model=model, damping=1e-9),
+        x,
+        target,
+        lambda out, t: (out - t).square().sum() / (2 * m),
+    )
+    g = torch.cat((x, torch.ones(m, 1, dtype=torch.float64)), 1)
+    best = torch.linalg.lstsq(g, target, driver="gelsd").solution
+    torch.testing.assert_close(model(x), g @ best, rtol=1e-5, atol=1e-5)
+
+
+def test_function_space_step_descends():
+    x, y = data(16)
+    for seed in range(5):
+        model = network(seed=seed)
+        gradient = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+        before = [p.detach().clone() for p in model.parameters()]
+        step(model, FunctionSpaceSGD(model.parameters(), 1e-3, model=model), x, y)
+        along = sum(((p.detach() - b) * g).sum() for p, b, g in zip(model.parameters(), before, gradient, strict=True))
+        assert along < 0
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}])
+def test_a_convolution_is_the_linear_layer_of_its_patches(options):
+    conv = nn.Conv2d(3, 4, 3, **options).double()
+    x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    from mercer.optim.recording import layer_rows
+
+    rows = layer_rows(conv, x, bias=True)
+    weight = torch.cat((conv.weight.flatten(1), conv.bias[:, None]), 1)
+    torch.testing.assert_close((rows @ weight.mT), conv(x).movedim(1, -1).reshape(-1, 4))
+    assert 16 <= len(layer_rows(conv, x, bias=True, most=30)) <= 60
+
+
+def test_the_bound_keeps_a_wild_rate_finite():
+    x, y = data(16)
+    bounded, wild = network(), network()
+    kinds = {"max_change": 1.0}, {"max_change": None}
+    for model, options in zip((bounded, wild), kinds, strict=True):
+        optimizer = FunctionSpaceSGD(model.parameters(), 1e6, model=model, **options)
+        before = model[0](x).detach()
+        step(model, optimizer, x, y)
+        change = (model[0](x) - before).square().mean().sqrt().item()
+        assert change == pytest.approx(1.0, rel=1e-6) if options["max_change"] else change > 100
+
+
+def test_grafting_keeps_the_gradients_norm():
+    x, y = data(16)
+    model = nn.Linear(12, 4).double()
+    before = torch.cat((model.weight.detach(), model.bias.detach()[:, None]), 1)
+    gradient = torch.cat(
+        [g.reshape(4, -1) for g in torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))], 1
+    )
+    step(model, FunctionSpaceSGD(model.parameters(), 0.5, model=model, graft="sgd"), x, y)
+    after = torch.cat((model.weight.detach(), model.bias.detach()[:, None]), 1)
+    assert (after - before).norm().item() == pytest.approx(0.5 * gradient.norm().item())
+
+
+def test_a_linear_kernel_in_the_features_place_gives_the_same_step():
+    x, y = data(10)
+    own, fixed = nn.Linear(12, 4, bias=False).double(), nn.Linear(12, 4, bias=False).double()
+    fixed.load_state_dict(own.state_dict())
+    step(own, exact(own, damping=0.1), x, y)
+    damping = 0.1 * 10 / 12  # the same lambda: mean eigenvalue over 10 samples, not 12 columns
+    step(fixed, exact(fixed, damping=damping, kernel=Linear()), x, y)
+    torch.testing.assert_close(own.weight, fixed.weight)
+
+
+def test_a_fixed_kernel_follows_clipping_and_works_on_pictures():
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 4)).double()
+    x, y = torch.randn(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 4
+    optimizer = FunctionSpaceSGD(model.parameters(), 1.0, model=model, kernel=RBF(0.01))
+    moved = []
+    for clip in (1.0, 0.25):
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        for p in model.parameters():
+            p.grad *= clip
+        optimizer.step()
+        moved.append([p.detach() - b for p, b in zip(model.parameters(), before, strict=True)])
+        with torch.no_grad():
+            for p, b in zip(model.parameters(), before, strict=True):
+                p.copy_(b)
+    for a, b in zip(*moved, strict=True):
+        torch.testing.assert_close(0.25 * a, b)
+
+
+def test_esgd_is_algorithm_1_on_a_quadratic_both_ways():
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    hessian = root @ root.mT
+    start = torch.randn(6, generator=generator, dtype=torch.float64)
+    normals = [torch.randn(6, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(4)]
+    theirs = reference.equilibrated_steps(start.numpy(), hessian.numpy(), [v.numpy() for v in normals], 0.1, 1e-4)
+    exactly, nearly = (nn.Parameter(start.clone()) for _ in range(2))
+    first, second = ESGD([exactly], 0.1, update_every=1), ESGD([nearly], 0.1, update_every=1)
+
+    def closure():
+        second.zero_grad()
+        loss = nearly @ hessian @ nearly / 2
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        first.zero_grad()
+        (gradient,) = torch.autograd.grad(exactly @ hessian @ exactly / 2, exactly, create_graph=True)
+        exactly.grad = gradient
+        first.step()
+        second.step(closure)
+    np.testing.assert_allclose(exactly.detach().numpy(), theirs, rtol=1e-10)
+    np.testing.assert_allclose(nearly.detach().numpy(), theirs, rtol=1e-5)
+    assert exactly.grad.grad_fn is None  # the graph was cut
+
+
+def test_esgd_estimates_the_row_norms_of_the_hessian():
+    hessian = torch.diag(torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64))
+    w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = ESGD([w], 0.0, update_every=1)
+    for _ in range(2000):
+        w.grad = torch.autograd.grad(w @ hessian @ w / 2, w, create_graph=True)[0]
+        optimizer.step()
+    estimate = (optimizer.state[w]["curvature"] / 2000).sqrt()
+    torch.testing.assert_close(estimate, hessian.diagonal(), rtol=0.05, atol=0)  # relative error 1 / sqrt(4000)
+
+
+def test_esgd_repeats_dropout_in_its_second_evaluation():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(30, 1)).double()
+    x = torch.randn(20, 30, dtype=torch.float64)
+    optimizer = ESGD(model.parameters(), 0.0, update_every=1)
+    masks = []
+
+    def closure():
+        optimizer.zero_grad()
+        out = model[0](x)
+        masks.append(out == 0)
+        loss = model[1](out).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.step(closure)
+    assert (masks[0] == masks[1]).all() and (masks[1] != masks[2]).any()
+
+
+def test_two_loop_recursion_is_the_bfgs_matrix():
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(7, 7, generator=generator, dtype=torch.float64)
+    s = torch.randn(4, 7, generator=generator, dtype=torch.float64)
+    y = s @ (root @ root.mT)
+    g = torch.randn(7, generator=generator, dtype=torch.float64)
+    theirs = reference.bfgs_inverse([(a.numpy(), b.numpy()) for a, b in zip(s, y, strict=True)], 7) @ g.numpy()
+    np.testing.assert_allclose(two_loop(g, s, y).numpy(), theirs, rtol=1e-8)
+    torch.testing.assert_close(two_loop(g, s[:0], y[:0]), g)
+
+
+def test_multi_batch_lbfgs_takes_its_pairs_on_the_overlap_and_is_cautious():
+    x, _ = data(30, seed=2)
+    target = x @ torch.ones(12, 1, dtype=torch.float64)
+    model = nn.Linear(12, 1, bias=False).double()
+    optimizer = MultiBatchLBFGS(model.parameters(), 0.5, history=3)
+
+    def closure_on(rows):
+        def closure():
+            optimizer.zero_grad()
+            loss = (model(x[rows]) - target[rows]).square().mean() / 2
+            loss.backward()
+            return loss
+
+        return closure
+
+    batch, shared = torch.arange(20), torch.arange(12, 20)
+    start = model.weight.detach().clone()
+    optimizer.step(closure_on(batch), closure_on(shared))
+    s = (model.weight.detach() - start)[0]
+    hessian = x[shared].mT @ x[shared] / len(shared)
+    state = optimizer.state[model.weight]
+    torch.testing.assert_close(state["s"], s[None])
+    torch.testing.assert_close(state["y"], (hessian @ s)[None])
+    for i in range(5):
+        optimizer.step(closure_on(torch.arange(30).roll(i)[:20]))
+    assert state["s"].shape == (3, 12)
+    kept = state["s"].clone()
+    optimizer.caution = 1e9  # no pair is that curved
+    optimizer.step(closure_on(batch))
+    torch.testing.assert_close(optimizer.state[model.weight]["s"], kept, rtol=0, atol=0)
+
+
+def test_multi_batch_lbfgs_solves_least_squares():
+    x, _ = data(60, seed=3)
+    target = x @ torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
+    model = nn.Linear(12, 1, bias=False).double()
+    optimizer = MultiBatchLBFGS(model.parameters(), 1.0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x) - target).square().mean() / 2
+        loss.backward()
+        return loss
+
+    losses = [float(optimizer.step(closure).detach()) for _ in range(40)]
+    assert losses[-1] < 1e-12 * losses[0]
+
+
+@pytest.mark.parametrize("k", [0, 3, 7])
+def test_eigenpro_direction_and_rate_are_the_papers(k):
+    x, y = data(40)
+    model = nn.Linear(12, 4, bias=False).double()
+    before = model.weight.detach().clone()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y), model.weight)
+    step(model, EigenProSGD(model.parameters(), 0.5, model=model, k=k), x, y)
+    moment = (x.mT @ x / 40).numpy()
+    theirs = 0.5 * reference.eigenpro_direction(gradient.numpy(), moment, k)
+    np.testing.assert_allclose((before - model.weight.detach()).numpy(), theirs, rtol=1e-8, atol=1e-12)
+    rate, _ = reference.eigenpro_rate(moment, x.numpy(), k)
+    assert eigenpro_plan(torch.from_numpy(moment), x, 40, k)[3] == pytest.approx(rate, rel=1e-10)
+
+
+def test_eigenpro_flattens_the_fewest_directions_whose_critical_batch_is_twice_the_batch():
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.logspace(0, -4, 30, dtype=torch.float64)
+    x = torch.randn(500, 30, generator=generator, dtype=torch.float64) * scales
+    moment, batch = x.mT @ x / 500, x[:8]
+    k = eigenpro_plan(moment, batch, 500)[0]
+    critical = [reference.eigenpro_rate(moment.numpy(), batch.numpy(), j)[1] for j in range(k + 1)]
+    assert 0 < k < 29 and critical[k] >= 16 and all(value < 16 for value in critical[:k])
+
+
+def test_eigenpro_converges_untuned_where_sgd_cannot():
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.logspace(0, -2, 20, dtype=torch.float64)
+    x = torch.randn(640, 20, generator=generator, dtype=torch.float64) * scales
+    target = x @ (1 / scales)[:, None]
+    left = {}
+    for name in ("eigenpro", "sgd"):
+        model = nn.Linear(20, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        largest = float(torch.linalg.eigvalsh(x.mT @ x / 640).max())
+        made = EigenProSGD(model.parameters(), model=model)
+        optimizer = made if name == "eigenpro" else torch.optim.SGD(model.parameters(), 1 / largest)
+        for rows in torch.arange(640).split(64) * 3:
+            step(model, optimizer, x[rows], target[rows], lambda out, t: (out - t).square().mean() / 2)
+        left[name] = float((model(x) - target).square().mean().detach() / target.square().mean())
+        assert math.isfinite(left[name])
+        made.close()
+    assert left["eigenpro"] < 0.1 * left["sgd"]

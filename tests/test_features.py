@@ -9,7 +9,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mercer
 from mercer import features
-from mercer.features import FeatureMap, Nystrom, PositiveRandomFeatures, RandomFourier
+from mercer.features import (
+    FeatureMap,
+    NeuralEigenfunctions,
+    Nystrom,
+    PositiveRandomFeatures,
+    RandomFourier,
+    SpectralInference,
+)
 from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Matern, Polynomial, Precomputed
 
 N, D, M = 40, 3, 8
@@ -28,6 +35,11 @@ CASES = {
     "nystrom_kmeans": lambda: Nystrom(RBF(0.5), M, selection="kmeans", generator=seeded()),
     "nystrom_leverage": lambda: Nystrom(Laplacian(0.5), M, selection="leverage", generator=seeded()),
     "nystrom_own": lambda: Nystrom(RBF(0.5), M, selection=rows(seed=9)[:M]),
+    "eigen_landmarks": lambda: NeuralEigenfunctions(RBF(0.5), M, landmarks=16, generator=seeded()),
+    "eigen_neuralef": lambda: NeuralEigenfunctions(RBF(0.5), M, method="neuralef", steps=5, generator=seeded()),
+    "eigen_raw": lambda: NeuralEigenfunctions(RBF(0.5), M, method="neuralef", ritz=False, steps=60, generator=seeded()),
+    "eigen_distill": lambda: NeuralEigenfunctions(RBF(0.5), M, method="distill", steps=5, generator=seeded()),
+    "spin": lambda: SpectralInference(RBF(0.5), M, steps=3, generator=seeded()),
 }
 
 
@@ -172,6 +184,12 @@ def test_use_before_fit_and_wrong_width_are_refused(case):
 def test_one_row_and_constant_rows_fit(case, request):
     name = request.node.callspec.params["case"]
     one, constant = rows(1), torch.ones(N, D, dtype=torch.float64)
+    if name in ("eigen_landmarks", "eigen_neuralef", "eigen_distill", "spin"):
+        for x in (one, constant):
+            with pytest.warns(mercer.NumericalWarning, match="rank 1 on these rows, below k = 8|singular to rounding"):
+                f = case().fit(x)
+            torch.testing.assert_close(f.kernel(x), torch.ones(len(x), len(x), dtype=torch.float64))
+        return
     if "nystrom" not in name:
         assert case().fit(one)(one).isfinite().all()
         return

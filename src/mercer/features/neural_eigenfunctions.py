@@ -72,14 +72,13 @@ class NeuralEigenfunctions(FeatureMap):
             true eigenvalue lies within that distance of :math:`\mu_j`.
     """
 
-    FITTED = ("eigenvalues", "residuals", "landmarks", "projection", "shape", "centre", "spread")
+    FITTED = ("eigenvalues", "residuals", "landmarks", "projection", "centre", "spread")
     eigenvalues: Tensor
     residuals: Tensor
     landmarks: Tensor
     projection: Tensor
-    shape: Tensor
-    centre: Tensor
-    spread: Tensor
+    centre: Tensor  # of a row's shape
+    spread: Tensor  # (c,), all alike: shapes travel in the state_dict, and can be read on the meta device
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class NeuralEigenfunctions(FeatureMap):
     ) -> None:
         super().__init__(kernel, generator)
         where = "NeuralEigenfunctions"
-        self.k = checks.integer(where, "k", k, 1)
+        self.k = self.m = checks.integer(where, "k", k, 1)
         self.method = checks.choice(where, "method", method, METHODS)
         self.network = network
         self.ritz = bool(ritz)
@@ -142,9 +141,8 @@ class NeuralEigenfunctions(FeatureMap):
             sample = x[torch.randperm(len(x), generator=self.generator)[:_RITZ_ROWS].to(x.device)]
             _log.info("NeuralEigenfunctions: the operator is applied on %d of %d rows.", _RITZ_ROWS, len(x))
         op = operator(self.exact, _wide(self.exact, sample))
-        self.shape = torch.tensor([op.outputs, *x.shape[1:]], device=x.device)
         self.landmarks = x.new_empty(0)
-        self._standardise(x)
+        self._standardise(x, op.outputs)
         fit = {"landmarks": self._fit_landmarks, "neuralef": self._fit_neuralef, "distill": self._fit_distilled}
         fit[chosen](x, sample, op)
         self._normalise(x)
@@ -177,7 +175,7 @@ class NeuralEigenfunctions(FeatureMap):
             return (gram.double() @ self.projection).to(dtype)
         basis = self._basis(x)  # (n c, m)
         functions = (basis @ self.projection.to(basis.dtype)).to(dtype)
-        c = int(self.shape[0])
+        c = len(self.spread)
         return functions if c == 1 else functions.reshape(len(x), c, self.k)
 
     def _fit_landmarks(self, x: Tensor, sample: Tensor, op: Operator) -> None:
@@ -206,11 +204,11 @@ class NeuralEigenfunctions(FeatureMap):
     def _fit_neuralef(self, x: Tensor, sample: Tensor, op: Operator) -> None:
         c = op.outputs
         if self.network is None:
-            self.network = self._default_network()
+            self.network = self._default_network(self.centre.shape, c)
         norm = L2BatchNorm(self.k, momentum=self.plan.ema).to(x.device)
-        own = _Standardised(self.network, self.centre, self.spread)
+        own = _Standardised(self.network, self.centre, self.spread[:1])
         values = train(own, norm, self.exact, x, self.plan, self.generator)
-        self._freeze()
+        self._freeze(x.dtype)
         if self.ritz:
             self._ritz(sample, op)
             return
@@ -225,12 +223,12 @@ class NeuralEigenfunctions(FeatureMap):
         floor = self._resolution(x) * len(sample)
         values, functions = spectrum(op, self.k, floor=floor)
         if self.network is None:
-            self.network = self._default_network()
+            self.network = self._default_network(self.centre.shape, op.outputs)
         shape = (len(sample), self.k) if op.outputs == 1 else (len(sample), op.outputs, self.k)
         weights = (values / values[:1].clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
-        own = _Standardised(self.network, self.centre, self.spread)
+        own = _Standardised(self.network, self.centre, self.spread[:1])
         distill(own, sample, functions.reshape(shape), weights, self.plan, self.generator)
-        self._freeze()
+        self._freeze(x.dtype)
         if self.ritz:
             self._ritz(sample, op)
             return
@@ -260,8 +258,8 @@ class NeuralEigenfunctions(FeatureMap):
         network = self.network
         assert network is not None
         weight = next(network.parameters())
-        x = (x.to(weight.dtype) - self.centre.to(weight.dtype)) / self.spread.to(weight.dtype)
-        c = int(self.shape[0])
+        x = (x.to(weight.dtype) - self.centre.to(weight.dtype)) / self.spread[0].to(weight.dtype)
+        c = len(self.spread)
         hidden = self.ritz and len(self.projection) != self.k if hidden is None else hidden
         values = _hidden(network, x) if hidden else None
         if values is not None and values.shape[1] * c <= max(_HIDDEN, self.k):
@@ -270,49 +268,47 @@ class NeuralEigenfunctions(FeatureMap):
         output: Tensor = network(x)
         return output.reshape(-1, self.k)
 
-    def _standardise(self, x: Tensor) -> None:
-        if not x.is_floating_point():
-            self.centre, self.spread = torch.zeros(1, device=x.device), torch.ones(1, device=x.device)
-            return
+    def _standardise(self, x: Tensor, c: int) -> None:
         wide = x.double()
+        if not x.is_floating_point():  # indices and tokens are no numbers
+            self.centre, self.spread = torch.zeros_like(wide[0]), wide.new_ones(c)
+            return
         spread = wide.std(correction=0)
         self.centre = wide.mean(0)
-        self.spread = torch.where(spread > 0, spread, 1.0).reshape(1)
+        self.spread = torch.where(spread > 0, spread, 1.0).repeat(c)
 
-    def _default_network(self) -> nn.Module:
-        c, *shape = (int(size) for size in self.shape)
+    def _default_network(self, shape: torch.Size, c: int) -> nn.Module:
+        device = self.eigenvalues.device
         if self.resolved() == "distill":
-            return Trunk(shape, self.k, outputs=c, generator=self.generator).to(self.shape.device)
-        d = int(torch.tensor(shape).prod()) if shape else 1
+            return Trunk(shape, self.k, outputs=c, generator=self.generator).to(device)
         width = 32 if 2 * 32 * self.k <= _HIDDEN else max(4, _HIDDEN // (2 * self.k))
-        network = ParallelNetworks(d, self.k, outputs=c, width=width, generator=self.generator)
-        return network.to(self.shape.device)
+        network = ParallelNetworks(shape.numel(), self.k, outputs=c, width=width, generator=self.generator)
+        return network.to(device)
 
-    def _freeze(self) -> None:
+    def _freeze(self, dtype: torch.dtype) -> None:
         """Our own networks become constants; small ones in float64, for Rayleigh-Ritz takes small differences."""
         assert self.network is not None
         self.network.eval()
         if isinstance(self.network, ParallelNetworks | Trunk):
             self.network.requires_grad_(False)
-        if isinstance(self.network, ParallelNetworks):
-            self.network.double()
+            wide = dtype == torch.float64 or isinstance(self.network, ParallelNetworks)
+            self.network.to(torch.float64 if wide else torch.float32)
 
     def _resolution(self, x: Tensor) -> float:
         return float(torch.finfo(x.dtype if x.is_floating_point() else torch.float32).eps)
 
     @override
     def _width(self) -> int | None:
-        return int(self.shape[1]) if len(self.shape) == 2 else None
+        return self.centre.shape[0] if self.centre.ndim == 1 else None
 
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        weights = [value for key, value in state_dict.items() if key.startswith(prefix + "network.")]
+        if self.network is None and weights:  # torch loads the children after their parent
+            shape, c = state_dict[prefix + "centre"].shape, len(state_dict[prefix + "spread"])
+            self.network = self._default_network(shape, c)
+            self._freeze(weights[0].dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
-        trained = any(key.startswith(prefix + "network.") for key in state_dict)
-        if self.network is None and trained and self.shape.numel():  # torch loads the children after this
-            self.network = self._default_network()
-            like = next(v for key, v in state_dict.items() if key.startswith(prefix + "network."))
-            self.network.to(like.dtype)
-            self._freeze()
 
 
 class _Standardised(nn.Module):

@@ -30,9 +30,10 @@ class SpectralInference(FeatureMap):
     .. math:: \langle L^{-\top} \mathrm{diag}(L)^{-1}, \partial_w \Pi \rangle -
         \langle L^{-\top} \mathrm{triu}(\Lambda \, \mathrm{diag}(L)^{-1}), \bar J_\Sigma \rangle
 
-    with moving averages of :math:`\Sigma` and of :math:`J_\Sigma` (deng2022, slide "A closely related work"; Pfau et al.
-    2018). Both derivatives are of the right factor only, :math:`J_\Sigma = E[u \, \partial_w u^\top]`: with that and the
-    mask function j sees the functions before it, never those behind. :math:`J_\Sigma` is k x k for each weight, SpIN's cost.
+    with moving averages of :math:`\Sigma` and of :math:`J_\Sigma` (deng2022, slide "A closely related work"; Pfau et
+    al. 2018). Both derivatives are of the right factor only, :math:`J_\Sigma = E[u \, \partial_w u^\top]`: with that
+    and the mask, function j sees those before it, never those behind. :math:`J_\Sigma` is k x k for each weight, which
+    is SpIN's cost.
 
     Args:
         kernel: k, with one number for each pair.
@@ -49,10 +50,9 @@ class SpectralInference(FeatureMap):
         jitter: Added to the diagonal of :math:`\Sigma` at the end, 0 where none was needed.
     """
 
-    FITTED = ("eigenvalues", "projection", "shape", "centre", "spread")
+    FITTED = ("eigenvalues", "projection", "centre", "spread")
     eigenvalues: Tensor
     projection: Tensor
-    shape: Tensor
     centre: Tensor
     spread: Tensor
 
@@ -70,7 +70,7 @@ class SpectralInference(FeatureMap):
     ) -> None:
         super().__init__(kernel, generator)
         where = "SpectralInference"
-        self.k = checks.integer(where, "k", k, 1)
+        self.k = self.m = checks.integer(where, "k", k, 1)
         self.network = network
         self.steps = checks.integer(where, "steps", steps, 0)
         self.batch_size = checks.integer(where, "batch_size", batch_size, 1)
@@ -80,13 +80,12 @@ class SpectralInference(FeatureMap):
 
     @override
     def learn(self, x: Tensor) -> None:  # (n, ...)
-        self.shape = torch.tensor(x.shape[1:], device=x.device)
         wide = x.double()
         self.centre = wide.mean(0)
         spread = wide.std(correction=0)
         self.spread = torch.where(spread > 0, spread, 1.0).reshape(1)
         if self.network is None:
-            self.network = self._default_network()
+            self.network = self._default_network(self.centre.shape)
         try:
             self._train(x)
         except KeyboardInterrupt:
@@ -167,9 +166,8 @@ class SpectralInference(FeatureMap):
         self.eigenvalues = values[order].clamp_min(0)
         self.projection = inverse[:, order]
 
-    def _default_network(self) -> ParallelNetworks:
-        d = int(self.shape.prod()) if self.shape.numel() else 1
-        return ParallelNetworks(d, self.k, generator=self.generator).to(self.shape.device)
+    def _default_network(self, shape: torch.Size) -> ParallelNetworks:
+        return ParallelNetworks(shape.numel(), self.k, generator=self.generator).to(self.eigenvalues.device)
 
     def _freeze(self) -> None:
         assert self.network is not None
@@ -179,15 +177,14 @@ class SpectralInference(FeatureMap):
 
     @override
     def _width(self) -> int | None:
-        return int(self.shape[0]) if len(self.shape) == 1 else None
+        return self.centre.shape[0] if self.centre.ndim == 1 else None
 
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        trained = any(key.startswith(prefix + "network.") for key in state_dict)
-        if self.network is None and trained and self.shape.numel():
-            self.network = self._default_network()
+        if self.network is None and any(key.startswith(prefix + "network.") for key in state_dict):
+            self.network = self._default_network(state_dict[prefix + "centre"].shape)
             self._freeze()
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def masked(sigma: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:  # (k, k), (k, k) -> (k, k), (k, k)

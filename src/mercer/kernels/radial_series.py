@@ -149,7 +149,9 @@ class RadialSeries(Kernel):
         if indicators >= 0 and float(powers.min()) >= 0:
             return Certificate(True, "monomials", None, float(min(powers.min(), alpha[:2].min())))
         if dim is not None and indicators >= 0:
-            least = float(torch.linalg.solve_triangular(monomials(self.order, dim).mT, powers[:, None], upper=True).min())
+            least = float(
+                torch.linalg.solve_triangular(monomials(self.order, dim).mT, powers[:, None], upper=True).min()
+            )
             rounding = 1e-10 * float(powers.abs().max())
             if self.basis == "gegenbauer" and dim == self.dim:
                 least, rounding = float(alpha[2:].min()), 0.0

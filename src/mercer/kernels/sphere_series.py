@@ -21,7 +21,7 @@ __all__ = ["Factors", "series", "sphere_series"]
 Factors = Sequence[tuple[float, float]] | None  # of the Gegenbauer recurrence; None for powers
 _BLOCK = 2**14  # cosines worked on at a time on a CPU: their powers stay in the cache
 _BLOCK_GPU = 2**21
-_SAFE = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
+_USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
 
 
 def sphere_series(x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Factors) -> Tensor:
@@ -73,8 +73,6 @@ def _plain(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:
     t = unit_rows(x) @ unit_rows(y).mT
     t = t + (t.detach().clamp(-1, 1) - t.detach())
     value = series(t, a, factors)
-    if factors is None:
-        return value
     here = (x != 0).any(1)[:, None] & (y != 0).any(1)[None]
     return torch.where(here, value, a[0])
 
@@ -82,7 +80,7 @@ def _plain(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:
 class _SphereSeries(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Factors) -> Tensor:
-        inverse_x, inverse_y = _inverse_norms(x), _inverse_norms(y)
+        (inverse_x, _), (inverse_y, usual) = _inverse_norms(x), _inverse_norms(y)
         t = torch.mm(x * inverse_x, y.mT)
         t.mul_(inverse_y.mT).clamp_(-1, 1)
         value = torch.empty_like(t)
@@ -92,7 +90,7 @@ class _SphereSeries(torch.autograd.Function):
         if factors is not None:
             value = torch.where(_apart(inverse_x, inverse_y), value, a[0])
         ctx.save_for_backward(x, y, a, t, inverse_x, inverse_y)
-        ctx.slopes, ctx.factors = slopes, factors
+        ctx.slopes, ctx.factors, ctx.usual = slopes, factors, usual
         return value
 
     @staticmethod
@@ -110,9 +108,7 @@ class _SphereSeries(torch.autograd.Function):
 def _plain_backward(ctx: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
     wanted = [i for i in range(3) if ctx.needs_input_grad[i]]
     value = _plain(*inputs, ctx.factors)
-    found = torch.autograd.grad(
-        value, [inputs[i] for i in wanted], grad, create_graph=True, materialize_grads=True
-    )
+    found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=True, materialize_grads=True)
     grads: list[Tensor | None] = [None] * 5
     for i, each in zip(wanted, found, strict=True):
         grads[i] = each
@@ -136,8 +132,11 @@ def _fast_backward(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Ten
     if ctx.needs_input_grad[0]:
         grad_x = torch.mm(at_t, y).addcmul_(unit, radial.sum(1, keepdim=True), value=-1).mul_(inverse_x)
     if ctx.needs_input_grad[1]:
-        pull = radial.sum(0)[:, None] * inverse_y * inverse_y
-        grad_y = torch.mm(at_t.mT, unit).addcmul_(y, pull, value=-1)
+        grad_y, pull = torch.mm(at_t.mT, unit), radial.sum(0)[:, None] * inverse_y
+        if ctx.usual:  # one pass less; the square of an inverse norm may overflow elsewhere
+            grad_y.addcmul_(y, pull * inverse_y, value=-1)
+        else:
+            grad_y.addcmul_(y * inverse_y, pull, value=-1)
     return grad_x, grad_y, grad_a, None, None
 
 
@@ -198,17 +197,17 @@ def _apart(inverse_x: Tensor, inverse_y: Tensor) -> Tensor:
     return (inverse_x > 0) & (inverse_y > 0).mT
 
 
-def _inverse_norms(x: Tensor) -> Tensor:  # (n, d) -> (n, 1)
-    """1 / |x| for each row, 0 for rows too short to have a direction; squares neither over- nor underflow."""
+def _inverse_norms(x: Tensor) -> tuple[Tensor, bool]:  # (n, d) -> (n, 1)
+    """1 / |x| for each row, 0 for rows too short to have a direction, and whether all are of a usual size."""
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     if x.device.type == "cpu" and norm.numel():
         least, most = torch.aminmax(norm)
-        if least.item() > _SAFE[0] and most.item() < _SAFE[1]:  # the usual case, by its cheapest way
-            return norm.reciprocal_()
+        if least.item() > _USUAL[0] and most.item() < _USUAL[1]:
+            return norm.reciprocal_(), True
     if x.dtype == torch.float64:
         largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
         scale = torch.where(largest > torch.finfo(x.dtype).tiny, largest, 1.0)
         norm = scale * torch.linalg.vector_norm(x / scale, dim=1, keepdim=True)
     else:
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
-    return torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0).to(x.dtype)
+    return torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0).to(x.dtype), False

@@ -18,7 +18,7 @@ __all__ = ["draw_head"]
 
 
 def draw_head(head: KernelClassifier) -> Figure:
-    """k against the cosine, beside the straight line of a linear head; the coefficients where there are some."""
+    """K against the cosine, beside the straight line of a linear head; the coefficients where there are some."""
     series = head.kernel if isinstance(head.kernel, RadialSeries) else None
     t = torch.linspace(-1, 1, 201, dtype=torch.float64, device=head.weight.device)
     t[0], t[-1] = -1 + 1e-6, 1 - 1e-6  # the indicators live on the ends alone and would draw a spike
@@ -37,6 +37,8 @@ def draw_head(head: KernelClassifier) -> Figure:
         places = range(first - 2, series.order + 1)
         axes[1].bar(list(places), alpha[first:].tolist(), color=figures.LIGHT.series[1])
         axes[1].set_xlabel("m")
-        axes[1].set_ylabel("coefficient of " + ("t^m" if series.basis == "monomial" else "the m-th Gegenbauer polynomial"))
+        axes[1].set_ylabel(
+            "coefficient of " + ("t^m" if series.basis == "monomial" else "the m-th Gegenbauer polynomial")
+        )
         axes[1].set_title("Coefficients")
     return figure

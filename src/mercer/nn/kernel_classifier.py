@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +66,9 @@ class KernelClassifier(Savable, nn.Module):
         self.temperature = checks.positive(where, "temperature", temperature)
         if kernel is not None and not isinstance(kernel, Kernel):
             fix = "Use mercer.kernels.FunctionKernel for a function of your own."
-            raise TypeError(checks.sentence(where, "kernel must be a mercer.kernels.Kernel", type(kernel).__name__, fix))
+            raise TypeError(
+                checks.sentence(where, "kernel must be a mercer.kernels.Kernel", type(kernel).__name__, fix)
+            )
         self.kernel = RadialSeries() if kernel is None else kernel
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
@@ -92,24 +93,24 @@ class KernelClassifier(Savable, nn.Module):
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
         """Logits of embeddings."""
         z, weight = self._checked(z)
-        if torch.is_autocast_enabled(z.device.type):
+        if not z.is_meta and torch.is_autocast_enabled(z.device.type):
             with torch.autocast(z.device.type, enabled=False):
                 return self._logits(z, weight)
         return self._logits(z, weight)
 
     def _logits(self, z: Tensor, weight: Tensor) -> Tensor:
         flat = z if z.ndim == 2 else z.reshape(-1, self.in_features)
-        if isinstance(self.kernel, _SCALE_FREE):
-            scores = self.kernel.gram(flat, weight)
-        else:
-            scores = self.kernel(unit_rows(flat), unit_rows(weight))
+        scale_free = isinstance(self.kernel, _SCALE_FREE)
+        # The call checks its arguments, by sizes that an exported graph must not know.
+        gram = self.kernel.gram if scale_free or torch.compiler.is_compiling() else self.kernel
+        scores = gram(flat, weight) if scale_free else gram(unit_rows(flat), unit_rows(weight))
         if self.temperature != 1.0:
             scores = scores / self.temperature
         if self.prototypes > 1:
             scores = scores.unflatten(1, (self.num_classes, self.prototypes)).logsumexp(2)
         if self.bias is not None:
             scores = scores + self.bias.to(scores.dtype)
-        return scores if z.ndim == 2 else scores.unflatten(0, z.shape[:-1])
+        return scores if z.ndim == 2 else scores.reshape(*z.shape[:-1], self.num_classes)
 
     def init_from(
         self,
@@ -166,7 +167,7 @@ class KernelClassifier(Savable, nn.Module):
         return [group for group in groups if group["params"]]
 
     def profile(self, t: Tensor) -> Tensor:  # (m,) -> (m,)
-        """k as a function of the cosine t, for any kernel: on one great circle of the sphere."""
+        """K as a function of the cosine t, for any kernel: on one great circle of the sphere."""
         if isinstance(self.kernel, RadialSeries):
             return self.kernel.profile(t)
         if self.in_features < 2:

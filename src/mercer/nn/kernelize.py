@@ -131,14 +131,17 @@ def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
 
 
 def _wrapped_again(model: DistributedDataParallel) -> DistributedDataParallel:
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model.module,
         device_ids=model.device_ids,
         output_device=model.output_device,
         dim=model.dim,
         process_group=model.process_group,
-        broadcast_buffers=model.broadcast_buffers,
         find_unused_parameters=model.find_unused_parameters,
         gradient_as_bucket_view=model.gradient_as_bucket_view,
         static_graph=model.static_graph,
     )
+    # The argument for this was renamed between versions of torch; the attribute is there in all of them.
+    name = "forward_sync_buffers" if hasattr(model, "forward_sync_buffers") else "broadcast_buffers"
+    setattr(wrapped, name, getattr(model, name))
+    return wrapped

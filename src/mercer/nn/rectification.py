@@ -64,7 +64,7 @@ class _Leaves(fx.Tracer):
     """Follows a model's own blocks; torch's layers stay whole."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return m.__module__.startswith(("torch.nn", "mercer.nn", "torch.ao"))
+        return m.__module__.startswith("mercer.nn") or super().is_leaf_module(m, module_qualified_name)
 
 
 def _before_in_trace(model: nn.Module, head: str) -> tuple[str, bool] | None:

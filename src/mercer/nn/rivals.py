@@ -93,7 +93,7 @@ class SecondOrderPooling(Savable, nn.Module):
 
     def pool(self, z: Tensor) -> Tensor:  # (n, d, *places) -> (n, d (d + 1) / 2)
         """The pooled, rooted and normalised features, each row of length 1."""
-        places = checks.floating(z).reshape(len(z), self.in_features, -1)  # (n, d, s)
+        places = checks.floating(z).flatten(2) if z.ndim > 2 else checks.floating(z).unsqueeze(2)  # (n, d, s)
         outer = places @ places.mT / places.shape[2]  # (n, d, d)
         upper = torch.triu_indices(self.in_features, self.in_features, device=z.device)
         half = outer[:, upper[0], upper[1]]

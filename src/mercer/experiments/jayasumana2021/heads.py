@@ -37,9 +37,7 @@ class NormalizedSoftmax(nn.Module):
 
 def _extra_layer(in_features: int, num_classes: int) -> nn.Module:
     """Section 7.4: one more layer of d units."""
-    return nn.Sequential(
-        nn.Linear(in_features, in_features), nn.ReLU(), NormalizedSoftmax(in_features, num_classes)
-    )
+    return nn.Sequential(nn.Linear(in_features, in_features), nn.ReLU(), NormalizedSoftmax(in_features, num_classes))
 
 
 def _series(in_features: int, num_classes: int, *, positivity: str = "relu", order: int = 10) -> nn.Module:
@@ -110,7 +108,9 @@ def backbone(name: str, num_classes: int, *, kervolution: str | None = None) -> 
     return DenseNet(depth, growth, num_classes, first=first)
 
 
-def build(network: str, head: str, num_classes: int, *, rectify: bool = False, kervolution: str = "gaussian") -> nn.Module:
+def build(
+    network: str, head: str, num_classes: int, *, rectify: bool = False, kervolution: str = "gaussian"
+) -> nn.Module:
     """Backbone and head as the paper joins them: the ReLU off the embedding for every head (Appendix A)."""
     model = backbone(network, num_classes, kervolution=kervolution if head == "KERVO" else None)
     return kernelize(model, head=partial(_fresh, head), rectify=rectify)

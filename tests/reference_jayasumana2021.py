@@ -1,0 +1,86 @@
+"""Equations of jayasumana2021, literal and slow: one number at a time, in float64."""
+
+import math
+
+import torch
+from scipy import special
+
+
+def unit(v):
+    return [float(c) / math.sqrt(sum(float(b) ** 2 for b in v)) for c in v]
+
+
+def dot(u, v):
+    return sum(a * b for a, b in zip(u, v, strict=True))
+
+
+def equation_6(u, v, alpha):
+    """k(u, v) of unit vectors, alpha = [alpha_-2, alpha_-1, alpha_0, ..., alpha_M] (Eq. 6-7)."""
+    t = dot(u, v)
+    on_one, on_minus_one = abs(t - 1) < 1e-12, abs(t + 1) < 1e-12
+    even = alpha[0] * (on_one or on_minus_one)
+    odd = alpha[1] * (on_one - on_minus_one)
+    return even + odd + sum(a * t**m for m, a in enumerate(alpha[2:]))
+
+
+def gegenbauer_series(u, v, alpha, dim):
+    """The same with Gegenbauer polynomials of dimension d, scaled to 1 at t = 1 (Schoenberg, 1942)."""
+    t, half = dot(u, v), (dim - 2) / 2
+    total = 0.0
+    for m, a in enumerate(alpha[2:]):
+        if dim == 2:
+            total += a * float(special.eval_chebyt(m, t))
+        else:
+            total += a * float(special.eval_gegenbauer(m, half, t) / special.eval_gegenbauer(m, half, 1.0))
+    return total
+
+
+def logits(z, weight, alpha, *, prototypes=1, bias=None, temperature=1.0, dim=None):
+    """Eq. 3-5 with prototypes joined by log-sum-exp: (n, c)."""
+    rows = []
+    for embedding in z.tolist():
+        row = []
+        for j in range(len(weight) // prototypes):
+            values = []
+            for w in weight[j * prototypes : (j + 1) * prototypes].tolist():
+                pair = unit(embedding), unit(w)
+                k = equation_6(*pair, alpha) if dim is None else gegenbauer_series(*pair, alpha, dim)
+                values.append(k / temperature)
+            row.append(math.log(sum(math.exp(value) for value in values)) + (bias[j] if bias is not None else 0.0))
+        rows.append(row)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def plain_logits(z, weight, alpha, *, prototypes=1, bias=None, temperature=1.0, dim=None):
+    """The same by torch operations alone, for gradients: powers one by one, or the three-term recurrence."""
+    t = torch.nn.functional.normalize(z, dim=1) @ torch.nn.functional.normalize(weight, dim=1).T
+    terms = [torch.ones_like(t), t]
+    for m in range(1, len(alpha) - 1):
+        if dim is None:
+            terms.append(t ** (m + 1))
+        else:
+            lam = (dim - 2) / 2
+            terms.append(((2 * m + 2 * lam) * t * terms[m] - m * terms[m - 1]) / (m + 2 * lam))
+    scores = sum(a * term for a, term in zip(alpha, terms, strict=False)) / temperature
+    scores = torch.logsumexp(scores.reshape(len(z), -1, prototypes), 2)
+    return scores if bias is None else scores + bias
+
+
+def squared_outer_product(z):
+    """Lin et al., 2015: the outer product, signed root, Frobenius length 1, written out."""
+    outer = torch.einsum("ni,nj->nij", z, z)
+    rooted = outer.sign() * outer.abs().sqrt()
+    return rooted / rooted.flatten(1).norm(dim=1)[:, None, None]
+
+
+def kervolution(x, weight, function):
+    """k(patch, filter) for every patch, one at a time (Wang et al., 2019b); no padding, stride 1."""
+    n, _, height, width = x.shape
+    out, _, size, _ = weight.shape
+    result = torch.empty(n, out, height - size + 1, width - size + 1, dtype=x.dtype)
+    for i in range(height - size + 1):
+        for j in range(width - size + 1):
+            patch = x[:, :, i : i + size, j : j + size]
+            for f in range(out):
+                result[:, f, i, j] = function(patch.flatten(1), weight[f].flatten())
+    return result

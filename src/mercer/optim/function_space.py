@@ -106,7 +106,8 @@ class FunctionSpaceSGD(CheckedOptimizer):
         self._factors = [LayerFactor(where, name, m, self._own_bias(m), self.memory) for name, m in chosen.items()]
         self._recorder = Recorder(where, model, {**chosen, **({} if kernel is None else {"": unwrap(model)})})
         self._warned: set[str] = set()
-        self._base = None if base is None else base(self._remaining())
+        remaining = self._remaining()
+        self._base = base(remaining) if base is not None and remaining else None
         self._base_rates = [] if self._base is None else [float(g["lr"]) for g in self._base.param_groups]
         self._first_rate = float(self.param_groups[0]["lr"])
 

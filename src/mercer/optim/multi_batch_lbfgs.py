@@ -86,7 +86,8 @@ class MultiBatchLBFGS(CheckedOptimizer):
         state = self.state[self.param_groups[0]["params"][0]]
         old = self._pairs(s)
         for key, kept, new in ((STEPS, old[0], s), (CHANGES, old[1], y)):
-            state[key] = torch.cat((kept, new[None]))[-self.history :]
+            # a copy, not a view: sums depend on alignment, and a resumed run must repeat them to the bit
+            state[key] = torch.cat((kept, new[None]))[-self.history :].clone()
 
 
 def two_loop(gradient: Tensor, s: Tensor, y: Tensor) -> Tensor:  # (N,), (pairs, N), (pairs, N) -> (N,)

@@ -194,6 +194,15 @@ def test_matmul_has_the_dense_gradient(kernel):
     torch.testing.assert_close(blocked, dense)
 
 
+def test_matmul_works_under_torch_func(kernel):
+    skip_indices(kernel)
+    x, v = rows(kernel), torch.ones(N, dtype=torch.float64)
+    blocked = torch.func.grad(lambda t: kernel.matmul(t, None, v, block=2).sum())(x)
+    torch.testing.assert_close(blocked, torch.func.grad(lambda t: (kernel(t) @ v).sum())(x))
+    many = torch.func.vmap(lambda u: kernel.matmul(x, None, u, block=2))(torch.stack((v, 2 * v)))
+    torch.testing.assert_close(many[1], 2 * many[0])
+
+
 def test_state_dict_loads_into_a_fresh_kernel(kernel, request):
     fresh = CASES[request.node.callspec.params["kernel"]]()
     for parameter in kernel.parameters():

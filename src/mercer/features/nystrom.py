@@ -83,8 +83,8 @@ class Nystrom(FeatureMap):
         whitener = self._whitener(x)
         second = whitener.new_zeros(whitener.shape[1], whitener.shape[1])
         for part in slices(len(x), block_rows(4 * len(whitener) * 8)):
-            phi = self._whitened(x[part], whitener).double()
-            second += phi.mT @ phi
+            phi = self._whitened(x[part], whitener)
+            second += (phi.mT @ phi).double()  # a block in the data's dtype, the sum over blocks in float64
         self._rotate(x, whitener, second)
 
     @override
@@ -94,8 +94,7 @@ class Nystrom(FeatureMap):
             data = self._rows(x)
             whitener = self._whitener(data)
             phi = self._whitened(data, whitener)
-            wide = phi.double()
-            rotation = self._rotate(data, whitener, wide.mT @ wide)
+            rotation = self._rotate(data, whitener, (phi.mT @ phi).double())
             return phi @ rotation.to(phi.dtype)
 
     @override
@@ -118,15 +117,8 @@ class Nystrom(FeatureMap):
             local = select(self.exact, x, min(self.m, len(x)), self.selection, self.generator)
             self.landmarks = agree(local, self.m)
         z = self.landmarks.double() if self.landmarks.is_floating_point() else self.landmarks
-        values, vectors = torch.linalg.eigh(self.exact(z).double())
         eps = torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps
-        floor = len(values) * eps * float(values.abs().max())
-        if float(values[0]) < -floor * 10:
-            least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
-            checks.warn("Nystrom", f"the kernel is indefinite on the landmarks, {least}; the negative part is dropped.")
-        keep = values > floor
-        whitener: Tensor = vectors[:, keep] / values[keep].sqrt()
-        return whitener
+        return inverse_root(self.exact(z).double(), len(z) * eps)
 
     def _rotate(self, x: Tensor, whitener: Tensor, second: Tensor) -> Tensor:  # -> (r, m)
         """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
@@ -150,6 +142,29 @@ class Nystrom(FeatureMap):
         share = 1 - spectrum.sum() * n / diag if diag > 0 else spectrum.new_zeros(())
         self.residual = share.clamp(0, 1).to(dtype)
         return rotation
+
+
+def inverse_root(gram: Tensor, cut: float) -> Tensor:  # (m, m) -> (m, r)
+    r"""W with :math:`W W^\top = K^{-1}` on the eigenvectors whose eigenvalue is above ``cut`` of the largest.
+
+    By Cholesky, K = L L^T, where that is all of them, which the bounds :math:`\lambda_{\min} \ge 1 / (\|L^{-1}\|_1
+    \|L^{-1}\|_\infty)` and :math:`\lambda_{\max} \le \|K\|_\infty` prove; else by eigenvectors.
+    """
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if not bool(failed):
+        eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
+        sizes = inverse.abs()
+        if float(sizes.sum(0).max() * sizes.sum(1).max() * gram.abs().sum(1).max()) * cut < 1:
+            return inverse.mT
+    values, vectors = torch.linalg.eigh(gram)
+    floor = cut * float(values.abs().max())
+    if float(values[0]) < -floor * 10:
+        least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
+        checks.warn("Nystrom", f"the kernel is indefinite on the landmarks, {least}; the negative part is dropped.")
+    keep = values > floor
+    root: Tensor = vectors[:, keep] / values[keep].sqrt()
+    return root
 
 
 def agree(local: Tensor, m: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.checkpoint import checkpoint
 
 from .. import checks
@@ -85,7 +86,8 @@ class Kernel(Savable, nn.Module):
             y: Columns of K; None for ``x`` again.
             v: What K multiplies.
             block: Rows of K held at a time; by default as many as fit 64 MiB. Under autograd a block is computed
-                again in the backward pass, so that the bound holds there too.
+                again in the backward pass, so that the bound holds there too (not under ``torch.func``, which has no
+                such recomputation).
         """
         where = f"{type(self).__name__}.matmul"
         x, y = self._pair(x, y)
@@ -94,9 +96,9 @@ class Kernel(Savable, nn.Module):
         if block is None:  # room for two temporaries of the block's size
             block = block_rows(3 * max(1, len(y)) * v.element_size())
         checks.integer(where, "block", block, 1)
-        taped = torch.is_grad_enabled() and (
-            any(t.requires_grad for t in (x, y, v)) or any(p.requires_grad for p in self.parameters())
-        )
+        tensors = (x, y, v, *self.parameters())
+        taped = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        transformed = any(is_functorch_wrapped_tensor(t) for t in tensors)  # torch.func has no checkpoints
 
         def product(part: Tensor) -> Tensor:
             gram = self.gram(part, y)
@@ -105,6 +107,8 @@ class Kernel(Savable, nn.Module):
         blocks = list(slices(len(x), block))
         if not blocks:
             return v.new_zeros((0, *v.shape[1:]))
+        if transformed:
+            return torch.cat([product(x[rows]) for rows in blocks])
         if taped:
             return torch.cat([checkpoint(product, x[rows], use_reentrant=False) for rows in blocks])
         first = product(x[blocks[0]])

@@ -23,12 +23,12 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
         for feature in range(x.shape[-1]):
             total = total + (x[:, feature, None] - y[None, :, feature]).square()
         return total
-    centre = torch.cat((x.detach(), y.detach())).mean(0)
+    centre = (x.detach().sum(0) + y.detach().sum(0)) / max(1, len(x) + len(y))
     x, y = x - centre, y - centre
     norms = x.square().sum(-1)[:, None] + y.square().sum(-1)[None]  # (n, m)
     squared = torch.addmm(norms, x, y.mT, alpha=-2.0)
     floor = _RESOLUTION * torch.finfo(x.dtype).eps * norms.detach()
-    return torch.where(squared > floor, squared, torch.zeros_like(squared))
+    return torch.where(squared > floor, squared, 0.0)
 
 
 def safe_sqrt(squared: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from ...kernels import ReLUGram
 from ...spectral import analyze
 from ..cells import Cell, Outcome
 from ..results import Result
+from .drawing import legend_below
 from .setting import embedded
 
 if TYPE_CHECKING:
@@ -44,5 +45,5 @@ def draw_spectra(results: list[Result]) -> Figure:
     left.set(title="Eigenvalues of H / n", xlabel="eigenvector i", xscale="log", yscale="log")
     right.set(title="Share of the labels in the first i", xlabel="eigenvector i", xscale="log", ylim=(0, 1))
     handles, names = right.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend_below(figure, dict(zip(names, handles, strict=True)))
     return figure

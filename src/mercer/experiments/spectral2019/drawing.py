@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import figures
@@ -30,5 +30,13 @@ def panels(results: Sequence[Result], curve: str, label: str, x_label: str, *, l
         ax.set(title=name, xlabel=x_label, ylabel=label if ax is axes[0] else "")
         if log:
             ax.set_yscale("log")
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend_below(figure, handles)
     return figure
+
+
+def legend_below(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """One legend for all panels, under them, in the page's ink."""
+    names, ink = list(handles), figures.LIGHT.ink
+    figure.legend(
+        handles.values(), names, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=ink
+    )

@@ -47,7 +47,7 @@ def relu_step(t: Tensor) -> tuple[Tensor, Tensor]:
     It is `moments` of relu where :math:`q_x = q_y = 2`, in the fewest passes; it has no gradient.
     """
     edge = 1.0 - _RESOLUTION * torch.finfo(t.dtype).eps
-    t = torch.where(t > edge, 1.0, t).clamp_(min=-1.0)
+    t = torch.where(t > edge, 1.0, t).clamp(min=-1.0)
     reach = torch.acos(t).mul_(-1 / math.pi).add_(1.0)
     gap = 1 - t
     sine = (2 - gap).mul_(gap).sqrt_()

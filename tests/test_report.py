@@ -235,6 +235,17 @@ def test_cells_that_ran_since_outdate_the_line_of_the_entry(tmp_path):
     assert "gone since" not in page
 
 
+def test_an_interrupted_entry_is_not_called_done(tmp_path):
+    entry = "spectral2019/fig1a"
+    folder = write_run(tmp_path / "run", [Result(entry, "k", "done", "small", "r", value=1.0)])
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "planned": {entry: 5}}))
+    page = report.build(folder).read_text(encoding="utf-8")
+    assert "The run ended after 1 of 5 cells; --resume goes on with it." in page
+    (folder / "run.json").write_text(json.dumps({**run, "planned": {entry: 1}}))
+    assert "The run ended after" not in report.build(folder).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(74512.6, "74,513"), (0.97316, "0.9732"), (-2.5, "−2.5"), (3e-7, "3e−7"), (0.0, "0"), (1.23456e12, "1.235e12")],

@@ -46,7 +46,8 @@ yet*. There is nothing to register. What was published (title, numbers, doubts, 
 
 The run folder
 --------------
-``runs/<stamp>/run.json`` (``asked``: what was asked; ``sessions``: for each start the versions, machine, threads) and
+``runs/<stamp>/run.json`` (``asked``: what was asked; ``planned``: cells of each entry; ``sessions``: for each start the
+versions, machine, threads) and
 ``runs/<stamp>/results.jsonl``, one JSON object a line, appended with one write and one fsync; a torn last line is
 ignored. Of two lines with one ``key`` the later holds. ``mercer.experiments.read_results`` and ``summarise`` read it.
 Fields of a line:
@@ -70,6 +71,7 @@ import functools
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -164,9 +166,9 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
     request = asked(folder)
     with storage.lock(folder), Interruption() as interruption:
         mend(folder / RESULTS)
-        _open_session(folder, jobs)
         earlier = {result.key: result for result in read_results(folder)}
         lines, cells = plan(request)
+        _open_session(folder, jobs, cells)
         todo = [cell for cell in cells if not _is_done(earlier.get(cell.key()))]
         watcher.planned(len(cells), len(cells) - len(todo))
 
@@ -246,8 +248,9 @@ def _threads(jobs: int) -> int:
     return max(1, math.floor(torch.get_num_threads() / jobs))
 
 
-def _open_session(folder: Path, jobs: int) -> None:
+def _open_session(folder: Path, jobs: int, cells: Sequence[Cell]) -> None:
     document = read_run(folder)
+    document["planned"] = dict(Counter(cell.entry for cell in cells))  # so that an interrupted entry is not called done
     document["sessions"] = [*document.get("sessions", []), _session(jobs)]
     _write_run(folder, document)
 

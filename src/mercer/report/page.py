@@ -60,7 +60,7 @@ def build(run_folder: Path) -> Path:
     run_folder = Path(run_folder)
     run, results = read_run(run_folder), read_results(run_folder)
     catalogue = [*entries(), *unknown_entries(entries(), results)]
-    found = sections(catalogue, results)
+    found = sections(catalogue, results, run.get("planned"))
     page = run_folder / "report.html"
     atomic_write(page, render(found, run).encode())
     return page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..experiments import Entry, Number, Result, Summary, summarise
@@ -31,7 +31,7 @@ STATES = {
             "partly",
             "in part",
             "\N{CIRCLE WITH LEFT HALF BLACK}",
-            "some cells ran; data for the others is not here",
+            "some cells ran; the others want data, or --resume",
         ),
         State("failed", "failed", "\N{MULTIPLICATION SIGN}", "at least one cell ended with an error"),
         State("missing", "missing data", "\N{WHITE CIRCLE}", "its data is not here; how to get it is said"),
@@ -42,7 +42,7 @@ STATES = {
             "needs the paper's own scale and a GPU",
         ),
         State("not_built", "not built yet", "\N{MIDDLE DOT}", "the code for this entry is not written"),
-        State("not_run", "not in this run", "\N{EN DASH}", "built, but not asked for"),
+        State("not_run", "not in this run", "\N{EN DASH}", "built, but not asked for, or not reached"),
     )
 }
 
@@ -129,12 +129,15 @@ class Section:
         return any(line.claim for line in self.lines)
 
 
-def sections(entries: Iterable[Entry], results: Sequence[Result]) -> list[Section]:
-    """One section for each entry, in the catalogue's order."""
+def sections(
+    entries: Iterable[Entry], results: Sequence[Result], planned: Mapping[str, int] | None = None
+) -> list[Section]:
+    """One section for each entry, in the catalogue's order; ``planned`` says how many cells each was to have."""
     grouped: dict[str, list[Result]] = {}
     for result in results:
         grouped.setdefault(result.entry, []).append(result)
-    return [_section(entry, _current(grouped.get(entry.id, []))) for entry in entries]
+    cells = planned or {}
+    return [_section(entry, _current(grouped.get(entry.id, [])), cells.get(entry.id, 0)) for entry in entries]
 
 
 def unknown_entries(entries: Iterable[Entry], results: Iterable[Result]) -> list[Entry]:
@@ -150,23 +153,23 @@ def _current(results: list[Result]) -> list[Result]:
     return cells or results
 
 
-def _section(entry: Entry, results: list[Result]) -> Section:
+def _section(entry: Entry, results: list[Result], planned: int) -> Section:
     cells = [result for result in results if result.status in ("done", "failed")]
     return Section(
         entry=entry,
-        state=STATES[_state(entry, results)],
+        state=STATES[_state(entry, results, planned)],
         anchor="entry-" + "".join(c if c.isalnum() else "-" for c in entry.id),
         lines=tuple(_lines(entry, results)) if cells else (),
         details=tuple(_details(results)),
         notes=tuple(dict.fromkeys(result.note for result in results if result.status == "done" and result.note)),
-        reasons=tuple(_reasons(results)),
+        reasons=(*_reasons(results), *_interrupted(results, planned)),
         seconds=sum(result.seconds for result in results),
         cpu_seconds=sum(result.cpu_seconds for result in results),
         results=tuple(results),
     )
 
 
-def _state(entry: Entry, results: list[Result]) -> str:
+def _state(entry: Entry, results: list[Result], planned: int) -> str:
     if not results:
         return "not_run" if entry.built else "not_built"
     seen = {result.status for result in results}
@@ -174,6 +177,8 @@ def _state(entry: Entry, results: list[Result]) -> str:
         return "failed"
     if "missing" in seen:
         return "partly" if "done" in seen else "missing"
+    if "done" in seen and len(results) < planned:
+        return "partly"
     return next((status for status in ("done", "paper_scale_only") if status in seen), "not_built")
 
 
@@ -181,6 +186,11 @@ def _reasons(results: Iterable[Result]) -> Iterable[str]:
     """Why cells were not done, each reason once."""
     reasons = (result.error or result.note for result in results if result.status not in ("done", "not_built"))
     return dict.fromkeys(reason for reason in reasons if reason)
+
+
+def _interrupted(results: list[Result], planned: int) -> list[str]:
+    done = len(results)
+    return [f"The run ended after {done} of {planned} cells; --resume goes on with it."] if done < planned else []
 
 
 def _lines(entry: Entry, results: list[Result]) -> Iterable[Line]:

@@ -66,7 +66,8 @@ def _eigh_curve(data: Problem) -> Tensor:
     values, vectors = torch.linalg.eigh(data.matrix)
     times = torch.arange(STEPS + 1, dtype=torch.float64)
     shrink: Tensor = (1 - RATE * values[:, None]) ** (2 * times)  # (n, steps + 1)
-    return (shrink * (vectors.mT @ data.y)[:, None].square()).sum(0).sqrt()
+    squared: Tensor = (shrink * (vectors.mT @ data.y)[:, None].square()).sum(0)
+    return squared.sqrt()
 
 
 def _last_residual(data: Problem, curve: Tensor) -> float:

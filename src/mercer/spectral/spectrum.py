@@ -108,8 +108,8 @@ class Spectrum:
         """Certain bounds ``(low, high)`` on the complexity: Gauss below, Gauss-Radau above.
 
         ``high`` is ``inf`` unless a floor on the least eigenvalue is known: given, or proved as for
-        ``ReLUGram``. Both are moved outwards by the rounding of the products, and the floor by the error of
-        H's storage.
+        ``ReLUGram``. Both are moved outwards by what the rounding of products and the storage of H can do at
+        worst.
         """
         if math.isinf(self.complexity):
             return self._last_finite_sum(), math.inf
@@ -122,7 +122,8 @@ class Spectrum:
             self._run.extend(_STRIDE)
         nodes = torch.cat([self._rule(c)[0] for c in self._live])
         least = float(nodes.min()) if floor is None else floor
-        slack = 8 * 2.0**-52 * (self._gram.n**0.5 + float(nodes.max()) / least)
+        worst = self._gram.rounding * (self._gram.n**0.5 * least + float(nodes.max())) + self._gram.error
+        slack = worst / least
         return low * max(0.0, 1 - slack), high * (1 + slack)
 
     @functools.cached_property
@@ -271,7 +272,7 @@ class Spectrum:
         total, null = 0.0, 0.0
         for column in self._live:
             nodes, weights = self._rule(column)
-            cut = 64 * self._gram.noise * float(nodes.max())
+            cut = self._gram.noise * float(nodes.max())
             if float(nodes.min()) < -1e3 * cut:
                 raise ValueError(
                     checks.sentence(
@@ -289,7 +290,7 @@ class Spectrum:
         total = 0.0
         for column in self._live:
             nodes, weights = self._rule(column)
-            good = nodes > 64 * self._gram.noise * float(nodes.max())
+            good = nodes > self._gram.noise * float(nodes.max())
             total += float((weights[good] / nodes[good]).sum())
         return total
 

@@ -14,6 +14,8 @@ from .. import checks
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
 SIDE = 1024  # wide enough for BLAS, and both products of a tile find it in the cache
 _STEPS = 32767
+_NOISE = 64 * 2.0**-52
+_ROUNDING = 8 * 2.0**-52
 
 
 class Gram(Protocol):
@@ -21,6 +23,7 @@ class Gram(Protocol):
 
     n: int
     noise: float
+    rounding: float
 
     @property
     def trace(self) -> float:
@@ -49,7 +52,8 @@ class DenseGram:
         self.matrix = matrix.detach()
         self.n = len(matrix)
         self.error = 0.0
-        self.noise = torch.finfo(matrix.dtype).eps
+        double = matrix.dtype is torch.float64
+        self.noise, self.rounding = (_NOISE, _ROUNDING) if double else (2.0**-23, 2.0**-24)
 
     @functools.cached_property
     def trace(self) -> float:
@@ -72,8 +76,9 @@ class DenseGram:
 class TiledGram:
     r"""Tiles of the upper triangle; each serves its transpose too, so that a product reads half the matrix.
 
-    ``error`` bounds the Frobenius norm of (held - true), and so the change of every eigenvalue; ``noise`` is its
-    size relative to the largest entry, spread as rounding spreads it.
+    ``error`` bounds the Frobenius norm of (held - true), and so the change of every eigenvalue; ``noise`` is
+    what an eigenvalue must exceed, beside the largest one, to be told from 0; ``rounding`` is a product's
+    relative error.
 
     Args:
         n: Rows.
@@ -90,7 +95,10 @@ class TiledGram:
         self._scratch = torch.empty(0, dtype=torch.float32, device=device)
         if storage == "int16":
             self._scratch = torch.empty(SIDE, SIDE, dtype=torch.float32, device=device)
-        self.noise = {"float64": 2.0**-52, "float32": 2.0**-23, "int16": 1.0 / _STEPS}[storage]
+        # Products of tiles in float32 round in float32; a fixed-point step, drawn at random in each of n x n entries,
+        # has a norm of about 0.6 sqrt(n) steps beside an eigenvalue of order n.
+        self.noise = {"float64": _NOISE, "float32": 2.0**-23, "int16": 2.0**-23 + 2 / (_STEPS * n**0.5)}[storage]
+        self.rounding = _ROUNDING if storage == "float64" else 2.0**-24
 
     @property
     def error(self) -> float:

@@ -175,6 +175,8 @@ def test_bad_rows_are_refused(case, bad, match):
 def test_use_before_fit_and_wrong_width_are_refused(case):
     with pytest.raises(NotFittedError, match=r"must be fitted first; got no fit. Call fit\(x\)"):
         case()(rows())
+    with pytest.raises(NotFittedError, match="must be fitted first"):
+        case().error(rows())
     with pytest.raises(ValueError, match="x has 2 features, expecting 3"):
         case().fit(rows())(rows()[:, :2])
     with pytest.raises(ValueError, match="must be on one device"):
@@ -318,6 +320,8 @@ def test_nystrom_on_a_precomputed_gram():
         torch.testing.assert_close(f.kernel(index), direct.kernel(x))
     with pytest.raises(ValueError, match="needs rows with coordinates"):
         Nystrom(Precomputed(gram), 10, selection="kmeans").fit(index)
+    with pytest.raises(ValueError, match=rf"Nystrom: x must hold indices in 0\.\.{N - 1}, .*; got -1\.\.{N - 2}"):
+        Nystrom(2.0 * Precomputed(gram), 10).fit(index - 1)
 
 
 def test_nystrom_with_duplicated_rows_has_finite_gradients():
@@ -353,5 +357,7 @@ def test_sentences_of_bad_arguments():
         Nystrom(RBF(), 4, selection=torch.ones(3, 2))
     with pytest.raises(ValueError, match=r"RandomFourier: m must be a whole number of at least 1; got 2\.5"):
         RandomFourier(RBF(), 2.5)
+    with pytest.raises(TypeError, match=r"Nystrom: kernel must be a kernel of mercer.kernels; got str"):
+        Nystrom("rbf", 3)
     with pytest.raises(ValueError, match=r"Polynomial: degree must be"):
         Nystrom(Polynomial(-1), 3)

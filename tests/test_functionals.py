@@ -74,6 +74,8 @@ def test_alignment_is_one_for_the_ideal_kernel_and_invariant_to_scale(generator)
 
 
 def test_wrong_shapes_are_named():
+    with pytest.raises(TypeError, match=r"target_alignment: targets must be real; got torch.complex64"):
+        target_alignment(torch.eye(2), torch.ones(2) + 0j)
     with pytest.raises(ValueError, match=r"hsic: K must have shape \(n, n\), n > 0; got \(2, 3\)"):
         hsic(torch.ones(2, 3), torch.ones(2, 2))
     with pytest.raises(ValueError, match="K and L must have as many rows; got 2 and 3"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import pairwise
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import mercer
 from mercer import kernels
@@ -335,6 +336,18 @@ def test_bandwidth_by_the_median(generator):
     median = torch.pdist(x).square().median()
     assert float(RBF.from_data(x).gamma) == pytest.approx(1 / float(median))
     assert float(RBF.from_data(x * 1e-10).gamma) == pytest.approx(1e20 / float(median), rel=1e-6)
+
+
+def test_bandwidth_of_a_loader_and_of_an_array(generator):
+    x = torch.randn(20, 4, generator=generator)
+    expected = float(RBF.from_data(x).gamma)
+    assert float(RBF.from_data(DataLoader(TensorDataset(x), batch_size=6)).gamma) == expected
+    assert float(RBF.from_data(x.numpy()).gamma) == expected
+
+
+def test_one_gamma_for_each_feature_needs_as_many_features():
+    with pytest.raises(ValueError, match=r"RBF: x must have a feature for each of the 3 values of gamma; got \(2, 1\)"):
+        RBF(torch.ones(3))(torch.ones(2, 1))
 
 
 def test_bandwidth_of_constant_rows_warns():

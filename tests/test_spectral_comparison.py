@@ -124,6 +124,11 @@ def test_compare_ranks_what_suits_the_targets_first():
     assert table.loc["inputs", "complexity"] == pytest.approx(spectrum.complexity, rel=1e-5)
 
 
+def test_embeddings_may_be_an_array():
+    x, y = rows(), rows()[:, 0]
+    assert compare({"a": x.numpy(), "b": x}, x, y).eq(compare({"a": x, "b": x}, x, y)).all(axis=None)
+
+
 def test_compare_does_not_prefer_a_kernel_for_its_scale():
     x = rows(80, 4)
     y = torch.sin(3 * x[:, 0])

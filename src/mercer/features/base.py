@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
+from ..kernels.given import check_indices
 from ..modules import rows
 from ..storage import Savable
 
@@ -30,6 +31,10 @@ class FeatureMap(Savable, nn.Module):
 
     def __init__(self, kernel: Kernel, generator: torch.Generator | None = None) -> None:
         super().__init__()
+        if not isinstance(kernel, Kernel):
+            fix = "Use FunctionKernel(f) for a function of (x, y)."
+            need = "kernel must be a kernel of mercer.kernels"
+            raise TypeError(checks.sentence(type(self).__name__, need, type(kernel).__name__, fix))
         self.exact = kernel
         self.generator = generator
         for name in self.FITTED:
@@ -68,6 +73,7 @@ class FeatureMap(Savable, nn.Module):
 
     def error(self, x: Tensor, *, generator: torch.Generator | None = None) -> float:
         r"""Relative error :math:`\|K - \Phi \Phi^\top\|_F / \|K\|_F` on at most 1,000 rows drawn from ``x``."""
+        self._check_fitted()
         with torch.no_grad():
             x = self._checked(x)
             if len(x) > _ERROR_ROWS:
@@ -86,7 +92,7 @@ class FeatureMap(Savable, nn.Module):
             return checks.squarable(where, "x", data.detach())
         if not len(data):
             raise ValueError(checks.sentence(where, "x must have at least one row", tuple(data.shape)))
-        return data
+        return check_indices(where, self.exact, data)
 
     def _checked(self, x: Tensor) -> Tensor:
         x = self.exact.prepare("x", x)

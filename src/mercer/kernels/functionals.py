@@ -66,6 +66,9 @@ def target_alignment(K: Tensor, targets: Tensor, *, centered: bool = False) -> T
             kernel does not count.
     """
     K = _gram("target_alignment", "K", K)
+    targets = torch.as_tensor(targets)
+    if targets.is_complex():
+        raise TypeError(checks.sentence("target_alignment", "targets must be real", targets.dtype, "Use targets.real."))
     checks.same_length("target_alignment", "K", K, "targets", targets)
     columns = sign_columns(targets).to(K.dtype)
     if centered:

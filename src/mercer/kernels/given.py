@@ -76,6 +76,15 @@ class FunctionKernel(Kernel):
         return gram
 
 
+def check_indices(where: str, kernel: Kernel, x: Tensor) -> Tensor:
+    """Indices that every Gram matrix within ``kernel`` has; ``forward`` cannot look, and a negative one would wrap."""
+    rows = min((len(part.matrix) for part in kernel.modules() if isinstance(part, Precomputed)), default=None)
+    if rows is not None and len(x) and (int(x.min()) < 0 or int(x.max()) >= rows):
+        need = f"x must hold indices in 0..{rows - 1}, the rows of the Gram matrix"
+        raise ValueError(checks.sentence(where, need, f"{int(x.min())}..{int(x.max())}"))
+    return x
+
+
 def _check_gram(gram: Tensor) -> None:
     scale = float(gram.abs().max())
     gap = float((gram - gram.mT).abs().max())

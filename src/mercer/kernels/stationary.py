@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg import safe_sqrt, squared_distances
+from ..modules import Data, rows
 from .base import Kernel, Positive
 
 _MEDIAN_ROWS = 1000
@@ -35,18 +36,18 @@ class RBF(_UnitDiagonal):
         self.gamma = Positive("RBF", "gamma", gamma, learnable)
 
     @classmethod
-    def from_data(
-        cls, x: Tensor, *, learnable: bool = False, generator: torch.Generator | None = None
-    ) -> RBF:  # (n, d)
+    def from_data(cls, x: Data, *, learnable: bool = False, generator: torch.Generator | None = None) -> RBF:  # (n, d)
         r"""Bandwidth by the median: :math:`\gamma = 1 / \mathrm{median}_{i<j} \|x_i - x_j\|^2`.
 
-        Over at most 1,000 rows drawn without replacement. Where the median is 0 (mostly duplicates) the mean of the
-        distances above 0 takes its place; where all rows are equal, gamma is 1 and a warning says so.
+        Of a tensor, an array or a loader; over at most 1,000 rows drawn without replacement. Where the median is 0
+        (mostly duplicates) the mean of the distances above 0 takes its place; where all rows are equal, gamma is 1
+        and a warning says so.
         """
-        x = checks.squarable("RBF.from_data", "x", checks.floating(checks.matrix("RBF.from_data", "x", x)))
+        x = checks.matrix("RBF.from_data", "x", rows("RBF.from_data", x))
+        x = checks.squarable("RBF.from_data", "x", x)
         if len(x) > _MEDIAN_ROWS:
             x = x[torch.randperm(len(x), generator=generator, device=x.device)[:_MEDIAN_ROWS]]
-        x = x.detach().double()
+        x = x.double()
         largest = x.abs().max()
         x = x / largest if largest > 0 else x  # squares of denormal values would vanish
         squared = squared_distances(x, x)[torch.ones(len(x), len(x), device=x.device).triu(1).bool()]
@@ -70,6 +71,9 @@ class RBF(_UnitDiagonal):
         gamma = self.gamma(x)
         if gamma.ndim == 0:
             return (-gamma * squared_distances(x, y)).exp()
+        if len(gamma) != x.shape[1]:
+            need = f"x must have a feature for each of the {len(gamma)} values of gamma"
+            raise ValueError(checks.sentence("RBF", need, tuple(x.shape)))
         return (-squared_distances(x * gamma.sqrt(), y * gamma.sqrt())).exp()
 
     @override

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from .. import checks
 from ..kernels import Kernel, Precomputed, ReLUGram
 from ..kernels.functionals import sign_columns
+from ..kernels.given import check_indices
 from ..modules import Data, labelled_rows, rows
 from .passes import gram_pass, precomputed
 from .spectrum import Spectrum
@@ -22,7 +26,7 @@ DEFAULT_K = 50
 def analyze(
     kernel: Kernel | nn.Module | Tensor,
     x: Data,
-    targets: Tensor | None = None,
+    targets: ArrayLike | Tensor | None = None,
     *,
     k: int = DEFAULT_K,
     floor: float | None = None,
@@ -38,7 +42,7 @@ def analyze(
         x: Rows, ``(n, d)``, or what the kernel takes; or a ``DataLoader``, whose first element is the rows
             and, where ``targets`` is None, whose second is the targets.
         targets: Floating ``(n,)`` or ``(n, c)``, used as they are; whole-number classes ``(n,)`` become one
-            -1/+1 column each (two classes: one column, +1 for the larger).
+            -1/+1 column each (two classes: one column, +1 for the larger), as do names and booleans.
         k: Eigenvalues wanted; more than n are reduced to n, with a warning unless it is the default.
         floor: A lower bound on the least eigenvalue, where one is known; for ``ReLUGram`` one is proved.
         storage: ``"float64"``, ``"float32"`` or ``"int16"`` tiles of the upper triangle; ``"auto"`` takes the
@@ -61,7 +65,9 @@ def analyze(
         checks.positive(where, "floor", floor)
     checks.positive(where, "tolerance", tolerance)
     if isinstance(kernel, Tensor):
-        gram = precomputed(where, _symmetric(where, kernel), _Indices(kernel).prepare("x", x), storage)
+        matrix = _symmetric(where, kernel)
+        indices = _Indices(matrix)
+        gram = precomputed(where, matrix, check_indices(where, indices, indices.prepare("x", x)), storage)
         return Spectrum(gram, columns, k=k, floor=floor, tolerance=tolerance)
     kernel, points = resolve(where, kernel, x)
     gram = gram_pass(where, [kernel], points, storage)[0]
@@ -74,7 +80,9 @@ def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
         kernel = kernel.base
     if isinstance(kernel, Kernel):
         points = kernel.prepare("x", x)
-        return kernel, checks.squarable(where, "x", points.double()) if points.is_floating_point() else points
+        if not points.is_floating_point():
+            return kernel, check_indices(where, kernel, points)
+        return kernel, checks.squarable(where, "x", points.double())
     if not isinstance(kernel, nn.Module):
         need = "kernel must be a kernel, a feature map or a Gram matrix"
         raise TypeError(checks.sentence(where, need, type(kernel).__name__))
@@ -88,7 +96,7 @@ def prover(kernel: Kernel, x: Tensor) -> Callable[[], float] | None:
     return (lambda: kernel.eigenvalue_floor(x)) if isinstance(kernel, ReLUGram) else None
 
 
-def gather(where: str, x: Data, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Tensor, Tensor]:
     """Rows and targets as tensors, out of a loader where one was given."""
     if isinstance(x, Tensor):
         x = x.detach()  # the indices of a Gram matrix stay whole numbers
@@ -100,13 +108,30 @@ def gather(where: str, x: Data, targets: Tensor | None) -> tuple[Tensor, Tensor]
         raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
     if x.ndim == 0 or len(x) == 0:
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
-    return x, torch.as_tensor(targets).detach()
+    return x, targets.detach() if isinstance(targets, Tensor) else _read(where, targets)
+
+
+def _read(where: str, targets: ArrayLike) -> Tensor:
+    """Targets out of an array or a list; names become the numbers of their classes, in sorted order."""
+    array = np.asarray(targets)
+    array = np.array(array.tolist()) if array.dtype.kind == "O" else array  # objects: numbers are numbers, names names
+    if array.dtype.kind in "US":
+        names, codes = np.unique(array, return_inverse=True)
+        if len(names) == 1:
+            raise ValueError(checks.sentence(where, "targets must hold at least two classes", f"only {names[0]}"))
+        return torch.as_tensor(codes.reshape(array.shape))
+    if array.dtype.kind not in "biuf":
+        need = "targets must be numbers or names of classes"
+        raise TypeError(checks.sentence(where, need, f"{type(targets).__name__} of {array.dtype}"))
+    return torch.as_tensor(np.array(array))
 
 
 def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n, c) -> (n, c)
     """Targets as float64 columns, with what cannot be read refused."""
     if targets.ndim not in (1, 2) or len(targets) != n:
         raise ValueError(checks.sentence(where, f"targets must have shape ({n},) or ({n}, c)", tuple(targets.shape)))
+    if targets.is_complex():
+        raise TypeError(checks.sentence(where, "targets must be real", targets.dtype, "Use targets.real."))
     if targets.is_floating_point():
         checks.finite(where, "targets", targets)
         if not bool((targets != 0).any()):
@@ -115,6 +140,11 @@ def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n
     if targets.ndim == 2 and targets.shape[1] != 1:
         fix = "Use targets.double() for columns of numbers."
         raise ValueError(checks.sentence(where, f"classes must have shape ({n},)", tuple(targets.shape), fix))
+    if targets.ndim == 2:
+        from sklearn.exceptions import DataConversionWarning
+
+        said = f"{where}: classes in a column of shape {tuple(targets.shape)} were read as ({n},)."
+        warnings.warn(said, DataConversionWarning, stacklevel=3)
     targets = targets.reshape(-1).long()
     if int(targets.min()) == int(targets.max()):
         raise ValueError(checks.sentence(where, "targets must hold at least two classes", f"only {int(targets[0])}"))

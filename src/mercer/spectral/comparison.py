@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from .. import checks
 from ..kernels import Kernel, ReLUGram
-from ..modules import Data, embeddings, labelled_rows
+from ..modules import Data, embeddings, labelled_rows, rows
 from .analysis import DEFAULT_K, gather, prover, resolve, target_columns
 from .passes import gram_pass
 from .spectrum import Spectrum
 
 __all__ = ["compare", "layers", "spectra"]
 
+Candidate: TypeAlias = Kernel | nn.Module | Tensor | NDArray[Any]
+
 _STEPS = 100
 _BATCH = 256
 
 
 def spectra(
-    candidates: Mapping[str, Kernel | nn.Module | Tensor],
+    candidates: Mapping[str, Candidate],
     x: Data,
-    targets: Tensor | None = None,
+    targets: ArrayLike | Tensor | None = None,
     *,
     k: int = DEFAULT_K,
     storage: str = "auto",
@@ -64,9 +69,9 @@ def spectra(
 
 
 def compare(
-    candidates: Mapping[str, Kernel | nn.Module | Tensor],
+    candidates: Mapping[str, Candidate],
     x: Data,
-    targets: Tensor | None = None,
+    targets: ArrayLike | Tensor | None = None,
     *,
     storage: str = "auto",
     tolerance: float = 1e-6,
@@ -94,11 +99,11 @@ def compare(
     found = spectra(candidates, x, targets, storage=storage, tolerance=tolerance, where="compare")
     seed = torch.Generator().manual_seed(0) if generator is None else generator
     state = seed.get_state()
-    rows = {}
+    table = {}
     for name, spectrum in found.items():
         seed.set_state(state)  # every candidate is held against the same shuffle
-        rows[name] = _row(spectrum, seed)
-    return pd.DataFrame.from_dict(rows, orient="index").sort_values(["scaled", "residual"])
+        table[name] = _row(spectrum, seed)
+    return pd.DataFrame.from_dict(table, orient="index").sort_values(["scaled", "residual"])
 
 
 def layers(
@@ -122,16 +127,16 @@ def layers(
     """
     x, targets = labelled_rows("layers", loader)
     batches = list(x.split(_BATCH)) if x.ndim > 1 else [x[:, None]]
-    seen: dict[str, Kernel | nn.Module | Tensor] = {name: embeddings(model, batches, name) for name in names}
+    seen: dict[str, Candidate] = {name: embeddings(model, batches, name) for name in names}
     return compare(seen, x, targets, storage=storage, tolerance=tolerance, generator=generator)
 
 
 def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kernel, Tensor]:
-    if not isinstance(candidate, Tensor):
+    if not isinstance(candidate, Tensor | np.ndarray):
         return resolve(where, candidate, x)
-    checks.matrix(where, name, candidate)
-    checks.same_length(where, name, candidate, "x", x)
-    return ReLUGram(), checks.squarable(where, name, checks.floating(candidate.detach()).double())
+    seen = checks.matrix(where, name, rows(where, candidate, name))
+    checks.same_length(where, name, seen, "x", x)
+    return ReLUGram(), checks.squarable(where, name, seen.double())
 
 
 def _row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float]:

@@ -93,11 +93,12 @@ def backbone(name: str, num_classes: int, *, kervolution: str | None = None) -> 
         num_classes: outputs.
         kervolution: the kernel of a kervolution in the place of the first convolution; None for none.
     """
-    widths = {"VGG-16": 64, "Small VGG": 8, "DenseNet": 16, "Small DenseNet": 16}
+    widths = {"VGG-16": 64, "Small VGG": 8, "DenseNet": 16, "Small DenseNet": 16, "Small ResNet": 8}
     first = None if kervolution is None else _kervolution(kervolution, widths.get(name, 16))
-    if name.startswith("ResNet-"):
+    if name.startswith("ResNet-") or name == "Small ResNet":
         make = None if first is None else lambda *_: first
-        return CifarResNet(int(name.removeprefix("ResNet-")), num_classes, convolution=make)
+        depth = 8 if name == "Small ResNet" else int(name.removeprefix("ResNet-"))
+        return CifarResNet(depth, num_classes, convolution=make, width=widths.get(name, 16))
     if name == "LeNet-5":
         return LeNet5(num_classes)
     if name in ("VGG-16", "Small VGG"):

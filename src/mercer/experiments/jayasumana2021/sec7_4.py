@@ -1,0 +1,23 @@
+"""Section 7.4: one more fully-connected layer against the kernelised head."""
+
+from __future__ import annotations
+
+from ..cells import Cell
+from .trained import picture_cell
+from .trained import run_pictures as run
+
+__all__ = ["cells", "run"]
+
+_ROWS = {
+    "Softmax": "Softmax",
+    "Softmax, extra layer": "Extra layer",
+    "Ours": "Ours",
+}
+
+
+def cells(scale: str) -> list[Cell]:
+    """CIFAR-100 with ResNet-56 at paper scale, the named stand-in below."""
+    network, dataset = ("ResNet-56", "cifar100") if scale == "paper" else ("Small ResNet", "cifar10")
+    return [
+        picture_cell("sec7.4", scale, head, row=row, network=network, dataset=dataset) for row, head in _ROWS.items()
+    ]

@@ -1,0 +1,95 @@
+"""Every entry of jayasumana2021 runs at smoke scale, without a data folder."""
+
+import importlib
+
+import pytest
+import torch
+
+from mercer.experiments import entries
+from mercer.experiments.catalogue import entry
+from mercer.experiments.execution import execute
+from mercer.experiments.jayasumana2021 import table4, table5, table9
+from mercer.experiments.jayasumana2021.heads import HEADS, backbone, build
+from mercer.experiments.jayasumana2021.pictures import cifar, fit, squared_loss
+
+OURS = [e.id for e in entries() if e.paper == "jayasumana2021"]
+
+
+def test_all_sixteen_entries_are_built():
+    assert len(OURS) == 16
+    assert all(entry(name).built for name in OURS)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_cell_runs_at_smoke_scale(name, monkeypatch):
+    monkeypatch.delenv("MERCER_DATA", raising=False)
+    module = entry(name).load()
+    cells = module.cells("smoke")
+    results = [execute(cell, "smoke") for cell in cells]
+    assert [result.error or result.note for result in results if result.status != "done"] == []
+    if entry(name).kind == "check":
+        assert all(result.passed is not None for result in results)
+    elif name not in ("jayasumana2021/fig1", "jayasumana2021/table12"):
+        assert all(0 <= result.value <= 100 for result in results)
+    if hasattr(module, "draw"):
+        assert module.draw(results).axes
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_rows_and_columns_meet_the_published_ones(name, scale):
+    published = {(number.row, number.column) for number in entry(name).numbers}
+    cells = entry(name).load().cells(scale)
+    assert len({cell.key() for cell in cells}) == len(cells)
+    planned = {(cell.row, cell.column) for cell in cells}
+    if scale == "paper" and published:
+        assert published <= planned
+    stand_in = ("jayasumana2021/table9", "jayasumana2021/table4")
+    assert not published or published & planned or name in stand_in
+
+
+def test_margin_takes_the_undecided_and_k_center_spreads():
+    scores = torch.tensor([[5.0, 0.0], [0.1, 0.0], [0.0, 3.0], [0.0, 0.2]])
+    assert table5.margin(scores, 2).tolist() == [1, 3]
+    angles = torch.tensor([0.0, 0.01, 0.02, 1.5, 3.0])
+    places = torch.stack((angles.cos(), angles.sin()), 1)
+    chosen = table5.k_center(places, 3, torch.Generator().manual_seed(0)).tolist()
+    assert len(set(chosen)) == 3 and {3, 4} <= set(chosen)
+    everything = table5.k_center(torch.ones(4, 2), 4, torch.Generator().manual_seed(0))
+    assert sorted(everything.tolist()) == [0, 1, 2, 3]
+
+
+def test_f1_of_known_counts():
+    assert table4._f1(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])) == 0.5
+
+
+def test_heads_train_on_every_backbone():
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for network in ("Small ResNet", "LeNet-5", "Small VGG", "Small DenseNet"):
+        for head in HEADS if network == "Small ResNet" else ("Ours",):
+            assert build(network, head, 7)(x).shape == (4, 7)
+    with pytest.raises(ValueError, match="name must be one of"):
+        backbone("AlexNet", 10)
+
+
+def test_a_loss_that_turns_nan_stops_the_training():
+    x, y = torch.full((16, 3, 32, 32), float("nan")), torch.arange(16) % 10
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(FloatingPointError, match="loss became nan at step 0"):
+        fit(build("LeNet-5", "Softmax", 10), x, y, epochs=1, batch=8, generator=generator)
+
+
+def test_squared_loss_is_the_distance_to_one_hot():
+    scores = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    assert squared_loss(scores, torch.tensor([0, 1])).item() == pytest.approx(0.125)
+
+
+def test_the_published_teacher_classifies_cifar10(papers_data):
+    module = importlib.import_module("mercer.experiments.jayasumana2021.table2")
+    _, _, x, y = cifar("cifar10", 1, 200)
+    teacher = module._teacher("published ResNet-20", 10, x, y, {}, 0)
+    assert module.accuracy(teacher, x, y) > 85
+
+
+def test_superclasses_group_five_classes_each(papers_data):
+    assert table9._coarse_of_fine().bincount().tolist() == [5] * 20

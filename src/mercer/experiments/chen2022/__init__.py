@@ -1,0 +1,1 @@
+"""Efficient second-order optimization for neural networks with kernel machines (chen2022)."""

@@ -1,0 +1,27 @@
+"""Figure 3: validation accuracy by epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..cells import Cell, Outcome
+from ..results import Result
+from .curves import curve_cells, curve_outcome, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def cells(scale: str) -> list[Cell]:
+    """One curve for each data set and optimizer."""
+    return curve_cells("chen2022/fig3", scale)
+
+
+def run(cell: Cell) -> Outcome:
+    """The curve of the best try."""
+    return curve_outcome(cell, "accuracy")
+
+
+def draw(results: list[Result]) -> Figure:
+    """Validation accuracy by epoch."""
+    return panels(results, "accuracy", "validation accuracy, %")

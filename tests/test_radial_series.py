@@ -141,7 +141,7 @@ def test_certificates_of_series_with_negative_coefficients():
 
 
 def test_the_gegenbauer_class_is_larger_on_one_sphere():
-    """Schoenberg: non-negative Gegenbauer series of d = 3 are positive definite there, their powers are not all >= 0."""
+    """Schoenberg: a Gegenbauer series of d = 3 is positive definite there, though it has negative powers."""
     kernel = RadialSeries(2, basis="gegenbauer", dim=3)
     with torch.no_grad():
         kernel.alpha.copy_(torch.tensor([0.0, 0.0, 1.0]))

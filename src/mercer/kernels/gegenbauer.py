@@ -1,4 +1,4 @@
-r"""Gegenbauer polynomials scaled to 1 at t = 1: the functions of :math:`t = \langle u, v \rangle` that the sphere is made of.
+r"""Gegenbauer polynomials scaled to 1 at t = 1, of :math:`t = \langle u, v \rangle` between unit vectors.
 
 Schoenberg (1942): a radial kernel is positive definite on the sphere of :math:`R^d` exactly when its series in these
 polynomials has no negative coefficient. Positive definite in *every* dimension are only the series in powers of t.
@@ -17,7 +17,7 @@ __all__ = ["derivatives", "monomial_derivatives", "monomials", "recurrence"]
 def recurrence(order: int, dim: int) -> list[tuple[float, float]]:
     r"""Factors (a, b) of :math:`P_{m+1}(t) = a \, t P_m(t) - b P_{m-1}(t)` for m = 1 .. order - 1.
 
-    With :math:`\lambda = (d - 2) / 2`, :math:`a = 2 (m + \lambda) / (m + 2 \lambda)` and :math:`b = m / (m + 2 \lambda)`.
+    With :math:`\lambda = (d - 2) / 2`: :math:`a = 2 (m + \lambda) / (m + 2 \lambda)`, :math:`b = m / (m + 2 \lambda)`.
     d = 2 gives Chebyshev's polynomials, d = 3 Legendre's.
     """
     twice = float(dim - 2)

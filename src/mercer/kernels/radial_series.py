@@ -30,8 +30,8 @@ class Certificate:
 
     Args:
         positive_definite: the verdict; True from ``"eigenvalues"`` means that no counter-example was found.
-        proof: ``"monomials"`` (no negative power: every dimension), ``"gegenbauer"`` (Schoenberg, in this dimension, both
-            ways) or ``"eigenvalues"`` (a Gram matrix of random unit vectors).
+        proof: ``"monomials"`` (no negative power: every dimension), ``"gegenbauer"`` (Schoenberg, in this dimension,
+            both ways) or ``"eigenvalues"`` (a Gram matrix of random unit vectors).
         dim: the dimension d that the verdict is for; None for every one.
         least: the least coefficient, or the least eigenvalue over the largest.
     """
@@ -48,22 +48,23 @@ class RadialSeries(Kernel):
     .. math:: k(x, y) = \alpha_{-2} [t = \pm 1] + \alpha_{-1} ([t = 1] - [t = -1]) + \sum_{m=0}^{M} \alpha_m P_m(t)
 
     (jayasumana2021, Eq. 6-7.) With :math:`P_m(t) = t^m` and no negative :math:`\alpha_m` these are, as M grows, the
-    kernels that are positive definite on the sphere of *every* dimension. On the sphere of one :math:`R^d` there are more:
-    the series in the Gegenbauer polynomials of d, each scaled to :math:`P_m(1) = 1` (Schoenberg, 1942).
+    kernels that are positive definite on the sphere of *every* dimension. On the sphere of one :math:`R^d` there are
+    more: the series in the Gegenbauer polynomials of d, each scaled to :math:`P_m(1) = 1` (Schoenberg, 1942).
 
-    Rows are put on the sphere first; a row of zeros keeps the constant term only. Half precision is computed in float32.
+    Rows are put on the sphere first; a row of zeros keeps the constant term only. Half precision is computed in
+    float32.
 
     Args:
         order: M.
         basis: ``"monomial"`` or ``"gegenbauer"``.
-        positivity: How the parameter :math:`\alpha'` becomes :math:`\alpha \ge 0`. ``"none"`` leaves the class of kernels;
-            ask :meth:`certificate`. ``"sigmoid"`` and ``"softmax"`` bound k(1), so that a classifier needs a
+        positivity: How the parameter :math:`\alpha'` becomes :math:`\alpha \ge 0`. ``"none"`` leaves the class of
+            kernels; ask :meth:`certificate`. ``"sigmoid"`` and ``"softmax"`` bound k(1), so that a classifier needs a
             temperature: 0.1 and 0.005 in the paper (Appendix D.5).
-        init: ``"unit"`` starts at :math:`\alpha_m \propto 1 / (m + 1)` with a moderate k(1) (4 where it is unbounded, else
-            1): slopes stay small, so that a narrow network survives its first steps. ``"ones"`` is the paper's
+        init: ``"unit"`` starts at :math:`\alpha_m \propto 1 / (m + 1)` with a moderate k(1) (4 where it is unbounded,
+            else 1): slopes stay small, so that a narrow network survives its first steps. ``"ones"`` is the paper's
             :math:`\alpha = 1`, with slope M (M + 1) / 2 at t = 1.
         indicators: ``"off"``; ``"exact"``, where t counts as 1 within 16 units in the last place and the gradient with
-            respect to t is 0; or ``"limit"``, the powers 4 M and 4 M + 1 in their place (made even and odd), which have one.
+            respect to t is 0; or ``"limit"``, the powers 4 M and 4 M + 1 in their place, which have one.
         dim: d, for ``"gegenbauer"``; :class:`mercer.nn.KernelClassifier` fills it in.
     """
 

@@ -107,7 +107,8 @@ class _SphereSeries(torch.autograd.Function):
 
 def _plain_backward(ctx: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
     wanted = [i for i in range(3) if ctx.needs_input_grad[i]]
-    value = _plain(*inputs, ctx.factors)
+    x, y, a = inputs
+    value = _plain(x, y, a, ctx.factors)
     found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=True, materialize_grads=True)
     grads: list[Tensor | None] = [None] * 5
     for i, each in zip(wanted, found, strict=True):
@@ -176,8 +177,11 @@ def _steps(buffer: Tensor, factors: Factors) -> list[Callable[[], object]]:
     """What fills rows 2, 3, ... of the buffer from row 1; the views are made once, not for every block."""
     order = len(buffer) - 1
     if factors is not None:
-        rows = buffer.unbind()
-        return [partial(_next_polynomial, rows[1], *rows[m - 1 : m + 2], *factors[m - 1]) for m in range(1, order)]
+        t = buffer[1]
+        return [
+            partial(_next_polynomial, t, buffer[m - 1], buffer[m], buffer[m + 1], *factors[m - 1])
+            for m in range(1, order)
+        ]
     steps: list[Callable[[], object]] = []
     done = 1
     while done < order:  # rows 1..k times row k are rows k+1..2k

@@ -29,7 +29,7 @@ class KernelClassifier(Savable, nn.Module):
 
     .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + b_j
 
-    With one prototype a class and no bias this is jayasumana2021, Eq. 3-5; the sum over prototypes p and the bias are ours.
+    With one prototype a class and no bias this is jayasumana2021, Eq. 3-5; prototypes p and bias are ours.
     It takes ``(..., in_features)`` and gives ``(..., num_classes)`` as ``nn.Linear`` does; half precision, autocast
     too, is computed and returned in float32, and a float64 embedding in float64.
 
@@ -208,15 +208,15 @@ class KernelClassifier(Savable, nn.Module):
 
 
 def _checked_labels(where: str, labels: Any, z: Tensor, classes: int) -> Tensor:
-    labels = torch.as_tensor(labels, device=z.device)
+    labels = torch.as_tensor(labels).to(z.device)
     if labels.ndim != 1:
         fix = "Use labels.ravel() for a column."
         raise ValueError(checks.sentence(where, "labels must have shape (n,)", tuple(labels.shape), fix))
     checks.same_length(where, "embeddings", z, "labels", labels)
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(checks.sentence(where, "labels must be whole numbers", labels.dtype))
-    labels = labels.long()
-    least, most = int(labels.min()), int(labels.max())
+    whole: Tensor = labels.long()
+    least, most = int(whole.min()), int(whole.max())
     if least < 0 or most >= classes:
         raise ValueError(checks.sentence(where, f"labels must be in 0..{classes - 1}", f"{least}..{most}"))
-    return labels
+    return whole

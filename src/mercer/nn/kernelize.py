@@ -38,11 +38,11 @@ def kernelize(
 
     Args:
         model: A classifier of torch, timm or transformers, or your own.
-        layer: The name, in ``model.named_modules()``, of the ``nn.Linear`` to swap; None to find it: the one that timm's
-            ``get_classifier()`` gives, else the last of the model.
-        head: ``head(in_features, num_classes)`` makes the new one; None for ``KernelClassifier(in_features, num_classes)``.
-        rectify: Leave the ReLU on the embedding. By default one that stands as a module of its own right before the head
-            is taken off, for the whole sphere to be used (jayasumana2021, Appendix D.4).
+        layer: The name, in ``model.named_modules()``, of the ``nn.Linear`` to swap; None to find it: the one that
+            timm's ``get_classifier()`` gives, else the last of the model.
+        head: ``head(in_features, num_classes)`` makes the new one; None for ``KernelClassifier``.
+        rectify: Leave the ReLU on the embedding. By default one that stands as a module of its own right before the
+            head is taken off, for the whole sphere to be used (jayasumana2021, Appendix D.4).
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     >>> kernelize(model)[2].weight.shape

@@ -27,8 +27,8 @@ _RELU_FUNCTIONS = {F.relu, torch.relu, F.relu_}
 def take_relu_off(model: nn.Module, head: str) -> str:
     """Replace the ReLU module on the embedding by an identity where it is safe; says what happened.
 
-    Safe is a ReLU that is a module of its own and is called once in a pass. A functional one, or one module that a block
-    calls twice, stays: taking it off would need the model's source.
+    Safe is a ReLU that is a module of its own and is called once in a pass. A functional one, or one module that a
+    block calls twice, stays: taking it off would need the model's source.
     """
     found = _before_in_sequential(model, head)
     if found is None:

@@ -18,7 +18,7 @@ _SMALLEST = 1e-12
 
 
 class CosineClassifier(Savable, nn.Module):
-    r"""Logits :math:`s \, \langle w_j, z \rangle / (\|w_j\| \|z\|)`: the linear kernel alone, with a learned coefficient.
+    r"""Logits :math:`s \, \langle w_j, z \rangle / (\|w_j\| \|z\|)`: the linear kernel with a learned coefficient.
 
     LIN of jayasumana2021 (Section 6.2); 1 / s is the temperature of its Table 7.
 

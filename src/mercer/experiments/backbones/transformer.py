@@ -9,7 +9,7 @@ __all__ = ["SmallTransformer"]
 
 
 class SmallTransformer(nn.Module):
-    """Token and place embeddings, encoder layers, the first token's state through a dense layer and tanh, a linear head.
+    """Token and place embeddings, encoder layers, the first token's state through tanh, a linear head.
 
     Args:
         vocabulary: number of tokens; 0 pads, 1 stands first.

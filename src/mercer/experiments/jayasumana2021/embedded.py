@@ -49,7 +49,7 @@ def fit_head(
         for rows in torch.randperm(len(z), generator=generator).split(batch):
             optimizer.zero_grad()
             loss = F.cross_entropy(head(scaled[rows]), y[rows])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
         if not math.isfinite(loss.item()):

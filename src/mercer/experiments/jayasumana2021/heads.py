@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from ... import checks
@@ -114,13 +113,7 @@ def build(
 ) -> nn.Module:
     """Backbone and head as the paper joins them: the ReLU off the embedding for every head (Appendix A)."""
     model = backbone(network, num_classes, kervolution=kervolution if head == "KERVO" else None)
-    return kernelize(model, head=partial(_fresh, head), rectify=rectify)
-
-
-def _fresh(name: str, in_features: int, num_classes: int) -> nn.Module:
-    head = make_head(name, in_features, num_classes)
-    torch.nn.init.zeros_(head.bias) if isinstance(getattr(head, "bias", None), Tensor) else None
-    return head
+    return kernelize(model, head=partial(make_head, head), rectify=rectify)
 
 
 def _kervolution(kernel: str, channels: int) -> nn.Module:

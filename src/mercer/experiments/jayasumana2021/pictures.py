@@ -61,7 +61,7 @@ def fit(
     optimizer = torch.optim.SGD(_groups(model), lr, momentum=0.9, weight_decay=_WEIGHT_DECAY)
     per_epoch = max(1, len(x) // batch)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(epochs * per_epoch))
-    model.to(memory_format=torch.channels_last).train()
+    model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     losses = []
     for _ in range(epochs):
         total = 0.0
@@ -72,7 +72,7 @@ def fit(
             if not math.isfinite(value.item()):
                 raise FloatingPointError(f"loss became {value.item()} at step {scheduler.last_epoch}")
             optimizer.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             optimizer.step()
             scheduler.step()
             total += value.item()

@@ -43,7 +43,7 @@ def fit_on_sphere(name: str, drawn: Sphere, settings: Mapping[str, Any], seed: i
         for rows in torch.randperm(len(x), generator=generator).split(batch):
             optimizer.zero_grad()
             loss = F.cross_entropy(head(x[rows]), y[rows])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
         if not math.isfinite(loss.item()):

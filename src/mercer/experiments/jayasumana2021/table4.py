@@ -79,9 +79,9 @@ def _f1(predicted: Tensor, truth: Tensor) -> float:
 def _from_scratch(head: str, s: Any, seed: int) -> tuple[Tensor, Tensor]:
     torch.manual_seed(seed)
     (ids, y), (new, truth) = synthetic_sentences(s["rows"], seed), synthetic_sentences(s["rows"], seed + 1)
-    model = SmallTransformer(32, 2, width=16, layers=1)
+    fresh = SmallTransformer(32, 2, width=16, layers=1)
     generator = torch.Generator().manual_seed(seed)
-    model = fine_tune(model, head, ids, y, collate=torch.stack, epochs=s["epochs"], generator=generator, lr=1e-2)
+    model = fine_tune(fresh, head, ids, y, collate=torch.stack, epochs=s["epochs"], generator=generator, lr=1e-2)
     with torch.no_grad():
         return model.eval()(new).argmax(1), truth
 

@@ -42,8 +42,8 @@ def run(cell: Cell) -> Outcome:
     """Select in one shot without labels, train afresh on the selection, score on the test part."""
     s = cell.settings
     x, y, x_test, y_test = pictures_of(s, cell.seed)
-    scores, places = _seed_model(s["network"], s["set"], s["rows"], s["test_rows"], s["classes"], s["epochs"], s["batch"],
-                                 s["lr"], cell.seed)  # fmt: skip
+    names = ("network", "set", "rows", "test_rows", "classes", "epochs", "batch", "lr")
+    scores, places = _seed_model(*(s[name] for name in names), seed=cell.seed)
     count = round(len(x) * s["budget"] / 100)
     generator = torch.Generator().manual_seed(cell.seed)
     if s["selection"] == "random":

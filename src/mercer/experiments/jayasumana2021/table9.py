@@ -1,7 +1,7 @@
 """Table 9: transfer of a trained backbone to other classes (Appendix D.2).
 
-The paper fine-tunes an ImageNet ResNet-50 on pets and cars, which are not in the data folder. Below paper scale a ResNet-20
-trained on CIFAR-10 stands in, frozen, with CIFAR-100's twenty superclasses and hundred classes.
+The paper fine-tunes an ImageNet ResNet-50 on pets and cars, which are not in the data folder. Below paper scale a
+ResNet-20 trained on CIFAR-10 stands in, frozen, with CIFAR-100's twenty superclasses and hundred classes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def cells(scale: str) -> list[Cell]:
     return [
         Cell(
             "jayasumana2021/table9", row=row, column=head, data=() if smoke else ("cifar100_subset",),
-            seeds=1 if smoke else 3, settings={"labels": "synthetic" if smoke else labels, "epochs": 2 if smoke else 30},
+            seeds=1 if smoke else 3,
+            settings={"labels": "synthetic" if smoke else labels, "epochs": 2 if smoke else 30},
         )
         for row, labels in _STAND_INS.items()
         for head in FROZEN_HEADS

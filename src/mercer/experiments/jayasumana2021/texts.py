@@ -35,10 +35,10 @@ def embedded_texts(name: str, rows: int, test_rows: int) -> tuple[Tensor, Tensor
 def fine_tune(
     model: nn.Module,
     head: str,
-    inputs: Sequence[Any],
+    inputs: Any,
     y: Tensor,
     *,
-    collate: Callable[[Sequence[Any]], Any],
+    collate: Callable[[list[Any]], Any],
     epochs: int,
     generator: torch.Generator,
     lr: float = 1e-4,
@@ -60,7 +60,7 @@ def fine_tune(
             loss = F.cross_entropy(logits, y[rows])
             if not math.isfinite(loss.item()):
                 raise FloatingPointError(f"loss became {loss.item()}")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +31,14 @@ def distill(
         x: Rows.
         targets: :math:`\psi` at the rows, of the network's output shape.
         weights: w ``(k,)``.
-        plan: Settings; ``deflation`` has no part here.
+        plan: Settings; the step size rises for a tenth of the steps and falls along a cosine.
         generator: Draws the minibatches.
     """
     optimizer = torch.optim.AdamW(network.parameters(), lr=plan.lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.lr, total_steps=max(plan.steps, 2), pct_start=0.1)
+    warm = max(1, plan.steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm, 0.01 + 0.5 + 0.5 * math.cos(math.pi * step / max(1, plan.steps)))
+    )
     dtype = next(network.parameters()).dtype
     targets, weights = targets.to(dtype), (weights / weights.sum()).to(dtype)
     size = min(plan.batch_size, len(x))

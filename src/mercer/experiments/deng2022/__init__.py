@@ -1,0 +1,1 @@
+"""Entries of deng2022: NeuralEF, deconstructing kernels by deep neural networks."""

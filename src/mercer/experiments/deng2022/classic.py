@@ -1,0 +1,125 @@
+"""Eigenfunctions of classic kernels in one dimension: NeuralEF to the letter, ours beyond it, Nystrom, SpIN."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ... import figures
+from ...features import NeuralEigenfunctions, Nystrom, SpectralInference
+from ...kernels import RBF, Kernel, Polynomial
+from ..cells import Cell, Outcome
+from ..results import Result
+from .measures import cosines, reference, seeded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENTRY = "deng2022/classic"
+KERNELS: dict[str, tuple[Kernel, float, int]] = {  # kernel, reach of the uniform density, functions
+    "RBF": (RBF(0.5), 2.0, 10),
+    "polynomial": (Polynomial(4, 1.0, 1.5), 1.0, 5),
+}
+METHODS = ("NeuralEF", "NeuralEF, then Ritz", "landmarks", "Nystrom", "SpIN")
+SIZES = {"smoke": (64,), "small": (64, 512), "paper": (64, 512, 8192)}
+STEPS = {"smoke": 10, "small": 2000, "paper": 2000}
+SPIN_STEPS = {"smoke": 3, "small": 400, "paper": 2000}
+_DRAWN = 5
+
+
+def cells(scale: str) -> list[Cell]:
+    """Every method on every kernel and size."""
+    return [
+        Cell(
+            ENTRY,
+            row=method,
+            column=f"{kernel}, N = {n}",
+            seeds=1 if scale != "paper" else 3,
+            settings={
+                "kernel": kernel,
+                "method": method,
+                "n": n,
+                "k": KERNELS[kernel][2],
+                "steps": SPIN_STEPS[scale] if method == "SpIN" else STEPS[scale],
+            },
+        )
+        for n in SIZES[scale]
+        for kernel in KERNELS
+        for method in METHODS
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """Mean |cos| with the true eigenfunctions on a grid, how many exceed 0.99, and the first five drawn."""
+    kernel, reach, k = KERNELS[cell.settings["kernel"]]
+    x = (2 * torch.rand(cell.settings["n"], 1, generator=seeded(cell.seed), dtype=torch.float64) - 1) * reach
+    grid = torch.linspace(-reach, reach, 201, dtype=torch.float64)[:, None]
+    values, true = reference(kernel, reach, grid, k)
+    found, eigenvalues = _solve(cell, kernel, x, grid)
+    agreement = cosines(found, true)
+    signs = (found * true).sum(0).sign()
+    curves = {"true": true, "found": found * signs}
+    return Outcome(
+        value=float(agreement.mean()),
+        values={
+            "functions with |cos| > 0.99": float((agreement > 0.99).sum()),
+            "worst relative error of an eigenvalue": float(((eigenvalues - values) / values).abs().max()),
+        },
+        curves={
+            f"{name} {j + 1}": {"x": grid[:, 0].tolist(), "y": functions[:, j].tolist()}
+            for name, functions in curves.items()
+            for j in range(min(k, _DRAWN))
+        },
+    )
+
+
+def _solve(cell: Cell, kernel: Kernel, x: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:  # -> (g, k), (k,)
+    method, k, steps = cell.settings["method"], cell.settings["k"], cell.settings["steps"]
+    generator = seeded(cell.seed + 1)
+    f: NeuralEigenfunctions | Nystrom | SpectralInference
+    if method == "Nystrom":
+        f = Nystrom(kernel, k, generator=generator)
+    elif method == "SpIN":
+        f = SpectralInference(kernel, k, steps=steps, generator=generator)
+    elif method == "landmarks":
+        f = NeuralEigenfunctions(kernel, k, method="landmarks", generator=generator)
+    else:
+        ritz = method != "NeuralEF"
+        steps = max(1, steps // 10) if ritz else steps  # hidden features need no convergence
+        f = NeuralEigenfunctions(kernel, k, method="neuralef", ritz=ritz, steps=steps, generator=generator)
+    f.fit(x)
+    return f.eigenfunctions(grid), f.eigenvalues.double()
+
+
+def draw(results: list[Result]) -> Figure:
+    """The first functions of each method over the true ones, for the largest sample."""
+    columns = _largest([result.column for result in results])
+    rows = [method for method in METHODS if any(result.row == method for result in results)]
+    figure, axes = figures.canvas(len(rows), len(columns), width=4.6 * len(columns), height=1.9 * len(rows))
+    flat = list(axes)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            ax = flat[i * len(columns) + j]
+            chosen = [r for r in results if r.row == row and r.column == column and r.seed == 0]
+            for result in chosen:
+                for number in range(1, _DRAWN + 1):
+                    if f"true {number}" not in result.curves:
+                        continue
+                    true, found = result.curves[f"true {number}"], result.curves[f"found {number}"]
+                    ax.plot(true["x"], true["y"], color=figures.LIGHT.line, linewidth=4)
+                    ax.plot(found["x"], found["y"], color=figures.LIGHT.series[number - 1], linewidth=1.2)
+                ax.set_title(f"{row}: {column}, mean |cos| {result.value:.3f}", fontsize=9)
+                limit = max(max(map(abs, curve["y"])) for name, curve in result.curves.items() if "true" in name)
+                ax.set_ylim(-1.3 * limit, 1.3 * limit)
+    return figure
+
+
+def _largest(columns: list[str]) -> list[str]:
+    best: dict[str, str] = {}
+    for column in columns:
+        kernel, n = column.split(", N = ")
+        if kernel not in best or int(n) > int(best[kernel].split(", N = ")[1]):
+            best[kernel] = column
+    return list(best.values())

@@ -1,0 +1,91 @@
+"""How many random features, each a forward pass, reach the error of k = 10 learned eigenfunctions?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ... import figures
+from ...data import load
+from ...features import NeuralEigenfunctions
+from ...kernels import MonteCarloNNGP
+from ..cells import Cell, Outcome
+from ..results import Result
+from .measures import best_rank, relative_error, seeded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENTRY = "deng2022/cost"
+K = 10
+SIZES = {"smoke": (60, 40, 64, 20), "small": (1000, 400, 1024, 1000), "paper": (1400, 397, 4096, 5000)}
+
+
+def cells(scale: str) -> list[Cell]:
+    """The kernel of a random two-layer network on digits."""
+    train, test, samples, steps = SIZES[scale]
+    settings = {"train": train, "test": test, "samples": samples, "steps": steps, "k": K}
+    return [
+        Cell(
+            ENTRY,
+            row="digits, two-layer network",
+            column="passes",
+            seeds=3 if scale != "smoke" else 1,
+            settings=settings,
+        )
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """The least power of two of random features that is as good on new rows; the claim holds where it exceeds k."""
+    settings = cell.settings
+    data = load("digits", rows=(settings["train"], settings["test"]), seed=cell.seed)
+    x, test = data.x_train.flatten(1), data.x_test.flatten(1)
+    most = settings["samples"]
+    kernel = MonteCarloNNGP(_network, most, generator=seeded(cell.seed))
+    f = NeuralEigenfunctions(kernel, K, steps=settings["steps"], generator=seeded(cell.seed)).fit(x)
+    with torch.no_grad():
+        features = kernel.features(test)[:, 0] * most**0.5  # (n, S), a network a column
+        gram = features @ features.mT / most
+        ours = relative_error(f.kernel(test), gram)
+        fresh = MonteCarloNNGP(_network, most, generator=seeded(cell.seed + 100)).features(test)[:, 0] * most**0.5
+        sizes = [2**power for power in range(1, most.bit_length())]
+        errors = [relative_error(fresh[:, :s] @ fresh[:, :s].mT / s, gram) for s in sizes]
+    needed = next((s for s, error in zip(sizes, errors, strict=True) if error <= ours), 2 * most)
+    count = f"more than {most}" if needed > most else str(needed)
+    return Outcome(
+        value=float(needed),
+        values={
+            "our error": ours,
+            "best of rank 10": best_rank(gram, K),
+            "random features, S = 8": errors[min(2, len(errors) - 1)],
+        },
+        curves={
+            "random features": {"x": [float(s) for s in sizes], "y": errors},
+            "ours, k = 10": {"x": [float(K)], "y": [ours]},
+        },
+        passed=needed > K,
+        note=f"{count} random features for the error of {K} functions; one distilled network gives these in one pass",
+    )
+
+
+def _network() -> nn.Module:
+    network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=(2.0 / layer.in_features) ** 0.5)
+            nn.init.zeros_(layer.bias)
+    return network
+
+
+def draw(results: list[Result]) -> Figure:
+    """Kernel error against forward passes."""
+    curves = {name: curve for result in results if result.seed == 0 for name, curve in result.curves.items()}
+    figure = figures.lines(
+        curves, x_label="forward passes", y_label="relative error of the kernel", x_log=True, y_log=True
+    )
+    point = curves["ours, k = 10"]
+    figure.axes[0].scatter(point["x"], point["y"], color=figures.LIGHT.series[1], zorder=3)
+    return figure

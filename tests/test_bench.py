@@ -1,7 +1,6 @@
 """The bench: contenders in turns, ratios, goals, absent peers, peak memory of torch's own buffers."""
 
 import importlib
-import json
 import sys
 import textwrap
 import time
@@ -51,15 +50,17 @@ SAMPLE = """
 """
 
 
-@pytest.fixture
-def sample(tmp_path, monkeypatch):
-    (tmp_path / "bench_sample.py").write_text(textwrap.dedent(SAMPLE))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield importlib.import_module("bench_sample")
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "bench_sample.py").write_text(textwrap.dedent(SAMPLE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield importlib.import_module("bench_sample")
     sys.modules.pop("bench_sample", None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def lines(sample):
     return {line.who: line for line in run_case(sample.CASES[0], "bench_sample", repeats=3, threads=1, memory=False)}
 
@@ -147,13 +148,6 @@ def test_peak_memory_sees_torch_buffers(sample):
 
 def test_peak_memory_of_a_failing_child_is_none(sample):
     assert peak_mib("bench_sample", "sum of 1000", "refuses", threads=1) is None
-
-
-def test_json_lines_are_strict_json(lines):
-    text = bench.json_lines([lines["mercer"], bench.Line("a", "c", "w", "measured", accuracy=float("nan"))])
-    first, second = (json.loads(line, parse_constant=pytest.fail) for line in text.splitlines())
-    assert first["who"] == "mercer" and first["case"] == "sum of 1000"
-    assert second["accuracy"] == "nan"
 
 
 def test_threads_are_set_and_given_back():

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import mercer.experiments
+from mercer.bench import Line
 from mercer.cli import main, progress
 from mercer.experiments import catalogue, read_results, read_run
 
@@ -298,3 +299,26 @@ def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
     assert second.returncode == 1
     assert "must be used by one run at a time; got a second run." in second.stderr
     assert len(read_results(tmp_path / "run")) == 4
+
+
+def test_bench_shows_costs_scores_and_goals_within_100_columns(monkeypatch):
+    shared = {"area": "maps", "case": "Nystrom", "accuracy_name": "error", "repeats": 5}
+    lines = [
+        Line(who="mercer", state="measured", cpu=0.5, wall=0.6, memory=12.0, accuracy=0.1, goals={"memory": 10.0},
+             met={"memory": False}, **shared),
+        Line(who="peer", state="measured", cpu=1.0, wall=1.5, memory=36.0, accuracy=0.2, ratios={"cpu": 2.0},
+             goals={"cpu": 1.5, "memory": 4.0}, met={"cpu": True}, **shared),
+        Line(who="other", state="absent", why="no module named other, " * 9, **shared),
+    ]  # fmt: skip
+    monkeypatch.setattr("mercer.bench.run", lambda *_, **__: lines)
+    text = CliRunner().invoke(main, ["bench"]).stdout
+    assert "peer 1 1.5 2 x 36 0.2 goal:" in " ".join(text.split())
+    assert "goal: memory at most 10 MiB; got 12 MiB: not met\n" in text
+    assert "goal: cpu ratio at least 1.5 x; got 2 x: met\n" in text
+    assert "goal: memory ratio at least 4 x: not measured\n" in text
+    assert "other: absent\n" in text
+    assert text.endswith("1 of 3 goals met, 1 not met, 1 not measured\n")
+    assert max(map(len, text.splitlines())) <= 100
+    document = json.loads(CliRunner().invoke(main, ["bench", "--json"]).stdout)
+    assert [line["who"] for line in document] == ["mercer", "peer", "other"]
+    assert document[1]["ratios"] == {"cpu": 2.0} and document[0]["met"] == {"memory": False}

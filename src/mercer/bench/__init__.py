@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .compare import Line, area_names, json_lines, run
+from .compare import Line, area_names, run
 from .timing import Case, Peer
 
-__all__ = ["Case", "Line", "Peer", "area_names", "json_lines", "run"]
+__all__ = ["Case", "Line", "Peer", "area_names", "run"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import math
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import checks
@@ -16,7 +15,7 @@ from ..data import MissingData
 from .memory import peak_mib
 from .timing import OURS, Case, Contender, Sample, threads_set, time_in_turns
 
-__all__ = ["Line", "area_names", "json_lines", "run", "run_case"]
+__all__ = ["Line", "area_names", "run", "run_case"]
 
 _log = logging.getLogger("mercer")
 _MACHINERY = {"compare", "memory", "timing"}
@@ -127,11 +126,6 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
     ]
 
 
-def json_lines(lines: Iterable[Line]) -> str:
-    """One JSON object a line, no NaN and no infinity."""
-    return "".join(json.dumps(_plain(asdict(line)), allow_nan=False) + "\n" for line in lines)
-
-
 @dataclass(frozen=True)
 class _Measured:
     area: str
@@ -214,11 +208,3 @@ def _score(case: Case, data: Any, sample: Sample) -> float | None:
 def _peaks(case: Case, module: str, samples: Mapping[str, Sample], threads: int) -> dict[str, float | None]:
     names = [name for name, sample in samples.items() if not sample.why]
     return {name: peak_mib(module, case.name, name, threads=threads) for name in names}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
+import textwrap
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +14,11 @@ import click
 if TYPE_CHECKING:
     from mercer.bench import Line
 
-COLUMNS = ("case", "who", "CPU s", "wall s", "MiB", "accuracy", "CPU ratio", "goal")
+COLUMNS = {"CPU s": 9, "wall s": 9, "CPU ratio": 11, "peak MiB": 10, "accuracy": 10}
+_NAME = 24
+_WIDTH = 98  # a line of the page fits a terminal of 100
+_INDENT = " " * 4
+_UNITS = {"cpu": " s", "wall": " s", "memory": " MiB"}
 
 
 @click.command()
@@ -32,34 +38,69 @@ def bench(areas: tuple[str, ...], repeats: int, threads: int, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
     else:
-        _table(lines)
+        for text in _page(lines):
+            click.echo(text)
 
 
 def _progress(line: Line) -> None:
     click.echo(f"{line.area}: {line.case}, {line.who}: {line.state}", err=True)
 
 
-def _table(lines: list[Line]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _page(lines: list[Line]) -> Iterator[str]:
+    """Blocks of one case, contenders below each other, goals below the numbers that decide them."""
+    for area, found in groupby(lines, key=lambda line: line.area):
+        yield click.style(f"{area:<{_NAME}}", bold=True) + "".join(f"{name:>{w}}" for name, w in COLUMNS.items())
+        for _, contenders in groupby(found, key=lambda line: line.case):
+            block = list(contenders)
+            yield from _title(block[0])
+            for line in block:
+                yield from _contender(line)
+        yield ""
+    kept = [met for line in lines for met in line.met.values()]
+    asked = sum(len(line.goals) for line in lines)
+    yield f"{sum(kept)} of {asked} goals met, {kept.count(False)} not met, {asked - len(kept)} not measured"
 
-    for area in dict.fromkeys(line.area for line in lines):
-        table = Table(title=area, title_justify="left", show_edge=False)
-        for name in COLUMNS:
-            table.add_column(name, justify="left" if name in ("case", "who", "goal") else "right")
-        for line in (line for line in lines if line.area == area):
-            table.add_row(*_cells(line))
-        # A pipe has no width of its own: give it enough that no cell is cut.
-        Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+def _title(ours: Line) -> Iterator[str]:
+    yield click.style(ours.case, underline=True)
+    score = f"accuracy: {ours.accuracy_name}, {ours.better} is better; " if ours.accuracy_name else ""
+    if ours.repeats:
+        yield click.style(f"  {score}rounds: {ours.repeats}; threads: {ours.threads}", dim=True)
 
 
-def _cells(line: Line) -> list[str]:
+def _contender(line: Line) -> Iterator[str]:
+    name = f"  {line.who} {line.version}".rstrip()
     if line.state != "measured":
-        return [line.case, line.who, line.state, "", "", "", "", line.why]
-    numbers = (line.cpu, line.wall, line.memory, line.accuracy, line.ratios.get("cpu"))
-    goals = [f"{name} {goal:g}: {'met' if line.met.get(name) else 'not met'}" for name, goal in line.goals.items()]
-    return [line.case, f"{line.who} {line.version}".strip(), *map(_number, numbers), "; ".join(goals)]
+        yield f"{name}: {line.state}"
+        yield from _why(line)
+        return
+    ratio = line.ratios.get("cpu")
+    cells = [_number(line.cpu), _number(line.wall), "" if ratio is None else f"{_number(ratio)} x"]
+    cells += [_number(line.memory), _number(line.accuracy)]
+    yield f"{name:<{_NAME}}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, COLUMNS.values(), strict=True)).rstrip()
+    for measure, goal in line.goals.items():
+        yield _INDENT + _goal(line, measure, goal)
+    yield from _why(line)
+
+
+def _why(line: Line) -> list[str]:
+    return textwrap.wrap(line.why, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+
+
+def _goal(line: Line, measure: str, goal: float) -> str:
+    """``goal: cpu ratio at least 20 x; got 51.3 x: met``."""
+    word = {True: "met", False: "not met", None: "not measured"}[line.met.get(measure)]
+    style = click.style(word, fg={"met": "green", "not met": "red"}.get(word))
+    peer = line.who != "mercer"
+    got = line.ratios.get(measure) if peer else getattr(line, measure)
+    unit = " x" if peer else _UNITS.get(measure, "")
+    reach = "at least" if peer or (measure == "accuracy" and line.better == "higher") else "at most"
+    what = f"{measure} ratio" if peer else measure
+    reached = "" if got is None else f"; got {_number(got)}{unit}"
+    return f"goal: {what} {reach} {_number(goal)}{unit}{reached}: {style}"
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

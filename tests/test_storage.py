@@ -115,6 +115,7 @@ def run(code: str, *args: object) -> subprocess.Popen:
     setup = f"import sys\nsys.path.insert(0, {here!r})\nimport test_storage\nmade = test_storage.install()\n"
     return subprocess.Popen(
         [sys.executable, "-c", setup + textwrap.dedent(code), *map(str, args)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -441,19 +442,25 @@ def test_a_file_where_the_folder_should_be(made, tmp_path):
 def test_kill_9_during_save_leaves_a_version_that_loads(made, tmp_path):
     mercer.save(made.Estimator(c=torch.full((1000,), -1.0)), tmp_path)
     code = """
-        import itertools, sys, mercer, torch
-        print("ready", flush=True)
-        for i in itertools.count():
-            mercer.save(made.Estimator(c=torch.full((1000,), float(i))), sys.argv[1])
+        import itertools, os, sys, mercer, torch
+        for _ in sys.stdin:  # a writer for each line: forked, for the import of torch takes seconds
+            if (writer := os.fork()) == 0:
+                print(os.getpid(), flush=True)
+                for i in itertools.count():
+                    mercer.save(made.Estimator(c=torch.full((1000,), float(i))), sys.argv[1])
+            print(os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]), flush=True)
     """
-    for pause in (0.005, 0.02, 0.05):
-        process = run(code, tmp_path)
-        assert process.stdout.readline() == "ready\n"
+    process = run(code, tmp_path)
+    for pause in (0.002, 0.005, 0.01, 0.02, 0.05):
+        process.stdin.write("\n")
+        process.stdin.flush()
+        writer = int(process.stdout.readline())
         time.sleep(pause)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        os.kill(writer, signal.SIGKILL)
+        assert int(process.stdout.readline()) == -signal.SIGKILL  # it was still writing
         value = mercer.load(tmp_path).c
         assert value.min() == value.max()
+    process.communicate(timeout=60)
     mercer.save(made.Estimator(c=torch.zeros(1)), tmp_path)
     assert not list(tmp_path.glob(".mercer*")) and len(list(tmp_path.glob("tensors-*"))) == 2
 

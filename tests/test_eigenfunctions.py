@@ -280,6 +280,22 @@ def test_matrix_valued_kernels_have_functions_with_outputs(method):
     torch.testing.assert_close(f.eigenvalues[:2].double(), values[:2] / 60, rtol=2e-2, atol=0)
 
 
+def test_factorised_strategy_is_exact_where_the_kernel_factorises():
+    x = torch.randn(50, 3, generator=seeded())
+    kernel = EmpiricalNTK(nn.Linear(3, 2), outputs="full")  # (1 + <x, y>) I: it does
+    make = lambda: NeuralEigenfunctions(kernel, 6, strategy="factorized", steps=400, generator=seeded())  # noqa: E731
+    f = make().fit(x)
+    assert f.eigenfunctions(x).shape == (50, 2, 6)
+    whole = kernel(x).transpose(1, 2).reshape(100, 100).double()
+    values = torch.linalg.eigvalsh(whole).flip(0) / 50
+    torch.testing.assert_close(f.eigenvalues, values[:6], rtol=2e-2, atol=0)
+    best = float(values[6:].norm() / values.norm())
+    assert float((f.kernel(x) - kernel(x)).norm() / kernel(x).norm()) < best + 0.05
+    fresh = make()
+    fresh.load_state_dict(f.state_dict())
+    torch.testing.assert_close(fresh(x), f(x))
+
+
 def test_a_network_of_the_users_own_is_trained_and_its_hidden_layer_used():
     x = uniform(150)
     network = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 3)).double()

@@ -16,12 +16,14 @@ from ..linalg import blockwise
 from ..modules import capture, last_linear
 from .base import FeatureMap
 from .distillation import distill
+from .factorization import output_matrix, top_products, traced
 from .l2_batch_norm import L2BatchNorm
 from .learned_landmarks import choose, learn, whitener
 from .neuralef import DEFLATIONS, Training, train
 from .parallel_networks import ParallelNetworks, Trunk
 from .rayleigh_ritz import Operator, Pairs, operator, ritz, spectrum
 
+STRATEGIES = ("joint", "factorized")
 METHODS = ("auto", "neuralef", "landmarks", "distill")
 _STEPS = {"neuralef": 2000, "landmarks": 0, "distill": 1000}
 _RATES = {"neuralef": 1e-2, "landmarks": 1e-2, "distill": 2e-3}
@@ -64,6 +66,8 @@ class NeuralEigenfunctions(FeatureMap):
         steps: Training steps; None takes 2000 for ``"neuralef"``, 1000 for ``"distill"``, 0 for ``"landmarks"``.
         batch_size: Rows of a minibatch.
         lr: Step size of Adam, for landmarks relative to the data's spread; None takes 1e-2, for ``"distill"`` 2e-3.
+        strategy: For matrix-valued kernels: ``"joint"`` learns functions with c outputs; ``"factorized"`` assumes
+            :math:`k(x, y) \approx \mathrm{tr} k(x, y) A` and learns those of the trace (strategies 1, 2).
         deflation: Of ``"neuralef"``: ``"first_order"``, as in the paper, or ``"cholesky"``, exact.
 
     Attributes:
@@ -72,13 +76,16 @@ class NeuralEigenfunctions(FeatureMap):
             true eigenvalue lies within that distance of :math:`\mu_j`.
     """
 
-    FITTED = ("eigenvalues", "residuals", "landmarks", "projection", "centre", "spread")
+    FITTED = ("eigenvalues", "residuals", "landmarks", "projection", "centre", "spread", "mixing", "picks")
     eigenvalues: Tensor
     residuals: Tensor
     landmarks: Tensor
     projection: Tensor
     centre: Tensor  # of a row's shape
     spread: Tensor  # (c,), all alike: shapes travel in the state_dict, and can be read on the meta device
+
+    mixing: Tensor  # (c, k), the directions of outputs of a factorised kernel
+    picks: Tensor  # (k,), which function of the trace kernel each is made of
 
     def __init__(
         self,
@@ -94,6 +101,7 @@ class NeuralEigenfunctions(FeatureMap):
         batch_size: int = 256,
         lr: float | None = None,
         deflation: str = "first_order",
+        strategy: str = "joint",
     ) -> None:
         super().__init__(kernel, generator)
         where = "NeuralEigenfunctions"
@@ -104,6 +112,8 @@ class NeuralEigenfunctions(FeatureMap):
         if isinstance(landmarks, int):
             checks.integer(where, "landmarks", landmarks, 1)
         self.given_landmarks = landmarks
+        self.strategy = checks.choice(where, "strategy", strategy, STRATEGIES)
+        self.inner: NeuralEigenfunctions | None = None
         chosen = self.resolved()
         self.plan = Training(
             _STEPS[chosen] if steps is None else checks.integer(where, "steps", steps, 0),
@@ -128,6 +138,12 @@ class NeuralEigenfunctions(FeatureMap):
 
     @override
     def learn(self, x: Tensor) -> None:  # (n, ...)
+        self._learn(x)
+        if self.rank < self.k:
+            rank = f"the kernel has rank {self.rank} on these rows, below k = {self.k}"
+            checks.warn("NeuralEigenfunctions", f"{rank}; the other eigenvalues and functions are 0.", stacklevel=4)
+
+    def _learn(self, x: Tensor) -> None:
         chosen = self.resolved()
         if self.method == "auto":
             why = {
@@ -142,13 +158,14 @@ class NeuralEigenfunctions(FeatureMap):
             _log.info("NeuralEigenfunctions: the operator is applied on %d of %d rows.", _RITZ_ROWS, len(x))
         op = operator(self.exact, _wide(self.exact, sample))
         self.landmarks = x.new_empty(0)
+        self.mixing, self.picks = x.new_empty(0), torch.empty(0, dtype=torch.int64, device=x.device)
         self._standardise(x, op.outputs)
         fit = {"landmarks": self._fit_landmarks, "neuralef": self._fit_neuralef, "distill": self._fit_distilled}
-        fit[chosen](x, sample, op)
-        self._normalise(x)
-        if self.rank < self.k:
-            rank = f"the kernel has rank {self.rank} on these rows, below k = {self.k}"
-            checks.warn("NeuralEigenfunctions", f"{rank}; the other eigenvalues and functions are 0.", stacklevel=4)
+        if op.outputs > 1 and self.strategy == "factorized":
+            self._fit_factorized(x, sample, op)
+        else:
+            fit[chosen](x, sample, op)
+            self._normalise(x)
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)
@@ -169,6 +186,9 @@ class NeuralEigenfunctions(FeatureMap):
 
     def _functions(self, x: Tensor) -> Tensor:
         dtype = x.dtype if x.is_floating_point() else self.projection.dtype
+        if self.inner is not None:
+            scalar = self.inner._functions(x)[:, self.picks]  # (n, k)
+            return scalar[:, None] * self.mixing.to(scalar.dtype)
         if self.landmarks.numel():
             z = self.landmarks
             gram = self.exact.gram(*((x.double(), z.double()) if x.is_floating_point() else (x, z)))
@@ -238,6 +258,26 @@ class NeuralEigenfunctions(FeatureMap):
         psi = self._functions(sample).double().reshape(-1, self.k)
         self.residuals = (op.apply(psi) - psi * values).norm(dim=0) / len(sample) ** 0.5
 
+    def _inner(self) -> NeuralEigenfunctions:
+        assert isinstance(self.exact, NetworkKernel)
+        inner = NeuralEigenfunctions(
+            traced(self.exact), self.k, network=self.network, method=self.method, ritz=self.ritz,
+            generator=self.generator, landmarks=self.given_landmarks,
+        )  # fmt: skip
+        inner.plan = self.plan
+        return inner
+
+    def _fit_factorized(self, x: Tensor, sample: Tensor, op: Operator) -> None:
+        assert isinstance(self.exact, NetworkKernel)
+        self.inner = None
+        inner = self._inner()
+        inner._learn(x)
+        values, self.picks, mixing = top_products(inner.eigenvalues, output_matrix(self.exact, sample), self.k)
+        self.mixing = mixing * (values > 0)
+        self.inner, self.eigenvalues, self.projection = inner, values, mixing.new_empty(0)
+        psi = self._functions(sample).double().reshape(-1, self.k)
+        self.residuals = (op.apply(psi) - psi * values).norm(dim=0) / len(sample) ** 0.5
+
     def _ritz(self, sample: Tensor, op: Operator) -> None:
         self.projection = torch.empty(0, self.k, dtype=torch.float64, device=sample.device)
         basis = self._basis(sample, hidden=True)
@@ -303,6 +343,8 @@ class NeuralEigenfunctions(FeatureMap):
 
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        if self.inner is None and any(key.startswith(prefix + "inner.") for key in state_dict):
+            self.inner = self._inner()
         weights = [value for key, value in state_dict.items() if key.startswith(prefix + "network.")]
         if self.network is None and weights:  # torch loads the children after their parent
             shape, c = state_dict[prefix + "centre"].shape, len(state_dict[prefix + "spread"])

@@ -1,0 +1,181 @@
+r"""The default solver: kernel ridge in a metric it learns, everything chosen by leave-one-out.
+
+A layer of the network is a metric: the square root of the average gradient outer product of the kernel machine
+fitted in the metric before it, or of its diagonal. Leave-one-out errors in a learned metric are too good, for the
+metric has seen the rows; so whether and how deep to learn it is decided on halves: the metric of one half, the
+leave-one-out loss of the other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from .dependence import gaussian_gram
+from .kernel_ridge import DualFit, Setting, dual_fit, loss, median_of_rows, search, tune_penalty
+from .landmarks import Sums, landmark_fit
+from .metric import average_gradient_outer_product, metric_root
+from .network import Indicators, KernelLayer, MetricLayer, Standardize
+
+__all__ = ["EXACT_ROWS", "AutoFit", "fit_auto", "learn_metrics"]
+
+EXACT_ROWS = 3000
+"""Rows up to which every row is an anchor; beyond, landmarks are."""
+
+_PILOT = 300  # rows of the search for bandwidth and penalty
+_HALF = 500  # rows of a half that decides on the metric
+_METRIC_ROWS = 1000  # rows a metric is learned from
+_MULTIPLES = [0.15, 0.25, 0.4, 0.6, 1.0, 1.8]
+_FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
+_LEVELS = 8  # values a feature may take for its levels to be tried as columns of their own
+_GAIN = 0.9  # a stack must lower the honest loss to this share: ties go to the simpler network
+
+
+class AutoFit(NamedTuple):
+    """What the default solver learned.
+
+    Attributes:
+        layers: Modules before the last: indicators or not, standardisation, metrics.
+        head: The last layer.
+        held_out: ``(r, c)``, leave-one-out predictions of ``rows``.
+        rows: ``(r,)``, which training rows those are.
+        error: Mean squared leave-one-out error.
+        penalty: The ridge.
+        sums: What an exact update needs; None where every row is an anchor.
+    """
+
+    layers: list[nn.Module]
+    head: KernelLayer
+    held_out: Tensor
+    rows: Tensor
+    error: float
+    penalty: float
+    sums: Sums | None
+
+
+class _Plan(NamedTuple):
+    first: list[nn.Module]
+    stack: tuple[str, ...]
+    setting: Setting
+    loss: float
+
+
+def fit_auto(
+    x: Tensor,
+    y: Tensor,
+    *,
+    task: str,
+    max_layers: int = 4,
+    landmarks: int | None = None,
+    generator: torch.Generator | None = None,
+) -> AutoFit:
+    """Learn encoding, metrics, bandwidth and ridge for rows ``(n, d)`` and centred targets ``(n, c)``.
+
+    Args:
+        x: Rows, as they came.
+        y: Targets.
+        task: ``"classes"`` or ``"values"``, see :func:`loss`.
+        max_layers: Most layers, the kernel machine's included.
+        landmarks: Anchors; None takes every row up to 3,000 rows, landmarks beyond.
+        generator: Randomness of subsets and landmarks.
+    """
+    if landmarks is not None and landmarks > len(x):
+        checks.warn("KernelNetwork", f"landmarks={landmarks} is more than the {len(x)} rows; {len(x)} are used.")
+        landmarks = len(x)
+    if bool((x == x[0]).all()):
+        checks.warn("KernelNetwork", "all rows of X are equal; the Gram matrix has rank 1.")
+    order = torch.randperm(len(x), generator=generator)
+    few = order[:EXACT_ROWS]
+    plan = _plan(x[few], y[few], task, max_layers - 1)
+    learn = few[:_METRIC_ROWS]
+    z = nn.Sequential(*plan.first)(x)
+    metrics = learn_metrics(z[learn], y[learn], plan.stack, plan.setting.multiple, plan.setting.penalty)
+    layers = [*plan.first, *metrics]
+    z, setting = _apply(metrics, z), plan.setting
+    if metrics:
+        setting = search(z[few[:_PILOT]], y[few[:_PILOT]], _MULTIPLES)
+    middle = median_of_rows(z[few])
+    if landmarks is None and len(x) <= EXACT_ROWS:
+        fit, bandwidth = _fit_all(z, y, setting, middle)
+        head = KernelLayer(z, fit.weights, y.new_zeros(y.shape[1]), bandwidth)
+        return AutoFit(layers, head, fit.held_out, torch.arange(len(x)), fit.error, fit.penalty, None)
+    ending = landmark_fit(z, y, setting.multiple * middle, setting.penalty, m=landmarks, order=order)
+    return AutoFit(layers, ending.head, ending.held_out, ending.rows, ending.error, ending.penalty, ending.sums)
+
+
+def _fit_all(z: Tensor, y: Tensor, setting: Setting, middle: float) -> tuple[DualFit, float]:
+    """The ridge on all rows, and the bandwidth, which shrinks as rows grow in number."""
+    bandwidth = setting.multiple * middle
+    best = tune_penalty(gaussian_gram(z, z, bandwidth), y, setting.penalty)
+    if len(z) > _PILOT:
+        trial = dual_fit(gaussian_gram(z, z, 0.7 * bandwidth), y, best.penalty)
+        if trial.error < best.error:
+            return trial, 0.7 * bandwidth
+    return best, bandwidth
+
+
+def learn_metrics(x: Tensor, y: Tensor, kinds: tuple[str, ...], multiple: float, penalty: float) -> list[MetricLayer]:
+    """One metric layer for each kind, each from the kernel machine in the metric before it."""
+    metrics: list[MetricLayer] = []
+    z = x
+    for kind in kinds:
+        bandwidth = multiple * median_of_rows(z)
+        weights = dual_fit(gaussian_gram(z, z, bandwidth), y, penalty).weights
+        root = metric_root(average_gradient_outer_product(z, z, weights, bandwidth), kind)
+        if root is None:
+            break
+        metrics.append(MetricLayer(root))
+        z = metrics[-1](z)
+    return metrics
+
+
+def _plan(x: Tensor, y: Tensor, task: str, most: int) -> _Plan:
+    """The encoding and the stack of metrics whose loss is least on rows that did not make them."""
+    firsts: list[list[nn.Module]] = [[Standardize.of(x)]]
+    indicators = Indicators.of(x, _LEVELS)
+    if indicators is not None:
+        firsts.append([indicators, Standardize.of(indicators(x))])
+    best: _Plan | None = None
+    for first in firsts:
+        z = nn.Sequential(*first)(x)
+        setting = search(z[:_PILOT], y[:_PILOT], _MULTIPLES)
+        for stack, value in _judge_stacks(z, y, setting, task, most).items():
+            if best is None or value < _GAIN * best.loss:
+                best = _Plan(first, stack, setting, value)
+    assert best is not None
+    return best
+
+
+def _judge_stacks(z: Tensor, y: Tensor, setting: Setting, task: str, most: int) -> dict[tuple[str, ...], float]:
+    """Loss of each stack of metrics, simplest first: the metric of one half, leave-one-out on the other."""
+    half = min(len(z) // 2, _HALF)
+    stacks: list[tuple[str, ...]] = [()]
+    if most >= 1 and half >= 20 and z.shape[1] > 1:
+        wide = z.shape[1] > _FULL_WIDTH
+        stacks += [("diagonal",)] if wide else [("full",) * (i + 1) for i in range(min(most, 2))]
+    losses = dict.fromkeys(stacks, 0.0)
+    for learn, judge in ((slice(0, half), slice(half, 2 * half)), (slice(half, 2 * half), slice(0, half))):
+        if half < 2:
+            break
+        metrics = learn_metrics(z[learn], y[learn], stacks[-1], setting.multiple, setting.penalty)
+        for stack in stacks:
+            seen = _apply(metrics[: len(stack)], z[judge])
+            losses[stack] += _held_out_loss(seen, y[judge], setting, task)
+    return losses
+
+
+def _held_out_loss(z: Tensor, y: Tensor, setting: Setting, task: str) -> float:
+    middle = median_of_rows(z)
+    fits = [
+        dual_fit(gaussian_gram(z, z, share * setting.multiple * middle), y, penalty)
+        for share in (1.0, 0.6)
+        for penalty in (setting.penalty, setting.penalty / 5)
+    ]
+    return loss(y, min(fits, key=lambda fit: fit.error).held_out, task)
+
+
+def _apply(metrics: list[MetricLayer], x: Tensor) -> Tensor:
+    return nn.Sequential(*metrics)(x) if metrics else x

@@ -1,0 +1,219 @@
+r"""The closed-form solver: every layer's weights are sums of kernel embeddings over classes (W_s)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import block_rows, blockwise
+from ..storage import Savable
+from .bandwidths import VANISHED, median_distance, most_dependent, walk_down
+from .dependence import class_sums, gaussian_gram
+from .record import LayerRecord, measure_gram
+
+__all__ = ["Chain", "ClosedFormLayer", "class_norms", "fit_closed_form"]
+
+_LEAST_BANDWIDTH = 1e-4  # where the authors' walk ends, in units of standardised inputs
+_ENOUGH = 0.95  # normalised HSIC at which the authors stop
+_SHRINK = 0.01  # least bandwidth on outputs, as the authors have it
+
+
+class ClosedFormLayer(Savable, nn.Module):
+    r"""One layer :math:`z_l = \psi(z_{l-1})^T W_s`, by the kernel trick (masoomi2020, Eq. 2).
+
+    Column k is :math:`\zeta_k^{-1/2} \sum_{i \in S_k} k_\sigma(z, z_i)`; the weight matrix itself, of the kernel
+    space's width, is never formed.
+
+    Args:
+        anchors: The training rows the layer saw, ``(n, q)``.
+        weights: :math:`Y / \sqrt\zeta`, ``(n, c')``: which anchors are summed into which column, and the norm.
+        bandwidth: :math:`\sigma`.
+    """
+
+    anchors: Tensor
+    weights: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, anchors: Tensor, weights: Tensor, bandwidth: float) -> None:
+        super().__init__()
+        self.register_buffer("anchors", anchors)
+        self.register_buffer("weights", weights)
+        self.bandwidth = bandwidth
+
+    @override
+    def forward(self, z: Tensor) -> Tensor:  # (n, q) -> (n, c')
+        rows = block_rows(2 * len(self.anchors) * z.element_size())
+        return blockwise(lambda part: gaussian_gram(part, self.anchors, self.bandwidth) @ self.weights, z, block=rows)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers with their records, and what the training rows became.
+
+    Attributes:
+        layers: Modules, to be applied one after the other.
+        history: One record for each layer.
+        outputs: ``(n, q)``, the last layer's outputs in IDS for the training rows.
+        bandwidth: The bandwidth of the kernel on those outputs.
+    """
+
+    layers: list[nn.Module]
+    history: list[LayerRecord]
+    outputs: Tensor
+    bandwidth: float
+
+
+def class_norms(gram: Tensor, labels: Tensor, c: int, normalize: str) -> Tensor:  # (n, n), (n,) -> (c,)
+    r""":math:`\sqrt\zeta`, of each class or one for all.
+
+    Args:
+        gram: Kernel of the layer's inputs.
+        labels: Classes.
+        c: Number of classes.
+        normalize: ``"class"`` divides by the norm of each class's own embedding, as the authors' program does, which
+            keeps small classes in sight; ``"scalar"`` is Eq. 2 to the letter, one :math:`\zeta`: the norm of all
+            columns together.
+    """
+    squares = class_sums(class_sums(gram, labels, c).mT, labels, c).diagonal().clamp_min(torch.finfo(gram.dtype).tiny)
+    return squares.sqrt() if normalize == "class" else squares.sum().sqrt().expand(c)
+
+
+def fit_closed_form(
+    x: Tensor,
+    labels: Tensor,
+    c: int,
+    *,
+    rule: str = "leave_one_out",
+    max_layers: int = 12,
+    bandwidths: int = 10,
+    extra: bool = False,
+    normalize: str = "class",
+    enough: float = _ENOUGH,
+    restarts: int = 0,
+) -> Chain:
+    r"""Stack :class:`ClosedFormLayer` greedily.
+
+    Args:
+        x: Standardised rows, ``(n, d)``.
+        labels: Classes ``0..c - 1``.
+        c: Number of classes.
+        rule: ``"authors"`` walks the bandwidth down from the one of greatest HSIC and takes the first that raises H;
+            on the rows it is fitted to it may end near 0. ``"leave_one_out"`` takes each row's own term out of the
+            sums, feeds those outputs on, and picks the bandwidth of greatest H of what is left.
+        max_layers: Most layers.
+        bandwidths: Steps of the walk.
+        extra: Add a column for the rows of each class that the layer before assigned to another class.
+        normalize: See :func:`class_norms`.
+        enough: Stop at this H.
+        restarts: A chain that stalls below ``enough`` is begun again from half the bandwidth, this often at most. What
+            a wide first bandwidth has merged no later layer can part: theorem 1 needs bandwidths small enough.
+    """
+    checks.choice("closed_form", "rule", rule, ("leave_one_out", "authors"))
+    checks.choice("closed_form", "normalize", normalize, ("class", "scalar"))
+    checks.memory("closed_form", f"a kernel on {len(x)} rows", 4 * len(x) ** 2 * 8, "Use solver='auto' or 'spectral'.")
+    start = most_dependent(x, labels, c, least=10 * _SHRINK, middle=median_distance("closed_form", x))
+    record = measure_gram(gaussian_gram(x, x, start), x, labels, c, start)
+    best: Chain | None = None
+    for attempt in range(restarts + 1):
+        chain = _stack(
+            _Step(None, x, start / 2**attempt, record),
+            labels,
+            c,
+            rule,
+            max_layers,
+            bandwidths,
+            extra,
+            normalize,
+            enough,
+        )
+        if best is None or chain.history[-1].hsic > best.history[-1].hsic:
+            best = chain
+        if best.history[-1].hsic >= enough:
+            break
+    assert best is not None
+    return best
+
+
+def _stack(
+    step: _Step,
+    labels: Tensor,
+    c: int,
+    rule: str,
+    max_layers: int,
+    bandwidths: int,
+    extra: bool,
+    normalize: str,
+    enough: float,
+) -> Chain:
+    """Layers while H grows; the first is kept whatever it does, for a network has at least one."""
+    layers: list[nn.Module] = []
+    history: list[LayerRecord] = []
+    for depth in range(max_layers):
+        found = _next(step, labels, c, rule, bandwidths, extra and depth > 0, normalize)
+        if found.layer is None or (layers and found.record.hsic <= step.record.hsic):
+            break
+        layers.append(found.layer)
+        history.append(found.record)
+        step = found
+        if step.record.hsic >= enough:
+            break
+    return Chain(layers, history, step.outputs, step.bandwidth)
+
+
+@dataclass(frozen=True)
+class _Step:
+    layer: ClosedFormLayer | None
+    outputs: Tensor
+    bandwidth: float
+    record: LayerRecord
+
+
+def _next(before: _Step, labels: Tensor, c: int, rule: str, steps: int, extra: bool, normalize: str) -> _Step:
+    """The first bandwidth of the walk that raises H (the authors' rule), or else the one of greatest H."""
+    tried: list[_Step] = []
+    for bandwidth in walk_down(before.bandwidth, _LEAST_BANDWIDTH, steps):
+        tried.append(_try(before, labels, c, bandwidth, rule == "leave_one_out", extra, normalize))
+        if rule == "authors" and tried[-1].record.hsic > before.record.hsic:
+            return tried[-1]
+    return max(tried, key=lambda step: step.record.hsic)
+
+
+def _try(before: _Step, labels: Tensor, c: int, bandwidth: float, held_out: bool, extra: bool, normalize: str) -> _Step:
+    z = before.outputs
+    gram = gaussian_gram(z, z, bandwidth)
+    groups = _groups(z, labels, c, extra)  # (n, c')
+    if held_out:
+        counts = groups.sum(0)
+        weights = groups / counts
+        own = counts - groups  # a row's own class has one row fewer without it
+        outputs = (gram @ groups - groups) / own.clamp_min(1)
+    else:
+        norms = class_norms(gram, labels, c, normalize)
+        norms = torch.cat((norms, norms.new_ones(groups.shape[1] - c)))
+        weights = groups / norms
+        outputs = gram @ weights
+    after = most_dependent(outputs, labels, c, least=0.0 if held_out else _SHRINK, middle=_spread(outputs))
+    record = measure_gram(gaussian_gram(outputs, outputs, after), outputs, labels, c, bandwidth)
+    return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
+
+
+def _groups(z: Tensor, labels: Tensor, c: int, extra: bool) -> Tensor:
+    """The classes as columns and, where asked, the wrongly assigned rows of each class that has any."""
+    columns = torch.nn.functional.one_hot(labels, c).to(z)
+    if not extra:
+        return columns
+    wrong = columns * (z[:, :c].argmax(1) != labels)[:, None]
+    return torch.cat((columns, wrong[:, wrong.any(0)]), 1)
+
+
+def _spread(z: Tensor) -> float:
+    """Median distance without a warning: outputs that have collapsed are the goal, not a fault."""
+    rows = z[:: max(1, len(z) // 200)]
+    squared = (rows[:, None] - rows[None]).square().sum(-1)
+    positive = squared[squared > VANISHED]
+    return float(positive.median().sqrt()) if len(positive) else 1.0

@@ -1,0 +1,113 @@
+r"""The kernel machine on landmarks, for more rows than a Gram matrix can hold; its sums can grow row by row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..linalg import block_rows, slices
+from ..storage import Savable
+from .dependence import gaussian_gram
+from .network import KernelLayer
+
+__all__ = ["LandmarkFit", "Sums", "accumulate", "landmark_fit", "solve"]
+
+_LANDMARKS = 2000
+_JUDGED = 2000  # rows whose leave-one-out predictions choose the ridge and calibrate
+_FACTORS = (1.0, 0.1, 0.01)
+_JITTER = 1e-10
+
+
+class Sums(Savable):
+    r"""What ridge on landmarks needs of the rows: :math:`\sum_i k_i k_i^T`, :math:`\sum_i k_i y_i^T`, and moments.
+
+    Args:
+        gram: ``(m, m)``.
+        cross: ``(m, c)``.
+        total: ``(m,)``, :math:`\sum_i k_i`.
+        targets: ``(c,)``, :math:`\sum_i y_i`.
+        n: Rows.
+    """
+
+    def __init__(self, gram: Tensor, cross: Tensor, total: Tensor, targets: Tensor, n: int) -> None:
+        self.gram, self.cross, self.total, self.targets, self.n = gram, cross, total, targets, n
+
+    def get_arguments(self) -> dict[str, object]:
+        """The sums as they are now."""
+        return {"gram": self.gram, "cross": self.cross, "total": self.total, "targets": self.targets, "n": self.n}
+
+
+class LandmarkFit(NamedTuple):
+    """The fit, leave-one-out predictions of some rows, and the sums to go on from."""
+
+    head: KernelLayer
+    held_out: Tensor
+    rows: Tensor
+    error: float
+    penalty: float
+    sums: Sums
+
+
+def accumulate(z: Tensor, y: Tensor, anchors: Tensor, bandwidth: float, sums: Sums | None = None) -> Sums:
+    """Add rows to the sums, in blocks: (n, d), (n, c), (m, d)."""
+    m = len(anchors)
+    if sums is None:
+        sums = Sums(z.new_zeros(m, m), z.new_zeros(m, y.shape[1]), z.new_zeros(m), z.new_zeros(y.shape[1]), 0)
+    gram, cross, total = sums.gram.clone(), sums.cross.clone(), sums.total.clone()
+    for rows in slices(len(z), block_rows(3 * m * z.element_size())):
+        part = gaussian_gram(z[rows], anchors, bandwidth)
+        gram.addmm_(part.mT, part)
+        cross.addmm_(part.mT, y[rows])
+        total += part.sum(0)
+    return Sums(gram, cross, total, sums.targets + y.sum(0), sums.n + len(z))
+
+
+def landmark_fit(
+    z: Tensor, y: Tensor, bandwidth: float, penalty: float, *, m: int | None, order: Tensor
+) -> LandmarkFit:
+    r"""Ridge :math:`\min \|Y - K_{nm} \alpha - b\|^2 + \lambda \alpha^T K_{mm} \alpha`, tuned by leave-one-out.
+
+    Args:
+        z: Rows, ``(n, d)``.
+        y: Targets, ``(n, c)``.
+        bandwidth: Of the Gaussian.
+        penalty: Where the search for :math:`\lambda` starts; smaller ones are tried.
+        m: Landmarks; None for the default.
+        order: A random order of the rows; the first m are the landmarks, the last judge :math:`\lambda`.
+    """
+    count = min(_LANDMARKS if m is None else m, len(z))
+    needed = 4 * count * count * z.element_size()
+    checks.memory("KernelNetwork", f"{count} landmarks", needed, "Give fewer landmarks.")
+    anchors = z[order[:count]]
+    sums = accumulate(z, y, anchors, bandwidth)
+    rows = order[-min(_JUDGED, len(z)) :]
+    best: LandmarkFit | None = None
+    for factor in _FACTORS:
+        head, held_out = solve(sums, anchors, bandwidth, penalty * factor, z[rows], y[rows])
+        error = float((y[rows] - held_out).square().mean())
+        if best is not None and error >= best.error:
+            break
+        best = LandmarkFit(head, held_out, rows, error, penalty * factor, sums)
+    assert best is not None
+    return best
+
+
+def solve(
+    sums: Sums, anchors: Tensor, bandwidth: float, penalty: float, z: Tensor, y: Tensor
+) -> tuple[KernelLayer, Tensor]:
+    """The kernel machine of the sums, and leave-one-out predictions of some of the rows in them: (r, d), (r, c)."""
+    mean, base = sums.total / sums.n, sums.targets / sums.n
+    system = sums.gram - sums.n * mean[:, None] * mean
+    system = system + penalty * gaussian_gram(anchors, anchors, bandwidth)
+    system.diagonal().add_(_JITTER * float(system.diagonal().mean()) + torch.finfo(system.dtype).tiny)
+    factor = torch.linalg.cholesky(system)
+    weights = torch.cholesky_solve(sums.cross - sums.n * mean[:, None] * base, factor)
+    head = KernelLayer(anchors, weights, base - mean @ weights, bandwidth)
+    features = gaussian_gram(z, anchors, bandwidth)
+    half = torch.linalg.solve_triangular(factor, (features - mean).mT, upper=False)  # (m, r)
+    leverage = (half.square().sum(0) + 1 / sums.n).clamp_max(1 - 1e-6)
+    fitted = features @ weights + head.intercept
+    return head, y - (y - fitted) / (1 - leverage)[:, None]

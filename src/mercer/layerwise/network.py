@@ -1,0 +1,199 @@
+"""The fitted network as torch modules: what an estimator predicts with, saves and hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import block_rows, blockwise
+from ..storage import Savable
+from .dependence import gaussian_gram
+
+__all__ = ["Indicators", "KernelLayer", "KernelNetwork", "LinearLayer", "MetricLayer", "Standardize"]
+
+
+class Indicators(Savable, nn.Module):
+    """One column for each level of features that take few values; a value never seen gives zeros.
+
+    Args:
+        columns: Which feature each indicator looks at, ``(p,)``.
+        levels: The value it stands for, ``(p,)``.
+    """
+
+    columns: Tensor
+    levels: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, columns: Tensor, levels: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("columns", columns)
+        self.register_buffer("levels", levels)
+
+    @classmethod
+    def of(cls, x: Tensor, most: int) -> Indicators | None:
+        """The indicators of ``x`` where every feature has at most ``most`` levels and some has three; else None."""
+        levels = []
+        for column in x.mT:  # one feature with many levels settles it
+            found = column.unique()
+            if len(found) > most:
+                return None
+            levels.append(found)
+        if max(map(len, levels)) < 3:
+            return None
+        counts = torch.tensor([len(found) for found in levels])
+        return cls(torch.repeat_interleave(torch.arange(len(levels)), counts), torch.cat(levels))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, p)
+        near = (x[:, self.columns] - self.levels).abs() <= 1e-6 * (1 + self.levels.abs())
+        return near.to(self.levels.dtype)
+
+
+class Standardize(Savable, nn.Module):
+    r""":math:`(x - \mu) / s`, the training rows' statistics.
+
+    Args:
+        mean: :math:`\mu`, ``(d,)``.
+        scale: s, ``(d,)``, above 0.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, mean: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+
+    @classmethod
+    def of(cls, x: Tensor) -> Standardize:
+        """By the rows of ``x``; a constant feature is only centred."""
+        largest = x.abs().amax(0).clamp_min(torch.finfo(x.dtype).tiny)
+        shrunk = x / largest  # squares of tiny or huge values would under- or overflow
+        spread = shrunk.std(0, correction=0)
+        told_apart = spread > 16 * torch.finfo(x.dtype).eps
+        return cls(shrunk.mean(0) * largest, torch.where(told_apart, spread * largest, torch.ones_like(spread)))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, d)
+        return (x - self.mean) / self.scale
+
+
+class MetricLayer(Savable, nn.Module):
+    r""":math:`z M^{1/2}`: distances afterwards are :math:`(z - z')^T M (z - z')`.
+
+    Args:
+        root: :math:`M^{1/2}`, ``(d, d)``, or ``(d,)`` for feature weights.
+    """
+
+    root: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, root: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("root", root)
+
+    @override
+    def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, d)
+        return z * self.root if self.root.ndim == 1 else z @ self.root
+
+
+class KernelLayer(Savable, nn.Module):
+    r""":math:`\sum_j \alpha_j k_\sigma(z, z_j) + b`, the Gaussian kernel machine that ends the default network.
+
+    Args:
+        anchors: Training rows or landmarks, ``(m, d)``.
+        weights: :math:`\alpha`, ``(m, c)``.
+        intercept: b, ``(c,)``.
+        bandwidth: :math:`\sigma`.
+    """
+
+    anchors: Tensor
+    weights: Tensor
+    intercept: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, anchors: Tensor, weights: Tensor, intercept: Tensor, bandwidth: float) -> None:
+        super().__init__()
+        self.register_buffer("anchors", anchors)
+        self.register_buffer("weights", weights)
+        self.register_buffer("intercept", intercept)
+        self.bandwidth = bandwidth
+
+    @override
+    def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        rows = block_rows(3 * len(self.anchors) * self.anchors.element_size())
+
+        def scores(part: Tensor) -> Tensor:
+            gram = gaussian_gram(part.to(self.anchors.dtype), self.anchors, self.bandwidth)
+            return gram @ self.weights + self.intercept
+
+        return blockwise(scores, z, block=rows)
+
+
+class LinearLayer(Savable, nn.Module):
+    """``z @ weight + bias``, the ridge head of the poster's solvers.
+
+    Args:
+        weight: ``(q, c)``.
+        bias: ``(c,)``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    @override
+    def forward(self, z: Tensor) -> Tensor:  # (n, q) -> (n, c)
+        return z @ self.weight + self.bias
+
+
+class KernelNetwork(Savable, nn.Module):
+    """Layers one after the other, then a scale: class logits, or a regression's predictions.
+
+    Args:
+        layers: Modules; the last gives one column for each output.
+        width: Features d of a row.
+        scale: ``(1,)``, what the outputs are multiplied with: the inverse temperature of calibrated logits, or the
+            targets' deviation.
+        shift: ``(c,)``, added last: the targets' mean, 0 for logits.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, layers: Sequence[nn.Module], width: int, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.width = width
+        self.layers = nn.ModuleList(layers)
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise ValueError(checks.sentence("KernelNetwork", f"x must have shape (n, {self.width})", tuple(x.shape)))
+        z = x.to(self.scale.dtype)
+        for layer in self.layers:
+            z = layer(z)
+        return z.to(self.scale.dtype) * self.scale + self.shift
+
+    def trainable(self) -> KernelNetwork:
+        """This network with every floating buffer made a parameter, so that an optimizer can go on from here."""
+        for module in self.modules():
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None and buffer.is_floating_point():
+                    del module._buffers[name]
+                    module.register_parameter(name, nn.Parameter(buffer.clone()))
+        return self

@@ -1,0 +1,322 @@
+r"""The spectral solver: every layer's weights are top eigenvectors of Q at a fixed point (W*, by ISM)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import block_rows, blockwise
+from ..storage import Savable
+from .bandwidths import median_distance, most_dependent
+from .closed_form import Chain
+from .dependence import (
+    class_sums,
+    feature_hsic,
+    feature_ism_matrix,
+    gaussian_gram,
+    hsic,
+    ism_matrix,
+    linear_ism_matrix,
+    polynomial_ism_matrix,
+)
+from .record import LayerRecord, measure_features
+
+__all__ = ["Ism", "SpectralLayer", "fit_spectral", "ism", "riemannian_gradient"]
+
+_ENOUGH = 0.99  # normalised HSIC at which the stack is done
+_HALVINGS, _SHARE = 4, 0.25  # bandwidths walked, and the share of the gap to H = 1 that ends the walk
+_STEPS, _CLOSE = 6, 1e-4  # a layer's fixed point: the next layer mends what the last digits would
+_GROWTH = 0.01  # growth of H below which another layer is not worth its width
+
+
+class Ism(NamedTuple):
+    r"""A fixed point of W -> top eigenvectors of Q(W).
+
+    Attributes:
+        w: W*, ``(d, q)``, orthonormal columns.
+        residual: :math:`\|(I - W W^T) Q W\| / \|Q W\|`; 0 at a stationary point of HSIC on :math:`W^T W = I`.
+        iterations: Eigendecompositions spent.
+        eigenvalues: All of Q's, ascending.
+    """
+
+    w: Tensor
+    residual: float
+    iterations: int
+    eigenvalues: Tensor
+
+
+def riemannian_gradient(q: Tensor, w: Tensor) -> Tensor:  # (d, d), (d, q) -> (d, q)
+    r""":math:`(I - W W^T) Q W`: HSIC's gradient along the constraint, up to :math:`2 / \sigma^2`.
+
+    (masoomi2020, Claim 5.)
+    """
+    gradient = q @ w
+    return gradient - w @ (w.mT @ gradient)
+
+
+def ism(
+    r: Tensor,
+    labels: Tensor,
+    c: int,
+    bandwidth: float = 1.0,
+    *,
+    width: int | None = None,
+    share: float = 0.95,
+    kernel: str = "gaussian",
+    degree: int = 3,
+    coef0: float = 1.0,
+    features: Callable[[Tensor], Tensor] | None = None,
+    max_iterations: int = 30,
+    tolerance: float = 1e-9,
+) -> Ism:
+    r"""Maximise :math:`\mathrm{Tr}(\Gamma K_{R W})` over :math:`W^T W = I` by repeated eigendecompositions.
+
+    The first Q has K = 1, where it is :math:`R^T \Gamma R` (masoomi2020, Claim 5 and Eq. 9). A step that lowers the
+    objective is shortened: W turns only part of the way towards the eigenvectors, so that the fixed point is a
+    maximum rather than a cycle.
+
+    Args:
+        r: Rows, ``(n, d)``.
+        labels: Classes ``0..c - 1``.
+        c: Number of classes.
+        bandwidth: :math:`\sigma` of the Gaussian.
+        width: Columns q of W; None takes the least that holds ``share`` of the positive eigenvalues of the first Q
+            and c - 1 at least.
+        share: See ``width``.
+        kernel: ``"gaussian"``, ``"linear"`` or ``"polynomial"``, each with its own Q.
+        degree: Of the polynomial.
+        coef0: Of the polynomial.
+        features: Maps ``r @ w`` to features whose products are the Gaussian kernel, ``(n, D)``; nothing n x n is formed
+            then. None uses the Gram matrix.
+        max_iterations: Most eigendecompositions.
+        tolerance: Residual that counts as a fixed point.
+    """
+    checks.choice("ism", "kernel", kernel, ("gaussian", "linear", "polynomial"))
+    if r.shape[1] > len(r):  # W lies in the span of the rows: solve there, where Q is n x n
+        basis = torch.linalg.qr(r.mT)[0]  # (d, n)
+        small = ism(
+            r @ basis,
+            labels,
+            c,
+            bandwidth,
+            width=width,
+            share=share,
+            kernel=kernel,
+            degree=degree,
+            coef0=coef0,
+            features=features,
+            max_iterations=max_iterations,
+            tolerance=tolerance,
+        )
+        return small._replace(w=basis @ small.w)
+    matrix = linear_ism_matrix(r, labels, c)
+    values, vectors = torch.linalg.eigh(matrix)
+    q = _width(values, c, share) if width is None else checks.integer("ism", "width", width, 1, r.shape[1])
+    w = vectors[:, -q:]
+    if kernel == "linear":
+        return Ism(w, _residual(matrix, w), 1, values)
+    objective = _Objective(r, labels, c, bandwidth, kernel, degree, coef0, features)
+    value, spent = objective.value(w), 0
+    while spent < max_iterations:
+        matrix = objective.matrix(w)
+        values, vectors = torch.linalg.eigh(matrix)
+        spent += 1
+        if _residual(matrix, w) <= tolerance:
+            break
+        w, value, moved = _ascend(objective, w, vectors[:, -q:], value)
+        if not moved:
+            break
+    return Ism(w, _residual(objective.matrix(w), w), spent, values)
+
+
+class _Objective:
+    def __init__(
+        self,
+        r: Tensor,
+        labels: Tensor,
+        c: int,
+        bandwidth: float,
+        kernel: str,
+        degree: int,
+        coef0: float,
+        features: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        self.r, self.labels, self.c, self.bandwidth = r, labels, c, bandwidth
+        self.kernel, self.degree, self.coef0, self.features = kernel, degree, coef0, features
+
+    def value(self, w: Tensor) -> float:
+        z = self.r @ w
+        if self.kernel == "polynomial":
+            return float(hsic((z @ z.mT + self.coef0).pow(self.degree), self.labels, self.c))
+        if self.features is not None:
+            return float(feature_hsic(self.features(z), self.labels, self.c))
+        return float(hsic(gaussian_gram(z, z, self.bandwidth), self.labels, self.c))
+
+    def matrix(self, w: Tensor) -> Tensor:
+        if self.kernel == "polynomial":
+            return polynomial_ism_matrix(self.r, w, self.labels, self.c, self.degree, self.coef0)
+        z = self.r @ w
+        if self.features is not None:
+            return feature_ism_matrix(self.features(z), self.r, self.labels, self.c)
+        return ism_matrix(gaussian_gram(z, z, self.bandwidth), self.r, self.labels, self.c)
+
+
+def _ascend(objective: _Objective, w: Tensor, target: Tensor, value: float) -> tuple[Tensor, float, bool]:
+    """The better of the full and the half turn to the eigenvectors, or a shorter one that does not lower HSIC.
+
+    Full turns alone may swing about the fixed point for hundreds of steps.
+    """
+    aligned = target @ _rotation(target.mT @ w)  # the same subspace, turned to meet w column by column
+    slack = 4 * torch.finfo(w.dtype).eps * abs(value)
+    for turns in ((1.0, 0.5), (0.25,), (0.125,), (0.0625,)):
+        trials = [torch.linalg.qr((1 - turn) * w + turn * aligned)[0] for turn in turns]
+        reached, best = max((objective.value(trial), -i) for i, trial in enumerate(trials))
+        if reached >= value - slack:
+            return trials[-best], reached, True
+    return w, value, False
+
+
+def _rotation(product: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(product)
+    rotation: Tensor = u @ vh
+    return rotation
+
+
+def _residual(matrix: Tensor, w: Tensor) -> float:
+    scale = float((matrix @ w).norm())
+    return float(riemannian_gradient(matrix, w).norm()) / scale if scale > 0 else 0.0
+
+
+def _width(values: Tensor, c: int, share: float) -> int:
+    positive = values.flip(0).clamp_min(0)
+    total = float(positive.sum())
+    held = int((positive.cumsum(0) < share * total).sum()) + 1 if total > 0 else 1
+    return min(max(held, c - 1), len(values))
+
+
+class SpectralLayer(Savable, nn.Module):
+    r"""One layer: :math:`\sqrt{2 / D} \cos(z \Omega / \sigma + b)` of :math:`z = (R - \bar R) W^*`.
+
+    Args:
+        weight: W*, ``(d, q)``.
+        frequencies: :math:`\Omega / \sigma`, ``(q, D)``: standard normal draws over the bandwidth.
+        phases: b, ``(D,)``, uniform on the circle.
+        centre: Mean of the training rows the layer saw, ``(d,)``; HSIC does not see it, the pictures do.
+    """
+
+    weight: Tensor
+    frequencies: Tensor
+    phases: Tensor
+    centre: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, weight: Tensor, frequencies: Tensor, phases: Tensor, centre: Tensor) -> None:
+        super().__init__()
+        for name, value in {
+            "weight": weight,
+            "frequencies": frequencies,
+            "phases": phases,
+            "centre": centre,
+        }.items():
+            self.register_buffer(name, value)
+
+    def project(self, r: Tensor) -> Tensor:  # (n, d) -> (n, q)
+        """The layer's outputs in IDS."""
+        return (r - self.centre) @ self.weight
+
+    def features(self, z: Tensor) -> Tensor:  # (n, q) -> (n, D)
+        """The layer's outputs in RKHS, approximated by random Fourier features."""
+        return (z @ self.frequencies + self.phases).cos() * math.sqrt(2 / len(self.phases))
+
+    @override
+    def forward(self, r: Tensor) -> Tensor:  # (n, d) -> (n, D)
+        rows = block_rows(2 * len(self.phases) * r.element_size())
+        return blockwise(lambda part: self.features(self.project(part)), r, block=rows)
+
+
+def fit_spectral(
+    x: Tensor,
+    labels: Tensor,
+    c: int,
+    *,
+    max_layers: int = 12,
+    features: int = 300,
+    share: float = 0.95,
+    enough: float = _ENOUGH,
+    generator: torch.Generator | None = None,
+) -> Chain:
+    """Stack :class:`SpectralLayer` greedily while normalised HSIC grows.
+
+    Args:
+        x: Standardised rows, ``(n, d)``.
+        labels: Classes ``0..c - 1``.
+        c: Number of classes.
+        max_layers: Most layers.
+        features: Random Fourier features D of a layer.
+        share: See :func:`ism`.
+        enough: Stop at this H.
+        generator: Randomness of the features.
+    """
+    layers: list[nn.Module] = []
+    history: list[LayerRecord] = []
+    r, z, reached = x, x, 0.0
+    for _ in range(max_layers):
+        layer, record = _next(r, labels, c, features, reached, generator)
+        if layers and record.hsic <= reached + _GROWTH:
+            break
+        layers.append(layer)
+        history.append(record)
+        z, r, reached = layer.project(r), layer(r), record.hsic
+        if reached >= enough:
+            break
+    return Chain(layers, history, z, history[-1].bandwidth)
+
+
+def _next(
+    r: Tensor, labels: Tensor, c: int, features: int, reached: float, generator: torch.Generator | None
+) -> tuple[SpectralLayer, LayerRecord]:
+    """Walk the bandwidth down from the one of greatest HSIC till a layer closes enough of the gap to H* = 1."""
+    centre = r.mean(0)
+    start = ism(r - centre, labels, c, kernel="linear", width=min(c, *r.shape)).w
+    z = (r - centre) @ start
+    sigma = most_dependent(z, labels, c, middle=median_distance("spectral", z[:: max(1, len(z) // 400)]))
+    normal = torch.randn(start.shape[1], features, dtype=r.dtype, device=r.device, generator=generator)
+    phases = 2 * math.pi * torch.rand(features, dtype=r.dtype, device=r.device, generator=generator)
+    best: tuple[SpectralLayer, LayerRecord] | None = None
+    for halvings in range(_HALVINGS):
+        layer = _at_fixed_point(
+            SpectralLayer(start, normal * 2**halvings / sigma, phases, centre), r, labels, c, sigma / 2**halvings
+        )
+        record = measure_features(layer(r), layer.project(r), labels, c, sigma / 2**halvings)
+        if best is None or record.hsic > best[1].hsic:
+            best = layer, record
+        if record.hsic >= reached + _SHARE * (1 - reached):
+            break
+    assert best is not None
+    return best
+
+
+def _at_fixed_point(layer: SpectralLayer, r: Tensor, labels: Tensor, c: int, sigma: float) -> SpectralLayer:
+    few = len(r) <= 2 * len(layer.phases)  # then the Gram matrix is the cheaper and the exact way
+    w = ism(
+        r - layer.centre,
+        labels,
+        c,
+        sigma,
+        width=layer.weight.shape[1],
+        features=None if few else layer.features,
+        max_iterations=_STEPS,
+        tolerance=_CLOSE,
+    ).w
+    return SpectralLayer(w, layer.frequencies, layer.phases, layer.centre)
+
+
+def class_centres(features: Tensor, labels: Tensor, c: int) -> Tensor:  # (n, D), (n,) -> (c, D)
+    """Mean feature vector of every class."""
+    return class_sums(features, labels, c) / torch.bincount(labels, minlength=c).clamp_min(1)[:, None].to(features)

@@ -1,0 +1,445 @@
+"""The estimators: scikit-learn's own checks, every fault that applies, export, saving, updates."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine, make_classification
+from sklearn.exceptions import DataConversionWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import mercer
+from mercer import NumericalWarning
+from mercer.layerwise import KernelNetworkClassifier, KernelNetworkRegressor
+from mercer.layerwise.calibration import inverse_temperature
+from mercer.layerwise.dependence import gaussian_gram
+from mercer.layerwise.kernel_ridge import dual_fit
+from mercer.layerwise.metric import average_gradient_outer_product
+from mercer.layerwise.network import Indicators, Standardize
+
+SOLVERS = {
+    "auto": lambda: KernelNetworkClassifier(random_state=0),
+    "landmarks": lambda: KernelNetworkClassifier(landmarks=30, random_state=0),
+    "spectral": lambda: KernelNetworkClassifier(solver="spectral", features=60, random_state=0),
+    "closed_form": lambda: KernelNetworkClassifier(solver="closed_form", random_state=0),
+    "authors": lambda: KernelNetworkClassifier(solver="closed_form", rule="authors", random_state=0),
+}
+ESTIMATORS = {**SOLVERS, "regressor": lambda: KernelNetworkRegressor(random_state=0)}
+
+
+@pytest.fixture(params=SOLVERS)
+def classifier(request):
+    return SOLVERS[request.param]()
+
+
+@pytest.fixture(params=ESTIMATORS)
+def estimator(request):
+    return ESTIMATORS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def small():
+    X, y = make_classification(90, 5, n_informative=3, n_classes=3, n_clusters_per_class=1, random_state=0)
+    return X, y
+
+
+@pytest.mark.filterwarnings("ignore::mercer.NumericalWarning")  # its constant and tiny inputs are meant to warn
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_check_estimator_without_expected_failures(name):
+    check_estimator(ESTIMATORS[name]())
+
+
+# --- what it is for -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["auto", "spectral", "closed_form"])
+def test_wine_is_learned_without_tuning(name):
+    X, y = load_wine(return_X_y=True)
+    a, b, ya, yb = train_test_split(X, y, test_size=0.4, stratify=y, random_state=0)
+    fitted = SOLVERS[name]().fit(a, ya)
+    assert fitted.score(b, yb) > 0.93
+    assert fitted.n_layers_ == len(fitted.layers_) == len(fitted.history_) >= 1
+    assert set(fitted.history_[0]) == {"bandwidth", "width", "hsic", "mse", "ce", "c", "t"}
+
+
+def test_probabilities_are_calibrated_on_leave_one_out_scores():
+    X, y = load_breast_cancer(return_X_y=True)
+    a, b, ya, yb = train_test_split(X, y, test_size=0.5, stratify=y, random_state=0)
+    fitted = SOLVERS["auto"]().fit(a, ya)
+    p = fitted.predict_proba(b)
+    np.testing.assert_allclose(p.sum(1), 1)
+    confidence, right = p.max(1).mean(), (p.argmax(1) == yb).mean()
+    assert abs(confidence - right) < 0.03
+    assert (fitted.decision_function(b) > 0).astype(int).tolist() == fitted.predict(b).tolist()
+
+
+def test_regressor_beats_the_mean_by_far():
+    X, y = load_diabetes(return_X_y=True)
+    a, b, ya, yb = train_test_split(X, y, test_size=0.5, random_state=0)
+    assert KernelNetworkRegressor(random_state=0).fit(a, ya).score(b, yb) > 0.4
+
+
+def test_levels_become_columns_where_that_helps(generator):
+    X = torch.randint(0, 4, (400, 5), generator=generator).numpy().astype(float)
+    y = ((X[:, 0] == 1) ^ (X[:, 1] == 2)).astype(int)  # the order of the levels says nothing
+    fitted = KernelNetworkClassifier(random_state=0).fit(X[:300], y[:300])
+    assert isinstance(fitted.network_.layers[0], Indicators)
+    assert fitted.score(X[300:], y[300:]) == 1.0
+    assert fitted.predict(np.full((1, 5), 9.0)).shape == (1,)  # levels never seen
+
+
+def test_a_metric_is_learned_where_it_helps(generator):
+    x = torch.randn(400, 12, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] * x[:, 1] > 0).long()  # two features matter, ten do not
+    fitted = KernelNetworkClassifier(random_state=0).fit(x[:300], y[:300])
+    assert fitted.n_layers_ > 1
+    assert fitted.score(x[300:].numpy(), y[300:].numpy()) > 0.9
+    flat = KernelNetworkClassifier(random_state=0, max_layers=1).fit(x[:300], y[:300])
+    assert flat.n_layers_ == 1 and flat.score(x[300:].numpy(), y[300:].numpy()) < 0.85
+
+
+# --- parts --------------------------------------------------------------------------------------------------
+
+
+def test_leave_one_out_equals_fitting_without_the_row(generator):
+    x = torch.randn(12, 3, dtype=torch.float64, generator=generator)
+    y = torch.randn(12, 2, dtype=torch.float64, generator=generator)
+    K = gaussian_gram(x, x, 1.0)
+    held_out = dual_fit(K, y, 0.3).held_out
+    for i in range(12):
+        keep = [j for j in range(12) if j != i]
+        inner = K[keep][:, keep] + 0.3 * torch.eye(11, dtype=torch.float64)
+        torch.testing.assert_close(held_out[i], K[i, keep] @ torch.linalg.solve(inner, y[keep]))
+
+
+def test_average_gradient_outer_product_equals_autograd(generator):
+    x = torch.randn(9, 3, dtype=torch.float64, generator=generator)
+    w = torch.randn(9, 2, dtype=torch.float64, generator=generator)
+    total = torch.zeros(3, 3, dtype=torch.float64)
+    for row in x:
+        jacobian = torch.autograd.functional.jacobian(lambda p: (gaussian_gram(p[None], x, 0.8) @ w)[0], row)
+        total += jacobian.T @ jacobian
+    torch.testing.assert_close(average_gradient_outer_product(x, x, w, 0.8), total / 9)
+
+
+def test_temperature_is_the_least_cross_entropy(generator):
+    scores = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    labels = (scores + torch.randn(50, 3, generator=generator, dtype=torch.float64)).argmax(1)
+    beta = inverse_temperature(scores, labels)
+    loss = [float(torch.nn.functional.cross_entropy(b * scores, labels)) for b in (0.95 * beta, beta, 1.05 * beta)]
+    assert min(loss) == loss[1]
+
+
+# --- export, saving, updates --------------------------------------------------------------------------------
+
+
+def test_to_module_has_the_same_outputs_and_trains(classifier, small):
+    X, y = small
+    fitted = classifier.fit(X, y)
+    module = fitted.to_module()
+    x = torch.from_numpy(X)
+    np.testing.assert_allclose(module(x).softmax(1).detach().numpy(), fitted.predict_proba(X), atol=1e-6)
+    np.testing.assert_allclose(module(x).detach().numpy(), fitted.decision_function(X), atol=1e-6)
+    before = fitted.predict_proba(X)
+    loss = torch.nn.functional.cross_entropy(module(x), torch.from_numpy(y))
+    loss.backward()
+    parameters = [p for p in module.parameters() if p.grad is not None and float(p.grad.norm()) > 0]
+    assert parameters
+    with torch.no_grad():
+        for p in parameters:
+            p -= 1e-3 * p.grad
+    assert float(torch.nn.functional.cross_entropy(module(x), torch.from_numpy(y))) < float(loss)
+    np.testing.assert_array_equal(fitted.predict_proba(X), before)  # the module is a copy
+    with pytest.raises(ValueError, match=r"x must have shape \(n, 5\); got \(90, 4\)"):
+        module(x[:, :4])
+
+
+def test_regressor_to_module(small):
+    X, _ = small
+    fitted = KernelNetworkRegressor(random_state=0).fit(X, X[:, 0])
+    out = fitted.to_module()(torch.from_numpy(X))[:, 0].detach().numpy()
+    np.testing.assert_allclose(out, fitted.predict(X), atol=1e-6)
+
+
+def test_save_load_pickle_clone(estimator, small, tmp_path):
+    X, y = small
+    fitted = estimator.fit(X, y)
+    expected = fitted.predict(X)
+    mercer.save(fitted, tmp_path / "model")
+    loaded = mercer.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(X), expected)
+    assert loaded.history_ == fitted.history_
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), expected)  # noqa: S301
+    assert not hasattr(clone(fitted), "layers_")
+
+
+def test_partial_fit_equals_one_fit_of_all_sums(small):
+    X, y = small
+    whole = KernelNetworkClassifier(landmarks=20, random_state=0).partial_fit(X[:60], y[:60])
+    in_parts = clone(whole).partial_fit(X[:60], y[:60])
+    whole.partial_fit(X[60:], y[60:])
+    for start in range(60, 90, 10):
+        in_parts.partial_fit(X[start : start + 10], y[start : start + 10])
+    np.testing.assert_allclose(in_parts.predict_proba(X), whole.predict_proba(X), atol=1e-7)
+    head = whole.network_.layers[-1]
+    z = torch.nn.Sequential(*list(whole.network_.layers)[:-1])(torch.from_numpy(X))
+    K = gaussian_gram(z, head.anchors, head.bandwidth)
+    Y = torch.nn.functional.one_hot(torch.from_numpy(y), 3).double()
+    Kc, Yc = K - K.mean(0), Y - Y.mean(0)
+    system = Kc.T @ Kc + whole.penalty_ * gaussian_gram(head.anchors, head.anchors, head.bandwidth)
+    exact = Kc @ torch.linalg.solve(system, Kc.T @ Yc) + Y.mean(0)
+    torch.testing.assert_close(head(z), exact, rtol=1e-4, atol=1e-5)  # the system is badly conditioned
+
+
+def test_partial_fit_goes_on_after_fit_and_knows_its_classes(small):
+    X, y = small
+    fitted = KernelNetworkClassifier(random_state=0).fit(X[:60], y[:60])
+    score = fitted.score(X[:60], y[:60])
+    assert fitted.partial_fit(X[60:], y[60:]).score(X[:60], y[:60]) > score - 0.1
+    with pytest.raises(ValueError, match="labels must be among 0, 1, 2; got"):
+        fitted.partial_fit(X[:2], [0, 7])
+    one = KernelNetworkClassifier(random_state=0).partial_fit(X[:40], np.minimum(y[:40], 1), classes=[0, 1, 2])
+    assert one.predict_proba(X).shape == (90, 3)
+    assert not hasattr(KernelNetworkClassifier(solver="spectral"), "partial_fit")
+
+
+def test_pipelines_grid_search_and_frames(small):
+    X, y = small
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), KernelNetworkClassifier(random_state=0)),
+        {"kernelnetworkclassifier__max_layers": [1, 2]},
+        cv=2,
+    )
+    assert search.fit(X, y).best_score_ > 0.5
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    fitted = KernelNetworkClassifier(random_state=0).fit(frame, y)
+    assert fitted.feature_names_in_.tolist() == list("abcde")
+    with pytest.raises(ValueError, match="feature names should match"):
+        fitted.predict(frame[list("edcba")])
+
+
+def test_progress_goes_to_the_log(small, caplog):
+    with caplog.at_level("INFO", logger="mercer"):
+        KernelNetworkClassifier(random_state=0, verbose=True).fit(*small)
+    assert "layer 1: bandwidth" in caplog.text
+
+
+# --- faults: the numbers are rows of the table of faults ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "infinity")])
+def test_1_2_non_finite_x(estimator, small, value, word):
+    X, y = small[0].copy(), small[1]
+    X[3, 1] = value
+    with pytest.raises(ValueError, match=word):
+        estimator.fit(X, y)
+
+
+def test_3_nan_in_y(estimator, small):
+    y = small[1].astype(float)
+    y[0] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        estimator.fit(small[0], y)
+
+
+def test_4_5_huge_values(estimator, small):
+    X, y = small
+    with pytest.raises(ValueError, match="for its squares overflow; got 2"):
+        estimator.fit(X / np.abs(X).max() * 2e200, y)
+    fitted = clone(estimator).fit(X * 1e30, y)
+    out = fitted.predict(X * 1e30)
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.filterwarnings("ignore::mercer.NumericalWarning")
+def test_6_denormal_scale(estimator, small):
+    X, y = small
+    fitted = estimator.fit(X * 1e-40, y)
+    assert np.isfinite(fitted.predict(X * 1e-40)).all()
+
+
+def test_7_constant_x_warns_and_fits(estimator, small):
+    with pytest.warns(NumericalWarning):
+        fitted = estimator.fit(np.ones((90, 3)), small[1])
+    assert np.isfinite(fitted.predict(np.ones((2, 3)))).all()
+
+
+def test_8_one_constant_feature(estimator, small):
+    X = np.c_[small[0], np.full(90, 7.0)]
+    fitted = estimator.fit(X, small[1])
+    assert np.isfinite(fitted.predict(X)).all()
+
+
+@pytest.mark.filterwarnings("ignore::mercer.NumericalWarning")
+def test_9_all_rows_duplicated_and_with_different_labels(estimator, small):
+    X, y = small
+    fitted = estimator.fit(np.r_[X, X], np.r_[y, (y + 1) % 3])
+    assert np.isfinite(fitted.predict(X)).all()
+
+
+def test_10_near_duplicates(estimator, small):
+    X, y = small
+    fitted = estimator.fit(np.r_[X, X + 1e-9], np.r_[y, y])
+    assert np.isfinite(fitted.predict(X)).all()
+
+
+def test_11_12_too_few_rows(estimator, small):
+    for n in (0, 1):
+        with pytest.raises(ValueError, match="minimum of"):
+            estimator.fit(small[0][:n], small[1][:n])
+
+
+@pytest.mark.filterwarnings("ignore::mercer.NumericalWarning")
+def test_13_one_sample_a_class(classifier):
+    fitted = classifier.fit(np.eye(4), ["a", "b", "c", "d"])
+    assert fitted.predict_proba(np.eye(4)).shape == (4, 4)
+    assert np.isfinite(fitted.predict_proba(np.eye(4))).all()
+
+
+def test_14_one_class_is_named(classifier, small):
+    with pytest.raises(ValueError, match="y must hold at least two classes; got one class, 'only'"):
+        classifier.fit(small[0], np.full(90, "only"))
+
+
+def test_17_continuous_labels(classifier, small):
+    with pytest.raises(ValueError, match="Unknown label type"):
+        classifier.fit(small[0], small[0][:, 0])
+
+
+@pytest.mark.parametrize("names", [np.array(["x", "y", "z"]), np.array([-3, 5, 40]), np.array([True, False, True])])
+def test_18_labels_of_any_kind(classifier, small, names):
+    X, y = small
+    fitted = classifier.fit(X, names[y])
+    assert fitted.classes_.tolist() == np.unique(names).tolist()
+    assert set(fitted.predict(X)) <= set(names)
+
+
+def test_19_column_of_labels(classifier, small):
+    with pytest.warns(DataConversionWarning):
+        classifier.fit(small[0], small[1][:, None])
+
+
+def test_20_21_shapes(estimator, small):
+    X, y = small
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        estimator.fit(X, y[:-1])
+    with pytest.raises(ValueError, match="Reshape your data"):
+        estimator.fit(X[:, 0], y)
+    with pytest.raises(ValueError, match="dim 3"):
+        estimator.fit(X[:, None], y)
+
+
+def test_22_23_wrong_width_and_not_fitted(estimator, small):
+    X, y = small
+    with pytest.raises(NotFittedError):
+        estimator.predict(X)
+    with pytest.raises(NotFittedError):
+        estimator.to_module()
+    with pytest.raises(ValueError, match=r"X has 4 features, but .* is expecting 5 features"):
+        estimator.fit(X, y).predict(X[:, :4])
+
+
+def test_24_25_objects_complex_and_sparse(estimator, small):
+    import scipy.sparse
+
+    X, y = small
+    estimator.fit(X.astype(object), y)
+    with pytest.raises(ValueError, match="could not convert string"):
+        estimator.fit(np.full((90, 2), "word", dtype=object), y)
+    with pytest.raises(ValueError, match="Complex data not supported"):
+        estimator.fit(X * 1j, y)
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
+        estimator.fit(scipy.sparse.csr_matrix(X), y)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8, np.int64])
+def test_26_27_28_other_dtypes_are_computed_in_float64(dtype, small):
+    X, y = (small[0] * 20).astype(dtype), small[1]
+    fitted = KernelNetworkClassifier(random_state=0).fit(X, y)
+    wide = KernelNetworkClassifier(random_state=0).fit(X.astype(np.float64), y)
+    np.testing.assert_array_equal(fitted.predict_proba(X), wide.predict_proba(X.astype(np.float64)))
+
+
+def test_26_30_tensors_are_taken_and_detached(small):
+    X, y = torch.from_numpy(small[0]).bfloat16().requires_grad_(), torch.from_numpy(small[1])
+    fitted = KernelNetworkClassifier(random_state=0).fit(X, y)
+    assert fitted.predict(X).shape == (90,) and X.grad is None
+
+
+def test_29_layouts_give_the_same_and_input_stays(estimator, small):
+    X, y = small
+    expected = clone(estimator).fit(X, y).predict(X)
+    views = {"fortran": np.asfortranarray(X), "stride": np.ascontiguousarray(X[::-1])[::-1], "wide": np.c_[X, X][:, :5]}
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    views["read-only"] = frozen
+    for name, view in views.items():
+        kept = view.copy()
+        np.testing.assert_allclose(clone(estimator).fit(view, y).predict(view), expected, err_msg=name)
+        np.testing.assert_array_equal(view, kept)
+
+
+def test_32_more_landmarks_than_rows(small):
+    fitted = KernelNetworkClassifier(landmarks=500, random_state=0)
+    with pytest.warns(NumericalWarning, match="landmarks=500 is more than the 90 rows; 90 are used"):
+        fitted.fit(*small)
+    assert len(fitted.network_.layers[-1].anchors) == 90
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"solver": "backprop"}, "solver must be one of 'auto', 'spectral', 'closed_form'; got 'backprop'"),
+        ({"solver": "closed_form", "rule": "mine"}, "rule must be one of 'leave_one_out', 'authors'; got 'mine'"),
+        ({"max_layers": 0}, "max_layers must be a whole number of at least 1; got 0"),
+        ({"landmarks": -1}, "landmarks must be a whole number of at least 1; got -1"),
+        ({"features": 0}, "features must be a whole number of at least 1; got 0"),
+    ],
+)
+def test_33_34_bad_arguments(small, arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        KernelNetworkClassifier(**arguments).fit(*small)
+
+
+def test_37_more_than_memory_is_refused(small, monkeypatch):
+    monkeypatch.setattr("mercer.checks.available_memory", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"GiB free\. Use solver='auto' or 'spectral'"):
+        KernelNetworkClassifier(solver="closed_form").fit(*small)
+
+
+def test_48_threads_agree(classifier, small):
+    X, y = small
+    one = clone(classifier).fit(X, y).predict_proba(X)
+    torch.set_num_threads(2)
+    try:
+        two = clone(classifier).fit(X, y).predict_proba(X)
+    finally:
+        torch.set_num_threads(1)
+    np.testing.assert_allclose(one, two, atol=1e-6)
+
+
+def test_imbalance_of_a_thousand_to_one(classifier, generator):
+    X = torch.randn(1001, 2, generator=generator, dtype=torch.float64).numpy()
+    y = np.zeros(1001, int)
+    X[0], y[0] = (9.0, 9.0), 1
+    fitted = classifier.fit(X, y)
+    assert np.isfinite(fitted.predict_proba(X)).all()
+    assert (fitted.predict(X) == 0).mean() > 0.99
+
+
+def test_equal_seeds_give_equal_networks(classifier, small):
+    X, y = small
+    np.testing.assert_array_equal(clone(classifier).fit(X, y).predict_proba(X), classifier.fit(X, y).predict_proba(X))
+
+
+def test_standardize_keeps_a_constant_feature_finite():
+    x = torch.tensor([[1.0, 5.0], [2.0, 5.0]], dtype=torch.float64)
+    torch.testing.assert_close(Standardize.of(x)(x), torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64))

@@ -14,6 +14,7 @@ from ..modules import Data, rows
 from .base import Kernel, Positive
 
 _MEDIAN_ROWS = 1000
+_FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN at infinity
 
 
 class _UnitDiagonal(Kernel):
@@ -127,9 +128,10 @@ class Matern(_UnitDiagonal):
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         scaled = math.sqrt(2 * self.nu) * safe_sqrt(squared_distances(x, y)) / self.lengthscale(x)
-        decay = (-scaled).exp()
         if self.nu == 0.5:
-            return decay
+            return (-scaled).exp()
+        scaled = scaled.clamp_max(_FAR)
+        decay = (-scaled).exp()
         if self.nu == 1.5:
             return (1 + scaled) * decay
         return (1 + scaled + scaled.square() / 3) * decay

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,8 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
     Up to four features: by differences, exact. More: by one matrix product, the rows centred first, because
     :math:`\|x\|^2 + \|y\|^2 - 2 x \cdot y` loses all its digits when the mean is large. What is left below the
     rounding error of that sum cannot be told from 0 and is returned as 0, so a point has distance 0 to itself and to
-    its copies; the gradient there is 0 as well.
+    its copies; the gradient there is 0 as well. A row that is not finite, or whose squares overflow, is at NaN or
+    infinite distance, never at 0, and leaves the distances between the others as they are.
     """
     if x.shape[-1] <= _FEW_FEATURES:
         total = x.new_zeros(len(x), len(y))
@@ -24,11 +27,13 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
             total = total + (x[:, feature, None] - y[None, :, feature]).square()
         return total
     centre = (x.detach().sum(0) + y.detach().sum(0)) / max(1, len(x) + len(y))
+    limit = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
+    centre = torch.where(centre.abs() < limit, centre, 0.0)  # one bad row must not shift the good ones
     x, y = x - centre, y - centre
     norms = x.square().sum(-1)[:, None] + y.square().sum(-1)[None]  # (n, m)
     squared = torch.addmm(norms, x, y.mT, alpha=-2.0)
     floor = _RESOLUTION * torch.finfo(x.dtype).eps * norms.detach()
-    return torch.where(squared > floor, squared, 0.0)
+    return torch.where(squared < floor, 0.0, squared)  # NaN is not below the floor, nor infinity below infinity
 
 
 def safe_sqrt(squared: Tensor) -> Tensor:

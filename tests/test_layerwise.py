@@ -179,7 +179,7 @@ def test_claims_4_and_5_the_gradient_vanishes_at_w_star_only(rows):
     def along_the_constraint(w):
         w = w.detach().clone().requires_grad_()
         (grad,) = torch.autograd.grad(literal.hsic_of_w(w, x, y, C, sigma), w)
-        return grad - w @ (w.T @ grad), grad
+        return (grad - w @ (w.T @ grad)).detach(), grad
 
     star = ism(x, y, C, sigma, width=2, max_iterations=60, tolerance=1e-12).w
     zero, whole = along_the_constraint(star)

@@ -156,7 +156,8 @@ def test_to_module_has_the_same_outputs_and_trains(classifier, small):
     with torch.no_grad():
         for p in parameters:
             p -= 1e-3 * p.grad
-    assert float(torch.nn.functional.cross_entropy(module(x), torch.from_numpy(y))) < float(loss)
+        after = torch.nn.functional.cross_entropy(module(x), torch.from_numpy(y))
+    assert after.item() < loss.item()
     np.testing.assert_array_equal(fitted.predict_proba(X), before)  # the module is a copy
     with pytest.raises(ValueError, match=r"x must have shape \(n, 5\); got \(90, 4\)"):
         module(x[:, :4])

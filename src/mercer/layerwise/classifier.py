@@ -103,7 +103,8 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
 
     def predict(self, X: ArrayLike) -> Array:
         """The most probable label of each row."""
-        labels: Array = self.classes_[self._outputs(X).argmax(1).numpy()]
+        outputs = self._outputs(X)
+        labels: Array = self.classes_[outputs.argmax(1).numpy()]
         return labels
 
     @available_if(_is_auto)  # type: ignore[untyped-decorator]
@@ -141,7 +142,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         self.classes_ = np.unique(target if classes is None else np.asarray(classes))
         if len(self.classes_) < 2:
             fix = "A classifier needs rows of at least two classes."
-            got = f"one class, {self.classes_[0]!r}"
+            got = f"one class, {str(self.classes_[0])!r}"
             raise ValueError(checks.sentence(where, "y must hold at least two classes", got, fix))
         x = checks.squarable(where, "X", torch.from_numpy(np.array(rows)))
         return x, self._encode(np.asarray(target))

@@ -120,7 +120,7 @@ def ism(
     q = _width(values, c, share) if width is None else checks.integer("ism", "width", width, 1, r.shape[1])
     w = vectors[:, -q:]
     if kernel == "linear":
-        return Ism(w, _residual(matrix, w), 1, values)
+        return Ism(_settled(matrix, w), _residual(matrix, w), 1, values)
     objective = _Objective(r, labels, c, bandwidth, kernel, degree, coef0, features)
     value, spent = objective.value(w), 0
     while spent < max_iterations:
@@ -132,7 +132,8 @@ def ism(
         w, value, moved = _ascend(objective, w, vectors[:, -q:], value)
         if not moved:
             break
-    return Ism(w, _residual(objective.matrix(w), w), spent, values)
+    matrix = objective.matrix(w)
+    return Ism(_settled(matrix, w), _residual(matrix, w), spent, values)
 
 
 class _Objective:
@@ -180,6 +181,13 @@ def _ascend(objective: _Objective, w: Tensor, target: Tensor, value: float) -> t
         if reached >= value - slack:
             return trials[-best], reached, True
     return w, value, False
+
+
+def _settled(matrix: Tensor, w: Tensor) -> Tensor:
+    """The basis of W's span that diagonalises Q, largest entries positive: rounding cannot turn it."""
+    w = w @ torch.linalg.eigh(w.mT @ matrix @ w)[1]
+    signs = w.gather(0, w.abs().argmax(0, keepdim=True)).sign()
+    return w * torch.where(signs == 0, torch.ones_like(signs), signs)
 
 
 def _rotation(product: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Entries of masoomi2020, layer-wise learning via kernel embedding."""

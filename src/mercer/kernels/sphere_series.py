@@ -19,7 +19,7 @@ from ..linalg import unit_rows
 __all__ = ["Factors", "series", "sphere_series"]
 
 Factors = Sequence[tuple[float, float]] | None  # of the Gegenbauer recurrence; None for powers
-_BLOCK = 2**14  # cosines worked on at a time on a CPU: their powers stay in the cache
+_BLOCK = 2**15  # cosines worked on at a time on a CPU: their powers stay in the cache
 _BLOCK_GPU = 2**21
 _USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
 
@@ -82,11 +82,9 @@ class _SphereSeries(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Factors) -> Tensor:
         (inverse_x, _), (inverse_y, usual) = _inverse_norms(x), _inverse_norms(y)
         t = torch.mm(x * inverse_x, y.mT)
-        t.mul_(inverse_y.mT).clamp_(-1, 1)
-        value = torch.empty_like(t)
-        out = value.view(-1)
-        for start, stop, buffer in _blocks(t, len(a), factors):
-            torch.mv(buffer.mT, a, out=out[start:stop])
+        value, scale = torch.empty_like(t), inverse_y.mT
+        for start, stop, buffer in _blocks(t, len(a), factors, scale):
+            torch.mv(buffer.mT, a, out=value[start:stop].view(-1))
         if factors is not None:
             value = torch.where(_apart(inverse_x, inverse_y), value, a[0])
         ctx.save_for_backward(x, y, a, t, inverse_x, inverse_y)
@@ -123,17 +121,15 @@ def _fast_backward(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Ten
         apart = _apart(inverse_x, inverse_y)
         elsewhere = torch.where(apart, 0.0, grad).sum()
         grad = torch.where(apart, grad, 0.0)
-    at_t, grad_a = _slope_and_coefficients(grad.contiguous(), t, a, ctx.slopes, ctx.factors)
+    at_t, along_x, along_y, grad_a = _gradients(grad.contiguous(), t, a, ctx.slopes, ctx.factors, inverse_y.mT)
     if elsewhere is not None:
         grad_a[0] += elsewhere
-    radial = at_t * t
-    at_t.mul_(inverse_y.mT)
     unit = x * inverse_x
     grad_x = grad_y = None
     if ctx.needs_input_grad[0]:
-        grad_x = torch.mm(at_t, y).addcmul_(unit, radial.sum(1, keepdim=True), value=-1).mul_(inverse_x)
+        grad_x = torch.mm(at_t, y).addcmul_(unit, along_x, value=-1).mul_(inverse_x)
     if ctx.needs_input_grad[1]:
-        grad_y, pull = torch.mm(at_t.mT, unit), radial.sum(0)[:, None] * inverse_y
+        grad_y, pull = torch.mm(at_t.mT, unit), along_y[:, None] * inverse_y
         if ctx.usual:  # one pass less; the square of an inverse norm may overflow elsewhere
             grad_y.addcmul_(y, pull * inverse_y, value=-1)
         else:
@@ -141,33 +137,46 @@ def _fast_backward(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Ten
     return grad_x, grad_y, grad_a, None, None
 
 
-def _slope_and_coefficients(
-    grad: Tensor, t: Tensor, a: Tensor, slopes: Tensor, factors: Factors
-) -> tuple[Tensor, Tensor]:
-    """Gradients with respect to t, (n, m), and to the coefficients, (order + 1,)."""
+def _gradients(
+    grad: Tensor, t: Tensor, a: Tensor, slopes: Tensor, factors: Factors, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of the cosines times ``scale``, (n, m); the parts along each x, (n, 1), and y, (m,); of the coefficients."""
     b = torch.mv(slopes.to(a).mT, a)  # the derivative's coefficients
     at_t, grad_a = torch.empty_like(t), torch.zeros_like(a)
-    out, flat = at_t.view(-1), grad.view(-1)
-    for start, stop, buffer in _blocks(t, len(a), factors):
-        torch.mv(buffer.mT, b, out=out[start:stop])
-        grad_a.addmv_(buffer, flat[start:stop])
-    return at_t.mul_(grad), grad_a
+    along_x, along_y = t.new_zeros(len(t), 1), t.new_zeros(t.shape[1])
+    for start, stop, buffer in _blocks(t, len(a), factors, None):
+        rows = at_t[start:stop]
+        torch.mv(buffer.mT, b, out=rows.view(-1))
+        grad_a.addmv_(buffer, grad[start:stop].view(-1))
+        rows.mul_(grad[start:stop])
+        radial = rows * t[start:stop]
+        torch.sum(radial, 1, keepdim=True, out=along_x[start:stop])
+        along_y += radial.sum(0)
+        rows.mul_(scale)
+    return at_t, along_x, along_y, grad_a
 
 
-def _blocks(t: Tensor, rows: int, factors: Factors) -> Iterator[tuple[int, int, Tensor]]:
-    """Pieces of the flattened cosines with all polynomials at them, in one buffer that is used again."""
-    flat = t.view(-1)
-    size = max(1, min(_BLOCK if t.device.type == "cpu" else _BLOCK_GPU, len(flat)))
-    buffer = t.new_empty(rows, size)
+def _blocks(t: Tensor, count: int, factors: Factors, scale: Tensor | None) -> Iterator[tuple[int, int, Tensor]]:
+    """A few rows of the cosines at a time, with all polynomials at them, in one buffer that is used again.
+
+    With a ``scale`` the rows are first multiplied by it and clamped, in place, while they are in the cache.
+    """
+    n, m = t.shape
+    rows = max(1, (_BLOCK if t.device.type == "cpu" else _BLOCK_GPU) // max(1, m))
+    rows = min(rows, max(1, n))
+    buffer = t.new_empty(count, rows * m)
     buffer[0].fill_(1.0)
     steps = _steps(buffer, factors)
-    for start in range(0, len(flat), size):
-        stop = min(start + size, len(flat))
-        if stop - start < size:
-            buffer = buffer[:, : stop - start]
+    for start in range(0, n, rows):
+        stop = min(start + rows, n)
+        part = t[start:stop]
+        if stop - start < rows:
+            buffer = buffer[:, : (stop - start) * m]
             steps = _steps(buffer, factors)
-        if rows > 1:
-            buffer[1].copy_(flat[start:stop])
+        if scale is not None:
+            part.mul_(scale).clamp_(-1, 1)
+        if count > 1:
+            buffer[1].copy_(part.view(-1))
         for step in steps:
             step()
         yield start, stop, buffer
@@ -176,6 +185,8 @@ def _blocks(t: Tensor, rows: int, factors: Factors) -> Iterator[tuple[int, int, 
 def _steps(buffer: Tensor, factors: Factors) -> list[Callable[[], object]]:
     """What fills rows 2, 3, ... of the buffer from row 1; the views are made once, not for every block."""
     order = len(buffer) - 1
+    if order < 2:
+        return []
     if factors is not None:
         t = buffer[1]
         return [

@@ -43,8 +43,8 @@ class CifarResNet(nn.Module):
     Args:
         depth: 6 n + 2: 8, 14, 20, 32, 44, 56.
         num_classes: outputs of ``linear``.
-        convolution: ``convolution(channels_in, channels_out, stride)`` for the first layer; None for 3 x 3. KERVO puts a
-            :class:`mercer.nn.Kervolution2d` there.
+        convolution: ``convolution(channels_in, channels_out, stride)`` for the first layer; None for 3 x 3. KERVO puts
+            a :class:`mercer.nn.Kervolution2d` there.
         width: channels of the first stage.
 
     >>> sum(p.numel() for p in CifarResNet(56).parameters())

@@ -69,13 +69,13 @@ class CheckedOptimizer(Optimizer):
                 fix = "Use sparse=False, or give it to torch.optim.SparseAdam."
                 raise TypeError(checks.sentence(where, "gradients must be dense", f"{p.grad.layout} in {name}", fix))
         gradients = [p.grad for _, p in live if p.grad is not None]
-        if gradients and not bool(torch.stack([g.sum().double() for g in gradients]).isfinite().all()):
+        if gradients and not _all_finite(gradients):
             self._refuse_non_finite(live)
         return [p for _, p in live]
 
     def _refuse_non_finite(self, live: list[tuple[str, Tensor]]) -> None:
         bad = [name for name, p in live if p.grad is not None and not bool(p.grad.isfinite().all())]
-        if bad:  # a sum may overflow where every term is finite
+        if bad:  # a norm may overflow where every number is finite
             where, got = type(self).__name__, f"NaN or infinity in {', '.join(bad[:3])}"
             fix = "No parameter was changed: lower lr, or clip the gradients."
             raise FloatingPointError(checks.sentence(where, "gradients must be finite", got, fix))
@@ -95,6 +95,13 @@ class CheckedOptimizer(Optimizer):
     def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
         names = group.get("param_names") or [f"the parameter of shape {tuple(p.shape)}" for p in group["params"]]
         return list(zip(names, group["params"], strict=True))
+
+
+def _all_finite(gradients: list[Tensor]) -> bool:
+    norms = torch._foreach_norm(gradients)  # one call for all, one look at the result
+    kind = norms[0].dtype
+    same = all(n.dtype is kind and n.device == norms[0].device for n in norms)
+    return bool((torch.stack(norms) if same else torch.tensor([float(n) for n in norms])).isfinite().all())
 
 
 def descend(

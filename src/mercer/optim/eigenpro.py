@@ -75,7 +75,7 @@ class EigenProSGD(CheckedOptimizer):
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
-        directions: dict[Tensor, Tensor] = {}
+        directions: dict[int, Tensor] = {}
         for factor in self._factors:
             state, record = self.state[factor.weight], self._recorder.records[factor.name]
             if factor.weight.grad is not None and (record.inputs or RATE in state):
@@ -87,8 +87,8 @@ class EigenProSGD(CheckedOptimizer):
             own = [p for p in group["params"] if p.grad is not None]
             rest = self.rest_lr * (lr if self.automatic else 1.0)
             for mine, rate in ((True, lr), (False, rest)):
-                chosen = [p for p in own if (p in directions) is mine]
-                descend(chosen, [directions.get(p, p.grad) for p in chosen], rate, foreach=group["foreach"])
+                chosen = [p for p in own if (id(p) in directions) is mine]
+                descend(chosen, [directions.get(id(p), p.grad) for p in chosen], rate, foreach=group["foreach"])
         self._recorder.clear()
 
     @override

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
@@ -48,7 +49,7 @@ class FunctionSpaceSGD(CheckedOptimizer):
         nesterov: Nesterov's momentum.
         weight_decay: Apart from the gradient, as in AdamW.
         ema: Memory of the moment, bias-corrected; 0 uses the latest batch alone and solves on the smaller side.
-        update_every: Steps between two moments, but the first ``update_every`` steps each have one.
+        update_every: Steps between two moments; before, steps 0, 1, 2, 4, ... have one.
         output_factor: Precondition at the layer's output as well, by the moment of D with unit mean diagonal (K-FAC
             with the empirical Fisher).
         graft: Give each layer's direction the norm of its gradient (``"sgd"``).
@@ -117,14 +118,14 @@ class FunctionSpaceSGD(CheckedOptimizer):
         rest = set() if self._base is None else {id(p) for g in self._base.param_groups for p in g["params"]}
         for group in self.param_groups:
             own = [p for p in group["params"] if p.grad is not None and id(p) not in rest]
-            moves = [directions.get(p, p.grad) for p in own]
+            moves = [directions.get(id(p), p.grad) for p in own]
             if group["momentum"]:
                 moves = [self._with_momentum(p, u, group) for p, u in zip(own, moves, strict=True)]
             descend(own, moves, float(group["lr"]), decay=group["weight_decay"], foreach=group["foreach"])
         self._step_base()
         self.param_groups[0]["steps"] += 1
         self._recorder.clear()
-        self._recorder.on = self._due()
+        self._recorder.listen(self._due())
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -148,46 +149,58 @@ class FunctionSpaceSGD(CheckedOptimizer):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "base"})
         if self._base is not None:
             self._base.load_state_dict(state_dict["base"])
-        self._recorder.on = self._due()
+        self._recorder.listen(self._due())
 
     def _due(self) -> bool:
         steps = self.param_groups[0]["steps"]
-        return self.kernel is not None or steps < self.update_every or steps % self.update_every == 0
+        early = steps < self.update_every and steps & (steps - 1) == 0  # 0, 1, 2, 4, 8: the first moments are poor
+        return bool(self.kernel is not None or early or steps % self.update_every == 0)
 
-    def _directions(self) -> dict[Tensor, Tensor]:
-        """The preconditioned direction of every parameter that has one."""
-        found: dict[Tensor, Tensor] = {}
+    def _directions(self) -> dict[int, Tensor]:
+        """The preconditioned direction of every parameter that has one, by the parameter's ``id``."""
         inverse = None
         if self.kernel is not None and self._recorder.records[""].inputs:
             inverse = sample_inverse(self.kernel, self._recorder.records[""], self.memory.damping)
+        found: list[tuple[LayerFactor, Tensor]] = []
+        products: list[Tensor] = []
         for factor in self._factors:
-            if factor.weight.grad is not None:
-                u = self._direction(factor, inverse)
-                found |= {} if u is None else factor.split(u)
-        return found
+            if factor.weight.grad is not None and (made := self._direction(factor, inverse)) is not None:
+                found.append((factor, made[0]))
+                products.append(torch.dot(made[0].flatten(), made[1].flatten()))
+        if self.max_change is not None and self.kernel is None and found:
+            found = self._bounded(found, products, self.max_change)
+        return {key: u for factor, direction in found for key, u in factor.split(direction).items()}
 
-    def _direction(self, factor: LayerFactor, inverse: Tensor | None) -> Tensor | None:
+    def _direction(self, factor: LayerFactor, inverse: Tensor | None) -> tuple[Tensor, Tensor] | None:
         state, record, gradient = self.state[factor.weight], self._recorder.records[factor.name], factor.gradient()
         if inverse is not None and record.inputs:
-            return self._grafted(fixed_kernel_direction(factor, record, inverse, gradient), gradient)
+            return self._grafted(fixed_kernel_direction(factor, record, inverse, gradient), gradient, gradient)
         if record.inputs:
             factor.refresh(state, record)
         if REFRESHES not in state:
             self._warn_unseen(factor.name)
             return None
-        u, moved = factor.direction(state, gradient)
-        grafted = self._grafted(u, gradient)
-        return self._bounded(grafted, moved * (grafted.norm() / u.norm().clamp(min=1e-30)) ** 2, factor.weight)
+        return self._grafted(*factor.direction(state, gradient), gradient)
 
-    def _grafted(self, u: Tensor, gradient: Tensor) -> Tensor:
-        return u if self.graft == "none" else u * (gradient.norm() / u.norm().clamp(min=1e-30))
+    def _grafted(self, u: Tensor, against: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        if self.graft == "none":
+            return u, against
+        scale = gradient.norm() / u.norm().clamp(min=torch.finfo(u.dtype).tiny)
+        return u * scale, against * scale
 
-    def _bounded(self, u: Tensor, moved: Tensor, weight: Tensor) -> Tensor:
-        if self.max_change is None:
-            return u
-        lr = next(float(g["lr"]) for g in self.param_groups if any(p is weight for p in g["params"]))
-        change = lr * moved.sqrt()
-        return u * (self.max_change / change.clamp(min=self.max_change)).to(u.dtype)
+    def _bounded(
+        self, found: list[tuple[LayerFactor, Tensor]], products: list[Tensor], most: float
+    ) -> list[tuple[LayerFactor, Tensor]]:
+        """Directions shortened where they move a layer's outputs by more than ``most``; one look at all layers."""
+        rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        bounded = []
+        for (factor, u), product in zip(found, torch.stack(products).tolist(), strict=True):
+            lr = rates[id(factor.weight)]
+            if lr * lr * product > most * most:  # the product alone is no less than the change: most steps end here
+                change = lr * factor.change(self.state[factor.weight], u, product) ** 0.5
+                u = u * min(1.0, most / change) if change else u
+            bounded.append((factor, u))
+        return bounded
 
     def _with_momentum(self, p: Tensor, u: Tensor, group: dict[str, Any]) -> Tensor:
         buffer = self.state[p].get(MOMENTUM)

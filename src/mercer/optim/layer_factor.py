@@ -62,12 +62,13 @@ class LayerFactor:
         column = self.bias.grad if self.bias.grad is not None else torch.zeros_like(self.bias)
         return torch.cat((g, column[:, None]), 1)
 
-    def split(self, direction: Tensor) -> dict[Tensor, Tensor]:
-        """A direction ``(c, d)`` as one tensor for each parameter, in its shape."""
-        d = self.weight[0].numel()
-        parts = {self.weight: direction[:, :d].reshape(self.weight.shape)}
-        if self.bias is not None and self.bias.grad is not None:
-            parts[self.bias] = direction[:, d]
+    def split(self, direction: Tensor) -> dict[int, Tensor]:
+        """A direction ``(c, d)`` as one tensor for each parameter, in its shape, by the parameter's ``id``."""
+        if self.bias is None:
+            return {id(self.weight): direction.reshape(self.weight.shape)}
+        parts = {id(self.weight): direction[:, :-1].reshape(self.weight.shape)}
+        if self.bias.grad is not None:
+            parts[id(self.bias)] = direction[:, -1]
         return parts
 
     def refresh(self, state: State, record: Record) -> None:
@@ -90,18 +91,28 @@ class LayerFactor:
         if self.memory.output_factor:
             self._refresh_output(state, record)
 
-    def direction(self, state: State, gradient: Tensor) -> tuple[Tensor, Tensor]:  # (c, d) -> (c, d), ()
-        """The preconditioned gradient, and the mean square by which it would move the layer's outputs at rate 1."""
+    def direction(self, state: State, gradient: Tensor) -> tuple[Tensor, Tensor]:  # (c, d) -> (c, d), (c, d)
+        """The preconditioned gradient u, and u (A + lambda I), by which `change` measures it."""
         if CORE in state:
             u = Dual(state[ROWS], state[CORE], state[RIDGE])(gradient)
         else:
             inverse = state[INVERSE]
             u = (gradient.to(inverse.dtype) @ inverse).to(gradient.dtype)
-        if OUTPUT_INVERSE in state:
-            u, gradient = state[OUTPUT_INVERSE] @ u, state[OUTPUT_INVERSE] @ gradient
-        # u (A + lambda I) = gradient, so that u A u^T needs no product with A
-        moved = (u * gradient).sum() - state[RIDGE] * u.square().sum()
-        return u, moved.clamp(min=0) / (len(u) * state[PLACES])
+        if OUTPUT_INVERSE not in state:
+            return u, gradient
+        left = state[OUTPUT_INVERSE]
+        return left @ u, left @ gradient
+
+    def change(self, state: State, u: Tensor, product: float) -> float:
+        r"""Mean square by which u moves the layer's outputs: :math:`u A u^\top` over outputs and places.
+
+        Args:
+            state: Of the weight.
+            u: A direction.
+            product: Its product with :math:`u (A + \lambda I)`, so that none with A is needed.
+        """
+        rest = float(state[RIDGE] * u.double().square().sum())
+        return max(0.0, product - rest) / (len(u) * int(state[PLACES]))
 
     def rows(self, record: Record) -> Tensor:  # (n, d)
         """What weight and bias multiply, scaled so that the mean over rows is a sum over places, mean over samples.

@@ -46,17 +46,28 @@ class Recorder:
 
     def __init__(self, where: str, model: nn.Module, modules: Mapping[str, nn.Module], *, once: bool = True) -> None:
         self.where = where
-        self.on = True
         self.records = {name: Record() for name in modules}
         self._inside = False  # a forward pass of the model; a layer called on its own is nobody's second run
         self._ran: set[str] = set()
         self._once = once
-        root = unwrap(model)
-        self._handles: list[RemovableHandle] = [root.register_forward_pre_hook(self._begin)]
-        for name, module in modules.items():
-            hook = functools.partial(self._see, name)
-            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        self._handles.append(root.register_forward_hook(self._end, always_call=True))
+        self._root = unwrap(model)
+        self._modules = dict(modules)
+        self._handles: list[RemovableHandle] = []
+        self._closed = False
+        self.listen(True)
+
+    def listen(self, on: bool) -> None:
+        """Put the hooks on the model, or take them off until the next time they are needed: a hook costs every pass."""
+        if on and not self._handles and not self._closed:
+            self._handles.append(self._root.register_forward_pre_hook(self._begin))
+            for name, module in self._modules.items():
+                hook = functools.partial(self._see, name)
+                self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+            self._handles.append(self._root.register_forward_hook(self._end, always_call=True))
+        elif not on:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
 
     def clear(self) -> None:
         """Forget what was seen."""
@@ -65,10 +76,9 @@ class Recorder:
             record.gradients.clear()
 
     def close(self) -> None:
-        """Take the hooks off the model."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        """Take the hooks off the model for good."""
+        self._closed = True
+        self.listen(False)
         self.clear()
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -79,7 +89,7 @@ class Recorder:
         self._inside = False
 
     def _see(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if not self.on or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
         result = as_logits(output)
         given = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
@@ -98,9 +108,8 @@ class Recorder:
             self._ran.add(name)
 
     def _keep(self, name: str, given: Tensor, gradient: Tensor) -> None:
-        if self.on:
-            self.records[name].inputs.append(given)
-            self.records[name].gradients.append(gradient.detach())
+        self.records[name].inputs.append(given)
+        self.records[name].gradients.append(gradient.detach())
 
 
 def trained_layers(

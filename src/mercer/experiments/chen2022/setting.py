@@ -39,7 +39,7 @@ class Size:
 
 SIZES = {
     "smoke": {"table": Size(160, 80, 2), "image": Size(80, 40, 1), "text": Size(80, 40, 1)},
-    "small": {"table": Size(2000, 1000, 10), "image": Size(800, 400, 5), "text": Size(800, 400, 4)},
+    "small": {"table": Size(1200, 1000, 8), "image": Size(640, 400, 4), "text": Size(640, 400, 3)},
     "paper": {"table": Size(None, None, 500), "image": Size(None, None, 500), "text": Size(None, None, 500)},
 }
 

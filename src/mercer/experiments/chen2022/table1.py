@@ -11,7 +11,7 @@ LAYERS = {"last": "last layer", "all": "all layers"}
 
 def cells(scale: str) -> list[Cell]:
     """One cell for each data set: both trainings."""
-    seeds = {"smoke": 1, "small": 2, "paper": 5}[scale]
+    seeds = {"smoke": 1, "small": 1, "paper": 5}[scale]
     return [
         Cell("chen2022/table1", row=name, settings={"data": name, "scale": scale}, data=needed(name), seeds=seeds)
         for name in KINDS

@@ -78,14 +78,15 @@ class Trajectory(NetworkKernel):
 
     def mean(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
         r""":math:`\bar g(x)`, the mean output of the networks."""
-        return self._all(self.prepare("x", x)).mean(2)
+        return self.outputs_of_all(self.prepare("x", x)).mean(2)
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, M)
-        outputs = self._all(x)
+        outputs = self.outputs_of_all(x)
         return (outputs - outputs.mean(2, keepdim=True)) / math.sqrt(len(self._held))
 
-    def _all(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, M)
+    def outputs_of_all(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, M)
+        """Every network's outputs for checked rows."""
         return torch.stack([self.chosen(_outputs(model, x)) for model in self._held], 2)
 
 

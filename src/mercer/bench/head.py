@@ -1,7 +1,7 @@
 """The kernelised head against the heads it replaces: CPU time of forward and backward, and what is kept in between.
 
-Goals are ratios of the peer's time over ours: 1 / 1.35 at (batch 1024, width 768, classes 10000) says that ours may take
-1.35 times as long as a linear layer without bias.
+Goals are ratios of the peer's time over ours: 1 / 1.35 at (batch 1024, width 768, classes 10000) says that ours may
+take 1.35 times as long as a linear layer without bias.
 """
 
 from __future__ import annotations

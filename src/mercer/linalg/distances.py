@@ -6,10 +6,12 @@ import math
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 # A sum of d products carries a rounding error of a few units in the last place of |x|^2 + |y|^2.
 _RESOLUTION = 8.0
 _FEW_FEATURES = 4
+_CENTRE_ROWS = 16
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -18,22 +20,48 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
     Up to four features: by differences, exact. More: by one matrix product, the rows centred first, because
     :math:`\|x\|^2 + \|y\|^2 - 2 x \cdot y` loses all its digits when the mean is large. What is left below the
     rounding error of that sum cannot be told from 0 and is returned as 0, so a point has distance 0 to itself and to
-    its copies; the gradient there is 0 as well. A row that is not finite, or whose squares overflow, is at NaN or
-    infinite distance, never at 0, and leaves the distances between the others as they are.
+    its copies; the gradient there is 0 as well. A row with a NaN is at distance NaN, one whose squares overflow as far
+    away as the dtype can say, and neither changes the distances between the others.
     """
     if x.shape[-1] <= _FEW_FEATURES:
         total = x.new_zeros(len(x), len(y))
         for feature in range(x.shape[-1]):
             total = total + (x[:, feature, None] - y[None, :, feature]).square()
         return total
-    centre = (x.detach().sum(0) + y.detach().sum(0)) / max(1, len(x) + len(y))
-    limit = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
-    centre = torch.where(centre.abs() < limit, centre, 0.0)  # one bad row must not shift the good ones
+    centre = _centre(x.detach(), y.detach())
     x, y = x - centre, y - centre
-    norms = x.square().sum(-1)[:, None] + y.square().sum(-1)[None]  # (n, m)
+    rows, columns = x.square().sum(-1), y.square().sum(-1)
+    if _overflowed(rows, columns):
+        x, y = _held(x), _held(y)
+        rows, columns = x.square().sum(-1), y.square().sum(-1)
+    norms = rows[:, None] + columns[None]  # (n, m)
     squared = torch.addmm(norms, x, y.mT, alpha=-2.0)
     floor = _RESOLUTION * torch.finfo(x.dtype).eps * norms.detach()
-    return torch.where(squared < floor, 0.0, squared)  # NaN is not below the floor, nor infinity below infinity
+    return torch.where(squared < floor, 0.0, squared)  # NaN is not below the floor
+
+
+def _centre(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
+    """Medians over a few rows: a mean would follow one far row, and take the digits of all the others with it."""
+    sample = torch.cat([part[:: max(1, len(part) // _CENTRE_ROWS)][:_CENTRE_ROWS] for part in (x, y)])
+    return sample.nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0) if len(sample) else sample.new_zeros(x.shape[-1])
+
+
+def _overflowed(rows: Tensor, columns: Tensor) -> bool:
+    """Whether a sum of squares is near it; looked at on the CPU alone, where that neither waits nor breaks a trace."""
+    if torch.compiler.is_compiling() or rows.device.type != "cpu":
+        return False
+    if is_functorch_wrapped_tensor(rows) or is_functorch_wrapped_tensor(columns):
+        return False
+    limit = torch.finfo(rows.dtype).max / 8
+    return bool((rows.detach() > limit).any() | (columns.detach() > limit).any())
+
+
+def _held(x: Tensor) -> Tensor:
+    """Rows whose squares overflow brought back along their direction, and a little less the larger they were."""
+    limit = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
+    excess = x.detach().abs().amax(-1, keepdim=True) / limit
+    factor = (1 + excess.clamp_min(1.0).log2() / 4096) / excess  # at most 5/4 of the limit, even in float64
+    return x * torch.where(excess > 1, factor, 1.0)
 
 
 def safe_sqrt(squared: Tensor) -> Tensor:

@@ -72,7 +72,15 @@ def test_three_ranks_agree_with_one_process(tmp_path):
             d.gather_rows(torch.ones(1, 1 + rank))
         except ValueError as error:
             print(error)
+        from mercer.features import Nystrom
+        from mercer.kernels import RBF
+        landmarks = x[:9]  # of the last x, 101 rows
+        mine, whole = (Nystrom(RBF(0.1), 9, selection=landmarks) for _ in range(2))
+        mine.fit(x[d.shard(len(x))])
         dist.destroy_process_group()
+        whole.fit(x)  # no longer distributed
+        torch.testing.assert_close(mine.eigenvalues, whole.eigenvalues, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(mine.kernel(x), whole.kernel(x), rtol=1e-9, atol=1e-12)
     """
     for status, text in run(tmp_path, 3, code):
         assert status == 0, text

@@ -24,7 +24,7 @@ def spectrum_outcome(cell: Cell) -> Outcome:
     """The first eigenvalues and the cumulated projections of the labels; the value is the share they hold."""
     s = cell.settings
     generator = torch.Generator().manual_seed(cell.seed)
-    both = embedded(s["set"], s["embedding"], s["rows"], s["test"], s["units"], generator)
+    both = embedded(s["set"], s["embedding"], s["rows"], s["test"], s["units"], s["epochs"], generator)
     spectrum = analyze(ReLUGram(), both.x, both.y, k=s["top"])
     index = [float(i + 1) for i in range(s["top"])]
     share = spectrum.projections.cumsum(0).tolist()

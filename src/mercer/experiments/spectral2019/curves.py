@@ -11,7 +11,8 @@ FIELDS = {"loss": "training loss", "test_loss": "test loss", "accuracy": "test a
 def training(cell: Cell) -> Trained:
     """The training that a cell names."""
     s = cell.settings
-    return trained(s["set"], s["embedding"], s["rows"], s["test"], s["width"], s["steps"], s["units"], cell.seed)
+    sizes = (s[name] for name in ("rows", "test", "width", "steps", "units", "epochs"))
+    return trained(s["set"], s["embedding"], *sizes, cell.seed)
 
 
 def outcome(cell: Cell, field: str) -> Outcome:

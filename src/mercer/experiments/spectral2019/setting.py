@@ -22,10 +22,10 @@ PAPER_ROWS = {"mnist": 12_665, "cifar10": 10_000, "digits": 12_665}
 COLUMNS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 PLAIN = ("no kernel", "RFF 500", "RFF 1000", "RFF 3072", "RFF 10000")
 NEURAL = ("no kernel", "RFF 10000", "neural, same labels", "neural, other labels")
-SIZES = {  # rows to train on, rows to test on, hidden units, steps, units of a neural embedding
-    "smoke": {"rows": 60, "test": 40, "width": 100, "steps": 20, "units": 50},
-    "small": {"rows": 1000, "test": 500, "width": 1000, "steps": 200, "units": 2000},
-    "paper": {"rows": 10_000, "test": 2000, "width": 10_000, "steps": 1000, "units": 10_000},
+SIZES = {  # rows to train on, rows to test on, hidden units, steps; units and epochs of a neural embedding
+    "smoke": {"rows": 60, "test": 40, "width": 100, "steps": 20, "units": 50, "epochs": 3},
+    "small": {"rows": 1000, "test": 500, "width": 1000, "steps": 200, "units": 1000, "epochs": 100},
+    "paper": {"rows": 10_000, "test": 2000, "width": 10_000, "steps": 1000, "units": 10_000, "epochs": 100},
 }
 
 
@@ -76,13 +76,15 @@ class Trained(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)  # several figures are drawn of one training
-def trained(name: str, embedding: str, rows: int, test: int, width: int, steps: int, units: int, seed: int) -> Trained:
+def trained(
+    name: str, embedding: str, rows: int, test: int, width: int, steps: int, units: int, epochs: int, seed: int
+) -> Trained:
     """Full-batch descent of the two-layer network on an embedding, and what the spectrum foretold of it.
 
     The rate is the paper's times (its rows / ours), because the loss is a sum over rows: eta n is then the paper's.
     """
     generator = torch.Generator().manual_seed(seed)
-    both = embedded(name, embedding, rows, test, units, generator)
+    both = embedded(name, embedding, rows, test, units, epochs, generator)
     lr = RATE * PAPER_ROWS[name] / len(both.x)  # on half the rows this doubles eta, as the paper does
     spectrum = analyze(ReLUGram(), both.x, both.y)
     predicted = spectrum.convergence(lr, steps).square() / (2 * len(both.x))
@@ -101,7 +103,9 @@ def trained(name: str, embedding: str, rows: int, test: int, width: int, steps: 
     )
 
 
-def embedded(name: str, embedding: str, rows: int, test: int, units: int, generator: torch.Generator) -> Pair:
+def embedded(
+    name: str, embedding: str, rows: int, test: int, units: int, epochs: int, generator: torch.Generator
+) -> Pair:
     """The pair in an embedding: none, ``RFF m``, or a neural one trained on other rows or on other classes."""
     whole = pair(name, rows, test)
     if embedding == "no kernel":
@@ -115,7 +119,7 @@ def embedded(name: str, embedding: str, rows: int, test: int, units: int, genera
     else:
         other = pair(name, rows, last=True)
         first = (other.x, other.y)
-    learned = neural_embedding(first[0].float(), first[1].float(), width=units, generator=generator)
+    learned = neural_embedding(first[0].float(), first[1].float(), width=units, epochs=epochs, generator=generator)
     return whole._replace(x=learned(whole.x.float()).double(), x_test=learned(whole.x_test.float()).double())
 
 

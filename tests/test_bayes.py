@@ -11,7 +11,7 @@ from torch.func import functional_call, jacrev
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from mercer.bayes import LinearizedLaplace, Snapshots, TrajectoryGP
+from mercer.bayes import KroneckerLaplace, LinearizedLaplace, Snapshots, TrajectoryGP
 from mercer.bayes.likelihood import curvature_product, curvature_root, laplace_bridge, probit, sampled
 from mercer.bayes.prior_variance import PriorVariance
 from mercer.kernels import EmpiricalNTK
@@ -199,6 +199,31 @@ def test_links():
     assert (probit(f, variance) - draws).abs().max() < 0.03
     torch.testing.assert_close(laplace_bridge(f, variance).sum(1), torch.ones(4, dtype=torch.float64))
     assert (laplace_bridge(f, variance).argmax(1) == f.argmax(1)).all()
+
+
+def test_kronecker_factors_are_exact_for_one_row_and_by_blocks():
+    x, y = points()
+    model = trained(classifier(), x, y, F.cross_entropy, 30)
+    one, test = x[:1], torch.randn(5, 3, generator=seeded(1), dtype=torch.float64)
+    f = KroneckerLaplace(model, prior_precision=0.3).fit((one, y[:1]))
+    j, jt = jacobian(model, one), jacobian(model, test)
+    hessian = softmax_hessian(model(one).detach())
+    sizes = [3 * 8 + 8, 8 * 3 + 3]  # weight and bias of a layer make a block
+    expected = torch.zeros(5, 3, 3, dtype=torch.float64)
+    for a, b in zip(j.split(sizes, 2), jt.split(sizes, 2), strict=True):
+        ggn = torch.einsum("ncp,ncd,ndq->pq", a, hessian, a)
+        sigma = torch.linalg.inv(ggn + 0.3 * torch.eye(len(ggn), dtype=torch.float64))
+        expected += torch.einsum("ncp,pq,ndq->ncd", b, sigma, b)
+    mean, covariance = f.logits(test)
+    torch.testing.assert_close(mean, model(test).detach())
+    torch.testing.assert_close(covariance, expected)
+    torch.testing.assert_close(f.predict_proba(test), probit(mean, expected.diagonal(dim1=1, dim2=2)))
+    whole = KroneckerLaplace(model, prior_precision=0.3).fit((x, y))
+    assert (whole.logits(test)[1].diagonal(dim1=1, dim2=2) < covariance.diagonal(dim1=1, dim2=2)).all()
+    with pytest.raises(ValueError, match=r"must belong to linear layers that run once a row; got 0.bias, 0.weight"):
+        KroneckerLaplace(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2))).fit(
+            (torch.ones(2, 1, 3, 3), torch.tensor([0, 1]))
+        )
 
 
 def test_trajectory_gp_and_snapshots():

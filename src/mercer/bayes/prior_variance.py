@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
+from ..checks import sentence
 from ..kernels.network import evaluating, in_dtype
 from ..linalg import block_rows, slices
 from ..modules import as_logits, trainable
@@ -69,6 +70,33 @@ class PriorVariance:
         return {f"{name}.{kind}".lstrip(".") for name in linear for kind in ("weight", "bias")}
 
     def _block(self, x: Tensor, linear: dict[str, nn.Linear], shapes: dict[str, torch.Size], diagonal: bool) -> Tensor:
+        (signals, others), seen = self._derivatives(x, linear, shapes)
+        total: Any = 0
+        for name, module in linear.items():
+            bias = module.bias is not None and f"{name}.bias".lstrip(".") in self._own
+            total = total + _linear_part(seen[name], signals[name], bias, diagonal)
+        for part in others.values():
+            j = part.flatten(2)  # (n, c, p)
+            total = total + (j.square().sum(2) if diagonal else j @ j.mT)
+        kernel: Tensor = total
+        return kernel.detach()
+
+    def linear_signals(self, x: Tensor) -> dict[str, tuple[nn.Linear, Tensor, Tensor]]:
+        """For each linear layer: itself, its inputs ``(n, in)`` and the outputs' derivatives ``(n, c, out)``.
+
+        Raises:
+            ValueError: Other layers hold trained parameters too, or a linear one runs more than once a row.
+        """
+        linear, shapes, _ = self._look(x)
+        others = sorted(set(self._own) - self._weights(linear))
+        if others or any(len(shape) > 1 for shape in shapes.values()):
+            fix = "Freeze other layers with requires_grad_(False)."
+            need = "trained parameters must belong to linear layers that run once a row"
+            raise ValueError(sentence("KroneckerLaplace", need, ", ".join(others[:4]) or "a layer over sequences", fix))
+        (signals, _), seen = self._derivatives(x, linear, shapes)
+        return {name: (module, seen[name].detach(), signals[name].detach()) for name, module in linear.items()}
+
+    def _derivatives(self, x: Tensor, linear: dict[str, nn.Linear], shapes: dict[str, torch.Size]) -> Any:
         own = self._weights(linear)
         dtype = x.dtype if x.is_floating_point() else next(iter(self._own.values())).dtype
         rest = in_dtype({name: p for name, p in self._own.items() if name not in own}, dtype)
@@ -89,16 +117,7 @@ class PriorVariance:
             return found, dict(inputs)
 
         jacobian = vmap(jacrev(outputs, argnums=(0, 1), has_aux=True), in_dims=(None, None, 0))
-        (signals, others), seen = jacobian(zeros, rest, x)
-        total: Any = 0
-        for name, module in linear.items():
-            bias = module.bias is not None and f"{name}.bias".lstrip(".") in self._own
-            total = total + _linear_part(seen[name], signals[name], bias, diagonal)
-        for part in others.values():
-            j = part.flatten(2)  # (n, c, p)
-            total = total + (j.square().sum(2) if diagonal else j @ j.mT)
-        kernel: Tensor = total
-        return kernel.detach()
+        return jacobian(zeros, rest, x)
 
     def _outputs(self, others: dict[str, Tensor], x: Tensor) -> Tensor:  # -> (n, c)
         dtype = x.dtype if x.is_floating_point() else next(iter(self._own.values())).dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,19 +63,23 @@ class CheckedOptimizer(Optimizer):
             TypeError: A gradient is sparse.
             FloatingPointError: A gradient is not finite; no parameter has been changed.
         """
-        where = type(self).__name__
-        live = [(name, p) for group in self.param_groups for name, p in self._named(group) if p.grad is not None]
-        for name, p in live:
-            if p.grad is not None and p.grad.layout is not torch.strided:
-                fix = "Use sparse=False, or give it to torch.optim.SparseAdam."
-                raise TypeError(checks.sentence(where, "gradients must be dense", f"{p.grad.layout} in {name}", fix))
-        gradients = [p.grad for _, p in live if p.grad is not None]
+        live = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in live]
+        if any(g.is_sparse for g in gradients):
+            self._refuse_sparse()
         if gradients and not _all_finite(gradients):
-            self._refuse_non_finite(live)
-        return [p for _, p in live]
+            self._refuse_non_finite()
+        return live
 
-    def _refuse_non_finite(self, live: list[tuple[str, Tensor]]) -> None:
-        bad = [name for name, p in live if p.grad is not None and not bool(p.grad.isfinite().all())]
+    def _refuse_sparse(self) -> None:
+        named = [pair for group in self.param_groups for pair in self._named(group)]
+        got = next(f"{p.grad.layout} in {n}" for n, p in named if p.grad is not None and p.grad.is_sparse)
+        fix = "Use sparse=False, or give it to torch.optim.SparseAdam."
+        raise TypeError(checks.sentence(type(self).__name__, "gradients must be dense", got, fix))
+
+    def _refuse_non_finite(self) -> None:
+        named = [pair for group in self.param_groups for pair in self._named(group)]
+        bad = [name for name, p in named if p.grad is not None and not bool(p.grad.isfinite().all())]
         if bad:  # a norm may overflow where every number is finite
             where, got = type(self).__name__, f"NaN or infinity in {', '.join(bad[:3])}"
             fix = "No parameter was changed: lower lr, or clip the gradients."
@@ -99,9 +104,8 @@ class CheckedOptimizer(Optimizer):
 
 def _all_finite(gradients: list[Tensor]) -> bool:
     norms = torch._foreach_norm(gradients)  # one call for all, one look at the result
-    kind = norms[0].dtype
-    same = all(n.dtype is kind and n.device == norms[0].device for n in norms)
-    return bool((torch.stack(norms) if same else torch.tensor([float(n) for n in norms])).isfinite().all())
+    same = len({(n.dtype, n.device) for n in norms}) == 1
+    return math.isfinite(float(torch.stack(norms).sum()) if same else sum(map(float, norms)))
 
 
 def descend(

@@ -105,7 +105,9 @@ def test_a_trained_embedding_suits_its_targets_on_rows_it_has_not_seen():
     x = unit(400, 6)
     y = torch.where(x[:, 0] * x[:, 1] > 0, 1.0, -1.0).double()
     settings = {"width": 100, "hidden": 32, "lr": 1e-2, "epochs": 40, "batch": 32}
+    state = torch.get_rng_state()
     embedding = neural_embedding(x[:300], y[:300], **settings, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.get_rng_state(), state)  # randomness is an argument, and that alone
     assert not any(p.requires_grad for p in embedding.parameters())
     torch.testing.assert_close(embedding(x).norm(dim=1), torch.ones(400, dtype=torch.float64))
     rest, labels = x[300:], y[300:]

@@ -28,6 +28,7 @@ class TwoLayerNet(nn.Module):
         outputs: Columns of the targets; each has signs of its own.
         scale: :math:`\kappa`.
         generator: Randomness of W and a.
+        dtype: Of W; None is torch's default.
     """
 
     signs: Tensor
@@ -162,7 +163,7 @@ def _tested(network: TwoLayerNet, x: Tensor, targets: Tensor) -> tuple[Tensor, T
 
 
 def _linear(d: int, m: int, dtype: torch.dtype, generator: torch.Generator | None) -> nn.Linear:
-    layer = nn.Linear(d, m, dtype=dtype)
+    layer = nn.Linear(d, m, dtype=dtype, device="meta").to_empty(device="cpu")  # its own draws are not asked for
     with torch.no_grad():
         layer.weight.copy_(torch.randn(m, d, dtype=dtype, generator=generator) * math.sqrt(2 / d))
         layer.bias.zero_()

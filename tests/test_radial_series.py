@@ -223,3 +223,23 @@ def test_saves_and_loads(tmp_path):
     kernel.fill_dim(3)
     mercer.save(kernel, tmp_path)
     torch.testing.assert_close(mercer.load(tmp_path)(rows(3, 3)), kernel(rows(3, 3)))
+
+
+def test_inference_mode_leaves_training_whole():
+    kernel, x = RadialSeries(), rows(3, 4, dtype=torch.float32)
+    with torch.inference_mode():
+        inside = kernel(x)
+    x.requires_grad_()
+    kernel(x).sum().backward()
+    torch.testing.assert_close(inside.clone(), kernel(x).detach())
+
+
+def test_threads_do_not_share_their_workspace():
+    from concurrent.futures import ThreadPoolExecutor
+
+    kernel = RadialSeries().double()
+    inputs = [rows(40, 6, seed=seed) for seed in range(8)]
+    alone = [kernel(x).detach() for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda x: kernel(x).detach(), inputs))
+    torch.testing.assert_close(together, alone)

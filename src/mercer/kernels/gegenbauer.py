@@ -14,14 +14,14 @@ from torch import Tensor
 __all__ = ["derivatives", "monomial_derivatives", "monomials", "recurrence"]
 
 
-def recurrence(order: int, dim: int) -> list[tuple[float, float]]:
+def recurrence(order: int, dim: int) -> tuple[tuple[float, float], ...]:
     r"""Factors (a, b) of :math:`P_{m+1}(t) = a \, t P_m(t) - b P_{m-1}(t)` for m = 1 .. order - 1.
 
     With :math:`\lambda = (d - 2) / 2`: :math:`a = 2 (m + \lambda) / (m + 2 \lambda)`, :math:`b = m / (m + 2 \lambda)`.
     d = 2 gives Chebyshev's polynomials, d = 3 Legendre's.
     """
     twice = float(dim - 2)
-    return [((2 * m + twice) / (m + twice), m / (m + twice)) for m in range(1, order)]
+    return tuple(((2 * m + twice) / (m + twice), m / (m + twice)) for m in range(1, order))
 
 
 def monomials(order: int, dim: int) -> Tensor:

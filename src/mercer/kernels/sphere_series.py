@@ -7,6 +7,7 @@ backward pass, beside what a matrix product keeps.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,9 @@ from ..linalg import unit_rows
 
 __all__ = ["Factors", "series", "sphere_series"]
 
-Factors = Sequence[tuple[float, float]] | None  # of the Gegenbauer recurrence; None for powers
+Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
+_Workspace = tuple[Tensor, Tensor | None, list[Callable[[], object]]]
+_kept = threading.local()
 _BLOCK = 2**15  # cosines worked on at a time on a CPU: their powers stay in the cache
 _BLOCK_GPU = 2**21
 _USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
@@ -164,22 +167,35 @@ def _blocks(t: Tensor, count: int, factors: Factors, scale: Tensor | None) -> It
     n, m = t.shape
     rows = max(1, (_BLOCK if t.device.type == "cpu" else _BLOCK_GPU) // max(1, m))
     rows = min(rows, max(1, n))
-    buffer = t.new_empty(count, rows * m)
-    buffer[0].fill_(1.0)
-    steps = _steps(buffer, factors)
+    buffer, first, steps = _workspace(t, count, rows * m, factors)
     for start in range(0, n, rows):
         stop = min(start + rows, n)
         part = t[start:stop]
         if stop - start < rows:
-            buffer = buffer[:, : (stop - start) * m]
-            steps = _steps(buffer, factors)
+            buffer, first, steps = _workspace(t, count, (stop - start) * m, factors)
         if scale is not None:
             part.mul_(scale).clamp_(-1, 1)
-        if count > 1:
-            buffer[1].copy_(part.view(-1))
+        if first is not None:
+            first.copy_(part.view(-1))
         for step in steps:
             step()
         yield start, stop, buffer
+
+
+def _workspace(t: Tensor, count: int, size: int, factors: Factors) -> _Workspace:
+    """A buffer whose row 0 is 1, its row 1, and the steps that fill the others; kept for the next call of its thread.
+
+    In small heads the views cost more than the numbers in them.
+    """
+    key = (count, size, t.dtype, t.device, factors)
+    if getattr(_kept, "key", None) != key:
+        with torch.inference_mode(False):  # else a later call outside that mode could not write into it
+            buffer = torch.empty(count, size, dtype=t.dtype, device=t.device)
+            buffer[0].fill_(1.0)
+            _kept.made = (buffer, buffer[1] if count > 1 else None, _steps(buffer, factors))
+        _kept.key = key
+    made: _Workspace = _kept.made
+    return made
 
 
 def _steps(buffer: Tensor, factors: Factors) -> list[Callable[[], object]]:

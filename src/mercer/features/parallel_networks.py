@@ -122,14 +122,13 @@ def _dense(d: int, width: int) -> nn.Sequential:
 
 def _pictures(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.Conv2d(channels, 32, 3, stride=2, padding=1),
         nn.GELU(),
-        nn.AdaptiveAvgPool2d(14),
-        nn.Conv2d(32, 32, 3, padding=1),
+        nn.Conv2d(32, 32, 3, stride=2, padding=1),
         nn.GELU(),
-        nn.AdaptiveAvgPool2d(7),
+        nn.AdaptiveAvgPool2d(5),
         nn.Flatten(),
-        nn.Linear(32 * 49, width),
+        nn.Linear(32 * 25, width),
         nn.GELU(),
     )
 

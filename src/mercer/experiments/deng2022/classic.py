@@ -23,9 +23,9 @@ KERNELS: dict[str, tuple[Kernel, float, int]] = {  # kernel, reach of the unifor
     "polynomial": (Polynomial(4, 1.0, 1.5), 1.0, 5),
 }
 METHODS = ("NeuralEF", "NeuralEF, then Ritz", "landmarks", "Nystrom", "SpIN")
-SIZES = {"smoke": (64,), "small": (64, 512), "paper": (64, 512, 8192)}
+SIZES = {"smoke": (64,), "small": (512,), "paper": (64, 512, 8192)}
 STEPS = {"smoke": 10, "small": 2000, "paper": 2000}
-SPIN_STEPS = {"smoke": 3, "small": 400, "paper": 2000}
+SPIN_STEPS = {"smoke": 3, "small": 100, "paper": 2000}
 _DRAWN = 5
 
 

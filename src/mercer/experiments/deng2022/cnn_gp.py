@@ -15,7 +15,7 @@ ENTRY = "deng2022/cnn-gp"
 ROWS = ("Ours, CNN-GP", "Ours, CNN-GP analytic", "Nystrom, CNN-GP analytic", "Nystrom, polynomial", "Nystrom, RBF")
 SIZES = {  # training rows, test rows, networks, steps
     "smoke": (40, 20, 3, 5),
-    "small": (2000, 1000, 100, 500),
+    "small": (1500, 1000, 60, 300),
     "paper": (60_000, 10_000, 2000, 10_000),
 }
 K = 10

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ENTRY = "deng2022/ntk"
 OURS, RANDOM, EXACT, LOW = "Ours, k = 10", "Random features, S = 10", "Exact", "Low rank by VJP and JVP, S = 10"
 K = 10
-SIZES = {"smoke": (40, 20, 5, 10), "small": (400, 100, 200, 800), "paper": (5000, 500, 2000, 5000)}
+SIZES = {"smoke": (40, 20, 5, 10), "small": (300, 100, 150, 400), "paper": (5000, 500, 2000, 5000)}
 
 
 def cells(scale: str) -> list[Cell]:

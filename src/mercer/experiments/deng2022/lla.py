@@ -1,0 +1,105 @@
+"""Linearised Laplace on points in the plane: confidence of MAP, of ours with and without the complement, of KFAC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ... import figures, metrics
+from ...bayes import KroneckerLaplace, LinearizedLaplace
+from ..cells import Cell, Outcome
+from ..results import Result
+from .measures import seeded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENTRY = "deng2022/lla"
+MAP, OURS, BARE, EXACT, KFAC = "MAP", "Ours, k = 20", "Ours, k = 20, no complement", "Exact", "KFAC"
+ROWS = (MAP, OURS, BARE, EXACT, KFAC)
+SIZES = {"smoke": (40, 20), "small": (300, 1000), "paper": (1000, 3000)}  # training rows, steps
+REACH, SIDE = 5.0, 41
+
+
+def cells(scale: str) -> list[Cell]:
+    """Five ways to read one network, on the same points."""
+    n, steps = SIZES[scale]
+    settings = {"n": n, "steps": steps, "k": 20}
+    return [Cell(ENTRY, row=row, seeds=3 if scale != "smoke" else 1, settings=settings) for row in ROWS]
+
+
+def run(cell: Cell) -> Outcome:
+    """NLL and ECE on new points of the two moons, AUROC of the confidence against points far away, and its map."""
+    n = cell.settings["n"]
+    x, y = _moons(2 * n + 200, cell.seed)
+    train, val, test = (x[:n], y[:n]), (x[n : 2 * n], y[n : 2 * n]), (x[2 * n :], y[2 * n :])
+    model = _trained(train, cell.settings["steps"], cell.seed)
+    proba = _reader(cell, model, train, val)
+    inside = proba(test[0])
+    far = 8 * torch.nn.functional.normalize(torch.randn(200, 2, generator=seeded(cell.seed)), dim=1)
+    side = torch.linspace(-REACH, REACH, SIDE)
+    grid = torch.stack(torch.meshgrid(side, side, indexing="xy"), 2).reshape(-1, 2)
+    confidence = proba(grid).amax(1).reshape(SIDE, SIDE)
+    return Outcome(
+        value=metrics.nll(inside, test[1]),
+        values={
+            "NLL": metrics.nll(inside, test[1]),
+            "ECE": metrics.ece(inside, test[1]),
+            "AUROC far away": metrics.auroc(-inside.amax(1), -proba(far).amax(1)),
+        },
+        arrays={
+            "confidence": confidence.tolist(),
+            "points": torch.cat((train[0], train[1][:, None]), 1)[:200].tolist(),
+        },
+    )
+
+
+def _reader(cell: Cell, model: nn.Module, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    if cell.row == MAP:
+        return lambda rows: model(rows).detach().softmax(1)
+    k = 100_000 if cell.row == EXACT else cell.settings["k"]
+    ours = LinearizedLaplace(model, k=k, complement=cell.row != BARE, generator=seeded(cell.seed)).fit(train, val)
+    if cell.row == KFAC:  # the prior that validation chose for ours
+        return KroneckerLaplace(model, prior_precision=ours.prior_precision_).fit(train).predict_proba
+    return ours.predict_proba
+
+
+def _trained(train: tuple[Tensor, Tensor], steps: int, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(2, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2, weight_decay=1e-4)
+    for _ in range(steps):
+        loss = F.cross_entropy(model(train[0]), train[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def _moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import make_moons
+
+    x, y = make_moons(n, noise=0.2, random_state=seed)
+    return torch.as_tensor(x).float(), torch.as_tensor(y)
+
+
+def draw(results: list[Result]) -> Figure:
+    """Confidence over the plane, from even (light) to certain (dark), with the training points."""
+    rows = [row for row in ROWS if any(result.row == row for result in results)]
+    figure, axes = figures.canvas(1, len(rows), width=2.9 * len(rows), height=3.1)
+    for ax, row in zip(list(axes), rows, strict=True):
+        result = next(r for r in results if r.row == row)
+        ax.imshow(
+            result.arrays["confidence"], cmap=figures.LIGHT.sequential, vmin=0.5, vmax=1, origin="lower",
+            extent=(-REACH, REACH, -REACH, REACH),
+        )  # fmt: skip
+        for label, colour in ((0, figures.LIGHT.series[1]), (1, figures.LIGHT.series[3])):
+            chosen = [p for p in result.arrays["points"] if p[2] == label]
+            ax.scatter([p[0] for p in chosen], [p[1] for p in chosen], s=3, color=colour)
+        ax.set_title(f"{row}\nNLL {result.values['NLL']:.3f}", fontsize=9)
+        ax.grid(False)
+    return figure

@@ -218,19 +218,19 @@ def test_ism_of_the_polynomial_kernel_is_stationary(rows):
 
 def test_ism_by_features_agrees_with_ism_by_gram(rows, generator):
     x, y = rows
-    layer = fit_spectral(x, y, C, features=20_000, max_layers=1, generator=generator).layers[0]
+    layer = fit_spectral(x, y, C, features=4000, max_layers=1, generator=generator).layers[0]
     assert isinstance(layer, SpectralLayer)
     sigma = 1.0
-    normal = torch.randn(2, 20_000, dtype=torch.float64, generator=generator) / sigma
-    phases = 2 * math.pi * torch.rand(20_000, dtype=torch.float64, generator=generator)
+    normal = torch.randn(2, 4000, dtype=torch.float64, generator=generator) / sigma
+    phases = 2 * math.pi * torch.rand(4000, dtype=torch.float64, generator=generator)
     mapped = SpectralLayer(torch.eye(4, 2, dtype=torch.float64), normal, phases, torch.zeros(4, dtype=torch.float64))
     by_gram = ism(x, y, C, sigma, width=2).w
     by_features = ism(x, y, C, sigma, width=2, features=mapped.features, max_iterations=10).w
     z = x @ by_gram
     K, F = dep.gaussian_gram(z, z, sigma), mapped.features(z)
-    assert float((K - F @ F.T).abs().max()) < 5 / math.sqrt(20_000)  # the random features' own error
+    assert float((K - F @ F.T).abs().max()) < 5 / math.sqrt(4000)  # the random features' own error
     reached = literal.hsic_of_w(by_features, x, y, C, sigma)
-    assert float(reached) > 0.98 * float(literal.hsic_of_w(by_gram, x, y, C, sigma))
+    assert float(reached) > 0.95 * float(literal.hsic_of_w(by_gram, x, y, C, sigma))
 
 
 def test_claim_6_holds_with_signed_gamma_and_squared_norms(rows, generator):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from .. import checks
 from .dependence import gaussian_gram
-from .kernel_ridge import DualFit, Setting, dual_fit, loss, median_of_rows, search, tune_penalty
-from .landmarks import Sums, landmark_fit
+from .kernel_ridge import DualFit, Setting, dual_fit, dual_weights, loss, median_of_rows, search, tune_penalty
+from .landmarks import Sums, landmark_fit, narrow
 from .metric import average_gradient_outer_product, metric_root
 from .network import Indicators, KernelLayer, MetricLayer, Standardize
 
@@ -25,13 +25,13 @@ __all__ = ["EXACT_ROWS", "AutoFit", "fit_auto", "learn_metrics"]
 EXACT_ROWS = 3000
 """Rows up to which every row is an anchor; beyond, landmarks are."""
 
-_PILOT = 300  # rows of the search for bandwidth and penalty
+_PILOT = 250  # rows of the search for bandwidth and penalty
 _HALF = 500  # rows of a half that decides on the metric
 _METRIC_ROWS = 1000  # rows a metric is learned from
-_MULTIPLES = [0.15, 0.25, 0.4, 0.6, 1.0, 1.8]
+_MULTIPLES = [0.15, 0.25, 0.4, 0.65, 1.1]
 _FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
 _LEVELS = 8  # values a feature may take for its levels to be tried as columns of their own
-_GAIN = 0.9  # a stack must lower the honest loss to this share: ties go to the simpler network
+_GAIN = 0.1  # a stack must lower the honest loss by this share: ties go to the simpler network
 
 
 class AutoFit(NamedTuple):
@@ -102,7 +102,10 @@ def fit_auto(
         fit, bandwidth = _fit_all(z, y, setting, middle)
         head = KernelLayer(z, fit.weights, y.new_zeros(y.shape[1]), bandwidth)
         return AutoFit(layers, head, fit.held_out, torch.arange(len(x)), fit.error, fit.penalty, None)
-    ending = landmark_fit(z, y, setting.multiple * middle, setting.penalty, m=landmarks, order=order)
+    bandwidth = setting.multiple * middle
+    if len(x) > EXACT_ROWS:
+        bandwidth = narrow(z[order[: 2 * EXACT_ROWS]], y[order[: 2 * EXACT_ROWS]], bandwidth, setting.penalty)
+    ending = landmark_fit(z, y, bandwidth, setting.penalty, m=landmarks, order=order)
     return AutoFit(layers, ending.head, ending.held_out, ending.rows, ending.error, ending.penalty, ending.sums)
 
 
@@ -123,7 +126,7 @@ def learn_metrics(x: Tensor, y: Tensor, kinds: tuple[str, ...], multiple: float,
     z = x
     for kind in kinds:
         bandwidth = multiple * median_of_rows(z)
-        weights = dual_fit(gaussian_gram(z, z, bandwidth), y, penalty).weights
+        weights = dual_weights(gaussian_gram(z, z, bandwidth), y, penalty)
         root = metric_root(average_gradient_outer_product(z, z, weights, bandwidth), kind)
         if root is None:
             break
@@ -134,19 +137,28 @@ def learn_metrics(x: Tensor, y: Tensor, kinds: tuple[str, ...], multiple: float,
 
 def _plan(x: Tensor, y: Tensor, task: str, most: int) -> _Plan:
     """The encoding and the stack of metrics whose loss is least on rows that did not make them."""
-    firsts: list[list[nn.Module]] = [[Standardize.of(x)]]
+    own = Standardize.of(x)
+    scalings = [(s, search(s(x[:_PILOT]), y[:_PILOT], _MULTIPLES)) for s in (own, own.with_one_scale(x))]
+    scaling, found = min(scalings, key=lambda pair: pair[1].error)  # no label made them: leave-one-out is honest
+    firsts: list[tuple[list[nn.Module], Setting]] = [([scaling], found)]
     indicators = Indicators.of(x, _LEVELS)
     if indicators is not None:
-        firsts.append([indicators, Standardize.of(indicators(x))])
+        standardize = Standardize.of(indicators(x))
+        seen = standardize(indicators(x[:_PILOT]))
+        firsts.append(([indicators, standardize], search(seen, y[:_PILOT], _MULTIPLES)))
     best: _Plan | None = None
-    for first in firsts:
+    for first, setting in firsts:
         z = nn.Sequential(*first)(x)
-        setting = search(z[:_PILOT], y[:_PILOT], _MULTIPLES)
         for stack, value in _judge_stacks(z, y, setting, task, most).items():
-            if best is None or value < _GAIN * best.loss:
+            if best is None or value < best.loss - _margin(best.loss, min(len(x), 2 * _HALF)):
                 best = _Plan(first, stack, setting, value)
     assert best is not None
     return best
+
+
+def _margin(loss: float, n: int) -> float:
+    """By how much the loss must fall: a tenth, and half a standard error of such a share of n rows."""
+    return max(_GAIN * loss, 0.5 * (loss / n) ** 0.5)
 
 
 def _judge_stacks(z: Tensor, y: Tensor, setting: Setting, task: str, most: int) -> dict[tuple[str, ...], float]:
@@ -156,14 +168,14 @@ def _judge_stacks(z: Tensor, y: Tensor, setting: Setting, task: str, most: int) 
     if most >= 1 and half >= 20 and z.shape[1] > 1:
         wide = z.shape[1] > _FULL_WIDTH
         stacks += [("diagonal",)] if wide else [("full",) * (i + 1) for i in range(min(most, 2))]
-    losses = dict.fromkeys(stacks, 0.0)
+    losses = dict.fromkeys(stacks, 0.0)  # halves' losses are averaged
     for learn, judge in ((slice(0, half), slice(half, 2 * half)), (slice(half, 2 * half), slice(0, half))):
         if half < 2:
             break
         metrics = learn_metrics(z[learn], y[learn], stacks[-1], setting.multiple, setting.penalty)
         for stack in stacks:
             seen = _apply(metrics[: len(stack)], z[judge])
-            losses[stack] += _held_out_loss(seen, y[judge], setting, task)
+            losses[stack] += _held_out_loss(seen, y[judge], setting, task) / 2
     return losses
 
 
@@ -171,8 +183,7 @@ def _held_out_loss(z: Tensor, y: Tensor, setting: Setting, task: str) -> float:
     middle = median_of_rows(z)
     fits = [
         dual_fit(gaussian_gram(z, z, share * setting.multiple * middle), y, penalty)
-        for share in (1.0, 0.6)
-        for penalty in (setting.penalty, setting.penalty / 5)
+        for share, penalty in ((1.0, setting.penalty), (0.6, setting.penalty / 5))
     ]
     return loss(y, min(fits, key=lambda fit: fit.error).held_out, task)
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from .. import checks
 from ..linalg import kernel_ridge_loo, squared_distances
 
-__all__ = ["DualFit", "Setting", "dual_fit", "loss", "median_of_rows", "search", "tune_penalty"]
+__all__ = ["DualFit", "Setting", "dual_fit", "dual_weights", "loss", "median_of_rows", "search", "tune_penalty"]
 
 _PENALTIES = [10.0**e for e in (-6, -5, -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 1)]
-_STEP = 3.0  # ratio of the penalties tried on all rows
-_TRIES = 5
+_STEP = 4.0  # ratio of the penalties tried on all rows
+_TRIES = 3
 
 
 class Setting(NamedTuple):
@@ -85,6 +85,14 @@ def loss(y: Tensor, held_out: Tensor, task: str) -> float:
     own = y.argmax(1, keepdim=True)
     rest = held_out.scatter(1, own, -torch.inf).amax(1)
     return float(torch.sigmoid(-10 * (held_out.gather(1, own)[:, 0] - rest)).mean())
+
+
+def dual_weights(gram: Tensor, y: Tensor, penalty: float) -> Tensor:  # (n, n), (n, c) -> (n, c)
+    r""":math:`(K + \lambda I)^{-1} Y` alone, at a third of the cost of :func:`dual_fit`."""
+    shifted = gram.clone()
+    shifted.diagonal().add_(max(penalty, 1e-8))
+    factor, info = torch.linalg.cholesky_ex(shifted)
+    return dual_fit(gram, y, penalty).weights if bool(info) else torch.cholesky_solve(y, factor)
 
 
 def dual_fit(gram: Tensor, y: Tensor, penalty: float) -> DualFit:

@@ -13,12 +13,15 @@ from ..storage import Savable
 from .dependence import gaussian_gram
 from .network import KernelLayer
 
-__all__ = ["LandmarkFit", "Sums", "accumulate", "landmark_fit", "solve"]
+__all__ = ["LandmarkFit", "Sums", "accumulate", "landmark_fit", "narrow", "solve"]
 
-_LANDMARKS = 2000
+_LEAST, _SHARE, _MOST = 2000, 0.08, 6500  # landmarks: so many, more with the rows, but no more than a minute's
+_WIDE = 20_000  # rows beyond which the sums are made in float32, block by block, and solved in float64
 _JUDGED = 2000  # rows whose leave-one-out predictions choose the ridge and calibrate
 _FACTORS = (1.0, 0.1, 0.01)
 _JITTER = 1e-10
+_ATTEMPTS = 6
+_TRIED, _NARROWER = 6000, 0.75
 
 
 class Sums(Savable):
@@ -57,9 +60,9 @@ def accumulate(z: Tensor, y: Tensor, anchors: Tensor, bandwidth: float, sums: Su
     if sums is None:
         sums = Sums(z.new_zeros(m, m), z.new_zeros(m, y.shape[1]), z.new_zeros(m), z.new_zeros(y.shape[1]), 0)
     gram, cross, total = sums.gram.clone(), sums.cross.clone(), sums.total.clone()
-    for rows in slices(len(z), block_rows(3 * m * z.element_size())):
+    for rows in slices(len(z), block_rows(3 * m * z.element_size(), budget=2**28)):
         part = gaussian_gram(z[rows], anchors, bandwidth)
-        gram.addmm_(part.mT, part)
+        gram += torch.from_numpy(part.numpy().T @ part.numpy())  # numpy sees the symmetry and does half the work
         cross.addmm_(part.mT, y[rows])
         total += part.sum(0)
     return Sums(gram, cross, total, sums.targets + y.sum(0), sums.n + len(z))
@@ -78,7 +81,9 @@ def landmark_fit(
         m: Landmarks; None for the default.
         order: A random order of the rows; the first m are the landmarks, the last judge :math:`\lambda`.
     """
-    count = min(_LANDMARKS if m is None else m, len(z))
+    count = min(m or min(_LEAST + round(_SHARE * len(z)), _MOST), len(z))
+    if len(z) > _WIDE:
+        z, y = z.float(), y.float()
     needed = 4 * count * count * z.element_size()
     checks.memory("KernelNetwork", f"{count} landmarks", needed, "Give fewer landmarks.")
     anchors = z[order[:count]]
@@ -95,15 +100,55 @@ def landmark_fit(
     return best
 
 
+def narrow(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
+    """The bandwidth for many rows, from one found on few: shrunk while the leave-one-out error falls.
+
+    Args:
+        z: Rows in random order; at most 6,000 and 800 landmarks are looked at.
+        y: Targets.
+        bandwidth: Where the walk starts.
+        penalty: Of the ridge.
+    """
+    z, y = z[:_TRIED], y[:_TRIED]
+    anchors, judged = z[: len(z) // 8 + 50], slice(len(z) // 2, None)
+    least = float("inf")
+    while True:
+        sums = accumulate(z, y, anchors, bandwidth)
+        _, held_out = solve(sums, anchors, bandwidth, penalty, z[judged], y[judged])
+        error = float((y[judged] - held_out).square().mean())
+        if error >= least:
+            return bandwidth / _NARROWER
+        least, bandwidth = error, bandwidth * _NARROWER
+
+
+def _factor(system: Tensor) -> Tensor:
+    """Cholesky factor with the ridge that covers the sums' own rounding; one warning where more was needed."""
+    exact = system.dtype == torch.float64
+    rounding = _JITTER if exact else 4 * torch.finfo(system.dtype).eps * len(system) ** 0.5
+    mean = float(system.diagonal().mean()) + torch.finfo(system.dtype).tiny
+    system = system.clone()
+    added = 0.0
+    for attempt in range(_ATTEMPTS):
+        wanted = rounding * 8**attempt * mean
+        system.diagonal().add_(wanted - added)
+        added = wanted
+        factor, info = torch.linalg.cholesky_ex(system)
+        if not bool(info):
+            if attempt:
+                checks.warn("KernelNetwork", f"the landmarks' sums are singular to rounding; added ridge {added:.1e}.")
+            return factor
+    need = "the landmarks' sums must be positive definite"
+    raise ValueError(checks.sentence("KernelNetwork", need, f"not so with ridge {added:.1e}", "Give fewer landmarks."))
+
+
 def solve(
     sums: Sums, anchors: Tensor, bandwidth: float, penalty: float, z: Tensor, y: Tensor
 ) -> tuple[KernelLayer, Tensor]:
     """The kernel machine of the sums, and leave-one-out predictions of some of the rows in them: (r, d), (r, c)."""
     mean, base = sums.total / sums.n, sums.targets / sums.n
-    system = sums.gram - sums.n * mean[:, None] * mean
-    system = system + penalty * gaussian_gram(anchors, anchors, bandwidth)
-    system.diagonal().add_(_JITTER * float(system.diagonal().mean()) + torch.finfo(system.dtype).tiny)
-    factor = torch.linalg.cholesky(system)
+    system = torch.addr(sums.gram, mean, mean, alpha=-sums.n)
+    system.add_(gaussian_gram(anchors, anchors, bandwidth), alpha=penalty)
+    factor = _factor(system)
     weights = torch.cholesky_solve(sums.cross - sums.n * mean[:, None] * base, factor)
     head = KernelLayer(anchors, weights, base - mean @ weights, bandwidth)
     features = gaussian_gram(z, anchors, bandwidth)

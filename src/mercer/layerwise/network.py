@@ -79,6 +79,12 @@ class Standardize(Savable, nn.Module):
         told_apart = spread > 16 * torch.finfo(x.dtype).eps
         return cls(shrunk.mean(0) * largest, torch.where(told_apart, spread * largest, torch.ones_like(spread)))
 
+    def with_one_scale(self, x: Tensor) -> Standardize:
+        """The same centring with one scale for all features, for rows such as pictures, whose features share a unit."""
+        squares = ((x - self.mean) / self.scale.max()).square().mean()
+        scale = float(squares.sqrt() * self.scale.max()) if float(squares) > 0 else 1.0
+        return Standardize(self.mean, torch.full_like(self.scale, scale))
+
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, d)
         return (x - self.mean) / self.scale

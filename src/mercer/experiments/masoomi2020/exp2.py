@@ -84,7 +84,9 @@ def draw(results: list[Result]) -> Figure:
                 continue
             points = np.asarray(result.arrays[f"ids {stages[j]}"])
             for k in np.unique(labels):
-                above.scatter(*points[labels == k].T, s=9, alpha=0.7, linewidths=0, label=f"class {k}")
+                above.scatter(
+                    points[labels == k, 0], points[labels == k, 1], s=9, alpha=0.7, linewidths=0, label=f"class {k}"
+                )
             above.set_title(f"{result.row}: layer {stages[j]}", fontsize=9)
             below.imshow(np.asarray(result.arrays[f"rkhs {stages[j]}"]), vmin=0, vmax=1, cmap="viridis")
             below.set_title("kernel, rows by class", fontsize=9)

@@ -353,7 +353,7 @@ def test_sentences_of_bad_arguments():
         Nystrom(RBF(), 0)
     with pytest.raises(ValueError, match="selection must be one of 'uniform', 'kmeans', 'leverage'; got 'random'"):
         Nystrom(RBF(), 4, selection="random")
-    with pytest.raises(ValueError, match=r"m must be in 3\.\.3, the rows of selection; got 4"):
+    with pytest.raises(ValueError, match="m must be 3, the rows of selection; got 4"):
         Nystrom(RBF(), 4, selection=torch.ones(3, 2))
     with pytest.raises(ValueError, match=r"RandomFourier: m must be a whole number of at least 1; got 2\.5"):
         RandomFourier(RBF(), 2.5)

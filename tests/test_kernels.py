@@ -402,6 +402,16 @@ def test_sentences_of_bad_hyper_parameters():
         FunctionKernel(lambda x, y: x)(torch.ones(2, 1))
     with pytest.raises(TypeError):
         RBF() + 1.0
+    with pytest.raises(ValueError, match="RBF: gamma must be positive; got wide"):
+        RBF("wide")
+    with pytest.raises(ValueError, match=r"RBF.numpy: X must be rows of numbers; got .*Encode text"):
+        RBF().numpy(np.array([["a", "b"]]))
+
+
+def test_kernels_in_a_list_can_be_summed():
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(sum([RBF(), Linear()])(x), (RBF() + Linear())(x))
+    torch.testing.assert_close(RBF([0.5, 2.0])(x), RBF(torch.tensor([0.5, 2.0]))(x))
 
 
 def test_a_gram_larger_than_memory_is_refused_before_it_is_allocated(monkeypatch):

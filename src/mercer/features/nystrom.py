@@ -60,7 +60,8 @@ class Nystrom(FeatureMap):
         super().__init__(kernel, generator)
         self.m = checks.integer("Nystrom", "m", m, 1)
         if isinstance(selection, Tensor):
-            checks.integer("Nystrom", "m", m, len(selection), len(selection), of="the rows of selection")
+            if len(selection) != m:
+                raise ValueError(checks.sentence("Nystrom", f"m must be {len(selection)}, the rows of selection", m))
         else:
             checks.choice("Nystrom", "selection", selection, SELECTIONS)
         self.selection = selection
@@ -112,7 +113,8 @@ class Nystrom(FeatureMap):
     def _whitener(self, x: Tensor) -> Tensor:  # -> (m, r)
         """Choose the landmarks; K(z, z)^(-1/2) on its r trusted directions, in float64."""
         if isinstance(self.selection, Tensor):
-            self.landmarks = self.exact.prepare("selection", self.selection).detach().clone()
+            landmarks = self.exact.prepare("selection", self.selection).detach().clone()
+            self.landmarks = checks.finite("Nystrom", "selection", landmarks)
         else:
             local = select(self.exact, x, min(self.m, len(x)), self.selection, self.generator)
             self.landmarks = agree(local, self.m)

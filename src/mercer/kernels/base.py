@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.checkpoint import checkpoint
 
 from .. import checks
-from ..linalg import block_rows, slices
+from ..linalg import block_rows, blockwise_matmul, slices
+from ..modules import as_tensor
 from ..storage import Savable
 
 if TYPE_CHECKING:
@@ -93,39 +94,27 @@ class Kernel(Savable, nn.Module):
         x, y = self._pair(x, y)
         if v.ndim not in (1, 2) or len(v) != len(y):
             raise ValueError(checks.sentence(where, f"v must have shape ({len(y)},) or ({len(y)}, c)", tuple(v.shape)))
-        if block is None:  # room for two temporaries of the block's size
-            block = block_rows(3 * max(1, len(y)) * v.element_size())
-        checks.integer(where, "block", block, 1)
         tensors = (x, y, v, *self.parameters())
-        taped = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        transformed = any(is_functorch_wrapped_tensor(t) for t in tensors)  # torch.func has no checkpoints
+        transformed = any(is_functorch_wrapped_tensor(t) for t in tensors)
+        if not transformed and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            return blockwise_matmul(self.gram, x, y, v, block=block)
 
         def product(part: Tensor) -> Tensor:
             gram = self.gram(part, y)
             return gram @ v.to(gram.dtype)
 
-        blocks = list(slices(len(x), block))
-        if not blocks:
-            return v.new_zeros((0, *v.shape[1:]))
-        if transformed:
-            return torch.cat([product(x[rows]) for rows in blocks])
-        if taped:
-            return torch.cat([checkpoint(product, x[rows], use_reentrant=False) for rows in blocks])
-        first = product(x[blocks[0]])
-        # One result, written in place: small ones kept between the blocks would each sit in the memory that a block
-        # freed, and the heap would grow by a block each time, up to the size of K.
-        out = first.new_empty((len(x), *first.shape[1:]))
-        out[blocks[0]] = first
-        for rows in blocks[1:]:
-            out[rows] = product(x[rows])
-        return out
+        rows = block_rows(3 * max(1, len(y)) * v.element_size()) if block is None else block
+        parts = [x[part] for part in slices(len(x), checks.integer(where, "block", rows, 1))] or [x]
+        if transformed:  # torch.func has no checkpoints
+            return torch.cat([product(part) for part in parts])
+        return torch.cat([checkpoint(product, part, use_reentrant=False) for part in parts])
 
     def numpy(self, X: ArrayLike, Y: ArrayLike | None = None) -> NDArray[np.floating]:
         """The Gram matrix of numpy arrays, for scikit-learn: ``SVC(kernel=k.numpy)``."""
         with torch.no_grad():
-            x = torch.as_tensor(np.array(X))
-            y = None if Y is None else torch.as_tensor(np.array(Y))
-            gram: NDArray[np.floating] = self(x, y).numpy()
+            where = f"{type(self).__name__}.numpy"
+            y = None if Y is None else as_tensor(where, "Y", Y)
+            gram: NDArray[np.floating] = self(as_tensor(where, "X", X), y).numpy()
             return gram
 
     def normalized(self) -> Kernel:
@@ -147,6 +136,9 @@ class Kernel(Savable, nn.Module):
         return Scaled(self, float(other)) if isinstance(other, (int, float)) else NotImplemented
 
     __rmul__ = __mul__
+
+    def __radd__(self, other: object) -> Kernel:
+        return self if other == 0 else NotImplemented  # the start of ``sum([k1, k2])``
 
     def __pow__(self, exponent: int) -> Kernel:
         from .algebra import Power
@@ -189,12 +181,15 @@ class Positive(nn.Module):
     def __init__(self, where: str, name: str, value: float | Tensor, learnable: bool) -> None:
         super().__init__()
         self.number: float | None = None
+        if isinstance(value, (list, tuple, np.ndarray)):
+            value = torch.as_tensor(np.asarray(value, dtype=float))
         if isinstance(value, Tensor) and value.ndim == 1:
             if not bool((value > 0).all()) or not bool(torch.isfinite(value).all()):
                 raise ValueError(checks.sentence(where, f"{name} must be positive", value.tolist()))
             vector = checks.floating(value.detach().clone())
         else:
-            self.number = checks.positive(where, name, float(value))
+            number: Any = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            self.number = checks.positive(where, name, number)
             vector = torch.tensor(self.number)
         if learnable:
             self.number = None

@@ -42,7 +42,7 @@ def blockwise_matmul(
     block: int | None = None,
     budget: int = BUDGET,
 ) -> Tensor:  # (n, ...), (m, ...), (m,) or (m, c) -> (n,) or (n, c)
-    r"""The product :math:`K(x, y) v`, holding only ``block`` rows of K at a time.
+    r"""The product :math:`K(x, y) v`, holding only ``block`` rows of K at a time; without gradients.
 
     Args:
         gram: ``gram(x, y) -> (n, m)``.
@@ -56,4 +56,11 @@ def blockwise_matmul(
     if block is None:
         block = block_rows(3 * max(1, len(y)) * v.element_size(), budget=budget)
     checks.integer("matmul", "block", block, 1)
-    return torch.cat([gram(x[rows], y) @ v for rows in slices(len(x), block)]) if len(x) else gram(x, y) @ v
+    out = v.new_zeros((len(x), *v.shape[1:]))
+    for number, rows in enumerate(slices(len(x), block)):
+        part = gram(x[rows], y)
+        # One result, written in place: small ones kept between the blocks would each sit in the memory that a block
+        # freed, and the heap would grow by a block each time, up to the size of K.
+        out = out.to(part.dtype) if number == 0 else out
+        out[rows] = part @ v.to(part.dtype)
+    return out

@@ -3,12 +3,13 @@
 from .capture import Seen, capture
 from .jacobians import jvp, vjp
 from .layers import as_logits, find_layers, last_linear, layer, trainable, unwrap
-from .loading import Data, embeddings, labelled_rows, rows
+from .loading import Data, as_tensor, embeddings, labelled_rows, rows
 
 __all__ = [
     "Data",
     "Seen",
     "as_logits",
+    "as_tensor",
     "capture",
     "embeddings",
     "find_layers",

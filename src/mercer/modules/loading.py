@@ -15,7 +15,7 @@ from ..checks import finite, floating, same_device, same_length, sentence
 from .capture import capture
 from .layers import last_linear, unwrap
 
-__all__ = ["Data", "embeddings", "labelled_rows", "rows"]
+__all__ = ["Data", "as_tensor", "embeddings", "labelled_rows", "rows"]
 
 Data: TypeAlias = Tensor | NDArray[Any] | Iterable[Any]
 
@@ -36,8 +36,8 @@ def rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
         TypeError: Complex or sparse numbers, or no data at all.
     """
     if _is_loader(data):
-        data = _stacked(where, name, [_tensor(where, name, _first(batch)) for batch in data])
-    x = _tensor(where, name, data)
+        data = _stacked(where, name, [as_tensor(where, name, _first(batch)) for batch in data])
+    x = as_tensor(where, name, data)
     if x.ndim == 0 or len(x) == 0:
         raise ValueError(sentence(where, f"{name} must have at least one row", tuple(x.shape)))
     return finite(where, name, floating(x.detach()))
@@ -51,8 +51,8 @@ def labelled_rows(where: str, data: Iterable[Any]) -> tuple[Tensor, Tensor]:  # 
     if not all(isinstance(pair, tuple | list) and len(pair) >= 2 for pair in pairs):
         fix = "Use DataLoader(TensorDataset(x, y))."
         raise TypeError(sentence(where, "loader must give pairs (x, y)", type(pairs[0]).__name__, fix))
-    x = rows(where, _stacked(where, "x", [_tensor(where, "x", pair[0]) for pair in pairs]))
-    y = finite(where, "y", _stacked(where, "y", [_tensor(where, "y", pair[1]) for pair in pairs]))
+    x = rows(where, _stacked(where, "x", [as_tensor(where, "x", pair[0]) for pair in pairs]))
+    y = finite(where, "y", _stacked(where, "y", [as_tensor(where, "y", pair[1]) for pair in pairs]))
     same_length(where, "x", x, "y", y)
     return x, y
 
@@ -85,7 +85,7 @@ def _run(model: nn.Module, batch: Any) -> None:
     if isinstance(batch, Mapping):  # as transformers' collators make them
         model(**{key: value for key, value in batch.items() if key not in ("label", "labels")})
         return
-    x = _tensor("embeddings", "loader", _first(batch))
+    x = as_tensor("embeddings", "loader", _first(batch))
     weight = next(unwrap(model).parameters(), None)
     if weight is not None:
         same_device("embeddings", "loader", x.device, "model", weight.device)
@@ -125,7 +125,8 @@ def _stacked(where: str, name: str, parts: list[Tensor]) -> Tensor:
     return torch.cat(parts)
 
 
-def _tensor(where: str, name: str, data: Any) -> Tensor:
+def as_tensor(where: str, name: str, data: Any) -> Tensor:
+    """A real, dense tensor from a tensor or an array of numbers, its dtype kept; anything else is refused by name."""
     x = data if isinstance(data, Tensor) else _from_array(where, name, data)
     if x.is_complex():
         raise TypeError(sentence(where, f"{name} must be real", x.dtype, f"Use torch.view_as_real({name})."))

@@ -9,7 +9,7 @@ from .empirical_ntk import EmpiricalNTK
 from .given import FunctionKernel, Precomputed
 from .monte_carlo import MonteCarloNNGP, Trajectory
 from .nngp import NNGP, NTK
-from .radial_series import RadialSeries
+from .radial_series import RadialSeries, truncation_bound
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern
 
@@ -39,4 +39,5 @@ __all__ = [
     "Sum",
     "Trajectory",
     "functionals",
+    "truncation_bound",
 ]

@@ -60,14 +60,15 @@ def w_s_outputs(anchors, y, c, sigma, rows):
 
 
 def w_s_held_out(anchors, y, c, sigma):
-    """The same for the training rows with each row's own term left out, as a mean over the others."""
+    """The same for the training rows without each row's own term: a mean over the others, over the class's norm."""
     out = torch.zeros(len(anchors), c, dtype=torch.float64)
     for i in range(len(anchors)):
         for k in range(c):
             others = [j for j in range(len(y)) if y[j] == k and j != i]
             values = [float(gaussian(anchors[i : i + 1], anchors[j : j + 1], sigma)) for j in others]
             out[i, k] = sum(values) / max(1, len(others))
-    return out
+    norms = [math.sqrt(float(out[y == k, k].mean())) for k in range(c)]
+    return out / torch.tensor(norms, dtype=torch.float64)
 
 
 def ism(R, y, c, sigma, q, iterations):

@@ -8,6 +8,7 @@ leave-one-out loss of the other.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ _METRIC_ROWS = 1000  # rows a metric is learned from
 _MULTIPLES = [0.15, 0.25, 0.4, 0.65, 1.1]
 _FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
 _LEVELS = 8  # values a feature may take for its levels to be tried as columns of their own
-_GAIN = 0.1  # a stack must lower the honest loss by this share: ties go to the simpler network
+_NEAR = 0.5  # standard errors within which losses count as equal: the simpler network is taken
 
 
 class AutoFit(NamedTuple):
@@ -146,19 +147,14 @@ def _plan(x: Tensor, y: Tensor, task: str, most: int) -> _Plan:
         standardize = Standardize.of(indicators(x))
         seen = standardize(indicators(x[:_PILOT]))
         firsts.append(([indicators, standardize], search(seen, y[:_PILOT], _MULTIPLES)))
-    best: _Plan | None = None
-    for first, setting in firsts:
-        z = nn.Sequential(*first)(x)
-        for stack, value in _judge_stacks(z, y, setting, task, most).items():
-            if best is None or value < best.loss - _margin(best.loss, min(len(x), 2 * _HALF)):
-                best = _Plan(first, stack, setting, value)
-    assert best is not None
-    return best
-
-
-def _margin(loss: float, n: int) -> float:
-    """By how much the loss must fall: a tenth, and half a standard error of such a share of n rows."""
-    return max(_GAIN * loss, 0.5 * (loss / n) ** 0.5)
+    plans = [
+        _Plan(first, stack, setting, value)
+        for first, setting in firsts
+        for stack, value in _judge_stacks(nn.Sequential(*first)(x), y, setting, task, most).items()
+    ]
+    least = min(plan.loss for plan in plans)
+    near = least + _NEAR * math.sqrt(least / min(len(x), 2 * _HALF))
+    return next(plan for plan in plans if plan.loss <= near)
 
 
 def _judge_stacks(z: Tensor, y: Tensor, setting: Setting, task: str, most: int) -> dict[tuple[str, ...], float]:

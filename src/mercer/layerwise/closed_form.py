@@ -18,7 +18,8 @@ from .record import LayerRecord, measure_gram
 
 __all__ = ["Chain", "ClosedFormLayer", "class_norms", "fit_closed_form"]
 
-_LEAST_BANDWIDTH = 1e-4  # where the authors' walk ends, in units of standardised inputs
+_LEAST_BANDWIDTH = 1e-4  # where the leave-one-out walk ends, in units of standardised inputs
+_REACH = 0.1  # the authors' walk ends at this share of where it began: beyond, H grows by rote
 _ENOUGH = 0.95  # normalised HSIC at which the authors stop
 _GROWTH = 0.01  # growth of H that is worth a layer where H is honest; theorem 1 asks for any growth
 _SHRINK = 0.01  # least bandwidth on outputs, as the authors have it
@@ -178,7 +179,8 @@ class _Step:
 def _next(before: _Step, labels: Tensor, c: int, rule: str, steps: int, extra: bool, normalize: str) -> _Step:
     """The first bandwidth of the walk that raises H (the authors' rule), or else the one of greatest H."""
     tried: list[_Step] = []
-    for bandwidth in walk_down(before.bandwidth, _LEAST_BANDWIDTH, steps):
+    narrowest = _LEAST_BANDWIDTH if rule == "leave_one_out" else _REACH * before.bandwidth
+    for bandwidth in walk_down(before.bandwidth, narrowest, steps):
         tried.append(_try(before, labels, c, bandwidth, rule == "leave_one_out", extra, normalize))
         if rule == "authors" and tried[-1].record.hsic > before.record.hsic:
             return tried[-1]
@@ -191,9 +193,9 @@ def _try(before: _Step, labels: Tensor, c: int, bandwidth: float, held_out: bool
     groups = _groups(z, labels, c, extra)  # (n, c')
     if held_out:
         counts = groups.sum(0)
-        weights = groups / counts
-        own = counts - groups  # a row's own class has one row fewer without it
-        outputs = (gram @ groups - groups) / own.clamp_min(1)
+        others = (gram @ groups - groups) / (counts - groups).clamp_min(1)  # a row's own class lacks the row itself
+        norms = _held_out_norms(others, groups)
+        weights, outputs = groups / (counts * norms), others / norms
     else:
         norms = class_norms(gram, labels, c, normalize)
         norms = torch.cat((norms, norms.new_ones(groups.shape[1] - c)))
@@ -202,6 +204,12 @@ def _try(before: _Step, labels: Tensor, c: int, bandwidth: float, held_out: bool
     after = most_dependent(outputs, labels, c, least=0.0 if held_out else _SHRINK, middle=_spread(outputs))
     record = measure_gram(gaussian_gram(outputs, outputs, after), outputs, labels, c, bandwidth)
     return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
+
+
+def _held_out_norms(others: Tensor, groups: Tensor) -> Tensor:  # (n, c'), (n, c') -> (c',)
+    """Norm of each column's mean embedding without the rows' own terms; 1 where a column has no two rows alike."""
+    squares = (others * groups).sum(0) / groups.sum(0)
+    return torch.where(squares > torch.finfo(squares.dtype).tiny, squares, torch.ones_like(squares)).sqrt()
 
 
 def _groups(z: Tensor, labels: Tensor, c: int, extra: bool) -> Tensor:

@@ -132,6 +132,7 @@ def _factor(system: Tensor) -> Tensor:
         wanted = rounding * 8**attempt * mean
         system.diagonal().add_(wanted - added)
         added = wanted
+        factor: Tensor
         factor, info = torch.linalg.cholesky_ex(system)
         if not bool(info):
             if attempt:

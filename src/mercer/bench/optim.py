@@ -259,7 +259,7 @@ CASES = [
         peers={
             "SGD, best of a sweep": Peer(after_one_epoch(_sgd(0.1))),
             "momentum, best of a sweep": Peer(after_one_epoch(_sgd(0.1, 0.9))),
-            "Adam, best of a sweep": Peer(after_one_epoch(_adam(1e-2))),
+            "Adam, lr 0.01": Peer(after_one_epoch(_adam(1e-2))),
         },
         accuracy=lambda _, score: float(score),
         accuracy_name="test accuracy",

@@ -184,6 +184,8 @@ class LinearizedLaplace:
     def _directions(self, x: Tensor, f: Tensor) -> Tensor:  # -> (p, r)
         tangents = self._tangents(x)
         rank = min(self.k, len(x) * f.shape[1], tangents.size)
+        if rank == tangents.size:  # every direction there is
+            return torch.eye(rank, dtype=f.dtype, device=x.device)
         seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator))
         draw = torch.Generator(device=x.device).manual_seed(seed)
         probes = torch.randn(*f.shape, rank, dtype=f.dtype, device=x.device, generator=draw)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,6 +37,8 @@ class ConvNNGP(Kernel):
         kernel_size: k, odd.
         readout: ``"flatten"`` or ``"mean"``.
     """
+
+    TANGENT: ClassVar[bool] = False  # whether the tangent kernel is computed as well
 
     def __init__(
         self,
@@ -103,12 +107,12 @@ class ConvNNGP(Kernel):
         ntk = s
         for layer in range(self.depth):
             qx, qy = self._aligned(vx[layer], vy[layer])
-            moment, slope = moments(self.activation, s, qx, qy)
-            assert slope is not None
+            moment, slope = moments(self.activation, s, qx, qy, slope=self.TANGENT)
             mean = self._patch if layer < self.depth - 1 else self._pool
             s = self._affine(mean(moment))
-            ntk = s + mean(ntk * slope) * self.weight_var
-        return s, ntk
+            if slope is not None:
+                ntk = s + mean(ntk * slope) * self.weight_var
+        return (s, ntk) if self.TANGENT else (s, s)
 
     def _diagonal(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n,), (n,)
         if self.readout == "mean":  # the mean runs over pairs of pixels: no short way
@@ -155,6 +159,8 @@ class ConvNTK(ConvNNGP):
     with the patch mean P of :class:`ConvNNGP`, at the readout the mean over pixels; weights and biases of all layers,
     NTK parametrisation. Arguments as for :class:`ConvNNGP`.
     """
+
+    TANGENT = True
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, c, h, w), (m, c, h, w) -> (n, m)

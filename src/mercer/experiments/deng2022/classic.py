@@ -113,6 +113,7 @@ def draw(results: list[Result]) -> Figure:
                 ax.set_title(f"{row}: {column}, mean |cos| {result.value:.3f}", fontsize=9)
                 limit = max(max(map(abs, curve["y"])) for name, curve in result.curves.items() if "true" in name)
                 ax.set_ylim(-1.3 * limit, 1.3 * limit)
+    figure.suptitle("grey: the true eigenfunctions; coloured: found", fontsize=9, color=figures.LIGHT.soft)
     return figure
 
 

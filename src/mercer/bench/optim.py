@@ -1,7 +1,8 @@
 """Optimizers side by side: epochs and CPU time to a test accuracy, cost of a step, untuned read-outs, state memory.
 
-On digits and usps every peer runs at the rate that was best for it in a sweep (docs/papers/chen2022.md has them); mnist
-takes those of usps, the CNN usual ones. Ours runs at lr = 0.3 and its defaults everywhere.
+On digits and usps every peer runs at the rate that was best for it in a sweep (docs/papers/chen2022.md has them);
+mnist takes those of usps (but for KernelSGD, which diverged there), the CNN usual ones. Ours runs at lr = 0.3 and its
+defaults everywhere.
 """
 
 from __future__ import annotations
@@ -230,6 +231,7 @@ _DIGITS = _task("digits", None, 0.95, 15, 5)
 _RATES = {
     "digits": {"SGD": 0.5, "SGD, momentum 0.9": 0.2, "Adam": 1e-2, "AdaHessian": 0.1, "SOAP": 1e-2, "KernelSGD": 1.0},
     "usps": {"SGD": 0.5, "SGD, momentum 0.9": 0.1, "Adam": 1e-2, "AdaHessian": 0.05, "SOAP": 1e-2, "KernelSGD": 1.0},
+    "mnist": {"SGD": 0.5, "SGD, momentum 0.9": 0.1, "Adam": 1e-2, "AdaHessian": 0.05, "SOAP": 1e-2, "KernelSGD": 0.3},
     "cifar10": {"SGD": 0.1, "SGD, momentum 0.9": 0.03, "Adam": 3e-3, "AdaHessian": 0.1, "SOAP": 3e-3, "KernelSGD": 0.1},
 }
 _CHEAPER = {"SOAP": {"cpu": 2.0}, "AdaHessian": {"cpu": 5.0}}
@@ -237,7 +239,7 @@ _CHEAPER = {"SOAP": {"cpu": 2.0}, "AdaHessian": {"cpu": 5.0}}
 CASES = [
     _reach("digits to 95 %, 5 seeds", _DIGITS, _RATES["digits"], _CHEAPER, 3),
     _reach("usps to 93 %, 3 seeds", _task("usps", None, 0.93, 12, 3), _RATES["usps"], _CHEAPER, 1),
-    _reach("mnist, 10,000 rows, to 93 %", _task("mnist", (10_000, 3000), 0.93, 8, 1), _RATES["usps"], _CHEAPER, 1),
+    _reach("mnist, 10,000 rows, to 93 %", _task("mnist", (10_000, 3000), 0.93, 8, 1), _RATES["mnist"], _CHEAPER, 1),
     _reach("CNN on cifar10, 4,000 rows, to 45 %", _task("cifar10", (4000, 1000), 0.45, 8, 1), _RATES["cifar10"], {}, 1),
     Case(
         "200 steps on digits, update_every=10",

@@ -43,8 +43,8 @@ def curve_outcome(cell: Cell, which: str) -> Outcome:
     return Outcome(value=value, curves={which: curve}, note=best.note())
 
 
-def panels(results: Sequence[Result], curve: str, label: str, *, log: bool = False) -> Figure:
-    """One curve of each cell, a panel for each data set, in rows of three."""
+def panels(results: Sequence[Result], curve: str, label: str, *, top: float | None = None) -> Figure:
+    """One curve of each cell, a panel for each data set, in rows of three; what exceeds ``top`` leaves the panel."""
     sets = list(dict.fromkeys(result.column for result in results))
     wide = min(3, len(sets))
     high = -(-len(sets) // wide)
@@ -59,8 +59,10 @@ def panels(results: Sequence[Result], curve: str, label: str, *, log: bool = Fal
                 (line,) = ax.plot(result.curves[curve]["x"], result.curves[curve]["y"], label=result.row)
                 handles.setdefault(result.row, line)
         ax.set(title=sets[i], xlabel="epoch" if i >= len(sets) - wide else "", ylabel=label if i % wide == 0 else "")
-        if log:
-            ax.set_yscale("log")
+        longest = max(len(r.curves[curve]["x"]) for r in results if r.column == sets[i])
+        ax.set_xticks(range(1, longest + 1, -(-longest // 8)))
+        if top is not None:
+            ax.set_ylim(0, top)
     legend(figure, handles)
     return figure
 

@@ -24,4 +24,4 @@ def run(cell: Cell) -> Outcome:
 
 def draw(results: list[Result]) -> Figure:
     """Training loss by epoch."""
-    return panels(results, "loss", "training loss", log=True)
+    return panels(results, "loss", "training loss", top=3.0)

@@ -50,6 +50,9 @@ def draw(results: list[Result]) -> Figure:
         axes[1].plot(sizes, [r.values["time"] for r in own], marker="o", markersize=4)
     for ax, label in zip(axes, ("test accuracy, %", "time, s"), strict=True):
         ax.set(xscale="log", xlabel="batch size", ylabel=label)
+        sizes = sorted({int(r.settings["batch"]) for r in results})
+        ax.set_xticks(sizes, [str(size) for size in sizes])
+        ax.minorticks_off()
     axes[1].set_yscale("log")
     legend(figure, handles)
     return figure

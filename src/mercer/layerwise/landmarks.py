@@ -16,8 +16,8 @@ from .network import KernelLayer
 __all__ = ["LandmarkFit", "Sums", "accumulate", "landmark_fit", "narrow", "solve"]
 
 _LEAST, _SHARE, _MOST = 2000, 0.08, 6500  # landmarks: so many, more with the rows, but no more than a minute's
-_WIDE = 20_000  # rows beyond which the sums are made in float32, block by block, and solved in float64
-_JUDGED = 2000  # rows whose leave-one-out predictions choose the ridge and calibrate
+_WIDE = 5000  # rows beyond which the sums are made in float32, block by block, and solved in float64
+_JUDGED = 1000  # rows whose leave-one-out predictions choose the ridge and calibrate
 _FACTORS = (1.0, 0.1, 0.01)
 _JITTER = 1e-10
 _ATTEMPTS = 6
@@ -109,7 +109,7 @@ def narrow(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
         bandwidth: Where the walk starts.
         penalty: Of the ridge.
     """
-    z, y = z[:_TRIED], y[:_TRIED]
+    z, y = z[:_TRIED].float(), y[:_TRIED].float()
     anchors, judged = z[: len(z) // 8 + 50], slice(len(z) // 2, None)
     least = float("inf")
     while True:

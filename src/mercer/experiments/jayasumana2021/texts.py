@@ -89,7 +89,8 @@ def _encoder() -> Callable[[list[str]], Tensor]:
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # only the command line draws
+    quiet: Any = transformers_logging  # untyped where it is installed, unknown where it is not
+    quiet.disable_progress_bar()  # only the command line draws
     folder = Path(spec.origin).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval()

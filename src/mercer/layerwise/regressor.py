@@ -24,7 +24,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
 
     Args:
         max_layers: Most layers.
-        landmarks: Anchors; None: every row up to 3,000 rows, 2,000 landmarks beyond.
+        landmarks: Anchors; None: every row up to 3,000 rows; beyond, 2,000 and 8 % of the rows, at most 6,500.
         random_state: Randomness of subsets and landmarks.
         verbose: Log the layers at level INFO rather than DEBUG, to ``logging.getLogger("mercer")``.
 

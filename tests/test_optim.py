@@ -413,6 +413,12 @@ def test_a_layer_whose_forward_is_bypassed_is_named_once():
         advance(CASES["function_space"], model, optimizer, x, y)  # a second warning would be an error here
 
 
+@pytest.mark.parametrize("kind", [FunctionSpaceSGD, EigenProSGD])
+def test_parameters_of_another_model_are_noticed(kind):
+    with pytest.warns(NumericalWarning, match=rf"{kind.__name__}: params hold no weight of a .* all take SGD steps"):
+        kind(network(1).parameters(), 0.1, model=network(2))
+
+
 def test_steps_without_what_they_need_say_so():
     model = network()
     for p in model.parameters():

@@ -69,6 +69,8 @@ class EigenProSGD(CheckedOptimizer):
         self.max_samples = checks.integer(where, "max_samples", max_samples, 1)
         checks.choice(where, "layers", layers, ("last", "all"))
         chosen = self._chosen(model, layers, exclude)
+        if not chosen:
+            checks.warn(where, "params hold no weight of a chosen layer of model; all take SGD steps.")
         memory = Memory(damping=0.0, ema=0.0, output_factor=False, max_width=0, max_rows=4096)
         self._factors = [LayerFactor(where, name, m, self._own_bias(m), memory) for name, m in chosen.items()]
         self._recorder = Recorder(where, model, chosen)

@@ -37,7 +37,8 @@ class FunctionSpaceSGD(CheckedOptimizer):
     not matter, the step descends, and for squared loss on a linear layer it is the Gauss-Newton step.
 
     It needs one forward hook for each layer and a plain ``backward()``, and acts on ``p.grad``: clipping,
-    accumulation, loss scaling, frozen parameters and DDP keep their meaning.
+    accumulation, loss scaling, frozen parameters and DDP keep their meaning. Layers are chosen at construction;
+    parameters of groups added later take SGD steps.
 
     Args:
         params: Parameters, named parameters or groups.
@@ -104,6 +105,8 @@ class FunctionSpaceSGD(CheckedOptimizer):
             max_rows=checks.integer(where, "max_rows", max_rows, 1),
         )
         chosen = self._chosen(model, checks.choice(where, "layers", layers, ("all", "last")), exclude)
+        if not chosen:
+            checks.warn(where, "params hold no weight of a linear or convolutional layer of model; all take SGD steps.")
         self._factors = [LayerFactor(where, name, m, self._own_bias(m), self.memory) for name, m in chosen.items()]
         self._recorder = Recorder(where, model, {**chosen, **({} if kernel is None else {"": unwrap(model)})})
         self._warned: set[str] = set()

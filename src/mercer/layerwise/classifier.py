@@ -47,7 +47,8 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         rule: How ``closed_form`` chooses bandwidths: ``"leave_one_out"``, or ``"authors"``: the first that raises HSIC.
         extra_dimensions: Columns of ``closed_form`` for the wrongly assigned rows of each class.
         features: Random Fourier features of a layer of ``spectral``.
-        landmarks: Anchors of ``auto``; None: every row up to 3,000 rows; beyond, 2,000 and 8 % of the rows, at most 6,500.
+        landmarks: Anchors of ``auto``; None: every row up to 3,000 rows; beyond, 2,000 and 8 % of the rows, at most
+            6,500.
         random_state: Randomness of features, subsets and landmarks.
         verbose: Log the layers at level INFO rather than DEBUG, to ``logging.getLogger("mercer")``.
 

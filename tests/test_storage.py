@@ -184,7 +184,7 @@ def test_an_estimator_saves_parameters_and_fitted_attributes(made, tmp_path):
         torch.zeros(0, 3),
         torch.tensor(True),
         torch.arange(6).reshape(2, 3).T,
-        torch.randn(2, dtype=torch.bfloat16),
+        torch.tensor([0.5, -1.25], dtype=torch.bfloat16),
         np.array(4, dtype=np.int8),
     ],
     ids=str,

@@ -26,7 +26,7 @@ _LENGTH = 96  # tokens
 
 @lru_cache(maxsize=3)
 def embedded_texts(name: str, rows: int, test_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Frozen MiniLM embeddings of a text set, mean-pooled; of a pair (u, v) the features u v and |u - v|."""
+    """Frozen MiniLM embeddings of a text set, mean-pooled; of a pair (u, v) the features |u - v|."""
     found = data.load(name, rows=(rows, test_rows))
     encode = _encoder()
     return _features(encode, found.x_train), found.y_train, _features(encode, found.x_test), found.y_test
@@ -79,7 +79,7 @@ def _features(encode: Callable[[list[str]], Tensor], texts: Sequence[Any]) -> Te
     if isinstance(texts[0], str):
         return encode(list(texts))
     u, v = encode([pair[0] for pair in texts]), encode([pair[1] for pair in texts])
-    return torch.cat((u * v, (u - v).abs()), 1)
+    return (u - v).abs()
 
 
 def _encoder() -> Callable[[list[str]], Tensor]:

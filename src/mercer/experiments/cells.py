@@ -13,6 +13,10 @@ SCALES = ("smoke", "small", "paper")
 STATUSES = ("done", "failed", "missing", "paper_scale_only", "not_built")
 
 
+class MissingPackage(ImportError):  # noqa: N818
+    """A cell needs an optional package that is not installed; its message says how to get it. The cell is *missing*."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number of a table, or one curve of a figure: the whole input of ``run``.

@@ -11,14 +11,14 @@ from dataclasses import replace
 import torch
 
 from mercer.experiments.catalogue import entry
-from mercer.experiments.cells import Cell, Outcome, non_finite
+from mercer.experiments.cells import Cell, MissingPackage, Outcome, non_finite
 from mercer.experiments.results import Result
 
 _log = logging.getLogger("mercer")
 
 
 def execute(cell: Cell, scale: str) -> Result:
-    """Run one cell. An error of the entry becomes a *failed* result, data that is not there a *missing* one."""
+    """Run one cell. An error of the entry makes it *failed*, data or a package that is not there *missing*."""
     blank = blank_result(cell, scale)
     absent = missing(cell.data)
     if absent:
@@ -32,7 +32,7 @@ def _result(cell: Cell, blank: Result) -> Result:
     try:
         outcome = _run(cell)
     except Exception as error:
-        if _is_missing_data(error):
+        if _is_missing(error):
             return replace(blank, status="missing", note=str(error))
         _log.info("%s %s %s failed", cell.entry, cell.row, cell.column, exc_info=error)
         return replace(blank, status="failed", error=f"{type(error).__name__}: {error}")
@@ -103,7 +103,7 @@ def _known(name: str) -> bool:
     return True
 
 
-def _is_missing_data(error: Exception) -> bool:
+def _is_missing(error: Exception) -> bool:
     from mercer import data
 
-    return isinstance(error, data.MissingData)
+    return isinstance(error, (data.MissingData, MissingPackage))

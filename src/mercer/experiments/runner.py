@@ -32,6 +32,7 @@ yet*. There is nothing to register. What was published (title, numbers, doubts, 
 - ``data=["mnist"]`` names the sets looked for in ``MERCER_DATA`` (the names of ``mercer.data.load``). One that is not
   there makes the cell *missing*, with how to get it. What ships with a dependency (digits, wine, breast_cancer) or is
   synthetic is not named. ``--no-download`` runs only the cells that name none.
+- An optional package that is absent: raise ``MissingPackage`` with how to get it; the cell is *missing* too.
 - A stand-in (another set, a smaller network) is a line of ``stand_ins`` in the TOML; say it in ``note`` too where it
   is of one cell.
 - An entry whose TOML says ``scale = "paper"`` is *paper scale only* at the other scales; its ``cells`` is not asked.

@@ -72,7 +72,7 @@ def duration(seconds: float) -> str:
     """Seconds as one would say them.
 
     >>> duration(0.0123), duration(4.26), duration(125), duration(7300)
-    ('12 ms', '4.3 s', '2 min 5 s', '2 h 2 min')
+    ('12 ms', '4.3 s', '2 min 5 s', '2 h 1 min')
     """
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"

@@ -15,6 +15,7 @@ from ... import checks
 from ...kernels import RBF, Linear, Polynomial
 from ...modules import last_linear
 from ...optim import ESGD, FunctionSpaceSGD, KernelSGD, MultiBatchLBFGS, RandomPSD
+from ..cells import MissingPackage
 
 __all__ = ["FIRST_ORDER", "KERNELS", "LAST_LAYER", "SECOND_ORDER", "TRIES", "Choice", "advance", "make", "tries"]
 
@@ -110,7 +111,7 @@ def _adahessian(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimi
         from pytorch_optimizer import AdaHessian
     except ImportError as error:
         fix = "Run pip install mercer[peers]."
-        raise ImportError(checks.sentence("chen2022", "AdaH needs pytorch-optimizer>=4.1", "none", fix)) from error
+        raise MissingPackage(checks.sentence("chen2022", "AdaH needs pytorch-optimizer>=4.1", "none", fix)) from error
     made: torch.optim.Optimizer = AdaHessian(parameters, lr=lr)
     return made
 

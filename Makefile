@@ -27,7 +27,7 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp
 	@touch $@
 
 demo: $(VENV)/.run-stamp
-	$(BIN)/mercer reproduce --scale small --no-download
+	$(BIN)/mercer reproduce --scale small --no-download --jobs 2
 
 lint: $(VENV)/.dev-stamp
 	$(BIN)/ruff check .

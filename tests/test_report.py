@@ -149,7 +149,7 @@ def test_a_line_has_published_ours_difference_and_time(tmp_path, scale, verdict)
         row, column = "gamma 1, RFF 500", "MNIST"
         results.append(Result(TABLE, f"k{seed}", "done", scale, row, column, seed, value=ours, seconds=1.5))
     page = report.build(write_run(tmp_path / "run", results)).read_text(encoding="utf-8")
-    line = next(part for part in page.split("<tr>") if "RFF 500</th>" in part and ">MNIST<" in part)
+    line = next(part.split("</tr>")[0] for part in page.split("<tr>") if "RFF 500</th>" in part and ">MNIST<" in part)
     cells = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", line))).strip()
     assert cells == f"gamma 1, RFF 500 MNIST 790 800.0 ± 5.0 +10 +1.3 %{verdict} 3 4.5 s"
 
@@ -233,6 +233,17 @@ def test_cells_that_ran_since_outdate_the_line_of_the_entry(tmp_path):
     new = Result(entry, "k", "done", "small", "r", value=1.0)
     page = report.build(write_run(tmp_path / "run", [old, new])).read_text(encoding="utf-8")
     assert "gone since" not in page
+
+
+def test_many_lines_without_data_are_folded_and_their_reason_said_once(tmp_path):
+    entry = "chen2022/table3"
+    results = [Result(entry, "k", "done", "small", "digits, ours", "time", value=1.0)]
+    for number, name in enumerate(["mnist", "usps"]):
+        note = f"Left out by --no-download: needs {name}."
+        results.append(Result(entry, f"m{number}", "missing", "small", f"{name}, ours", note=note))
+    page = report.build(write_run(tmp_path / "run", results)).read_text(encoding="utf-8")
+    assert "Left out by --no-download: needs mnist, usps." in page
+    assert re.search(r"Published numbers without ours \(\d{2,}\)", page)
 
 
 def test_an_interrupted_entry_is_not_called_done(tmp_path):

@@ -13,6 +13,10 @@ from . import numbers
 __all__ = ["STATES", "Detail", "Line", "Section", "State", "sections", "unknown_entries"]
 
 
+_MANY_WAITING = 8
+_LEFT_OUT = "Left out by --no-download: needs "
+
+
 @dataclass(frozen=True)
 class State:
     """A state of an entry: its name on the page, and what that means."""
@@ -109,6 +113,18 @@ class Section:
         return any(result.status in ("done", "failed") for result in self.results)
 
     @property
+    def folded(self) -> tuple[Line, ...]:
+        """Published lines that did not run, where they are so many that they would bury what did."""
+        waiting = tuple(line for line in self.lines if not line.ours and line.state in ("missing", "not_run"))
+        return waiting if len(waiting) > _MANY_WAITING else ()
+
+    @property
+    def open_lines(self) -> tuple[Line, ...]:
+        """The lines of the entry's main table."""
+        folded = self.folded
+        return tuple(line for line in self.lines if line not in folded)
+
+    @property
     def named_columns(self) -> bool:
         """Whether a column of the table has a name to show."""
         return any(line.column for line in self.lines)
@@ -184,8 +200,11 @@ def _state(entry: Entry, results: list[Result], planned: int) -> str:
 
 def _reasons(results: Iterable[Result]) -> Iterable[str]:
     """Why cells were not done, each reason once."""
-    reasons = (result.error or result.note for result in results if result.status not in ("done", "not_built"))
-    return dict.fromkeys(reason for reason in reasons if reason)
+    found = (result.error or result.note for result in results if result.status not in ("done", "not_built"))
+    reasons = list(dict.fromkeys(reason for reason in found if reason))
+    sets = [reason.removeprefix(_LEFT_OUT).rstrip(".") for reason in reasons if reason.startswith(_LEFT_OUT)]
+    left_out = [f"{_LEFT_OUT}{', '.join(sets)}."] if sets else []
+    return [*left_out, *(reason for reason in reasons if not reason.startswith(_LEFT_OUT))]
 
 
 def _interrupted(results: list[Result], planned: int) -> list[str]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
+from ... import figures
 from ...kernels.radial_series import truncation_bound
 from ..cells import Cell, Outcome
+from ..results import Result
 
-__all__ = ["cells", "run"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["cells", "draw", "run"]
 
 _TERMS = 400
 _ORDERS = (0, 1, 2, 5, 10, 20)
@@ -45,6 +51,23 @@ def run(cell: Cell) -> Outcome:
     curves = {"error": {"x": x, "y": errors}, "bound": {"x": x, "y": bounds}, "tail": {"x": x, "y": tails}}
     return Outcome(passed=passed, values={"error at M = 10": errors[4], "bound at M = 10": bounds[4]}, curves=curves,
                    note=note)  # fmt: skip
+
+
+def draw(results: list[Result]) -> Figure:
+    """Error and bound against M, one panel for each series, on a logarithmic scale."""
+    figure, axes = figures.canvas(1, len(results), width=2.3 * len(results) + 1, height=3.2)
+    for ax, result in zip(axes, results, strict=True):
+        for name in ("bound", "tail", "error"):
+            curve = result.curves[name]
+            points = [(x, y) for x, y in zip(curve["x"], curve["y"], strict=True) if y > 1e-17]  # the rest is rounding
+            ax.plot(*zip(*points, strict=True), marker=".", label=name)
+        ax.set(title=result.row, xlabel="M", yscale="log")
+        ax.title.set_fontsize(9)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=figures.LIGHT.ink
+    )
+    return figure
 
 
 def _alphas(name: str, terms: int) -> torch.Tensor:

@@ -262,7 +262,6 @@ def fit_spectral(
     *,
     max_layers: int = 12,
     features: int = 300,
-    share: float = 0.95,
     enough: float = _ENOUGH,
     generator: torch.Generator | None = None,
 ) -> Chain:
@@ -274,7 +273,6 @@ def fit_spectral(
         c: Number of classes.
         max_layers: Most layers.
         features: Random Fourier features D of a layer.
-        share: See :func:`ism`.
         enough: Stop at this H.
         generator: Randomness of the features.
     """

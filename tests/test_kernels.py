@@ -94,7 +94,7 @@ def test_no_public_kernel_escapes_the_contract():
         if isinstance(getattr(kernels, name), type) and issubclass(getattr(kernels, name), Kernel)
     }
     covered = {type(make()).__name__ for make in CASES.values()}
-    elsewhere = {  # classes whose own suites run this contract over their own inputs
+    elsewhere = {  # pictures and models: the contract is in test_nngp.py and test_model_kernels_contract.py
         "ConvNNGP", "ConvNTK", "EmpiricalNTK", "MonteCarloNNGP", "Trajectory",
     }  # fmt: skip
     assert public - {"Kernel"} - elsewhere == covered

@@ -24,7 +24,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
     away as the dtype can say, and neither changes the distances between the others.
     """
     if x.shape[-1] <= _FEW_FEATURES:
-        total = x.new_zeros(len(x), len(y))
+        total = x.new_zeros(x.shape[0], y.shape[0])  # len() would fix the rows of an exported graph
         for feature in range(x.shape[-1]):
             total = total + (x[:, feature, None] - y[None, :, feature]).square()
         return total
@@ -42,6 +42,8 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
 
 def _centre(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
     """Medians over a few rows: a mean would follow one far row, and take the digits of all the others with it."""
+    if torch.compiler.is_compiling():  # a graph must not know the number of rows, and ONNX has no median
+        return y.mean(0).nan_to_num(0.0, 0.0, 0.0)
     sample = torch.cat([part[:: max(1, len(part) // _CENTRE_ROWS)][:_CENTRE_ROWS] for part in (x, y)])
     return sample.nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0) if len(sample) else sample.new_zeros(x.shape[-1])
 

@@ -261,6 +261,19 @@ def test_two_processes_give_what_one_gives(fake):
     assert done.returncode == 1, done.stderr
 
 
+def test_a_setting_of_the_request_takes_the_place_of_the_cells_own(fake):
+    folder = started("fake2000/count", settings={"i": 10})
+    results = runner.run(folder, Silent())
+    assert {r.settings["i"] for r in results} == {10} and all(r.value >= 10 for r in results)
+    assert runner.asked(folder).settings == {"i": 10}
+    assert [r.seed for r in results] == [0] * 4 + [1] * 4  # a run cut short has every row once
+
+
+def test_a_setting_that_no_cell_has_is_refused(fake):
+    with pytest.raises(ValueError, match="a setting's name must be one of 'i'; got 'rows'"):
+        runner.Request(("fake2000/count",), "smoke", settings={"rows": 5})
+
+
 def test_no_download_leaves_out_what_needs_data_and_says_so(fake):
     results = runner.run(started("fake2000/needs-data", download=False), Silent())
     assert {r.row: r.status for r in results} == {"with": "missing", "without": "done"}
@@ -291,7 +304,8 @@ def test_a_run_says_with_what_and_where_it_was_made_but_not_on_whose_machine(fak
     runner.run(folder, Silent())
     document = read_run(folder)
     session = document["sessions"][0]
-    assert document["asked"] == {"ids": ["fake2000/thmA"], "scale": "smoke", "seeds": None, "download": True}
+    asked = {"ids": ["fake2000/thmA"], "scale": "smoke", "seeds": None, "download": True, "settings": {}}
+    assert document["asked"] == asked
     assert session["versions"].keys() >= {"python", "mercer", "torch", "numpy"}
     assert session["machine"]["cores"] >= 1 and session["machine"]["cpu"]
     assert os.uname().nodename not in json.dumps(document)

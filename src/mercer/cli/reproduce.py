@@ -35,6 +35,9 @@ _SCALES = ("smoke", "small", "paper")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="RUN", help="Folder.  [default: runs/<time>]")
 @click.option("--no-download", is_flag=True, help="Only what needs no data from MERCER_DATA.")
 @click.option("--seeds", type=click.IntRange(1), help="In place of the entries' own number of seeds.")
+@click.option(
+    "--set", "changes", metavar="NAME=VALUE", multiple=True, help="A cell's setting, for a run between two scales."
+)
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes; one cell each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document in place of the table.")
 def reproduce(
@@ -44,6 +47,7 @@ def reproduce(
     output: Path | None,
     no_download: bool,
     seeds: int | None,
+    changes: tuple[str, ...],
     jobs: int,
     as_json: bool,
 ) -> None:
@@ -54,9 +58,9 @@ def reproduce(
     from mercer.experiments import runner
 
     if resume is None:
-        folder = runner.create(_request(ids, scale or "small", seeds, not no_download), output)
+        folder = runner.create(_request(ids, scale or "small", seeds, not no_download, _settings(changes)), output)
     else:
-        if ids or scale or output or seeds or no_download:
+        if ids or scale or output or seeds or no_download or changes:
             raise click.UsageError("--resume goes with --jobs and --json alone: the run's own ID and options hold.")
         folder = resume
     results = _run(folder, jobs)
@@ -77,11 +81,25 @@ def _verdict(results: list[Result]) -> int:
     return 0
 
 
-def _request(ids: tuple[str, ...], scale: str, seeds: int | None, download: bool) -> Request:
+def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
+    """``rows=25000`` as ``{"rows": 25000}``: a number where it reads as JSON, else text."""
+    settings: dict[str, Any] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not (name and equals and value):
+            raise click.UsageError(f"reproduce: --set must be NAME=VALUE; got {change!r}.")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    return settings
+
+
+def _request(ids: tuple[str, ...], scale: str, seeds: int | None, download: bool, settings: dict[str, Any]) -> Request:
     from mercer.experiments.runner import Request
 
     try:
-        return Request(ids, scale, seeds, download)
+        return Request(ids, scale, seeds, download, settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

@@ -73,8 +73,8 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,18 +102,31 @@ class Request:
         scale: ``"smoke"``, ``"small"`` or ``"paper"``.
         seeds: in place of the entries' own counts.
         download: False leaves out the cells that need data from ``MERCER_DATA``.
+        settings: in place of the cells' own, for a run between two scales: ``{"rows": 25_000}``. A cell without that
+            setting stays as it is.
     """
 
     ids: tuple[str, ...] = ()
     scale: str = "small"
     seeds: int | None = None
     download: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.choice("reproduce", "scale", self.scale, SCALES)
         if self.seeds is not None:
             checks.integer("reproduce", "seeds", self.seeds, 1)
-        select(self.ids)
+        chosen = select(self.ids)
+        if self.settings:
+            self._check_settings(chosen)
+
+    def _check_settings(self, chosen: Sequence[Entry]) -> None:
+        """A setting that no cell has would change nothing without a word: refuse it."""
+        able = [e for e in chosen if e.built and (e.scale != "paper" or self.scale == "paper")]
+        cells = [cell for e in able for cell in e.load().cells(self.scale)]
+        known = sorted({name for cell in cells for name in cell.settings})
+        for name in self.settings:
+            checks.choice("reproduce", "a setting's name", name, known)
 
 
 class Watcher(Protocol):
@@ -211,8 +224,16 @@ def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell
         return [line(status="failed", error=f"{type(error).__name__}: {error}")], []
     kept_out = [] if request.download else [cell for cell in cells if cell.data]
     chosen = cells if request.download else [cell for cell in cells if not cell.data]
-    seeded = [each for cell in chosen for each in cell.over_seeds(request.seeds)]
+    changed = [_with_settings(cell, request.settings) for cell in chosen]
+    seeded = [each for cell in changed for each in cell.over_seeds(request.seeds)]
+    # Seed 0 of every cell first: a run that is cut short still has every row of its table.
+    seeded.sort(key=lambda cell: cell.seed)
     return [_left_out(cell, request.scale) for cell in kept_out], seeded
+
+
+def _with_settings(cell: Cell, settings: Mapping[str, Any]) -> Cell:
+    new = {name: value for name, value in settings.items() if name in cell.settings}
+    return replace(cell, settings={**cell.settings, **new})
 
 
 def _left_out(cell: Cell, scale: str) -> Result:

@@ -274,6 +274,13 @@ def test_a_setting_that_no_cell_has_is_refused(fake):
         runner.Request(("fake2000/count",), "smoke", settings={"rows": 5})
 
 
+def test_only_some_cells_of_an_entry_may_run(fake):
+    folder = started("fake2000/count", only=("r1",))
+    assert {r.row for r in runner.run(folder, Silent())} == {"r1"} and runner.asked(folder).only == ("r1",)
+    with pytest.raises(ValueError, match="only must be a part of a cell's row or column; got 'r9'"):
+        runner.Request(("fake2000/count",), "smoke", only=("r9",))
+
+
 def test_no_download_leaves_out_what_needs_data_and_says_so(fake):
     results = runner.run(started("fake2000/needs-data", download=False), Silent())
     assert {r.row: r.status for r in results} == {"with": "missing", "without": "done"}
@@ -304,7 +311,7 @@ def test_a_run_says_with_what_and_where_it_was_made_but_not_on_whose_machine(fak
     runner.run(folder, Silent())
     document = read_run(folder)
     session = document["sessions"][0]
-    asked = {"ids": ["fake2000/thmA"], "scale": "smoke", "seeds": None, "download": True, "settings": {}}
+    asked = {"ids": ["fake2000/thmA"], "scale": "smoke", "seeds": None, "download": True, "settings": {}, "only": []}
     assert document["asked"] == asked
     assert session["versions"].keys() >= {"python", "mercer", "torch", "numpy"}
     assert session["machine"]["cores"] >= 1 and session["machine"]["cpu"]

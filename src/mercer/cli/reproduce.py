@@ -38,6 +38,7 @@ _SCALES = ("smoke", "small", "paper")
 @click.option(
     "--set", "changes", metavar="NAME=VALUE", multiple=True, help="A cell's setting, for a run between two scales."
 )
+@click.option("--only", metavar="TEXT", multiple=True, help="Cells with this in their row or column.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes; one cell each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document in place of the table.")
 def reproduce(
@@ -48,6 +49,7 @@ def reproduce(
     no_download: bool,
     seeds: int | None,
     changes: tuple[str, ...],
+    only: tuple[str, ...],
     jobs: int,
     as_json: bool,
 ) -> None:
@@ -58,9 +60,10 @@ def reproduce(
     from mercer.experiments import runner
 
     if resume is None:
-        folder = runner.create(_request(ids, scale or "small", seeds, not no_download, _settings(changes)), output)
+        asked = (ids, scale or "small", seeds, not no_download, _settings(changes), only)
+        folder = runner.create(_request(asked), output)
     else:
-        if ids or scale or output or seeds or no_download or changes:
+        if ids or scale or output or seeds or no_download or changes or only:
             raise click.UsageError("--resume goes with --jobs and --json alone: the run's own ID and options hold.")
         folder = resume
     results = _run(folder, jobs)
@@ -95,11 +98,11 @@ def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
-def _request(ids: tuple[str, ...], scale: str, seeds: int | None, download: bool, settings: dict[str, Any]) -> Request:
+def _request(asked: tuple[Any, ...]) -> Request:
     from mercer.experiments.runner import Request
 
     try:
-        return Request(ids, scale, seeds, download, settings)
+        return Request(*asked)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

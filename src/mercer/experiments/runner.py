@@ -104,6 +104,7 @@ class Request:
         download: False leaves out the cells that need data from ``MERCER_DATA``.
         settings: in place of the cells' own, for a run between two scales: ``{"rows": 25_000}``. A cell without that
             setting stays as it is.
+        only: texts; a cell runs where its row or column holds one of them. None mean all cells.
     """
 
     ids: tuple[str, ...] = ()
@@ -111,19 +112,30 @@ class Request:
     seeds: int | None = None
     download: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.choice("reproduce", "scale", self.scale, SCALES)
         if self.seeds is not None:
             checks.integer("reproduce", "seeds", self.seeds, 1)
         chosen = select(self.ids)
-        if self.settings:
-            self._check_settings(chosen)
+        if self.settings or self.only:
+            self._check_cells(chosen)
 
-    def _check_settings(self, chosen: Sequence[Entry]) -> None:
-        """A setting that no cell has would change nothing without a word: refuse it."""
+    def wants(self, cell: Cell) -> bool:
+        """Whether ``only`` lets the cell run."""
+        return not self.only or any(text in cell.row or text in cell.column for text in self.only)
+
+    def _check_cells(self, chosen: Sequence[Entry]) -> None:
+        """A setting that no cell has, or a text in no row, would change nothing without a word: refuse it."""
         able = [e for e in chosen if e.built and (e.scale != "paper" or self.scale == "paper")]
         cells = [cell for e in able for cell in e.load().cells(self.scale)]
+        for text in self.only:
+            if not any(text in cell.row or text in cell.column for cell in cells):
+                need = "only must be a part of a cell's row or column"
+                raise ValueError(
+                    checks.sentence("reproduce", need, repr(text), "`mercer reproduce --json` shows them.")
+                )
         known = sorted({name for cell in cells for name in cell.settings})
         for name in self.settings:
             checks.choice("reproduce", "a setting's name", name, known)
@@ -164,7 +176,7 @@ def asked(folder: Path) -> Request:
     checks.integer("reproduce", f"schema of {folder / RUN}", document.get("schema", 0), 1, SCHEMA)
     try:
         request = dict(document["asked"])
-        return Request(**{**request, "ids": tuple(request["ids"])})
+        return Request(**{**request, "ids": tuple(request["ids"]), "only": tuple(request.get("only", ()))})
     except (KeyError, TypeError) as error:
         fix = "Start a new run."
         raise ValueError(checks.sentence("reproduce", f"{folder / RUN} must say what was asked", error, fix)) from error
@@ -219,6 +231,7 @@ def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell
     try:
         cells = list(entry.load().cells(request.scale))
         _check_cells(entry, cells)
+        cells = [cell for cell in cells if request.wants(cell)]
     except Exception as error:
         _log.warning("%s: its cells could not be listed", entry.id, exc_info=error)
         return [line(status="failed", error=f"{type(error).__name__}: {error}")], []

@@ -1,0 +1,219 @@
+"""What a column is, and what is done with it: decided once, on the training rows, and said in plain words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .. import checks
+from ..storage import Savable
+from .encoders import Dates, Dropped, Encoder, Levels, Numbers, Truths, date_parts
+from .values import TRUTHS, Array, date_format, dates, is_nested, is_text, numbers, truths, words
+
+__all__ = ["Column", "describe"]
+
+MOST_LEVELS = 30  # categories with a column of their own
+_RARE = 0.005  # share of the rows below which a category joins the others
+_FLAGGED = 0.01  # share of missing values from which on they get a flag
+_FEW = 3  # rows that are too few to learn from, whatever their share
+_UNIQUE = 0.9  # share of different words from which on they name the row
+_NAMED = 20  # rows from which on that can be told
+_WORDS, _LETTERS = 5, 60  # mean words or letters of a text
+_STRAY = 0.05  # share, and
+_STRAYS = 3  # kinds of words among numbers that count as missing
+_LARGEST = 1e140  # squares and their sums stay finite
+_ID = re.compile(r"(^|[_\W])(id|uuid|guid|key|rownum|rowid|index)$|[a-z]I[dD]$|^unnamed|^column 1$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Column(Savable):
+    """One column of the user's table.
+
+    Attributes:
+        name: As in the table.
+        kind: ``numeric``, ``categorical``, ``boolean``, ``date``; or, dropped, ``constant``, ``identifier``, ``text``.
+        how: What is done with it.
+        encoder: What does it.
+        notes: Sentences about its values that the user should read.
+    """
+
+    name: str
+    kind: str
+    how: str
+    encoder: Encoder = field(default_factory=Dropped)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether nothing of it is used."""
+        return not self.encoder.features
+
+
+def describe(series: pd.Series[Any]) -> Column:
+    """The column's kind and encoder, by all of its values."""
+    name = str(series.name)
+    if is_nested(series):
+        return _text(name, "its values are lists or records, not single values")
+    text = words(series) if is_text(series) else None
+    values = series.where(text.notna()) if text is not None else series
+    missing = int(values.isna().sum())
+    different = int((text if text is not None else values).nunique())
+    if different == 0:
+        return Column(name, "constant", "dropped: every value is missing")
+    if different == 1 and missing < _few(len(series)):
+        return Column(name, "constant", f"dropped: every value is {_shown(_first(values))}")
+    if different == 1:
+        level = str(_first(words(series)))
+        how = f"1 where it is {_shown(level)}, 0 where it is missing ({_rows(missing)})"
+        return Column(name, "boolean", how, Levels([f"{name} is {level}"], [level], [], with_missing=False))
+    if text is not None:
+        return _of_words(name, series, text)
+    if series.dtype.kind == "b" or isinstance(series.dtype, pd.BooleanDtype):
+        return _boolean(name, series)
+    return _date(name, series, "ISO8601") if series.dtype.kind == "M" else _numeric(name, series)
+
+
+def _of_words(name: str, series: pd.Series[Any], text: pd.Series[Any]) -> Column:
+    present = text.dropna()
+    if not isinstance(series.dtype, pd.CategoricalDtype) and not bool(present.str.fullmatch(r"0\d+").any()):
+        strange = present[np.isnan(numbers(present))]
+        if len(strange) <= _STRAY * len(present) and strange.nunique() <= _STRAYS:
+            return _numeric(name, series)
+    if set(present.str.lower().unique()) <= TRUTHS.keys():
+        return _boolean(name, series)
+    pattern = date_format(present)
+    if pattern is not None:
+        return _date(name, series, pattern)
+    unlike = present.nunique() / len(present)
+    if len(present) >= _NAMED and unlike > 1 - _UNIQUE:
+        long = float(present.str.count(r"\S+").mean()) >= _WORDS or float(present.str.len().mean()) >= _LETTERS
+        if long:
+            return _text(name, f"it is free text ({present.nunique()} different ones)")
+        if unlike >= _UNIQUE:
+            how = f"dropped: it names the row ({present.nunique()} different words in {len(present)} rows)"
+            return Column(name, "identifier", how, notes=[_left_out(name, how)])
+    return _categorical(name, text)
+
+
+def _text(name: str, why: str) -> Column:
+    how = f"dropped: {why}"
+    hint = " To use it, turn it into embeddings and give them as columns or in an npz file."
+    return Column(name, "text", how, notes=[_left_out(name, how) + hint])
+
+
+def _numeric(name: str, series: pd.Series[Any]) -> Column:
+    values = numbers(series)
+    if values.dtype.kind == "c" or np.nanmax(np.abs(values[np.isfinite(values)]), initial=0.0) > _LARGEST:
+        fix = "Take its logarithm or give it another unit."
+        got = f"{np.nanmax(np.abs(values[np.isfinite(values)])):.1e}"
+        raise ValueError(checks.sentence("Preparation", f"column {name!r} must stay below {_LARGEST:.0e}", got, fix))
+    if _counts_rows(name, series, values):
+        how = "dropped: it numbers the rows"
+        return Column(name, "identifier", how, notes=[_left_out(name, how)])
+    found = Numbers([name], 0.0, flagged=False)(series)
+    missing, strange = int(found.missing.sum()), int(found.unreadable.sum())
+    fill = float(np.median(values[np.isfinite(values)]))
+    flagged = missing >= _few(len(values))
+    how = f"a number{_missing_words(missing, f'the median {fill:.6g}', flagged)}"
+    notes = [f"{name}: values that are infinite or no numbers count as missing ({_rows(strange)})."] if strange else []
+    features = [name, f"{name} is missing"] if flagged else [name]
+    return Column(name, "numeric", how, Numbers(features, fill, flagged), notes)
+
+
+def _counts_rows(name: str, series: pd.Series[Any], values: Array) -> bool:
+    """Whole numbers, each once, that run on without a gap, follow the rows, or are called an id."""
+    if len(values) < _NAMED or not np.isfinite(values).all() or (values % 1).any():
+        return False
+    if len(np.unique(values)) < len(values):
+        return False
+    if values.max() - values.min() == len(values) - 1 or _ID.search(name):
+        return True
+    place = series.index.to_numpy()
+    return place.dtype.kind in "iu" and bool((values - place == values[0] - place[0]).all())
+
+
+def _boolean(name: str, series: pd.Series[Any]) -> Column:
+    values = truths(series)
+    missing = int(np.isnan(values).sum())
+    flagged = missing >= _few(len(values))
+    fill = float(np.nanmean(values))
+    how = f"1 for true, 0 for false{_missing_words(missing, f'the mean {fill:.3g}', flagged)}"
+    features = [name, f"{name} is missing"] if flagged else [name]
+    return Column(name, "boolean", how, Truths(features, fill, flagged))
+
+
+def _categorical(name: str, text: pd.Series[Any]) -> Column:
+    counts = text.value_counts()
+    least = max(2, round(_RARE * len(text)))
+    kept = sorted(map(str, counts.index[counts >= least][:MOST_LEVELS]))
+    rare = sorted(set(map(str, counts.index)) - set(kept))
+    if not kept:
+        how = f"dropped: hardly any of its {len(counts)} words comes twice"
+        return Column(name, "identifier", how, notes=[_left_out(name, how)])
+    if len(rare) == 1 and len(kept) < MOST_LEVELS:
+        kept, rare = sorted(kept + rare), []
+    missing = bool(text.isna().any())
+    features = [f"{name} is {level}" for level in kept]
+    features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * missing
+    how = f"one column for each of {len(kept)} categories"
+    if len(kept) == 2 and not rare and not missing:
+        features, how = features[:1], f"1 where it is {_shown(kept[0])}, 0 where it is {_shown(kept[1])}"
+    how += f"; {len(rare)} rare ones share one" if rare else ""
+    how += f"; missing ({_rows(int(text.isna().sum()))}) is a category of its own" if missing else ""
+    return Column(name, "categorical", how, Levels(features, kept, rare, missing))
+
+
+def _date(name: str, series: pd.Series[Any], pattern: str) -> Column:
+    found = dates(series, pattern)
+    present = found.dropna()
+    origin = present.min().normalize()
+    every = date_parts(present, origin)
+    parts = [part for part, values in every.items() if np.ptp(values) > 1e-9]
+    if not parts:
+        return Column(name, "constant", f"dropped: every value is {present.iloc[0]}")
+    missing = len(found) - len(present)
+    flagged = missing >= _few(len(found))
+    fill = float(np.median(every["days"]))
+    named = ", ".join(dict.fromkeys(part.split()[0] for part in parts))
+    how = f"a date as {named}{_missing_words(missing, 'the middle date', flagged)}"
+    features = [f"{name} {part}" for part in parts] + [f"{name} is missing"] * flagged
+    notes = []
+    if pattern.startswith(("%m/%d", "%d/%m")) and _either(series):
+        notes = [f"{name}: days and months could be swapped; read as {pattern}. Write dates as 2024-12-31 to be sure."]
+    encoder = Dates(features, parts, pattern, origin.date().isoformat(), fill, flagged)
+    return Column(name, "date", how, encoder, notes)
+
+
+def _either(series: pd.Series[Any]) -> bool:
+    text = words(series).dropna().str.split("/")
+    return bool((text.str[0].astype(int) <= 12).all() and (text.str[1].astype(int) <= 12).all())
+
+
+def _few(rows: int) -> float:
+    return max(_FEW, _FLAGGED * rows)
+
+
+def _missing_words(missing: int, fill: str, flagged: bool) -> str:
+    flag = ", with a column that says so" if flagged else ""
+    return f"; where missing ({_rows(missing)}) {fill}{flag}" if missing else ""
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" + "s" * (count != 1)
+
+
+def _left_out(name: str, how: str) -> str:
+    return f"{name} is not used: {how.removeprefix('dropped: ')}."
+
+
+def _first(values: pd.Series[Any]) -> object:
+    return values.dropna().iloc[0]
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return repr(text if len(text) <= 30 else text[:27] + "...")

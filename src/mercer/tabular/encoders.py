@@ -1,0 +1,164 @@
+"""One encoder for each kind of column: a column in, numbers ``(n, p)`` out, and the rows that surprised it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pandas as pd
+
+from ..storage import Savable
+from .values import Array, dates, numbers, truths, words
+
+__all__ = ["Dates", "Dropped", "Encoded", "Encoder", "Levels", "Numbers", "Truths"]
+
+_YEAR = 365.2425
+
+
+class Encoded(NamedTuple):
+    """What a column became.
+
+    Attributes:
+        x: ``(n, p)``, finite.
+        unreadable: ``(n,)``, rows whose value is of another type, and so counts as missing.
+        unseen: ``(n,)``, rows with a category that no training row had.
+        missing: ``(n,)``, rows without a value.
+    """
+
+    x: Array
+    unreadable: Array
+    unseen: Array
+    missing: Array
+
+
+class Encoder(Protocol):
+    """A fitted encoder."""
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the p columns."""
+
+    def __call__(self, series: pd.Series[Any]) -> Encoded:
+        """The column as numbers."""
+
+
+@dataclass(frozen=True)
+class Dropped(Savable):
+    """No feature at all."""
+
+    features: list[str] = field(default_factory=list)
+
+    def __call__(self, series: pd.Series[Any]) -> Encoded:
+        """Nothing, for every row."""
+        none = np.zeros(len(series), dtype=bool)
+        return Encoded(np.zeros((len(series), 0)), none, none, none)
+
+
+@dataclass(frozen=True)
+class Numbers(Savable):
+    """The number itself, ``fill`` where it is missing or infinite, and a flag of that where ``flagged``."""
+
+    features: list[str]
+    fill: float
+    flagged: bool
+
+    def __call__(self, series: pd.Series[Any]) -> Encoded:
+        """One or two columns."""
+        return _filled(series, numbers(series), self.fill, self.flagged)
+
+
+@dataclass(frozen=True)
+class Truths(Savable):
+    """1 for true, 0 for false, ``fill`` where it is missing, and a flag of that where ``flagged``."""
+
+    features: list[str]
+    fill: float
+    flagged: bool
+
+    def __call__(self, series: pd.Series[Any]) -> Encoded:
+        """One or two columns."""
+        return _filled(series, truths(series), self.fill, self.flagged)
+
+
+@dataclass(frozen=True)
+class Levels(Savable):
+    """One column for each of ``levels``, one for all ``others``, one for a missing value, where there were such.
+
+    A level never seen gives the column of the others, or none. Two levels and nothing else need one column.
+    """
+
+    features: list[str]
+    levels: list[str]
+    others: list[str]
+    with_missing: bool
+
+    def __call__(self, series: pd.Series[Any]) -> Encoded:
+        """Indicators."""
+        text = words(series)
+        missing = text.isna().to_numpy()
+        place = text.map({level: i for i, level in enumerate(self.levels)}).to_numpy(dtype=np.float64, na_value=np.nan)
+        known = ~np.isnan(place)
+        rare = text.isin(self.others).to_numpy() & ~known
+        x = (place[:, None] == np.arange(len(self.levels))).astype(np.float64)
+        if self.others:
+            x = np.column_stack((x, ~known & ~missing))
+        if self.with_missing:
+            x = np.column_stack((x, missing))
+        elif len(self.levels) == 2 and not self.others:
+            x = np.where(known, x[:, 0], 0.5)[:, None]
+        none = np.zeros(len(text), dtype=bool)
+        return Encoded(x, none, ~known & ~rare & ~missing, missing)
+
+
+@dataclass(frozen=True)
+class Dates(Savable):
+    """Of the parts of a date those that vary: days since ``origin``, year, season, weekday, time of day.
+
+    Circles (season, weekday, time of day) are a sine and a cosine. A missing date is put at ``fill`` days.
+    """
+
+    features: list[str]
+    parts: list[str]
+    pattern: str
+    origin: str
+    fill: float
+    flagged: bool
+
+    def __call__(self, series: pd.Series[Any]) -> Encoded:
+        """The parts, side by side."""
+        found = dates(series, self.pattern)
+        missing = found.isna().to_numpy()
+        origin = pd.Timestamp(self.origin)
+        found = found.fillna(origin + pd.Timedelta(days=self.fill))
+        every = date_parts(found, origin)
+        x = np.column_stack([every[part] for part in self.parts])
+        if self.flagged:
+            x = np.column_stack((x, missing))
+        none = np.zeros(len(found), dtype=bool)
+        return Encoded(x, missing & words(series).notna().to_numpy(), none, missing)
+
+
+def date_parts(found: pd.Series[Any], origin: pd.Timestamp) -> dict[str, Array]:
+    """Every part of a date by name, ``(n,)`` each."""
+    day = found.dt.day_of_year.to_numpy(dtype=np.float64)
+    clock = (found - found.dt.normalize()).dt.total_seconds().to_numpy(dtype=np.float64) / 86_400
+    weekday = found.dt.day_of_week.to_numpy(dtype=np.float64)
+    parts = {
+        "days": (found - origin).dt.total_seconds().to_numpy(dtype=np.float64) / 86_400,
+        "year": found.dt.year.to_numpy(dtype=np.float64),
+    }
+    for name, share in (("season", day / _YEAR), ("weekday", weekday / 7), ("time", clock)):
+        parts |= {f"{name} sin": np.sin(2 * np.pi * share), f"{name} cos": np.cos(2 * np.pi * share)}
+    return parts
+
+
+def _filled(series: pd.Series[Any], values: Array, fill: float, flagged: bool) -> Encoded:
+    missing = ~np.isfinite(values)
+    x = np.where(missing, fill, values)[:, None]
+    if flagged:
+        x = np.column_stack((x, missing))
+    unreadable = np.zeros(len(x), dtype=bool)
+    if missing.any():
+        unreadable[missing] = words(series[missing]).notna().to_numpy()
+    return Encoded(x, unreadable, np.zeros(len(x), dtype=bool), missing)

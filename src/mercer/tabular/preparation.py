@@ -1,0 +1,167 @@
+"""A table in, a matrix out: every column encoded as the training rows taught it."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..storage import Savable
+from .columns import Column, describe
+from .values import Array, is_nested, words
+
+__all__ = ["Preparation", "Prepared"]
+
+_log = logging.getLogger("mercer")
+
+
+class Prepared(NamedTuple):
+    """What rows became, and what was strange about them.
+
+    Attributes:
+        x: ``(n, d)``.
+        surprises: Sentence without its number -> rows, in the order of the columns.
+        unseen: ``(n,)``, rows with a category that no training row had.
+    """
+
+    x: Tensor
+    surprises: Counter[str]
+    unseen: Array
+
+
+class Preparation(Savable):
+    """Learns what each column of a table is, and turns tables with these columns into numbers.
+
+    Attributes:
+        columns: One :class:`Column` for each column of the table.
+        feature_names: Names of the d features.
+        notes: Sentences for the user.
+
+    >>> frame = pd.DataFrame({"size": [1, 2, None, 4], "colour": ["red", "blue", "red", "blue"]})
+    >>> preparation = Preparation().fit(frame)
+    >>> [column.kind for column in preparation.columns], preparation.feature_names
+    (['numeric', 'categorical'], ['size', 'colour is blue'])
+    """
+
+    columns: list[Column]
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the d features, in the order of the matrix's columns."""
+        return [feature for column in self._fitted() for feature in column.encoder.features]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of the columns."""
+        return [note for column in self._fitted() for note in column.notes]
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns whose values are words: a file's parts must not turn some of them into numbers."""
+        return [column.name for column in self._fitted() if column.kind == "categorical"]
+
+    def fit(self, frame: pd.DataFrame) -> Self:
+        """Learn from a table without its target."""
+        frame = _named(frame)
+        if not len(frame):
+            raise ValueError(checks.sentence("Preparation", "the table must have at least one row", frame.shape))
+        self.columns = [describe(frame[name]) for name in frame.columns]
+        if not self.feature_names:
+            got = "; ".join(f"{column.name} {column.how}" for column in self.columns[:3]) or "no column"
+            raise ValueError(checks.sentence("Preparation", "some column must be left to learn from", got))
+        return self
+
+    def transform(self, frame: pd.DataFrame) -> Tensor:
+        """The table as float64 ``(n, d)``; what surprises is logged as warnings."""
+        found = self.prepare(frame)
+        for what, rows in found.surprises.items():
+            _log.warning("%s (%d rows)", what, rows)
+        return found.x
+
+    def prepare(self, frame: pd.DataFrame) -> Prepared:
+        """The matrix, with the surprises counted.
+
+        Raises:
+            ValueError: A column that is used is missing, or holds no value of its kind.
+        """
+        frame = _named(frame)
+        used = [column for column in self._fitted() if not column.dropped]
+        self._check_columns(frame, used)
+        surprises: Counter[str] = Counter()
+        unseen, parts = np.zeros(len(frame), dtype=bool), []
+        for column in used:
+            series = frame[column.name]
+            found = column.encoder(series)
+            _check_kind(column, series, found.unreadable)
+            if found.unreadable.any():
+                surprises[f"{column.name}: values that are no {_plural(column)} count as missing"] += int(
+                    found.unreadable.sum()
+                )
+            if found.unseen.any():
+                surprises[f"{column.name}: categories that no training row had"] += int(found.unseen.sum())
+            unseen |= found.unseen
+            parts.append(found.x)
+        return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen)
+
+    def extra_columns(self, frame: pd.DataFrame) -> list[str]:
+        """Columns that were not there at :meth:`fit`."""
+        known = {column.name for column in self._fitted()}
+        return [str(name) for name in frame.columns if str(name) not in known]
+
+    def get_state(self) -> dict[str, Any]:
+        """The columns."""
+        return {"columns": self.columns} if hasattr(self, "columns") else {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take back the columns."""
+        if "columns" in state:
+            self.columns = state["columns"]
+
+    def _fitted(self) -> list[Column]:
+        if not hasattr(self, "columns"):
+            raise ValueError(checks.sentence("Preparation", "fit must come first", "no columns yet"))
+        return self.columns
+
+    def _check_columns(self, frame: pd.DataFrame, used: list[Column]) -> None:
+        there = list(frame.columns)
+        absent = [column.name for column in used if column.name not in there]
+        if absent:
+            near = difflib.get_close_matches(absent[0], self.extra_columns(frame), 1, 0.5)
+            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            fix = f"Is it {near[0]!r}?" if near else "The table must have the columns the model was made with."
+            need = f"the table must have the column {absent[0]!r}{more}"
+            raise ValueError(checks.sentence("Preparation", need, ", ".join(there[:6]) or "no columns", fix))
+
+
+def _check_kind(column: Column, series: pd.Series[Any], unreadable: Array) -> None:
+    """Refuse a column none of whose values is of the kind it was at fit."""
+    if is_nested(series):
+        got: object = "lists or records"
+    else:
+        if not unreadable.any():
+            return
+        text = words(series)
+        if int(text.notna().sum()) > int(unreadable.sum()):
+            return
+        got = repr(text[unreadable].iloc[0])[:40]
+    raise ValueError(checks.sentence("Preparation", f"column {column.name!r} must hold {_plural(column)}", got))
+
+
+def _plural(column: Column) -> str:
+    return {"numeric": "numbers", "boolean": "truth values", "date": "dates"}.get(column.kind, "words")
+
+
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    names = [str(name) for name in frame.columns]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(checks.sentence("Preparation", "each column must have its own name", f"{twice[0]!r} twice"))
+    return frame.set_axis(names, axis=1)

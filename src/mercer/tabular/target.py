@@ -1,0 +1,149 @@
+"""The column to predict: classes or a number, and why."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..storage import Savable
+from .values import Array, date_format, is_nested, is_text, numbers, words
+
+__all__ = ["TASKS", "Target", "find_target"]
+
+TASKS = ("auto", "classification", "regression")
+_WHOLE = 20  # different whole numbers up to which they are classes
+_REPEATED = 2.0  # rows a class must have on average
+
+
+@dataclass(frozen=True)
+class Target(Savable):
+    """The column to predict.
+
+    Attributes:
+        name: Of the column.
+        task: ``classification`` or ``regression``.
+        classes: Its classes, sorted; None for a number.
+        why: The sentence that says how the task was chosen.
+    """
+
+    name: str
+    task: str
+    classes: Array | None
+    why: str
+
+    @classmethod
+    def of(cls, series: pd.Series[Any], *, task: str = "auto") -> Target:
+        """The target in a column; rows without a value are passed over.
+
+        Words, truth values and at most 20 different whole numbers are classes; other numbers are a regression's.
+
+        Args:
+            series: The column.
+            task: ``auto`` to choose by that rule, or ``classification`` or ``regression``.
+        """
+        checks.choice("Target", "task", task, TASKS)
+        name = str(series.name)
+        series = series[present(series)]
+        if is_nested(series) or not len(series):
+            got = "lists or records" if len(series) else "no value at all"
+            raise ValueError(checks.sentence("Target", f"column {name!r} must hold classes or numbers", got))
+        chosen, why = _choose(series) if task == "auto" else (task, f"{task}, as asked")
+        if chosen == "classification":
+            return cls(name, chosen, _classes(name, series), why)
+        values = numbers(series)
+        if not np.isfinite(values).all() or series.dtype.kind == "b":
+            got = repr(words(series)[~np.isfinite(values)].iloc[0])[:40] if series.dtype.kind != "b" else "truth values"
+            raise ValueError(checks.sentence("Target", f"column {name!r} must hold finite numbers for regression", got))
+        if np.ptp(values) == 0:
+            raise ValueError(checks.sentence("Target", f"column {name!r} must vary", f"{values[0]:g} in every row"))
+        return cls(name, chosen, None, why)
+
+    def encode(self, series: pd.Series[Any]) -> Tensor:  # (n,)
+        """Class numbers ``0..c - 1``, or the numbers themselves in float64; every row must have a value."""
+        values = self._values(series)
+        if self.classes is None:
+            return checks.finite("Target", self.name, torch.from_numpy(values))
+        places = np.searchsorted(self.classes, values).clip(max=len(self.classes) - 1)
+        wrong = self.classes[places] != values
+        if wrong.any():
+            need = f"column {self.name!r} must hold the classes {_listed(self.classes)}"
+            raise ValueError(checks.sentence("Target", need, repr(str(values[wrong][0]))[:40]))
+        return torch.from_numpy(places.astype(np.int64))
+
+    def decode(self, values: Tensor) -> Array:  # (n,)
+        """Classes by their numbers; a regression's numbers as they are."""
+        array: Array = values.detach().cpu().numpy()
+        return array if self.classes is None else self.classes[array]
+
+    def known(self, series: pd.Series[Any]) -> Array:  # (n,)
+        """Which rows have a value that :meth:`encode` takes."""
+        there = present(series)
+        values = self._values(series.where(there))
+        return np.isfinite(values) if self.classes is None else np.isin(values, self.classes)
+
+    def _values(self, series: pd.Series[Any]) -> Array:
+        if self.classes is None or self.classes.dtype.kind in "if":
+            return numbers(series)
+        return words(series).fillna("").to_numpy(dtype=str)
+
+
+def present(series: pd.Series[Any]) -> Array:  # (n,)
+    """Which rows have a value."""
+    found: Array = (words(series) if is_text(series) else series).notna().to_numpy()
+    return found
+
+
+def find_target(columns: Iterable[object], target: str) -> str:
+    """The name, if it is one of the columns; else the closest one is in the sentence."""
+    names = [str(name) for name in columns]
+    if target in names:
+        return target
+    near = difflib.get_close_matches(target, names, 1, 0.4)
+    fix = f"Did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise ValueError(checks.sentence("target", f"must be one of the columns {listed}", repr(target), fix))
+
+
+def _choose(series: pd.Series[Any]) -> tuple[str, str]:
+    different = int(words(series).nunique())
+    if series.dtype.kind == "b" or isinstance(series.dtype, pd.CategoricalDtype):
+        return "classification", f"classification: {series.name} holds {different} categories"
+    values = numbers(series)
+    if not np.isfinite(values).all():
+        return "classification", f"classification: {series.name} holds {different} different words"
+    if (values % 1).any():
+        return "regression", f"regression: {series.name} holds numbers with decimals"
+    if different <= _WHOLE and len(series) >= _REPEATED * different:
+        return "classification", f"classification: {series.name} holds {different} different whole numbers"
+    return "regression", f"regression: {series.name} holds {different} different whole numbers, more than classes do"
+
+
+def _classes(name: str, series: pd.Series[Any]) -> Array:
+    if date_format(series) is not None:
+        raise ValueError(checks.sentence("Target", f"column {name!r} must hold classes or numbers", "dates"))
+    values = numbers(series)
+    numeric = np.isfinite(values).all() and series.dtype.kind != "b"
+    found: Array = np.unique(values if numeric else words(series).to_numpy(dtype=str))
+    if numeric and not (found % 1).any() and np.abs(found).max() < 2**53:
+        found = found.astype(np.int64)
+    if len(found) < 2:
+        fix = "A classifier needs rows of at least two classes."
+        raise ValueError(checks.sentence("Target", f"column {name!r} must hold two classes", f"only {found[0]}", fix))
+    if len(series) < _REPEATED * len(found) and len(found) > _WHOLE:
+        got = f"{len(found)} different ones in {len(series)} rows"
+        fix = "Is it an identifier? For numbers, ask for regression."
+        raise ValueError(checks.sentence("Target", f"classes in column {name!r} must repeat", got, fix))
+    return found
+
+
+def _listed(classes: Array) -> str:
+    shown = ", ".join(map(str, classes[:8]))
+    return shown + (", ..." if len(classes) > 8 else "")

@@ -1,0 +1,314 @@
+"""What each kind of column becomes, what is said of it, and what happens to values that were not there at fit."""
+
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import mercer
+from mercer.tabular import Preparation, Target
+
+N = 200
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def one(values, name="c", n=None):
+    """The column and its features, of a table with nothing else but a number."""
+    frame = pd.DataFrame({name: values})
+    frame["z"] = rng().normal(size=len(frame))
+    preparation = Preparation().fit(frame)
+    x = preparation.transform(frame)
+    assert x.dtype == torch.float64 and torch.isfinite(x).all()
+    assert x.shape == (len(frame), len(preparation.feature_names))
+    return preparation.columns[0], x[:, :-1], preparation
+
+
+def test_numbers_stay_as_they_are():
+    values = rng().normal(size=N)
+    column, x, _ = one(values)
+    assert (column.kind, column.how, column.encoder.features) == ("numeric", "a number", ["c"])
+    np.testing.assert_array_equal(x[:, 0], values)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "float32", "Int64", "Float64"])
+def test_numbers_of_any_type(dtype):
+    column, x, _ = one(pd.Series(np.arange(N) % 50, dtype=dtype))
+    assert column.kind == "numeric"
+    np.testing.assert_array_equal(x[:, 0], np.arange(N) % 50)
+
+
+def test_missing_numbers_become_the_median_and_a_flag():
+    values = np.arange(N, dtype=float) ** 2
+    values[:20] = np.nan
+    column, x, _ = one(values)
+    median = float(np.median(values[20:]))
+    assert column.how == f"a number; where missing (20 rows) the median {median:.6g}, with a column that says so"
+    assert column.encoder.features == ["c", "c is missing"]
+    assert x[:20].tolist() == [[median, 1.0]] * 20 and not x[20:, 1].any()
+    assert one(np.where(np.arange(N) == 3, np.nan, values + 1))[0].encoder.features == ["c", "c is missing"]
+    few = one(np.where(np.arange(N) == 3, np.nan, np.arange(N) ** 2.0))[0]
+    assert few.encoder.features == ["c"]
+
+
+def test_numbers_as_text_with_marks():
+    values = pd.Series([f" {i / 4}" for i in range(N)])
+    values[:5] = ["?", "NA", "", "n.a.", "unknown"]
+    column, x, preparation = one(values)
+    assert column.kind == "numeric" and x[5:, 0].tolist() == [i / 4 for i in range(5, N)]
+    assert preparation.notes == ["c: values that are infinite or no numbers count as missing (1 row)."]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("3,5", 3.5), ("1,234", 1234.0), ("1,234,567.5", 1234567.5), ("12%", 12.0), ("-1e3", -1000.0)],
+)
+def test_punctuated_numbers(written, meant):
+    column, x, _ = one([written] * 5 + ["2"] * 5)
+    assert column.kind == "numeric" and x[:, 0].tolist() == [meant] * 5 + [2.0] * 5
+
+
+def test_infinite_values_count_as_missing_and_are_said():
+    values = rng().normal(size=N)
+    values[[1, 2]] = np.inf, -np.inf
+    _, x, preparation = one(values)
+    assert x[1, 0] == x[2, 0] == np.median(np.delete(values, [1, 2]))
+    assert preparation.notes == ["c: values that are infinite or no numbers count as missing (2 rows)."]
+
+
+def test_values_whose_squares_overflow_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"column 'c' must stay below 1e\+140; got 1.0e\+200. Take its logarithm"):
+        one([1e200, 1.0, 2.0])
+
+
+def test_categories_get_a_column_each_and_rare_ones_share_one():
+    values = ["a"] * 90 + ["b"] * 60 + [None] * 10 + ["c"] * 37 + ["d", "e", "f"]
+    column, x, _ = one(values)
+    assert column.kind == "categorical"
+    assert column.encoder.features == ["c is a", "c is b", "c is c", "c is another", "c is missing"]
+    assert column.how == (
+        "one column for each of 3 categories; 3 rare ones share one; missing (10 rows) is a category of its own"
+    )
+    assert x.sum(0).tolist() == [90, 60, 37, 3, 10] and (x.sum(1) == 1).all()
+
+
+def test_two_categories_need_one_column():
+    column, x, _ = one(["m", "w"] * 50)
+    assert column.encoder.features == ["c is m"] and x[:, 0].tolist() == [1.0, 0.0] * 50
+
+
+def test_no_more_than_thirty_categories():
+    values = [f"w{i % 60}" for i in range(1200)]
+    column, x, _ = one(values)
+    assert x.shape[1] == 31 and "30 categories; 30 rare ones share one" in column.how
+
+
+@pytest.mark.parametrize("values", [["yes", "no"], ["True", "False"], ["t", "F"], ["Y", "n"], [True, False]])
+def test_truth_values(values):
+    column, x, _ = one(values * 50)
+    assert column.kind == "boolean" and x[:, 0].tolist() == [1.0, 0.0] * 50
+
+
+def test_missing_truth_values():
+    _, x, _ = one(["yes", "no", "yes", None] * 10)
+    assert x[:4].tolist() == [[1, 0], [0, 0], [1, 0], [2 / 3, 1]]
+
+
+def days(pattern):
+    return pd.date_range("2019-03-01", periods=N, freq="7D").strftime(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d %B %Y", "%Y-%m-%dT%H:%M:%S"])
+def test_dates_are_taken_apart(pattern):
+    column, x, _ = one(days(pattern))
+    assert column.kind == "date" and column.how == "a date as days, year, season"
+    expected = pd.date_range("2019-03-01", periods=N, freq="7D")
+    assert x[:, 0].tolist() == [7.0 * i for i in range(N)]
+    assert x[:, 1].tolist() == expected.year.tolist()
+    np.testing.assert_allclose(x[:, 2], np.sin(2 * np.pi * expected.day_of_year / 365.2425))
+
+
+def test_moments_have_weekdays_and_times():
+    moments = pd.Series(pd.date_range("2024-03-05", periods=N, freq="7h", tz="Europe/Paris"))
+    moments[3] = pd.NaT
+    column, x, _ = one(moments)
+    assert column.how.startswith("a date as days, season, weekday, time; where missing (1 row) the middle date")
+    assert torch.isfinite(x).all()
+
+
+def test_days_and_months_that_could_be_swapped_are_said():
+    notes = one(["01/02/2020", "03/04/2021", "05/06/2022"])[2].notes
+    assert notes == ["c: days and months could be swapped; read as %m/%d/%Y. Write dates as 2024-12-31 to be sure."]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "how"),
+    [
+        ([7] * N, "constant", "dropped: every value is '7'"),
+        (["a"] * N, "constant", "dropped: every value is 'a'"),
+        ([None] * N, "constant", "dropped: every value is missing"),
+        (["?", ""] * (N // 2), "constant", "dropped: every value is missing"),
+        (range(1, N + 1), "identifier", "dropped: it numbers the rows"),
+        ([f"K{i:04}" for i in range(N)], "identifier", f"dropped: it names the row ({N} different words in {N} rows)"),
+        ([f"one of many long remarks {i}" for i in range(N)], "text", f"dropped: it is free text ({N} different ones)"),
+        ([[1, 2]] * N, "text", "dropped: its values are lists or records, not single values"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_dropped_and_said(values, kind, how):
+    column, x, preparation = one(pd.Series(values))
+    assert (column.kind, column.how, x.shape[1]) == (kind, how, 0) and column.dropped
+    assert len(preparation.notes) == (kind in ("identifier", "text"))
+
+
+def test_identifiers_by_name_and_by_row():
+    scattered = rng().permutation(10**6)[:N]
+    assert one(scattered, name="customer_id")[0].kind == "identifier"
+    assert one(scattered, name="income")[0].kind == "numeric"
+    sample = pd.Series(np.arange(N) * 3 + 1000, index=np.arange(N) * 3)
+    assert Preparation().fit(pd.DataFrame({"c": sample, "z": sample % 17.0})).columns[0].kind == "identifier"
+
+
+def test_a_value_that_is_there_or_not_is_a_flag():
+    column, x, _ = one(["x", None] * 50)
+    assert column.kind == "boolean" and x[:, 0].tolist() == [1.0, 0.0] * 50
+
+
+def test_a_table_with_nothing_to_learn_from_is_refused():
+    with pytest.raises(ValueError, match="some column must be left to learn from; got a dropped: every value is '1'"):
+        Preparation().fit(pd.DataFrame({"a": [1, 1, 1]}))
+    with pytest.raises(ValueError, match=r"at least one row; got \(0, 1\)"):
+        Preparation().fit(pd.DataFrame({"a": []}))
+    with pytest.raises(ValueError, match="each column must have its own name; got 'a' twice"):
+        Preparation().fit(pd.DataFrame([[1, 2]], columns=["a", "a"]))
+    with pytest.raises(ValueError, match="fit must come first"):
+        Preparation().transform(pd.DataFrame({"a": [1]}))
+
+
+@pytest.fixture
+def mixed():
+    frame = pd.DataFrame(
+        {
+            "size": rng().normal(size=N),
+            "colour": rng().choice(["red", "green", "blue"], N),
+            "old": rng().choice(["yes", "no"], N),
+            "when": days("%Y-%m-%d"),
+            "note": "same",
+        }
+    )
+    return frame, Preparation().fit(frame)
+
+
+def test_new_rows_do_not_depend_on_each_other_or_on_their_types(mixed):
+    frame, preparation = mixed
+    x = preparation.transform(frame)
+    torch.testing.assert_close(preparation.transform(frame[10:11]), x[10:11], rtol=0, atol=0)
+    as_text = frame.astype(str).assign(size=frame["size"].map(repr))
+    torch.testing.assert_close(preparation.transform(as_text), x, rtol=0, atol=0)
+    shuffled = frame[["when", "old", "size", "colour"]]  # the constant column is not missed
+    torch.testing.assert_close(preparation.transform(shuffled), x, rtol=0, atol=0)
+
+
+def test_the_users_table_is_left_alone(mixed):
+    frame, preparation = mixed
+    before = frame.copy(deep=True)
+    preparation.transform(frame)
+    pd.testing.assert_frame_equal(frame, before)
+
+
+def test_surprises_are_counted(mixed, caplog):
+    frame, preparation = mixed
+    strange = frame.astype(object)
+    strange.loc[:2, "colour"] = "violet"
+    strange.loc[5:6, "size"] = "tall"
+    strange.loc[9, "when"] = "soon"
+    found = preparation.prepare(strange)
+    assert dict(found.surprises) == {
+        "size: values that are no numbers count as missing": 2,
+        "colour: categories that no training row had": 3,
+        "when: values that are no dates count as missing": 1,
+    }
+    assert found.unseen.tolist() == [True] * 3 + [False] * (N - 3)
+    assert torch.isfinite(found.x).all()
+    with caplog.at_level(logging.WARNING, "mercer"):
+        preparation.transform(strange)
+    assert "colour: categories that no training row had (3 rows)" in caplog.text
+
+
+def test_missing_and_wrong_columns_are_refused(mixed):
+    frame, preparation = mixed
+    with pytest.raises(ValueError, match=r"must have the column 'colour'; got size, Color, .*\. Is it 'Color'\?"):
+        preparation.transform(frame.rename(columns={"colour": "Color"}))
+    with pytest.raises(ValueError, match=r"must have the column 'size' and 2 more; got when, note. The table"):
+        preparation.transform(frame[["when", "note"]])
+    with pytest.raises(ValueError, match="column 'size' must hold numbers; got 'tall'"):
+        preparation.transform(frame.assign(size="tall"))
+    with pytest.raises(ValueError, match="column 'when' must hold dates; got 'soon'"):
+        preparation.transform(frame.assign(when="soon"))
+    with pytest.raises(ValueError, match="column 'colour' must hold words; got lists or records"):
+        preparation.transform(frame.assign(colour=[[1]] * N))
+    assert preparation.extra_columns(frame.assign(more=1)) == ["more"]
+
+
+def test_preparations_and_targets_are_saved(mixed, tmp_path):
+    frame, preparation = mixed
+    mercer.save(preparation, tmp_path / "p")
+    loaded = mercer.load(tmp_path / "p")
+    assert torch.equal(loaded.transform(frame), preparation.transform(frame))
+    assert loaded.columns == preparation.columns
+    for column in ("colour", "size"):
+        target = Target.of(frame[column])
+        mercer.save(target, tmp_path / column)
+        again = mercer.load(tmp_path / column)
+        assert torch.equal(again.encode(frame[column]), target.encode(frame[column]))
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "classes"),
+    [
+        (["b", "a", " b", "a"], "classification", ["a", "b"]),
+        ([True, False, True], "classification", ["False", "True"]),
+        (["yes", "no", "yes"], "classification", ["no", "yes"]),
+        ([3, 1, 1, 3, 3], "classification", [1, 3]),
+        ([3.0, 1.0, None, 3.0, 1.0], "classification", [1, 3]),
+        (["3", "1", "?", "1", "3"], "classification", [1, 3]),
+        (pd.Series([10, 20, 10], dtype="category"), "classification", [10, 20]),
+        ([0.5, 1.0, 1.0, 2.5], "regression", None),
+        (list(range(30)), "regression", None),
+    ],
+)
+def test_the_task_follows_from_the_target(values, task, classes):
+    series = pd.Series(values, name="y")
+    target = Target.of(series)
+    assert (target.name, target.task) == ("y", task) and target.why.startswith(f"{task}: y holds ")
+    assert classes is None or target.classes.tolist() == classes
+    kept = series[target.known(series)]
+    encoded = target.encode(kept)
+    if task == "classification":
+        assert encoded.dtype == torch.int64
+        assert [str(c) for c in target.decode(encoded)] == [str(c).strip().removesuffix(".0") for c in kept]
+    else:
+        assert encoded.tolist() == kept.astype(float).tolist()
+
+
+def test_bad_targets_are_refused():
+    for values, sentence in [
+        (["a"] * 5, "column 'y' must hold two classes; got only a. A classifier needs"),
+        ([None, "?"], "column 'y' must hold classes or numbers; got no value at all"),
+        (["2020-01-01", "2020-05-01"] * 2, "column 'y' must hold classes or numbers; got dates"),
+        ([[1], [2]], "column 'y' must hold classes or numbers; got lists or records"),
+        ([f"n{i}" for i in range(40)], "classes in column 'y' must repeat; got 40 different ones in 40 rows"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            Target.of(pd.Series(values, name="y"))
+    with pytest.raises(ValueError, match="column 'y' must hold finite numbers for regression; got 'a'"):
+        Target.of(pd.Series(["a", "b"], name="y"), task="regression")
+    with pytest.raises(ValueError, match="column 'y' must vary; got 2 in every row"):
+        Target.of(pd.Series([2.0, 2.0], name="y"), task="regression")
+    with pytest.raises(ValueError, match="task must be one of 'auto', 'classification', 'regression'; got 'rank'"):
+        Target.of(pd.Series([1, 2], name="y"), task="rank")
+    with pytest.raises(ValueError, match="column 'y' must hold the classes a, b; got 'c'"):
+        Target.of(pd.Series(["a", "b"], name="y")).encode(pd.Series(["a", "c"]))

@@ -1,0 +1,172 @@
+"""Files in, tables out; and each way a file can be wrong, by its sentence."""
+
+import gzip
+import re
+import sys
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mercer.data import CorruptData
+from mercer.tabular import delimited as delimited_module
+from mercer.tabular import read, read_chunks
+
+TABLE = "a,b,c\n1,x,2020-01-05\n2,y,2020-02-01\n,x,?\n"
+
+
+def written(folder, content, name="table.csv"):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.csv", TABLE),
+        ("t.csv", TABLE.replace("\n", "\r\n")),
+        ("t.csv", "\ufeff" + TABLE),
+        ("t.csv", TABLE.replace(",", ";")),
+        ("t.csv", TABLE.replace(",", "|")),
+        ("t.csv", TABLE.replace(",", ", ")),
+        ("t.csv", '"a","b","c"\n1,"x","2020-01-05"\n2,"y","2020-02-01"\n\n"","x",NA'),
+        ("t.tsv", TABLE.replace(",", "\t")),
+        ("t.csv.gz", gzip.compress(TABLE.encode())),
+    ],
+)
+def test_the_same_table_in_many_dresses(tmp_path, name, content):
+    frame = read(written(tmp_path, content, name))
+    expected = pd.DataFrame({"a": [1, 2, None], "b": list("xyx"), "c": ["2020-01-05", "2020-02-01", None]})
+    pd.testing.assert_frame_equal(frame, expected)
+
+
+def test_quotes_may_hold_the_delimiter_and_line_breaks(tmp_path):
+    frame = read(written(tmp_path, 'name,n\n"Smith, J.\nand ""son""",1\n5" pipe,2\n'))
+    assert frame["name"].tolist() == ['Smith, J.\nand "son"', '5" pipe']
+
+
+def test_leading_zeros_are_no_numbers(tmp_path):
+    path = written(tmp_path, "zip,x\n01234,1\n98765,0.5\n")
+    assert read(path)["zip"].tolist() == ["01234", "98765"]
+    assert read(path)["x"].tolist() == [1.0, 0.5]
+
+
+def test_columns_are_left_as_written_where_asked(tmp_path):
+    assert read(written(tmp_path, "a,b\n1.50,2\n3,4\n"), text=["a"])["a"].tolist() == ["1.50", "3"]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 100])
+def test_parts_make_the_whole(tmp_path, rows):
+    frame = pd.DataFrame({"a": np.arange(20) / 7, "b": [f"w{i % 3}" for i in range(20)], "c": np.arange(20)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    np.savez(tmp_path / "t.npz", a=frame["a"], b=frame["b"].to_numpy(dtype=str), c=frame["c"])
+    for name in ("t.csv", "t.parquet", "t.npz"):
+        parts = list(read_chunks(tmp_path / name, rows=rows))
+        assert max(map(len, parts)) == min(rows, 20)
+        whole = pd.concat(parts)
+        assert whole.index.tolist() == list(range(20))
+        pd.testing.assert_frame_equal(whole, frame, check_dtype=False)
+        pd.testing.assert_frame_equal(read(tmp_path / name), frame, check_dtype=False)
+        pd.testing.assert_frame_equal(read(tmp_path / name, rows=4), frame[:4], check_dtype=False)
+
+
+def test_arrays_become_columns(tmp_path):
+    np.savez(tmp_path / "t.npz", x=np.arange(24).reshape(4, 2, 3), y=np.array([b"a", b"b", b"a", b"b"]))
+    frame = read(tmp_path / "t.npz")
+    assert frame.columns.tolist() == [f"x_{i}" for i in range(6)] + ["y"]
+    assert frame["x_5"].tolist() == [5, 11, 17, 23] and frame["y"].tolist() == ["a", "b", "a", "b"]
+
+
+BAD = {
+    "empty": (b"", "t.csv: the table must have a header and at least one row; got an empty file."),
+    "header": (b"a,b\n", "t.csv: the table must have at least one row; got a header only."),
+    "long": (b"a,b\n1,2\n3,4,5\n", "t.csv: line 3 must have 2 fields, as the header has; got 3."),
+    "short": (b"a,b\n1,2\n3\n", "t.csv: line 3 must have 2 fields, as the header has; got 1."),
+    "every row long": (b"a,b\n1,2,3\n1,2,3\n", "t.csv: line 2 must have 2 fields, as the header has; got 3."),
+    "open quote": (b'a,b\n1,"2\n3,4\n', "must have 2 fields|well formed"),
+    "twice": (b"a,b,a\n1,2,3\n", "t.csv: line 1 must name each column once; got 'a' twice. Rename one of them."),
+    "no header": (b"1,2\n3,4\n", "t.csv: line 1 must name the columns; got 1, 2, .... Add a header line."),
+    "utf-16": ("a,b\n1,2\n".encode("utf-16"), "t.csv: the text must be UTF-8; got UTF-16. Save it as UTF-8 text."),
+    "latin-1": ("a,b\n1,é\n".encode("latin-1"), "t.csv: the text must be UTF-8; got another byte in line 2."),
+    "nul": (b"a,b\n1,\0\n", "t.csv: the text must be UTF-8; got a NUL byte in line 2."),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_text_is_refused_by_its_line(tmp_path, name):
+    content, sentence = BAD[name]
+    path = written(tmp_path, content, "t.csv")
+    with pytest.raises(CorruptData, match=sentence if "|" in sentence else re.escape(sentence)):
+        read(path)
+    with pytest.raises(CorruptData):
+        list(read_chunks(path, rows=1))
+
+
+def test_limits_are_kept(tmp_path, monkeypatch):
+    path = written(tmp_path, "a,b\n" + "1,2\n" * 100)
+    monkeypatch.setattr(delimited_module, "IN_MEMORY", 50)
+    with pytest.raises(CorruptData, match=r"at most 50 characters are read at once; got more. Use mercer fit"):
+        read(path)
+    assert sum(map(len, read_chunks(path, rows=7))) == 100
+    monkeypatch.setattr(delimited_module, "LINE_LIMIT", 10)
+    with pytest.raises(CorruptData, match="line 1 must have at most 10 bytes"):
+        read(written(tmp_path, "a" * 30 + ",b\n1,2\n"))
+
+
+def test_damaged_files_are_refused(tmp_path):
+    whole = gzip.compress(TABLE.encode() * 100)
+    with pytest.raises(CorruptData, match=r"t.csv.gz: the compressed stream must be whole"):
+        read(written(tmp_path, whole[: len(whole) // 2], "t.csv.gz"))
+    with pytest.raises(CorruptData, match=r"t.parquet: the parquet file must be whole"):
+        read(written(tmp_path, b"PAR1 and then something else", "t.parquet"))
+    with pytest.raises(CorruptData, match=r"t.npz: the archive must be whole"):
+        read(written(tmp_path, b"PK and then something else", "t.npz"))
+
+
+def test_npz_files_that_are_no_tables_are_refused(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, x=np.zeros((3, 2)), y=np.zeros(4))
+    with pytest.raises(CorruptData, match="all arrays must have as many rows; got 3 in x, 4 in y"):
+        read(path)
+    np.savez(path, x=np.array(1.0))
+    with pytest.raises(CorruptData, match="the array x must have rows; got a single number"):
+        read(path)
+    np.savez(path, x=np.zeros((0, 2)))
+    with pytest.raises(CorruptData, match="at least one row"):
+        read(path)
+    np.savez(path, x=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(CorruptData, match="pickled objects, which are never read"):
+        read(path)
+
+
+def test_a_zip_bomb_is_refused_before_it_is_inflated(tmp_path):
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(2**20))
+        archive.infolist()[0].file_size = 2**31 - 1  # what the directory promises
+    with pytest.raises(CorruptData, match="decompression bomb"):
+        read(path)
+
+
+def test_other_files_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"a table must be a file ending in .csv, .tsv, .parquet, .npz; got 't.xlsx'"):
+        read(written(tmp_path, b"", "t.xlsx"))
+    with pytest.raises(ValueError, match="got the folder"):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError, match="must be a file; got nothing there"):
+        read(tmp_path / "t.csv")
+    with pytest.raises(ValueError, match="rows must be a whole number of at least 1; got 0"):
+        read(written(tmp_path, TABLE), rows=0)
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = written(tmp_path, b"", "t.parquet")
+    for reading in (read, lambda path: list(read_chunks(path))):
+        with pytest.raises(
+            ValueError, match=r't.parquet needs pyarrow; got none. Install it: pip install "mercer\[data\]"'
+        ):
+            reading(path)

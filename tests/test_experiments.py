@@ -13,7 +13,18 @@ import fake_entries
 import pytest
 
 import mercer.experiments
-from mercer.experiments import Cell, Outcome, Result, catalogue, read_results, read_run, runner, summarise
+from mercer.experiments import (
+    Cell,
+    Outcome,
+    Result,
+    catalogue,
+    read_results,
+    read_run,
+    recorded,
+    recorded_runs,
+    runner,
+    summarise,
+)
 from mercer.experiments.cells import non_finite
 from mercer.experiments.results import append, mend
 
@@ -371,3 +382,27 @@ def test_a_folder_that_cannot_be_made_is_named(fake):
 def test_what_an_entry_offers_is_checked(fake, cells, sentence):
     with pytest.raises(ValueError, match=re.escape(f"fake2000/thmA: {sentence}")):
         runner._check_cells(catalogue.entry("fake2000/thmA"), cells)
+
+
+# --- longer runs, kept with the package
+
+
+def test_a_kept_run_is_found_by_its_entry_with_its_command(fake, monkeypatch, tmp_path):
+    folder = started("fake2000/count", settings={"i": 3}, only=("r1",), seeds=1)
+    results = runner.run(folder, Silent())
+    kept = tmp_path / "kept" / "longer"
+    kept.mkdir(parents=True)
+    for name in ("run.json", "results.jsonl"):
+        (kept / name).write_bytes((folder / name).read_bytes())
+    monkeypatch.setattr(recorded_runs, "RECORDED", tmp_path / "kept")
+    (found,) = recorded("fake2000/count")
+    assert list(found.results) == results and found.machine["cores"] >= 1
+    assert found.command == "mercer reproduce fake2000/count --scale smoke --set i=3 --only r1 --seeds 1"
+    assert recorded("fake2000/thmA") == []
+
+
+def test_kept_runs_are_of_entries_that_exist():
+    known = {e.id for e in catalogue.entries()}
+    for run in recorded_runs.RECORDED.glob("*"):
+        results = read_results(run)
+        assert results and {r.entry for r in results} <= known and read_run(run)["sessions"]

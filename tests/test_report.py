@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mercer import report
-from mercer.experiments import Result, entries
+from mercer.experiments import Result, entries, recorded_runs
 from mercer.report import numbers
 
 TABLE = "spectral2019/table1"
@@ -152,6 +152,18 @@ def test_a_line_has_published_ours_difference_and_time(tmp_path, scale, verdict)
     line = next(part.split("</tr>")[0] for part in page.split("<tr>") if "RFF 500</th>" in part and ">MNIST<" in part)
     cells = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", line))).strip()
     assert cells == f"gamma 1, RFF 500 MNIST 790 800.0 ± 5.0 +10 +1.3 %{verdict} 3 4.5 s"
+
+
+def test_a_longer_run_kept_with_the_package_is_shown_apart(tmp_path, monkeypatch, run_folder):
+    row, column = "gamma 1, RFF 500", "MNIST"
+    kept = Result(TABLE, "kept", "done", "small", row, column, value=791.5, seconds=7200, cpu_seconds=7000)
+    (tmp_path / "kept").mkdir()
+    write_run(tmp_path / "kept" / "table1", [kept])
+    monkeypatch.setattr(recorded_runs, "RECORDED", tmp_path / "kept")
+    text = Reader(report.build(run_folder).read_text(encoding="utf-8")).text
+    assert "A longer run, kept with the package (1 h 56 min CPU)" in text
+    assert "mercer reproduce --scale small ; A processor, 2 cores, 7.6 GiB, Linux x86_64, 2 threads; 2 h 0 min in the cells" in text
+    assert "gamma 1, RFF 500 MNIST 790 791.5 1 2 h 0 min" in text
 
 
 def test_doubts_stand_ins_and_settings_are_shown(page):

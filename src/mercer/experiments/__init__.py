@@ -2,6 +2,7 @@
 
 from mercer.experiments.catalogue import Entry, Number, entries, entry, select
 from mercer.experiments.cells import SCALES, STATUSES, Cell, Outcome
+from mercer.experiments.recorded_runs import Recorded, recorded
 from mercer.experiments.results import Result, Summary, entry_status, read_results, read_run, summarise
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Entry",
     "Number",
     "Outcome",
+    "Recorded",
     "Result",
     "Summary",
     "entries",
@@ -18,6 +20,7 @@ __all__ = [
     "entry_status",
     "read_results",
     "read_run",
+    "recorded",
     "select",
     "summarise",
 ]

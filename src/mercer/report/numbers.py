@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["difference", "duration", "plain", "verdict", "with_deviation"]
+__all__ = ["difference", "duration", "machine", "plain", "verdict", "with_deviation"]
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -88,3 +90,14 @@ def _power(text: str) -> str:
     mantissa, exponent = text.split("e")
     digits = mantissa.rstrip("0").rstrip(".").replace("-", MINUS)
     return f"{digits}e{int(exponent)}".replace("e-", f"e{MINUS}")
+
+
+def machine(known: Mapping[str, Any]) -> str:
+    """Processor, cores and memory of a run, as far as they are known.
+
+    >>> machine({"cpu": "A processor", "cores": 2, "memory_gib": 24.0, "gpu": ""})
+    'A processor, 2 cores, 24.0 GiB'
+    """
+    units = {"cores": "{} cores", "memory_gib": "{} GiB"}
+    names = [name for name in ("cpu", "cores", "memory_gib", "gpu", "system") if known.get(name)]
+    return ", ".join(units.get(name, "{}").format(known[name]) for name in names)

@@ -123,7 +123,7 @@ def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
         "Time": f"{numbers.duration(sum(result.seconds for result in results))} in the cells, "
         f"{numbers.duration(sum(result.cpu_seconds for result in results))} CPU",
         "Started": min(starts, default=str(session.get("started", ""))).replace("T", " ").replace("+00:00", " UTC"),
-        "Machine": _machine(session.get("machine", {})),
+        "Machine": numbers.machine(session.get("machine", {})),
         "Threads": _words(session.get("threads", "")),
         "Versions": _words(session.get("versions", "")),
         "Sessions": f"{len(past)}; machine and versions are the last one's" if len(past) > 1 else "",
@@ -150,12 +150,6 @@ def _claims(found: Sequence[Section]) -> str:
     """How the papers' theorems and claims fared."""
     claims = [line.claim for section in found for line in section.lines if line.claim]
     return f"{sum(claim == 'holds' for claim in claims)} of {len(claims)} checked hold" if claims else ""
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    units = {"cores": "{} cores", "memory_gib": "{} GiB"}
-    known = [name for name in ("cpu", "cores", "memory_gib", "gpu", "system") if machine.get(name)]
-    return ", ".join(units.get(name, "{}").format(machine[name]) for name in known)
 
 
 def _words(value: Any) -> str:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..experiments import Entry, Number, Result, Summary, summarise
+from ..experiments import Entry, Number, Recorded, Result, Summary, recorded, summarise
 from . import numbers
 
-__all__ = ["STATES", "Detail", "Line", "Section", "State", "sections", "unknown_entries"]
+__all__ = ["STATES", "Detail", "Line", "Longer", "Section", "State", "sections", "unknown_entries"]
 
 
 _MANY_WAITING = 8
@@ -88,6 +88,17 @@ class Detail:
 
 
 @dataclass(frozen=True)
+class Longer:
+    """A longer run of the entry that is kept with the package, not part of the run on the page."""
+
+    command: str
+    machine: str
+    seconds: float
+    cpu_seconds: float
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
 class Section:
     """One entry on the page."""
 
@@ -100,6 +111,7 @@ class Section:
     reasons: tuple[str, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    longer: tuple[Longer, ...] = ()
     results: tuple[Result, ...] = field(default=(), repr=False)
 
     @property
@@ -181,7 +193,19 @@ def _section(entry: Entry, results: list[Result], planned: int) -> Section:
         reasons=(*_reasons(results), *_interrupted(results, planned)),
         seconds=sum(result.seconds for result in results),
         cpu_seconds=sum(result.cpu_seconds for result in results),
+        longer=tuple(_longer(entry, kept) for kept in recorded(entry.id)) if cells else (),
         results=tuple(results),
+    )
+
+
+def _longer(entry: Entry, kept: Recorded) -> Longer:
+    threads = f", {kept.threads} thread{'s' if kept.threads != 1 else ''}" if kept.threads else ""
+    return Longer(
+        command=kept.command,
+        machine=numbers.machine(kept.machine) + threads,
+        seconds=sum(result.seconds for result in kept.results),
+        cpu_seconds=sum(result.cpu_seconds for result in kept.results),
+        lines=tuple(line for line in _lines(entry, list(kept.results)) if line.ours),
     )
 
 

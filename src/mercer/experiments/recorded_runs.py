@@ -1,0 +1,68 @@
+"""Longer runs kept with the package: folders of ``mercer reproduce`` that took hours, so that every page can show them.
+
+``recorded/<name>/`` holds the ``run.json`` and ``results.jsonl`` of one run, as the run left them. To add one, run
+``mercer reproduce ID --set rows=25000 ... -o RUN`` and copy the two files; nothing in them is written by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mercer.experiments.results import Result, read_results, read_run
+
+__all__ = ["RECORDED", "Recorded", "recorded"]
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The part of one kept run that is of one entry.
+
+    Args:
+        asked: what was asked of ``mercer reproduce``, as in ``run.json``.
+        machine: where it ran.
+        threads: of each process.
+        results: the entry's lines.
+    """
+
+    asked: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    threads: int | None
+    results: tuple[Result, ...]
+
+    @property
+    def command(self) -> str:
+        """The command that asks for the same again."""
+        words = ["mercer reproduce", *self.asked["ids"], f"--scale {self.asked['scale']}"]
+        words += [f"--set {name}={value}" for name, value in self.asked.get("settings", {}).items()]
+        words += [f"--only {text!r}" if " " in text else f"--only {text}" for text in self.asked.get("only", ())]
+        seeds = self.asked.get("seeds")
+        return " ".join([*words, f"--seeds {seeds}"] if seeds else words)
+
+
+def recorded(entry: str) -> list[Recorded]:
+    """The kept runs that hold done cells of this entry, by the name of their folder."""
+    found = [_part(folder, entry) for folder in _folders(RECORDED)]
+    return [part for part in found if part.results]
+
+
+@functools.cache
+def _folders(root: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path.parent for path in root.glob("*/run.json")))
+
+
+@functools.cache
+def _read(folder: Path) -> tuple[dict[str, Any], list[Result]]:
+    return read_run(folder), read_results(folder)
+
+
+def _part(folder: Path, entry: str) -> Recorded:
+    run, results = _read(folder)
+    session = run["sessions"][-1]
+    own = tuple(result for result in results if result.entry == entry and result.status == "done")
+    return Recorded(run["asked"], session["machine"], session.get("threads"), own)

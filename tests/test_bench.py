@@ -1,6 +1,7 @@
 """The bench: contenders in turns, ratios, goals, absent peers, peak memory of torch's own buffers."""
 
 import importlib
+import json
 import sys
 import textwrap
 import time
@@ -12,6 +13,7 @@ import torch
 from mercer import bench
 from mercer.bench.compare import _score_ratio, run_case
 from mercer.bench.memory import peak_mib
+from mercer.bench.picture import draw, speeds
 from mercer.bench.timing import Contender, Sample, threads_set, time_in_turns
 
 SAMPLE = """
@@ -46,6 +48,16 @@ SAMPLE = """
             limits={"accuracy": 1e-9, "memory": 1024.0},
         ),
         Case("no data", setup=nothing, ours=lambda data: data, peers={"large": Peer(large)}),
+        Case(
+            "one round",
+            setup=numbers,
+            ours=large,
+            peers={"refuses": Peer(refuses)},
+            accuracy=lambda data, answer: float(answer),
+            limits={"memory": 1.0},
+            repeats=1,
+        ),
+        Case("no data, one round", setup=nothing, ours=lambda data: data, repeats=1),
     ]
 """
 
@@ -78,6 +90,22 @@ def test_contenders_take_turns_and_each_round_begins_with_another():
     contenders = [Contender(name, bench.Peer(work(name))) for name in "abc"]
     time_in_turns(contenders, None, repeats=3, warm=True)
     assert "".join(order) == "abc" + "abc" + "bca" + "cab"
+
+
+def test_a_peer_that_is_run_once_is_neither_warmed_up_nor_repeated():
+    calls = {"a": 0, "b": 0}
+
+    def work(name):
+        def do(data):
+            calls[name] += 1
+            time.sleep(0.06)
+
+        return do
+
+    slow = Contender("b", bench.Peer(work("b"), once=True))
+    samples = time_in_turns([Contender("a", bench.Peer(work("a"))), slow], None, repeats=3, warm=True)
+    assert calls == {"a": 4, "b": 1}
+    assert samples["b"].ratio(samples["a"], "wall") > 0  # of the one round that both were in
 
 
 def test_a_short_work_is_repeated_until_the_clock_can_tell():
@@ -139,6 +167,22 @@ def test_missing_data_is_said_on_every_line(sample):
     assert "set MERCER_DATA" in found[0].why
 
 
+def test_a_case_of_one_round_takes_time_memory_and_score_in_one_process(sample):
+    ours, refuses = run_case(sample.CASES[2], "bench_sample", repeats=5, threads=1, memory=True)
+    assert (ours.state, ours.accuracy, ours.repeats) == ("measured", 500500.0, 1)
+    assert 60 < ours.memory < 100 and ours.met == {"memory": False} and ours.cpu > 0
+    assert (refuses.state, refuses.why) == ("failed", "MemoryError: too large a Gram")
+    (missing,) = run_case(sample.CASES[3], "bench_sample", repeats=5, threads=1, memory=True)
+    assert missing.state == "missing" and "set MERCER_DATA" in missing.why
+
+
+def test_a_case_may_have_threads_of_its_own(sample):
+    case = replace(sample.CASES[0], ours=lambda data: torch.get_num_threads(), peers={}, threads=2, accuracy=None)
+    before = torch.get_num_threads()
+    (line,) = run_case(case, "bench_sample", repeats=1, threads=1, memory=False)
+    assert line.threads == 2 and torch.get_num_threads() == before
+
+
 def test_peak_memory_sees_torch_buffers(sample):
     small = peak_mib("bench_sample", "sum of 1000", "mercer", threads=1)
     large = peak_mib("bench_sample", "sum of 1000", "large", threads=1)
@@ -174,3 +218,79 @@ def test_bad_arguments_are_refused(arguments, message):
 def test_every_area_names_its_cases_once(area):
     names = [case.name for case in importlib.import_module(f"mercer.bench.{area}").CASES]
     assert names and len(set(names)) == len(names)
+
+
+# --- the record of a run
+
+SESSION = {
+    "machine": {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "system": "Linux x86_64", "gpu": ""},
+    "versions": {"torch": "2.6", "mercer": "0.1"},
+}
+OPTIONS = {"repeats": 1, "threads": 1}
+
+
+def measured(case, state="measured", **more):
+    return bench.Line("maps", case, "mercer", state, cpu=1.0, wall=1.0, **more)
+
+
+@pytest.fixture
+def area(monkeypatch, tmp_path):
+    """An area of two cases; the second is measured only while the file ``there`` is."""
+    calls = []
+
+    def run_one(case, module, **options):
+        calls.append(case.name)
+        state = "missing" if case.name == "b" and not (tmp_path / "there").exists() else "measured"
+        return [measured(case.name, state)]
+
+    module = type(sys)("mercer.bench.maps")
+    module.CASES = [bench.Case(name, setup=dict, ours=dict) for name in "ab"]
+    monkeypatch.setitem(sys.modules, "mercer.bench.maps", module)
+    monkeypatch.setattr("mercer.bench.compare.area_names", lambda: ["maps"])
+    monkeypatch.setattr("mercer.bench.compare.run_case", run_one)
+    return calls
+
+
+def test_a_run_goes_on_where_it_stopped_and_tries_missing_data_again(area, tmp_path):
+    folder = tmp_path / "run"
+    bench.run(record=bench.Record(folder, OPTIONS, SESSION), **OPTIONS)
+    assert area == ["a", "b"]
+    with (folder / "lines.jsonl").open("ab") as file:
+        file.write(b'{"area": "maps", "case": "b", "li')  # a kill in the middle of a row
+    (tmp_path / "there").touch()
+    lines = bench.run(record=bench.Record(folder, OPTIONS, SESSION), **OPTIONS)
+    assert area == ["a", "b", "b"] and [line.state for line in lines] == ["measured", "measured"]
+    assert bench.run(record=bench.Record(folder, OPTIONS, SESSION), **OPTIONS) == lines
+    assert area == ["a", "b", "b"]
+
+
+def test_lines_of_other_options_are_not_mixed(area, tmp_path):
+    bench.Record(tmp_path, OPTIONS, SESSION)
+    with pytest.raises(ValueError, match=r"must hold a run with {'repeats': 3, 'threads': 1}; got {'repeats': 1"):
+        bench.Record(tmp_path, {"repeats": 3, "threads": 1}, SESSION)
+
+
+def test_the_document_says_where_it_was_measured(area, tmp_path):
+    record = bench.Record(tmp_path / "run", OPTIONS, SESSION)
+    path = record.finish(bench.run(record=record, **OPTIONS))
+    document = json.loads(path.read_text())
+    assert document["options"] == OPTIONS and document["sessions"] == [SESSION]
+    assert [line["case"] for line in document["lines"]] == ["a", "b"]
+    picture = (tmp_path / "run" / "bench.svg").read_text()
+    assert "a processor, 2 cores, 8.0 GiB, Linux x86_64, torch 2.6" in picture
+
+
+def test_the_picture_has_every_goal_of_time_or_memory():
+    ours = measured("sum", memory=512.0, goals={"memory": 1024.0, "accuracy": 1.0}, met={"memory": True})
+    peer = bench.Line(
+        "maps", "sum", "other", "measured", ratios={"cpu": 0.5, "memory": 8.0}, goals={"cpu": 2.0}, met={"cpu": False}
+    )
+    absent = bench.Line("maps", "sum", "gone", "absent", goals={"cpu": 2.0})
+    found = speeds([ours, peer, absent])
+    assert [(one.label, one.got, one.goal, one.met) for one in found] == [
+        ("sum · memory, 1 GiB allowed", 2.0, 1.0, True),
+        ("sum · CPU of other", 0.5, 2.0, False),
+    ]
+    text = draw([ours, peer, absent])
+    assert "sum · CPU of other" in text and "0.50x" in text and "prefers-color-scheme: dark" in text
+    assert draw([absent]).startswith("<svg")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .compare import Line, area_names, run
+from .record import Record
 from .timing import Case, Peer
 
-__all__ = ["Case", "Line", "Peer", "area_names", "run"]
+__all__ = ["Case", "Line", "Peer", "Record", "area_names", "run"]

@@ -8,17 +8,20 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import checks
 from ..data import MissingData
-from .memory import peak_mib
+from .memory import peak_mib, run_alone
 from .timing import OURS, Case, Contender, Sample, threads_set, time_in_turns
+
+if TYPE_CHECKING:
+    from .record import Record
 
 __all__ = ["Line", "area_names", "run", "run_case"]
 
 _log = logging.getLogger("mercer")
-_MACHINERY = {"compare", "memory", "timing"}
+_MACHINERY = {"compare", "growth", "memory", "picture", "record", "timing"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Line:
         goals: least ratios on a peer's line; bounds on our own line.
         met: by measure, whether the goal is.
         threads: threads of every pool.
-        repeats: rounds.
+        repeats: rounds that were timed.
     """
 
     area: str
@@ -77,15 +80,17 @@ def run(
     threads: int = 1,
     memory: bool = True,
     progress: Callable[[Line], None] | None = None,
+    record: Record | None = None,
 ) -> list[Line]:
     """Every case of the areas named (all by default), contenders in turns.
 
     Args:
         areas: names from :func:`area_names`.
         repeats: rounds; a case may ask for fewer.
-        threads: threads for torch, BLAS and OpenMP, ours and peers alike.
-        memory: whether to measure peak memory, at one more run of each contender.
+        threads: threads for torch, BLAS and OpenMP, ours and peers alike; a case may ask for its own.
+        memory: whether to measure peak memory.
         progress: called with each line as it is ready.
+        record: keeps each case's lines as they are measured; cases it has are not measured again.
     """
     checks.integer("bench", "repeats", repeats, 1)
     checks.integer("bench", "threads", threads, 1)
@@ -94,8 +99,13 @@ def run(
     for name in names:
         module = f"{__package__}.{name}"
         for case in importlib.import_module(module).CASES:
-            _log.info("bench: %s, %s", name, case.name)
-            for line in run_case(case, module, repeats=repeats, threads=threads, memory=memory):
+            found = record.kept(name, case.name) if record is not None else []
+            if not found:
+                _log.info("bench: %s, %s", name, case.name)
+                found = run_case(case, module, repeats=repeats, threads=threads, memory=memory)
+                if record is not None:
+                    record.keep(found)
+            for line in found:
                 lines.append(line)
                 if progress is not None:
                     progress(line)
@@ -106,18 +116,18 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
     """One case: a line for ours, then one for each peer. ``module`` is where ``CASES`` lives."""
     area = module.rsplit(".", 1)[-1]
     everyone = case.contenders()
-    try:
-        data = case.setup()
-    except MissingData as reason:
-        return [Line(area, case.name, one.name, "missing", why=str(reason), threads=threads) for one in everyone]
+    threads = case.threads or threads
     absent = {one.name: why for one in everyone if (why := one.absence())}
     present = [one for one in everyone if one.name not in absent]
-    rounds = min(repeats, case.repeats or repeats)
-    with threads_set(threads):
-        samples = time_in_turns(present, data, repeats=rounds, warm=case.repeats != 1)
-        scores = {name: _score(case, data, sample) for name, sample in samples.items()}
-    peaks = _peaks(case, module, samples, threads) if memory and case.memory else {}
-    measured = _Measured(area, case, threads, rounds, samples, scores, peaks)
+    try:
+        if memory and case.memory and case.repeats == 1:
+            measured = _alone(case, area, module, present, threads)
+        else:
+            measured = _together(case, area, present, min(repeats, case.repeats or repeats), threads)
+            if memory and case.memory:
+                measured.peaks.update(_peaks(case, module, measured.samples, threads))
+    except MissingData as reason:
+        return [Line(area, case.name, one.name, "missing", why=str(reason), threads=threads) for one in everyone]
     return [
         Line(area, case.name, one.name, "absent", why=absent[one.name], threads=threads)
         if one.name in absent
@@ -126,12 +136,31 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
     ]
 
 
+def _together(case: Case, area: str, present: list[Contender], rounds: int, threads: int) -> _Measured:
+    """All in this process, in turns."""
+    data = case.setup()
+    with threads_set(threads):
+        samples = time_in_turns(present, data, repeats=rounds, warm=case.repeats != 1)
+        scores = {name: _score(case, data, sample) for name, sample in samples.items()}
+    return _Measured(area, case, threads, samples, scores, {})
+
+
+def _alone(case: Case, area: str, module: str, present: list[Contender], threads: int) -> _Measured:
+    """Each once in a process of its own: time, memory and score of the same run."""
+    runs = {one.name: run_alone(module, case.name, one.name, threads=threads) for one in present}
+    for found in runs.values():
+        if found.missing:
+            raise MissingData(found.missing)
+    samples = {name: Sample([found.cpu], [found.wall], why=found.why) for name, found in runs.items()}
+    scores = {name: found.score for name, found in runs.items()}
+    return _Measured(area, case, threads, samples, scores, {name: found.peak for name, found in runs.items()})
+
+
 @dataclass(frozen=True)
 class _Measured:
     area: str
     case: Case
     threads: int
-    repeats: int
     samples: dict[str, Sample]
     scores: dict[str, float | None]
     peaks: dict[str, float | None]
@@ -167,7 +196,7 @@ class _Measured:
             better=self.case.better,
             ratios=ratios,
             met=met,
-            repeats=self.repeats,
+            repeats=len(sample.cpu),
         )
 
     def _ratios(self, name: str) -> dict[str, float]:

@@ -6,7 +6,7 @@ Every case runs three seeds in one work; its score is the worst of them.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -81,18 +81,24 @@ def _functions_found(data: Toy, answer: Answer) -> float:
     return float(min(int(((unit(f, dim=0) * v).sum(0).abs() > 0.99).sum()) for f, v in pairs))
 
 
-def _toy_cases(name: str, setup: Callable[[], Toy], found: int, error: float) -> list[Case]:
-    letter = partial(_fitted, method="neuralef", ritz=False, steps=2000)
-    trained = partial(_fitted, method="neuralef", steps=200)
+_TRAINED = {"neuralef, 200 steps, then Ritz": Peer(partial(_fitted, method="neuralef", steps=200))}
+# Algorithm 1 to the letter, with its own settings; the goal names it on one toy, and it takes most of the time.
+_LETTER = {
+    "neuralef, 2000 steps": Peer(
+        partial(_fitted, method="neuralef", ritz=False, steps=2000), goals={"cpu": 4.0}, once=True
+    )
+}
+
+
+def _toy_cases(
+    name: str, setup: Callable[[], Toy], found: int, error: float, peers: Mapping[str, Peer] = _TRAINED
+) -> list[Case]:
     return [
         Case(
             f"{name}: functions with |cos| > 0.99",
             setup=setup,
             ours=_fitted,
-            peers={
-                "neuralef, 2000 steps": Peer(letter, goals={"cpu": 4.0}),
-                "neuralef, 200 steps, then Ritz": Peer(trained),
-            },
+            peers=peers,
             accuracy=_functions_found,
             accuracy_name="functions",
             better="higher",
@@ -104,7 +110,6 @@ def _toy_cases(name: str, setup: Callable[[], Toy], found: int, error: float) ->
             f"{name}: kernel error",
             setup=setup,
             ours=_fitted,
-            peers={"neuralef, 200 steps, then Ritz": Peer(trained)},
             accuracy=_kernel_error,
             accuracy_name="relative error",
             limits={"accuracy": error},
@@ -210,7 +215,11 @@ def _gram_error(data: Tangent, grams: list[Tensor]) -> float:
 
 CASES = [
     *_toy_cases(
-        "RBF, U[-2, 2], N = 2048, k = 10", lambda: _toy(RBF(0.5), 10, partial(_uniform, 2.0, 1, 2048)), 10, 1e-5
+        "RBF, U[-2, 2], N = 2048, k = 10",
+        lambda: _toy(RBF(0.5), 10, partial(_uniform, 2.0, 1, 2048)),
+        10,
+        1e-5,
+        {**_LETTER, **_TRAINED},
     ),
     *_toy_cases(
         "(x x' + 1.5)^4, U[-1, 1], N = 2048, k = 5",
@@ -231,12 +240,21 @@ CASES = [
             "scikit-learn Nystroem, 128 landmarks and width": Peer(
                 partial(_nystroem, components=128), needs=("sklearn",)
             ),
-            "ours, 128 landmarks moved by 50 steps": Peer(partial(_fitted, steps=50)),
         },
         accuracy=_over_best,
         accuracy_name="x best",
-        limits={"accuracy": 1.005},
+        limits={"accuracy": 1.03},
         repeats=3,
+        memory=False,
+    ),
+    Case(
+        "digits, RBF, k = 16: the same, landmarks trained by 50 steps",
+        setup=_digits,
+        ours=partial(_fitted, steps=50),
+        accuracy=_over_best,
+        accuracy_name="x best",
+        limits={"accuracy": 1.005},
+        repeats=1,
         memory=False,
     ),
     Case(
@@ -255,7 +273,7 @@ CASES = [
         ours=partial(_tangent, method="low_rank", samples=20),
         peers={
             "finite differences, S = 1000": Peer(
-                partial(_tangent, method="finite_difference", samples=1000), goals={"cpu": 4.0}
+                partial(_tangent, method="finite_difference", samples=1000), goals={"cpu": 4.0, "accuracy": 1.0}
             ),
             "JVP, S = 20": Peer(partial(_tangent, method="jvp", samples=20)),
         },

@@ -116,13 +116,14 @@ def _xrfm(data: Splits) -> list[Array]:
 
 
 def _peers() -> dict[str, Peer]:
-    sklearn = ("sklearn",)
+    """The goal is an accuracy within 0.005 of each; of scores below 1 a ratio of 0.995 asks no less."""
+    sklearn, close = ("sklearn",), {"accuracy": 0.995}
     return {
-        "SVC": Peer(_by(_scaled(_svc)), needs=sklearn),
-        "SVC, 16 x 3 search": Peer(_by(_svc_search), needs=sklearn),
-        "HistGradientBoosting": Peer(_by(_boosting), needs=sklearn),
-        "MLPClassifier": Peer(_by(_scaled(_mlp)), needs=sklearn, goals={"cpu": 2.0}),
-        "xRFM": Peer(_xrfm, needs=("xrfm",)),
+        "SVC": Peer(_by(_scaled(_svc)), needs=sklearn, goals=close),
+        "SVC, 16 x 3 search": Peer(_by(_svc_search), needs=sklearn, goals=close),
+        "HistGradientBoosting": Peer(_by(_boosting), needs=sklearn, goals=close),
+        "MLPClassifier": Peer(_by(_scaled(_mlp)), needs=sklearn, goals={"cpu": 2.0, **close}),
+        "xRFM": Peer(_xrfm, needs=("xrfm",), goals=close),
     }
 
 
@@ -174,6 +175,7 @@ CASES = [
         better="higher",
         limits={"wall": 60.0, "memory": 2048.0, "accuracy": 0.98},
         repeats=1,
+        threads=2,  # the goal's 60 seconds are on two cores
     ),
     Case(
         "the poster's table by ISM and W_s",

@@ -1,4 +1,4 @@
-"""Peak memory of one contender, in a process of its own.
+"""One contender in a process of its own: its peak memory, and for works of a single round its time and score.
 
 ``tracemalloc`` does not see torch's or BLAS's buffers, and the peak of a shared process belongs to
 whoever was biggest. So a child builds the case's data, notes its resident size, resets the kernel's
@@ -18,25 +18,56 @@ import os
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from ..data import MissingData
 from .timing import Case, threads_set
 
-__all__ = ["main", "peak_mib"]
+__all__ = ["Mark", "Run", "main", "peak_mib", "peak_watched", "run_alone"]
 
 _CHILD = "from mercer.bench.memory import main; main()"
 
 
-def peak_mib(module: str, case: str, contender: str, *, threads: int, timeout: float = 3600.0) -> float | None:
-    """MiB that ``contender`` adds at its peak in ``case`` of ``module.CASES``; None if the child failed."""
+@dataclass(frozen=True)
+class Run:
+    """What a child found.
+
+    Args:
+        peak: MiB that the work added; None where it failed.
+        cpu: CPU seconds of the work.
+        wall: seconds by the clock.
+        score: of the answer, where the case has one.
+        why: the reason where the work failed.
+        missing: the reason where the data is not there.
+    """
+
+    peak: float | None = None
+    cpu: float = 0.0
+    wall: float = 0.0
+    score: float | None = None
+    why: str = ""
+    missing: str = ""
+
+
+def run_alone(module: str, case: str, contender: str, *, threads: int, timeout: float = 3600.0) -> Run:
+    """One run of ``contender`` in ``case`` of ``module.CASES``, in a child."""
     pools = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     environment = os.environ | pools | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     command = [sys.executable, "-c", _CHILD, module, case, contender, str(threads)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=True)
-        return float(json.loads(done.stdout.splitlines()[-1])["peak_mib"])
-    except (subprocess.SubprocessError, ValueError, LookupError):
-        return None
+        return Run(**json.loads(done.stdout.splitlines()[-1]))
+    except (subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+        return Run(why=f"{type(error).__name__}: {error}")
+
+
+def peak_mib(module: str, case: str, contender: str, *, threads: int, timeout: float = 3600.0) -> float | None:
+    """MiB that ``contender`` adds at its peak in ``case`` of ``module.CASES``; None if the child failed."""
+    return run_alone(module, case, contender, threads=threads, timeout=timeout).peak
 
 
 def main() -> None:
@@ -44,18 +75,45 @@ def main() -> None:
     module, case, name, threads = sys.argv[1:]
     cases: list[Case] = importlib.import_module(module).CASES
     chosen = next(entry for entry in cases if entry.name == case)
-    contender = next(entry for entry in chosen.contenders() if entry.name == name)
-    contender.absence()  # imports what it needs
     with threads_set(int(threads)):
-        data = chosen.setup()
-        _give_back_free_memory()
-        reset = _reset_mark()
-        before = _resident() if reset else _maximum()
-        answer = contender.peer.work(data)
-        peak = (_marked() if reset else _maximum()) - before
-    del answer
-    line = {"peak_mib": max(0, peak) / 2**20, "way": "high-water mark" if reset else "ru_maxrss"}
-    sys.stdout.write(json.dumps(line) + "\n")
+        found = _run(chosen, name)
+    sys.stdout.write(json.dumps(asdict(found)) + "\n")
+
+
+def _run(case: Case, name: str) -> Run:
+    contender = next(entry for entry in case.contenders() if entry.name == name)
+    contender.absence()  # imports what it needs
+    try:
+        data = case.setup()
+    except MissingData as reason:
+        return Run(missing=str(reason))
+    try:
+        with peak_watched() as mark:
+            cpu, wall = time.process_time(), time.perf_counter()
+            answer: Any = contender.peer.work(data)
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    except Exception as error:  # a peer's failure is a result
+        return Run(why=f"{type(error).__name__}: {error}")
+    score = None if case.accuracy is None else float(case.accuracy(data, answer))
+    return Run(mark.mib, cpu, wall, score)
+
+
+@dataclass
+class Mark:
+    """MiB added at the peak; filled in when the watched block ends."""
+
+    mib: float = 0.0
+
+
+@contextlib.contextmanager
+def peak_watched() -> Iterator[Mark]:
+    """Watch a block: what it adds to this process's resident memory at its peak."""
+    _give_back_free_memory()
+    reset = _reset_mark()
+    before = _status("VmRSS:") if reset else _maximum()
+    mark = Mark()
+    yield mark
+    mark.mib = max(0, (_status("VmHWM:") if reset else _maximum()) - before) / 2**20
 
 
 def _give_back_free_memory() -> None:
@@ -71,14 +129,6 @@ def _reset_mark() -> bool:
     except OSError:
         return False
     return True
-
-
-def _resident() -> int:
-    return _status("VmRSS:")
-
-
-def _marked() -> int:
-    return _status("VmHWM:")
 
 
 def _status(field: str) -> int:

@@ -28,8 +28,10 @@ To add an area, write ``bench/<area>.py`` with a list ``CASES``; nothing else ha
 - ``Peer.needs`` names the modules the peer imports. If one cannot be imported the peer is shown as
   *absent*.
 - Works shorter than 50 ms are repeated within a round until they are not. ``Case.repeats=1`` is for
-  minutes-long works: no warm-up either. Peak memory costs one more run of each contender, in a process
-  of its own: see :mod:`mercer.bench.memory`.
+  minutes-long works: no warm-up either. ``Peer.once`` is for a peer far slower than ours: one round, no warm-up.
+- Peak memory is read in a process of its own, one for each contender (:mod:`mercer.bench.memory`). It costs
+  one more run, but for cases of a single round: there that process takes the time and the score as well.
+- ``Case.threads`` is for goals that speak of two cores; elsewhere every pool has what the caller asks for.
 
 Call ``run(["features"], repeats=5, threads=1)``: a list of ``Line``, one for each contender of each case.
 """
@@ -65,11 +67,13 @@ class Peer:
         work: takes the case's data, returns an answer that the case's ``accuracy`` can score.
         needs: modules it imports; the first one's distribution gives the version shown.
         goals: least ratio peer / ours by measure (``cpu``, ``wall``, ``memory``, ``accuracy``).
+        once: one round and no warm-up, for a peer that takes far longer than ours.
     """
 
     work: Work
     needs: tuple[str, ...] = ()
     goals: Mapping[str, float] = field(default_factory=dict)
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Case:
         limits: bounds on ours alone, by measure.
         repeats: at most so many rounds; 1 also skips the warm-up.
         memory: whether to measure peak memory.
+        threads: threads of its own, where the goal says so.
     """
 
     name: str
@@ -99,6 +104,7 @@ class Case:
     limits: Mapping[str, float] = field(default_factory=dict)
     repeats: int | None = None
     memory: bool = True
+    threads: int | None = None
 
     def contenders(self) -> list[Contender]:
         """Ours first, then the peers, each with what it needs."""
@@ -169,15 +175,13 @@ def threads_set(threads: int) -> Iterator[None]:
 def time_in_turns(contenders: list[Contender], data: Any, *, repeats: int, warm: bool) -> dict[str, Sample]:
     """Each round runs every contender once, beginning with another one each time."""
     samples = {contender.name: Sample() for contender in contenders}
-    calls = {
-        contender.name: _calls(contender, data, samples[contender.name]) if warm else 1 for contender in contenders
-    }
+    calls = {one.name: _calls(one, data, samples[one.name]) if warm and not one.peer.once else 1 for one in contenders}
     for turn in range(repeats):
         start = turn % len(contenders)
-        for contender in contenders[start:] + contenders[:start]:
-            sample = samples[contender.name]
-            if not sample.why:
-                _once(contender, data, sample, calls[contender.name])
+        for one in contenders[start:] + contenders[:start]:
+            sample = samples[one.name]
+            if not sample.why and not (one.peer.once and sample.cpu):
+                _once(one, data, sample, calls[one.name])
     return samples
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -25,21 +26,56 @@ _UNITS = {"cpu": " s", "wall": " s", "memory": " MiB"}
 @click.argument("areas", metavar="[AREA ...]", nargs=-1)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds; contenders take turns.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="For ours and peers alike.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="RUN",
+    help="Folder for lines as they are measured, the JSON and the picture; one that is there is gone on with.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def bench(areas: tuple[str, ...], repeats: int, threads: int, as_json: bool) -> None:
-    """Ours side by side with peers: time, memory, accuracy. A ratio is the peer's cost over ours."""
-    from mercer.bench import area_names, run
+def bench(areas: tuple[str, ...], repeats: int, threads: int, output: Path | None, as_json: bool) -> None:
+    """Ours side by side with peers: time, memory, accuracy. A ratio is the peer's cost over ours.
 
+    AREA is one of the areas, all by default; or `growth`, which measures how time and memory grow with n, d, c and k:
+    what `mercer estimate` foretells from.
+    """
+    from mercer.bench import area_names
+    from mercer.cli.growth import GROWTH, measure_growth
+
+    if areas == (GROWTH,):
+        measure_growth(output, as_json)
+        return
     unknown = [area for area in areas if area not in area_names()]
     if unknown:
-        known = ", ".join(area_names()) or "none yet"
+        known = ", ".join([*area_names(), f"{GROWTH} alone"])
         raise click.UsageError(f"bench: AREA must be one of {known}; got {unknown[0]!r}.")
-    lines = run(areas, repeats=repeats, threads=threads, progress=_progress)
+    lines = _measured(areas, repeats, threads, output)
     if as_json:
         click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
     else:
         for text in _page(lines):
             click.echo(text)
+
+
+def _measured(areas: tuple[str, ...], repeats: int, threads: int, output: Path | None) -> list[Line]:
+    from mercer.bench import Record, run
+    from mercer.experiments.interruption import Interrupted, Interruption
+    from mercer.experiments.machine import machine, versions
+
+    session = {"machine": machine(), "versions": versions()}
+    record = None if output is None else Record(output, {"repeats": repeats, "threads": threads}, session)
+    try:
+        with Interruption():
+            lines = run(areas, repeats=repeats, threads=threads, progress=_progress, record=record)
+    except Interrupted as interrupted:
+        click.echo(
+            "Interrupted." if output is None else f"Interrupted: go on with the same command, {output}", err=True
+        )
+        raise click.exceptions.Exit(interrupted.exit_code) from None
+    if record is not None:
+        click.echo(f"{record.finish(lines)}", err=True)
+    return lines
 
 
 def _progress(line: Line) -> None:
@@ -58,7 +94,20 @@ def _page(lines: list[Line]) -> Iterator[str]:
         yield ""
     kept = [met for line in lines for met in line.met.values()]
     asked = sum(len(line.goals) for line in lines)
+    yield from _speed_lines(lines)
     yield f"{sum(kept)} of {asked} goals met, {kept.count(False)} not met, {asked - len(kept)} not measured"
+
+
+def _speed_lines(lines: list[Line]) -> Iterator[str]:
+    """Every goal once more in one list, those that were not reached first."""
+    order = {False: 0, None: 1, True: 2}
+    goals = [(line, measure, goal) for line in lines for measure, goal in line.goals.items()]
+    if goals:
+        yield click.style("every goal, those missed first", bold=True)
+    for line, measure, goal in sorted(goals, key=lambda one: order[one[0].met.get(one[1])]):
+        who = "" if line.who == "mercer" else f", against {line.who}"
+        yield from textwrap.wrap(f"{line.area}: {line.case}{who}", _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield _INDENT + _goal(line, measure, goal)
 
 
 def _title(ours: Line) -> Iterator[str]:

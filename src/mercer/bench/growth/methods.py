@@ -1,0 +1,329 @@
+"""The methods whose growth is measured, with the terms that their costs are sums of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...bayes import LinearizedLaplace
+from ...features import NeuralEigenfunctions, Nystrom, RandomFourier
+from ...kernels import NTK, RBF, RadialSeries, ReLUGram
+from ...layerwise import KernelNetworkClassifier
+from ...linalg import unit_rows
+from ...nn import KernelClassifier
+from ...optim import EigenProSGD, FunctionSpaceSGD
+from ...spectral import analyze
+from .terms import Method
+
+__all__ = ["METHODS", "Method"]
+
+Size = Mapping[str, int]
+_STEPS = 20
+_BATCH = 64
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _rows(n: int, d: int) -> Tensor:
+    return torch.randn(n, d, generator=_generator())
+
+
+def _clusters(n: int, d: int, c: int) -> tuple[Tensor, Tensor]:
+    """Rows around c centres, and whose they are."""
+    generator = _generator()
+    centres = torch.randn(c, d, generator=generator)
+    y = torch.randint(c, (n,), generator=generator)
+    y[:c] = torch.arange(c)[:n]
+    return 0.7 * torch.randn(n, d, generator=generator) + centres[y], y
+
+
+def _seeded(make: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
+def _matmul(data: tuple[Tensor, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return RBF(0.01).matmul(data[0], None, data[1])
+
+
+def _nystrom(data: tuple[Tensor, int]) -> Tensor:
+    x, k = data
+    return Nystrom(RBF(1 / x.shape[1]), k, generator=_generator()).fit_transform(x)
+
+
+def _fourier(data: tuple[Tensor, int]) -> Tensor:
+    x, k = data
+    return RandomFourier(RBF(1 / x.shape[1]), k, generator=_generator()).fit_transform(x)
+
+
+def _eigenfunctions(data: tuple[Tensor, int]) -> Tensor:
+    x, k = data
+    return NeuralEigenfunctions(RBF(1 / x.shape[1]), k, generator=_generator()).fit_transform(x)
+
+
+def _spectrum(data: tuple[Tensor, Tensor]) -> float:
+    found = analyze(ReLUGram(), data[0], data[1], storage="float32", tolerance=1e-4)
+    found.convergence(1e-4, 100)
+    return found.complexity
+
+
+def _head(size: Size) -> tuple[KernelClassifier, Tensor, Tensor]:
+    head = _seeded(lambda: KernelClassifier(size["d"], size["c"], RadialSeries(), prototypes=size["k"]))
+    z = _rows(size["n"], size["d"]).requires_grad_()
+    return head, z, torch.randn(size["n"], size["c"], generator=_generator())
+
+
+def _through_head(data: tuple[KernelClassifier, Tensor, Tensor]) -> None:
+    head, z, grad = data
+    torch.autograd.backward(head(z), grad)
+    z.grad = None
+    head.zero_grad()
+
+
+def _classifier(size: Size) -> tuple[nn.Module, Tensor, Tensor]:
+    d, c = size["d"], size["c"]
+    model = _seeded(lambda: nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, c)))
+    return model, *_clusters(size["n"], d, c)
+
+
+def _twenty_steps(data: tuple[nn.Module, Tensor, Tensor]) -> None:
+    model, x, y = data
+    optimizer = FunctionSpaceSGD(model.parameters(), 0.01, model=model)
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    optimizer.close()
+
+
+def _read_out(size: Size) -> tuple[nn.Module, Tensor, Tensor, int]:
+    model = _seeded(lambda: nn.Linear(size["d"], size["c"]))
+    return model, *_clusters(size["n"], size["d"], size["c"]), size["k"]
+
+
+def _epoch(data: tuple[nn.Module, Tensor, Tensor, int]) -> None:
+    model, x, y, k = data
+    optimizer = EigenProSGD(model.parameters(), model=model, k=k)
+    for rows, labels in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
+        optimizer.zero_grad()
+        F.cross_entropy(model(rows), labels).backward()
+        optimizer.step()
+    optimizer.close()
+
+
+def _two_layers(size: Size) -> tuple[LinearizedLaplace, Tensor, Tensor]:
+    model = _seeded(lambda: nn.Sequential(nn.Linear(64, size["d"]), nn.Tanh(), nn.Linear(size["d"], size["c"])))
+    laplace = LinearizedLaplace(model, k=size["k"], prior_precision=1.0, generator=_generator())
+    return laplace, *_clusters(size["n"], 64, size["c"])
+
+
+def _fit_laplace(data: tuple[LinearizedLaplace, Tensor, Tensor]) -> None:
+    laplace, x, y = data
+    laplace.fit((x, y))
+
+
+def _fitted_laplace(size: Size) -> tuple[LinearizedLaplace, Tensor]:
+    laplace, x, y = _two_layers(size)
+    few = max(128, size["c"])
+    return laplace.fit((x[:few], y[:few])), x
+
+
+def _fit_network(data: tuple[Tensor, Tensor]) -> KernelNetworkClassifier:
+    return KernelNetworkClassifier(random_state=0).fit(data[0], data[1])
+
+
+def _fitted_network(size: Size) -> tuple[KernelNetworkClassifier, Tensor]:
+    x, y = _clusters(size["n"] + 2000, size["d"], size["c"])
+    return _fit_network((x[:2000], y[:2000])), x[2000:]
+
+
+def _landmarks(size: Size) -> float:
+    n = size["n"]
+    return n if n <= 3000 else min(2000 + 0.08 * n, 6500)
+
+
+def _parameters(size: Size) -> float:
+    return 65 * size["d"] + (size["d"] + 1) * size["c"]
+
+
+METHODS = (
+    Method(
+        "kernel-matmul",
+        "RBF().matmul(x, None, v), float32",
+        {"n": "rows of x", "d": "columns of x", "c": "columns of v"},
+        {"n": 2000, "d": 50, "c": 1},
+        {"n": (200, 632, 2000, 6325, 20_000), "d": (8, 50, 80, 253, 800), "c": (1, 3, 10, 32, 100)},
+        ("n", "n^2", "n^2 d", "n^2 c"),
+        ("n", "b", "n d", "n c"),
+        lambda s: (_rows(s["n"], s["d"]), _rows(s["n"], s["c"])),
+        _matmul,
+        derived={"b": lambda s: min(s["n"] ** 2, 2**24 / 3)},  # a block of the Gram matrix is at most 64 MiB
+    ),
+    Method(
+        "nystrom",
+        "Nystrom(RBF(), k).fit_transform(x), float32",
+        {"n": "rows", "d": "columns", "k": "landmarks"},
+        {"n": 5000, "d": 64, "k": 128},
+        {"n": (1000, 3162, 10_000, 31_623, 100_000), "d": (8, 25, 80, 253, 800), "k": (16, 51, 160, 506, 1600)},
+        ("n", "n k", "n k d", "n k^2", "k^3"),
+        ("n k", "n d", "k^2"),
+        lambda s: (_rows(s["n"], s["d"]), s["k"]),
+        _nystrom,
+    ),
+    Method(
+        "random-fourier",
+        "RandomFourier(RBF(), k).fit_transform(x), float32",
+        {"n": "rows", "d": "columns", "k": "features"},
+        {"n": 5000, "d": 64, "k": 128},
+        {"n": (1000, 3162, 10_000, 31_623, 100_000), "d": (8, 25, 80, 253, 800), "k": (16, 51, 160, 506, 1600)},
+        ("n d", "n k", "n k d"),
+        ("n k", "n d", "k d"),
+        lambda s: (_rows(s["n"], s["d"]), s["k"]),
+        _fourier,
+    ),
+    Method(
+        "neural-eigenfunctions",
+        "NeuralEigenfunctions(RBF(), k).fit_transform(x), by landmarks",
+        {"n": "rows", "d": "columns", "k": "eigenfunctions"},
+        {"n": 1000, "d": 16, "k": 10},
+        {"n": (300, 1000, 3000, 8192, 30_000), "d": (4, 16, 40, 126, 400), "k": (2, 10, 20, 63, 200)},
+        ("n l", "n l d", "r^2", "r^2 d", "r^2 l", "r l^2", "l^3"),
+        ("n l", "n d", "r l", "l^2"),
+        lambda s: (_rows(s["n"], s["d"]), s["k"]),
+        _eigenfunctions,
+        derived={"l": lambda s: max(128, 8 * s["k"]), "r": lambda s: min(s["n"], 8192)},
+    ),
+    Method(
+        "spectral-analyze",
+        "analyze(ReLUGram(), x, targets): complexity to 1e-4 and the curve of 100 steps, float32 tiles",
+        {"n": "rows", "d": "columns", "c": "columns of the targets"},
+        {"n": 1000, "d": 50, "c": 1},
+        {"n": (100, 316, 1000, 3162, 10_000), "d": (8, 50, 80, 253, 800), "c": (1, 3, 10, 32, 100)},
+        ("n c", "n^2", "n^2 d", "n^2 c"),
+        ("n d", "n^2", "n c"),
+        lambda s: (unit_rows(_rows(s["n"], s["d"]).double()), _rows(s["n"], s["c"]).sign().double()),
+        _spectrum,
+    ),
+    Method(
+        "kernel-classifier",
+        "forward and backward of KernelClassifier(d, c, prototypes=k), float32",
+        {"n": "rows of a batch", "d": "width of the embedding", "c": "classes", "k": "prototypes of a class"},
+        {"n": 128, "d": 64, "c": 100, "k": 1},
+        {
+            "n": (32, 128, 320, 1000, 3200),
+            "d": (16, 64, 160, 506, 1600),
+            "c": (32, 100, 320, 1000, 3200),
+            "k": (1, 3, 10, 32, 100),
+        },
+        ("n d", "n c k", "d c k", "n d c k"),
+        ("n c k", "d c k", "n d"),
+        _head,
+        _through_head,
+    ),
+    Method(
+        "function-space-sgd",
+        "one step, forward and backward included, of a network d-d-c; update_every=10",
+        {"n": "rows of a batch", "d": "width of both layers", "c": "classes"},
+        {"n": 64, "d": 128, "c": 10},
+        {"n": (16, 64, 160, 506, 1600), "d": (10, 32, 100, 316, 1000), "c": (10, 32, 100, 316, 1000)},
+        ("n d", "n d^2", "d^3", "n d c", "d^2 c", "d^2"),
+        ("d^2", "n d", "d c", "n c"),
+        _classifier,
+        _twenty_steps,
+        share=1 / _STEPS,
+    ),
+    Method(
+        "eigenpro-sgd",
+        "one epoch of a linear read-out, batches of 64",
+        {"n": "rows of the epoch", "d": "features", "c": "classes", "k": "directions flattened"},
+        {"n": 1000, "d": 200, "c": 10, "k": 15},
+        {
+            "n": (500, 1581, 5000, 15_811, 50_000),
+            "d": (16, 51, 160, 506, 1600),
+            "c": (2, 10, 20, 63, 200),
+            "k": (1, 3, 10, 32, 100),
+        },
+        ("n", "n d c", "g d^2", "d^3", "n d k", "n c k"),
+        ("d^2", "d c", "d k"),
+        _read_out,
+        _epoch,
+        derived={"g": lambda s: min(s["n"], 20_000)},  # rows that the eigensystem is learned from
+    ),
+    Method(
+        "laplace-fit",
+        "LinearizedLaplace(model, k=k).fit: a network 64-d-c",
+        {"n": "rows", "d": "hidden units", "c": "classes", "k": "directions"},
+        {"n": 500, "d": 32, "c": 10, "k": 20},
+        {
+            "n": (128, 405, 1280, 4048, 12_800),
+            "d": (8, 25, 80, 253, 800),
+            "c": (2, 10, 20, 63, 200),
+            "k": (2, 6, 20, 63, 200),
+        },
+        ("n k", "n p", "n p k", "p k^2", "n c k", "n c k^2"),
+        ("p k", "n c k", "p", "k c"),
+        _two_layers,
+        _fit_laplace,
+        derived={"p": _parameters},
+    ),
+    Method(
+        "laplace-predict",
+        "LinearizedLaplace.predict_proba of n rows: a network 64-d-c, k directions",
+        {"n": "rows", "d": "hidden units", "c": "classes", "k": "directions"},
+        {"n": 500, "d": 32, "c": 10, "k": 20},
+        {
+            "n": (128, 405, 1280, 4048, 12_800),
+            "d": (8, 25, 80, 253, 800),
+            "c": (2, 10, 20, 63, 200),
+            "k": (2, 6, 20, 63, 200),
+        },
+        ("n", "n k", "n p", "n p k", "n p c", "n c k"),
+        ("p k", "n c", "p", "k c", "c d"),
+        _fitted_laplace,
+        lambda data: data[0].predict_proba(data[1]),
+        derived={"p": _parameters},
+    ),
+    Method(
+        "kernel-network-fit",
+        "KernelNetworkClassifier().fit: every row an anchor up to 3,000 rows, landmarks beyond",
+        {"n": "rows", "d": "columns", "c": "classes"},
+        {"n": 1000, "d": 20, "c": 5},
+        {"n": (200, 632, 2000, 6325, 20_000), "d": (5, 20, 50, 158, 500), "c": (2, 5, 20, 63, 200)},
+        ("n", "n m d", "n m^2", "m^3", "m^2 c", "s^2 d", "s d^2", "s^3", "d^3", "s^2 c d"),
+        ("m^2", "n d", "n m", "d^2"),
+        lambda s: _clusters(s["n"], s["d"], s["c"]),
+        _fit_network,
+        derived={"m": _landmarks, "s": lambda s: min(s["n"], 1000)},
+    ),
+    Method(
+        "kernel-network-predict",
+        "KernelNetworkClassifier.predict of n rows, fitted on 2,000",
+        {"n": "rows", "d": "columns", "c": "classes"},
+        {"n": 1000, "d": 20, "c": 5},
+        {"n": (500, 1581, 5000, 15_811, 50_000), "d": (5, 20, 50, 158, 500), "c": (2, 5, 20, 63, 200)},
+        ("n", "n d", "n d^2", "n c"),
+        ("n", "n d", "n c"),
+        _fitted_network,
+        lambda data: data[0].predict(data[1]),
+    ),
+    Method(
+        "nngp-ntk",
+        "NTK(depth=k).both(x): both Gram matrices, float32",
+        {"n": "rows", "d": "columns", "k": "hidden layers"},
+        {"n": 1000, "d": 100, "k": 4},
+        {"n": (80, 253, 800, 2530, 8000), "d": (10, 32, 100, 316, 1000), "k": (1, 4, 10, 32, 100)},
+        ("n^2", "n^2 d", "n^2 k"),
+        ("n^2", "n d"),
+        lambda s: (_rows(s["n"], s["d"]), s["k"]),
+        lambda data: NTK(data[1]).both(data[0]),
+        over_ranks="none",
+    ),
+)

@@ -1,0 +1,106 @@
+"""The run as one picture: every speed goal, what was got, and on which side of the goal it lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from ..figures import LIGHT, canvas, svg
+from .compare import Line
+from .timing import OURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Speed", "draw", "speeds"]
+
+_COSTS = ("cpu", "wall", "memory")
+_WORDS = {"cpu": "CPU", "wall": "time", "memory": "memory"}
+_MET, _MISSED = LIGHT.series[0], LIGHT.series[1]
+_ROW = 0.245  # inches
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One speed line: a ratio and its least value.
+
+    On a peer's line the ratio is its cost over ours; on our own it is the bound over our cost, so that the goal is 1.
+    """
+
+    area: str
+    label: str
+    got: float
+    goal: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is reached."""
+        return self.got >= self.goal
+
+
+def speeds(lines: Sequence[Line]) -> list[Speed]:
+    """Every goal of time or memory that was measured."""
+    return [_speed(line, measure) for line in lines for measure in _COSTS if measure in line.met]
+
+
+def _speed(line: Line, measure: str) -> Speed:
+    if line.who != OURS:
+        label = f"{line.case} · {_WORDS[measure]} of {line.who}"
+        return Speed(line.area, label, line.ratios[measure], line.goals[measure])
+    cost = float(getattr(line, measure))
+    unit = f"{line.goals[measure]:,.3g} s" if measure != "memory" else f"{line.goals[measure] / 1024:.3g} GiB"
+    label = f"{line.case} · {_WORDS[measure]}, {unit} allowed"
+    return Speed(line.area, label, line.goals[measure] / max(cost, 1e-9), 1.0)
+
+
+def draw(lines: Sequence[Line], machine: str = "") -> str:
+    """The picture as SVG, right on light and on dark screens; ``machine`` is said under it."""
+    found = speeds(lines)
+    figure, (ax,) = canvas(width=11.0, height=1.6 + _ROW * (len(found) + len({one.area for one in found})))
+    row = 0.0
+    ticks: list[tuple[float, str]] = []
+    for area, group in groupby(found, key=lambda one: one.area):
+        ax.annotate(area, (0, row), (-6, 0), ("axes fraction", "data"), "offset points", ha="right", va="center",
+                    fontsize=9.5, fontweight="bold", color=LIGHT.ink)  # fmt: skip
+        for one in group:
+            row += 1
+            _mark(ax, row, one)
+            ticks.append((row, one.label))
+        row += 1
+    _dress(figure, ax, ticks, row, machine)
+    return svg(figure)
+
+
+def _mark(ax: Axes, row: float, one: Speed) -> None:
+    """The goal as a tick, what was got as a dot (filled where the goal is met), a line between them."""
+    colour = _MET if one.met else _MISSED
+    ax.plot([one.goal, one.got], [row, row], color=colour, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
+    ax.plot([one.goal], [row], "|", color=LIGHT.ink, markersize=10, markeredgewidth=1.6)
+    ax.plot([one.got], [row], "o", color=colour, markersize=6.5, markerfacecolor=colour if one.met else "none",
+            markeredgewidth=1.6)  # fmt: skip
+    ax.annotate(_number(one.got), (1, row), (4, 0), ("axes fraction", "data"), "offset points", ha="left",
+                va="center", fontsize=8.5, color=colour)  # fmt: skip
+
+
+def _dress(figure: Figure, ax: Axes, ticks: list[tuple[float, str]], rows: float, machine: str) -> None:
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    places = [10.0**e * m for e in range(-4, 6) for m in (1, 3) if low <= 10.0**e * m <= high]
+    ax.set_xticks(places, [_number(place) for place in places])
+    ax.minorticks_off()
+    ax.set_yticks([row for row, _ in ticks], [text for _, text in ticks], fontsize=8.5)
+    ax.set_ylim(rows - 0.3, -0.7)
+    ax.grid(False, axis="y")
+    ax.axvline(1.0, color=LIGHT.soft, linewidth=1.2)
+    ax.set_xlabel("peer's cost, or the cost allowed, over ours: more is better")
+    ax.set_title("| goal  ·  ● met  ·  ○ missed", loc="left", fontsize=9.5, color=LIGHT.ink)
+    if machine:
+        figure.supxlabel(machine, fontsize=8.5, color=LIGHT.soft)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}x" if value >= 100 else f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}x"

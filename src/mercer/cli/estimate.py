@@ -1,0 +1,104 @@
+"""``mercer estimate``: what a run will cost, from the growth that was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from mercer.bench.growth import Estimate
+
+
+@click.command()
+@click.argument("method", required=False)
+@click.option("--n", type=click.IntRange(1), help="Rows, or what the method's n is.")
+@click.option("--d", type=click.IntRange(1), help="Columns.")
+@click.option("--c", type=click.IntRange(1), help="Classes.")
+@click.option("--k", type=click.IntRange(1), help="Functions, landmarks or directions.")
+@click.option(
+    "--ranks", type=click.IntRange(1), multiple=True, help="Processes; may be given again.  [default: 1 2 8 64]"
+)
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="growth.json of `mercer bench growth -o RUN` on your own machine, in place of ours.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def estimate(
+    method: str | None,
+    n: int | None,
+    d: int | None,
+    c: int | None,
+    k: int | None,
+    ranks: tuple[int, ...],
+    measured: Path | None,
+    as_json: bool,
+) -> None:
+    """Foretell CPU seconds and peak memory of METHOD at a size; without METHOD, list the methods.
+
+    Seconds are those of one thread of the machine the growth was measured on, which is said.
+    """
+    from mercer.bench.growth import METHODS
+    from mercer.bench.growth import estimate as foretell
+    from mercer.bench.growth.foretelling import MEASURED, RANKS
+
+    known = {one.name: one for one in METHODS}
+    if method is None:
+        for one in METHODS:
+            letters = ", ".join(f"{letter} {what}" for letter, what in one.letters.items())
+            click.echo(f"{one.name:<24}{one.what}\n{'':<24}{letters}")
+        return
+    if method not in known:
+        raise click.UsageError(f"estimate: METHOD must be one of {', '.join(known)}; got {method!r}.")
+    if n is None:
+        raise click.UsageError(f"estimate: --n is needed, {known[method].letters['n']}.")
+    try:
+        found = foretell(method, n=n, d=d, c=c, k=k, ranks=ranks or RANKS, path=measured or MEASURED)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(asdict(found), allow_nan=False, default=dict))
+        return
+    for text in _page(found, known[method].what):
+        click.echo(text)
+
+
+def _page(found: Estimate, what: str) -> Iterator[str]:
+    size = ", ".join(f"{letter} = {value:,}" for letter, value in found.size.items())
+    yield click.style(f"{found.method}: {size}", bold=True)
+    yield f"  {what}"
+    yield f"  {'ranks':>7}{'CPU time of each':>20}{'peak memory of each':>22}"
+    for cost in found.costs:
+        yield f"  {cost.ranks:>7,}{_time(cost.seconds):>20}{_bytes(cost.mib):>22}"
+    bands = f"time within {found.seconds_factor:.2g}x, memory within {found.mib_factor:.2g}x"
+    yield f"  {bands} at the sizes measured; the rows themselves come on top"
+    growth = ", ".join(f"{letter}^{power:.2f}" for letter, power in found.exponents.items())
+    yield f"  time grows as {growth} around the measured base"
+    cpu, torch = found.machine.get("cpu", ""), found.versions.get("torch", "")
+    yield f"  measured with one thread of {cpu}, torch {torch}"
+    for beyond in found.beyond:
+        yield click.style(f"  warning: {beyond}: an extrapolation, no band holds", fg="yellow")
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{_number(seconds / size)} {unit}"
+    return f"{_number(seconds / 1e-6)} us"
+
+
+def _bytes(mib: float) -> str:
+    for unit, size in (("PiB", 2.0**30), ("TiB", 2.0**20), ("GiB", 2.0**10)):
+        if mib >= size:
+            return f"{_number(mib / size)} {unit}"
+    return f"{_number(mib)} MiB"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -7,6 +7,7 @@ from .conv_nngp import ConvNNGP, ConvNTK
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
 from .empirical_ntk import EmpiricalNTK
 from .given import FunctionKernel, Precomputed
+from .gpytorch import from_gpytorch, to_gpytorch
 from .monte_carlo import MonteCarloNNGP, Trajectory
 from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
@@ -38,6 +39,8 @@ __all__ = [
     "Scaled",
     "Sum",
     "Trajectory",
+    "from_gpytorch",
     "functionals",
+    "to_gpytorch",
     "truncation_bound",
 ]

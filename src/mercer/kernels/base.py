@@ -212,4 +212,4 @@ class Positive(nn.Module):
         return f"{value.item():g}, learnable" if value.ndim == 0 else f"{len(value)} values"
 
     def __float__(self) -> float:
-        return float(self(torch.zeros((), dtype=torch.float64)))
+        return float(self(torch.zeros((), dtype=torch.float64)).detach())

@@ -31,8 +31,15 @@ class Savable:
     ``_load_from_state_dict``, which torch also calls where it is a part of another module.
     """
 
+    _mixed = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # object's __new__ refuses arguments; that of a user's mixin, such as huggingface_hub's, lives of them.
+        cls._mixed = super().__new__ is not object.__new__
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: D102
-        self = super().__new__(cls)
+        self = super().__new__(cls, *args, **kwargs) if cls._mixed else super().__new__(cls)
         if not hasattr(cls, "get_params"):  # scikit-learn forbids attributes beyond the parameters
             try:
                 bound = _signature(cls).bind(None, *args, **kwargs)

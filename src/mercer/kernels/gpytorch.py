@@ -1,0 +1,119 @@
+"""gpytorch's kernels in, Mercer's kernels out; gpytorch is imported when one is asked for."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from .. import checks
+from .base import Kernel
+
+if TYPE_CHECKING:
+    import gpytorch
+
+__all__ = ["from_gpytorch", "to_gpytorch"]
+
+
+def from_gpytorch(kernel: gpytorch.kernels.Kernel) -> Kernel:
+    """A kernel of gpytorch as one of Mercer: the same values, and the same hyper-parameters, not copies of them.
+
+    It goes where any kernel goes: into a head, ``Nystrom``, ``analyze``, a sum or a product. It has no spectral density
+    (``RandomFourier`` refuses it), and as a part from outside Mercer it is not written by ``mercer.save``: keep its
+    ``state_dict``.
+
+    Args:
+        kernel: One function of two rows: no batch of kernels, no multi-task kernel.
+    """
+    base = _gpytorch("from_gpytorch").kernels.Kernel
+    if not isinstance(kernel, base):
+        need = "kernel must be a gpytorch.kernels.Kernel"
+        raise TypeError(checks.sentence("from_gpytorch", need, type(kernel).__name__))
+    if isinstance(kernel, _outgoing_class()):
+        inner: Kernel = kernel.kernel
+        return inner
+    if len(kernel.batch_shape):
+        fix = "Bring in one kernel for each member."
+        raise ValueError(
+            checks.sentence("from_gpytorch", "kernel must be no batch", f"batch {tuple(kernel.batch_shape)}", fix)
+        )
+    return _Incoming(kernel)
+
+
+def to_gpytorch(kernel: Kernel) -> gpytorch.kernels.Kernel:
+    """A kernel of Mercer as one of gpytorch, for its GP models; learnable hyper-parameters train with the model's.
+
+    Args:
+        kernel: Any kernel whose rows are ``(n, d)``. Batches of inputs ``(..., n, d)`` are taken one after another.
+    """
+    outgoing = _outgoing_class()
+    if not isinstance(kernel, Kernel):
+        raise TypeError(checks.sentence("to_gpytorch", "kernel must be a mercer.kernels.Kernel", type(kernel).__name__))
+    return kernel.kernel if isinstance(kernel, _Incoming) else outgoing(kernel)
+
+
+class _Incoming(Kernel):
+    """What :func:`from_gpytorch` gives."""
+
+    def __init__(self, kernel: gpytorch.kernels.Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        outputs = self.kernel.num_outputs_per_input(x, y)
+        if outputs != 1:
+            got = f"{outputs} of {type(self.kernel).__name__}"
+            raise ValueError(checks.sentence("from_gpytorch", "kernel must give one value for two rows", got))
+        gram: Tensor = self.kernel(x, y).to_dense()
+        return gram
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        diag: Tensor = self.kernel(x, diag=True)
+        return diag
+
+
+@functools.cache
+def _outgoing_class() -> Any:
+    base: Any = _gpytorch("to_gpytorch").kernels.Kernel
+
+    class MercerKernel(base):  # type: ignore[misc]
+        """What :func:`to_gpytorch` gives."""
+
+        has_lengthscale = False
+
+        def __init__(self, kernel: Kernel) -> None:
+            super().__init__()
+            self.kernel = kernel
+
+        def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+            """The Gram matrix ``(..., n, m)``, or its diagonal, which gpytorch asks for with ``x1`` equal to ``x2``."""
+            if params.get("last_dim_is_batch", False):
+                fix = "Sum or multiply kernels of single features instead."
+                need = "the features of a row must stay together"
+                raise ValueError(checks.sentence("to_gpytorch", need, "last_dim_is_batch", fix))
+            batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+            if not batch:
+                return self._values(x1, x2, diag)
+            first, second = (x.expand(*batch, *x.shape[-2:]).flatten(0, -3) for x in (x1, x2))
+            parts = [self._values(a, b, diag) for a, b in zip(first, second, strict=True)]
+            return torch.stack(parts).reshape(*batch, *parts[0].shape)
+
+        def _values(self, x: Tensor, y: Tensor, diag: bool) -> Tensor:  # (n, d), (m, d) -> (n, m) or (n,)
+            values: Tensor = self.kernel.diag(x) if diag else self.kernel(x, y)
+            return values
+
+    return MercerKernel
+
+
+def _gpytorch(where: str) -> Any:
+    try:
+        return importlib.import_module("gpytorch")
+    except ImportError as error:
+        fix = "Run pip install 'mercer[peers]'."
+        raise ImportError(checks.sentence(where, "gpytorch must be installed", "no such package", fix)) from error

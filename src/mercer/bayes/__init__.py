@@ -1,7 +1,8 @@
-"""Uncertainty for trained networks: linearised Laplace in k directions, a GP over the training run, a rival."""
+"""Uncertainty for trained networks: linearised Laplace in k directions, a GP over the training run, rivals."""
 
 from .kronecker import KroneckerLaplace
 from .linearized_laplace import LinearizedLaplace
+from .swag import SWAG
 from .trajectory_gp import Snapshots, TrajectoryGP
 
-__all__ = ["KroneckerLaplace", "LinearizedLaplace", "Snapshots", "TrajectoryGP"]
+__all__ = ["SWAG", "KroneckerLaplace", "LinearizedLaplace", "Snapshots", "TrajectoryGP"]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..linalg import slices
-from ..modules import labelled_rows, trainable, unwrap
+from ..modules import unwrap
+from .intake import checked_rows, checked_targets, not_fitted, training_pairs
 from .likelihood import curvature_root, probit
 from .prior_variance import PriorVariance
 
@@ -39,12 +40,12 @@ class KroneckerLaplace:
 
     def fit(self, loader: Iterable[Any]) -> Self:
         """Sum the factors over the rows; labels have no part in the Gauss-Newton matrix."""
-        x, _ = labelled_rows("KroneckerLaplace.fit", loader)
-        x = x.to(next(iter(trainable(self.model).values())).dtype)
+        x, y = training_pairs("KroneckerLaplace.fit", loader, self.model)
         sums: dict[str, tuple[Tensor, Tensor]] = {}
         with torch.no_grad():
             for part in slices(len(x), self.batch_size):
-                f = self.model(x[part])
+                f = self._signals.outputs(x[part])
+                checked_targets("KroneckerLaplace", "classification", y[part], f)
                 for name, (layer, a, b) in self._signals.linear_signals(x[part]).items():
                     rows = _with_bias(layer, a).double()
                     roots = curvature_root(
@@ -55,15 +56,18 @@ class KroneckerLaplace:
                     old = sums.get(name)
                     sums[name] = (left, right) if old is None else (old[0] + left, old[1] + right)
         self.factors_ = {name: (*torch.linalg.eigh(a), *torch.linalg.eigh(g)) for name, (a, g) in sums.items()}
+        self.row_shape_ = tuple(x.shape[1:])
         return self
 
     def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c)
         """Mean and covariance of the outputs."""
-        x = checks.finite("KroneckerLaplace", "x", x.to(next(iter(trainable(self.model).values())).dtype))
+        if not hasattr(self, "row_shape_"):
+            raise not_fitted("KroneckerLaplace")
+        x = checked_rows("KroneckerLaplace", x, self.model, self.row_shape_)
         means, covariances = [], []
         with torch.no_grad():
             for part in slices(len(x), self.batch_size):
-                f: Tensor = self.model(x[part])
+                f = self._signals.outputs(x[part])
                 total = torch.zeros(*f.shape, f.shape[1], dtype=torch.float64)
                 for name, (layer, a, b) in self._signals.linear_signals(x[part]).items():
                     value_a, vector_a, value_g, vector_g = self.factors_[name]

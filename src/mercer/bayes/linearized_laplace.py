@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from .. import checks
 from ..kernels.tangents import Tangents
 from ..linalg import slices
-from ..modules import labelled_rows, trainable, unwrap
+from ..modules import trainable, unwrap
+from ..storage import Savable
+from .directions import leading_directions
+from .eigenfunction_network import EigenfunctionNetwork, spread_rows, with_embedding
+from .intake import checked_outputs, checked_rows, checked_targets, not_fitted, training_pairs
 from .likelihood import (
     LIKELIHOODS,
     LINKS,
     curvature_product,
-    curvature_root,
     gaussian_nll,
     laplace_bridge,
     negative_log_likelihood,
     probit,
     sampled,
 )
+from .prior_choice import least, negative_evidence
 from .prior_variance import PriorVariance
+from .saving import Unattached, check_weights, weights_of
 
-_GRID = torch.logspace(-4, 5, 46, dtype=torch.float64)
+_TINY = torch.finfo(torch.float32).tiny
+_STUDENT_ROWS, _STUDENT_STEPS = 2000, 1500
 _log = logging.getLogger("mercer")
 
 
-class LinearizedLaplace:
+class LinearizedLaplace(Savable):
     r"""The Gaussian process of a network linearised at its weights.
 
     .. math:: f(x) \sim N(g(x), \; J(x) \Sigma J(x)^\top), \qquad
@@ -50,17 +58,21 @@ class LinearizedLaplace:
 
     The network is held as it is and run in ``eval`` mode: batch normalisation by its running statistics, no dropout.
     Parameters that require grad count; freeze the others. All of ``fit`` runs in the network's dtype, its small
-    matrices in float64.
+    matrices in float64. ``mercer.save`` keeps the posterior without the network: ``mercer.load(folder).attach(model)``.
 
     Args:
         model: The trained network, outputs ``(n, c)`` (or an object with ``.logits``).
-        likelihood: ``"classification"`` (softmax) or ``"regression"`` (Gaussian, noise learned from the residuals).
+        likelihood: ``"classification"`` (softmax) or ``"regression"`` (Gaussian with learned noise).
         k: Directions.
         complement: Keep the prior variance outside the directions.
         prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` minimises the log-loss on ``val_loader``
             (``"evidence"`` takes its place where there is none, and the log says so), ``"evidence"`` maximises the
-            marginal likelihood on the training rows, or a number.
+            marginal likelihood on the training rows, or a number. Both choose a regression's noise, too; beside a
+            number it is the mean squared residual.
         link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"`` (1,000 draws), from Gaussian outputs to probabilities.
+        eigenfunctions: How a new row gets its Psi and K: by ``"derivatives"``, k forward and c backward passes, or
+            from a small ``"network"`` fitted to those on the training rows, in one pass; ``logits`` takes derivatives
+            all the same.
         batch_size: Rows at a time.
         iterations: Power steps of the range finder.
         generator: Source of randomness.
@@ -69,6 +81,7 @@ class LinearizedLaplace:
         prior_precision_: The number in force.
         noise_: Variance of the noise, of a regression.
         eigenvalues_: ``(k,)`` of the Gauss-Newton matrix in the directions, descending.
+        directions_: Q ``(p, k)``.
     """
 
     def __init__(
@@ -80,6 +93,7 @@ class LinearizedLaplace:
         complement: bool = True,
         prior_precision: str | float = "validation",
         link: str = "probit",
+        eigenfunctions: str = "derivatives",
         batch_size: int = 64,
         iterations: int = 1,
         generator: torch.Generator | None = None,
@@ -100,10 +114,10 @@ class LinearizedLaplace:
             checks.positive(where, "prior_precision", prior_precision)
         self.prior_precision = prior_precision
         self.link = checks.choice(where, "link", link, LINKS)
+        self.eigenfunctions = checks.choice(where, "eigenfunctions", eigenfunctions, ("derivatives", "network"))
         self.batch_size = checks.integer(where, "batch_size", batch_size, 1)
         self.iterations = checks.integer(where, "iterations", iterations, 0)
         self.generator = generator
-        self.noise_ = 1.0
 
     def fit(self, loader: Iterable[Any], val_loader: Iterable[Any] | None = None) -> Self:
         """Find the directions and the posterior in them, then the prior precision.
@@ -115,27 +129,30 @@ class LinearizedLaplace:
         x, y = self._pairs("loader", loader)
         with torch.no_grad():
             f = self._outputs(x)
-            y = self._targets(y, f)
-            if self.likelihood == "regression":
-                self.noise_ = max(float((y - f).square().mean()), torch.finfo(torch.float32).tiny)
-            q = self._directions(x, f)
-            ggn = torch.zeros(q.shape[1], q.shape[1], dtype=torch.float64, device=x.device)
-            for part in slices(len(x), self.batch_size):
-                psi = self._tangents(x).along(x[part], q)
-                product = curvature_product(self.likelihood, f[part], psi, self.noise_)
-                ggn += (psi.flatten(0, 1).mT @ product.flatten(0, 1)).double()
-            values, vectors = torch.linalg.eigh((ggn + ggn.mT) / 2)
-            self.eigenvalues_ = values.flip(0).clamp_min(0)
-            self.directions_ = q @ vectors.flip(1).to(q.dtype)  # (p, k)
-            self.prior_precision_ = self._choose_precision(val_loader)
+            y = checked_targets("LinearizedLaplace", self.likelihood, y, f)
+            residuals = y - f if self.likelihood == "regression" else None
+            self.noise_ = 1.0 if residuals is None else max(float(residuals.square().mean()), _TINY)
+            self._find_directions(x, f)
+            self.student_ = self._student(x) if self.eigenfunctions == "network" else None
+            self._choose_prior(residuals, val_loader)
+        self.row_shape_ = tuple(x.shape[1:])
+        self.weights_ = weights_of(self.model)
         return self
 
     def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c)
         """Mean and covariance of the outputs (of a regression, without the noise)."""
         x = self._rows(x)
+        means, covariances = [], []
         with torch.no_grad():
-            parts = [self._moments(x[part], diagonal=False) for part in slices(len(x), self.batch_size)]
-        return torch.cat([mean for mean, _ in parts]), torch.cat([covariance for _, covariance in parts])
+            for part in slices(len(x), self.batch_size):
+                means.append(self._outputs(x[part]))
+                psi = self._tangents(x).along(x[part], self.directions_)
+                covariance = (psi / (self.eigenvalues_ + self.prior_precision_).to(psi.dtype)) @ psi.mT
+                if self.complement:
+                    outside = PriorVariance(self.model)(x[part], diagonal=False) - psi @ psi.mT
+                    covariance = covariance + outside / self.prior_precision_
+                covariances.append(covariance)
+        return torch.cat(means), checked_outputs("LinearizedLaplace", torch.cat(covariances))
 
     def predict_proba(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
         """Class probabilities through the link; only variances are formed, but for ``"samples"``."""
@@ -156,87 +173,118 @@ class LinearizedLaplace:
         mean, variance = self._mean_and_variance(self._rows(x))
         return mean, variance + self.noise_
 
+    def attach(self, model: nn.Module) -> Self:
+        """Give a posterior that came from ``mercer.load`` its network, which must hold the weights of the fit."""
+        check_weights("LinearizedLaplace.attach", model, getattr(self, "weights_", {}))
+        self.model = unwrap(model)
+        return self
+
+    @override
+    def get_arguments(self) -> dict[str, Any]:
+        """All but the network, which is the user's to save."""
+        return {name: value for name, value in super().get_arguments().items() if name != "model"}
+
+    @classmethod
+    @override
+    def from_arguments(cls, arguments: Any) -> Self:
+        """A posterior that waits for its network."""
+        return super().from_arguments({"model": Unattached(), **arguments})
+
     def _mean_and_variance(self, x: Tensor) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, c)
         with torch.no_grad():
-            parts = [self._moments(x[part], diagonal=True) for part in slices(len(x), self.batch_size)]
-        return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
+            f, psi, outside = self._parts(x)
+            variance = self._variance(psi.square(), outside, self.prior_precision_, self.eigenvalues_)
+        return f, checked_outputs("LinearizedLaplace", variance)
 
-    def _moments(self, x: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor]:
-        psi, outside = self._parts(x, diagonal)
-        return self._outputs(x), self._combined(psi, outside, self.prior_precision_)
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c)
+        """Outputs, Psi, and the diagonal of K(x, x) less what Psi holds of it."""
+        one = self._derived_parts if self.student_ is None else self._distilled_parts
+        size = self.batch_size if self.student_ is None else 4096
+        parts = [one(x[part]) for part in slices(len(x), size)]
+        f, psi, outside = (torch.cat(column) for column in zip(*parts, strict=True))
+        return checked_outputs("LinearizedLaplace", f), psi, outside
 
-    def _parts(self, x: Tensor, diagonal: bool) -> tuple[Tensor, Tensor | None]:
-        """Psi ``(n, c, k)`` and K(x, x) less what Psi holds of it."""
-        psi = self._tangents(x).along(x, self.directions_)
+    def _derived_parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        f, psi = self._outputs(x), self._tangents(x).along(x, self.directions_)
         if not self.complement:
-            return psi, torch.zeros((), dtype=psi.dtype) if diagonal else None
-        own = PriorVariance(self.model)(x, diagonal=diagonal)
-        return psi, (own - psi.square().sum(2)).clamp_min(0) if diagonal else own - psi @ psi.mT
+            return f, psi, torch.zeros_like(f)
+        own = PriorVariance(self.model)(x, diagonal=True)
+        return f, psi, (own - psi.square().sum(2)).clamp_min(0)
 
-    def _combined(self, psi: Tensor, outside: Tensor | None, precision: float) -> Tensor:
-        shrink = 1 / (self.eigenvalues_ + precision).to(psi.dtype)
-        if outside is not None and outside.ndim != 3:
-            variance: Tensor = (psi.square() * shrink).sum(2) + outside / precision
-            return variance
-        inside: Tensor = (psi * shrink) @ psi.mT
-        return inside if outside is None else inside + outside / precision
+    def _distilled_parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.student_ is not None
+        f, read = with_embedding(self.model, x)
+        psi, outside = self.student_.parts(read)
+        return f, psi, outside if self.complement else torch.zeros_like(outside)
 
-    def _directions(self, x: Tensor, f: Tensor) -> Tensor:  # -> (p, r)
+    def _variance(self, squares: Tensor, outside: Tensor, precision: float, eigenvalues: Tensor) -> Tensor:  # -> (n, c)
+        return squares @ (1 / (eigenvalues + precision)).to(squares.dtype) + outside / precision
+
+    def _find_directions(self, x: Tensor, f: Tensor) -> None:
         tangents = self._tangents(x)
-        rank = min(self.k, len(x) * f.shape[1], tangents.size)
-        if rank == tangents.size:  # every direction there is
-            return torch.eye(rank, dtype=f.dtype, device=x.device)
-        seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator))
-        draw = torch.Generator(device=x.device).manual_seed(seed)
-        probes = torch.randn(*f.shape, rank, dtype=f.dtype, device=x.device, generator=draw)
+        q = leading_directions(
+            tangents, x, f, self.k, likelihood=self.likelihood, noise=self.noise_, weighted=self.complement,
+            iterations=self.iterations, batch_size=self.batch_size, seed=self._seed(),
+        )  # fmt: skip
+        ggn = torch.zeros(q.shape[1], q.shape[1], dtype=torch.float64, device=x.device)
+        for part in slices(len(x), self.batch_size):
+            psi = tangents.along(x[part], q)
+            product = curvature_product(self.likelihood, f[part], psi, self.noise_)
+            ggn += (psi.flatten(0, 1).mT @ product.flatten(0, 1)).double()
+        values, vectors = torch.linalg.eigh((ggn + ggn.mT) / 2)
+        self.eigenvalues_ = values.flip(0).clamp_min(0)
+        self.directions_ = q @ vectors.flip(1).to(q.dtype)  # (p, k)
 
-        def weighted(part: slice, u: Tensor) -> Tensor:
-            return curvature_root(self.likelihood, f[part], u, self.noise_) if self.complement else u
+    def _student(self, x: Tensor) -> EigenfunctionNetwork:
+        generator = torch.Generator().manual_seed(self._seed())
+        rows = spread_rows(x.cpu(), _STUDENT_ROWS, generator).to(x.device)
+        parts = [self._derived_parts(rows[part]) for part in slices(len(rows), self.batch_size)]
+        f, psi, outside = (torch.cat(column) for column in zip(*parts, strict=True))
+        read = torch.cat([with_embedding(self.model, rows[part])[1] for part in slices(len(rows), 4096)])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed())
+            student = EigenfunctionNetwork(read.shape[1], f.shape[1], psi.shape[2])
+        student = student.to(read)
+        student.learn(read, psi, outside, steps=_STUDENT_STEPS, generator=generator)
+        return student
 
-        def pulled(u: Tensor) -> Tensor:
-            total = torch.zeros(tangents.size, rank, dtype=f.dtype, device=x.device)
-            for part in slices(len(x), self.batch_size):
-                total += tangents.transposed(x[part], weighted(part, u[part]))
-            return total
-
-        q: Tensor = torch.linalg.qr(pulled(probes))[0]
-        for _ in range(self.iterations):
-            pushed = [tangents.along(x[part], q) for part in slices(len(x), self.batch_size)]
-            if self.complement:  # the products with the Gauss-Newton matrix, whose range is sought
-                total = torch.zeros_like(q)
-                for part, psi in zip(slices(len(x), self.batch_size), pushed, strict=True):
-                    total += tangents.transposed(x[part], curvature_product(self.likelihood, f[part], psi, self.noise_))
-                q = torch.linalg.qr(total)[0]
-            else:
-                q = torch.linalg.qr(pulled(torch.cat(pushed)))[0]
-        return q
-
-    def _choose_precision(self, val_loader: Iterable[Any] | None) -> float:
+    def _choose_prior(self, residuals: Tensor | None, val_loader: Iterable[Any] | None) -> None:
         if not isinstance(self.prior_precision, str):
-            return float(self.prior_precision)
+            self.prior_precision_ = float(self.prior_precision)
+            return
         if self.prior_precision == "validation" and val_loader is not None:
             x, y = self._pairs("val_loader", val_loader)
-            f = self._outputs(x)
-            y = self._targets(y, f)
-            parts = [self._parts(x[part], True) for part in slices(len(x), self.batch_size)]
-            psi = torch.cat([one for one, _ in parts])
-            outside = torch.cat([rest for _, rest in parts if rest is not None]) if self.complement else parts[0][1]
-            scores = [self._score(f, self._combined(psi, outside, float(p)), y) for p in _GRID]
-            return float(_GRID[int(torch.tensor(scores).argmin())])
-        if self.prior_precision == "validation":
-            _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
-        return float(_GRID[int(torch.stack([self._evidence(p) for p in _GRID]).argmax())])
+            f, psi, outside = self._parts(x)
+            y = checked_targets("LinearizedLaplace", self.likelihood, y, f)
+            score = partial(self._validation_score, f, psi.square(), outside, y)
+        else:
+            if self.prior_precision == "validation":
+                _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
+            norm = sum(float(p.double().square().sum()) for p in trainable(self.model).values())
+            score = partial(self._evidence_score, norm, residuals)
+        precision, noise = least(score, noise=None if residuals is None else self.noise_)
+        self.prior_precision_, self.eigenvalues_ = precision, self._eigenvalues_at(noise)
+        self.noise_ = noise
 
-    def _evidence(self, precision: Tensor) -> Tensor:
-        """The marginal likelihood's terms in the prior precision: the fit to the prior and Occam's factor."""
-        norm = sum(float(p.double().square().sum()) for p in trainable(self.model).values())
-        evidence: Tensor = 0.5 * ((precision / (self.eigenvalues_ + precision)).log().sum() - precision * norm)
-        return evidence
+    def _eigenvalues_at(self, noise: float) -> Tensor:
+        scaled: Tensor = self.eigenvalues_ * (self.noise_ / noise)
+        return scaled
 
-    def _score(self, f: Tensor, variance: Tensor, y: Tensor) -> float:
+    def _evidence_score(self, norm: float, residuals: Tensor | None, precision: float, noise: float) -> float:
+        values = self._eigenvalues_at(noise)
+        return negative_evidence(precision, noise, eigenvalues=values, squared_norm=norm, residuals=residuals)
+
+    def _validation_score(
+        self, f: Tensor, squares: Tensor, outside: Tensor, y: Tensor, precision: float, noise: float
+    ) -> float:
+        variance = self._variance(squares, outside, precision, self._eigenvalues_at(noise))
         if self.likelihood == "regression":
-            return gaussian_nll(f, variance + self.noise_, y)
-        return negative_log_likelihood(probit(f, variance), y)
+            return gaussian_nll(f, variance + noise, y)
+        link = laplace_bridge if self.link == "laplace_bridge" else probit
+        return negative_log_likelihood(link(f, variance), y)
+
+    def _seed(self) -> int:
+        return int(torch.randint(2**31 - 1, (1,), generator=self.generator))
 
     def _tangents(self, x: Tensor) -> Tangents:
         return Tangents(self.model, x, _flat)
@@ -246,42 +294,14 @@ class LinearizedLaplace:
         return torch.cat([tangents.call(tangents.theta, x[part]) for part in slices(len(x), self.batch_size)])
 
     def _pairs(self, name: str, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
-        x, y = labelled_rows(f"LinearizedLaplace.fit, {name}", loader)
-        return self._placed(x), y.to(x.device)
+        return training_pairs(f"LinearizedLaplace.fit, {name}", loader, self.model)
 
     def _rows(self, x: Tensor) -> Tensor:
-        if not hasattr(self, "prior_precision_"):
-            from sklearn.exceptions import NotFittedError
-
-            fix = "Call fit(loader)."
-            raise NotFittedError(checks.sentence("LinearizedLaplace", "must be fitted first", "no fit", fix))
-        if not isinstance(x, Tensor) or x.ndim < 2:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(checks.sentence("LinearizedLaplace", "x must be a tensor of shape (n, ...)", got))
-        checks.finite("LinearizedLaplace", "x", x)
-        return self._placed(checks.floating(x))
-
-    def _placed(self, x: Tensor) -> Tensor:
-        weight = next(iter(trainable(self.model).values()))
-        checks.same_device("LinearizedLaplace", "x", x.device, "the network", weight.device)
-        return x.to(weight.dtype)
-
-    def _targets(self, y: Tensor, f: Tensor) -> Tensor:
-        if not bool(torch.isfinite(f).all()):
-            need, fix = "the network's outputs must be finite", "Train it again, or look for NaN weights."
-            raise ValueError(checks.sentence("LinearizedLaplace", need, "NaN or infinity", fix))
-        if self.likelihood == "regression":
-            y = y.to(f.dtype).reshape(len(y), -1)
-            if y.shape != f.shape:
-                raise ValueError(
-                    checks.sentence("LinearizedLaplace", f"targets must be {tuple(f.shape)}", tuple(y.shape))
-                )
-            return y
-        if y.is_floating_point() or y.ndim != 1 or int(y.min()) < 0 or int(y.max()) >= f.shape[1]:
-            need = f"labels must be whole numbers in 0..{f.shape[1] - 1}, shape (n,)"
-            came = y.dtype if y.is_floating_point() else f"{int(y.min())}..{int(y.max())}, shape {tuple(y.shape)}"
-            raise ValueError(checks.sentence("LinearizedLaplace", need, came))
-        return y.long()
+        if isinstance(self.model, Unattached):
+            raise self.model.error("LinearizedLaplace")
+        if not hasattr(self, "row_shape_"):
+            raise not_fitted("LinearizedLaplace")
+        return checked_rows("LinearizedLaplace", x, self.model, self.row_shape_)
 
 
 def _flat(output: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ grows with classes times units, never with classes times weights. Other layers g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ class PriorVariance:
         ]
         try:
             with torch.no_grad():
-                output = self._outputs({}, x[:1])
+                output = self.outputs(x[:1])
         finally:
             for handle in handles:
                 handle.remove()
@@ -110,7 +112,7 @@ class PriorVariance:
                 module.register_forward_hook(_Shift(name, shift[name], inputs)) for name, module in linear.items()
             ]
             try:
-                found = self._outputs(others, row[None])[0]
+                found = self.outputs(row[None], others)[0]
             finally:
                 for handle in handles:
                     handle.remove()
@@ -119,7 +121,8 @@ class PriorVariance:
         jacobian = vmap(jacrev(outputs, argnums=(0, 1), has_aux=True), in_dims=(None, None, 0))
         return jacobian(zeros, rest, x)
 
-    def _outputs(self, others: dict[str, Tensor], x: Tensor) -> Tensor:  # -> (n, c)
+    def outputs(self, x: Tensor, others: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:  # (n, ...) -> (n, c)
+        """The network's outputs in ``eval`` mode, with some weights replaced."""
         dtype = x.dtype if x.is_floating_point() else next(iter(self._own.values())).dtype
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         fixed = in_dtype({k: v for k, v in state.items() if k not in others}, dtype)

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from .. import checks
 from ..kernels import Trajectory
 from ..linalg import slices
-from ..modules import labelled_rows, unwrap
-from .likelihood import LINKS, laplace_bridge, negative_log_likelihood, probit, sampled
-
-_GRID = torch.logspace(-2, 3, 51, dtype=torch.float64)
+from ..modules import unwrap
+from ..storage import Savable
+from .intake import checked_outputs, checked_rows, checked_targets, not_fitted, training_pairs
+from .likelihood import (
+    LIKELIHOODS,
+    LINKS,
+    gaussian_nll,
+    laplace_bridge,
+    negative_log_likelihood,
+    probit,
+    sampled,
+)
+from .prior_choice import least
 
 
 class Snapshots:
@@ -42,8 +53,13 @@ class Snapshots:
             if self.most is not None:
                 del self.models[: -self.most]
 
-    def averaged(self) -> nn.Module:
-        """Stochastic weight averaging: one network with the mean of the weights (and of the statistics)."""
+    def averaged(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """Stochastic weight averaging: one network with the mean of the weights.
+
+        Args:
+            loader: Training batches, on which statistics of batch normalisation are taken anew; without, they are
+                averaged as the weights are.
+        """
         if not self.models:
             raise RuntimeError(checks.sentence("Snapshots", "at least one copy must have been kept", "none"))
         mean = copy.deepcopy(self.models[-1])
@@ -54,19 +70,23 @@ class Snapshots:
                 for name, value in states[-1].items()
             }
         )
+        if loader is not None:
+            torch.optim.swa_utils.update_bn(loader, mean)
         return mean
 
 
-class TrajectoryGP:
-    r"""Classifier with outputs :math:`f \sim GP(\bar g, \kappa_{SGD} / \tau)`, the kernel `mercer.kernels.Trajectory`.
+class TrajectoryGP(Savable):
+    r"""Network with outputs :math:`f \sim GP(\bar g, \kappa_{SGD} / \tau)`, the kernel `mercer.kernels.Trajectory`.
 
     .. math:: \kappa_{SGD}(x, x') = \tfrac1M \sum_i (g(x, \theta_i) - \bar g(x)) (g(x', \theta_i) - \bar g(x'))^\top,
         \qquad p(y | x) = \int N(f; \bar g(x), \kappa_{SGD}(x, x)) \, p(y | f) \, df
 
-    (deng2022, slide "Bayesian deep learning by modeling SGD trajectory"). M forward passes for each row.
+    (deng2022, slide "Bayesian deep learning by modeling SGD trajectory"). M forward passes for each row. The variance
+    outside the run's own directions is 0: far from the data it need not grow.
 
     Args:
         models: The M >= 2 networks, say ``Snapshots(...).models``.
+        likelihood: ``"classification"`` or ``"regression"`` (Gaussian with learned noise).
         precision: :math:`\tau`, by which the covariance is divided: ``"validation"`` (1 without a ``val_loader``), or a
             number; the slides have 1.
         link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"``.
@@ -75,18 +95,21 @@ class TrajectoryGP:
 
     Attributes:
         precision_: The number in force.
+        noise_: Variance of the noise, of a regression.
     """
 
     def __init__(
         self,
         models: Sequence[nn.Module],
         *,
+        likelihood: str = "classification",
         precision: str | float = "validation",
         link: str = "probit",
         batch_size: int = 256,
         generator: torch.Generator | None = None,
     ) -> None:
         self.kernel = Trajectory(models, outputs="full")
+        self.likelihood = checks.choice("TrajectoryGP", "likelihood", likelihood, LIKELIHOODS)
         if isinstance(precision, str):
             checks.choice("TrajectoryGP", "precision", precision, ("validation",))
         else:
@@ -95,50 +118,94 @@ class TrajectoryGP:
         self.link = checks.choice("TrajectoryGP", "link", link, LINKS)
         self.batch_size = checks.integer("TrajectoryGP", "batch_size", batch_size, 1)
         self.generator = generator
-        self.precision_ = 1.0 if isinstance(precision, str) else float(precision)
+        if not isinstance(precision, str) and likelihood == "classification":  # nothing is left to learn
+            self.precision_, self.noise_ = float(precision), 0.0
 
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
-        """Choose the precision on validation rows; the training rows are in the networks already, and are not read."""
+        """Choose the precision on validation rows, and a regression's noise on them or, without, on training rows.
+
+        A classifier's training rows are in its networks already, and are not read.
+        """
+        noise, residuals_of = 0.0, loader if loader is not None else val_loader
+        if self.likelihood == "regression":
+            if residuals_of is None:
+                need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
+                raise ValueError(checks.sentence("TrajectoryGP.fit", need, "neither loader", fix))
+            mean, _, y = self._read(residuals_of)
+            noise = max(float((y - mean).square().mean()), torch.finfo(torch.float32).tiny)
+        precision = 1.0 if isinstance(self.precision, str) else float(self.precision)
         if self.precision == "validation" and val_loader is not None:
-            x, y = labelled_rows("TrajectoryGP.fit", val_loader)
-            mean, variance = self._mean_and_variance(x)
-            if y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= mean.shape[1]:
-                need = f"labels must be whole numbers in 0..{mean.shape[1] - 1}"
-                raise ValueError(checks.sentence("TrajectoryGP.fit", need, f"{y.dtype}, {y.min()}..{y.max()}"))
-            scores = [negative_log_likelihood(probit(mean, variance / float(t)), y.long()) for t in _GRID]
-            self.precision_ = float(_GRID[int(torch.tensor(scores).argmin())])
+            score = partial(self._score, *self._read(val_loader))
+            precision, noise = least(score, noise=noise or None)
+        self.precision_, self.noise_ = precision, noise if self.likelihood == "regression" else 0.0
         return self
 
     def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c)
-        """Mean and covariance of the outputs."""
-        x = checks.finite("TrajectoryGP", "x", self.kernel.prepare("x", x))
-        with torch.no_grad():
-            means = torch.cat([self.kernel.mean(x[part]) for part in slices(len(x), self.batch_size)])
-            covariances = torch.cat([self.kernel.diag(x[part]) for part in slices(len(x), self.batch_size)])
-        return means, covariances / self.precision_
+        """Mean and covariance of the outputs (of a regression, without the noise)."""
+        outputs = self._outputs(self._rows(x))
+        centred = outputs - outputs.mean(2, keepdim=True)
+        return outputs.mean(2), centred @ centred.mT / (outputs.shape[2] * self.precision_)
 
     def predict_proba(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
         """Class probabilities through the link."""
+        if self.likelihood != "classification":
+            fix = "Use predict, which gives mean and variance."
+            raise ValueError(
+                checks.sentence("predict_proba", "likelihood must be 'classification'", "'regression'", fix)
+            )
         if self.link == "samples":
             return sampled(*self.logits(x), 1000, self.generator)
-        mean, variance = self._mean_and_variance(x)
+        mean, variance = self._mean_and_variance(self._rows(x))
         return (probit if self.link == "probit" else laplace_bridge)(mean, variance / self.precision_)
 
-    def predict(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
-        """Labels."""
-        return self.predict_proba(x).argmax(1)
+    def predict(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Labels ``(n,)``; for a regression mean and variance ``(n, c)`` of a new target, the noise included."""
+        if self.likelihood == "classification":
+            return self.predict_proba(x).argmax(1)
+        mean, variance = self._mean_and_variance(self._rows(x))
+        return mean, variance / self.precision_ + self.noise_
 
     def ensemble_proba(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
-        """The baseline: the mean of the networks' own probabilities."""
-        x = checks.finite("TrajectoryGP", "x", self.kernel.prepare("x", x))
-        with torch.no_grad():
-            parts = [self.kernel.outputs_of_all(x[part]).softmax(1).mean(2) for part in slices(len(x), self.batch_size)]
-        return torch.cat(parts)
+        """The baseline: the mean of the networks' own probabilities; needs no fit."""
+        return self._outputs(checked_rows("TrajectoryGP", x, self._network(), None)).softmax(1).mean(2)
+
+    @override
+    def get_arguments(self) -> dict[str, Any]:
+        """Refuse: there is nothing to save but the networks.
+
+        Raises:
+            TypeError: Always.
+        """
+        need = "its networks are yours to save, by their state_dict"
+        fix = "Then TrajectoryGP(models, precision=gp.precision_) is the same posterior."
+        raise TypeError(
+            checks.sentence("mercer.save, TrajectoryGP", need, f"{len(self.kernel.networks())} of them", fix)
+        )
+
+    def _score(self, mean: Tensor, variance: Tensor, y: Tensor, precision: float, noise: float) -> float:
+        if self.likelihood == "regression":
+            return gaussian_nll(mean, variance / precision + noise, y)
+        link = laplace_bridge if self.link == "laplace_bridge" else probit
+        return negative_log_likelihood(link(mean, variance / precision), y)
+
+    def _read(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
+        x, y = training_pairs("TrajectoryGP.fit", loader, self._network())
+        mean, variance = self._mean_and_variance(x)
+        return mean, variance, checked_targets("TrajectoryGP", self.likelihood, y, mean)
 
     def _mean_and_variance(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = checks.finite("TrajectoryGP", "x", self.kernel.prepare("x", x))
-        with torch.no_grad():
-            outputs = torch.cat(
-                [self.kernel.outputs_of_all(x[part]) for part in slices(len(x), self.batch_size)]
-            )  # (n, c, M)
+        outputs = self._outputs(x)
         return outputs.mean(2), outputs.var(2, correction=0)
+
+    def _outputs(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, M)
+        with torch.no_grad():
+            parts = [self.kernel.outputs_of_all(x[part]) for part in slices(len(x), self.batch_size)]
+        return checked_outputs("TrajectoryGP", torch.cat(parts))
+
+    def _rows(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "precision_"):
+            raise not_fitted("TrajectoryGP")
+        return checked_rows("TrajectoryGP", x, self._network(), None)
+
+    def _network(self) -> nn.Module:
+        return unwrap(self.kernel.networks()[0])

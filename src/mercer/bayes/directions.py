@@ -1,0 +1,61 @@
+"""The k directions of weight space that the data says most about, by products with the Jacobian alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels.tangents import Tangents
+from ..linalg import slices
+from .likelihood import curvature_product, curvature_root
+
+
+def leading_directions(
+    tangents: Tangents,
+    x: Tensor,
+    f: Tensor,
+    k: int,
+    *,
+    likelihood: str,
+    noise: float,
+    weighted: bool,
+    iterations: int,
+    batch_size: int,
+    seed: int,
+) -> Tensor:  # -> (p, min(k, n c, p))
+    r"""Orthonormal Q near the dominant range of :math:`J^\top \Lambda^{1/2}`.
+
+    QR of :math:`J^\top \Lambda^{1/2} \Omega`, then power steps with :math:`J^\top \Lambda J` (Halko, Martinsson and
+    Tropp 2011, Algorithm 4.4). A k of n c or more spans all of it; a k of p or more is every direction there is.
+
+    Args:
+        tangents: J.
+        x: Rows.
+        f: Outputs at the rows ``(n, c)``.
+        k: Directions.
+        likelihood: Whose :math:`\Lambda`.
+        noise: Variance of a regression's noise.
+        weighted: False leaves :math:`\Lambda` out: the range of the NTK's leading eigenfunctions.
+        iterations: Power steps.
+        batch_size: Rows at a time.
+        seed: Decides :math:`\Omega`.
+    """
+    rank = min(k, f.numel(), tangents.size)
+    if rank == tangents.size:
+        return torch.eye(rank, dtype=f.dtype, device=f.device)
+    draw = torch.Generator(device=f.device).manual_seed(seed)
+    probes = torch.randn(*f.shape, rank, dtype=f.dtype, device=f.device, generator=draw)
+
+    def start(part: slice) -> Tensor:
+        return curvature_root(likelihood, f[part], probes[part], noise) if weighted else probes[part]
+
+    def powered(part: slice, q: Tensor) -> Tensor:
+        psi = tangents.along(x[part], q)
+        return curvature_product(likelihood, f[part], psi, noise) if weighted else psi
+
+    parts = list(slices(len(x), batch_size))
+    zero = torch.zeros(tangents.size, rank, dtype=f.dtype, device=f.device)
+    q: Tensor = torch.linalg.qr(sum((tangents.transposed(x[part], start(part)) for part in parts), zero))[0]
+    for _ in range(iterations):
+        q = torch.linalg.qr(sum((tangents.transposed(x[part], powered(part, q)) for part in parts), zero))[0]
+    return q

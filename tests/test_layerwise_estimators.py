@@ -445,3 +445,27 @@ def test_equal_seeds_give_equal_networks(classifier, small):
 def test_standardize_keeps_a_constant_feature_finite():
     x = torch.tensor([[1.0, 5.0], [2.0, 5.0]], dtype=torch.float64)
     torch.testing.assert_close(Standardize.of(x)(x), torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64))
+
+
+def test_the_regressor_grows_like_the_classifier(small):
+    X, y = small
+    target = X @ np.arange(X.shape[1]) + 3.0
+    whole = KernelNetworkRegressor(landmarks=20, random_state=0).partial_fit(X[:60], target[:60])
+    in_parts = clone(whole).partial_fit(X[:60], target[:60])
+    whole.partial_fit(X[60:], target[60:])
+    for start in range(60, len(X), 7):
+        in_parts.partial_fit(X[start : start + 7], target[start : start + 7])
+    np.testing.assert_allclose(in_parts.predict(X), whole.predict(X), rtol=1e-6)
+    with pytest.raises(ValueError, match="expecting"):
+        whole.partial_fit(X[:, :1], target)
+
+
+def test_the_regressor_goes_on_after_fit(small):
+    X, _ = small
+    target = np.sin(X[:, 0] / X[:, 0].std())
+    fitted = KernelNetworkRegressor(random_state=0).fit(X[:60], target[:60])
+    before = fitted.predict(X[:60])
+    fitted.partial_fit(X[:1], target[:1])  # next to nothing is new
+    np.testing.assert_allclose(fitted.predict(X[:60]), before, atol=0.05 * target.std())
+    far = fitted.score(X[60:], target[60:])
+    assert fitted.partial_fit(X[60:], target[60:]).score(X[60:], target[60:]) >= far

@@ -125,13 +125,13 @@ def finite(where: str, name: str, x: Tensor) -> Tensor:
     return x
 
 
-def squarable(where: str, name: str, x: Tensor) -> Tensor:
-    """Finite, with at least one row, and small enough that squared norms do not overflow."""
-    if len(x) == 0:
+def squarable(where: str, name: str, x: Tensor, *, empty: bool = False) -> Tensor:
+    """Finite, with at least one row (unless ``empty``), and small enough that squared norms do not overflow."""
+    if len(x) == 0 and not empty:
         raise ValueError(sentence(where, f"{name} must have at least one row", tuple(x.shape)))
     finite(where, name, x)
     largest = _largest(x)
-    limit = math.sqrt(torch.finfo(x.dtype).max / (8 * max(1, x[0].numel())))
+    limit = math.sqrt(torch.finfo(x.dtype).max / (8 * max(1, x.shape[1:].numel())))
     if largest > limit:
         raise ValueError(
             sentence(

@@ -1,7 +1,9 @@
-"""Row sums over the ranks of ``torch.distributed``; every function is the identity on one process.
+"""One fit over the ranks of ``torch.distributed``; every function is the identity on one process.
 
-Each rank holds a shard of the rows. What a method needs of all rows is a sum over them (a covariance, a Gram product, a
-gradient), so :func:`sum_over_ranks` is the one call that methods make.
+The one rule: **each rank passes its own rows** (any number of them, none too), calls the same methods in the same
+order, and gets what one process would get from the rows of all, one rank's below the other's. What a method needs of
+all rows is a sum over them (:func:`sum_over_ranks`) or a few of them (:func:`take_rows`); what it draws, it draws alike
+(:func:`agree`). What one rank does for itself is said so: :func:`alone`.
 
 >>> sum_over_ranks(torch.tensor([1.0, 2.0]))
 tensor([1., 2.])
@@ -11,25 +13,119 @@ slice(0, 10, None)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+import datetime
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from .checks import integer, sentence
 
-__all__ = ["gather_rows", "rank", "shard", "sum_over_ranks", "world_size"]
+__all__ = [
+    "agree",
+    "alone",
+    "copy_first",
+    "divide",
+    "expect",
+    "extent",
+    "gather_json",
+    "gather_rows",
+    "joined",
+    "rank",
+    "shard",
+    "sum_over_ranks",
+    "take_rows",
+    "world_size",
+]
+
+_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+_alone = contextvars.ContextVar("mercer_alone", default=False)
+
+
+class Rows(Protocol):
+    """What rows are read from: a tensor, or a file that is read where it is indexed."""
+
+    def __len__(self) -> int:
+        """Rows."""
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Some of them, by a slice or by numbers."""
+
+
+# --- who is there -----------------------------------------------------------------------------------------------------
 
 
 def rank() -> int:
     """This process's number, 0 where there is only one."""
-    return dist.get_rank() if _initialized() else 0
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 def world_size() -> int:
-    """How many processes work together."""
-    return dist.get_world_size() if _initialized() else 1
+    """How many processes work together.
+
+    Raises:
+        RuntimeError: A launcher started several, and ``torch.distributed`` was not initialised: each would take its own
+            rows for all of them.
+    """
+    if _alone.get():
+        return 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    started = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if started > 1:
+        need = f"torch.distributed must be initialised, for WORLD_SIZE says {started} processes"
+        fix = "Call torch.distributed.init_process_group(), or work in `with mercer.distributed.alone():`."
+        raise RuntimeError(sentence("distributed", need, "no process group", fix))
+    return 1
+
+
+def expect(ranks: int) -> None:
+    """Refuse to go on unless so many processes work together: a launcher can quietly start one.
+
+    >>> expect(1)
+    """
+    integer("expect", "ranks", ranks, 1)
+    if world_size() != ranks:
+        fix = f"Start with torchrun --nproc-per-node {ranks}, and call torch.distributed.init_process_group()."
+        raise RuntimeError(sentence("expect", f"{ranks} processes must work together", world_size(), fix))
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, this rank works for itself: nothing is sent, its rows are all there are."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+@contextlib.contextmanager
+def joined(timeout: datetime.timedelta | None = None) -> Iterator[None]:
+    """Under ``torchrun`` the process group for the length of a block, gloo on CPU and nccl on GPU; else nothing."""
+    if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=timeout)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+        return
+    yield
+
+
+# --- whose rows -------------------------------------------------------------------------------------------------------
 
 
 def shard(n: int) -> slice:
@@ -40,6 +136,41 @@ def shard(n: int) -> slice:
     n = integer("shard", "n", n, 0)
     first, ranks = rank(), world_size()
     return slice(first * n // ranks, (first + 1) * n // ranks)
+
+
+def extent(n: int) -> tuple[slice, int]:
+    """Where this rank's ``n`` rows stand among those of all ranks, and how many those are.
+
+    >>> extent(3)
+    (slice(0, 3, None), 3)
+    """
+    counts = _counts(n)
+    start = sum(counts[: rank()])
+    return slice(start, start + n), sum(counts)
+
+
+def take_rows(rows: Rows, index: Tensor) -> Tensor:  # (n_rank, ...), (m,) -> (m, ...)
+    """Those rows of all ranks, on all ranks: ``gather_rows(rows)[index]``, of which only these are sent.
+
+    Args:
+        rows: This rank's.
+        index: Numbers among the rows of all ranks, the same on each.
+    """
+    if world_size() == 1:
+        return rows[index]
+    ends = list(itertools.accumulate(_counts(len(rows))))
+    owner = torch.bucketize(index, torch.tensor(ends, device=index.device), right=True)  # (m,)
+    start = ends[rank()] - len(rows)
+    everyone = gather_rows(rows[index[owner == rank()] - start])
+    return everyone[owner.argsort(stable=True).argsort()]
+
+
+def divide(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (n, ...) -> (n, ...)
+    """``f(x)`` for rows that all ranks hold and a function of each row by itself: every rank computes its share."""
+    return f(x) if world_size() == 1 else gather_rows(f(x[shard(len(x))]))
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
@@ -65,7 +196,7 @@ def gather_rows(rows: Tensor) -> Tensor:  # (n_rank, ...) -> (n, ...)
         rows: This rank's; their number may differ from rank to rank and be 0, the rest of the shape may not.
 
     Raises:
-        ValueError: The ranks' rows differ in shape beyond their number.
+        ValueError: The ranks' rows differ in dtype, or in shape beyond their number.
         RuntimeError: A rank died, or none answered within the process group's timeout.
     """
     if world_size() == 1:
@@ -79,15 +210,70 @@ def gather_rows(rows: Tensor) -> Tensor:  # (n_rank, ...) -> (n, ...)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
+def gather_json(value: Any) -> list[Any]:
+    """Every rank's value, in order of rank, on all ranks; as JSON, so that nothing is unpickled.
+
+    >>> gather_json({"classes": ["a", "b"]})
+    [{'classes': ['a', 'b']}]
+    """
+    text = json.dumps(value).encode()
+    if world_size() == 1:
+        return [json.loads(text)]
+    said = gather_rows(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(_device()))
+    ends = [0, *itertools.accumulate(_counts(len(text)))]
+    return [json.loads(bytes(said[a:b].tolist())) for a, b in itertools.pairwise(ends)]
+
+
+def agree(generator: torch.Generator | None) -> torch.Generator | None:
+    """One source of randomness: the generator in the state that rank 0's is in; None draws a seed on rank 0."""
+    if world_size() == 1:
+        return generator
+    own = torch.Generator().manual_seed(int(torch.randint(2**62, (1,)))) if generator is None else generator
+    state = own.get_state().to(_device())
+    _together("agree", lambda: dist.broadcast(state, 0))
+    own.set_state(state.cpu())
+    return own
+
+
+def copy_first(module: nn.Module) -> None:
+    """Give every rank the parameters and buffers that rank 0's module has."""
+    if world_size() == 1:
+        return
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        said = tensor.detach().contiguous()
+        _together("copy_first", lambda said=said: dist.broadcast(said, 0))  # type: ignore[misc]
+        with torch.no_grad():
+            tensor.copy_(said)
+
+
+def _counts(n: int) -> list[int]:
+    if world_size() == 1:
+        return [n]
+    mine = torch.tensor([n], device=_device())
+    every = [torch.empty_like(mine) for _ in range(world_size())]
+    _together("extent", lambda: dist.all_gather(every, mine))
+    return [int(count) for count in every]
+
+
 def _shapes(rows: Tensor) -> list[int]:
     # Unequal shapes in all_gather hang or corrupt: compare them first, in a message of known size.
-    mine = torch.tensor([rows.ndim, *rows.shape, *(8 - rows.ndim) * [0]], device=rows.device)
+    kind = _DTYPES.index(rows.dtype)
+    mine = torch.tensor([kind, rows.ndim, *rows.shape, *(8 - rows.ndim) * [0]], device=rows.device)
     every = [torch.empty_like(mine) for _ in range(world_size())]
     _together("gather_rows", lambda: dist.all_gather(every, mine))
-    shapes = [tuple(s[1 : 1 + int(s[0])].tolist()) for s in every]
+    said = [message.tolist() for message in every]
+    shapes = [tuple(message[2 : 2 + message[1]]) for message in said]
     if len({shape[1:] for shape in shapes}) > 1:
         raise ValueError(sentence("gather_rows", "rows must differ between ranks in number only", shapes))
+    if len({message[0] for message in said}) > 1:
+        names = ", ".join(str(_DTYPES[message[0]]) for message in said)
+        raise ValueError(sentence("gather_rows", "rows must be of one dtype on all ranks", names))
     return [shape[0] for shape in shapes]
+
+
+def _device() -> torch.device:
+    """Where small messages travel."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def _together(where: str, call: Callable[[], object]) -> None:
@@ -97,7 +283,3 @@ def _together(where: str, call: Callable[[], object]) -> None:
         need = f"{where}: all {world_size()} ranks must take part"
         reason = str(error).splitlines()[0]
         raise RuntimeError(f"{need}; rank {rank()} got {reason} Did another rank stop? Its log says why.") from error
-
-
-def _initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from .. import checks
+from .. import checks, distributed
 from ..kernels import Kernel
 from ..kernels.given import check_indices
-from ..modules import rows
+from ..modules import Readable, StoredRows, open_rows, rows
 from ..storage import Savable
 
 _ERROR_ROWS = 1000
@@ -40,24 +42,27 @@ class FeatureMap(Savable, nn.Module):
         for name in self.FITTED:
             self.register_buffer(name, torch.empty(0))
 
-    def learn(self, x: Tensor) -> None:  # (n, d)
-        """Fill the buffers from checked rows; what a variant must write."""
+    def learn(self, x: Readable) -> None:  # (n, d)
+        """Fill the buffers from checked rows, this rank's; what a variant must write."""
         raise NotImplementedError(f"{type(self).__name__} must define learn(x)")
 
     def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
         """The features of checked rows; what a variant must write."""
         raise NotImplementedError(f"{type(self).__name__} must define features(x)")
 
-    def fit(self, x: Tensor | DataLoader[Any]) -> Self:
-        """Learn the map from rows, or from a loader of them; half precision is learned in float32."""
-        with torch.no_grad():
+    def fit(self, x: Readable | DataLoader[Any]) -> Self:
+        """Learn the map from rows, from a loader of them, or from a file (`mercer.modules.open_rows`), block by block.
+
+        Half precision is learned in float32. Of several ranks each gives its own rows: see `mercer.distributed`.
+        """
+        with torch.no_grad(), self._agreed():
             self.learn(self._rows(x))
         return self
 
     def fit_transform(self, x: Tensor | DataLoader[Any]) -> Tensor:  # (n, d) -> (n, m)
         """``fit(x)`` and the features of ``x``, in one pass where the map has one."""
-        with torch.no_grad():
-            data = self._rows(x)
+        with torch.no_grad(), self._agreed():
+            data = self._rows(x)[:]
             self.learn(data)
             return self.features(data)
 
@@ -82,16 +87,33 @@ class FeatureMap(Savable, nn.Module):
             norm = torch.linalg.matrix_norm(gram)
             return float(torch.linalg.matrix_norm(gram - self.kernel(x)) / norm) if norm > 0 else 0.0
 
-    def _rows(self, x: Tensor | DataLoader[Any]) -> Tensor:
+    @contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """All ranks draw the same numbers."""
+        own, self.generator = self.generator, distributed.agree(self.generator)
+        try:
+            yield
+        finally:
+            self.generator = own
+
+    def _rows(self, x: Any) -> Readable:
+        data = self._prepared(x)
+        if distributed.extent(len(data))[1] == 0:
+            raise ValueError(checks.sentence(type(self).__name__, "x must have at least one row", tuple(data.shape)))
+        return data
+
+    def _prepared(self, x: Any) -> Readable:
         where = type(self).__name__
+        if isinstance(x, StoredRows | np.memmap):
+            stored = x if isinstance(x, StoredRows) else open_rows(x)
+            self.exact.prepare("x", stored[:0])
+            return stored
         if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex():
             data = self.exact.prepare("x", x)  # indices of a precomputed Gram matrix stay whole numbers
         else:
             data = self.exact.prepare("x", rows(where, x))
         if data.is_floating_point():
-            return checks.squarable(where, "x", data.detach())
-        if not len(data):
-            raise ValueError(checks.sentence(where, "x must have at least one row", tuple(data.shape)))
+            return checks.squarable(where, "x", data.detach(), empty=True)
         return check_indices(where, self.exact, data)
 
     def _checked(self, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import copy_first
 from .neuralef import Training
 
 _log = logging.getLogger("mercer")
@@ -28,7 +29,7 @@ def distill(
 
     Args:
         network: ``(n, ...) -> (n, k)`` or ``(n, c, k)``.
-        x: Rows.
+        x: Rows, the same on all ranks.
         targets: :math:`\psi` at the rows, of the network's output shape.
         weights: w ``(k,)``.
         plan: Settings; the step size rises for a tenth of the steps and falls along a cosine.
@@ -42,6 +43,7 @@ def distill(
     dtype = next(network.parameters()).dtype
     targets, weights = targets.to(dtype), (weights / weights.sum()).to(dtype)
     size = min(plan.batch_size, len(x))
+    copy_first(network)
     network.train()
     try:
         for step in range(plan.steps):

@@ -10,18 +10,21 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
+from ..distributed import divide, extent, gather_rows, shard, sum_over_ranks
 from ..kernels import Kernel
 from ..kernels.network import NetworkKernel
-from ..linalg import blockwise
-from ..modules import capture, last_linear
+from ..linalg import slices
+from ..modules import Readable, capture, last_linear
 from .base import FeatureMap
 from .distillation import distill
 from .factorization import output_matrix, top_products, traced
 from .l2_batch_norm import L2BatchNorm
+from .landmarks import sample as draw
 from .learned_landmarks import choose, learn, whitener
 from .neuralef import DEFLATIONS, Training, train
 from .parallel_networks import ParallelNetworks, Trunk
 from .rayleigh_ritz import Operator, Pairs, operator, ritz, spectrum
+from .standardisation import centre_and_spread
 
 STRATEGIES = ("joint", "factorized")
 METHODS = ("auto", "neuralef", "landmarks", "distill")
@@ -137,13 +140,13 @@ class NeuralEigenfunctions(FeatureMap):
         return int((self.eigenvalues > 0).sum())
 
     @override
-    def learn(self, x: Tensor) -> None:  # (n, ...)
+    def learn(self, x: Readable) -> None:  # (n, ...)
         self._learn(x)
         if self.rank < self.k:
             rank = f"the kernel has rank {self.rank} on these rows, below k = {self.k}"
             checks.warn("NeuralEigenfunctions", f"{rank}; the other eigenvalues and functions are 0.", stacklevel=4)
 
-    def _learn(self, x: Tensor) -> None:
+    def _learn(self, x: Readable) -> None:
         chosen = self.resolved()
         if self.method == "auto":
             why = {
@@ -152,13 +155,13 @@ class NeuralEigenfunctions(FeatureMap):
                 "landmarks": "the kernel is explicit and cheap at new rows",
             }[chosen]
             _log.info("NeuralEigenfunctions: auto picks %r for %s: %s.", chosen, type(self.exact).__name__, why)
-        sample = x
-        if len(x) > _RITZ_ROWS:
-            sample = x[torch.randperm(len(x), generator=self.generator)[:_RITZ_ROWS].to(x.device)]
-            _log.info("NeuralEigenfunctions: the operator is applied on %d of %d rows.", _RITZ_ROWS, len(x))
+        n = extent(len(x))[1]
+        sample = gather_rows(x[:]) if n <= _RITZ_ROWS else draw(x, _RITZ_ROWS, self.generator)
+        if n > _RITZ_ROWS:
+            _log.info("NeuralEigenfunctions: the operator is applied on %d of %d rows.", _RITZ_ROWS, n)
         op = operator(self.exact, _wide(self.exact, sample))
-        self.landmarks = x.new_empty(0)
-        self.mixing, self.picks = x.new_empty(0), torch.empty(0, dtype=torch.int64, device=x.device)
+        self.landmarks, self.mixing = sample.new_empty(0), sample.new_empty(0)
+        self.picks = torch.empty(0, dtype=torch.int64, device=x.device)
         self._standardise(x, op.outputs)
         fit = {"landmarks": self._fit_landmarks, "neuralef": self._fit_neuralef, "distill": self._fit_distilled}
         if op.outputs > 1 and self.strategy == "factorized":
@@ -198,7 +201,7 @@ class NeuralEigenfunctions(FeatureMap):
         c = len(self.spread)
         return functions if c == 1 else functions.reshape(len(x), c, self.k)
 
-    def _fit_landmarks(self, x: Tensor, sample: Tensor, op: Operator) -> None:
+    def _fit_landmarks(self, x: Readable, sample: Tensor, op: Operator) -> None:
         if op.outputs > 1:
             fix = "Use method='distill' or outputs='trace'."
             need = "landmarks need a kernel with one number for each pair"
@@ -207,12 +210,12 @@ class NeuralEigenfunctions(FeatureMap):
         if isinstance(wanted, Tensor):
             z = self.exact.prepare("landmarks", wanted).detach().clone()
         else:
-            z = choose(self.exact, x, min(len(x), wanted or max(128, 8 * self.k)), self.generator)
+            z = choose(self.exact, x, min(extent(len(x))[1], wanted or max(128, 8 * self.k)), self.generator)
         if self.plan.steps and z.is_floating_point():
-            z = learn(self.exact, x, z, self.k, self.plan, self.generator)
+            z = learn(self.exact, x, z, self.k, self.plan, float(self.spread[0]), self.generator)
         z = _wide(self.exact, z)
         white = whitener(self.exact, z)
-        phi = self.exact(_wide(self.exact, sample), z).double() @ white
+        phi = divide(lambda part: self.exact(part, z).double() @ white, _wide(self.exact, sample))
         floor = max(len(sample), len(z)) * torch.finfo(torch.float64).eps
         if self.ritz:
             pairs = ritz(op, phi, self.k, floor=floor)
@@ -221,7 +224,7 @@ class NeuralEigenfunctions(FeatureMap):
         self.landmarks = z
         self._store(pairs, white @ pairs.rotation)
 
-    def _fit_neuralef(self, x: Tensor, sample: Tensor, op: Operator) -> None:
+    def _fit_neuralef(self, x: Readable, sample: Tensor, op: Operator) -> None:
         c = op.outputs
         if self.network is None:
             self.network = self._default_network(self.centre.shape, c)
@@ -235,11 +238,11 @@ class NeuralEigenfunctions(FeatureMap):
         order = values.argsort(descending=True)
         self.projection = torch.eye(self.k, dtype=torch.float64, device=x.device)[:, order]
         self.eigenvalues = values[order].clamp_min(0)
-        self._normalise(sample)
+        self._normalise(sample[shard(len(sample))])
         psi = self._functions(_wide(self.exact, sample)).double().reshape(len(sample) * c, self.k)
         self.residuals = (op.apply(psi) - psi * self.eigenvalues).norm(dim=0) / len(sample) ** 0.5
 
-    def _fit_distilled(self, x: Tensor, sample: Tensor, op: Operator) -> None:
+    def _fit_distilled(self, x: Readable, sample: Tensor, op: Operator) -> None:
         floor = self._resolution(x) * len(sample)
         values, functions = spectrum(op, self.k, floor=floor)
         if self.network is None:
@@ -254,7 +257,7 @@ class NeuralEigenfunctions(FeatureMap):
             return
         self.projection = torch.eye(self.k, dtype=torch.float64, device=x.device) * (values > 0)
         self.eigenvalues = values
-        self._normalise(sample)
+        self._normalise(sample[shard(len(sample))])
         psi = self._functions(sample).double().reshape(-1, self.k)
         self.residuals = (op.apply(psi) - psi * values).norm(dim=0) / len(sample) ** 0.5
 
@@ -267,7 +270,7 @@ class NeuralEigenfunctions(FeatureMap):
         inner.plan = self.plan
         return inner
 
-    def _fit_factorized(self, x: Tensor, sample: Tensor, op: Operator) -> None:
+    def _fit_factorized(self, x: Readable, sample: Tensor, op: Operator) -> None:
         assert isinstance(self.exact, NetworkKernel)
         self.inner = None
         inner = self._inner()
@@ -287,10 +290,12 @@ class NeuralEigenfunctions(FeatureMap):
     def _store(self, pairs: Pairs, projection: Tensor) -> None:
         self.projection, self.eigenvalues, self.residuals = projection, pairs.values, pairs.residuals
 
-    def _normalise(self, x: Tensor) -> None:
-        """Mean square exactly 1 over all rows, whatever sample the functions were found on."""
-        squares = blockwise(lambda part: self._functions(part).double().square().reshape(-1, self.k), x, block=_BLOCK)
-        size = (squares.sum(0) / len(x)).sqrt()
+    def _normalise(self, x: Readable) -> None:
+        """Mean square exactly 1 over the rows of all ranks, whatever sample the functions were found on."""
+        squares = torch.zeros(self.k, dtype=torch.float64, device=x.device)
+        for part in slices(len(x), _BLOCK):
+            squares += self._functions(x[part]).double().square().reshape(-1, self.k).sum(0)
+        size = (sum_over_ranks(squares) / extent(len(x))[1]).sqrt()
         self.projection = self.projection * torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
 
     def _basis(self, x: Tensor, hidden: bool | None = None) -> Tensor:  # (n, ...) -> (n c, m)
@@ -308,14 +313,13 @@ class NeuralEigenfunctions(FeatureMap):
         output: Tensor = network(x)
         return output.reshape(-1, self.k)
 
-    def _standardise(self, x: Tensor, c: int) -> None:
-        wide = x.double()
-        if not x.is_floating_point():  # indices and tokens are no numbers
-            self.centre, self.spread = torch.zeros_like(wide[0]), wide.new_ones(c)
+    def _standardise(self, x: Readable, c: int) -> None:
+        if x.is_floating_point():
+            self.centre, spread = centre_and_spread(x)
+            self.spread = spread.repeat(c)
             return
-        spread = wide.std(correction=0)
-        self.centre = wide.mean(0)
-        self.spread = torch.where(spread > 0, spread, 1.0).repeat(c)
+        self.centre = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
+        self.spread = self.centre.new_ones(c)  # indices and tokens are no numbers
 
     def _default_network(self, shape: torch.Size, c: int) -> nn.Module:
         device = self.eigenvalues.device
@@ -334,7 +338,7 @@ class NeuralEigenfunctions(FeatureMap):
             wide = dtype == torch.float64 or isinstance(self.network, ParallelNetworks)
             self.network.to(torch.float64 if wide else torch.float32)
 
-    def _resolution(self, x: Tensor) -> float:
+    def _resolution(self, x: Readable) -> float:
         return float(torch.finfo(x.dtype if x.is_floating_point() else torch.float32).eps)
 
     @override

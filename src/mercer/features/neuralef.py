@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import copy_first, extent
 from ..kernels import Kernel
+from ..modules import Readable
 from .l2_batch_norm import L2BatchNorm
+from .landmarks import sample
 
 DEFLATIONS = ("first_order", "cholesky")
 _log = logging.getLogger("mercer")
@@ -71,12 +74,12 @@ def train(
     network: nn.Module,
     norm: L2BatchNorm,
     kernel: Kernel,
-    x: Tensor,
+    x: Readable,
     plan: Training,
     generator: torch.Generator | None,
     seen: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:  # -> (k,)
-    """Run Algorithm 1 on minibatches of rows; the running eigenvalues.
+    """Run Algorithm 1 on minibatches of the rows of all ranks, gathered; the running eigenvalues.
 
     Ctrl-C ends the training, not the fit: what was learned so far is kept, and the log says so.
 
@@ -84,21 +87,22 @@ def train(
         network: ``(n, ...) -> (n, k)``, or ``(n, c, k)`` for a matrix-valued kernel.
         norm: Normalises its columns to a mean square of 1.
         kernel: k; Gram matrices of minibatches only.
-        x: Rows.
+        x: Rows, this rank's.
         plan: Settings.
-        generator: Draws the minibatches.
+        generator: Draws the minibatches, the same on all ranks.
         seen: Called with the step and its eigenvalues.
     """
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps), plan.lr / 10)
     dtype = next(network.parameters()).dtype
     running = torch.zeros(norm.num_features, dtype=torch.float64, device=x.device)
-    size = min(plan.batch_size, len(x))
+    size = min(plan.batch_size, extent(len(x))[1])
+    copy_first(network)
     network.train()
     norm.train()
     try:
         for step in range(plan.steps):
-            batch = x[torch.randperm(len(x), generator=generator)[:size].to(x.device)]
+            batch = sample(x, size, generator)
             gram = _flat_gram(kernel, batch).to(dtype)
             with torch.enable_grad():
                 raw = network(batch.to(dtype) if batch.is_floating_point() else batch)

@@ -10,9 +10,10 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import gather_rows, sum_over_ranks, world_size
+from ..distributed import extent, sum_over_ranks
 from ..kernels import Kernel
 from ..linalg import block_rows, slices
+from ..modules import Readable
 from .base import FeatureMap
 from .landmarks import SELECTIONS, select
 
@@ -80,22 +81,25 @@ class Nystrom(FeatureMap):
         return features * inverse.to(features.dtype)
 
     @override
-    def learn(self, x: Tensor) -> None:  # (n, d)
+    def learn(self, x: Readable) -> None:  # (n, d)
         whitener = self._whitener(x)
         second = whitener.new_zeros(whitener.shape[1], whitener.shape[1])
+        diag = whitener.new_zeros(())
         for part in slices(len(x), block_rows(4 * len(whitener) * 8)):
-            phi = self._whitened(x[part], whitener)
+            block = x[part]
+            phi = self._whitened(block, whitener)
             second += (phi.mT @ phi).double()  # a block in the data's dtype, the sum over blocks in float64
-        self._rotate(x, whitener, second)
+            diag += self.exact.diag(block).double().sum()
+        self._rotate(x, whitener, second, diag)
 
     @override
     def fit_transform(self, x: Tensor | DataLoader[Any]) -> Tensor:  # (n, d) -> (n, m)
         """``fit(x)`` and the features of ``x`` from one pass over the kernel."""
-        with torch.no_grad():
-            data = self._rows(x)
+        with torch.no_grad(), self._agreed():
+            data = self._rows(x)[:]
             whitener = self._whitener(data)
             phi = self._whitened(data, whitener)
-            rotation = self._rotate(data, whitener, (phi.mT @ phi).double())
+            rotation = self._rotate(data, whitener, (phi.mT @ phi).double(), self.exact.diag(data).double().sum())
             return phi @ rotation.to(phi.dtype)
 
     @override
@@ -110,21 +114,20 @@ class Nystrom(FeatureMap):
         gram = self.exact(x, self.landmarks.to(x.dtype))
         return gram @ whitener.to(gram.dtype)
 
-    def _whitener(self, x: Tensor) -> Tensor:  # -> (m, r)
+    def _whitener(self, x: Readable) -> Tensor:  # -> (m, r)
         """Choose the landmarks; K(z, z)^(-1/2) on its r trusted directions, in float64."""
         if isinstance(self.selection, Tensor):
             landmarks = self.exact.prepare("selection", self.selection).detach().clone()
             self.landmarks = checks.finite("Nystrom", "selection", landmarks)
         else:
-            local = select(self.exact, x, min(self.m, len(x)), self.selection, self.generator)
-            self.landmarks = agree(local, self.m)
+            count = min(self.m, extent(len(x))[1])
+            self.landmarks = select(self.exact, x, count, self.selection, self.generator)
         z = self.landmarks.double() if self.landmarks.is_floating_point() else self.landmarks
         eps = torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps
         return inverse_root(self.exact(z).double(), len(z) * eps)
 
-    def _rotate(self, x: Tensor, whitener: Tensor, second: Tensor) -> Tensor:  # -> (r, m)
+    def _rotate(self, x: Readable, whitener: Tensor, second: Tensor, diag: Tensor) -> Tensor:  # -> (r, m)
         """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
-        diag = self.exact.diag(x).double().sum()
         sums = sum_over_ranks(torch.cat((second.flatten(), torch.stack((diag, diag.new_tensor(float(len(x))))))))
         n, diag = sums[-1], sums[-2]
         values, vectors = torch.linalg.eigh(sums[:-2].reshape(second.shape) / n)
@@ -167,12 +170,3 @@ def inverse_root(gram: Tensor, cut: float) -> Tensor:  # (m, m) -> (m, r)
     keep = values > floor
     root: Tensor = vectors[:, keep] / values[keep].sqrt()
     return root
-
-
-def agree(local: Tensor, m: int) -> Tensor:
-    """The same landmarks on every rank: at most m, evenly from what each rank chose among its rows."""
-    if world_size() == 1:
-        return local
-    everyone = gather_rows(local)
-    picks = torch.linspace(0, len(everyone) - 1, min(m, len(everyone)), device=local.device).round().long()
-    return everyone[picks]

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import FunctionKernel, Kernel
+from ..modules import Readable
 from .base import FeatureMap
 
 
@@ -43,12 +44,12 @@ class RandomFourier(FeatureMap):
         self.orthogonal = orthogonal
 
     @override
-    def learn(self, x: Tensor) -> None:  # (n, d)
+    def learn(self, x: Readable) -> None:  # (n, d)
         d = x.shape[1]
         normal = standard_normal((self.m + 1) // 2, d, self.orthogonal, self.generator).to(x.device)
         omega = self.exact.frequencies(normal, self.generator).mT  # (d, ceil(m / 2))
         phase = torch.rand(1, generator=self.generator, dtype=torch.float64).to(x.device) * 2 * torch.pi
-        origin = x.new_zeros(1, d)
+        origin = torch.zeros(1, d, dtype=x.dtype, device=x.device)
         self.omega, self.phase = omega.to(x.dtype), phase.to(x.dtype)
         self.scale = (self.exact.gram_diag(origin)[0] / self.m).sqrt().to(x.dtype)
 
@@ -90,9 +91,9 @@ class PositiveRandomFeatures(FeatureMap):
         self.orthogonal = orthogonal
 
     @override
-    def learn(self, x: Tensor) -> None:  # (n, d)
+    def learn(self, x: Readable) -> None:  # (n, d)
         normal = standard_normal(self.m, x.shape[1], self.orthogonal, self.generator)
-        self.omega = normal.mT.contiguous().to(x)
+        self.omega = normal.mT.contiguous().to(x.device, x.dtype)
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)

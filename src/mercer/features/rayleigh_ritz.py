@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..distributed import divide
 from ..kernels import Kernel
 from ..kernels.network import NetworkKernel
 from ..linalg import top_eigh
@@ -39,19 +40,22 @@ class Operator:
 
 
 def operator(kernel: Kernel, x: Tensor) -> Operator:
-    """The operator of any kernel on rows; explicit features are computed once, a Gram matrix is never held."""
+    """The operator of any kernel on rows that all ranks hold, each rank computing its share of a product.
+
+    Explicit features are computed once, a Gram matrix is never held.
+    """
     n = len(x)
     if isinstance(kernel, NetworkKernel) and getattr(kernel, "method", "") != "exact":
-        features = kernel.features(x).double()  # (n, c, S)
+        features = divide(kernel.features, x).double()  # (n, c, S)
         c = features.shape[1] if kernel.matrix_valued else 1
         flat = features.flatten(0, 1) if kernel.matrix_valued else features.flatten(1)
         return Operator(lambda v: flat @ (flat.mT @ v) / n, n, c, flat)
     if isinstance(kernel, NetworkKernel) and kernel.matrix_valued:
-        gram = kernel(x).double()  # (n, n, c, c)
+        gram = divide(lambda part: kernel(part, None if part is x else x), x).double()  # (n, n, c, c)
         c = gram.shape[-1]
         whole = gram.transpose(1, 2).reshape(n * c, n * c)
         return Operator(lambda v: whole @ v / n, n, c)
-    return Operator(lambda v: kernel.matmul(x, None, v).double() / n, n, 1)
+    return Operator(lambda v: divide(lambda part: kernel.matmul(part, x, v), x).double() / n, n, 1)
 
 
 @dataclass(frozen=True)

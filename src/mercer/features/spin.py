@@ -11,11 +11,14 @@ from torch.func import functional_call, jacrev, vjp
 from typing_extensions import override
 
 from .. import checks
+from ..distributed import copy_first, gather_rows
 from ..kernels import Kernel
 from ..linalg import blockwise, cholesky
+from ..modules import Readable
 from .base import FeatureMap
 from .parallel_networks import ParallelNetworks
 from .rayleigh_ritz import operator
+from .standardisation import centre_and_spread
 
 _BLOCK = 4096
 _log = logging.getLogger("mercer")
@@ -79,13 +82,13 @@ class SpectralInference(FeatureMap):
         self.jitter = 0.0
 
     @override
-    def learn(self, x: Tensor) -> None:  # (n, ...)
-        wide = x.double()
-        self.centre = wide.mean(0)
-        spread = wide.std(correction=0)
-        self.spread = torch.where(spread > 0, spread, 1.0).reshape(1)
+    def learn(self, x: Readable) -> None:  # (n, ...)
+        self.centre, spread = centre_and_spread(x)
+        self.spread = spread.reshape(1)
+        x = gather_rows(x[:])
         if self.network is None:
             self.network = self._default_network(self.centre.shape)
+        copy_first(self.network)
         try:
             self._train(x)
         except KeyboardInterrupt:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import extent, gather_rows, sum_over_ranks, take_rows
 from .dependence import gaussian_gram
 from .kernel_ridge import DualFit, Setting, dual_fit, dual_weights, loss, median_of_rows, search, tune_penalty
 from .landmarks import Sums, landmark_fit, narrow
@@ -42,7 +43,7 @@ class AutoFit(NamedTuple):
         layers: Modules before the last: indicators or not, standardisation, metrics.
         head: The last layer.
         held_out: ``(r, c)``, leave-one-out predictions of ``rows``.
-        rows: ``(r,)``, which training rows those are.
+        rows: ``(r,)``, which training rows those are, numbered over all ranks.
         error: Mean squared leave-one-out error.
         penalty: The ridge.
         sums: What an exact update needs; None where every row is an anchor.
@@ -76,36 +77,39 @@ def fit_auto(
     """Learn encoding, metrics, bandwidth and ridge for rows ``(n, d)`` and centred targets ``(n, c)``.
 
     Args:
-        x: Rows, as they came.
+        x: Rows, as they came, this rank's.
         y: Targets.
         task: ``"classes"`` or ``"values"``, see :func:`loss`.
         max_layers: Most layers, the kernel machine's included.
         landmarks: Anchors; None takes every row up to 3,000 rows, landmarks beyond.
-        generator: Randomness of subsets and landmarks.
+        generator: Randomness of subsets and landmarks, the same on all ranks.
     """
-    if landmarks is not None and landmarks > len(x):
-        checks.warn("KernelNetwork", f"landmarks={landmarks} is more than the {len(x)} rows; {len(x)} are used.")
-        landmarks = len(x)
-    if bool((x == x[0]).all()):
+    n = extent(len(x))[1]
+    if landmarks is not None and landmarks > n:
+        checks.warn("KernelNetwork", f"landmarks={landmarks} is more than the {n} rows; {n} are used.")
+        landmarks = n
+    order = torch.randperm(n, generator=generator)
+    few, few_y = (take_rows(rows, order[:EXACT_ROWS]) for rows in (x, y))  # all choices are made on these
+    if not bool(sum_over_ranks((x != few[0]).sum())):
         checks.warn("KernelNetwork", "all rows of X are equal; the Gram matrix has rank 1.")
-    order = torch.randperm(len(x), generator=generator)
-    few = order[:EXACT_ROWS]
-    plan = _plan(x[few], y[few], task, max_layers - 1)
-    learn = few[:_METRIC_ROWS]
-    z = nn.Sequential(*plan.first)(x)
-    metrics = learn_metrics(z[learn], y[learn], plan.stack, plan.setting.multiple, plan.setting.penalty)
+    plan = _plan(few, few_y, task, max_layers - 1)
+    first = nn.Sequential(*plan.first)
+    learn = first(few[:_METRIC_ROWS])
+    metrics = learn_metrics(learn, few_y[:_METRIC_ROWS], plan.stack, plan.setting.multiple, plan.setting.penalty)
     layers = [*plan.first, *metrics]
-    z, setting = _apply(metrics, z), plan.setting
+    z, seen, setting = _apply(metrics, first(x)), _apply(metrics, first(few)), plan.setting
     if metrics:
-        setting = search(z[few[:_PILOT]], y[few[:_PILOT]], _MULTIPLES)
-    middle = median_of_rows(z[few])
-    if landmarks is None and len(x) <= EXACT_ROWS:
+        setting = search(seen[:_PILOT], few_y[:_PILOT], _MULTIPLES)
+    middle = median_of_rows(seen)
+    if landmarks is None and n <= EXACT_ROWS:
+        z, y = gather_rows(z), gather_rows(y)
         fit, bandwidth = _fit_all(z, y, setting, middle)
         head = KernelLayer(z, fit.weights, y.new_zeros(y.shape[1]), bandwidth)
-        return AutoFit(layers, head, fit.held_out, torch.arange(len(x)), fit.error, fit.penalty, None)
+        return AutoFit(layers, head, fit.held_out, torch.arange(n), fit.error, fit.penalty, None)
     bandwidth = setting.multiple * middle
-    if len(x) > EXACT_ROWS:
-        bandwidth = narrow(z[order[: 2 * EXACT_ROWS]], y[order[: 2 * EXACT_ROWS]], bandwidth, setting.penalty)
+    if n > EXACT_ROWS:
+        more, more_y = (take_rows(rows, order[: 2 * EXACT_ROWS]) for rows in (z, y))
+        bandwidth = narrow(more, more_y, bandwidth, setting.penalty)
     ending = landmark_fit(z, y, bandwidth, setting.penalty, m=landmarks, order=order)
     return AutoFit(layers, ending.head, ending.held_out, ending.rows, ending.error, ending.penalty, ending.sums)
 

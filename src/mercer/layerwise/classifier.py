@@ -14,14 +14,14 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import agree, extent, gather_json, gather_rows, sum_over_ranks, take_rows, world_size
 from ..linalg import ridge_loo
 from .auto import fit_auto
 from .calibration import inverse_temperature
 from .closed_form import Chain, fit_closed_form
 from .dependence import gaussian_gram, one_hot
-from .estimator import Array, KernelNetworkEstimator, rows_of, seeded
+from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
 from .kernel_ridge import median_of_rows
-from .landmarks import accumulate, solve
 from .network import KernelLayer, KernelNetwork, LinearLayer, Standardize
 from .record import measure_gram
 from .spectral import SpectralLayer, fit_spectral
@@ -88,7 +88,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn from rows ``(n, d)`` and labels ``(n,)`` of any kind."""
+        """Learn from rows ``(n, d)`` and labels ``(n,)`` of any kind; of several ranks each gives its own rows."""
         x, labels = self._checked(X, y)
         self._fit(x, labels)
         return self
@@ -124,13 +124,14 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         first = not hasattr(self, "sums_")
         if first:
             x, labels = self._checked(X, y, classes)
-            self._fit(x, labels, landmarks=self.landmarks or min(len(x), 2000))
+            self._fit(x, labels, landmarks=self.landmarks or min(extent(len(x))[1], 2000))
             return self
-        checked = validate_data(self, rows_of(X), rows_of(y), reset=False, dtype=np.float64)
-        x = checks.squarable(where, "X", torch.from_numpy(np.array(checked[0])))
+        checked = validate_data(
+            self, rows_of(X), rows_of(y), reset=False, dtype=np.float64, ensure_min_samples=least_rows(1)
+        )
+        x = checks.squarable(where, "X", torch.from_numpy(np.array(checked[0])), empty=True)
         labels = self._encode(np.asarray(checked[1]))
-        with torch.no_grad():
-            self._update(x, labels)
+        self._extend(x, one_hot(labels, len(self.classes_)) - self.target_mean_, self.target_mean_)
         return self
 
     def _checked(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> tuple[Tensor, Tensor]:
@@ -138,17 +139,19 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         checks.choice(where, "solver", self.solver, _SOLVERS)
         self._check_arguments(where)
         checks.integer(where, "features", self.features, 1)
-        rows, target = validate_data(self, rows_of(X), rows_of(y), dtype=np.float64, ensure_min_samples=2)
-        check_classification_targets(target)
-        self.classes_ = np.unique(target if classes is None else np.asarray(classes))
+        rows, target = validate_data(self, rows_of(X), rows_of(y), dtype=np.float64, ensure_min_samples=least_rows(2))
+        if len(target):
+            check_classification_targets(target)
+        self.classes_ = _of_all_ranks(np.unique(target if classes is None else np.asarray(classes)))
         if len(self.classes_) < 2:
             fix = "A classifier needs rows of at least two classes."
             got = f"one class, {str(self.classes_[0])!r}"
             raise ValueError(checks.sentence(where, "y must hold at least two classes", got, fix))
-        x = checks.squarable(where, "X", torch.from_numpy(np.array(rows)))
+        x = checks.squarable(where, "X", torch.from_numpy(np.array(rows)), empty=True)
         return x, self._encode(np.asarray(target))
 
     def _encode(self, y: Array) -> Tensor:
+        y = y.astype(self.classes_.dtype) if not len(y) else y
         places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         wrong = self.classes_[places] != y
         if wrong.any():
@@ -166,23 +169,24 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
     def _fit_auto(self, x: Tensor, labels: Tensor, landmarks: int | None) -> None:
         c = len(self.classes_)
         targets = one_hot(labels, c)
-        mean = targets.mean(0)
+        mean = sum_over_ranks(targets.sum(0)) / extent(len(x))[1]
         fit = fit_auto(
             x,
             targets - mean,
             task="classes",
             max_layers=self.max_layers,
             landmarks=landmarks,
-            generator=seeded(self.random_state),
+            generator=agree(seeded(self.random_state)),
         )
         fit.head.intercept = fit.head.intercept + mean
-        beta = inverse_temperature(fit.held_out + mean, labels[fit.rows])
+        beta = inverse_temperature(fit.held_out + mean, take_rows(labels, fit.rows))
         network = KernelNetwork([*fit.layers, fit.head], x.shape[1], torch.full((1,), beta).double(), mean.new_zeros(c))
         self.sums_, self.target_mean_, self.penalty_ = fit.sums, mean, fit.penalty
         self._finish(*_auto_history(fit.layers, fit.head, x, labels, c), network)
 
     def _fit_chain(self, x: Tensor, labels: Tensor) -> None:
         c = len(self.classes_)
+        x, labels = gather_rows(x), gather_rows(labels)  # kernels between all pairs of rows: every rank learns the same
         first = Standardize.of(x)
         chain = self._chain(first(x), labels, c)
         last = chain.layers[-1]
@@ -197,33 +201,26 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
 
     def _chain(self, z: Tensor, labels: Tensor, c: int) -> Chain:
         if self.solver == "spectral":
-            generator = seeded(self.random_state)
+            generator = agree(seeded(self.random_state))
             return fit_spectral(z, labels, c, max_layers=self.max_layers, features=self.features, generator=generator)
         return fit_closed_form(z, labels, c, rule=self.rule, max_layers=self.max_layers, extra=self.extra_dimensions)
 
-    def _update(self, x: Tensor, labels: Tensor) -> None:
-        *before, head = self.network_.layers
-        assert isinstance(head, KernelLayer)
-        z = nn.Sequential(*before)(x)
-        targets = one_hot(labels, len(self.classes_)) - self.target_mean_
-        sums = self.sums_
-        if sums is None:  # every row of fit is an anchor: (K + ridge) weights are their targets
-            known = gaussian_gram(head.anchors, head.anchors, head.bandwidth) @ head.weights
-            known += self.penalty_ * head.weights
-            sums = accumulate(head.anchors, known, head.anchors, head.bandwidth)
-        self.sums_ = accumulate(z, targets, head.anchors, head.bandwidth, sums)
-        fresh, _ = solve(self.sums_, head.anchors, head.bandwidth, self.penalty_, z[:1], targets[:1])
-        fresh.intercept = fresh.intercept + self.target_mean_
-        network = KernelNetwork([*before, fresh], self.network_.width, self.network_.scale, self.network_.shift)
-        self.layers_, self.network_ = [*self.layers_[:-1], fresh], network
+
+def _of_all_ranks(classes: Array) -> Array:
+    """The labels that any rank has seen, sorted."""
+    if world_size() == 1:
+        return classes
+    seen = [label for labels in gather_json(classes.tolist()) for label in labels]
+    return np.unique(np.array(seen))
 
 
 def _auto_history(
     before: list[nn.Module], head: KernelLayer, x: Tensor, labels: Tensor, c: int
 ) -> tuple[list[nn.Module], list[dict[str, float]]]:
     """The metrics and the kernel machine as layers, each with its record on at most 1,000 rows."""
-    rows = torch.linspace(0, len(x) - 1, min(len(x), _RECORDED)).round().long()
-    z, labels = x[rows], labels[rows]
+    n = extent(len(x))[1]
+    rows = torch.linspace(0, n - 1, min(n, _RECORDED)).round().long()
+    z, labels = take_rows(x, rows), take_rows(labels, rows)
     depth = next(i for i, layer in enumerate(before) if isinstance(layer, Standardize)) + 1
     z = nn.Sequential(*before[:depth])(z)
     layers, history = [*before[depth:], head], []

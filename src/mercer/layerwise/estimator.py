@@ -15,10 +15,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import world_size
 from ..storage import Savable
-from .network import KernelNetwork
+from .landmarks import Sums, extend
+from .network import KernelLayer, KernelNetwork
 
-__all__ = ["KernelNetworkEstimator", "rows_of", "seeded"]
+__all__ = ["KernelNetworkEstimator", "least_rows", "rows_of", "seeded"]
 
 _log = logging.getLogger("mercer")
 Array = NDArray[Any]
@@ -33,6 +35,8 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     network_: KernelNetwork
     layers_: list[nn.Module]
     history_: list[dict[str, float]]
+    sums_: Sums | None
+    penalty_: float
 
     def to_module(self) -> nn.Module:
         """The network as a torch module with the same outputs, in float64, every weight a parameter.
@@ -50,6 +54,16 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         checks.squarable(type(self).__name__, "X", x)
         with torch.no_grad():
             return self.network_(x)
+
+    def _extend(self, x: Tensor, targets: Tensor, offset: Tensor) -> None:
+        """Put more rows into the kernel machine: (n, d), centred targets (n, c), what was taken off them (c,)."""
+        *before, head = self.network_.layers
+        assert isinstance(head, KernelLayer)
+        with torch.no_grad():
+            fresh, self.sums_ = extend(head, self.sums_, self.penalty_, nn.Sequential(*before)(x), targets)
+            fresh.intercept = fresh.intercept + offset.to(fresh.intercept)
+        network = KernelNetwork([*before, fresh], self.network_.width, self.network_.scale, self.network_.shift)
+        self.layers_, self.network_ = [*self.layers_[:-1], fresh], network
 
     def _check_arguments(self, where: str) -> None:
         checks.integer(where, "max_layers", self.max_layers, 1)
@@ -73,6 +87,11 @@ def rows_of(X: Any) -> Any:
         X = X.detach().cpu()
         return (X.float() if X.dtype == torch.bfloat16 else X).numpy()
     return X
+
+
+def least_rows(one_process: int) -> int:
+    """The rows that a fit asks of this process: of several ranks some may have none."""
+    return one_process if world_size() == 1 else 0
 
 
 def seeded(random_state: Any) -> torch.Generator:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..distributed import shard, sum_over_ranks, take_rows
 from ..linalg import block_rows, slices
 from ..storage import Savable
 from .dependence import gaussian_gram
 from .network import KernelLayer
 
-__all__ = ["LandmarkFit", "Sums", "accumulate", "landmark_fit", "narrow", "solve"]
+__all__ = ["LandmarkFit", "Sums", "accumulate", "extend", "landmark_fit", "narrow", "solve"]
 
 _LEAST, _SHARE, _MOST = 2000, 0.08, 6500  # landmarks: so many, more with the rows, but no more than a minute's
 _WIDE = 5000  # rows beyond which the sums are made in float32, block by block, and solved in float64
@@ -55,17 +56,19 @@ class LandmarkFit(NamedTuple):
 
 
 def accumulate(z: Tensor, y: Tensor, anchors: Tensor, bandwidth: float, sums: Sums | None = None) -> Sums:
-    """Add rows to the sums, in blocks: (n, d), (n, c), (m, d)."""
+    """Add the rows of all ranks to the sums, in blocks: (n, d), (n, c), (m, d)."""
     m = len(anchors)
-    if sums is None:
-        sums = Sums(z.new_zeros(m, m), z.new_zeros(m, y.shape[1]), z.new_zeros(m), z.new_zeros(y.shape[1]), 0)
-    gram, cross, total = sums.gram.clone(), sums.cross.clone(), sums.total.clone()
+    gram, cross, total = z.new_zeros(m, m), z.new_zeros(m, y.shape[1]), z.new_zeros(m)
     for rows in slices(len(z), block_rows(3 * m * z.element_size(), budget=2**28)):
         part = gaussian_gram(z[rows], anchors, bandwidth)
         gram += torch.from_numpy(part.numpy().T @ part.numpy())  # numpy sees the symmetry and does half the work
         cross.addmm_(part.mT, y[rows])
         total += part.sum(0)
-    return Sums(gram, cross, total, sums.targets + y.sum(0), sums.n + len(z))
+    n = int(sum_over_ranks(torch.tensor(len(z))))
+    gram, cross, total, targets = (sum_over_ranks(part) for part in (gram, cross, total, y.sum(0)))
+    if sums is None:
+        return Sums(gram, cross, total, targets, n)
+    return Sums(sums.gram + gram, sums.cross + cross, sums.total + total, sums.targets + targets, sums.n + n)
 
 
 def landmark_fit(
@@ -74,25 +77,27 @@ def landmark_fit(
     r"""Ridge :math:`\min \|Y - K_{nm} \alpha - b\|^2 + \lambda \alpha^T K_{mm} \alpha`, tuned by leave-one-out.
 
     Args:
-        z: Rows, ``(n, d)``.
+        z: Rows, ``(n, d)``, this rank's.
         y: Targets, ``(n, c)``.
         bandwidth: Of the Gaussian.
         penalty: Where the search for :math:`\lambda` starts; smaller ones are tried.
         m: Landmarks; None for the default.
-        order: A random order of the rows; the first m are the landmarks, the last judge :math:`\lambda`.
+        order: A random order of the rows of all ranks; the first m are the landmarks, the last judge :math:`\lambda`.
     """
-    count = min(m or min(_LEAST + round(_SHARE * len(z)), _MOST), len(z))
-    if len(z) > _WIDE:
+    n = len(order)
+    count = min(m or min(_LEAST + round(_SHARE * n), _MOST), n)
+    if n > _WIDE:
         z, y = z.float(), y.float()
     needed = 4 * count * count * z.element_size()
     checks.memory("KernelNetwork", f"{count} landmarks", needed, "Give fewer landmarks.")
-    anchors = z[order[:count]]
+    anchors = take_rows(z, order[:count])
     sums = accumulate(z, y, anchors, bandwidth)
-    rows = order[-min(_JUDGED, len(z)) :]
+    rows = order[-min(_JUDGED, n) :]
+    judged, known = take_rows(z, rows), take_rows(y, rows)
     best: LandmarkFit | None = None
     for factor in _FACTORS:
-        head, held_out = solve(sums, anchors, bandwidth, penalty * factor, z[rows], y[rows])
-        error = float((y[rows] - held_out).square().mean())
+        head, held_out = solve(sums, anchors, bandwidth, penalty * factor, judged, known)
+        error = float((known - held_out).square().mean())
         if best is not None and error >= best.error:
             break
         best = LandmarkFit(head, held_out, rows, error, penalty * factor, sums)
@@ -100,20 +105,34 @@ def landmark_fit(
     return best
 
 
+def extend(head: KernelLayer, sums: Sums | None, penalty: float, z: Tensor, y: Tensor) -> tuple[KernelLayer, Sums]:
+    """The kernel machine with more rows in it, exactly, and its sums: the head, what it was made of, (n, d), (n, c).
+
+    Without sums every row so far is an anchor: (K + ridge) weights are their targets.
+    """
+    anchors, bandwidth = head.anchors, head.bandwidth
+    if sums is None:
+        known = gaussian_gram(anchors, anchors, bandwidth) @ head.weights + penalty * head.weights
+        own = shard(len(anchors))  # every rank holds all anchors
+        sums = accumulate(anchors[own], known[own], anchors, bandwidth)
+    sums = accumulate(z.to(anchors), y.to(anchors), anchors, bandwidth, sums)
+    return solve(sums, anchors, bandwidth, penalty, anchors[:1], y.new_zeros(1, y.shape[1]))[0], sums
+
+
 def narrow(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
     """The bandwidth for many rows, from one found on few: shrunk while the leave-one-out error falls.
 
     Args:
-        z: Rows in random order; at most 6,000 and 800 landmarks are looked at.
+        z: Rows in random order, the same on all ranks; at most 6,000 and 800 landmarks are looked at.
         y: Targets.
         bandwidth: Where the walk starts.
         penalty: Of the ridge.
     """
     z, y = z[:_TRIED].float(), y[:_TRIED].float()
     anchors, judged = z[: len(z) // 8 + 50], slice(len(z) // 2, None)
-    least = float("inf")
+    least, own = float("inf"), shard(len(z))
     while True:
-        sums = accumulate(z, y, anchors, bandwidth)
+        sums = accumulate(z[own], y[own], anchors, bandwidth)
         _, held_out = solve(sums, anchors, bandwidth, penalty, z[judged], y[judged])
         error = float((y[judged] - held_out).square().mean())
         if error >= least:

@@ -9,11 +9,12 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
-from torch import nn
+from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import agree, extent, sum_over_ranks
 from .auto import fit_auto
-from .estimator import Array, KernelNetworkEstimator, rows_of, seeded
+from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
 from .network import KernelNetwork, Standardize
 
 __all__ = ["KernelNetworkRegressor"]
@@ -34,6 +35,11 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         history_: One dictionary a layer: width and, of the last, bandwidth, penalty and mse, the mean squared
             leave-one-out error of the standardised targets.
         network_: The whole network, from raw rows to predictions.
+
+    >>> X = np.linspace(0, 3, 60)[:, None]
+    >>> model = KernelNetworkRegressor(random_state=0).fit(X[::2], np.sin(X[::2, 0]))
+    >>> bool(model.score(X[1::2], np.sin(X[1::2, 0])) > 0.99)
+    True
     """
 
     def __init__(
@@ -45,32 +51,65 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn from rows ``(n, d)`` and targets ``(n,)``."""
+        """Learn from rows ``(n, d)`` and targets ``(n,)``; of several ranks each gives its own rows."""
+        self._fit(*self._checked(X, y, first=True), self.landmarks)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Add rows, exactly: the ridge afterwards is that of all rows so far.
+
+        The first call, or :meth:`fit`, chooses standardisation, metric, bandwidth, ridge and landmarks, which stay;
+        after :meth:`fit` on few rows all of them are landmarks.
+
+        Args:
+            X: Rows.
+            y: Targets.
+        """
+        first = not hasattr(self, "sums_")
+        x, targets = self._checked(X, y, first=first)
+        if first:
+            self._fit(x, targets, self.landmarks or min(extent(len(x))[1], 2000))
+        else:
+            centred = (targets - self.network_.shift) / self.network_.scale
+            self._extend(x, centred, torch.zeros_like(self.network_.shift))
+        return self
+
+    def _checked(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Tensor]:
         where = type(self).__name__
         self._check_arguments(where)
         rows, target = validate_data(
-            self, rows_of(X), rows_of(y), dtype=np.float64, y_numeric=True, ensure_min_samples=2
+            self,
+            rows_of(X),
+            rows_of(y),
+            reset=first,
+            dtype=np.float64,
+            y_numeric=True,
+            ensure_min_samples=least_rows(2 if first else 1),
         )
-        x = checks.squarable(where, "X", torch.from_numpy(np.array(rows)))
+        x = checks.squarable(where, "X", torch.from_numpy(np.array(rows)), empty=True)
         targets = torch.from_numpy(np.array(target, dtype=np.float64))[:, None]
-        checks.squarable(where, "y", targets)
-        mean, spread = targets.mean(0), float(targets.std(correction=0)) or 1.0
+        return x, checks.squarable(where, "y", targets, empty=True)
+
+    def _fit(self, x: Tensor, targets: Tensor, landmarks: int | None) -> None:
+        n = extent(len(x))[1]
+        mean = sum_over_ranks(targets.sum(0)) / n
+        spread = float((sum_over_ranks((targets - mean).square().sum()) / n).sqrt()) or 1.0
         with torch.no_grad():
             fit = fit_auto(
                 x,
                 (targets - mean) / spread,
                 task="values",
                 max_layers=self.max_layers,
-                landmarks=self.landmarks,
-                generator=seeded(self.random_state),
+                landmarks=landmarks,
+                generator=agree(seeded(self.random_state)),
             )
         depth = next(i for i, layer in enumerate(fit.layers) if isinstance(layer, Standardize)) + 1
         layers: list[nn.Module] = [*fit.layers[depth:], fit.head]
         history = [{"width": float(x.shape[1])} for _ in fit.layers[depth:]]
         history.append({"bandwidth": fit.head.bandwidth, "width": 1.0, "penalty": fit.penalty, "mse": fit.error})
         scale = torch.full((1,), spread, dtype=torch.float64)
+        self.sums_, self.penalty_ = fit.sums, fit.penalty
         self._finish(layers, history, KernelNetwork([*fit.layers, fit.head], x.shape[1], scale, mean))
-        return self
 
     def predict(self, X: ArrayLike) -> Array:
         """Predicted targets ``(n,)``."""

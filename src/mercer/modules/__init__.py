@@ -4,10 +4,13 @@ from .capture import Seen, capture
 from .jacobians import jvp, vjp
 from .layers import as_logits, find_layers, last_linear, layer, trainable, unwrap
 from .loading import Data, as_tensor, embeddings, labelled_rows, rows
+from .stored_rows import Readable, StoredRows, open_rows
 
 __all__ = [
     "Data",
+    "Readable",
     "Seen",
+    "StoredRows",
     "as_logits",
     "as_tensor",
     "capture",
@@ -17,6 +20,7 @@ __all__ = [
     "labelled_rows",
     "last_linear",
     "layer",
+    "open_rows",
     "rows",
     "trainable",
     "unwrap",

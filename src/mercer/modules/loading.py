@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from .. import distributed
 from ..checks import finite, floating, same_device, same_length, sentence
 from .capture import capture
 from .layers import last_linear, unwrap
+from .stored_rows import StoredRows
 
 __all__ = ["Data", "as_tensor", "embeddings", "labelled_rows", "rows"]
 
-Data: TypeAlias = Tensor | NDArray[Any] | Iterable[Any]
+Data: TypeAlias = Tensor | NDArray[Any] | StoredRows | Iterable[Any]
 
 
 def rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
@@ -38,12 +40,12 @@ def rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
     if _is_loader(data):
         data = _stacked(where, name, [as_tensor(where, name, _first(batch)) for batch in data])
     x = as_tensor(where, name, data)
-    if x.ndim == 0 or len(x) == 0:
+    if x.ndim == 0 or (len(x) == 0 and distributed.world_size() == 1):  # of several ranks some may have none
         raise ValueError(sentence(where, f"{name} must have at least one row", tuple(x.shape)))
     return finite(where, name, floating(x.detach()))
 
 
-def labelled_rows(where: str, data: Iterable[Any]) -> tuple[Tensor, Tensor]:  # -> (n, ...), (n, ...)
+def labelled_rows(where: str, data: Data) -> tuple[Tensor, Tensor]:  # -> (n, ...), (n, ...)
     """Inputs and labels of a loader of pairs, or of one pair; labels keep their dtype."""
     pairs: list[Any] = list(data) if _is_loader(data) else [data]
     if not pairs:
@@ -104,7 +106,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _is_loader(data: Any) -> bool:
+def _is_loader(data: Any) -> TypeGuard[Iterable[Any]]:
     if isinstance(data, list):  # of batches; a list of numbers, or of single rows, is an array
         return all(isinstance(b, tuple | Mapping) or (isinstance(b, Tensor) and b.ndim > 1) for b in data)
     plain = isinstance(data, Tensor | np.ndarray | tuple | Mapping | str | bytes)
@@ -127,6 +129,7 @@ def _stacked(where: str, name: str, parts: list[Tensor]) -> Tensor:
 
 def as_tensor(where: str, name: str, data: Any) -> Tensor:
     """A real, dense tensor from a tensor or an array of numbers, its dtype kept; anything else is refused by name."""
+    data = data[:] if isinstance(data, StoredRows) else data
     x = data if isinstance(data, Tensor) else _from_array(where, name, data)
     if x.is_complex():
         raise TypeError(sentence(where, f"{name} must be real", x.dtype, f"Use torch.view_as_real({name})."))

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import divide, extent, gather_json, gather_rows, world_size
 from ..kernels import Kernel, Precomputed, ReLUGram
 from ..kernels.functionals import sign_columns
 from ..kernels.given import check_indices
@@ -40,7 +41,8 @@ def analyze(
             two-layer network on top of it, ``ReLUGram(map)``. A Gram matrix ``(n, n)`` is taken with indices
             for ``x``.
         x: Rows, ``(n, d)``, or what the kernel takes; or a ``DataLoader``, whose first element is the rows
-            and, where ``targets`` is None, whose second is the targets.
+            and, where ``targets`` is None, whose second is the targets. Of several ranks each gives its own rows and
+            targets; H is held and multiplied in shares, and every rank gets the spectrum of all rows.
         targets: Floating ``(n,)`` or ``(n, c)``, used as they are; whole-number classes ``(n,)`` become one
             -1/+1 column each (two classes: one column, +1 for the larger), as do names and booleans.
         k: Eigenvalues wanted; more than n are reduced to n, with a warning unless it is the default.
@@ -87,7 +89,7 @@ def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
         need = "kernel must be a kernel, a feature map or a Gram matrix"
         raise TypeError(checks.sentence(where, need, type(kernel).__name__))
     with torch.no_grad():
-        features = checks.matrix(where, "features", kernel(x)).double()
+        features = checks.matrix(where, "features", divide(kernel, x)).double()
     return ReLUGram(), checks.squarable(where, "features", features)
 
 
@@ -97,7 +99,7 @@ def prover(kernel: Kernel, x: Tensor) -> Callable[[], float] | None:
 
 
 def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows and targets as tensors, out of a loader where one was given."""
+    """Rows and targets of all ranks as tensors, out of a loader where one was given."""
     if isinstance(x, Tensor):
         x = x.detach()  # the indices of a Gram matrix stay whole numbers
     elif targets is None:
@@ -106,9 +108,13 @@ def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Ten
         x = rows(where, x)
     if targets is None:
         raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
-    if x.ndim == 0 or len(x) == 0:
+    if x.ndim == 0 or extent(len(x))[1] == 0:
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
-    return x, targets.detach() if isinstance(targets, Tensor) else _read(where, targets)
+    read = targets.detach() if isinstance(targets, Tensor) else _read(where, targets)
+    if world_size() > 1 and (read.ndim not in (1, 2) or len(read) != len(x)):
+        need = f"targets must have as many rows as x on each rank, {len(x)}"
+        raise ValueError(checks.sentence(where, need, tuple(read.shape)))
+    return gather_rows(x), gather_rows(read)
 
 
 def _read(where: str, targets: ArrayLike) -> Tensor:
@@ -116,10 +122,10 @@ def _read(where: str, targets: ArrayLike) -> Tensor:
     array = np.asarray(targets)
     array = np.array(array.tolist()) if array.dtype.kind == "O" else array  # objects: numbers are numbers, names names
     if array.dtype.kind in "US":
-        names, codes = np.unique(array, return_inverse=True)
+        names = sorted({name for own in gather_json(np.unique(array).tolist()) for name in own})
         if len(names) == 1:
             raise ValueError(checks.sentence(where, "targets must hold at least two classes", f"only {names[0]}"))
-        return torch.as_tensor(codes.reshape(array.shape))
+        return torch.as_tensor(np.searchsorted(np.array(names), array).reshape(array.shape))
     if array.dtype.kind not in "biuf":
         need = "targets must be numbers or names of classes"
         raise TypeError(checks.sentence(where, need, f"{type(targets).__name__} of {array.dtype}"))

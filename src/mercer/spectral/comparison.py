@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import gather_rows
 from ..kernels import Kernel, ReLUGram
 from ..modules import Data, embeddings, labelled_rows, rows
 from .analysis import DEFAULT_K, gather, prover, resolve, target_columns
@@ -134,7 +135,7 @@ def layers(
 def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kernel, Tensor]:
     if not isinstance(candidate, Tensor | np.ndarray):
         return resolve(where, candidate, x)
-    seen = checks.matrix(where, name, rows(where, candidate, name))
+    seen = gather_rows(checks.matrix(where, name, rows(where, candidate, name)))
     checks.same_length(where, name, seen, "x", x)
     return ReLUGram(), checks.squarable(where, name, seen.double())
 

@@ -23,7 +23,7 @@ def gram_pass(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str) ->
     Args:
         where: The caller's name, for messages.
         kernels: Kernels; those that follow from scalar products share them.
-        x: Checked rows.
+        x: Checked rows of all ranks; each rank computes its share of the tiles.
         storage: ``"auto"`` or one of :data:`~mercer.spectral.tiles.STORAGE`.
     """
     if len(kernels) == 1 and isinstance(kernels[0], Precomputed):
@@ -46,7 +46,7 @@ def gram_pass(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str) ->
         shared = Products(x[rows], x[columns], (squared[rows], squared[columns])) if any(forms) else None
         for kernel, how, gram in zip(kernels, forms, grams, strict=True):
             gram.put(i, j, _tile(kernel, how, shared, x[rows], x[columns]))
-    return list(grams)
+    return [gram.settle() for gram in grams]
 
 
 def precomputed(where: str, matrix: Tensor, x: Tensor, storage: str) -> Gram:
@@ -65,7 +65,7 @@ def precomputed(where: str, matrix: Tensor, x: Tensor, storage: str) -> Gram:
     for i, j, rows, columns in pairs(len(x)):
         tile = matrix[rows, columns] if whole else matrix[x[rows, None], x[None, columns]]
         gram.put(i, j, tile.to(torch.float64, copy=storage == "float64"))
-    return gram
+    return gram.settle()
 
 
 def _tile(kernel: Kernel, how: Form | None, shared: Products | None, x: Tensor, y: Tensor) -> Tensor:

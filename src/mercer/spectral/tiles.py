@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..distributed import rank, sum_over_ranks, world_size
 
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
 SIDE = 1024  # wide enough for BLAS, and both products of a tile find it in the cache
@@ -76,6 +77,8 @@ class DenseGram:
 class TiledGram:
     r"""Tiles of the upper triangle; each serves its transpose too, so that a product reads half the matrix.
 
+    Of several ranks each holds its share of the tiles, and a product is the sum of theirs.
+
     ``error`` bounds the Frobenius norm of (held - true), and so the change of every eigenvalue; ``noise`` is
     what an eigenvalue must exceed, beside the largest one, to be told from 0; ``rounding`` is a product's
     relative error.
@@ -127,6 +130,12 @@ class TiledGram:
             self._tiles[i, j] = (tile / step).round_().to(torch.int16), step
             self._squared_error += twice * tile.numel() * (step / 2) ** 2
 
+    def settle(self) -> TiledGram:
+        """Call when all tiles are held: trace and norms are then those of all ranks' tiles."""
+        own = torch.tensor([self.trace, self.squared_norm, self._squared_error], dtype=torch.float64)
+        self.trace, self.squared_norm, self._squared_error = sum_over_ranks(own.to(self._scratch.device)).tolist()
+        return self
+
     def matmul(self, v: Tensor) -> Tensor:
         """The product H v; each tile is read once."""
         if v.shape[1] == 1:
@@ -139,7 +148,7 @@ class TiledGram:
             out[:, rows].add_(v[:, columns] @ tile.mT, alpha=step)
             if i != j:
                 out[:, columns].add_(v[:, rows] @ tile, alpha=step)
-        return out.mT
+        return sum_over_ranks(out).mT
 
     def _vector(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
         out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
@@ -149,7 +158,7 @@ class TiledGram:
             out[rows].add_(tile @ v[columns], alpha=step)
             if i != j:
                 out[columns].add_(tile.mT @ v[rows], alpha=step)
-        return out
+        return sum_over_ranks(out)
 
     def _float(self, held: Tensor) -> Tensor:
         if held.dtype is not torch.int16:
@@ -158,14 +167,15 @@ class TiledGram:
 
 
 def pairs(n: int) -> Iterator[tuple[int, int, slice, slice]]:
-    """Row and column blocks of the upper triangle, with their rows."""
+    """Row and column blocks of the upper triangle that are this rank's, with their rows; diagonal ones cost half."""
     blocks = range(-(-n // SIDE))
-    return ((i, j, _span(i, n), _span(j, n)) for i in blocks for j in blocks if i <= j)
+    every = [(i, i + offset) for offset in blocks for i in blocks if i + offset in blocks]  # by diagonals
+    return ((i, j, _span(i, n), _span(j, n)) for i, j in every[rank() :: world_size()])
 
 
 def upper_bytes(n: int, storage: str) -> int:
-    """Bytes that the tiles of an n x n matrix take."""
-    return (n * (n + SIDE) // 2) * STORAGE[storage].itemsize
+    """Bytes that this rank's tiles of an n x n matrix take."""
+    return (n * (n + SIDE) // 2) * STORAGE[storage].itemsize // world_size()
 
 
 def choose_storage(where: str, storage: str, n: int, *, matrices: int = 1) -> str:

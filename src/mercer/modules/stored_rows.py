@@ -1,0 +1,152 @@
+"""Rows that stay in their file: a numpy memmap, a safetensors file, a parquet table, read where they are indexed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..checks import floating, integer, sentence, squarable
+
+__all__ = ["Readable", "StoredRows", "open_rows"]
+
+Read: TypeAlias = Callable[[int, int], Tensor]  # first row, row behind the last -> rows
+_KINDS = (".npy", ".safetensors", ".parquet")
+
+
+class StoredRows:
+    """Rows of a file, indexed like a tensor; every read is checked: finite, small enough to be squared.
+
+    Methods that sum over rows take them in the place of a tensor and hold one block at a time.
+
+    Args:
+        read: Gives rows first..last of the file.
+        shape: Of the whole.
+        where: The file's name, for messages.
+        part: Which of the file's rows; None for all, a rank's own with ``distributed.shard(n)``.
+    """
+
+    def __init__(self, read: Read, shape: Sequence[int], where: str, part: slice | None = None) -> None:
+        self._read, self._where = read, where
+        self._first, last, _ = (slice(None) if part is None else part).indices(shape[0])
+        self.shape = torch.Size([max(0, last - self._first), *shape[1:]])
+        self.dtype = self[:0].dtype
+
+    ndim = property(lambda self: len(self.shape))
+    device = torch.device("cpu")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: slice | Tensor) -> Tensor:
+        """A block of rows, or rows by number; these are read in order of number, each once."""
+        if isinstance(index, slice):
+            first, last, step = index.indices(len(self))
+            found = self._rows(first, max(first, last))
+            return found if step == 1 else found[::step]
+        numbers, back = index.cpu().unique(return_inverse=True)
+        if not len(numbers):
+            return self._rows(0, 0)
+        ends = [*(numbers.diff() > 1).nonzero()[:, 0].add(1).tolist(), len(numbers)]  # runs of neighbours
+        runs = [numbers[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        return torch.cat([self._rows(int(run[0]), int(run[-1]) + 1) for run in runs])[back]
+
+    def is_floating_point(self) -> bool:
+        """True: whole numbers are read as floats."""
+        return True
+
+    def part(self, rows: slice) -> StoredRows:
+        """Some of the rows, still in the file."""
+        first, last, _ = rows.indices(len(self))
+        whole = (self._first + len(self), *self.shape[1:])
+        return StoredRows(self._read, whole, self._where, slice(self._first + first, self._first + last))
+
+    def blocks(self, rows: int = 50_000) -> Iterator[Tensor]:
+        """All rows, so many at a time; for ``partial_fit`` and sums of one's own."""
+        integer("StoredRows.blocks", "rows", rows, 1)
+        return (self[start : start + rows] for start in range(0, len(self), rows))
+
+    def _rows(self, first: int, last: int) -> Tensor:
+        found = floating(self._read(self._first + first, self._first + last))
+        return squarable(self._where, "rows", found) if len(found) else found
+
+
+Readable: TypeAlias = Tensor | StoredRows
+
+
+def open_rows(
+    source: str | Path | NDArray[Any], *, name: str | None = None, columns: Sequence[str] | None = None
+) -> StoredRows:
+    """Rows of a file, or of a memmap, without reading them.
+
+    Args:
+        source: ``.npy``, ``.safetensors`` or ``.parquet``, or an ``np.memmap``.
+        name: Of the tensor in a safetensors file; None where it holds one.
+        columns: Of a parquet table; None for all, which must be numbers.
+    """
+    if isinstance(source, np.ndarray):
+        return StoredRows(_of_array(source), source.shape, "open_rows")
+    path = Path(source)
+    if path.suffix not in _KINDS:
+        raise ValueError(sentence("open_rows", f"source must end in {', '.join(_KINDS)}", path.name))
+    if path.suffix == ".npy":
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return StoredRows(_of_array(array), array.shape, path.name)
+    return _of_safetensors(path, name) if path.suffix == ".safetensors" else _of_parquet(path, columns)
+
+
+def _of_array(array: NDArray[Any]) -> Read:
+    if array.dtype.kind not in "biuf" or array.ndim < 2:
+        got = f"{array.dtype} of {array.shape}"
+        raise ValueError(sentence("open_rows", "source must be numbers of shape (n, ...)", got))
+    native = array.dtype.newbyteorder("=")
+    return lambda first, last: torch.from_numpy(np.array(array[first:last], dtype=native, order="C"))
+
+
+def _of_safetensors(path: Path, name: str | None) -> StoredRows:
+    from safetensors import safe_open
+
+    file = safe_open(path, "pt")
+    names = list(file.keys())
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name not in names:
+        need = f"name must be one of {', '.join(map(repr, names))}"
+        raise ValueError(sentence("open_rows", need, repr(name)))
+    rows = file.get_slice(name)
+    return StoredRows(lambda first, last: rows[first:last], rows.get_shape(), path.name)
+
+
+def _of_parquet(path: Path, columns: Sequence[str] | None) -> StoredRows:
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    chosen = list(file.schema_arrow.names if columns is None else columns)
+    groups = range(file.metadata.num_row_groups)
+    ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
+
+    def read(first: int, last: int) -> Tensor:
+        if first >= last:
+            return torch.empty(0, len(chosen), dtype=torch.float64)
+        low, high = bisect_right(ends, first), bisect_right(ends, last - 1)
+        table = file.read_row_groups(list(range(low, high + 1)), columns=chosen)
+        start = first - (ends[low - 1] if low else 0)
+        parts = [_numbers(path, table.column(name).slice(start, last - first), name) for name in chosen]
+        return torch.from_numpy(np.stack(parts, axis=1))
+
+    return StoredRows(read, (file.metadata.num_rows, len(chosen)), path.name)
+
+
+def _numbers(path: Path, column: Any, name: str) -> NDArray[Any]:
+    values = column.to_numpy()
+    if values.dtype.kind not in "biuf":
+        fix = "Give columns=, or prepare the table with mercer.tabular."
+        raise ValueError(sentence("open_rows", f"column {name!r} of {path.name} must be numbers", values.dtype, fix))
+    return np.asarray(values, dtype=np.float64)

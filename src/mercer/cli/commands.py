@@ -14,7 +14,9 @@ from typing_extensions import override
 from mercer import __version__
 from mercer.cli.bench import bench
 from mercer.cli.estimate import estimate
+from mercer.cli.fit import fit
 from mercer.cli.listing import list_entries
+from mercer.cli.predict import predict
 from mercer.cli.report import report
 from mercer.cli.reproduce import reproduce
 
@@ -54,7 +56,9 @@ def main(verbose: int) -> None:
 
 main.add_command(bench)
 main.add_command(estimate)
+main.add_command(fit)
 main.add_command(list_entries)
+main.add_command(predict)
 main.add_command(report)
 main.add_command(reproduce)
 

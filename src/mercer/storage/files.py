@@ -10,11 +10,11 @@ import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..checks import sentence
 
-__all__ = ["atomic_write", "lock", "read_json", "sha256"]
+__all__ = ["atomic_stream", "atomic_write", "lock", "read_json", "sha256"]
 
 JSON_LIMIT = 64 * 2**20  # bytes; a settings file beyond this is not one of ours
 TEMPORARY = ".mercer-*.tmp"  # what a killed writer leaves behind
@@ -30,19 +30,27 @@ def atomic_write(path: str | os.PathLike[str], data: bytes) -> None:
     Raises:
         OSError: The disk is full or the folder cannot be written; the sentence names ``path``.
     """
+    with atomic_stream(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def atomic_stream(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write into that takes the place of ``path`` when the block ends well, and is gone when it does not."""
     target = Path(path)
     temporary = target.parent / f".mercer-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
         _sync_folder(target.parent)
     except OSError as error:
+        raise failed("atomic_write", f"{target} must be writable", error, "What was there is intact.") from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise failed("atomic_write", f"{target} must be writable", error, "What was there is intact.") from error
 
 
 def read_json(path: str | os.PathLike[str], limit: int = JSON_LIMIT) -> Any:

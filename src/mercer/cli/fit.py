@@ -1,0 +1,151 @@
+"""``mercer fit``: a table in, a model folder out, and how good the model is."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mercer.tabular import TabularModel
+
+_WIDTH = 98
+_SHOWN = 12  # columns and classes that are listed; beyond, counted
+_SCORES = {
+    "accuracy": "accuracy",
+    "always_most_frequent": "always the most frequent class",
+    "balanced_accuracy": "balanced accuracy",
+    "auroc": "area under the ROC curve",
+    "log_loss": "log loss",
+    "ece": "calibration error (ECE)",
+    "r2": "R2",
+    "rmse": "root mean squared error",
+    "always_the_mean_rmse": "the same, always predicting the mean",
+    "mae": "mean absolute error",
+}
+
+
+@click.command()
+@click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--target", required=True, metavar="COLUMN", help="What to predict.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, file_okay=False), metavar="MODEL")
+@click.option(
+    "--task",
+    type=click.Choice(("auto", "classification", "regression")),
+    default="auto",
+    show_default=True,
+    help="auto: by what the target holds.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of folds, subsets and landmarks.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bool) -> None:
+    """Learn to predict COLUMN from the other columns of DATA, and keep the model in the folder MODEL.
+
+    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. Scores are of rows that were held out.
+    """
+    from mercer.cli.stopping import stoppable
+    from mercer.storage import save
+    from mercer.tabular import TabularModel
+    from mercer.tabular.streaming import fit_file
+
+    with stoppable():
+        _check_writable(output)
+        model = fit_file(TabularModel(task=task, random_state=seed), data, target, progress=_say)
+        try:
+            save(model, output)
+        except RuntimeError as error:  # another run is saving into the folder
+            raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(_document(model, output), indent=2, allow_nan=False))
+        return
+    for line in _page(model, data, output):
+        click.echo(line)
+
+
+def _say(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _check_writable(folder: Path) -> None:
+    """Minutes of work must not end at a folder that cannot be written."""
+    from mercer.storage import atomic_write
+
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / ".writable"
+    atomic_write(probe, b"")
+    probe.unlink(missing_ok=True)
+
+
+def _document(model: TabularModel, folder: Path) -> dict[str, Any]:
+    target = model.target
+    return {
+        "model": str(folder),
+        "target": target.name,
+        "task": target.task,
+        "why": target.why,
+        "classes": None if target.classes is None else target.classes.tolist(),
+        "rows": model.rows,
+        "columns": [{"name": c.name, "kind": c.kind, "how": c.how} for c in model.preparation.columns],
+        "features": len(model.preparation.feature_names),
+        "notes": model.notes,
+        "scores": model.scores,
+        "seconds": model.seconds,
+        "made_with": model.made_with,
+    }
+
+
+def _page(model: TabularModel, data: Path, folder: Path) -> Iterator[str]:
+    columns = model.preparation.columns
+    yield click.style(f"{data.name}: {model.rows} rows, {len(columns)} columns beside {model.target.name}", bold=True)
+    yield f"{model.target.why}."
+    yield ""
+    yield from _columns(model)
+    yield from (line for note in model.notes for line in textwrap.wrap(f"Note: {note}", _WIDTH, subsequent_indent="  "))
+    yield ""
+    yield from _scores(model)
+    yield f"{model.seconds:.1f} seconds"
+    yield ""
+    yield f"Model: {folder}"
+    yield f"Next:  mercer predict {folder} {data} -o predictions.csv"
+    yield f"       mercer explain {folder}"
+
+
+def _columns(model: TabularModel) -> Iterator[str]:
+    columns = model.preparation.columns
+    width = min(28, max(len(column.name) for column in columns[:_SHOWN]) + 2)
+    for column in columns[:_SHOWN]:
+        text = f"  {column.name:<{width}}{column.kind:<13}{column.how}"
+        yield from textwrap.wrap(text, _WIDTH, subsequent_indent=" " * (width + 15), drop_whitespace=True)
+    kinds: dict[str, int] = {}
+    for column in columns[_SHOWN:]:
+        kinds[column.kind] = kinds.get(column.kind, 0) + 1
+    if kinds:
+        yield "  and " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
+def _scores(model: TabularModel) -> Iterator[str]:
+    scores = model.scores
+    if not scores["folds"]:
+        yield f"No scores: {scores['note']}."
+        return
+    yield click.style(f"On held-out rows ({scores['folds']} folds over {scores['rows']} rows)", bold=True)
+    for name, words in _SCORES.items():
+        if scores.get(name) is not None:
+            yield f"  {words:<38}{scores[name]:.4g}"
+    if model.target.classes is not None:
+        yield from _confusion([str(name) for name in model.target.classes], scores["confusion"])
+
+
+def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
+    if len(classes) > _SHOWN:
+        return
+    short = [name if len(name) <= 12 else name[:11] + "~" for name in classes]
+    width = max(6, *(len(name) + 2 for name in short), *(len(str(count)) + 2 for row in counts for count in row))
+    yield "  held-out rows: true class down, predicted across"
+    yield "  " + " " * width + "".join(f"{name:>{width}}" for name in short)
+    for name, row in zip(short, counts, strict=True):
+        yield f"  {name:<{width}}" + "".join(f"{count or '.':>{width}}" for count in row)

@@ -1,0 +1,189 @@
+"""Files of any length: two passes to learn, one to predict, and never more than a part of the file in memory.
+
+The first pass draws a random sample. A table that is no longer than the sample is learned from as a whole. Of a longer
+one the sample decides on the columns, the metric, the bandwidth, the ridge and the landmarks, and is scored; the second
+pass adds all other rows to the sums that the ridge on landmarks is solved from, so every row counts once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ..layerwise import KernelNetworkClassifier
+from ..storage import atomic_stream
+from .model import TabularModel
+from .reading import read, read_chunks
+from .target import find_target, present
+from .values import Array
+
+__all__ = ["Answers", "fit_file", "predict_file"]
+
+SAMPLE_ROWS = 30_000  # rows that are learned from as a whole
+FIRST_ROWS = 5000  # rows of the sample that choose metric, bandwidth, ridge and landmarks of a longer table
+LANDMARKS = 2500
+_CELLS = 10_000_000  # values held at once, of the sample and of a part
+_FEWEST = 1000
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Answers:
+    """What predicting a file came to.
+
+    Attributes:
+        rows: How many.
+        surprises: Sentence -> rows.
+        classes: Predicted class -> rows; empty for a regression.
+        far: Rows more unfamiliar than 19 in 20 training rows (above 0.5).
+        scored: Rows whose true value was in the file.
+        score: Their accuracy or R2; None where there are none.
+    """
+
+    rows: int = 0
+    surprises: Counter[str] = field(default_factory=Counter)
+    classes: Counter[str] = field(default_factory=Counter)
+    far: int = 0
+    scored: int = 0
+    score: float | None = None
+
+
+def fit_file(
+    model: TabularModel,
+    path: str | Path,
+    target: str,
+    *,
+    progress: Progress,
+    rows: int | None = None,
+    sample: int | None = None,
+) -> TabularModel:
+    """Let a model learn from a file.
+
+    Args:
+        model: One that has learned nothing yet.
+        path: A csv, tsv, parquet or npz file.
+        target: Name of a column.
+        progress: Told in words of what is being done.
+        rows: Rows of a part; None for as many as ten million values have.
+        sample: Rows of the sample; None for 30,000, or fewer where the columns are many.
+    """
+    start = time.perf_counter()
+    columns = read(path, rows=1).columns
+    find_target(columns, target)
+    rows = rows or _affordable(len(columns), 50_000)
+    sample = sample or _affordable(len(columns), SAMPLE_ROWS)
+    progress(f"reading {Path(path).name}")
+    drawn, total = _draw(read_chunks(path, rows=rows), sample, model.random_state)
+    progress(f"{total} rows, {len(columns)} columns")
+    if total <= sample:
+        return model.fit(drawn, target, progress=progress)
+    x, y = model.begin(drawn, target)
+    model.scores = model.validate(x, y, progress)
+    taken = drawn.index[present(drawn[target])]
+    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(model.random_state))[:FIRST_ROWS].sort().values
+    progress(f"learning from a sample of {len(few)} rows")
+    model.estimator = model.fresh()
+    model.estimator.landmarks = min(LANDMARKS, len(few))
+    if isinstance(model.estimator, KernelNetworkClassifier):
+        every = np.arange(len(model.target.classes)) if model.target.classes is not None else None
+        model.estimator.partial_fit(x[few].numpy(), y[few].numpy(), classes=every)
+    else:
+        model.estimator.partial_fit(x[few].numpy(), y[few].numpy())
+    learned = len(few) + _add_rest(model, path, rows, np.asarray(taken)[few.numpy()], progress)
+    model.notes.insert(0, f"Of {total} rows, {len(x)} drawn at random chose the settings and were scored.")
+    model.end(learned, time.perf_counter() - start)
+    return model
+
+
+def _draw(chunks: Iterator[pd.DataFrame], most: int, seed: int) -> tuple[pd.DataFrame, int]:
+    """``most`` rows drawn without replacement, in their order, numbered as in the file; and the number of all rows.
+
+    Each row draws a number; the rows of the least ones stay. The parts' sizes do not matter.
+    """
+    rng, total = np.random.default_rng(seed), 0
+    kept: list[pd.DataFrame] = []
+    keys = np.zeros(0)
+    for chunk in chunks:
+        chunk = chunk.set_axis(pd.RangeIndex(total, total + len(chunk)), axis=0)
+        total += len(chunk)
+        keys = np.concatenate((keys, rng.random(len(chunk))))
+        kept.append(chunk)
+        if len(keys) > most:
+            stay = np.sort(np.argpartition(keys, most)[:most])
+            kept, keys = [pd.concat(kept).iloc[stay]], keys[stay]
+    return pd.concat(kept), total
+
+
+def _add_rest(model: TabularModel, path: str | Path, rows: int, done: Array, progress: Progress) -> int:
+    """Add every row of the file but those that are ``done``; how many."""
+    target = model.target
+    added = seen = unknown = 0
+    for chunk in read_chunks(path, rows=rows, text=model.preparation.text_columns):
+        chunk = chunk.set_axis(pd.RangeIndex(seen, seen + len(chunk)), axis=0)
+        seen += len(chunk)
+        chunk = chunk[~chunk.index.isin(done) & present(chunk[target.name])]
+        known = target.known(chunk[target.name])
+        unknown += int((~known).sum())
+        chunk = chunk[known]
+        if not len(chunk):
+            continue
+        x, y = model.preparation.prepare(chunk).x, target.encode(chunk[target.name])
+        model.estimator.partial_fit(x.numpy(), y.numpy())
+        added += len(chunk)
+        progress(f"{seen} rows learned from")
+    if unknown:
+        model.notes.append(f"{unknown} rows left out: {target.name} is of a class too rare to be drawn, or no number.")
+    return added
+
+
+def predict_file(
+    model: TabularModel, path: str | Path, out: str | Path, *, progress: Progress, rows: int | None = None
+) -> Answers:
+    """Predict every row of a file into the csv file ``out``, which appears whole or not at all."""
+    answers, moments = Answers(), np.zeros(4)
+    rows = rows or _affordable(len(read(path, rows=1).columns), 50_000)
+    with atomic_stream(out) as file:
+        for chunk in read_chunks(path, rows=rows, text=model.preparation.text_columns):
+            found, surprises = model.predict_with_surprises(chunk)
+            found.to_csv(file, index=False, header=answers.rows == 0, lineterminator="\n")
+            answers.rows += len(chunk)
+            answers.surprises += surprises
+            answers.far += int((found["unfamiliar"] > 0.5).sum())
+            if model.target.classes is not None:
+                answers.classes.update(map(str, found["prediction"]))
+            moments += _moments(model, chunk, found)
+            progress(f"{answers.rows} rows predicted")
+    answers.scored = int(moments[0])
+    if answers.scored and model.target.classes is not None:
+        answers.score = float(moments[1] / moments[0])
+    elif answers.scored > 1:
+        spread = moments[3] - moments[2] ** 2 / moments[0]
+        answers.score = float(1 - moments[1] / spread) if spread > 0 else None
+    return answers
+
+
+def _moments(model: TabularModel, chunk: pd.DataFrame, found: pd.DataFrame) -> Array:
+    """Of the rows whose true value is there: rows, then right ones; or squared errors, values, squared values."""
+    name = model.target.name
+    if name not in chunk.columns:
+        return np.zeros(4)
+    known = model.target.known(chunk[name])
+    if not known.any():
+        return np.zeros(4)
+    truth = model.target.decode(model.target.encode(chunk[name][known]))
+    predicted = found["prediction"].to_numpy()[known]
+    if model.target.classes is not None:
+        return np.array([known.sum(), (truth == predicted).sum(), 0, 0], dtype=np.float64)
+    return np.array([known.sum(), ((truth - predicted) ** 2).sum(), truth.sum(), (truth**2).sum()])
+
+
+def _affordable(columns: int, most: int) -> int:
+    return max(_FEWEST, min(most, _CELLS // columns))

@@ -17,6 +17,13 @@ CURVES = {
     "b": {"x": [0, 1, 2], "y": [2.0, 2.0, float("inf")]},
 }
 POINTS = np.array([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+
+
+def _halves(rows):
+    share = 1 / (1 + np.exp(-rows[:, 0]))
+    return np.stack([share, 1 - share], 1)
+
+
 DRAW = {  # a new picture joins every test below by adding one line here
     "lines": lambda theme: figures.lines(CURVES, x_label="epoch", y_label="loss", title="T", theme=theme),
     "many": lambda theme: figures.lines({f"c{i}": CURVES["b"] for i in range(12)}, theme=theme),
@@ -27,6 +34,8 @@ DRAW = {  # a new picture joins every test below by adding one line here
     "regions": lambda theme: figures.regions(lambda g: g[:, 0] > 0.5, POINTS, [0, 1, 2], grid=20, theme=theme),
     "reliability": lambda theme: figures.reliability([1, 0, 3], [0.3, np.nan, 0.9], [0.0, np.nan, 1.0], theme=theme),
     "canvas": lambda theme: figures.canvas(1, 2, theme=theme)[0],
+    "band": lambda theme: figures.band([0, 1, 2], [1, 2, 1], [0.1, 0.5, 1], ([0, 1], [1.1, 1.8]), theme=theme),
+    "confidence": lambda theme: figures.confidence(_halves, POINTS, [0, 1, 1], grid=20, theme=theme),
 }
 
 

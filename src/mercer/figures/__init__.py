@@ -2,5 +2,20 @@
 
 from .plots import bars, heat_map, lines, regions, reliability
 from .theme import DARK, LIGHT, Theme, canvas, png, svg
+from .uncertainty import band, confidence
 
-__all__ = ["DARK", "LIGHT", "Theme", "bars", "canvas", "heat_map", "lines", "png", "regions", "reliability", "svg"]
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "Theme",
+    "band",
+    "bars",
+    "canvas",
+    "confidence",
+    "heat_map",
+    "lines",
+    "png",
+    "regions",
+    "reliability",
+    "svg",
+]

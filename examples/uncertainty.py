@@ -41,7 +41,7 @@ def line():
 
 
 def plane():
-    """Two moons: the network alone is certain up to its border, the posterior doubts a cone that opens beyond the data."""
+    """Two moons: the network is certain up to its border, the posterior doubts a cone that opens beyond the data."""
     torch.manual_seed(0)
     points, labels = make_moons(600, noise=0.15, random_state=0)
     x, y = torch.as_tensor(points).float(), torch.as_tensor(labels)

@@ -1,0 +1,338 @@
+r"""Which representation suits the labels, before anything is trained.
+
+Every candidate is a kernel on the table's columns or on an embedding. Its Gram matrix K, scaled to a mean diagonal of
+1, is read twice. By leave-one-out: how well kernel ridge predicts rows that it has not seen; that ranks the table. By
+its spectrum (spectral2019): how complex the labels look to :math:`H = K + \epsilon I`, how fast gradient descent
+would learn them. The same labels in random order are the control of both.
+
+The :math:`\epsilon` of 0.01 is room for noise in the labels: without it two equal rows with different labels make every
+complexity infinite, and a kernel so narrow that all rows are alike to it looks simplest of all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..kernels.functionals import sign_columns
+from ..layerwise.kernel_ridge import dual_fit
+from ..spectral import Spectrum, analyze
+from .candidates import Candidate, of_columns, of_embeddings
+from .columns import Column
+from .problem import Problem, problem
+from .verdict import Verdict, judge
+
+__all__ = ["Diagnosis", "Reading", "diagnose"]
+
+NOISE = 0.01
+"""Epsilon: added to the diagonal of H, in units of its mean."""
+STEPS = 1000
+"""Steps of gradient descent that are predicted."""
+DRAWN = 3
+"""Candidates whose eigenvalues are kept for the pictures."""
+
+_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
+_SHUFFLES = 20  # random orders of the labels: the least p-value is 1 in 21
+_ALIKE = 0.005  # a difference in ``explained`` that nobody would act on
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One line of the table: what a candidate's Gram matrix says about the labels.
+
+    Attributes:
+        name: Of the candidate.
+        meaning: What it assumes.
+        call: The Python that makes its kernel.
+        family: Of the kernel.
+        source: The embedding it reads; empty for the table's columns.
+        explained: Share of the labels' variance that is predicted on rows left out (R squared).
+        accuracy: Share of rows left out that get their class; None for regression.
+        tied: Whether its held-out error is within two standard errors, or half a percent, of the best one's.
+        control: ``explained`` of the labels in random order, the largest of several.
+        alignment: Kernel-target alignment.
+        complexity: :math:`y^T H^{-1} y`.
+        bracket: Bounds on it.
+        shuffled: The same of the labels in random order.
+        ratio: ``complexity / shuffled``; 1 means that the labels look like noise.
+        steps: Steps of gradient descent, at half the largest stable rate, that halve the loss; None for over 1,000.
+        shuffled_steps: The same of the labels in random order.
+        effective_dimension: Of H.
+        curve: Loss left after 0..1,000 steps, 1 at the start.
+        shuffled_curve: The same of the labels in random order.
+    """
+
+    name: str
+    meaning: str
+    call: str
+    family: str
+    source: str
+    explained: float
+    accuracy: float | None
+    tied: bool
+    control: float
+    alignment: float
+    complexity: float
+    bracket: tuple[float, float]
+    shuffled: float
+    ratio: float
+    steps: int | None
+    shuffled_steps: int | None
+    effective_dimension: float
+    curve: list[float]
+    shuffled_curve: list[float]
+
+
+@dataclass(frozen=True)
+class Eigen:
+    """The largest eigenvalues of H and the cumulated share of the labels on their vectors."""
+
+    values: list[float]
+    shares: list[float]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found.
+
+    Attributes:
+        target: Name of the column that was to be predicted.
+        task: ``classification`` or ``regression``.
+        why: How the task was chosen.
+        classes: Names of the classes; none for regression.
+        counts: Rows of each class.
+        rows: Rows that were read by the kernels.
+        features: Columns of the prepared table.
+        columns: What was done with each column.
+        notes: What the reader should know of the data.
+        readings: The table, the most promising first.
+        eigen: Of the first few, by name.
+        shuffled_shares: The cumulated share of the labels in random order, for the first.
+        p_value: Of the best candidate, by the shuffled labels.
+        verdict: In plain words.
+        seconds: Time taken.
+    """
+
+    target: str
+    task: str
+    why: str
+    classes: list[str]
+    counts: list[int]
+    rows: int
+    features: int
+    columns: list[Column]
+    notes: list[str]
+    readings: list[Reading]
+    eigen: dict[str, Eigen]
+    shuffled_shares: list[float]
+    p_value: float
+    verdict: Verdict
+    seconds: float
+
+    def table(self) -> pd.DataFrame:
+        """The readings as a table, by name."""
+        rows = [asdict(reading) for reading in self.readings]
+        left_out = ["name", "meaning", "curve", "shuffled_curve"]
+        names = pd.Index([row["name"] for row in rows])
+        return pd.DataFrame([{k: v for k, v in row.items() if k not in left_out} for row in rows], index=names)
+
+    def record(self) -> dict[str, Any]:
+        """Everything but the curves as plain JSON values; what is infinite is None."""
+        left_out = ("curve", "shuffled_curve")
+        readings = [{k: v for k, v in asdict(r).items() if k not in left_out} for r in self.readings]
+        own = {
+            k: v
+            for k, v in vars(self).items()
+            if k not in ("columns", "readings", "eigen", "shuffled_shares", "verdict")
+        }
+        columns = [{"name": c.name, "kind": c.kind, "how": c.how} for c in self.columns]
+        found: dict[str, Any] = _finite(
+            {"verdict": asdict(self.verdict), **own, "columns": columns, "readings": readings}
+        )
+        return found
+
+
+def diagnose(
+    frame: pd.DataFrame,
+    target: str,
+    *,
+    task: str = "auto",
+    embeddings: Mapping[str, Any] | None = None,
+    rows: int = 1500,
+    random_state: int = 0,
+    source: str = "DATA",
+    progress: Callable[[str], None] | None = None,
+) -> Diagnosis:
+    """Read a table's target by the spectra of kernels on its columns and of embeddings of its rows.
+
+    Args:
+        frame: The table, target included.
+        target: Name of the column to predict.
+        task: ``auto``, ``classification`` or ``regression``.
+        embeddings: By name, arrays ``(n, m)`` with a row for each row of the table.
+        rows: Rows to read at most; of a longer table a random part.
+        random_state: Seed of that part and of the control.
+        source: What the table is called in the advice.
+        progress: Called with the name of each candidate before it is read.
+
+    >>> frame = pd.DataFrame({"x": range(40), "z": [i % 2 for i in range(40)], "y": ["a"] * 20 + ["b"] * 20})
+    >>> found = diagnose(frame.sample(frac=1, random_state=0), "y")
+    >>> found.task, found.readings[0].accuracy >= 0.9
+    ('classification', True)
+    """
+    began = time.perf_counter()
+    generator = torch.Generator().manual_seed(checks.integer("diagnose", "random_state", random_state, 0))
+    asked = problem(frame, target, task=task, embeddings=embeddings or {}, rows=rows, generator=generator)
+    menu = [*(of_columns(asked.x) if asked.x is not None else []), *of_embeddings(asked.embeddings)]
+    columns = centred_columns(asked.y)
+    orders = [torch.randperm(len(columns), generator=generator) for _ in range(_SHUFFLES)]
+    found: list[tuple[Reading, Tensor]] = []
+    errors: list[Tensor] = []
+    for candidate in menu:
+        if progress is not None:
+            progress(candidate.name)
+        reading, rows_lost, controls = _read(candidate, asked, columns, orders)
+        found.append((reading, rows_lost))
+        errors.append(controls)
+    readings = _ranked(found)
+    best = max(reading.explained for reading in readings)
+    controls_best = torch.stack(errors).amax(0)  # (s,) each shuffle's best candidate
+    p_value = (1 + int((controls_best >= best).sum())) / (1 + len(controls_best))
+    drawn = [next(candidate for candidate in menu if candidate.name == r.name) for r in readings[:DRAWN]]
+    return Diagnosis(
+        asked.target.name,
+        asked.target.task,
+        asked.target.why,
+        asked.classes,
+        asked.counts,
+        len(asked.y),
+        0 if asked.x is None else asked.x.shape[1],
+        asked.columns,
+        asked.notes,
+        readings,
+        {candidate.name: _eigen(candidate, columns) for candidate in drawn},
+        _eigen(drawn[0], columns[orders[0]]).shares,
+        p_value,
+        judge(asked, readings, p_value, source),
+        time.perf_counter() - began,
+    )
+
+
+def centred_columns(y: Tensor) -> Tensor:  # (n,) -> (n, c)
+    """Classes as -1/+1 columns without their mean; numbers without mean and scale."""
+    columns = sign_columns(y).double()
+    columns = columns - columns.mean(0)
+    return columns / columns.std(0, correction=0) if y.is_floating_point() else columns
+
+
+def spectrum_of(gram: Tensor, columns: Tensor) -> Spectrum:  # (n, n), (n, c)
+    r"""Targets by :math:`H = K + \epsilon I`, K of mean diagonal 1, whose least eigenvalue is known to be above 0."""
+    h = gram.clone()
+    h.diagonal().add_(NOISE)
+    return analyze(h, torch.arange(len(h)), columns, floor=0.99 * NOISE, tolerance=1e-4)
+
+
+def _read(
+    candidate: Candidate, asked: Problem, columns: Tensor, orders: list[Tensor]
+) -> tuple[Reading, Tensor, Tensor]:
+    """The reading, each row's held-out squared error, and ``explained`` of every shuffle."""
+    gram = candidate.gram()
+    held = leave_one_out(gram, columns, orders)
+    spectrum, control = spectrum_of(gram, columns), spectrum_of(gram, columns[orders[0]])
+    rate = 0.5 * spectrum.largest_stable_lr
+    curve, shuffled_curve = _loss(spectrum, rate), _loss(control, rate)
+    reading = Reading(
+        name=candidate.name,
+        meaning=candidate.meaning,
+        call=candidate.call,
+        family=candidate.family,
+        source=candidate.source,
+        explained=held.explained,
+        accuracy=asked.accuracy(held.predicted),
+        tied=False,
+        control=float(held.controls.max()),
+        alignment=spectrum.alignment,
+        complexity=spectrum.complexity,
+        bracket=spectrum.bracket,
+        shuffled=control.complexity,
+        ratio=spectrum.complexity / control.complexity,
+        steps=_halved(curve),
+        shuffled_steps=_halved(shuffled_curve),
+        effective_dimension=spectrum.effective_dimension,
+        curve=curve,
+        shuffled_curve=shuffled_curve,
+    )
+    return reading, (columns - held.predicted).square().sum(1), held.controls
+
+
+class HeldOut(NamedTuple):
+    """Kernel ridge on rows it has not seen.
+
+    Attributes:
+        predicted: ``(n, c)``, each row by the fit without it.
+        explained: Share of the columns' variance that it predicts.
+        controls: ``(s,)``, the same for each random order of the columns.
+    """
+
+    predicted: Tensor
+    explained: float
+    controls: Tensor
+
+
+def leave_one_out(gram: Tensor, columns: Tensor, orders: list[Tensor]) -> HeldOut:
+    """Kernel ridge at the penalty of least leave-one-out error, for the columns and for each order by itself."""
+    stacked = torch.stack([columns, *(columns[order] for order in orders)], 1)  # (n, 1 + s, c)
+    least = torch.full((stacked.shape[1],), torch.inf, dtype=torch.float64)
+    predicted = torch.zeros_like(columns)
+    for penalty in _PENALTIES:
+        held = dual_fit(gram, stacked.flatten(1), penalty).held_out.reshape(stacked.shape)
+        errors = (stacked - held).square().mean((0, 2))  # (1 + s,)
+        if errors[0] < least[0]:
+            predicted = held[:, 0]
+        least = torch.minimum(least, errors)
+    explained = 1 - least / columns.square().mean()
+    return HeldOut(predicted, float(explained[0]), explained[1:])
+
+
+def _ranked(found: list[tuple[Reading, Tensor]]) -> list[Reading]:
+    """By held-out error; a candidate is tied with the best where their rows' errors do not tell them apart."""
+    found = sorted(found, key=lambda pair: -pair[0].explained)
+    least = found[0][1]
+    ranked = []
+    for reading, lost in found:
+        gap = lost - least
+        told_apart = float(gap.mean()) > 2 * float(gap.std()) / math.sqrt(len(gap))
+        near = found[0][0].explained - reading.explained <= _ALIKE
+        ranked.append(replace(reading, tied=near or not told_apart))
+    return ranked
+
+
+def _eigen(candidate: Candidate, columns: Tensor) -> Eigen:
+    spectrum = spectrum_of(candidate.gram(), columns)
+    return Eigen(spectrum.eigenvalues.tolist(), spectrum.projections.cumsum(0).tolist())
+
+
+def _loss(spectrum: Spectrum, rate: float) -> list[float]:
+    """Predicted loss over the loss at the start."""
+    curve = spectrum.convergence(rate, STEPS)
+    return [float(value) for value in (curve / curve[0]).square()]
+
+
+def _halved(curve: list[float]) -> int | None:
+    return next((step for step, loss in enumerate(curve) if loss <= 0.5), None)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

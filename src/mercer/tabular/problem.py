@@ -1,0 +1,186 @@
+"""What a diagnosis reads: a part of the table as numbers, its labels, and what the user should know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..data.files import read_npz
+from .columns import Column
+from .preparation import Preparation
+from .reading import read
+from .target import Target, find_target, present
+
+__all__ = ["Problem", "Sample", "problem", "sample"]
+
+SCANNED = 200_000
+"""Rows of a file that are looked at; a longer one is read in part."""
+FEWEST = 10
+"""Rows below which nothing can be said."""
+MOST_CLASSES = 20
+"""Classes that are told apart; rows of rarer ones are set aside."""
+
+
+class Sample(NamedTuple):
+    """A file as :func:`~mercer.tabular.diagnose` takes it.
+
+    Attributes:
+        frame: Its columns.
+        embeddings: By name, its arrays ``(n, m)``, where it is an npz file.
+        notes: What was left out.
+    """
+
+    frame: pd.DataFrame
+    embeddings: dict[str, Any]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows and labels of one diagnosis.
+
+    Attributes:
+        target: What is predicted.
+        x: The prepared columns, ``(n, d)``; None where the table has embeddings only.
+        embeddings: By name, ``(n, m)``.
+        y: Classes ``0..c - 1`` or numbers, ``(n,)``.
+        classes: Names of the classes that are left.
+        counts: Rows of each.
+        columns: What was done with each column.
+        notes: Sentences for the user.
+        conflicts: Rows that another row equals in every feature but not in its label.
+        copies: Rows that another row equals in all, label included.
+    """
+
+    target: Target
+    x: Tensor | None
+    embeddings: dict[str, Tensor]
+    y: Tensor
+    classes: list[str]
+    counts: list[int]
+    columns: list[Column]
+    notes: list[str]
+    conflicts: int
+    copies: int
+
+    @property
+    def guess(self) -> float:
+        """Share of the rows in the most common class."""
+        return max(self.counts) / sum(self.counts) if self.counts else 0.0
+
+    def accuracy(self, predicted: Tensor) -> float | None:  # (n, c)
+        """Share of rows whose centred -1/+1 columns are largest at their class; None for regression."""
+        if not self.classes:
+            return None
+        if predicted.shape[1] == 1:
+            threshold = 1 - 2 * self.counts[1] / len(self.y)
+            return float(((predicted[:, 0] > threshold).long() == self.y).double().mean())
+        shares = torch.tensor(self.counts, dtype=predicted.dtype) / len(self.y)
+        return float(((predicted + 2 * shares).argmax(1) == self.y).double().mean())
+
+
+def sample(path: str | Path) -> Sample:
+    """The first rows of a file; of an npz file its arrays ``(n, m)`` as embeddings, the others as columns."""
+    path = Path(path)
+    if path.suffix.lower() != ".npz":
+        frame = read(path, rows=SCANNED + 1)
+        if len(frame) <= SCANNED:
+            return Sample(frame, {}, [])
+        said = f"The file has more than {SCANNED:,} rows; only the first {SCANNED:,} were looked at."
+        return Sample(frame.iloc[:SCANNED], {}, [said])
+    frame = read(path)  # its checks come first
+    arrays = read_npz(path)
+    wide = {name: array.reshape(len(array), -1) for name, array in arrays.items() if array.ndim > 1}
+    wide = {name: array for name, array in wide.items() if array.dtype.kind in "biuf"}
+    inside = {f"{name}_{i}" for name, array in wide.items() for i in range(array.shape[1])}
+    return Sample(frame[[name for name in frame.columns if name not in inside]], wide, [])
+
+
+def problem(
+    frame: pd.DataFrame,
+    target: str,
+    *,
+    task: str,
+    embeddings: Mapping[str, Any],
+    rows: int,
+    generator: torch.Generator,
+) -> Problem:
+    """Choose rows, read the target, prepare the columns."""
+    where = "diagnose"
+    checks.integer(where, "rows", rows, FEWEST)
+    name = find_target(frame.columns, target)
+    series = frame.set_axis([str(column) for column in frame.columns], axis=1)[name]
+    notes: list[str] = []
+    known = np.flatnonzero(present(series))
+    if len(known) < len(series):
+        notes.append(f"{len(series) - len(known):,} rows without a value in {name} were left out.")
+    asked = Target.of(series, task=task)
+    kept = _frequent(asked, series, known, notes)
+    if len(kept) < FEWEST:
+        need = f"at least {FEWEST} rows must have a value in {name!r}"
+        raise ValueError(checks.sentence(where, need, len(kept)))
+    if len(kept) > rows:
+        notes.append(f"A random {rows:,} of {len(kept):,} rows were read.")
+        kept = np.sort(kept[torch.randperm(len(kept), generator=generator)[:rows].numpy()])
+    y, classes, counts = _labels(asked, series.iloc[kept])
+    features = frame.iloc[kept].drop(columns=frame.columns[[str(c) == name for c in frame.columns]])
+    x, columns = None, []
+    if features.shape[1] or not embeddings:
+        preparation = Preparation().fit(features)
+        x, columns = preparation.prepare(features).x, preparation.columns
+        notes += preparation.notes
+    seen = {str(key): _embedding(where, str(key), value, len(frame))[kept] for key, value in embeddings.items()}
+    conflicts, copies = _repeated(torch.cat([part for part in (x, *seen.values()) if part is not None], 1), y)
+    return Problem(asked, x, seen, y, classes, counts, columns, notes, conflicts, copies)
+
+
+def _frequent(asked: Target, series: pd.Series[Any], known: Any, notes: list[str]) -> Any:
+    """Rows of the most frequent classes."""
+    if asked.classes is None or len(asked.classes) <= MOST_CLASSES:
+        return known
+    codes = asked.encode(series.iloc[known])
+    counts = torch.bincount(codes, minlength=len(asked.classes))
+    largest = counts.argsort(descending=True, stable=True)[:MOST_CLASSES]
+    notes.append(f"Of {len(asked.classes)} classes the {MOST_CLASSES} with most rows were read.")
+    return known[torch.isin(codes, largest).numpy()]
+
+
+def _labels(asked: Target, series: pd.Series[Any]) -> tuple[Tensor, list[str], list[int]]:
+    """Labels numbered without gaps, as the chosen rows may lack a class."""
+    y = asked.encode(series)
+    if asked.classes is None:
+        if float(y.max() - y.min()) == 0:
+            need = f"column {asked.name!r} must vary in the rows that were drawn"
+            raise ValueError(checks.sentence("diagnose", need, f"{float(y[0]):g} in each", "Use more rows."))
+        return y, [], []
+    there, y = y.unique(return_inverse=True)
+    names = [str(asked.classes[int(code)]) for code in there]
+    if len(names) < 2:
+        need = f"the rows that were drawn must hold two classes of {asked.name!r}"
+        raise ValueError(checks.sentence("diagnose", need, f"only {names[0]}", "Use more rows."))
+    return y, names, torch.bincount(y).tolist()
+
+
+def _embedding(where: str, name: str, value: Any, n: int) -> Tensor:
+    rows = torch.as_tensor(np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)).double()
+    rows = checks.squarable(where, name, checks.matrix(where, name, rows))
+    if len(rows) != n:
+        raise ValueError(checks.sentence(where, f"{name} must have a row for each of the table's {n}", len(rows)))
+    return rows
+
+
+def _repeated(x: Tensor, y: Tensor) -> tuple[int, int]:
+    """Rows that equal another in their features: with another label, and with the same."""
+    _, group = x.unique(dim=0, return_inverse=True)
+    sizes = torch.bincount(group)[group]
+    _, exact = torch.stack([group.double(), y.double()], 1).unique(dim=0, return_inverse=True)
+    alike = torch.bincount(exact)[exact]
+    return int((sizes > alike).sum()), int((alike > 1).sum())

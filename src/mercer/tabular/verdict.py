@@ -1,0 +1,178 @@
+"""What the numbers of a diagnosis mean, in plain words, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from .diagnosis import Reading
+
+__all__ = ["Verdict", "judge"]
+
+_CHANCE = 0.05  # p-value above which the labels are called noise
+_LEVELS = ((0.85, "very well"), (0.6, "well"), (0.25, "in part"), (0.0, "weakly"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer.
+
+    Attributes:
+        learnable: ``very well``, ``well``, ``in part``, ``weakly`` or ``not shown``.
+        headline: One sentence.
+        reasons: Sentences that say why.
+        advice: What to do next, in sentences.
+        commands: For the shell or Python, in the order of the advice.
+    """
+
+    learnable: str
+    headline: str
+    reasons: list[str]
+    advice: list[str]
+    commands: list[str]
+
+
+def judge(asked: Problem, readings: Sequence[Reading], p_value: float, source: str) -> Verdict:
+    """The verdict on ranked readings."""
+    best = readings[0]
+    name = asked.target.name
+    if p_value > _CHANCE or best.explained <= 0:
+        headline = f"No sign that {name} can be learned from this table."
+        return Verdict("not shown", headline, _noise(asked, best, p_value), *_advice_on_noise(asked, source))
+    level = next(word for least, word in _LEVELS if best.explained >= least)
+    what = best.source or "the table's columns"
+    headline = f"{name} can be learned {level} from {what}: {_score(asked, best)}."
+    reasons = [_suits(readings), _against_noise(best, p_value), *_speed(best), *_limits(asked, best)]
+    return Verdict(level, headline, reasons, *_advice(asked, readings, source))
+
+
+def _score(asked: Problem, best: Reading) -> str:
+    if best.accuracy is None:
+        return f"{_percent(best.explained)} of its variation is predicted on rows left out"
+    return (
+        f"{_percent(best.accuracy)} right on rows left out, where the commonest class alone is {_percent(asked.guess)}"
+    )
+
+
+def _suits(readings: Sequence[Reading]) -> str:
+    best = readings[0]
+    text = f"The best representation is {best.name}. {best.meaning}"
+    others = [reading.name for reading in readings[1:] if reading.tied]
+    simple = next((r for r in readings if r.tied and r.family == "linear"), None)
+    if simple is not None and simple is not best:
+        return f"{text} But {simple.name} is as good within the noise: a plain linear model will do."
+    plain = next((r for r in readings if r.family == "linear" and r.source == best.source), None)
+    if plain is not None and plain is not best and _as_often(plain, best):
+        text += f" ({plain.name} is right as often, {_percent(plain.accuracy or 0.0)}, but less surely.)"
+    if not others:
+        return f"{text} No other of the {len(readings)} comes near."
+    shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    return f"{text} As good within the noise: {shown}."
+
+
+def _as_often(other: Reading, best: Reading) -> bool:
+    return other.accuracy is not None and best.accuracy is not None and other.accuracy >= best.accuracy
+
+
+def _against_noise(best: Reading, p_value: float) -> str:
+    times = 1 / best.ratio if best.ratio > 0 else float("inf")
+    chance = "none of the shuffles came near" if p_value < 1 / 15 else f"by chance with probability {p_value:.2f}"
+    return (
+        f"To it the labels are {times:,.3g} times simpler than the same labels in random order, and rows left out are "
+        f"predicted better than with any shuffle ({chance})."
+    )
+
+
+def _speed(best: Reading) -> list[str]:
+    if best.steps is None:
+        return ["Gradient descent would need over 1,000 full steps to halve the loss: expect slow training."]
+    control = f"{best.shuffled_steps:,}" if best.shuffled_steps is not None else "over 1,000"
+    return [
+        f"Gradient descent would halve the loss in {max(best.steps, 1):,} full steps; shuffled labels take {control}."
+    ]
+
+
+def _limits(asked: Problem, best: Reading) -> list[str]:
+    found = []
+    if asked.conflicts:
+        found.append(
+            f"{asked.conflicts:,} rows equal another row in every column but not in {asked.target.name}: "
+            "no model can get all of them right."
+        )
+    if asked.copies > 0.05 * len(asked.y):
+        found.append(
+            f"{asked.copies:,} rows are exact copies of another, so that held-out scores are too good: "
+            "remove the copies if they are not meant."
+        )
+    if best.accuracy is not None and best.accuracy <= asked.guess + 0.01:
+        found.append(
+            "Its accuracy is no better than always answering the commonest class; look at the probabilities, "
+            "not at the answers."
+        )
+    return found
+
+
+def _noise(asked: Problem, best: Reading, p_value: float) -> list[str]:
+    found = [
+        f"The best of the candidates, {best.name}, explains {_percent(max(best.explained, 0.0))} of the labels on rows "
+        f"left out; labels in random order do as well with probability {p_value:.2f}.",
+    ]
+    return found + _limits(asked, best)[:1] * bool(asked.conflicts)
+
+
+def _advice_on_noise(asked: Problem, source: str) -> tuple[list[str], list[str]]:
+    advice = [
+        "Look for columns that bear on the target, or embeddings of text and pictures; check that rows and labels "
+        "belong together.",
+        f"With only {len(asked.y):,} rows a weak signal does not show: more rows may.",
+    ]
+    if len(asked.y) >= 2000:
+        advice[1] = "If you expect a weak signal, read more rows."
+    return advice, [f"mercer diagnose {_quoted(source)} --target {_quoted(asked.target.name)} --rows 4000"][
+        : len(asked.y) >= 2000
+    ]
+
+
+def _advice(asked: Problem, readings: Sequence[Reading], source: str) -> tuple[list[str], list[str]]:
+    best = readings[0]
+    if best.source:
+        from_columns = next((r for r in readings if not r.source), None)
+        lead = ""
+        if from_columns is not None:
+            lead = f" The columns alone reach {_reached(from_columns)}, so the embedding earns its cost."
+            lead = lead if not from_columns.tied else " The columns alone are as good within the noise."
+        advice = [f"Put a head on {best.source}: a kernel classifier, or a linear one where that is tied.{lead}"]
+        head = "KernelNetworkClassifier" if asked.classes else "KernelNetworkRegressor"
+        return advice, [f"mercer.layerwise.{head}(random_state=0).fit({_identifier(best.source)}, y)"]
+    command = f"mercer fit {_quoted(source)} --target {_quoted(asked.target.name)} -o model"
+    advice = ["Fit a model: it learns a metric over these columns by itself, and is usually ahead of this table."]
+    if best.family == "laplacian" and not any(r.tied and r.family in ("gaussian", "matern") for r in readings):
+        advice.append("Sharp edges column by column suit these labels: compare with boosted trees.")
+    if asked.target.task == "classification":
+        estimator = f"SVC(kernel=mercer.kernels.{best.call}.numpy)"
+    else:
+        estimator = f"KernelRidge(kernel='precomputed').fit(mercer.kernels.{best.call}.numpy(X), y)"
+    advice.append("Or use this kernel as it is, on standardised columns, in scikit-learn.")
+    return advice, [command, f"sklearn: {estimator}"]
+
+
+def _reached(reading: Reading) -> str:
+    return _percent(reading.explained if reading.accuracy is None else reading.accuracy)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _quoted(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)
+
+
+def _identifier(text: str) -> str:
+    return text if text.isidentifier() else "embedding"

@@ -85,9 +85,7 @@ class _SphereSeries(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Factors) -> Tensor:
         (inverse_x, _), (inverse_y, usual) = _inverse_norms(x), _inverse_norms(y)
         t = torch.mm(x * inverse_x, y.mT)
-        value, scale = torch.empty_like(t), inverse_y.mT
-        for start, stop, buffer in _blocks(t, len(a), factors, scale):
-            torch.mv(buffer.mT, a, out=value[start:stop].view(-1))
+        value = _values(t, a, factors, inverse_y.mT)
         if factors is not None:
             value = torch.where(_apart(inverse_x, inverse_y), value, a[0])
         ctx.save_for_backward(x, y, a, t, inverse_x, inverse_y)
@@ -140,11 +138,27 @@ def _fast_backward(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Ten
     return grad_x, grad_y, grad_a, None, None
 
 
+def _values(t: Tensor, a: Tensor, factors: Factors, scale: Tensor) -> Tensor:
+    """The series at the cosines, which are first multiplied by ``scale`` and clamped, in place."""
+    if _is_one_block(t):
+        buffer = _polynomials(t.mul_(scale).clamp_(-1, 1), len(a), factors)
+        return torch.mv(buffer.mT, a).view(t.shape)
+    value = torch.empty_like(t)
+    for start, stop, buffer in _blocks(t, len(a), factors, scale):
+        torch.mv(buffer.mT, a, out=value[start:stop].view(-1))
+    return value
+
+
 def _gradients(
     grad: Tensor, t: Tensor, a: Tensor, slopes: Tensor, factors: Factors, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of the cosines times ``scale``, (n, m); the parts along each x, (n, 1), and y, (m,); of the coefficients."""
     b = torch.mv(slopes.to(a).mT, a)  # the derivative's coefficients
+    if _is_one_block(t):
+        buffer = _polynomials(t, len(a), factors)
+        at_t, grad_a = torch.mv(buffer.mT, b).view(t.shape), torch.mv(buffer, grad.view(-1))
+        radial = at_t.mul_(grad) * t
+        return at_t.mul_(scale), radial.sum(1, keepdim=True), radial.sum(0), grad_a
     at_t, grad_a = torch.empty_like(t), torch.zeros_like(a)
     along_x, along_y = t.new_zeros(len(t), 1), t.new_zeros(t.shape[1])
     for start, stop, buffer in _blocks(t, len(a), factors, None):
@@ -159,6 +173,21 @@ def _gradients(
     return at_t, along_x, along_y, grad_a
 
 
+def _is_one_block(t: Tensor) -> bool:
+    """Whether all cosines fit one block: in small heads a loop with its slices costs as much as the numbers."""
+    return 0 < t.numel() <= _BLOCK and t.device.type == "cpu"
+
+
+def _polynomials(t: Tensor, count: int, factors: Factors) -> Tensor:
+    """All polynomials at a block of cosines, a row each, in the buffer that is used again."""
+    buffer, first, steps = _workspace(t, count, t.numel(), factors)
+    if first is not None:
+        first.copy_(t.view(-1))
+    for step in steps:
+        step()
+    return buffer
+
+
 def _blocks(t: Tensor, count: int, factors: Factors, scale: Tensor | None) -> Iterator[tuple[int, int, Tensor]]:
     """A few rows of the cosines at a time, with all polynomials at them, in one buffer that is used again.
 
@@ -167,19 +196,12 @@ def _blocks(t: Tensor, count: int, factors: Factors, scale: Tensor | None) -> It
     n, m = t.shape
     rows = max(1, (_BLOCK if t.device.type == "cpu" else _BLOCK_GPU) // max(1, m))
     rows = min(rows, max(1, n))
-    buffer, first, steps = _workspace(t, count, rows * m, factors)
     for start in range(0, n, rows):
         stop = min(start + rows, n)
         part = t[start:stop]
-        if stop - start < rows:
-            buffer, first, steps = _workspace(t, count, (stop - start) * m, factors)
         if scale is not None:
             part.mul_(scale).clamp_(-1, 1)
-        if first is not None:
-            first.copy_(part.view(-1))
-        for step in steps:
-            step()
-        yield start, stop, buffer
+        yield start, stop, _polynomials(part, count, factors)
 
 
 def _workspace(t: Tensor, count: int, size: int, factors: Factors) -> _Workspace:

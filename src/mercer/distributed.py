@@ -40,6 +40,7 @@ __all__ = [
     "joined",
     "rank",
     "shard",
+    "shards",
     "sum_over_ranks",
     "take_rows",
     "world_size",
@@ -185,7 +186,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     if world_size() == 1:
         return tensor
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    _together("sum_over_ranks", lambda: dist.all_reduce(total))
+    _together("sum_over_ranks", dist.all_reduce, total)
     return total
 
 
@@ -206,8 +207,25 @@ def gather_rows(rows: Tensor) -> Tensor:  # (n_rank, ...) -> (n, ...)
     padded = rows.new_zeros((max(counts), *rows.shape[1:]))  # all_gather wants one shape
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in counts]
-    _together("gather_rows", lambda: dist.all_gather(parts, padded))
+    _together("gather_rows", dist.all_gather, parts, padded)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+def shards(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:  # each (n_rank, ...)
+    """One rank's rows after the other, on all ranks: for sums over all rows that hold one shard more at a time."""
+    if world_size() == 1:
+        yield tensors
+        return
+    own = [tensor.detach().contiguous() for tensor in tensors]
+    counts = [_shapes(tensor) for tensor in own]
+    for source in range(world_size()):
+        parts = [
+            tensor if source == rank() else tensor.new_empty((count[source], *tensor.shape[1:]))
+            for tensor, count in zip(own, counts, strict=True)
+        ]
+        for part in parts:
+            _together("shards", dist.broadcast, part, source)
+        yield tuple(parts)
 
 
 def gather_json(value: Any) -> list[Any]:
@@ -230,7 +248,7 @@ def agree(generator: torch.Generator | None) -> torch.Generator | None:
         return generator
     own = torch.Generator().manual_seed(int(torch.randint(2**62, (1,)))) if generator is None else generator
     state = own.get_state().to(_device())
-    _together("agree", lambda: dist.broadcast(state, 0))
+    _together("agree", dist.broadcast, state, 0)
     own.set_state(state.cpu())
     return own
 
@@ -241,7 +259,7 @@ def copy_first(module: nn.Module) -> None:
         return
     for tensor in itertools.chain(module.parameters(), module.buffers()):
         said = tensor.detach().contiguous()
-        _together("copy_first", lambda said=said: dist.broadcast(said, 0))  # type: ignore[misc]
+        _together("copy_first", dist.broadcast, said, 0)
         with torch.no_grad():
             tensor.copy_(said)
 
@@ -251,7 +269,7 @@ def _counts(n: int) -> list[int]:
         return [n]
     mine = torch.tensor([n], device=_device())
     every = [torch.empty_like(mine) for _ in range(world_size())]
-    _together("extent", lambda: dist.all_gather(every, mine))
+    _together("extent", dist.all_gather, every, mine)
     return [int(count) for count in every]
 
 
@@ -260,7 +278,7 @@ def _shapes(rows: Tensor) -> list[int]:
     kind = _DTYPES.index(rows.dtype)
     mine = torch.tensor([kind, rows.ndim, *rows.shape, *(8 - rows.ndim) * [0]], device=rows.device)
     every = [torch.empty_like(mine) for _ in range(world_size())]
-    _together("gather_rows", lambda: dist.all_gather(every, mine))
+    _together("gather_rows", dist.all_gather, every, mine)
     said = [message.tolist() for message in every]
     shapes = [tuple(message[2 : 2 + message[1]]) for message in said]
     if len({shape[1:] for shape in shapes}) > 1:
@@ -276,9 +294,9 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
-def _together(where: str, call: Callable[[], object]) -> None:
+def _together(where: str, collective: Callable[..., object], *arguments: object) -> None:
     try:
-        call()
+        collective(*arguments)
     except RuntimeError as error:
         need = f"{where}: all {world_size()} ranks must take part"
         reason = str(error).splitlines()[0]

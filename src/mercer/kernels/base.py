@@ -13,6 +13,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.checkpoint import checkpoint
 
 from .. import checks
+from ..distributed import shards
 from ..linalg import block_rows, blockwise_matmul, slices
 from ..modules import as_tensor
 from ..storage import Savable
@@ -79,7 +80,9 @@ class Kernel(Savable, nn.Module):
         """The diagonal of ``self(x)`` in O(n)."""
         return self.gram_diag(self.prepare("x", x))
 
-    def matmul(self, x: Tensor, y: Tensor | None, v: Tensor, *, block: int | None = None) -> Tensor:
+    def matmul(
+        self, x: Tensor, y: Tensor | None, v: Tensor, *, block: int | None = None, over_ranks: bool = False
+    ) -> Tensor:
         """``K(x, y) @ v`` without ever holding K: (n, d), (m, d), (m,) or (m, c) -> (n,) or (n, c).
 
         Args:
@@ -89,7 +92,11 @@ class Kernel(Savable, nn.Module):
             block: Rows of K held at a time; by default as many as fit 64 MiB. Under autograd a block is computed
                 again in the backward pass, so that the bound holds there too (not under ``torch.func``, which has no
                 such recomputation).
+            over_ranks: ``y`` and ``v`` (and ``x``) are this rank's rows: the answer is that for the ``y`` and ``v`` of
+                all ranks, a sum over their shards, without gradients to those of others.
         """
+        if over_ranks:
+            return self._summed_over_ranks(x, x if y is None else y, v, block)
         where = f"{type(self).__name__}.matmul"
         x, y = self._pair(x, y)
         if v.ndim not in (1, 2) or len(v) != len(y):
@@ -108,6 +115,10 @@ class Kernel(Savable, nn.Module):
         if transformed:  # torch.func has no checkpoints
             return torch.cat([product(part) for part in parts])
         return torch.cat([checkpoint(product, part, use_reentrant=False) for part in parts])
+
+    def _summed_over_ranks(self, x: Tensor, y: Tensor, v: Tensor, block: int | None) -> Tensor:
+        products = [self.matmul(x, part, w, block=block) for part, w in shards(y, v)]
+        return sum(products[1:], products[0])
 
     def numpy(self, X: ArrayLike, Y: ArrayLike | None = None) -> NDArray[np.floating]:
         """The Gram matrix of numpy arrays, for scikit-learn: ``SVC(kernel=k.numpy)``."""

@@ -84,10 +84,12 @@ class NetworkKernel(Kernel):
         return features @ features.mT if self.matrix_valued else features.square().sum((1, 2))
 
     @override
-    def matmul(self, x: Tensor, y: Tensor | None, v: Tensor, *, block: int | None = None) -> Tensor:
+    def matmul(
+        self, x: Tensor, y: Tensor | None, v: Tensor, *, block: int | None = None, over_ranks: bool = False
+    ) -> Tensor:
         """``K(x, y) @ v`` without ever holding K; of a matrix-valued kernel ``v`` is ``(m, c)`` or ``(m, c, r)``."""
-        if not self.matrix_valued:
-            return super().matmul(x, y, v, block=block)
+        if over_ranks or not self.matrix_valued:
+            return super().matmul(x, y, v, block=block, over_ranks=over_ranks)
         x, y = self._pair(x, y)
         if v.ndim not in (2, 3) or len(v) != len(y):
             need = f"v must have shape ({len(y)}, c) or ({len(y)}, c, r)"

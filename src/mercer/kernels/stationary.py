@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
+from ..distributed import agree, extent, take_rows, world_size
 from ..linalg import safe_sqrt, squared_distances
 from ..modules import Data, rows
 from .base import Kernel, Positive
@@ -40,15 +41,16 @@ class RBF(_UnitDiagonal):
     def from_data(cls, x: Data, *, learnable: bool = False, generator: torch.Generator | None = None) -> RBF:  # (n, d)
         r"""Bandwidth by the median: :math:`\gamma = 1 / \mathrm{median}_{i<j} \|x_i - x_j\|^2`.
 
-        Of a tensor, an array or a loader; over at most 1,000 rows drawn without replacement. Where the median is 0
-        (mostly duplicates) the mean of the distances above 0 takes its place; where all rows are equal, gamma is 1
-        and a warning says so.
+        Of a tensor, an array or a loader, of all ranks' rows; over at most 1,000 drawn without replacement. Where the
+        median is 0 (mostly duplicates) the mean of the distances above 0 takes its place; where all rows are equal,
+        gamma is 1 and a warning says so.
         """
         x = checks.matrix("RBF.from_data", "x", rows("RBF.from_data", x))
-        x = checks.squarable("RBF.from_data", "x", x)
-        if len(x) > _MEDIAN_ROWS:
-            x = x[torch.randperm(len(x), generator=generator, device=x.device)[:_MEDIAN_ROWS]]
-        x = x.double()
+        n = extent(len(checks.squarable("RBF.from_data", "x", x, empty=world_size() > 1)))[1]
+        if n == 0:
+            raise ValueError(checks.sentence("RBF.from_data", "x must have at least one row", tuple(x.shape)))
+        order = torch.arange(n) if n <= _MEDIAN_ROWS else torch.randperm(n, generator=agree(generator))
+        x = take_rows(x, order[:_MEDIAN_ROWS].to(x.device)).double()
         largest = x.abs().max()
         x = x / largest if largest > 0 else x  # squares of denormal values would vanish
         squared = squared_distances(x, x)[torch.ones(len(x), len(x), device=x.device).triu(1).bool()]

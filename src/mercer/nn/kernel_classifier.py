@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
+from ..distributed import world_size
 from ..kernels import Cosine, Kernel, RadialSeries
 from ..linalg import unit_rows
 from ..modules import Data, labelled_rows, rows
@@ -121,7 +122,7 @@ class KernelClassifier(Savable, nn.Module):
     ) -> KernelClassifier:
         """Put the weights where the classes are: the mean direction, or k-means directions for several prototypes.
 
-        A class that has no row keeps its weights, and a warning says so.
+        A class that has no row keeps its weights, and a warning says so. Of several ranks each gives its own rows.
 
         Args:
             embeddings: ``(n, in_features)``, or a loader of pairs (embedding, label).
@@ -133,7 +134,10 @@ class KernelClassifier(Savable, nn.Module):
             z, labels = labelled_rows(where, embeddings)
         else:
             z = rows(where, embeddings, "embeddings")
-        checks.squarable(where, "embeddings", checks.matrix(where, "embeddings", z, columns=self.in_features))
+        several = world_size() > 1  # of several ranks some may have no row
+        checks.squarable(
+            where, "embeddings", checks.matrix(where, "embeddings", z, columns=self.in_features), empty=several
+        )
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)
         labels = _checked_labels(where, labels, z, self.num_classes)
         directions, missing = class_directions(z, labels, self.num_classes, self.prototypes, generator)
@@ -216,7 +220,7 @@ def _checked_labels(where: str, labels: Any, z: Tensor, classes: int) -> Tensor:
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(checks.sentence(where, "labels must be whole numbers", labels.dtype))
     whole: Tensor = labels.long()
-    least, most = int(whole.min()), int(whole.max())
+    least, most = (int(whole.min()), int(whole.max())) if len(whole) else (0, 0)
     if least < 0 or most >= classes:
         raise ValueError(checks.sentence(where, f"labels must be in 0..{classes - 1}", f"{least}..{most}"))
     return whole

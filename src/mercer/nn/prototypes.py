@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..distributed import agree, extent, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
 __all__ = ["class_directions"]
@@ -17,13 +18,16 @@ _SPREAD = 1e-2  # what tells copies of one row apart, where a class has fewer ro
 def class_directions(
     z: Tensor, labels: Tensor, classes: int, prototypes: int, generator: torch.Generator | None
 ) -> tuple[Tensor, list[int]]:
-    """Unit vectors ``(classes * prototypes, d)``, class-major, and the classes that have no row (theirs are 0)."""
-    unit = unit_rows(z.double())
+    """Unit vectors ``(classes * prototypes, d)``, class-major, and the classes that have no row (theirs are 0).
+
+    Of several ranks each gives its own rows; directions are those of all rows.
+    """
+    unit, generator = unit_rows(z.double()), agree(generator)
     found = unit.new_zeros(classes * prototypes, z.shape[1])
     missing = []
     for label in range(classes):
         own = unit[labels == label]
-        if len(own) == 0:
+        if extent(len(own))[1] == 0:
             missing.append(label)
             continue
         place = slice(label * prototypes, (label + 1) * prototypes)
@@ -32,14 +36,15 @@ def class_directions(
 
 
 def _mean(unit: Tensor) -> Tensor:  # (n, d) -> (1, d)
-    mean = unit.mean(0, keepdim=True)
+    mean = sum_over_ranks(unit.sum(0, keepdim=True)) / extent(len(unit))[1]
     # Opposite rows cancel: any of them is then a better direction than rounding error.
-    return unit_rows(mean) if float(mean.norm()) > 1e-6 else unit[:1]
+    return unit_rows(mean) if float(mean.norm()) > 1e-6 else take_rows(unit, torch.zeros(1, dtype=torch.int64))
 
 
 def _spherical_k_means(unit: Tensor, count: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (count, d)
-    if len(unit) > _ROWS:
-        unit = unit[torch.randperm(len(unit), generator=generator, device=unit.device)[:_ROWS]]
+    n = extent(len(unit))[1]
+    some = torch.randperm(n, generator=generator, device=unit.device) if n > _ROWS else torch.arange(n)
+    unit = take_rows(unit, some[:_ROWS].to(unit.device))
     if len(unit) <= count:
         copies = unit[torch.arange(count, device=unit.device) % len(unit)]
         noise = torch.randn(copies.shape, generator=generator, dtype=unit.dtype, device=unit.device)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from .. import checks, distributed
 from ..modules import last_linear
 from .base import CheckedOptimizer, Closure, descend
-from .layer_factor import LayerFactor, Memory
+from .layer_factor import LayerFactor, Memory, finite_everywhere
 from .recording import Record, Recorder, trained_layers
 
 __all__ = ["EigenProSGD", "eigenpro_plan"]
@@ -110,7 +110,7 @@ class EigenProSGD(CheckedOptimizer):
 
     def _learn(self, factor: LayerFactor, state: dict[str, Any], record: Record) -> None:
         g = factor.rows(record).double()  # (n, d)
-        if not bool(g.square().sum().isfinite()):
+        if not finite_everywhere(g):
             checks.warn("EigenProSGD", f"the input of layer {factor.name!r} is not finite; it was not learned from.")
             return
         rows = distributed.sum_over_ranks(torch.tensor(float(len(g)), dtype=torch.float64, device=g.device))

@@ -24,7 +24,8 @@ class ESGD(CheckedOptimizer):
     equilibrate it (Dauphin et al. 2015, Algorithm 1).
 
     H v needs more than one gradient. Call ``loss.backward(create_graph=opt.due)``, which gives it exactly; or pass
-    ``step`` a closure, which is then evaluated once more at a shifted point, with the same random numbers.
+    ``step`` a closure, which is then evaluated once more at a shifted point, with the same random numbers. Under DDP,
+    which refuses ``create_graph``, pass a closure.
 
     Args:
         params: Parameters, named parameters or groups.

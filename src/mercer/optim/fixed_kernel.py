@@ -15,8 +15,8 @@ __all__ = ["fixed_kernel_direction", "sample_inverse"]
 
 
 def sample_inverse(kernel: Kernel, model_inputs: Record, damping: float) -> Tensor:  # (n, n)
-    r""":math:`(K / n + \lambda I)^{-1}` over the samples of the step, in float64."""
-    x = torch.cat(model_inputs.inputs)
+    r""":math:`(K / n + \lambda I)^{-1}` over the samples of the step, of all ranks, in float64."""
+    x = distributed.gather_rows(torch.cat(model_inputs.inputs))
     try:
         gram = kernel(x.double())
     except ValueError:  # a kernel on vectors; network kernels take pictures as they are
@@ -32,20 +32,19 @@ def fixed_kernel_direction(factor: LayerFactor, record: Record, inverse: Tensor,
     Args:
         factor: The layer.
         record: Its inputs and output gradients.
-        inverse: From `sample_inverse`, of the n samples of this rank.
+        inverse: From `sample_inverse`, of the n samples of all ranks.
         gradient: Of weight and bias, ``(c, d)``.
     """
     n = len(inverse)
     every = [layer_rows(factor.module, x, bias=factor.bias is not None) for x in record.inputs]
-    g, d = torch.cat(every).double(), torch.cat([output_rows(factor.module, x) for x in record.gradients]).double()
+    g = distributed.gather_rows(torch.cat(every).double())
+    d = distributed.gather_rows(torch.cat([output_rows(factor.module, x) for x in record.gradients]).double())
     if len(g) % n or len(g) != len(d):
         need = f"with kernel= layer {factor.name!r} must see the {n} samples of the model's input"
         fix = f"Leave it to plain SGD with exclude=[{factor.name!r}]."
         raise ValueError(checks.sentence("FunctionSpaceSGD", need, f"{len(g)} rows", fix))
     mixed = (inverse @ d.reshape(n, -1)).reshape(d.shape)  # (n places, c)
-    ranks = distributed.world_size()
-    seen = distributed.sum_over_ranks(d.mT @ g) / ranks
-    direction = distributed.sum_over_ranks(mixed.mT @ g) / ranks
+    seen = d.mT @ g
     norm = seen.square().sum()
     scale = (seen * gradient.double()).sum() / torch.where(norm > 0, norm, torch.ones_like(norm))
-    return (scale * direction).to(gradient.dtype)
+    return (scale * (mixed.mT @ g)).to(gradient.dtype)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import checks
+from .. import checks, distributed
 from .factors import Dual, damped_inverse, dual, moment, ridge
 from .recording import Record, layer_rows
 
-__all__ = ["LayerFactor", "Memory"]
+__all__ = ["LayerFactor", "Memory", "finite_everywhere"]
 
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
 REFRESHES, PLACES = "refreshes", "places"  # how often the moments were renewed; outputs of one sample
@@ -74,12 +74,13 @@ class LayerFactor:
     def refresh(self, state: State, record: Record) -> None:
         """Renew the moments by the rows of the passes since the last step."""
         g = self.rows(record)
-        if not bool(g.double().square().sum().isfinite()):
+        if not finite_everywhere(g):
             checks.warn(self.where, f"the input of layer {self.name!r} is not finite; its moment was left as it was.")
             return
         state[REFRESHES] = state.get(REFRESHES, 0) + 1
         state[PLACES] = _places(self.module, record.inputs[0], record.gradients[0])
-        if g.shape[1] > self.memory.max_width or (self.memory.ema == 0 and len(g) < g.shape[1]):
+        n = distributed.extent(len(g))[1]  # all ranks must take the same side
+        if g.shape[1] > self.memory.max_width or (self.memory.ema == 0 and n < g.shape[1]):
             side = dual(g, self.memory.damping, where=self.where)
             state.update({ROWS: side.rows, CORE: side.core, RIDGE: side.ridge})
             state.pop(INVERSE, None)
@@ -121,8 +122,9 @@ class LayerFactor:
         its curvature: a mean made convolutions' steps as many times too long.
         """
         parts = []
+        most = max(1, self.memory.max_rows // distributed.world_size())
         for x, gradient in zip(record.inputs, record.gradients, strict=True):
-            g = layer_rows(self.module, x, bias=self.bias is not None, most=self.memory.max_rows)
+            g = layer_rows(self.module, x, bias=self.bias is not None, most=most)
             parts.append(g * _places(self.module, x, gradient) ** 0.5)
         return torch.cat(parts)
 
@@ -141,6 +143,12 @@ class LayerFactor:
         kept = self.memory.ema
         weight = (1 - kept) / (1 - kept ** state[REFRESHES])  # of a bias-corrected average
         return torch.lerp(state[key], fresh, weight)
+
+
+def finite_everywhere(g: Tensor) -> bool:
+    """Whether the squares of every rank's rows are finite: what one rank leaves out, all leave out."""
+    bad = (~g.double().square().sum().isfinite()).long()
+    return not bool(distributed.sum_over_ranks(bad))
 
 
 def _places(module: nn.Module, x: Tensor, gradient: Tensor) -> int:

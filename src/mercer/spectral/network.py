@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
+from ..distributed import agree, extent, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
 __all__ = ["Descent", "TwoLayerNet", "neural_embedding", "train_two_layer"]
@@ -82,7 +83,7 @@ def train_two_layer(
 
     Args:
         network: Trained in place.
-        x: Unit rows, ``(n, d)``.
+        x: Unit rows, ``(n, d)``; of several ranks each gives its own, and the networks start alike.
         targets: ``(n,)`` or ``(n, c)``.
         lr: :math:`\eta`.
         steps: How many steps.
@@ -97,14 +98,14 @@ def train_two_layer(
     for step in range(steps + 1):
         hidden = (x @ weight.mT).relu_()  # (n, m)
         gap = hidden @ signs.mT / root - y  # (n, c)
-        residuals.append(gap.norm())
+        residuals.append(sum_over_ranks(gap.square().sum()).sqrt())
         if test is not None:
             error, accuracy = _tested(network, *test)
             tests.append(error)
             hits.append(accuracy)
         if step < steps:
             back = (gap @ signs).mul_(hidden > 0)  # (n, m)
-            weight.sub_(back.mT @ x, alpha=lr / root)
+            weight.sub_(sum_over_ranks(back.mT @ x), alpha=lr / root)
     return Descent(torch.stack(residuals), torch.stack(tests) if tests else None, torch.stack(hits) if hits else None)
 
 
@@ -136,15 +137,16 @@ def neural_embedding(
     """
     checks.same_length("neural_embedding", "x", x, "targets", targets)
     y = targets.reshape(len(x), -1).to(x.dtype)
+    n, generator = extent(len(x))[1], agree(generator)
     first = _linear(x.shape[1], width, x.dtype, generator)
     above = nn.Sequential(_linear(width, hidden, x.dtype, generator), nn.ReLU())
     last = _linear(hidden, y.shape[1], x.dtype, generator)
     body = nn.Sequential(first, nn.ReLU(), *above, last)
     optimizer = torch.optim.Adam(body.parameters(), lr=lr)
     for _ in range(epochs):
-        for rows in torch.randperm(len(x), generator=generator).split(batch):
+        for rows in torch.randperm(n, generator=generator).split(batch):
             optimizer.zero_grad()
-            (body(x[rows]) - y[rows]).square().mean().backward()
+            (body(take_rows(x, rows)) - take_rows(y, rows)).square().mean().backward()
             optimizer.step()
     return nn.Sequential(first, nn.ReLU(), _Unit()).requires_grad_(False).eval()
 

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
 from .. import __version__
 from ..experiments import Result, entries, read_results, read_run
 from ..storage import atomic_write
 from . import numbers
 from .pictures import pictures
 from .sections import STATES, Section, sections, unknown_entries
+from .templates import fill, own_text, words
 
 __all__ = ["build"]
 
@@ -68,33 +66,21 @@ def build(run_folder: Path) -> Path:
 
 def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
     """The page's text. All that comes from results or published files is escaped by the template."""
-    environment = Environment(
-        loader=PackageLoader("mercer.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"duration": numbers.duration, "order": _order, "words": _words}
-    script = _own_text("sort.js")
+    script = own_text("sort.js")
     counts = [(state, sum(section.state == state for section in found)) for state in STATES.values()]
-    return environment.get_template("template.html").render(
-        counts=counts,
-        total=len(found),
-        ran=sum(section.shown for section in found),
-        facts=_facts(run, found),
-        papers=_papers(found),
-        pictures={section.entry.id: pictures(section) for section in found},
-        states=STATES,
-        style=Markup(_own_text("style.css")),
-        script=Markup(script),
-        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
-
-
-def _own_text(name: str) -> str:
-    """A file of this package, the only text that goes into the page unescaped."""
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+    values = {
+        "counts": counts,
+        "total": len(found),
+        "ran": sum(section.shown for section in found),
+        "facts": _facts(run, found),
+        "papers": _papers(found),
+        "pictures": {section.entry.id: pictures(section) for section in found},
+        "states": STATES,
+        "style": own_text("style.css"),
+        "script": script,
+        "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+    return fill("template.html", values)
 
 
 def _papers(found: Sequence[Section]) -> list[Paper]:
@@ -124,8 +110,8 @@ def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
         f"{numbers.duration(sum(result.cpu_seconds for result in results))} CPU",
         "Started": min(starts, default=str(session.get("started", ""))).replace("T", " ").replace("+00:00", " UTC"),
         "Machine": numbers.machine(session.get("machine", {})),
-        "Threads": _words(session.get("threads", "")),
-        "Versions": _words(session.get("versions", "")),
+        "Threads": words(session.get("threads", "")),
+        "Versions": words(session.get("versions", "")),
         "Sessions": f"{len(past)}; machine and versions are the last one's" if len(past) > 1 else "",
     }
     pairs = [(name, value) for name, value in shown.items() if value]
@@ -150,16 +136,3 @@ def _claims(found: Sequence[Section]) -> str:
     """How the papers' theorems and claims fared."""
     claims = [line.claim for section in found for line in section.lines if line.claim]
     return f"{sum(claim == 'holds' for claim in claims)} of {len(claims)} checked hold" if claims else ""
-
-
-def _words(value: Any) -> str:
-    """JSON values as a reader would say them."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_words(item)}" for name, item in value.items() if item not in ("", None))
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_words, value))
-    return str(value)
-
-
-def _order(value: float | None) -> str:
-    return "" if value is None else repr(float(value))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
-
 from .. import figures
 from ..experiments import Entry, Result
+from .inline import inline
 from .sections import Section
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Picture", "pictures"]
 
 _log = logging.getLogger("mercer")
-_NARROW = 4.1  # inches: at 96 px each, about the width of a phone, so that text keeps its size there
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def pictures(section: Section) -> list[Picture]:
         figure = _figure(entry, done)
         if figure is None:
             return []
-        return [Picture(alt, _caption(entry), _markup(figure, section.anchor, alt))]
+        return [Picture(alt, _caption(entry), inline(figure, section.anchor, alt))]
     except Exception as error:  # one entry's drawing must not cost the reader the whole page
         _log.warning("%s: the figure could not be drawn", entry.id, exc_info=error)
         return [Picture(alt, "", why=f"{type(error).__name__}: {error}")]
@@ -96,33 +93,6 @@ def _mean(curves: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
         "low": [mean - spread for mean, spread in zip(means, spreads, strict=True)],
         "high": [mean + spread for mean, spread in zip(means, spreads, strict=True)],
     }
-
-
-def _markup(figure: Figure, anchor: str, alt: str) -> Markup:
-    """The figure for a desk and, where it is one plot that can be made narrow, again for a phone."""
-    if _panels(figure) > 1:  # panels side by side cannot be squeezed: on a phone they scroll
-        return _inline(figure, f"{anchor}-w", alt, "only")
-    wide = _inline(figure, f"{anchor}-w", alt, "wide")
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(_NARROW, _NARROW * max(0.8, min(1.1, 1.25 * height / width)))
-    return wide + _inline(figure, f"{anchor}-n", alt, "narrow")
-
-
-def _panels(figure: Figure) -> int:
-    """How many axes stand side by side; a colour bar is not one."""
-    places = [axes.get_subplotspec() for axes in figure.axes]
-    return max((place.get_gridspec().ncols for place in places if place is not None), default=1)
-
-
-def _inline(figure: Figure, prefix: str, alt: str, css_class: str) -> Markup:
-    """One ``<svg>`` whose ids are its own, for a page holds many and a browser takes the first of two alike."""
-    text = figures.svg(figure)
-    text = text[text.index("<svg") :]
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = re.sub(r"url\(#", f"url(#{prefix}-", text)
-    text = re.sub(r'href="#', f'href="#{prefix}-', text)
-    opening = Markup('<svg class="{}" role="img" aria-label="{}"').format(css_class, alt)
-    return opening + Markup(text.removeprefix("<svg"))
 
 
 def _described(done: Sequence[Result]) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..distributed import extent, sum_over_ranks
 from ..kernels.tangents import Tangents
 from ..linalg import slices
+from ..modules import Readable
 from .likelihood import curvature_product, curvature_root
 
 
 def leading_directions(
     tangents: Tangents,
-    x: Tensor,
+    x: Readable,
     f: Tensor,
     k: int,
     *,
@@ -30,7 +32,7 @@ def leading_directions(
 
     Args:
         tangents: J.
-        x: Rows.
+        x: Rows, this rank's; products are summed over ranks.
         f: Outputs at the rows ``(n, c)``.
         k: Directions.
         likelihood: Whose :math:`\Lambda`.
@@ -40,11 +42,12 @@ def leading_directions(
         batch_size: Rows at a time.
         seed: Decides :math:`\Omega`.
     """
-    rank = min(k, f.numel(), tangents.size)
+    own, n = extent(len(f))
+    rank = min(k, n * f.shape[1], tangents.size)
     if rank == tangents.size:
         return torch.eye(rank, dtype=f.dtype, device=f.device)
     draw = torch.Generator(device=f.device).manual_seed(seed)
-    probes = torch.randn(*f.shape, rank, dtype=f.dtype, device=f.device, generator=draw)
+    probes = torch.randn(n, f.shape[1], rank, dtype=f.dtype, device=f.device, generator=draw)[own]
 
     def start(part: slice) -> Tensor:
         return curvature_root(likelihood, f[part], probes[part], noise) if weighted else probes[part]
@@ -55,7 +58,9 @@ def leading_directions(
 
     parts = list(slices(len(x), batch_size))
     zero = torch.zeros(tangents.size, rank, dtype=f.dtype, device=f.device)
-    q: Tensor = torch.linalg.qr(sum((tangents.transposed(x[part], start(part)) for part in parts), zero))[0]
+    first = sum((tangents.transposed(x[part], start(part)) for part in parts), zero)
+    q: Tensor = torch.linalg.qr(sum_over_ranks(first))[0]
     for _ in range(iterations):
-        q = torch.linalg.qr(sum((tangents.transposed(x[part], powered(part, q)) for part in parts), zero))[0]
+        product = sum((tangents.transposed(x[part], powered(part, q)) for part in parts), zero)
+        q = torch.linalg.qr(sum_over_ranks(product))[0]
     return q

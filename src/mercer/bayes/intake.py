@@ -10,11 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..modules import labelled_rows
+from ..distributed import world_size
+from ..modules import Readable, StoredRows, as_tensor, labelled_rows
 
 
-def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Rows and labels of a loader, or of one pair, as the network takes them."""
+def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple[Readable, Tensor]:
+    """Rows and labels of a loader, or of one pair, as the network takes them; rows in a file stay there."""
+    if isinstance(loader, tuple) and isinstance(loader[0], StoredRows):
+        stored = loader[0].then(lambda block: checked_rows(where, block, model, None) if len(block) else block)
+        y = checks.finite(where, "y", as_tensor(where, "y", loader[1]))
+        checks.same_length(where, "x", stored, "y", y)
+        return stored, y
     x, y = labelled_rows(where, loader)
     return checked_rows(where, x, model, None), y.to(x.device)
 
@@ -41,7 +47,7 @@ def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...]
         return x.long()
     x = checks.finite(where, "x", checks.floating(x))
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-    return checks.squarable(where, "x", x.to(dtype))
+    return checks.squarable(where, "x", x.to(dtype), empty=world_size() > 1)  # of several ranks some may have no row
 
 
 def checked_targets(where: str, likelihood: str, y: Tensor, f: Tensor) -> Tensor:
@@ -82,7 +88,7 @@ def _labels(where: str, y: Tensor, c: int) -> Tensor:
 
         warnings.warn(f"{where}: labels of shape (n, 1) were taken as (n,).", DataConversionWarning, stacklevel=5)
         y = y[:, 0]
-    if y.is_floating_point() or y.ndim != 1 or int(y.min()) < 0 or int(y.max()) >= c:
+    if y.is_floating_point() or y.ndim != 1 or (len(y) and (int(y.min()) < 0 or int(y.max()) >= c)):
         need = f"labels must be whole numbers in 0..{c - 1}, shape (n,)"
         came = y.dtype if y.is_floating_point() else f"{int(y.min())}..{int(y.max())}, shape {tuple(y.shape)}"
         raise ValueError(checks.sentence(where, need, came))

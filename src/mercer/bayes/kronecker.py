@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
+from ..distributed import gather_rows
 from ..linalg import slices
 from ..modules import unwrap
 from .intake import checked_rows, checked_targets, not_fitted, training_pairs
@@ -40,7 +41,7 @@ class KroneckerLaplace:
 
     def fit(self, loader: Iterable[Any]) -> Self:
         """Sum the factors over the rows; labels have no part in the Gauss-Newton matrix."""
-        x, y = training_pairs("KroneckerLaplace.fit", loader, self.model)
+        x, y = (gather_rows(part[:]) for part in training_pairs("KroneckerLaplace.fit", loader, self.model))
         sums: dict[str, tuple[Tensor, Tensor]] = {}
         with torch.no_grad():
             for part in slices(len(x), self.batch_size):

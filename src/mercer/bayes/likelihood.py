@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..distributed import sum_over_ranks
+
 LIKELIHOODS = ("classification", "regression")
 LINKS = ("probit", "laplace_bridge", "samples")
 
@@ -58,10 +60,17 @@ def sampled(mean: Tensor, covariance: Tensor, samples: int, generator: torch.Gen
 
 
 def negative_log_likelihood(proba: Tensor, y: Tensor) -> float:  # (n, c), (n,)
-    """Mean negative log-probability of the labels."""
-    return float(-proba.gather(1, y[:, None]).clamp_min(1e-12).log().mean())
+    """Mean negative log-probability of the labels, over the rows of all ranks."""
+    return mean_over_ranks(-proba.gather(1, y[:, None]).clamp_min(1e-12).log())
 
 
 def gaussian_nll(mean: Tensor, variance: Tensor, y: Tensor) -> float:  # (n, c) each
-    """Mean negative log-density of the targets, noise included in the variance."""
-    return float(0.5 * ((y - mean).square() / variance + (2 * math.pi * variance).log()).mean())
+    """Mean negative log-density of the targets, noise included in the variance, over the rows of all ranks."""
+    return mean_over_ranks(0.5 * ((y - mean).square() / variance + (2 * math.pi * variance).log()))
+
+
+def mean_over_ranks(values: Tensor) -> float:
+    """The mean of all numbers, of all ranks' together."""
+    total = values.double().sum()
+    sums = sum_over_ranks(torch.stack((total, total.new_tensor(float(values.numel())))))
+    return float(sums[0] / sums[1])

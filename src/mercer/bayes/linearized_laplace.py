@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
+from ..distributed import agree, gather_rows, sum_over_ranks
 from ..kernels.tangents import Tangents
 from ..linalg import slices
-from ..modules import trainable, unwrap
+from ..modules import Readable, trainable, unwrap
 from ..storage import Savable
 from .directions import leading_directions
 from .eigenfunction_network import EigenfunctionNetwork, spread_rows, with_embedding
@@ -123,17 +124,18 @@ class LinearizedLaplace(Savable):
         """Find the directions and the posterior in them, then the prior precision.
 
         Args:
-            loader: Training rows and labels (targets ``(n, c)`` for a regression): a loader or one pair.
+            loader: Training rows and labels (targets ``(n, c)`` for a regression): a loader or one pair, whose rows
+                may stay in a file (`mercer.modules.open_rows`). Of several ranks each gives its own.
             val_loader: Rows that ``"validation"`` is decided on; not the training ones.
         """
         x, y = self._pairs("loader", loader)
         with torch.no_grad():
             f = self._outputs(x)
             y = checked_targets("LinearizedLaplace", self.likelihood, y, f)
-            residuals = y - f if self.likelihood == "regression" else None
+            residuals = gather_rows(y - f) if self.likelihood == "regression" else None
             self.noise_ = 1.0 if residuals is None else max(float(residuals.square().mean()), _TINY)
             self._find_directions(x, f)
-            self.student_ = self._student(x) if self.eigenfunctions == "network" else None
+            self.student_ = self._student(gather_rows(x[:])) if self.eigenfunctions == "network" else None
             self._choose_prior(residuals, val_loader)
         self.row_shape_ = tuple(x.shape[1:])
         self.weights_ = weights_of(self.model)
@@ -196,8 +198,11 @@ class LinearizedLaplace(Savable):
             variance = self._variance(psi.square(), outside, self.prior_precision_, self.eigenvalues_)
         return f, checked_outputs("LinearizedLaplace", variance)
 
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c)
+    def _parts(self, x: Readable) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c)
         """Outputs, Psi, and the diagonal of K(x, x) less what Psi holds of it."""
+        if not len(x):  # a rank without rows: the shapes alone
+            f, psi, outside = self._parts(_one_row(x))
+            return f[:0], psi[:0], outside[:0]
         one = self._derived_parts if self.student_ is None else self._distilled_parts
         size = self.batch_size if self.student_ is None else 4096
         parts = [one(x[part]) for part in slices(len(x), size)]
@@ -220,7 +225,7 @@ class LinearizedLaplace(Savable):
     def _variance(self, squares: Tensor, outside: Tensor, precision: float, eigenvalues: Tensor) -> Tensor:  # -> (n, c)
         return squares @ (1 / (eigenvalues + precision)).to(squares.dtype) + outside / precision
 
-    def _find_directions(self, x: Tensor, f: Tensor) -> None:
+    def _find_directions(self, x: Readable, f: Tensor) -> None:
         tangents = self._tangents(x)
         q = leading_directions(
             tangents, x, f, self.k, likelihood=self.likelihood, noise=self.noise_, weighted=self.complement,
@@ -231,6 +236,7 @@ class LinearizedLaplace(Savable):
             psi = tangents.along(x[part], q)
             product = curvature_product(self.likelihood, f[part], psi, self.noise_)
             ggn += (psi.flatten(0, 1).mT @ product.flatten(0, 1)).double()
+        ggn = sum_over_ranks(ggn)
         values, vectors = torch.linalg.eigh((ggn + ggn.mT) / 2)
         self.eigenvalues_ = values.flip(0).clamp_min(0)
         self.directions_ = q @ vectors.flip(1).to(q.dtype)  # (p, k)
@@ -284,16 +290,18 @@ class LinearizedLaplace(Savable):
         return negative_log_likelihood(link(f, variance), y)
 
     def _seed(self) -> int:
-        return int(torch.randint(2**31 - 1, (1,), generator=self.generator))
+        return int(torch.randint(2**31 - 1, (1,), generator=agree(self.generator)))
 
-    def _tangents(self, x: Tensor) -> Tangents:
-        return Tangents(self.model, x, _flat)
+    def _tangents(self, x: Readable) -> Tangents:
+        return Tangents(self.model, x[:0], _flat)
 
-    def _outputs(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
+    def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c)
+        if not len(x):
+            return self._outputs(_one_row(x))[:0]
         tangents = self._tangents(x)
         return torch.cat([tangents.call(tangents.theta, x[part]) for part in slices(len(x), self.batch_size)])
 
-    def _pairs(self, name: str, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
+    def _pairs(self, name: str, loader: Iterable[Any]) -> tuple[Readable, Tensor]:
         return training_pairs(f"LinearizedLaplace.fit, {name}", loader, self.model)
 
     def _rows(self, x: Tensor) -> Tensor:
@@ -302,6 +310,10 @@ class LinearizedLaplace(Savable):
         if not hasattr(self, "row_shape_"):
             raise not_fitted("LinearizedLaplace")
         return checked_rows("LinearizedLaplace", x, self.model, self.row_shape_)
+
+
+def _one_row(x: Readable) -> Tensor:  # -> (1, ...)
+    return torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
 
 
 def _flat(output: Tensor) -> Tensor:

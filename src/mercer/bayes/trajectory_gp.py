@@ -14,7 +14,7 @@ from typing_extensions import override
 from .. import checks
 from ..kernels import Trajectory
 from ..linalg import slices
-from ..modules import unwrap
+from ..modules import Readable, unwrap
 from ..storage import Savable
 from .intake import checked_outputs, checked_rows, checked_targets, not_fitted, training_pairs
 from .likelihood import (
@@ -22,6 +22,7 @@ from .likelihood import (
     LINKS,
     gaussian_nll,
     laplace_bridge,
+    mean_over_ranks,
     negative_log_likelihood,
     probit,
     sampled,
@@ -124,7 +125,7 @@ class TrajectoryGP(Savable):
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
         """Choose the precision on validation rows, and a regression's noise on them or, without, on training rows.
 
-        A classifier's training rows are in its networks already, and are not read.
+        A classifier's training rows are in its networks already, and are not read. Of several ranks each gives its own.
         """
         noise, residuals_of = 0.0, loader if loader is not None else val_loader
         if self.likelihood == "regression":
@@ -132,7 +133,7 @@ class TrajectoryGP(Savable):
                 need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
                 raise ValueError(checks.sentence("TrajectoryGP.fit", need, "neither loader", fix))
             mean, _, y = self._read(residuals_of)
-            noise = max(float((y - mean).square().mean()), torch.finfo(torch.float32).tiny)
+            noise = max(mean_over_ranks((y - mean).square()), torch.finfo(torch.float32).tiny)
         precision = 1.0 if isinstance(self.precision, str) else float(self.precision)
         if self.precision == "validation" and val_loader is not None:
             score = partial(self._score, *self._read(val_loader))
@@ -193,11 +194,13 @@ class TrajectoryGP(Savable):
         mean, variance = self._mean_and_variance(x)
         return mean, variance, checked_targets("TrajectoryGP", self.likelihood, y, mean)
 
-    def _mean_and_variance(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _mean_and_variance(self, x: Readable) -> tuple[Tensor, Tensor]:
         outputs = self._outputs(x)
         return outputs.mean(2), outputs.var(2, correction=0)
 
-    def _outputs(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, M)
+    def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c, M)
+        if not len(x):  # a rank without rows: the shape alone
+            return self._outputs(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))[:0]
         with torch.no_grad():
             parts = [self.kernel.outputs_of_all(x[part]) for part in slices(len(x), self.batch_size)]
         return checked_outputs("TrajectoryGP", torch.cat(parts))

@@ -68,6 +68,12 @@ class StoredRows:
         whole = (self._first + len(self), *self.shape[1:])
         return StoredRows(self._read, whole, self._where, slice(self._first + first, self._first + last))
 
+    def then(self, f: Callable[[Tensor], Tensor]) -> StoredRows:
+        """The rows as ``f`` makes them when they are read: another dtype, a check, a map of each row."""
+        whole = (self._first + len(self), *self.shape[1:])
+        part = slice(self._first, self._first + len(self))
+        return StoredRows(lambda first, last: f(self._read(first, last)), whole, self._where, part)
+
     def blocks(self, rows: int = 50_000) -> Iterator[Tensor]:
         """All rows, so many at a time; for ``partial_fit`` and sums of one's own."""
         integer("StoredRows.blocks", "rows", rows, 1)

@@ -18,7 +18,8 @@ __all__ = ["Familiarity"]
 
 _LANDMARKS = 500
 _REFERENCE = 1000  # training rows, none of them a landmark, that say what is usual
-_RANK = 1e-10  # eigenvalues below this share of the largest are rounding
+_RANK = 1e-7  # eigenvalues below this share of the largest are rounding
+_NOISE = 1e-3  # the least ridge: variances far below it are rounding, not distance
 _TAIL, _FARTHEST = 0.95, 0.999  # what is called far; the farthest that training rows may set it to
 
 
@@ -28,7 +29,8 @@ class Familiarity(Savable, nn.Module):
     The variance of the Gaussian process, prior 1, whose mean the kernel machine is, in its Nystrom form
     :math:`v(z) = 1 - k^T K_{mm}^{-1} k + \lambda k^T (\lambda K_{mm} + K_{mn} K_{nm})^{-1} k`, is compared with that of
     training rows that are left out: 0 up to their median; 0.5 where one in twenty of them is farther; 1 at the prior,
-    where the training rows say nothing. Linear in between.
+    where the training rows say nothing. Linear in between. :math:`\lambda` is the kernel machine's ridge, at least
+    0.001.
 
     Args:
         landmarks: m training rows, ``(m, d)``, as the kernel machine sees them.
@@ -51,7 +53,8 @@ class Familiarity(Savable, nn.Module):
     @classmethod
     def of(cls, estimator: KernelNetworkClassifier | KernelNetworkRegressor, generator: torch.Generator) -> Self:
         """Of a fitted estimator with the default solver."""
-        head, penalty, sums = estimator.network_.layers[-1], estimator.penalty_, estimator.sums_
+        head, sums = estimator.network_.layers[-1], estimator.sums_
+        penalty = max(estimator.penalty_, _NOISE)
         assert isinstance(head, KernelLayer)
         order = torch.randperm(len(head.anchors), generator=generator)
         m = min(_LANDMARKS, len(order) // 2)

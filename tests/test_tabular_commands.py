@@ -1,0 +1,195 @@
+"""``mercer fit`` and ``mercer predict`` as a user meets them: what they print, write, and how they end."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import mercer
+from mercer import data
+from mercer.cli import main
+from mercer.kernels import RBF
+
+
+def run(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture(scope="module")
+def tables():
+    path = Path(__file__).parent.parent / "examples" / "tables.py"
+    spec = importlib.util.spec_from_file_location("tables", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def home(tables, tmp_path_factory):
+    """A folder with a short messy table, rows of it that are new, and a model."""
+    folder = tmp_path_factory.mktemp("home")
+    frame = tables.messy(360)
+    frame[:300].to_csv(folder / "old.csv", index=False)
+    frame[300:].to_csv(folder / "new.csv", index=False)
+    done = run("fit", folder / "old.csv", "--target", "churned", "-o", folder / "model")
+    assert done.exit_code == 0, done.output
+    (folder / "fit.txt").write_text(done.stdout)
+    return folder
+
+
+def test_fit_says_what_was_done_and_how_good_it_is(home):
+    text = (home / "fit.txt").read_text()
+    for part in (
+        "old.csv: 300 rows, 9 columns beside churned",
+        "classification: churned holds 2 different words.",
+        "country     constant     dropped: every value is 'CH'",
+        "joined      date         a date as days, year, season, weekday",
+        "complained  boolean      1 for true, 0 for false",
+        "Note: remark is not used: it is free text",
+        "On held-out rows (5 folds over 300 rows)",
+        "true class down, predicted across",
+        f"Next:  mercer predict {home / 'model'}",
+    ):
+        assert part in text, part
+    model = mercer.load(home / "model")
+    assert f"{model.scores['accuracy']:.4g}" in text and "cross-validation" not in text
+
+
+def test_predict_writes_the_columns_of_the_contract(home, tmp_path):
+    done = run("predict", home / "model", home / "new.csv", "-o", tmp_path / "out.csv")
+    assert done.exit_code == 0, done.output
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert out.columns.tolist() == ["prediction", "p_left", "p_stayed", "unfamiliar"]
+    assert len(out) == 60 and out["unfamiliar"].between(0, 1).all()
+    new = pd.read_csv(home / "new.csv")
+    accuracy = (out["prediction"] == new["churned"]).mean()
+    assert f"accuracy on the 60 rows whose churned is in the file: {accuracy:.4g}" in done.stdout
+    assert accuracy > 0.6 and list(tmp_path.iterdir()) == [tmp_path / "out.csv"]
+
+
+def test_json_is_one_document_on_stdout(home, tmp_path):
+    done = run("fit", home / "old.csv", "--target", "calls", "--task", "regression", "-o", tmp_path / "m", "--json")
+    found = json.loads(done.stdout)
+    assert (found["task"], found["why"], found["rows"]) == (
+        "regression",
+        "regression, as asked",
+        found["scores"]["rows"],
+    )
+    assert {"r2", "rmse", "mae", "pairs"} <= found["scores"].keys() and "cross-validation" in done.stderr
+    done = run("predict", tmp_path / "m", home / "new.csv", "-o", tmp_path / "o.csv", "--json")
+    found = json.loads(done.stdout)
+    assert found["rows"] == 60 and found["r2"] is not None
+    assert found["warnings"] == {"city: categories that no training row had": 1}
+
+
+def test_another_process_predicts_the_same_bits(home, tmp_path):
+    command = [sys.executable, "-m", "mercer.cli", "predict", str(home / "model"), str(home / "new.csv")]
+    subprocess.run([*command, "-o", str(tmp_path / "there.csv")], check=True, capture_output=True, env=_alone())
+    run("predict", home / "model", home / "new.csv", "-o", tmp_path / "here.csv")
+    assert (tmp_path / "here.csv").read_bytes() == (tmp_path / "there.csv").read_bytes()
+
+
+def _alone():
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("name", ["wine", "breast_cancer", "car"])
+def test_the_tables_of_the_examples(tables, tmp_path, name):
+    if not data.available(name):
+        pytest.skip(data.how_to_get(name))
+    files = {path.stem: path for path in tables.write(tmp_path)}
+    frame = pd.read_csv(files[name]).groupby(tables.TARGETS[name], group_keys=False).sample(frac=0.5, random_state=0)
+    frame.to_csv(files[name], index=False)
+    done = run("fit", files[name], "--target", tables.TARGETS[name], "-o", tmp_path / "m", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["scores"]["accuracy"] > 0.93
+
+
+def test_surprises_are_warned_of(home, tmp_path):
+    strange = pd.read_csv(home / "new.csv", dtype=str)
+    strange["plan"] = "platinum"
+    strange.loc[0, "calls"] = "many"
+    strange["extra"] = 1
+    strange.drop(columns=["country", "churned"]).to_csv(tmp_path / "s.csv", index=False)
+    done = run("predict", home / "model", tmp_path / "s.csv", "-o", tmp_path / "o.csv")
+    assert done.exit_code == 0, done.output
+    assert "Warning: plan: categories that no training row had (60 rows)." in done.stderr
+    assert "Warning: calls: values that are no numbers count as missing (1 rows)." in done.stderr
+    assert "Warning: extra: a column that the model does not know is passed over (60 rows)." in done.stderr
+    assert (pd.read_csv(tmp_path / "o.csv")["unfamiliar"] >= 0.5).all() and "accuracy" not in done.stdout
+
+
+def test_bad_data_is_exit_1_with_a_sentence(home, tmp_path):
+    missing = pd.read_csv(home / "new.csv").rename(columns={"calls": "call"})
+    missing.to_csv(tmp_path / "missing.csv", index=False)
+    (tmp_path / "ragged.csv").write_text("a,b\n1,2\n3\n")
+    mercer.save(RBF(1.0), tmp_path / "kernel")
+    model, out = home / "model", tmp_path / "o.csv"
+    for args, sentence in [
+        (("fit", home / "old.csv", "--target", "churn", "-o", tmp_path / "m"), "Did you mean 'churned'?"),
+        (
+            ("fit", tmp_path / "ragged.csv", "--target", "a", "-o", tmp_path / "m"),
+            "ragged.csv: line 3 must have 2",
+        ),
+        (("fit", home / "old.csv", "--target", "country", "-o", tmp_path / "m"), "must hold two classes; got only CH"),
+        (("fit", home / "old.csv", "--target", "joined", "-o", tmp_path / "m"), "classes or numbers; got dates"),
+        (("predict", model, tmp_path / "missing.csv", "-o", out), "must have the column 'calls'; got customer"),
+        (("predict", model, tmp_path / "missing.csv", "-o", out), "Is it 'call'?"),
+        (("predict", tmp_path / "kernel", home / "new.csv", "-o", out), "must hold a model of `mercer fit`; got a RBF"),
+        (("predict", tmp_path, home / "new.csv", "-o", out), "must hold mercer.json"),
+    ]:
+        done = run(*args)
+        assert done.exit_code == 1 and sentence in done.stderr and done.stdout == "", done.output
+        assert "Traceback" not in done.output and not out.exists()
+
+
+def test_bad_usage_is_exit_2(home, tmp_path):
+    for args in (
+        ("fit", home / "old.csv", "-o", tmp_path / "m"),
+        ("fit", home / "nothing.csv", "--target", "a", "-o", tmp_path / "m"),
+        ("fit", home / "old.csv", "--target", "a", "--task", "rank", "-o", tmp_path / "m"),
+        ("predict", home / "nothing", home / "old.csv", "-o", tmp_path / "o.csv"),
+        ("predict", home / "model", home / "old.csv"),
+    ):
+        assert run(*args).exit_code == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_while_predicting_leaves_what_was_there(home, tmp_path, number, code):
+    big = pd.concat([pd.read_csv(home / "new.csv")] * 2000)
+    big.to_csv(tmp_path / "big.csv", index=False)
+    out = tmp_path / "out.csv"
+    out.write_text("old")
+    command = [sys.executable, "-m", "mercer.cli", "predict", str(home / "model"), str(tmp_path / "big.csv"), "-o"]
+    process = subprocess.Popen([*command, str(out)], env=_alone(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for _ in range(6000):
+        if list(tmp_path.glob(".mercer-*.tmp")):
+            break
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, out.read_text()) == (code, "old"), err
+    assert not list(tmp_path.glob(".mercer-*.tmp")) and b"Interrupted" in err
+
+
+def test_help_of_the_new_commands_does_not_wait_for_torch():
+    code = "import sys; from mercer.cli import main\ntry: main(['fit', '--help'])\nexcept SystemExit: pass\n"
+    code += "assert not {'torch', 'pandas'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "--target COLUMN" in done.stdout, done.stderr
+
+
+def test_numbers_in_the_messy_table_are_told_apart(tables):
+    frame = tables.messy(200)
+    assert frame.equals(tables.messy(200)) and not frame.equals(tables.messy(200, seed=1))
+    assert np.isin(["?", ""], frame["calls"].unique().tolist() + frame["spent"].unique().tolist()).all()

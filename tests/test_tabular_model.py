@@ -1,0 +1,202 @@
+"""A table's model: its scores, its predictions, how it knows a strange row, and its folder."""
+
+import json
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn import metrics as sk
+
+import mercer
+from mercer.kernels import RBF
+from mercer.layerwise import KernelNetworkRegressor
+from mercer.tabular import Familiarity, TabularModel
+from mercer.tabular.model import SCHEMA
+from mercer.tabular.scoring import score_classes, score_values
+
+
+def table(n=240, seed=0):
+    rng = np.random.default_rng(seed)
+    size, shape = rng.normal(size=n), rng.choice(["round", "flat", "long"], n)
+    noise = rng.normal(size=n)
+    score = size + (shape == "round") - (shape == "long")
+    frame = pd.DataFrame({"size": size, "shape": shape, "noise": noise})
+    frame["kind"] = np.where(score > 0.7, "a", np.where(score > -0.7, "b", "c"))
+    frame["value"] = 10 * score + 3
+    return frame
+
+
+@pytest.fixture(scope="module")
+def classes():
+    return TabularModel().fit(table().drop(columns="value"), "kind")
+
+
+@pytest.fixture(scope="module")
+def values():
+    return TabularModel().fit(table().drop(columns="kind"), "value")
+
+
+def test_classes_are_learned_and_scored_on_held_out_rows(classes):
+    new = table(400, seed=1)
+    answer = classes.predict(new)
+    assert answer.columns.tolist() == ["prediction", "p_a", "p_b", "p_c", "unfamiliar"]
+    np.testing.assert_allclose(answer[["p_a", "p_b", "p_c"]].sum(axis=1), 1)
+    accuracy = float((answer["prediction"] == new["kind"]).mean())
+    assert accuracy > 0.88
+    scores = classes.scores
+    assert abs(scores["accuracy"] - accuracy) < 0.06, "held-out scores tell the truth"
+    assert (scores["rows"], scores["folds"], classes.rows) == (240, 5, 240)
+    assert np.array(scores["confusion"]).sum() == sum(scores["reliability"]["rows"]) == 240
+    assert np.trace(scores["confusion"]) / 240 == pytest.approx(scores["accuracy"])
+    assert scores["auroc"] is None and scores["log_loss"] < 0.5 and classes.seconds > 0
+    json.dumps(scores, allow_nan=False)
+
+
+def test_values_are_learned_and_scored_on_held_out_rows(values):
+    new = table(400, seed=1)
+    answer = values.predict(new)
+    assert answer.columns.tolist() == ["prediction", "unfamiliar"]
+    r2 = sk.r2_score(new["value"], answer["prediction"])
+    assert r2 > 0.95 and abs(values.scores["r2"] - r2) < 0.05
+    assert len(values.scores["pairs"]["value"]) == 240
+    json.dumps(values.scores, allow_nan=False)
+
+
+def test_scores_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    p = torch.from_numpy(rng.dirichlet(np.ones(2), 300))
+    y = torch.from_numpy(rng.integers(0, 2, 300))
+    found, guess = score_classes(p, y), p.argmax(1).numpy()
+    assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, guess))
+    assert found["auroc"] == pytest.approx(sk.roc_auc_score(y, p[:, 1]))
+    assert found["log_loss"] == pytest.approx(sk.log_loss(y, p))
+    assert found["confusion"] == sk.confusion_matrix(y, guess).tolist()
+    a, b = torch.from_numpy(rng.normal(size=(2, 300)))
+    found = score_values(a, b)
+    assert found["r2"] == pytest.approx(sk.r2_score(b, a))
+    assert found["mae"] == pytest.approx(sk.mean_absolute_error(b, a))
+    assert found["rmse"] ** 2 == pytest.approx(sk.mean_squared_error(b, a))
+
+
+@pytest.mark.parametrize("name", ["classes", "values"])
+def test_unfamiliar_is_low_at_home_and_one_far_away(name, request):
+    model = request.getfixturevalue(name)
+    home = model.predict(table(400, seed=2))["unfamiliar"]
+    assert home.between(0, 1).all() and home.median() < 0.15
+    assert 0.01 < (home > 0.5).mean() < 0.12, "about one in twenty"
+    far = model.predict(table(50, seed=3).assign(size=50.0, noise=-40.0))["unfamiliar"]
+    assert far.min() > 0.999
+
+
+def test_a_category_never_seen_raises_it(classes, caplog):
+    new = table(50, seed=4)
+    strange = new.assign(shape="square", extra=1)
+    with caplog.at_level(logging.WARNING, "mercer"):
+        answer = classes.predict(strange)
+    assert (answer["unfamiliar"] >= 0.5).all()
+    assert "shape: categories that no training row had (50 rows)" in caplog.text
+    assert "extra: a column that the model does not know is passed over (50 rows)" in caplog.text
+
+
+def test_the_variance_is_the_gaussian_processs(generator):
+    """The Nystrom posterior, literally, on the landmarks of the fit; each reference row left out by refitting."""
+    x = torch.randn(120, 3, generator=generator, dtype=torch.float64)
+    estimator = KernelNetworkRegressor(random_state=0).fit(x.numpy(), torch.randn(120, generator=generator).numpy())
+    head = estimator.network_.layers[-1]
+    head.bandwidth = 0.2 * float(torch.pdist(head.anchors).median())  # the Gram matrix is well conditioned
+    estimator.penalty_ = penalty = 0.03
+    anchors, familiarity = head.anchors, Familiarity.of(estimator, torch.Generator().manual_seed(0))
+    kernel, landmarks = RBF(1 / (2 * head.bandwidth**2)), familiarity.landmarks
+    k_nm, k_mm = kernel(anchors, landmarks), kernel(landmarks)
+
+    def variance(rows, others):
+        k = kernel(rows, landmarks)
+        inside = torch.linalg.solve(penalty * k_mm + others.mT @ others, k.mT)
+        return 1 - (k * torch.linalg.solve(k_mm, k.mT).mT).sum(1) + penalty * (k * inside.mT).sum(1)
+
+    z = anchors[:7] + 0.1
+    torch.testing.assert_close(familiarity.variance(z), variance(z, k_nm), rtol=0, atol=1e-9)
+    order = torch.randperm(120, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(landmarks, anchors[order[:60]])
+    left_out = [variance(anchors[i : i + 1], torch.cat((k_nm[:i], k_nm[i + 1 :]))) for i in order[60:]]
+    quantiles = torch.cat(left_out).clamp(0, 1).quantile(torch.tensor([0.5, 0.95]).double()).clamp_max(0.999)
+    assert [familiarity.middle, familiarity.tail] == pytest.approx(quantiles.tolist(), rel=1e-6)
+
+
+def test_where_training_rows_are_all_alone_nothing_is_nan():
+    root = torch.eye(3).double()
+    for middle, tail in ((0.999, 0.999), (0.0, 0.0), (0.2, 0.2)):
+        found = Familiarity(torch.arange(3).double()[:, None], root, 1e-3, middle, tail)(torch.tensor([[0.0], [9.0]]))
+        assert found.tolist() == [0.0, 1.0]
+
+
+def test_a_model_is_a_folder(classes, values, tmp_path):
+    new = table(60, seed=5)
+    for model in (classes, values):
+        mercer.save(model, tmp_path / "m")
+        loaded = mercer.load(tmp_path / "m")
+        pd.testing.assert_frame_equal(loaded.predict(new), model.predict(new), check_exact=True)
+        for name in ("scores", "seconds", "rows", "notes", "made_with"):
+            assert getattr(loaded, name) == getattr(model, name)
+        assert loaded.preparation.columns == model.preparation.columns
+    assert {"python", "mercer", "torch"} <= loaded.made_with.keys()
+    text = json.loads((tmp_path / "m" / "mercer.json").read_text())
+    assert text["object"]["state"]["schema"] == SCHEMA
+
+
+def test_rows_without_a_target_are_left_out_and_said():
+    frame = table().drop(columns="value")
+    frame.loc[:9, "kind"] = [None, "?", "", "NA", None, None, None, None, None, None]
+    model = TabularModel().fit(frame, "kind")
+    assert model.rows == 230 and model.notes[0] == "10 rows without kind left out."
+
+
+def test_a_class_with_one_row_is_learned_and_said():
+    frame = table(60).drop(columns="value")
+    frame.loc[0, "kind"] = "rare"
+    model = TabularModel().fit(frame, "kind")
+    assert "rare has a single row" in model.notes[-1]
+    answer = model.predict(frame)
+    assert "p_rare" in answer and np.isfinite(answer.drop(columns="prediction")).all(axis=None)
+
+
+def test_few_rows():
+    frame = pd.DataFrame({"x": [1.0, 2.0], "y": ["a", "b"]})
+    model = TabularModel().fit(frame, "y")
+    assert model.scores == {"rows": 2, "folds": 0, "note": "too few rows of each class to cross-validate"}
+    assert model.predict(frame)["prediction"].tolist() == ["a", "b"]
+    with pytest.raises(ValueError, match="at least two rows must have a value in 'y'; got 1"):
+        TabularModel().fit(frame[:1], "y")
+
+
+def test_numbers_and_truth_values_as_classes_come_back_as_they_were():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=80)
+    for labels, kind in ((np.where(x > 0, 7, 3), [3, 7]), (x > 0, ["False", "True"])):
+        answer = TabularModel().fit(pd.DataFrame({"x": x, "y": labels}), "y").predict(pd.DataFrame({"x": [-2.0, 2.0]}))
+        assert answer["prediction"].tolist() == kind
+        assert answer.columns.tolist() == ["prediction", f"p_{kind[0]}", f"p_{kind[1]}", "unfamiliar"]
+
+
+def test_wrong_use_is_refused(classes):
+    frame = table()
+    with pytest.raises(ValueError, match=r"must be one of the columns size, .*; got 'kin'\. Did you mean 'kind'\?"):
+        TabularModel().fit(frame, "kin")
+    with pytest.raises(ValueError, match="fit must come first"):
+        TabularModel().predict(frame)
+    with pytest.raises(ValueError, match="fit must come first"):
+        mercer.save(TabularModel(), "nowhere")
+    with pytest.raises(ValueError, match="task must be one of"):
+        TabularModel(task="ranking")
+    with pytest.raises(ValueError, match="random_state must be a whole number"):
+        TabularModel(random_state=-1)
+    with pytest.raises(ValueError, match=r"must stay below .* got 1.0e\+300"):
+        classes.predict(frame.assign(size=1e300))
+
+
+def test_the_same_seed_gives_the_same_model():
+    frame = table(120).drop(columns="value")
+    first, second = (TabularModel(random_state=3).fit(frame, "kind").predict(frame) for _ in range(2))
+    pd.testing.assert_frame_equal(first, second, check_exact=True)

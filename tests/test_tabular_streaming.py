@@ -1,0 +1,151 @@
+"""Files in parts: what is learned from them and predicted for them does not depend on the parts."""
+
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import r2_score
+
+from mercer.tabular import Preparation, TabularModel, read, streaming
+from mercer.tabular.streaming import fit_file, predict_file
+
+
+def quiet(message):
+    logging.getLogger("test").debug(message)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(streaming, "FIRST_ROWS", 120)
+    monkeypatch.setattr(streaming, "LANDMARKS", 60)
+
+
+def write(path, n=700, task="classification", seed=0):
+    rng = np.random.default_rng(seed)
+    size, shape = rng.normal(size=n), rng.choice(["1", "2", "x"], n)
+    score = size + (shape == "x") + 0.2 * rng.normal(size=n)
+    frame = pd.DataFrame({"id": np.arange(n) + 1, "size": size.round(4), "shape": shape})
+    frame["y"] = np.where(score > 0.3, "high", "low") if task == "classification" else score
+    frame.loc[5:7, "y"] = None
+    frame.loc[9, "size"] = None
+    frame.to_csv(path, index=False)
+    return frame
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_long_file_is_learned_from_whatever_its_parts(tmp_path, small, task):
+    path = tmp_path / "t.csv"
+    frame = write(path, task=task)
+    models = [fit_file(TabularModel(), path, "y", progress=quiet, rows=rows, sample=200) for rows in (37, 1000)]
+    a, b = (model.predict(frame) for model in models)
+    assert models[0].rows == models[1].rows == 697 and models[0].scores["rows"] in range(190, 201)
+    numbers = a.columns[1:] if task == "classification" else a.columns
+    np.testing.assert_allclose(a[numbers].to_numpy(), b[numbers].to_numpy(), atol=1e-6)
+    assert models[0].preparation.columns == models[1].preparation.columns
+    assert models[0].preparation.columns[0].kind == "identifier", "numbers the rows, though only some were drawn"
+    assert models[0].notes[0].startswith("Of 700 rows, ")
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_parts_add_up_to_the_ridge_of_all_rows(tmp_path, small, task):
+    """The same settings and landmarks, and every row once, in memory."""
+    path = tmp_path / "t.csv"
+    frame = write(path, task=task)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=100, sample=200)
+    drawn, _ = streaming._draw(iter([read(path)]), 200, 0)
+    again = TabularModel()
+    x, y = again.begin(drawn, "y")
+    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:120].sort().values
+    names = drawn.index[drawn["y"].notna()][few.numpy()]
+    again.estimator = again.fresh()
+    again.estimator.landmarks = 60
+    again.estimator.partial_fit(x[few].numpy(), y[few].numpy())
+    rest = frame.drop(index=names)
+    rest = rest[rest["y"].notna()]
+    again.estimator.partial_fit(again.preparation.prepare(rest).x.numpy(), again.target.encode(rest["y"]).numpy())
+    again.end(697, 0.0)
+    assert model.estimator.sums_.n == again.estimator.sums_.n == 697
+    a, b = model.predict(frame), again.predict(frame)
+    numbers = a.columns[1:] if task == "classification" else a.columns
+    np.testing.assert_allclose(a[numbers].to_numpy(), b[numbers].to_numpy(), atol=1e-6)
+
+
+def test_a_short_file_is_learned_from_as_a_whole(tmp_path):
+    path = tmp_path / "t.csv"
+    write(path, 150)
+    model = fit_file(TabularModel(), path, "y", progress=quiet)
+    whole = TabularModel().fit(read(path), "y")
+    pd.testing.assert_frame_equal(model.predict(read(path)), whole.predict(read(path)), check_exact=True)
+
+
+def test_rows_are_drawn_evenly_whatever_the_parts():
+    frame = pd.DataFrame({"a": np.arange(1000)})
+    counts = np.zeros(1000)
+    for seed in range(200):
+        drawn, total = streaming._draw((frame[i : i + 90] for i in range(0, 1000, 90)), 100, seed)
+        assert total == 1000 and drawn.index.is_monotonic_increasing and (drawn["a"] == drawn.index).all()
+        counts[drawn.index] += 1
+    assert counts.sum() == 200 * 100 and counts.max() < 45 and abs(counts[:500].mean() - 20) < 1
+    one, _ = streaming._draw(iter([frame]), 100, 3)
+    parts, _ = streaming._draw((frame[i : i + 7] for i in range(0, 1000, 7)), 100, 3)
+    pd.testing.assert_frame_equal(one, parts)
+
+
+def test_no_more_than_a_part_and_a_sample_are_held(tmp_path, small, monkeypatch):
+    """Bounded by construction: every frame that is prepared has at most the rows of a part or of the sample."""
+    path = tmp_path / "t.csv"
+    write(path)
+    seen = []
+    prepare = Preparation.prepare
+
+    def noted(self, frame):
+        seen.append(len(frame))
+        return prepare(self, frame)
+
+    monkeypatch.setattr(Preparation, "prepare", noted)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=50, sample=200)
+    assert max(seen) <= 200 and max(seen[1:]) <= 50
+    assert predict_file(model, path, tmp_path / "out.csv", progress=quiet, rows=50).rows == 700
+    assert max(seen[1:]) <= 50
+
+
+def test_a_class_too_rare_for_the_sample_is_said(tmp_path, small):
+    path = tmp_path / "t.csv"
+    frame = write(path)
+    drawn, _ = streaming._draw(iter([frame]), 200, 0)
+    rare = frame.index.difference(drawn.index)[50]
+    frame.loc[rare, "y"] = "odd"
+    frame.to_csv(path, index=False)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=100, sample=200)
+    assert model.notes[-1] == "1 rows left out: y is of a class too rare to be drawn, or no number."
+    assert model.rows == 696
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".parquet"])
+def test_predictions_do_not_depend_on_the_parts_or_the_format(tmp_path, suffix):
+    frame = write(tmp_path / "t.csv", 150)
+    model = TabularModel().fit(read(tmp_path / "t.csv"), "y")
+    path = tmp_path / f"new{suffix}"
+    if suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    outs = []
+    for rows in (11, 500):
+        answers = predict_file(model, path, tmp_path / f"{rows}.csv", progress=quiet, rows=rows)
+        assert (answers.rows, answers.scored) == (150, 147) and sum(answers.classes.values()) == 150
+        outs.append(pd.read_csv(tmp_path / f"{rows}.csv"))
+    numbers = ["p_high", "p_low", "unfamiliar"]
+    np.testing.assert_allclose(outs[0][numbers], outs[1][numbers], atol=1e-12)
+    truth = frame["y"].notna().to_numpy()
+    assert answers.score == pytest.approx((outs[1]["prediction"] == frame["y"])[truth].mean())
+
+
+def test_a_regression_is_scored_where_the_truth_is_there(tmp_path):
+    frame = write(tmp_path / "t.csv", 150, task="regression")
+    model = TabularModel().fit(read(tmp_path / "t.csv"), "y")
+    answers = predict_file(model, tmp_path / "t.csv", tmp_path / "o.csv", progress=quiet, rows=40)
+    found, there = pd.read_csv(tmp_path / "o.csv")["prediction"], frame["y"].notna()
+    assert answers.score == pytest.approx(r2_score(frame["y"][there], found[there])) and not answers.classes

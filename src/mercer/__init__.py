@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import bayes, data, features, kernels, layerwise, nn, optim, spectral
+    from . import bayes, data, features, kernels, layerwise, nn, optim, spectral, tabular
     from .checks import NumericalWarning
     from .storage import load, save
 
 __version__ = "0.1.0"
 
-_MODULES = ("bayes", "data", "features", "kernels", "layerwise", "nn", "optim", "spectral")
+_MODULES = ("bayes", "data", "features", "kernels", "layerwise", "nn", "optim", "spectral", "tabular")
 _NAMES = {"NumericalWarning": "checks", "load": "storage", "save": "storage"}
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "optim",
     "save",
     "spectral",
+    "tabular",
 ]
 
 

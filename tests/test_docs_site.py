@@ -1,0 +1,58 @@
+"""The site builds without a warning, asks nobody else for anything, and shows formulas as formulas."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"' >]+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for package in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(package, reason=f"{package} is in the extra 'docs'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def pages(site):
+    return {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
+
+
+def test_every_document_has_its_page(site):
+    for document in (ROOT / "docs").rglob("*.md"):
+        place = document.relative_to(ROOT / "docs").with_suffix("")
+        assert (site / (place.parent if place.name == "index" else place) / "index.html").exists(), document
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    for name, html in pages(site).items():
+        assert not LOADED.findall(html), name
+    for style in site.rglob("*.css"):
+        assert not re.search(r"@import|url\([\"']?(?:https?:)?//", style.read_text()), style
+
+
+def test_formulas_and_examples_of_docstrings_are_drawn(site):
+    reference = {name: html for name, html in pages(site).items() if name.startswith("reference")}
+    assert sum(html.count("<math") for html in reference.values()) > 200
+    for name, html in reference.items():
+        assert not re.search(r":(?:math|class|func|meth):|\.\. math::|<p>&gt;&gt;&gt;", html), name
+    assert 'id="mercer.kernels.RBF"' in reference["reference/kernels/index.html"]
+
+
+def test_public_names_are_in_the_reference(site):
+    for module in ("kernels", "features", "nn", "optim", "layerwise", "spectral", "bayes", "data"):
+        html = (site / "reference" / module / "index.html").read_text()
+        names = re.findall(r'^    "(\w+)",', (ROOT / "src" / "mercer" / module / "__init__.py").read_text(), re.M)
+        shown = set(re.findall(rf'id="mercer\.{module}\.(?:\w+\.)?(\w+)"', html))
+        assert set(names) - shown <= {"functionals"}, f"mercer.{module}: {set(names) - shown}"  # it has its own page

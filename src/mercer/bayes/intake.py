@@ -73,7 +73,7 @@ def not_fitted(where: str) -> Exception:
 
 
 def _real_targets(where: str, y: Tensor, f: Tensor) -> Tensor:
-    y = y.to(f.dtype).reshape(len(y), -1)
+    y = (y.flatten(1) if y.ndim > 1 else y[:, None]).to(f.dtype)
     if y.shape != f.shape:
         raise ValueError(checks.sentence(where, f"targets must be {tuple(f.shape)}", tuple(y.shape)))
     return checks.finite(where, "y", y)

@@ -92,7 +92,7 @@ def train_two_layer(
     checks.positive("train_two_layer", "lr", lr)
     checks.integer("train_two_layer", "steps", steps, 0)
     checks.same_length("train_two_layer", "x", x, "targets", targets)
-    y = targets.reshape(len(x), -1).to(x.dtype)
+    y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
     weight, signs, root = network.weight, network.signs, math.sqrt(len(network.weight))
     residuals, tests, hits = [], [], []
     for step in range(steps + 1):
@@ -136,7 +136,7 @@ def neural_embedding(
         generator: Randomness of the weights and of the order of rows.
     """
     checks.same_length("neural_embedding", "x", x, "targets", targets)
-    y = targets.reshape(len(x), -1).to(x.dtype)
+    y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
     n, generator = extent(len(x))[1], agree(generator)
     first = _linear(x.shape[1], width, x.dtype, generator)
     above = nn.Sequential(_linear(width, hidden, x.dtype, generator), nn.ReLU())
@@ -158,7 +158,7 @@ class _Unit(nn.Module):
 
 
 def _tested(network: TwoLayerNet, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    y = targets.reshape(len(x), -1).to(x.dtype)
+    y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
     out = network(x)
     right = out.argmax(1) == y.argmax(1) if y.shape[1] > 1 else (out > 0)[:, 0] == (y > 0)[:, 0]
     return (out - y).norm(), right.to(x.dtype).mean()

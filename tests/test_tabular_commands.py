@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
+import click
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +19,7 @@ from click.testing import CliRunner
 import mercer
 from mercer import data
 from mercer.cli import main
+from mercer.cli.stopping import stoppable
 from mercer.kernels import RBF
 
 
@@ -149,7 +152,15 @@ def test_bad_data_is_exit_1_with_a_sentence(home, tmp_path):
     ]:
         done = run(*args)
         assert done.exit_code == 1 and sentence in done.stderr and done.stdout == "", done.output
-        assert "Traceback" not in done.output and not out.exists()
+        assert "Traceback" not in done.output and not out.exists() and not (tmp_path / "m").exists()
+
+
+def test_warnings_are_one_line_without_a_path():
+    with warnings.catch_warnings(), stoppable():
+        warnings.simplefilter("default")
+        runner = CliRunner()
+        command = click.command()(lambda: warnings.warn("a ridge was added", mercer.NumericalWarning, stacklevel=1))
+        assert runner.invoke(command).stderr == "Warning: a ridge was added\n"
 
 
 def test_bad_usage_is_exit_2(home, tmp_path):

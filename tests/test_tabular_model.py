@@ -12,7 +12,7 @@ from sklearn import metrics as sk
 import mercer
 from mercer.kernels import RBF
 from mercer.layerwise import KernelNetworkRegressor
-from mercer.tabular import Familiarity, TabularModel
+from mercer.tabular import Familiarity, TabularModel, scoring
 from mercer.tabular.model import SCHEMA
 from mercer.tabular.scoring import score_classes, score_values
 
@@ -169,6 +169,13 @@ def test_few_rows():
     assert model.predict(frame)["prediction"].tolist() == ["a", "b"]
     with pytest.raises(ValueError, match="at least two rows must have a value in 'y'; got 1"):
         TabularModel().fit(frame[:1], "y")
+
+
+def test_of_many_rows_one_fifth_is_held_out(monkeypatch):
+    monkeypatch.setattr(scoring, "MOST_ROWS", 200)
+    scores = TabularModel().fit(table().drop(columns="value"), "kind").scores
+    assert (scores["rows"], scores["folds"]) == (48, 1) and np.array(scores["confusion"]).sum() == 48
+    assert scores["accuracy"] > 0.8
 
 
 def test_numbers_and_truth_values_as_classes_come_back_as_they_were():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import textwrap
 from collections.abc import Iterator
@@ -52,8 +53,7 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fit_file
 
-    with stoppable():
-        _check_writable(output)
+    with stoppable(), _kept_if_filled(output):
         model = fit_file(TabularModel(task=task, random_state=seed), data, target, progress=_say)
         try:
             save(model, output)
@@ -70,14 +70,22 @@ def _say(message: str) -> None:
     click.echo(message, err=True)
 
 
-def _check_writable(folder: Path) -> None:
-    """Minutes of work must not end at a folder that cannot be written."""
+@contextlib.contextmanager
+def _kept_if_filled(folder: Path) -> Iterator[None]:
+    """A folder that can be written, or an error at once: minutes of work must not end there. Empty, it goes again."""
     from mercer.storage import atomic_write
 
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / ".writable"
-    atomic_write(probe, b"")
-    probe.unlink(missing_ok=True)
+    try:
+        atomic_write(probe, b"")
+        probe.unlink(missing_ok=True)
+        yield
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _document(model: TabularModel, folder: Path) -> dict[str, Any]:
@@ -132,7 +140,8 @@ def _scores(model: TabularModel) -> Iterator[str]:
     if not scores["folds"]:
         yield f"No scores: {scores['note']}."
         return
-    yield click.style(f"On held-out rows ({scores['folds']} folds over {scores['rows']} rows)", bold=True)
+    folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else "one fifth,"
+    yield click.style(f"On held-out rows ({folds} {scores['rows']} rows)", bold=True)
     for name, words in _SCORES.items():
         if scores.get(name) is not None:
             yield f"  {words:<38}{scores[name]:.4g}"

@@ -1,7 +1,8 @@
-"""SIGINT and SIGTERM end a command with the shell's codes, after what it was writing is cleared away."""
+"""What commands have around their work: signals end them with the shell's codes, warnings are a line each."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,12 +11,24 @@ import click
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Exit 130 or 143 where the block is stopped."""
+    """Exit 130 or 143 where the block is stopped, after what it was writing is cleared away."""
     from mercer.experiments.interruption import Interrupted, Interruption
 
     try:
-        with Interruption():
+        with Interruption(), warnings.catch_warnings():
+            warnings.showwarning = _show
             yield
     except Interrupted as interrupted:
         click.echo("Interrupted: nothing was written.", err=True)
         raise click.exceptions.Exit(interrupted.exit_code) from None
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    click.echo(f"Warning: {message}", err=True)

@@ -15,13 +15,13 @@ from ..storage import Savable
 
 
 class EigenfunctionNetwork(Savable, nn.Module):
-    r"""The slides' :math:`\hat\psi(x, w)`: a row and its embedding in, :math:`\Psi(x)` and :math:`s(x)` out.
+    r"""The slides' :math:`\hat\psi(x, w)`: a row's embedding in, :math:`\Psi(x)` and :math:`s(x)` out.
 
     :math:`s_i^2` is the diagonal of :math:`K(x, x) - \Psi \Psi^\top`. Two hidden layers; s goes through a softplus:
     never negative, and growing as :math:`|x|` does far away, which is how Jacobians of a ReLU network grow.
 
     Args:
-        in_features: Numbers of a row and its embedding together.
+        in_features: Numbers of what it reads, see :func:`with_embedding`.
         outputs: c.
         k: Directions.
         width: Of the hidden layers.
@@ -67,14 +67,18 @@ class EigenfunctionNetwork(Savable, nn.Module):
 
 
 def with_embedding(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d)
-    """Outputs, and what the small network reads: the row itself and what goes into the last linear layer."""
-    rows = [x.flatten(1)] if x.is_floating_point() else []
+    """Outputs, and what the small network reads: the input of the last linear layer, its norm and the row's.
+
+    The norms are what K(x, x) of a linear layer is made of. A network without linear layers is read by its rows.
+    """
     name = last_linear(model)[0] if find_layers(model, nn.Linear) else None
     with torch.no_grad(), evaluating(model), capture(model, [] if name is None else [name]) as seen:
         f = as_logits(model(x))
-        if name is not None:
-            rows.append(seen[name].input.flatten(1))
-    return f.reshape(len(f), -1), torch.cat(rows, 1)
+        embedding = x.flatten(1) if name is None else seen[name].input.flatten(1)
+    norms = [embedding.norm(dim=1, keepdim=True)]
+    if x.is_floating_point():
+        norms.append(x.flatten(1).norm(dim=1, keepdim=True))
+    return f.reshape(len(f), -1), torch.cat((embedding, *norms), 1)
 
 
 def spread_rows(x: Tensor, most: int, generator: torch.Generator) -> Tensor:  # (n, ...) -> (at most 2 most, ...)

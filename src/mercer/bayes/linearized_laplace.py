@@ -35,7 +35,7 @@ from .prior_variance import PriorVariance
 from .saving import Unattached, check_weights, weights_of
 
 _TINY = torch.finfo(torch.float32).tiny
-_STUDENT_ROWS, _STUDENT_STEPS = 2000, 1500
+_STUDENT_ROWS, _STUDENT_STEPS = 2000, 2500
 _log = logging.getLogger("mercer")
 
 

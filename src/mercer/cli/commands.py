@@ -13,7 +13,9 @@ from typing_extensions import override
 
 from mercer import __version__
 from mercer.cli.bench import bench
+from mercer.cli.diagnose import diagnose
 from mercer.cli.estimate import estimate
+from mercer.cli.explain import explain
 from mercer.cli.fit import fit
 from mercer.cli.listing import list_entries
 from mercer.cli.predict import predict
@@ -42,7 +44,7 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="mercer")
 @click.option("-v", "--verbose", count=True, help="Log more to stderr; twice for everything.")
 def main(verbose: int) -> None:
-    """Kernels in deep networks: reproduce the papers' results, compare with peers.
+    """Kernels in deep networks: an answer about your own table, the papers' results again, peers beside us.
 
     Results go to stdout, progress and logs to stderr. Exit 0 done, 1 the work or its data failed, 2 bad usage,
     130 or 143 interrupted.
@@ -55,7 +57,9 @@ def main(verbose: int) -> None:
 
 
 main.add_command(bench)
+main.add_command(diagnose)
 main.add_command(estimate)
+main.add_command(explain)
 main.add_command(fit)
 main.add_command(list_entries)
 main.add_command(predict)

@@ -1,6 +1,7 @@
 """Plots in one style, for light and dark pages."""
 
 from .plots import bars, heat_map, lines, regions, reliability
+from .scores import confusion, scatter
 from .theme import DARK, LIGHT, Theme, canvas, png, svg
 from .uncertainty import band, confidence
 
@@ -12,10 +13,12 @@ __all__ = [
     "bars",
     "canvas",
     "confidence",
+    "confusion",
     "heat_map",
     "lines",
     "png",
     "regions",
     "reliability",
+    "scatter",
     "svg",
 ]

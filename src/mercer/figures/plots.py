@@ -28,17 +28,20 @@ def lines(
     title: str = "",
     x_log: bool = False,
     y_log: bool = False,
+    control: str = "",
     theme: str = "light",
 ) -> Figure:
     """Curves by name, each with ``x`` and ``y`` and, for a band around it, ``low`` and ``high``.
 
-    A value that is not finite leaves a gap.
+    A value that is not finite leaves a gap. The curve named ``control`` is dashed and grey.
     """
     _some("lines", "curves", curves)
     figure, (ax,) = canvas(theme=theme)
     colours = theme_named(theme)
     for i, (name, curve) in enumerate(curves.items()):
         colour, dash = colours.series[i % len(colours.series)], DASHES[i // len(colours.series) % len(DASHES)]
+        if name == control:
+            colour, dash = colours.soft, DASHES[1]
         x, y = _pair("lines", name, curve)
         few = len(x) <= 12
         ax.plot(x, y, color=colour, linestyle=dash, linewidth=1.8, label=name, marker="o" if few else "", markersize=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .diagnosis_page import diagnosis_page
+from .model_page import model_page
 from .page import build
 
-__all__ = ["build"]
+__all__ = ["build", "diagnosis_page", "model_page"]

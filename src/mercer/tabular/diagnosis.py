@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -40,7 +40,8 @@ DRAWN = 3
 """Candidates whose eigenvalues are kept for the pictures."""
 
 _PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
-_SHUFFLES = 20  # random orders of the labels: the least p-value is 1 in 21
+SHUFFLES = 20
+"""Random orders of the labels: the least p-value is 1 in 21."""
 _ALIKE = 0.005  # a difference in ``explained`` that nobody would act on
 
 
@@ -169,6 +170,7 @@ def diagnose(
     rows: int = 1500,
     random_state: int = 0,
     source: str = "DATA",
+    notes: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:
     """Read a table's target by the spectra of kernels on its columns and of embeddings of its rows.
@@ -181,6 +183,7 @@ def diagnose(
         rows: Rows to read at most; of a longer table a random part.
         random_state: Seed of that part and of the control.
         source: What the table is called in the advice.
+        notes: Sentences about the table to pass on.
         progress: Called with the name of each candidate before it is read.
 
     >>> frame = pd.DataFrame({"x": range(40), "z": [i % 2 for i in range(40)], "y": ["a"] * 20 + ["b"] * 20})
@@ -193,7 +196,7 @@ def diagnose(
     asked = problem(frame, target, task=task, embeddings=embeddings or {}, rows=rows, generator=generator)
     menu = [*(of_columns(asked.x) if asked.x is not None else []), *of_embeddings(asked.embeddings)]
     columns = centred_columns(asked.y)
-    orders = [torch.randperm(len(columns), generator=generator) for _ in range(_SHUFFLES)]
+    orders = [torch.randperm(len(columns), generator=generator) for _ in range(SHUFFLES)]
     found: list[tuple[Reading, Tensor]] = []
     errors: list[Tensor] = []
     for candidate in menu:
@@ -216,7 +219,7 @@ def diagnose(
         len(asked.y),
         0 if asked.x is None else asked.x.shape[1],
         asked.columns,
-        asked.notes,
+        [*notes, *asked.notes],
         readings,
         {candidate.name: _eigen(candidate, columns) for candidate in drawn},
         _eigen(drawn[0], columns[orders[0]]).shares,

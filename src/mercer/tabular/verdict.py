@@ -152,12 +152,9 @@ def _advice(asked: Problem, readings: Sequence[Reading], source: str) -> tuple[l
     advice = ["Fit a model: it learns a metric over these columns by itself, and is usually ahead of this table."]
     if best.family == "laplacian" and not any(r.tied and r.family in ("gaussian", "matern") for r in readings):
         advice.append("Sharp edges column by column suit these labels: compare with boosted trees.")
-    if asked.target.task == "classification":
-        estimator = f"SVC(kernel=mercer.kernels.{best.call}.numpy)"
-    else:
-        estimator = f"KernelRidge(kernel='precomputed').fit(mercer.kernels.{best.call}.numpy(X), y)"
+    estimator = "SVC" if asked.classes else "SVR"
     advice.append("Or use this kernel as it is, on standardised columns, in scikit-learn.")
-    return advice, [command, f"sklearn: {estimator}"]
+    return advice, [command, f"sklearn.svm.{estimator}(kernel=mercer.kernels.{best.call}.numpy)"]
 
 
 def _reached(reading: Reading) -> str:

@@ -1,0 +1,114 @@
+"""``mercer explain``: what a model of ``mercer fit`` learned, in words and drawn."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from mercer.tabular import TabularModel
+
+_WIDTH = 98
+_SHOWN = 10  # columns whose weights are listed
+_BAR = 30
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PAGE.html",
+    help="The page.  [default: MODEL/explain.html]",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Rows with the target, to measure what shuffling each column costs.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) -> None:
+    """Say and draw what MODEL, a folder of `mercer fit`, learned: scores, columns, layers, mistakes."""
+    from mercer.cli.diagnose import one_thread
+    from mercer.cli.predict import load_model
+    from mercer.cli.stopping import stoppable
+    from mercer.report import model_page
+    from mercer.tabular import read
+    from mercer.tabular.importance import column_weights, permutation_losses
+    from mercer.tabular.problem import SCANNED
+
+    loaded = load_model(model)
+    page = output or model / "explain.html"
+    with stoppable(), one_thread():
+        losses = None
+        if data is not None:
+            click.echo(f"shuffling columns of {data.name}", err=True)
+            losses = permutation_losses(loaded, read(data, rows=SCANNED), random_state=0)
+        model_page(loaded, page, folder=str(model), losses=losses)
+        weights = column_weights(loaded)
+    if as_json:
+        click.echo(json.dumps(_document(loaded, page, weights, losses), indent=2, allow_nan=False))
+        return
+    for line in _lines(loaded, page, weights, losses):
+        click.echo(line)
+
+
+def _document(
+    model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
+) -> dict[str, Any]:
+    from mercer.report.model_page import confusions, headline, layer_lines
+
+    mistakes = confusions(model, 20)
+    return {
+        "page": str(page),
+        "headline": headline(model),
+        "target": model.target.name,
+        "task": model.target.task,
+        "rows": model.rows,
+        "columns": [{"name": c.name, "kind": c.kind, "how": c.how} for c in model.preparation.columns],
+        "weights": dict(weights),
+        "shuffling_costs": None if losses is None else dict(losses),
+        "layers": [{"what": line["what"], **line["values"]} for line in layer_lines(model)],
+        "mistakes": [{"true": a, "predicted": b, "rows": count, "of": of} for a, b, count, of in mistakes],
+        "scores": model.scores,
+        "notes": model.notes,
+    }
+
+
+def _lines(
+    model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
+) -> Iterator[str]:
+    from mercer.report.model_page import confusions, headline, layer_lines
+
+    yield from textwrap.wrap(headline(model), _WIDTH)
+    yield ""
+    yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
+    yield from _bars(weights)
+    if losses is not None:
+        yield click.style("What it needs", bold=True) + "  (points of the score lost when the column is shuffled)"
+        yield from _bars(losses)
+    yield click.style("Its layers", bold=True)
+    for place, line in enumerate(layer_lines(model), 1):
+        yield from textwrap.wrap(f"  {place} {line['what']}", _WIDTH, subsequent_indent="    ")
+    mistakes = confusions(model, 3)
+    if mistakes:
+        yield click.style("Its most frequent mistakes", bold=True)
+        yield from (f"  {true} taken for {predicted}: {count} of {of} rows" for true, predicted, count, of in mistakes)
+    yield ""
+    yield f"Page: {page}"
+
+
+def _bars(shares: Mapping[str, float]) -> Iterator[str]:
+    shown = dict(list(shares.items())[:_SHOWN])
+    largest = max([*shown.values(), 1e-12])
+    for name, share in shown.items():
+        name = name if len(name) <= 28 else name[:27] + "~"
+        yield f"  {name:<30}{100 * share:>6.1f} %  {'#' * round(_BAR * max(share, 0) / largest)}".rstrip()
+    if len(shares) > _SHOWN:
+        yield f"  and {len(shares) - _SHOWN} more on the page"

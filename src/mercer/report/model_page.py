@@ -1,0 +1,204 @@
+"""A fitted model of a table as one self-contained page: how good it is, what it looks at, how it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__, figures
+from ..layerwise.network import KernelLayer
+from ..storage import atomic_write
+from ..tabular.importance import column_weights
+from . import numbers
+from .diagnosis_page import drawn
+from .inline import label
+from .pictures import Picture
+from .templates import fill, own_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..tabular import TabularModel
+
+__all__ = ["confusions", "layer_lines", "model_page"]
+
+_CLASSES = 14  # classes up to which the confusion matrix is drawn
+_WEIGHTS = 15  # columns in the picture of weights
+_CONFUSIONS = 6
+_POINTS = 600
+_TILES = {
+    "accuracy": ("right", "of rows it had not seen"),
+    "balanced_accuracy": ("right by class", "the mean over the classes"),
+    "auroc": ("AUROC", "1 ranks all rows rightly, 0.5 is chance"),
+    "log_loss": ("log loss", "of its probabilities; lower is better"),
+    "ece": ("calibration error", "how far its confidence is off"),
+    "r2": ("explained", "of the target's variation on rows it had not seen"),
+    "rmse": ("root mean squared error", "in the target's unit"),
+    "mae": ("mean absolute error", "in the target's unit"),
+}
+_SHARES = ("accuracy", "balanced_accuracy", "r2")
+_METRIC = "A learned metric: stretches the columns that bear on the target, shrinks and mixes the rest."
+
+
+def model_page(
+    model: TabularModel, path: str | Path, *, folder: str = "MODEL", losses: Mapping[str, float] | None = None
+) -> Path:
+    """Write the page and return its path.
+
+    Args:
+        model: A fitted model.
+        path: Where the page goes.
+        folder: What the model's folder is called in the commands.
+        losses: What shuffling a column costs, from :func:`mercer.tabular.importance.permutation_losses`.
+    """
+    path = Path(path)
+    values = {
+        "m": model,
+        "folder": folder,
+        "title": f"What a model of {model.target.name} learned",
+        "headline": headline(model),
+        "version": __version__,
+        "seconds": 0.0,
+        "style": own_text("style.css") + own_text("answers.css"),
+        "tiles": _tiles(model.scores),
+        "confused": confusions(model, _CONFUSIONS),
+        "layers": layer_lines(model),
+        "features": len(model.preparation.feature_names),
+        "pictures": _pictures(model, losses),
+        "losses": losses,
+    }
+    atomic_write(path, fill("model.html", values).encode())
+    return path
+
+
+def headline(model: TabularModel) -> str:
+    """How good the model is, in a sentence."""
+    name, scores = model.target.name, model.scores
+    if not scores["folds"]:
+        return f"{name} is predicted from {_used(model)}; the rows were too few to say how well."
+    if model.target.classes is None:
+        return f"{name} is predicted from {_used(model)}: {_percent(scores['r2'])} of its variation on unseen rows."
+    alone = _percent(scores["always_most_frequent"])
+    right = _percent(scores["accuracy"])
+    return (
+        f"{name} is predicted from {_used(model)}: {right} right on unseen rows, where the commonest class is {alone}."
+    )
+
+
+def confusions(model: TabularModel, most: int) -> list[tuple[str, str, int, int]]:
+    """The most frequent mistakes: true class, predicted class, rows, rows of the true class."""
+    table = model.scores.get("confusion")
+    if table is None or model.target.classes is None:
+        return []
+    names = [str(name) for name in model.target.classes]
+    found = [
+        (names[i], names[j], count, sum(row))
+        for i, row in enumerate(table)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
+    return sorted(found, key=lambda mistake: -mistake[2])[:most]
+
+
+def layer_lines(model: TabularModel) -> list[dict[str, Any]]:
+    """Each layer: what it does in words, and its record."""
+    lines = []
+    for layer, record in zip(model.estimator.layers_, model.estimator.history_, strict=True):
+        what = _METRIC
+        if isinstance(layer, KernelLayer):
+            what = (
+                f"A Gaussian kernel machine: compares a row with {len(layer.anchors):,} training rows "
+                f"and adds up their votes."
+            )
+        shown = {name: numbers.plain(value) for name, value in record.items()}
+        lines.append({"what": what, "record": shown, "values": dict(record)})
+    return lines
+
+
+def _tiles(scores: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    known = [name for name in _TILES if scores.get(name) is not None]
+    return [
+        (_percent(scores[name]) if name in _SHARES else numbers.plain(scores[name], 3), *_TILES[name]) for name in known
+    ]
+
+
+def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[str, Picture]:
+    scores, found = model.scores, {}
+    weights = column_weights(model)
+    found["weights"] = drawn(
+        "weights",
+        lambda: _bars({"": weights}, "share of how the prediction moves, %"),
+        f"Weights of the columns: {next(iter(weights))} is first.",
+        "How strongly the prediction moves with each column, over the training rows it keeps, every column in units of "
+        "its own spread.",
+    )
+    if losses:
+        found["losses"] = drawn(
+            "losses",
+            lambda: _bars({"": dict(losses)}, "points lost when the column is shuffled, %"),
+            "What shuffling each column of the given data costs.",
+            "How much the score on the given rows falls when one column is shuffled: what the model really needs.",
+        )
+    if "reliability" in scores:
+        found["reliability"] = drawn(
+            "reliability",
+            lambda: _reliability(scores["reliability"]),
+            f"Reliability diagram, calibration error {scores['ece']:.3f}.",
+            "Can its probabilities be believed? Bars on the dashed line: of the rows it calls 80 % sure, 80 % are "
+            "right. Below, how many rows there are of each confidence.",
+        )
+    if "confusion" in scores and len(scores["confusion"]) <= _CLASSES:
+        found["confusion"] = drawn(
+            "confusion",
+            lambda: _confusion(model),
+            "Confusion matrix: rows are the true classes, columns the predicted ones.",
+            "Rows it had not seen, counted: the true class down, the predicted class across. All on the diagonal would "
+            "be perfect. Colours are shares of the true class.",
+        )
+    if "pairs" in scores:
+        found["pairs"] = drawn(
+            "pairs",
+            lambda: _pairs(model),
+            "Predicted value against true value for rows the model had not seen.",
+            "Each point is a row it had not seen. On the dashed line the prediction is exact.",
+        )
+    return found
+
+
+def _bars(shares: Mapping[str, Mapping[str, float]], x_label: str) -> Figure:
+    first = {name: {label(k): 100 * v for k, v in list(values.items())[:_WEIGHTS]} for name, values in shares.items()}
+    return figures.bars(first, x_label=x_label)
+
+
+def _reliability(bins: Mapping[str, Any]) -> Figure:
+    confidence, accuracy = (
+        [float("nan") if value is None else value for value in bins[name]] for name in ("confidence", "accuracy")
+    )
+    return figures.reliability(bins["rows"], confidence, accuracy, title="Confidence beside accuracy")
+
+
+def _confusion(model: TabularModel) -> Figure:
+    assert model.target.classes is not None
+    names = [label(str(name)) for name in model.target.classes]
+    return figures.confusion(model.scores["confusion"], names)
+
+
+def _pairs(model: TabularModel) -> Figure:
+    pairs = model.scores["pairs"]
+    step = max(1, len(pairs["value"]) // _POINTS)
+    return figures.scatter(
+        pairs["value"][::step],
+        pairs["prediction"][::step],
+        x_label=f"true {label(model.target.name)}",
+        y_label="predicted, rows left out",
+    )
+
+
+def _used(model: TabularModel) -> str:
+    used = sum(not column.dropped for column in model.preparation.columns)
+    return f"{used} column" + "s" * (used != 1)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

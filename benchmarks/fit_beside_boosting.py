@@ -23,22 +23,33 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from mercer.data import stratified_folds
 from mercer.layerwise import KernelNetworkClassifier
 from mercer.tabular import Preparation, Target, read
-from mercer.tabular.scoring import FOLDS, class_probabilities, score_classes
+from mercer.tabular.scoring import FOLDS, cross_validate, score_classes
 from mercer.tabular.values import numbers, truths, words
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from tables import TARGETS, write
 
 
-def ours(x, y, test, seed):
-    return class_probabilities(
-        KernelNetworkClassifier(random_state=seed).fit(x.numpy(), y.numpy()), test, int(y.max()) + 1
-    )
+def ours(x, y, seed):
+    """Exactly what ``mercer fit`` prints."""
+    classes, start = np.arange(int(y.max()) + 1), time.process_time()
+
+    def make():
+        return KernelNetworkClassifier(random_state=seed)
+
+    scores = cross_validate(make, x, y, classes, seed=seed, progress=lambda message: None)
+    return scores["accuracy"], scores["log_loss"], time.process_time() - start
 
 
-def boosting(x, y, test, seed, categorical):
-    model = HistGradientBoostingClassifier(categorical_features=categorical, random_state=seed).fit(x, y.numpy())
-    return torch.from_numpy(model.predict_proba(test))
+def boosting(x, y, seed, categorical):
+    """scikit-learn's defaults on the same folds."""
+    fold, start = stratified_folds(y, folds=FOLDS, seed=seed).numpy(), time.process_time()
+    p = torch.zeros(len(y), int(y.max()) + 1, dtype=torch.float64)
+    for i in range(1, FOLDS + 1):
+        model = HistGradientBoostingClassifier(categorical_features=categorical, random_state=seed)
+        p[fold == i] = torch.from_numpy(model.fit(x[fold != i], y[fold != i].numpy()).predict_proba(x[fold == i]))
+    scores = score_classes(p, y)
+    return scores["accuracy"], scores["log_loss"], time.process_time() - start
 
 
 def natively(preparation, frame):
@@ -58,17 +69,6 @@ def natively(preparation, frame):
     return np.hstack(parts), np.array(categorical)
 
 
-def measure(predict, x, y, seed):
-    """Accuracy and log loss of out-of-fold probabilities, and CPU seconds."""
-    fold = stratified_folds(y, folds=FOLDS, seed=seed).numpy()
-    p, start = torch.zeros(len(y), int(y.max()) + 1, dtype=torch.float64), time.process_time()
-    for i in range(1, FOLDS + 1):
-        p[fold == i] = predict(x[fold != i], y[fold != i], x[fold == i], seed)
-    seconds = time.process_time() - start
-    scores = score_classes(p, y)
-    return scores["accuracy"], scores["log_loss"], seconds
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
@@ -86,11 +86,10 @@ def main() -> None:
             frame = frame.drop(columns=target.name)
             preparation = Preparation().fit(frame)
             native, categorical = natively(preparation, frame)
+            matrix, seeds = preparation.transform(frame), range(options.seeds)
             runs = {
-                "mercer": [measure(ours, preparation.transform(frame), y, seed) for seed in range(options.seeds)],
-                "boosting": [
-                    measure(lambda *a, c=categorical: boosting(*a, c), native, y, seed) for seed in range(options.seeds)
-                ],
+                "mercer": [ours(matrix, y, seed) for seed in seeds],
+                "boosting": [boosting(native, y, seed, categorical) for seed in seeds],
             }
             for who, found in runs.items():
                 accuracy, loss, seconds = ([run[i] for run in found] for i in range(3))

@@ -67,6 +67,15 @@ def test_fit_says_what_was_done_and_how_good_it_is(home):
     assert f"{model.scores['accuracy']:.4g}" in text and "cross-validation" not in text
 
 
+def test_fit_draws_the_page_and_survives_without_it(home, tmp_path, monkeypatch):
+    assert "<svg" in (home / "model" / "explain.html").read_text()
+    monkeypatch.setattr("mercer.report.model_page", lambda *args, **options: 1 / 0)
+    done = run("fit", home / "new.csv", "--target", "churned", "-o", tmp_path / "m", "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["page"] is None
+    assert "the page could not be drawn; the model is kept: ZeroDivisionError" in done.stderr
+    assert mercer.load(tmp_path / "m").rows == 60
+
+
 def test_predict_writes_the_columns_of_the_contract(home, tmp_path):
     done = run("predict", home / "model", home / "new.csv", "-o", tmp_path / "out.csv")
     assert done.exit_code == 0, done.output

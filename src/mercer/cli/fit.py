@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,10 +60,11 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
             save(model, output)
         except RuntimeError as error:  # another run is saving into the folder
             raise click.ClickException(str(error)) from error
+    page = _drawn(model, output)
     if as_json:
-        click.echo(json.dumps(_document(model, output), indent=2, allow_nan=False))
+        click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
         return
-    for line in _page(model, data, output):
+    for line in _lines(model, data, output, page):
         click.echo(line)
 
 
@@ -88,6 +90,17 @@ def _kept_if_filled(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
+def _drawn(model: TabularModel, folder: Path) -> Path | None:
+    """The page of `mercer explain`; a picture that fails does not take the model with it."""
+    try:
+        from mercer.report import model_page
+
+        return model_page(model, folder / "explain.html", folder=str(folder))
+    except Exception as error:
+        logging.getLogger("mercer").error("the page could not be drawn; the model is kept", exc_info=error)
+        return None
+
+
 def _document(model: TabularModel, folder: Path) -> dict[str, Any]:
     target = model.target
     return {
@@ -106,7 +119,7 @@ def _document(model: TabularModel, folder: Path) -> dict[str, Any]:
     }
 
 
-def _page(model: TabularModel, data: Path, folder: Path) -> Iterator[str]:
+def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> Iterator[str]:
     columns = model.preparation.columns
     yield click.style(f"{data.name}: {model.rows} rows, {len(columns)} columns beside {model.target.name}", bold=True)
     yield f"{model.target.why}."
@@ -118,8 +131,10 @@ def _page(model: TabularModel, data: Path, folder: Path) -> Iterator[str]:
     yield f"{model.seconds:.1f} seconds"
     yield ""
     yield f"Model: {folder}"
+    if page is not None:
+        yield f"Page:  {page}"
     yield f"Next:  mercer predict {folder} {data} -o predictions.csv"
-    yield f"       mercer explain {folder}"
+    yield f"       mercer explain {folder} --data {data}"
 
 
 def _columns(model: TabularModel) -> Iterator[str]:

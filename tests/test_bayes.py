@@ -121,6 +121,17 @@ def test_variance_is_never_negative_shrinks_with_data_and_stays_below_the_prior(
             assert (after <= before * (1 + 1e-8)).all()
 
 
+@pytest.mark.parametrize("k", [3, 60, 1000])
+def test_rounding_in_float32_makes_no_variance_negative(k):
+    x, _ = points(dtype=torch.float32)
+    y = x.sin()
+    model = trained(classifier(width=40, dtype=torch.float32), x, y, F.mse_loss, 400)
+    f = LinearizedLaplace(model, likelihood="regression", k=k, prior_precision=1e-3, generator=seeded()).fit((x, y))
+    assert f.noise_ < 1e-3  # little noise and a wide prior: at the rows, differences of large numbers
+    assert (f.logits(x)[1].diagonal(dim1=1, dim2=2) >= 0).all()
+    assert (f.predict(x)[1] >= f.noise_).all()
+
+
 def test_variance_of_a_regression_shrinks_as_rows_are_seen_again():
     x, _ = points(30)
     y = torch.stack((x[:, 0].sin(), x[:, 1], x[:, 2]), 1)

@@ -150,8 +150,9 @@ class LinearizedLaplace(Savable):
                 means.append(self._outputs(x[part]))
                 psi = self._tangents(x).along(x[part], self.directions_)
                 covariance = (psi / (self.eigenvalues_ + self.prior_precision_).to(psi.dtype)) @ psi.mT
-                if self.complement:
+                if self._something_outside():
                     outside = PriorVariance(self.model)(x[part], diagonal=False) - psi @ psi.mT
+                    outside.diagonal(dim1=1, dim2=2).clamp_(min=0)  # a difference: rounding may take it below
                     covariance = covariance + outside / self.prior_precision_
                 covariances.append(covariance)
         return torch.cat(means), checked_outputs("LinearizedLaplace", torch.cat(covariances))
@@ -211,10 +212,14 @@ class LinearizedLaplace(Savable):
 
     def _derived_parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         f, psi = self._outputs(x), self._tangents(x).along(x, self.directions_)
-        if not self.complement:
+        if not self._something_outside():
             return f, psi, torch.zeros_like(f)
         own = PriorVariance(self.model)(x, diagonal=True)
         return f, psi, (own - psi.square().sum(2)).clamp_min(0)
+
+    def _something_outside(self) -> bool:
+        p, k = self.directions_.shape
+        return self.complement and k < p
 
     def _distilled_parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         assert self.student_ is not None

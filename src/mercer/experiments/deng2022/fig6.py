@@ -1,4 +1,4 @@
-"""Figure 6: a GP over the SGD trajectory on CIFAR-10, against the last network, averaged weights and the ensemble."""
+"""Figure 6: a GP over the SGD trajectory on CIFAR-10, against MAP, averaged weights, SWAG and the ensemble."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import figures, metrics
-from ...bayes import Snapshots, TrajectoryGP
+from ...bayes import SWAG, Snapshots, TrajectoryGP
 from ...data import load
 from ..backbones import LeNet5
 from ..cells import Cell, Outcome
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENTRY = "deng2022/fig6"
-ROWS = ("MAP", "SWA", "Ensemble of snapshots", "Ours, trajectory GP", "Ours, tau by validation")
+ROWS = ("MAP", "SWA", "SWAG", "Ensemble of snapshots", "Ours, trajectory GP", "Ours, tau by validation")
 SIZES = {"smoke": (64, 32, 8, 4), "small": (5000, 1000, 8, 10), "paper": (50_000, 10_000, 200, 100)}
 
 
 def cells(scale: str) -> list[Cell]:
-    """Five predictions from one run; training rows, test rows, epochs and snapshots in the settings."""
+    """Six predictions from one run; training rows, test rows, epochs and snapshots in the settings."""
     train, test, epochs, kept = SIZES[scale]
     settings = {"train": train, "test": test, "epochs": epochs, "kept": kept}
     return [Cell(ENTRY, row=row, data=["cifar10"], seeds=1, settings=settings) for row in ROWS]
@@ -58,6 +58,8 @@ def _predicted(row: str, snapshots: Snapshots, test: Tensor, val: tuple[Tensor, 
             return _softmax(snapshots.models[-1], test)
         if row == "SWA":
             return _softmax(snapshots.averaged(), test)
+    if row == "SWAG":
+        return SWAG(snapshots.models, samples=20, generator=seeded(0)).predict_proba(test)
     gp = TrajectoryGP(snapshots.models, precision=1.0 if row == "Ours, trajectory GP" else "validation")
     if row == "Ensemble of snapshots":
         return gp.ensemble_proba(test)
@@ -70,7 +72,7 @@ def _softmax(model: nn.Module, x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _cached(key: tuple[int, int, int, int]) -> dict[str, Snapshots]:
-    """One run serves the five cells of one process; it depends on the cell's settings and seed alone."""
+    """One run serves the six cells of one process; it depends on the cell's settings and seed alone."""
     return {}
 
 

@@ -10,10 +10,11 @@ import contextlib
 import importlib.util
 import io
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -66,7 +67,8 @@ def run_commands(code: str, where: str) -> None:
             done = CliRunner().invoke(main, words[1:])
             assert done.exit_code == 0, f"{where}: {line}\n{done.output}\n{done.exception!r}"
         elif words[:1] == ["python"]:
-            subprocess.run([sys.executable, ROOT / words[1], *words[2:]], check=True, capture_output=True)
+            with mock.patch.object(sys, "argv", words[1:]), contextlib.redirect_stdout(io.StringIO()):
+                runpy.run_path(str(ROOT / words[1]), run_name="__main__")
 
 
 def test_few_blocks_go_unrun_and_each_says_why():

@@ -53,24 +53,34 @@ def reproduce(
     jobs: int,
     as_json: bool,
 ) -> None:
-    """Run the papers' entries and print the path of report.html.
+    """Run the papers' entries and print the path of report.html; under torchrun its ranks share the work.
 
     ID is an entry (spectral2019/table1) or a paper (spectral2019); none means all. `mercer list` shows them.
     """
+    from mercer import distributed
+
+    if resume is not None and (ids or scale or output or seeds or no_download or changes or only):
+        raise click.UsageError("--resume goes with --jobs and --json alone: the run's own ID and options hold.")
+    with distributed.joined():
+        if resume is None:
+            resume = _create((ids, scale or "small", seeds, not no_download, _settings(changes), only), output)
+        results = _run(resume, jobs)
+        if distributed.rank():
+            return  # rank 0 shows what all did
+    page = _page(resume)
+    code = _verdict(results)
+    _show(resume, page, results, as_json)
+    raise click.exceptions.Exit(code)
+
+
+def _create(asked: tuple[Any, ...], output: Path | None) -> Path:
+    """The run's folder, made by rank 0."""
+    from mercer import distributed
     from mercer.experiments import runner
 
-    if resume is None:
-        asked = (ids, scale or "small", seeds, not no_download, _settings(changes), only)
-        folder = runner.create(_request(asked), output)
-    else:
-        if ids or scale or output or seeds or no_download or changes or only:
-            raise click.UsageError("--resume goes with --jobs and --json alone: the run's own ID and options hold.")
-        folder = resume
-    results = _run(folder, jobs)
-    page = _page(folder)
-    code = _verdict(results)
-    _show(folder, page, results, as_json)
-    raise click.exceptions.Exit(code)
+    request = _request(asked)
+    folder = str(runner.create(request, output)) if distributed.rank() == 0 else ""
+    return Path(distributed.gather_json(folder)[0])
 
 
 def _verdict(results: list[Result]) -> int:

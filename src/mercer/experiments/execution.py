@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from mercer import distributed
 from mercer.experiments.catalogue import entry
 from mercer.experiments.cells import Cell, MissingPackage, Outcome, non_finite
 from mercer.experiments.results import Result
@@ -81,7 +82,7 @@ def how_to_get(name: str) -> str:
 
 
 def _run(cell: Cell) -> Outcome:
-    with torch.random.fork_rng():
+    with distributed.alone(), torch.random.fork_rng():  # ranks share cells, not a cell's rows
         torch.manual_seed(int(cell.key(), 16) % 2**63)
         outcome = entry(cell.entry).load().run(cell)
     if not isinstance(outcome, Outcome):

@@ -73,20 +73,21 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from mercer import checks, storage
+from mercer import checks, distributed, storage
+from mercer.experiments import ranks
 from mercer.experiments.catalogue import Entry, select
 from mercer.experiments.cells import SCALES, Cell
 from mercer.experiments.execution import blank_result, execute
 from mercer.experiments.interruption import Interruption
 from mercer.experiments.machine import machine, versions
-from mercer.experiments.results import RESULTS, RUN, Result, append, mend, read_results, read_run
+from mercer.experiments.results import RUN, Result, append, read_results, read_run
 from mercer.experiments.workers import execute_all
 
 SCHEMA = 1
@@ -186,29 +187,43 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
     """Do what the folder asks and has not done yet; the results of all its lines.
 
     Done cells stay as they are; failed and missing ones are tried again. SIGINT and SIGTERM raise `Interrupted` with
-    every finished cell on disk. Two runs into one folder: the second is refused.
+    every finished cell on disk. Two runs into one folder: the second is refused. Under ``torchrun`` the ranks share the
+    cells.
     """
-    checks.integer("reproduce", "jobs", jobs, 1)
+    most = 1 if distributed.world_size() > 1 else None
+    checks.integer("reproduce", "jobs", jobs, 1, most, of="for each rank of torchrun runs one cell" if most else "")
     request = asked(folder)
-    with storage.lock(folder), Interruption() as interruption:
-        mend(folder / RESULTS)
-        earlier = {result.key: result for result in read_results(folder)}
-        lines, cells = plan(request)
-        _open_session(folder, jobs, cells)
-        todo = [cell for cell in cells if not _is_done(earlier.get(cell.key()))]
-        watcher.planned(len(cells), len(cells) - len(todo))
+    with ranks.held(folder), Interruption() as interruption:
 
         def keep(result: Result) -> None:
             with interruption.held():
-                append(folder / RESULTS, result)
+                append(ranks.results_path(folder), result)
 
+        lines, cells = plan(request)
+        todo = _begin(folder, jobs, lines, cells, keep)
+        watcher.planned(len(cells), len(cells) - len(todo))
+        for result in _results(ranks.claimed(folder, todo), request.scale, jobs, watcher.began):
+            keep(result)
+            watcher.ended(result)
+        ranks.finish(folder, [cell.key() for cell in todo])
+    return read_results(folder)
+
+
+def _begin(
+    folder: Path, jobs: int, lines: Sequence[Result], cells: Sequence[Cell], keep: Callable[[Result], None]
+) -> list[Cell]:
+    """Make the folder ready, on rank 0, and say what is left to do."""
+    left: list[str] = []
+    if distributed.rank() == 0:
+        ranks.collect(folder)
+        earlier = {result.key: result for result in read_results(folder)}
+        _open_session(folder, jobs, cells)
+        left = [cell.key() for cell in cells if not _is_done(earlier.get(cell.key()))]
         for line in lines:
             if earlier.get(line.key) != line:
                 keep(line)
-        for result in _results(todo, request.scale, jobs, watcher.began):
-            keep(result)
-            watcher.ended(result)
-    return read_results(folder)
+    left = ranks.begin(folder, left)
+    return [cell for cell in cells if cell.key() in set(left)]
 
 
 def plan(request: Request) -> tuple[list[Result], list[Cell]]:
@@ -265,9 +280,9 @@ def _check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
         raise ValueError(checks.sentence(entry.id, "cells must differ from each other", "two alike"))
 
 
-def _results(cells: Sequence[Cell], scale: str, jobs: int, began: Callable[[Cell], None]) -> Iterator[Result]:
+def _results(cells: Iterable[Cell], scale: str, jobs: int, began: Callable[[Cell], None]) -> Iterator[Result]:
     if jobs > 1:
-        with contextlib.closing(execute_all(cells, scale, jobs, _threads(jobs), began)) as results:
+        with contextlib.closing(execute_all(list(cells), scale, jobs, _threads(jobs), began)) as results:
             yield from results
         return
     for cell in cells:
@@ -292,7 +307,8 @@ def _open_session(folder: Path, jobs: int, cells: Sequence[Cell]) -> None:
 
 def _session(jobs: int) -> dict[str, Any]:
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"started": started, "jobs": jobs, "threads": _threads(jobs), "versions": versions(), "machine": machine()}
+    here = {"jobs": jobs, "ranks": distributed.world_size(), "threads": _threads(jobs)}
+    return {"started": started, **here, "versions": versions(), "machine": machine()}
 
 
 def _write_run(folder: Path, document: dict[str, Any]) -> None:

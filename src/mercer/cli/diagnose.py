@@ -51,6 +51,8 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     from mercer.tabular.problem import sample
 
     page = output or Path(f"{data.name.split('.')[0]}-diagnosis.html")
+    if not page.parent.is_dir():
+        raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     with stoppable(), one_thread():
         part = sample(data)
         found = read(

@@ -45,6 +45,8 @@ def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) 
 
     loaded = load_model(model)
     page = output or model / "explain.html"
+    if not page.parent.is_dir():
+        raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     with stoppable(), one_thread():
         losses = None
         if data is not None:
@@ -109,6 +111,6 @@ def _bars(shares: Mapping[str, float]) -> Iterator[str]:
     largest = max([*shown.values(), 1e-12])
     for name, share in shown.items():
         name = name if len(name) <= 28 else name[:27] + "~"
-        yield f"  {name:<30}{100 * share:>6.1f} %  {'#' * round(_BAR * max(share, 0) / largest)}".rstrip()
+        yield f"  {name:<30}{100 * share:>6.1f}%  {'#' * round(_BAR * max(share, 0) / largest)}".rstrip()
     if len(shares) > _SHOWN:
         yield f"  and {len(shares) - _SHOWN} more on the page"

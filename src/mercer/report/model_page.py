@@ -145,7 +145,7 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
             "reliability",
             lambda: _reliability(scores["reliability"]),
             f"Reliability diagram, calibration error {scores['ece']:.3f}.",
-            "Can its probabilities be believed? Bars on the dashed line: of the rows it calls 80 % sure, 80 % are "
+            "Can its probabilities be believed? Bars on the dashed line: of the rows it calls 80% sure, 80% are "
             "right. Below, how many rows there are of each confidence.",
         )
     if "confusion" in scores and len(scores["confusion"]) <= _CLASSES:
@@ -201,4 +201,4 @@ def _used(model: TabularModel) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"

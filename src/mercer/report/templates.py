@@ -52,4 +52,4 @@ def _order(value: float | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "\N{EN DASH}" if share is None else f"{100 * share:.1f} %".replace("-", numbers.MINUS)
+    return "\N{EN DASH}" if share is None else f"{100 * share:.1f}%".replace("-", numbers.MINUS)

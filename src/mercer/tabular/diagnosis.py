@@ -42,6 +42,7 @@ DRAWN = 3
 _PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
 SHUFFLES = 20
 """Random orders of the labels: the least p-value is 1 in 21."""
+_NULL = 1e-6  # an eigenvalue of K below it is 0, beside a mean diagonal of 1
 _ALIKE = 0.005  # a difference in ``explained`` that nobody would act on
 
 
@@ -94,7 +95,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Eigen:
-    """The largest eigenvalues of H and the cumulated share of the labels on their vectors."""
+    """The largest eigenvalues of K and the cumulated share of the labels on their vectors."""
 
     values: list[float]
     shares: list[float]
@@ -319,8 +320,11 @@ def _ranked(found: list[tuple[Reading, Tensor]]) -> list[Reading]:
 
 
 def _eigen(candidate: Candidate, columns: Tensor) -> Eigen:
+    """Of K: directions that only the added diagonal tells from 0 are left out, for any vector there is one of them."""
     spectrum = spectrum_of(candidate.gram(), columns)
-    return Eigen(spectrum.eigenvalues.tolist(), spectrum.projections.cumsum(0).tolist())
+    values = spectrum.eigenvalues - NOISE
+    kept = max(1, int((values > _NULL).sum()))
+    return Eigen(values[:kept].tolist(), spectrum.projections[:kept].cumsum(0).tolist())
 
 
 def _loss(spectrum: Spectrum, rate: float) -> list[float]:

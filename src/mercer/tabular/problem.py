@@ -170,8 +170,8 @@ def _labels(asked: Target, series: pd.Series[Any]) -> tuple[Tensor, list[str], l
 
 
 def _embedding(where: str, name: str, value: Any, n: int) -> Tensor:
-    # A copy: what a table lends is read-only, which torch warns of.
-    rows = torch.as_tensor(np.array(value.detach().cpu() if isinstance(value, Tensor) else value)).double()
+    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    rows = torch.as_tensor(np.array(array)).double()  # a copy: what a table lends is read-only, which torch warns of
     rows = checks.squarable(where, name, checks.matrix(where, name, rows))
     if len(rows) != n:
         raise ValueError(checks.sentence(where, f"{name} must have a row for each of the table's {n}", len(rows)))

@@ -46,7 +46,7 @@ def judge(asked: Problem, readings: Sequence[Reading], p_value: float, source: s
     level = next(word for least, word in _LEVELS if best.explained >= least)
     what = best.source or "the table's columns"
     headline = f"{name} can be learned {level} from {what}: {_score(asked, best)}."
-    reasons = [_suits(readings), _against_noise(best, p_value), *_speed(best), *_limits(asked, best)]
+    reasons = [_suits(readings), _against_noise(asked, best), *_speed(best), *_limits(asked, best)]
     return Verdict(level, headline, reasons, *_advice(asked, readings, source))
 
 
@@ -78,12 +78,10 @@ def _as_often(other: Reading, best: Reading) -> bool:
     return other.accuracy is not None and best.accuracy is not None and other.accuracy >= best.accuracy
 
 
-def _against_noise(best: Reading, p_value: float) -> str:
-    times = 1 / best.ratio if best.ratio > 0 else float("inf")
-    chance = "none of the shuffles came near" if p_value < 1 / 15 else f"by chance with probability {p_value:.2f}"
+def _against_noise(asked: Problem, best: Reading) -> str:
     return (
-        f"To it the labels are {times:,.3g} times simpler than the same labels in random order, and rows left out are "
-        f"predicted better than with any shuffle ({chance})."
+        f"To it the {_labels(asked)} are {1 / best.ratio:,.3g} times simpler than the same in random order, and rows "
+        f"left out are predicted better than with any of the shuffles."
     )
 
 
@@ -91,9 +89,8 @@ def _speed(best: Reading) -> list[str]:
     if best.steps is None:
         return ["Gradient descent would need over 1,000 full steps to halve the loss: expect slow training."]
     control = f"{best.shuffled_steps:,}" if best.shuffled_steps is not None else "over 1,000"
-    return [
-        f"Gradient descent would halve the loss in {max(best.steps, 1):,} full steps; shuffled labels take {control}."
-    ]
+    steps = max(best.steps, 1)
+    return [f"Gradient descent would halve the loss in {steps:,} full steps; in random order it takes {control}."]
 
 
 def _limits(asked: Problem, best: Reading) -> list[str]:
@@ -118,8 +115,8 @@ def _limits(asked: Problem, best: Reading) -> list[str]:
 
 def _noise(asked: Problem, best: Reading, p_value: float) -> list[str]:
     found = [
-        f"The best of the candidates, {best.name}, explains {_percent(max(best.explained, 0.0))} of the labels on rows "
-        f"left out; labels in random order do as well with probability {p_value:.2f}.",
+        f"The best of the candidates, {best.name}, explains {_percent(max(best.explained, 0.0))} of the "
+        f"{_labels(asked)} on rows left out; in random order they do as well with probability {p_value:.2f}.",
     ]
     return found + _limits(asked, best)[:1] * bool(asked.conflicts)
 
@@ -157,12 +154,16 @@ def _advice(asked: Problem, readings: Sequence[Reading], source: str) -> tuple[l
     return advice, [command, f"sklearn.svm.{estimator}(kernel=mercer.kernels.{best.call}.numpy)"]
 
 
+def _labels(asked: Problem) -> str:
+    return "labels" if asked.classes else "values"
+
+
 def _reached(reading: Reading) -> str:
     return _percent(reading.explained if reading.accuracy is None else reading.accuracy)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"
 
 
 def _quoted(text: str) -> str:

@@ -60,11 +60,10 @@ def bench(areas: tuple[str, ...], repeats: int, threads: int, output: Path | Non
 
 def _measured(areas: tuple[str, ...], repeats: int, threads: int, output: Path | None) -> list[Line]:
     from mercer.bench import Record, run
+    from mercer.cli.growth import session
     from mercer.experiments.interruption import Interrupted, Interruption
-    from mercer.experiments.machine import machine, versions
 
-    session = {"machine": machine(), "versions": versions()}
-    record = None if output is None else Record(output, {"repeats": repeats, "threads": threads}, session)
+    record = None if output is None else Record(output, {"repeats": repeats, "threads": threads}, session())
     try:
         with Interruption():
             lines = run(areas, repeats=repeats, threads=threads, progress=_progress, record=record)

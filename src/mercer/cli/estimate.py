@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from mercer.bench.growth import Estimate
 
 
+_UNITS = (("years", 365.25 * 86400), ("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
+
+
 @click.command()
 @click.argument("method", required=False)
 @click.option("--n", type=click.IntRange(1), help="Rows, or what the method's n is.")
@@ -75,25 +78,27 @@ def _page(found: Estimate, what: str) -> Iterator[str]:
     yield f"  {what}"
     yield f"  {'ranks':>7}{'CPU time of each':>20}{'peak memory of each':>22}"
     for cost in found.costs:
-        yield f"  {cost.ranks:>7,}{_time(cost.seconds):>20}{_bytes(cost.mib):>22}"
+        yield f"  {cost.ranks:>7,}{duration(cost.seconds):>20}{volume(cost.mib):>22}"
     bands = f"time within {found.seconds_factor:.2g}x, memory within {found.mib_factor:.2g}x"
     yield f"  {bands} at the sizes measured; the rows themselves come on top"
     growth = ", ".join(f"{letter}^{power:.2f}" for letter, power in found.exponents.items())
     yield f"  time grows as {growth} around the measured base"
-    cpu, torch = found.machine.get("cpu", ""), found.versions.get("torch", "")
-    yield f"  measured with one thread of {cpu}, torch {torch}"
+    busy = "" if found.load is None else f", at load {found.load:g} of {found.machine['cores']} cores"
+    yield f"  measured with one thread of {found.machine['cpu']}, torch {found.versions['torch']}{busy}"
     for beyond in found.beyond:
         yield click.style(f"  warning: {beyond}: an extrapolation, no band holds", fg="yellow")
 
 
-def _time(seconds: float) -> str:
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
+    for unit, size in _UNITS:
         if seconds >= size:
             return f"{_number(seconds / size)} {unit}"
     return f"{_number(seconds / 1e-6)} us"
 
 
-def _bytes(mib: float) -> str:
+def volume(mib: float) -> str:
+    """MiB in the unit that suits them."""
     for unit, size in (("PiB", 2.0**30), ("TiB", 2.0**20), ("GiB", 2.0**10)):
         if mib >= size:
             return f"{_number(mib / size)} {unit}"

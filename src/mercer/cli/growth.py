@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ import click
 
 GROWTH = "growth"
 _NAME = 24
+_LETTERS = ("n", "d", "c", "k")
 
 
 def measure_growth(output: Path | None, as_json: bool) -> None:
     """Measure every method at every size, write ``growth.json`` to the folder, print the exponents."""
     from mercer.bench.growth import document, measure
     from mercer.experiments.interruption import Interrupted, Interruption
-    from mercer.experiments.machine import machine, versions
     from mercer.storage import atomic_write
+
+    where = session()
 
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
@@ -28,7 +31,7 @@ def measure_growth(output: Path | None, as_json: bool) -> None:
     except Interrupted as interrupted:
         click.echo("Interrupted: the same command with the same folder goes on.", err=True)
         raise click.exceptions.Exit(interrupted.exit_code) from None
-    found = document(points, {"machine": machine(), "versions": versions()})
+    found = document(points, where)
     text = json.dumps(found, allow_nan=False, indent=1)
     if output is not None:
         atomic_write(output / "growth.json", f"{text}\n".encode())
@@ -39,19 +42,32 @@ def measure_growth(output: Path | None, as_json: bool) -> None:
             click.echo(line)
 
 
+def session() -> dict[str, Any]:
+    """Where and with what a run is made, and how busy the machine is at its start."""
+    from mercer.experiments.machine import machine, versions
+
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # not on Windows
+    return {"machine": machine(), "versions": versions(), "load": load}
+
+
 def exponent_table(found: dict[str, Any]) -> Iterator[str]:
-    """For each method the exponents of time and memory along each letter, and the band of the fit."""
-    letters = ("n", "d", "c", "k")
-    heads = [f"{measure} {letter}" for measure in ("time", "peak") for letter in letters]
-    yield click.style(f"{'exponent of':<{_NAME}}" + "".join(f"{head:>8}" for head in heads) + "   within", bold=True)
-    for name, held in found["methods"].items():
-        cells = [
-            f"{along['exponent']:.2f}" if (along := held["exponents"][measure].get(letter)) else ""
-            for measure in ("seconds", "mib")
-            for letter in letters
-        ]
-        bands = " ".join(f"{held['fits'][measure]['factor']:.2g}x" for measure in ("seconds", "mib"))
-        yield f"{name:<{_NAME}}" + "".join(f"{cell:>8}" for cell in cells) + f"   {bands}"
+    """For each method the exponent along each letter, over all sizes and between the last two, and the fit's band."""
+    for measure, title in (("seconds", "CPU time grows as"), ("mib", "peak memory grows as")):
+        yield click.style(_row(title, list(_LETTERS), "within"), bold=True)
+        for name, held in found["methods"].items():
+            along = held["exponents"][measure]
+            cells = [_powers(along[letter]) if letter in along else "" for letter in _LETTERS]
+            yield _row(name, cells, f"{held['fits'][measure]['factor']:.2g}x")
+        yield ""
+    yield "exponents over all sizes (and between the two largest); within: largest factor by which the fit is off"
+
+
+def _row(name: str, cells: list[str], last: str) -> str:
+    return f"{name:<{_NAME}}" + "".join(f"{cell:>14}" for cell in cells) + f"{last:>9}"
+
+
+def _powers(along: dict[str, float]) -> str:
+    return f"{along['exponent']:.2f} ({along['last']:.2f})"
 
 
 def _progress(method: str, point: dict[str, Any]) -> None:

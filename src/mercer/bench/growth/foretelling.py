@@ -42,6 +42,7 @@ class Estimate:
         beyond: one sentence for each letter that lies outside what was measured.
         machine: where the coefficients were measured.
         versions: and with what.
+        load: how busy that machine was at the start, in processes that wanted a core.
     """
 
     method: str
@@ -53,6 +54,7 @@ class Estimate:
     beyond: tuple[str, ...]
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
+    load: float | None
 
 
 def estimate(
@@ -99,6 +101,7 @@ def estimate(
         beyond=tuple(_beyond(size, held["ranges"])),
         machine=whole["machine"],
         versions=whole["versions"],
+        load=whole["load"],
     )
 
 
@@ -116,7 +119,7 @@ def _shared(method: Method, fit: Fit, size: Mapping[str, int], ranks: int) -> fl
     """Terms in n are dealt over the ranks where the method is a sum over rows; the others are paid by each."""
     values = method.values(size)
     return sum(
-        coefficient * monomial(term, values) / (ranks if method.over_ranks == "rows" and method.grows(term) else 1)
+        coefficient * monomial(term, values) / (ranks if method.divides(term) else 1)
         for term, coefficient in fit.terms.items()
     )
 

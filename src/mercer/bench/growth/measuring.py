@@ -101,5 +101,7 @@ def _along(
 ) -> dict[str, float]:
     others = [other for other in method.base if other != letter]
     chosen = [i for i, size in enumerate(sizes) if all(size[other] == method.base[other] for other in others)]
-    power, constant = exponent([sizes[i][letter] for i in chosen], [max(costs[i], least) for i in chosen])
-    return {"exponent": power, "constant": constant}
+    chosen.sort(key=lambda i: sizes[i][letter])
+    x, y = [sizes[i][letter] for i in chosen], [max(costs[i], least) for i in chosen]
+    power, constant = exponent(x, y)
+    return {"exponent": power, "constant": constant, "last": exponent(x[-2:], y[-2:])[0]}

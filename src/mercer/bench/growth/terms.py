@@ -37,7 +37,8 @@ class Method:
         work: the work.
         share: of the work that is reported: 0.05 for one step of twenty.
         derived: further letters that terms may use, from the size.
-        over_ranks: what is spread over ranks: ``"rows"``, the terms in n, or nothing.
+        shared: whether ranks share the terms that grow with the rows.
+        whole: of those the ones that every rank pays in full all the same, such as rows that all need.
     """
 
     name: str
@@ -51,7 +52,8 @@ class Method:
     work: Callable[[Any], Any]
     share: float = 1.0
     derived: Mapping[str, Callable[[Size], float]] = field(default_factory=dict)
-    over_ranks: str = "rows"
+    shared: bool = True
+    whole: tuple[str, ...] = ()
 
     def sizes(self) -> list[dict[str, int]]:
         """The sizes to measure: along each axis, the others at the base; each once."""
@@ -62,10 +64,10 @@ class Method:
         """The letters of a size, the derived ones included."""
         return {**size, **{letter: make(size) for letter, make in self.derived.items()}}
 
-    def grows(self, term: str) -> bool:
-        """Whether a term grows with the rows, so that ranks can share it."""
-        rows = {"n"} | {letter for letter in self.derived if letter in _ROWS}
-        return any(factor.partition("^")[0] in rows for factor in term.split())
+    def divides(self, term: str) -> bool:
+        """Whether ranks share a term: it grows with the rows, and the method is a sum over them."""
+        letters = {factor.partition("^")[0] for factor in term.split()}
+        return self.shared and term not in self.whole and bool(letters & _ROWS)
 
 
-_ROWS = {"r"}  # a bounded number of rows, dealt over the ranks as all rows are
+_ROWS = {"n", "r", "g"}  # all rows, and bounded numbers of them that are dealt over the ranks in the same way

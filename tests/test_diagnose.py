@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from sklearn.datasets import load_wine
+from test_report import browse
 
 from mercer.cli.commands import main
 from mercer.kernels import RBF, Linear
@@ -254,6 +255,30 @@ def test_the_page_has_verdict_table_and_figures(found, tmp_path):
     drawn = [attributes for tag, attributes in reader.tags if tag == "svg"]
     assert len(drawn) == 6 and all(svg["role"] == "img" and svg["aria-label"] for svg in drawn)  # desk and phone
     assert "could not be drawn" not in reader.text
+
+
+MEASURE = """<script>window.addEventListener("load", function () {
+  var box = function (node) { var b = node.getBoundingClientRect(); return [b.left, b.right]; };
+  parent.postMessage({ width: window.innerWidth, scroll: document.documentElement.scrollWidth,
+    figures: Array.from(document.querySelectorAll("figure svg")).filter(
+      function (node) { return node.getClientRects().length; }).map(box) }, "*");
+});</script>"""
+
+
+def measured(page, tmp_path, width):
+    """The page as a browser lays it out; the script that measures goes into a copy without the content policy."""
+    assert "CONSOLE" not in browse(page, tmp_path, width).stderr
+    copy = tmp_path / "measured.html"
+    copy.write_text(re.sub(r"<meta http-equiv=[^>]*>", MEASURE, page.read_text(encoding="utf-8"), count=1))
+    done = browse(copy, tmp_path, width)
+    return json.loads(html.unescape(re.search(r'<pre id="measured">(.+?)</pre>', done.stdout, re.S)[1]))
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_browser_shows_the_page_without_an_error_or_a_sideways_scroll(found, tmp_path, width):
+    seen = measured(diagnosis_page(found, tmp_path / "page.html"), tmp_path, width)
+    assert seen["width"] == width and seen["scroll"] <= width and len(seen["figures"]) == 3
+    assert all(0 <= left < right <= width for left, right in seen["figures"])
 
 
 def test_hostile_names_are_text(tmp_path):

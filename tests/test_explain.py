@@ -1,0 +1,194 @@
+"""What a fitted model learned: weights of columns, the page, the command."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from click.testing import CliRunner
+from test_diagnose import HOSTILE, check_page, measured
+
+import mercer
+from mercer.cli.commands import main
+from mercer.layerwise.network import Indicators, KernelLayer
+from mercer.report import model_page
+from mercer.report.model_page import confusions, headline, layer_lines
+from mercer.tabular import TabularModel
+from mercer.tabular.importance import column_weights, feature_weights, permutation_losses
+
+
+def table(n=80, seed=0):
+    """``kind`` follows ``x`` and nothing else."""
+    draw = np.random.default_rng(seed)
+    frame = pd.DataFrame({"noise": draw.normal(size=n), "x": draw.normal(size=n), "c": draw.choice(list("abc"), n)})
+    return frame.assign(kind=np.where(frame["x"] + 0.3 * draw.normal(size=n) > 0, "up", "down"), same=1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TabularModel().fit(table(), "kind")
+
+
+@pytest.fixture(scope="module")
+def regression():
+    frame = table()
+    return TabularModel().fit(frame.drop(columns="kind").assign(y=3 * frame["x"] + 100.5), "y")
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    place = tmp_path_factory.mktemp("models") / "model"
+    mercer.save(model, place)
+    return place
+
+
+def test_weights_are_shares_and_find_the_column_that_matters(model, regression):
+    for fitted in (model, regression):
+        features, columns = feature_weights(fitted), column_weights(fitted)
+        assert list(features) == fitted.preparation.feature_names
+        assert sum(features.values()) == pytest.approx(1) and sum(columns.values()) == pytest.approx(1)
+        assert next(iter(columns)) == "x" and "same" not in columns
+        assert columns["c"] == pytest.approx(sum(v for name, v in features.items() if name.startswith("c is")))
+
+
+def test_weights_are_the_mean_squared_gradients_of_the_network(model):
+    """Against finite differences of the whole network in standardised units."""
+    network = model.estimator.network_
+    layers = list(network.layers)
+    assert not isinstance(layers[0], Indicators) and isinstance(layers[-1], KernelLayer)
+    x = model.preparation.prepare(table().drop(columns="kind")).x
+    outputs = torch.nn.Sequential(*layers)
+    squares = []
+    for j in range(x.shape[1]):
+        step = torch.zeros(x.shape[1], dtype=torch.float64)
+        step[j] = 1e-4 * layers[0].scale[j]
+        slope = (outputs(x + step) - outputs(x - step)) / 2e-4
+        squares.append(float(slope.square().sum(1).mean()))
+    expected = np.array(squares) / sum(squares)
+    assert list(feature_weights(model).values()) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
+
+
+def test_levels_tried_as_columns_of_their_own_count_for_their_feature():
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": draw.integers(0, 3, 120), "b": draw.integers(0, 3, 120)})
+    model = TabularModel().fit(frame.assign(y=np.where(frame["a"] == 1, "one", "other")), "y")
+    assert sum(feature_weights(model).values()) == pytest.approx(1) and next(iter(column_weights(model))) == "a"
+
+
+def test_shuffling_costs_where_the_column_is_needed(model, regression):
+    losses = permutation_losses(model, table(seed=1))
+    assert next(iter(losses)) == "x" and losses["x"] > 0.2 and abs(losses["noise"]) < losses["x"]
+    frame = table(seed=1)
+    assert permutation_losses(regression, frame.assign(y=3 * frame["x"] + 100.5))["x"] > 1
+    assert permutation_losses(model, table(seed=1)) == losses
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda f: f.drop(columns="kind"), "the data must have the target column 'kind'"),
+        (lambda f: f.assign(kind="sideways"), "at least two rows must have a known value in 'kind'; got 0"),
+        (lambda f: f.drop(columns="x"), "the table must have the column 'x'"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(model, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        permutation_losses(model, change(table()))
+
+
+def test_the_page_of_a_classifier(model, tmp_path):
+    losses = {"x": 0.3, "noise": 0.0}
+    text = model_page(model, tmp_path / "p.html", folder="model", losses=losses).read_text(encoding="utf-8")
+    reader = check_page(text)
+    assert headline(model) in reader.text
+    for words in ("dropped: every value is", "Its most frequent mistakes", "unfamiliar", "mercer predict model"):
+        assert words in reader.text
+    labels = [attributes["aria-label"] for tag, attributes in reader.tags if tag == "svg"]
+    for start in ("Confusion matrix", "Reliability diagram", "Weights of the columns: x", "What shuffling"):
+        assert any(label.startswith(start) for label in labels)
+    assert "could not be drawn" not in reader.text
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_browser_shows_the_page_without_an_error_or_a_sideways_scroll(model, tmp_path, width):
+    seen = measured(model_page(model, tmp_path / "page.html"), tmp_path, width)
+    assert seen["width"] == width and seen["scroll"] <= width and len(seen["figures"]) == 3
+    assert all(0 <= left < right <= width for left, right in seen["figures"])
+
+
+def test_the_page_of_a_regression(regression, tmp_path):
+    reader = check_page(model_page(regression, tmp_path / "p.html").read_text(encoding="utf-8"))
+    assert "of its variation" in reader.text and "Confusion" not in reader.text and "Penalty" in reader.text
+    assert any(
+        attributes["aria-label"].startswith("Predicted value") for tag, attributes in reader.tags if tag == "svg"
+    )
+
+
+def test_confusions_are_the_largest_off_the_diagonal(model):
+    counts = np.array(model.scores["confusion"])
+    found = confusions(model, 9)
+    assert [count for _, _, count, _ in found] == sorted((counts - np.diag(np.diag(counts)))[counts > 0], reverse=True)[
+        : len(found)
+    ]
+    assert all(own != other and of == counts.sum(1)[["down", "up"].index(own)] for own, other, _, of in found)
+
+
+def test_layers_are_said_in_words(model):
+    lines = layer_lines(model)
+    assert len(lines) == model.estimator.n_layers_ and "80 training rows" in lines[-1]["what"]
+    assert lines[-1]["values"] == model.estimator.history_[-1]
+
+
+def test_hostile_names_are_text(tmp_path):
+    frame = table(60).rename(columns={"x": HOSTILE, "noise": "_$a$"})
+    frame["c"] = frame["c"].replace({"a": HOSTILE})
+    frame["kind"] = frame["kind"].replace({"up": HOSTILE, "down": "]]>$x_{"})
+    model = TabularModel().fit(frame.rename(columns={"kind": HOSTILE + "!"}), HOSTILE + "!")
+    text = model_page(model, tmp_path / "p.html", folder=HOSTILE).read_text(encoding="utf-8")
+    check_page(text)
+    assert "&lt;script&gt;" in text and "could not be drawn" not in text
+
+
+def test_a_model_too_small_to_be_scored_has_a_page(tmp_path):
+    frame = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": ["a", "b", "b"]})
+    model = TabularModel().fit(frame, "y")
+    assert model.scores["folds"] == 0
+    reader = check_page(model_page(model, tmp_path / "p.html").read_text(encoding="utf-8"))
+    assert "too few" in headline(model) and "No scores" in reader.text
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_the_command_writes_the_page_into_the_model(folder):
+    done = run("explain", folder)
+    assert done.exit_code == 0, done.output
+    assert (folder / "explain.html").exists() and done.stdout.splitlines()[-1] == f"Page: {folder / 'explain.html'}"
+    assert re.search(r"\n  x +\d+\.\d%  #{30}\n", done.stdout) and "A Gaussian kernel machine" in done.stdout
+    assert isinstance(mercer.load(folder), TabularModel)  # the page does not disturb the folder
+
+
+def test_json_with_data(folder, tmp_path):
+    table(seed=2).to_csv(tmp_path / "new.csv", index=False)
+    done = run("explain", folder, "--data", tmp_path / "new.csv", "-o", tmp_path / "p.html", "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["page"] == str(tmp_path / "p.html") and document["target"] == "kind"
+    assert set(document["shuffling_costs"]) == set(document["weights"]) == {"x", "noise", "c"}
+    assert document["layers"][-1]["bandwidth"] > 0 and document["scores"]["accuracy"] > 0.7
+    assert set(document["mistakes"][0]) == {"true", "predicted", "rows", "of"}
+
+
+def test_exit_codes(folder, tmp_path):
+    assert run("explain", tmp_path / "nothing").exit_code == 2
+    (tmp_path / "empty").mkdir()
+    broken = run("explain", tmp_path / "empty")
+    assert broken.exit_code == 1 and "Traceback" not in broken.output
+    nowhere = run("explain", folder, "-o", tmp_path / "no" / "p.html")
+    assert nowhere.exit_code == 1 and "the page's folder must be there" in nowhere.stderr
+    mercer.save(mercer.kernels.RBF(), tmp_path / "kernel")
+    other = run("explain", tmp_path / "kernel")
+    assert other.exit_code == 1 and "must hold a model of `mercer fit`" in other.stderr

@@ -6,11 +6,12 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
-.PHONY: demo test lint types clean help
+.PHONY: install demo test lint types clean help
 
 help:
-	@echo "make demo   install and reproduce results that need no download; ends with the path of report.html"
-	@echo "make test   install with the test tools, then lint, types and all tests"
+	@echo "make install   install mercer into $(VENV)"
+	@echo "make demo      install and reproduce results that need no download; ends with the path of report.html"
+	@echo "make test      install with the test tools, then lint, types and all tests"
 	@echo "make lint | types | clean"
 
 $(BIN)/python:
@@ -25,6 +26,8 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp
 	@echo "Installing the test tools into $(VENV) ..."
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
+
+install: $(VENV)/.run-stamp
 
 demo: $(VENV)/.run-stamp
 	$(BIN)/mercer reproduce --scale small --no-download --jobs 2

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mercer import data
+from mercer import data, figures
 
 ROOT = Path(__file__).parent.parent
 DRAWING = sorted(p for p in (ROOT / "examples").glob("*.py") if 'docs" / "img' in p.read_text())
@@ -26,6 +26,11 @@ def test_scripts_draw_what_the_site_shows(script, tmp_path, monkeypatch):
     drawn = (tmp_path / "out.svg").read_text()
     shown = next((ROOT / "docs" / "img").rglob("mercer.svg" if script.stem == "picture" else f"{script.stem}.svg"))
     assert texts(drawn) == texts(shown.read_text()), f"draw it again: python examples/{script.name}"
+
+
+def test_the_bands_of_the_gallery_are_drawn():
+    drawn = figures.svg(runpy.run_path(str(ROOT / "examples" / "uncertainty.py"))["line"]())
+    assert texts(drawn) == texts((ROOT / "docs" / "img" / "gallery" / "uncertainty_line.svg").read_text())
 
 
 def texts(svg):

@@ -1,6 +1,7 @@
 """Files in, tables out; and each way a file can be wrong, by its sentence."""
 
 import gzip
+import random
 import re
 import sys
 import zipfile
@@ -170,3 +171,42 @@ def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path, monkeypatch):
             ValueError, match=r't.parquet needs pyarrow; got none. Install it: pip install "mercer\[data\]"'
         ):
             reading(path)
+
+
+def test_any_bytes_are_read_or_refused_in_a_sentence(tmp_path):
+    pieces = [
+        b",",
+        b";",
+        b"\n",
+        b"\r",
+        b'"',
+        b" ",
+        b"a",
+        b"1",
+        b"2.5",
+        b"?",
+        b"2020-01-05",
+        b"no",
+        b"\xff",
+        b"inf",
+        b"1,5",
+    ]
+    pieces += [b"007", b"\t", "é".encode(), b"\xef\xbb\xbf", b"9" * 30, b"1e400", b"0x10"]
+    generator = random.Random(0)
+    read_well = 0
+    for _ in range(400):
+        body = b"".join(generator.choices(pieces, k=generator.randint(0, 25)))
+        path = written(tmp_path, generator.choice([b"", b"a\n", b"a,b\n"]) + body)
+        try:
+            frame = read(path)
+        except CorruptData as error:
+            assert str(error).startswith("table.csv: ") and "; got " in str(error)
+        else:
+            assert sum(map(len, read_chunks(path, rows=2))) == len(frame) > 0
+            read_well += 1
+    assert read_well > 20
+
+
+def test_a_field_without_end_is_refused(tmp_path):
+    with pytest.raises(CorruptData, match=r"table.csv: the table must be well formed; got field larger than"):
+        read(written(tmp_path, "a,b\n1," + "x" * 200_000 + "\n"))

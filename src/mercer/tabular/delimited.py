@@ -49,7 +49,8 @@ class DelimitedFile:
                 if size > _SNIFFED:
                     break
         self.delimiter = "\t" if ".tsv" in path.suffixes else _delimiter(head)
-        rows = [row for row in csv.reader(iter(head), delimiter=self.delimiter) if row]
+        with self._well_formed():
+            rows = [row for row in csv.reader(iter(head), delimiter=self.delimiter) if row]
         self.header = self._checked_header(rows)
         self.codes = _codes(self.header, rows[1:])
 
@@ -100,9 +101,13 @@ class DelimitedFile:
 
     @contextmanager
     def _checked_stream(self, limit: int | None) -> Iterator[_Records]:
+        with self._well_formed(), self._lines() as lines:
+            yield _Records(self.path, lines, self.delimiter, len(self.header), limit)
+
+    @contextmanager
+    def _well_formed(self) -> Iterator[None]:
         try:
-            with self._lines() as lines:
-                yield _Records(self.path, lines, self.delimiter, len(self.header), limit)
+            yield
         except (pd.errors.ParserError, csv.Error, UnicodeError) as error:
             raise corrupt(self.path, "the table must be well formed", str(error).strip(), "") from error
 

@@ -9,8 +9,9 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from mercer.bayes import SWAG, KroneckerLaplace, Snapshots, TrajectoryGP
+from mercer.bayes import SWAG, KroneckerLaplace, LinearizedLaplace, Snapshots, TrajectoryGP
 from mercer.bayes.likelihood import probit
+from mercer.bench import bayes as bench
 
 
 def snapshots_of(model, x, y, loss, kept=6):
@@ -47,6 +48,18 @@ def test_kronecker_factors_are_exact_for_one_row_and_by_blocks():
         KroneckerLaplace(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2))).fit(
             (torch.ones(2, 1, 3, 3), torch.tensor([0, 1]))
         )
+
+
+def test_the_benchs_exact_posterior_is_that_of_every_direction():
+    x, y = points(120, dtype=torch.float32)
+    model = trained(classifier(dtype=torch.float32), x[:40], y[:40], F.cross_entropy)
+    task = bench.Task(model, (x[:40], y[:40]), (x[40:80], y[40:80]), (x[80:], y[80:]), 5 * x[80:])
+    every = LinearizedLaplace(model, k=10**6).fit(task.train, task.val)
+    found = bench.predicted("exact", bench.exact, [task])
+    assert (found[0].proba - every.predict_proba(x[80:])).abs().max() < 0.03  # their grids of priors differ
+    for score in (bench.nll, bench.ece, bench.auroc):
+        assert math.isfinite(score(found[0]))
+    assert bench.predicted("exact", None, [task])[0].reader is found[0].reader  # made once
 
 
 def test_trajectory_gp_and_snapshots():

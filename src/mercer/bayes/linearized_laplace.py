@@ -55,7 +55,9 @@ class LinearizedLaplace(Savable):
     the last term, the prior's variance outside the k directions, where ``complement``. Q comes from a randomised range
     finder on :math:`J^\top \Lambda^{1/2}` (without the complement on :math:`J^\top`, the span of the NTK's leading
     eigenfunctions), by VJP and JVP; neither J nor a weights x weights matrix is formed. K(x, x) is computed layer by
-    layer. With k of at least n c the posterior is exact.
+    layer. With k of at least n c the posterior is exact. Where J(x) shares nothing with the rows' Jacobians, the
+    variance is the prior's, :math:`\sigma_0^2 K(x, x)`; along a ray of a ReLU network both grow as :math:`|x|^2`, and
+    their ratio settles, in general below 1.
 
     The network is held as it is and run in ``eval`` mode: batch normalisation by its running statistics, no dropout.
     Parameters that require grad count; freeze the others. All of ``fit`` runs in the network's dtype, its small
@@ -205,7 +207,7 @@ class LinearizedLaplace(Savable):
             f, psi, outside = self._parts(_one_row(x))
             return f[:0], psi[:0], outside[:0]
         one = self._derived_parts if self.student_ is None else self._distilled_parts
-        size = self.batch_size if self.student_ is None else 4096
+        size = self.batch_size if self.student_ is None else max(512, self.batch_size)
         parts = [one(x[part]) for part in slices(len(x), size)]
         f, psi, outside = (torch.cat(column) for column in zip(*parts, strict=True))
         return checked_outputs("LinearizedLaplace", f), psi, outside

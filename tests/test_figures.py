@@ -157,3 +157,34 @@ def test_matplotlib_comes_with_the_first_picture_and_never_through_pyplot():
         "figures.svg(figures.lines({'a': {'x': [1, 2], 'y': [1, 2]}})); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_logarithmic_axis_is_written_in_plain_numbers():
+    text = figures.svg(figures.lines({"a": {"x": [1, 10, 1000], "y": [0.02, 0.5, 0.06]}}, x_log=True, y_log=True))
+    for number in (">1,000<", ">0.1<", ">0.02<"):
+        assert number in text
+    tiny = figures.svg(figures.lines({"a": {"x": [1, 2], "y": [1e-9, 1e-6]}}, y_log=True))
+    assert ">1e-09<" not in tiny
+
+
+def test_the_control_is_dashed_and_grey():
+    curve = {"x": [0, 1], "y": [1.0, 2.0]}
+    drawn = figures.lines({"a": curve, "b": curve}, control="b").axes[0].lines
+    assert drawn[1].get_color() == figures.LIGHT.soft and drawn[0].get_linestyle() != drawn[1].get_linestyle()
+
+
+def test_a_confusion_matrix_names_its_classes_and_counts():
+    figure = figures.confusion([[1200, 3], [0, 7]], ["cat", "dog"])
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts == ["1,200", "3", "\N{MIDDLE DOT}", "7"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["cat", "dog"]
+    with pytest.raises(ValueError, match=r"counts must have shape \(2, 2\), as many as names; got \(1, 2\)"):
+        figures.confusion([[1, 2]], ["cat", "dog"])
+
+
+def test_a_scatter_has_the_diagonal_and_refuses_unequal_lengths():
+    figure = figures.scatter([1.0, 2.0], [1.5, 4.0])
+    low, high = figure.axes[0].get_xlim()
+    assert (low, high) == figure.axes[0].get_ylim() and low < 1 and high > 4
+    with pytest.raises(ValueError, match="x and y must be as long, not empty"):
+        figures.scatter([1.0], [])

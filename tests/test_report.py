@@ -162,7 +162,10 @@ def test_a_longer_run_kept_with_the_package_is_shown_apart(tmp_path, monkeypatch
     monkeypatch.setattr(recorded_runs, "RECORDED", tmp_path / "kept")
     text = Reader(report.build(run_folder).read_text(encoding="utf-8")).text
     assert "A longer run, kept with the package (1 h 56 min CPU)" in text
-    assert "mercer reproduce --scale small ; A processor, 2 cores, 7.6 GiB, Linux x86_64, 2 threads; 2 h 0 min in the cells" in text
+    assert (
+        "mercer reproduce --scale small ; A processor, 2 cores, 7.6 GiB, Linux x86_64, 2 threads; 2 h 0 min in the cells"
+        in text
+    )
     assert "gamma 1, RFF 500 MNIST 790 791.5 1 2 h 0 min" in text
 
 
@@ -382,3 +385,11 @@ def test_the_page_turns_dark_where_the_reader_asks(run_folder, tmp_path):
     )
     assert light != dark
     assert sum(map(int, re.findall(r"\d+", dark)[:3])) < 150
+
+
+def test_papers_that_the_run_did_not_ask_for_are_folded(tmp_path):
+    done = Result("spectral2019/fig1a", "k", "done", "small", "r", value=1.0)
+    page = report.build(write_run(tmp_path / "run", [done])).read_text(encoding="utf-8")
+    folded = page.split("</nav>")[1:]
+    assert page.count("none of them in this run") == 4 and "Spectral analysis" not in "".join(folded[:4])
+    assert all(entry.title in Reader(page).text for entry in entries())

@@ -57,6 +57,7 @@ DARK = Theme(
     diverging="RdBu_r",
 )
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # when the colours come round again
+_PLAIN = (1e-4, 1e6)  # between these a number is written out
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -126,6 +127,7 @@ def svg(figure: Figure) -> str:
     import matplotlib as mpl
 
     buffer = io.StringIO()
+    _write_plain_powers(figure)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mercer"}):
         figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
@@ -139,8 +141,24 @@ def svg(figure: Figure) -> str:
 def png(figure: Figure, dpi: int = 160) -> bytes:
     """The figure as a PNG image, in the theme it was drawn in."""
     buffer = io.BytesIO()
+    _write_plain_powers(figure)
     figure.savefig(buffer, format="png", dpi=dpi, facecolor=figure.get_facecolor())
     return buffer.getvalue()
+
+
+def _write_plain_powers(figure: Figure) -> None:
+    """Numbers along logarithmic axes as one reads them, 0.06 and 1,000, where they are neither tiny nor huge."""
+    from matplotlib.ticker import LogFormatterMathtext
+
+    class Plain(LogFormatterMathtext):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:,g}" if super().__call__(x, pos) else ""  # it leaves out what would be too dense
+
+    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        if axis.get_scale() == "log" and low >= _PLAIN[0] and high <= _PLAIN[1]:
+            axis.set_major_formatter(Plain())
+            axis.set_minor_formatter(Plain(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
 
 
 def _slots(theme: Theme) -> dict[str, str]:

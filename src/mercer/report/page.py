@@ -44,6 +44,11 @@ class Paper:
         return [section for section in self.sections if section.shown]
 
     @property
+    def absent(self) -> bool:
+        """Whether the run did not ask for any of them."""
+        return all(section.state.key == "not_run" for section in self.sections)
+
+    @property
     def seconds(self) -> str:
         """Time in the cells of all of them."""
         return numbers.duration(sum(section.seconds for section in self.sections))

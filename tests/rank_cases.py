@@ -7,6 +7,7 @@ each gave. A case takes the rows that are its process's and returns numbers that
 import datetime
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest import mock
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import pandas as pd
 import torch
 from safetensors.torch import save_file
 from test_features import CASES as MAPS
@@ -34,6 +36,8 @@ from mercer.layerwise import auto
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 from mercer.optim import FunctionSpaceSGD
 from mercer.spectral import tiles
+from mercer.tabular import TabularModel
+from mercer.tabular.streaming import fit_file
 
 STEPS = 20
 N, C = 60, 3
@@ -309,6 +313,31 @@ UNDER_DDP: dict[str, Case] = {
 }
 
 
+# --- a file that every rank reads, and learns its share of ------------------------------------------------------------
+
+
+def tabled(target: str, **limits: int) -> Case:
+    def case(own: slice) -> dict[str, Tensor]:
+        table = pd.DataFrame(ROWS.numpy(), columns=list("abc")).assign(sort=NAMES, number=Y.numpy())
+        table = pd.concat((table, table[::-1]))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "table.csv"
+            table.to_csv(path, index=False)
+            model = fit_file(TabularModel(), path, target, progress=lambda text: None, **limits)
+        answer = model.predict(table)
+        columns = [name for name in answer.columns if name != "prediction" or target == "number"]
+        return {"answers": torch.from_numpy(answer[columns].to_numpy(dtype=np.float64))}
+
+    return case
+
+
+TABLES: dict[str, Case] = {
+    "table-classes": tabled("sort"),
+    "table-classes_in_parts": tabled("sort", rows=25, sample=50),
+    "table-numbers_in_parts": tabled("number", rows=25, sample=50),
+}
+
+
 def run_as(folder: Path, rank: int, ranks: int) -> None:
     """Every case as one of the ranks; what it gave in ``<case>.<split>.<rank>.safetensors``."""
     torch.set_num_threads(1)
@@ -317,6 +346,7 @@ def run_as(folder: Path, rank: int, ranks: int) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
     runs = [(name, split, case, SPLITS[split]) for split in SPLITS for name, case in SHARDS.items()]
     runs += [(name, "even", case, [0, N // 2, N]) for name, case in UNDER_DDP.items()]
+    runs += [(name, "even", case, [0, N // 2, N]) for name, case in TABLES.items()]
     for name, split, case, starts in runs:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -68,9 +68,31 @@ def test_three_ranks_agree_with_one_process(tmp_path):
         assert not d.sum_over_ranks(torch.ones(2, requires_grad=True)).requires_grad
         labels = torch.arange(rank)  # 0, 1 and 2 rows of integers
         assert d.gather_rows(labels).tolist() == [0, 0, 1]
+        index = torch.tensor([100, 0, 57, 34, 33, 0, 99])
+        assert torch.equal(d.take_rows(mine, index), x[index])
+        assert torch.equal(d.take_rows(x[:0] if rank else x, index), x[index])  # rank 0 has all rows
+        assert d.extent(len(mine)) == (d.shard(101), 101)
+        assert torch.equal(torch.cat([part for part, _ in d.shards(mine, labels)]), x)
+        assert d.gather_json({"é": rank}) == [{"é": 0}, {"é": 1}, {"é": 2}]
+        assert torch.equal(d.divide(torch.sin, x), x.sin())
+        drawn = torch.rand(3, generator=d.agree(torch.Generator().manual_seed(rank)))
+        assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(0)))
+        drawn = torch.rand(3, generator=d.agree(None))
+        assert torch.equal(d.sum_over_ranks(drawn) / 3, d.gather_rows(drawn[None]).mean(0))
+        assert len(d.gather_rows(drawn[None]).unique(dim=0)) == 1
+        layer = torch.nn.Linear(2, 2)
+        d.copy_first(layer)
+        assert len(d.gather_rows(layer.weight[None]).unique(dim=0)) == 1
+        with d.alone():
+            assert d.extent(5) == (slice(0, 5), 5)
+        for wrong in (torch.ones(1, 1 + rank), torch.ones(1, dtype=torch.float64 if rank else torch.float32)):
+            try:
+                d.gather_rows(wrong)
+            except ValueError as error:
+                print(error)
         try:
-            d.gather_rows(torch.ones(1, 1 + rank))
-        except ValueError as error:
+            d.expect(2)
+        except RuntimeError as error:
             print(error)
         from mercer.features import Nystrom
         from mercer.kernels import RBF
@@ -85,6 +107,8 @@ def test_three_ranks_agree_with_one_process(tmp_path):
     for status, text in run(tmp_path, 3, code):
         assert status == 0, text
         assert "gather_rows: rows must differ between ranks in number only; got [(1, 1), (1, 2), (1, 3)]." in text
+        assert "gather_rows: rows must be of one dtype on all ranks; got torch.float32, torch.float64, torch." in text
+        assert "expect: 2 processes must work together; got 3." in text
 
 
 def test_when_a_rank_dies_the_others_fail(tmp_path):

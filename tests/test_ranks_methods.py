@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_cases import SHARDS, SPLITS, UNDER_DDP, N
+from rank_cases import SHARDS, SPLITS, TABLES, UNDER_DDP, N
 from safetensors.torch import load_file
 
 from mercer import bayes, features, layerwise, nn, optim, spectral
 
 RANKS = 2
-RUNS = [(name, split) for split in SPLITS for name in SHARDS] + [(name, "even") for name in UNDER_DDP]
+RUNS = [(name, split) for split in SPLITS for name in SHARDS] + [(name, "even") for name in UNDER_DDP | TABLES]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def run_ranks(folder: Path) -> str:
 def alone(name: str) -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {key: value.detach() for key, value in (SHARDS | UNDER_DDP)[name](slice(0, N)).items()}
+        return {key: value.detach() for key, value in (SHARDS | UNDER_DDP | TABLES)[name](slice(0, N)).items()}
 
 
 @pytest.mark.parametrize(("name", "split"), RUNS, ids=lambda part: part)

@@ -47,19 +47,22 @@ _SCORES = {
 def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bool) -> None:
     """Learn to predict COLUMN from the other columns of DATA, and keep the model in the folder MODEL.
 
-    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. Scores are of rows that were held out.
+    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. Scores are of rows that were held out. Under
+    torchrun its ranks share the rows.
     """
+    from mercer import distributed
     from mercer.cli.stopping import stoppable
-    from mercer.storage import save
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fit_file
 
-    with stoppable(), _kept_if_filled(output):
-        model = fit_file(TabularModel(task=task, random_state=seed), data, target, progress=_say)
-        try:
-            save(model, output)
-        except RuntimeError as error:  # another run is saving into the folder
-            raise click.ClickException(str(error)) from error
+    with stoppable(), distributed.joined():
+        model = TabularModel(task=task, random_state=seed)
+        if distributed.rank():  # rank 0 keeps and shows what all learn
+            fit_file(model, data, target, progress=logging.getLogger("mercer").debug)
+            return
+        with _kept_if_filled(output):
+            fit_file(model, data, target, progress=_say)
+            _keep(model, output)
     page = _drawn(model, output)
     if as_json:
         click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
@@ -70,6 +73,15 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
 
 def _say(message: str) -> None:
     click.echo(message, err=True)
+
+
+def _keep(model: TabularModel, folder: Path) -> None:
+    from mercer.storage import save
+
+    try:
+        save(model, folder)
+    except RuntimeError as error:  # another run is saving into the folder
+        raise click.ClickException(str(error)) from error
 
 
 @contextlib.contextmanager

@@ -81,7 +81,8 @@ class StoredRows:
 
     def _rows(self, first: int, last: int) -> Tensor:
         found = floating(self._read(self._first + first, self._first + last))
-        return squarable(self._where, "rows", found) if len(found) else found
+        where = f"{self._where}, read from row {self._first + first} on"
+        return squarable(where, "rows", found, empty=True)
 
 
 Readable: TypeAlias = Tensor | StoredRows
@@ -103,7 +104,10 @@ def open_rows(
     if path.suffix not in _KINDS:
         raise ValueError(sentence("open_rows", f"source must end in {', '.join(_KINDS)}", path.name))
     if path.suffix == ".npy":
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise ValueError(sentence("open_rows", f"{path.name} must be an array of numbers", error)) from error
         return StoredRows(_of_array(array), array.shape, path.name)
     return _of_safetensors(path, name) if path.suffix == ".safetensors" else _of_parquet(path, columns)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__, checks
+from ..distributed import shard
 from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
 from ..storage import Savable
 from .familiarity import Familiarity
@@ -74,7 +75,7 @@ class TabularModel(Savable):
         """Learn to predict the column ``target`` from the others; rows where it is missing are left out.
 
         Args:
-            frame: The table.
+            frame: The table; of several ranks all give the same, and share its rows.
             target: Name of a column.
             progress: Told in words of what is being done.
         """
@@ -83,7 +84,8 @@ class TabularModel(Savable):
         x, y = self.begin(frame, target)
         self.scores = self.validate(x, y, progress)
         progress(f"learning from {len(x)} rows")
-        self.estimator = self.fresh().fit(x.numpy(), y.numpy())
+        mine = shard(len(x))
+        self.estimator = self.fresh().fit(x[mine].numpy(), y[mine].numpy())
         self.end(len(x), time.perf_counter() - start)
         return self
 

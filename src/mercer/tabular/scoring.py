@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..data import stratified_folds
+from ..distributed import shard
 from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
 from ..layerwise.calibration import inverse_temperature
 from .values import Array
@@ -55,7 +56,9 @@ def cross_validate(
     for i in range(1, turns + 1):
         progress(f"cross-validation, part {i} of {turns}")
         held = fold == i
-        model = make().fit(x[~held].numpy(), y[~held].numpy())
+        train = (~held).nonzero()[:, 0]
+        train = train[shard(len(train))]  # of several ranks each learns from its own rows
+        model = make().fit(x[train].numpy(), y[train].numpy())
         outputs[held] = _outputs(model, x[held], classes)
     seen = fold <= turns
     outputs, y, fold = outputs[seen], y[seen], fold[seen]

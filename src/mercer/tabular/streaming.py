@@ -2,7 +2,8 @@
 
 The first pass draws a random sample. A table that is no longer than the sample is learned from as a whole. Of a longer
 one the sample decides on the columns, the metric, the bandwidth, the ridge and the landmarks, and is scored; the second
-pass adds all other rows to the sums that the ridge on landmarks is solved from, so every row counts once.
+pass adds all other rows to the sums that the ridge on landmarks is solved from, so every row counts once. Under
+``torchrun`` every rank reads the file, learns from its own share of the rows, and ends with the same model.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..distributed import shard
 from ..layerwise import KernelNetworkClassifier
 from ..storage import atomic_stream
 from .model import TabularModel
@@ -92,11 +94,12 @@ def fit_file(
     progress(f"learning from a sample of {len(few)} rows")
     model.estimator = model.fresh()
     model.estimator.landmarks = min(LANDMARKS, len(few))
+    mine = few[shard(len(few))]
     if isinstance(model.estimator, KernelNetworkClassifier):
         every = np.arange(len(model.target.classes)) if model.target.classes is not None else None
-        model.estimator.partial_fit(x[few].numpy(), y[few].numpy(), classes=every)
+        model.estimator.partial_fit(x[mine].numpy(), y[mine].numpy(), classes=every)
     else:
-        model.estimator.partial_fit(x[few].numpy(), y[few].numpy())
+        model.estimator.partial_fit(x[mine].numpy(), y[mine].numpy())
     learned = len(few) + _add_rest(model, path, rows, np.asarray(taken)[few.numpy()], progress)
     model.notes.insert(0, f"Of {total} rows, {len(x)} drawn at random chose the settings and were scored.")
     model.end(learned, time.perf_counter() - start)
@@ -135,7 +138,8 @@ def _add_rest(model: TabularModel, path: str | Path, rows: int, done: Array, pro
         chunk = chunk[known]
         if not len(chunk):
             continue
-        x, y = model.preparation.prepare(chunk).x, target.encode(chunk[target.name])
+        mine = chunk.iloc[shard(len(chunk))]
+        x, y = model.preparation.prepare(mine).x, target.encode(mine[target.name])
         model.estimator.partial_fit(x.numpy(), y.numpy())
         added += len(chunk)
         progress(f"{seen} rows learned from")

@@ -37,6 +37,7 @@ def named(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
+@pytest.mark.timeout(900)  # whole documents, on a machine that may be busy
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the packages that are shown
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=named)
 def test_blocks_run(document, tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def spoiled(value, dtype=torch.float64):
     return x
 
 
-@pytest.mark.parametrize("name", ["laplace", "kronecker"])
+@pytest.mark.parametrize("name", POSTERIORS)
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -76,7 +76,7 @@ def test_bad_rows_at_prediction_are_refused(name):
             f.predict_proba(x)
 
 
-@pytest.mark.parametrize("name", ["laplace", "kronecker"])
+@pytest.mark.parametrize("name", POSTERIORS)
 def test_another_number_of_features_is_named(name):
     with pytest.raises(ValueError, match="x has 4 features, expecting 3"):
         PREDICTORS[name]().predict_proba(torch.ones(2, 4, dtype=torch.float64))

@@ -125,21 +125,28 @@ class TrajectoryGP(Savable):
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
         """Choose the precision on validation rows, and a regression's noise on them or, without, on training rows.
 
-        A classifier's training rows are in its networks already, and are not read. Of several ranks each gives its own.
+        A classifier's training rows are in its networks already: they are checked, and taken as the shape of rows to
+        come. Of several ranks each gives its own.
         """
-        noise, residuals_of = 0.0, loader if loader is not None else val_loader
-        if self.likelihood == "regression":
-            if residuals_of is None:
-                need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
-                raise ValueError(checks.sentence("TrajectoryGP.fit", need, "neither loader", fix))
-            mean, _, y = self._read(residuals_of)
-            noise = max(mean_over_ranks((y - mean).square()), torch.finfo(torch.float32).tiny)
+        noise = self._first_noise(loader if loader is not None else val_loader)
         precision = 1.0 if isinstance(self.precision, str) else float(self.precision)
         if self.precision == "validation" and val_loader is not None:
-            score = partial(self._score, *self._read(val_loader))
-            precision, noise = least(score, noise=noise or None)
+            precision, noise = least(partial(self._score, *self._read(val_loader)), noise=noise or None)
         self.precision_, self.noise_ = precision, noise if self.likelihood == "regression" else 0.0
         return self
+
+    def _first_noise(self, loader: Iterable[Any] | None) -> float:
+        """Mean squared residual of a regression; 0 for a classifier, whose rows are only looked at."""
+        if self.likelihood == "regression":
+            if loader is None:
+                need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
+                raise ValueError(checks.sentence("TrajectoryGP.fit", need, "neither loader", fix))
+            mean, _, y = self._read(loader)
+            return max(mean_over_ranks((y - mean).square()), torch.finfo(torch.float32).tiny)
+        if loader is not None:
+            x, y = self._pairs(loader)
+            checked_targets("TrajectoryGP", self.likelihood, y, self._outputs(x[:1]).mean(2))
+        return 0.0
 
     def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c)
         """Mean and covariance of the outputs (of a regression, without the noise)."""
@@ -190,9 +197,14 @@ class TrajectoryGP(Savable):
         return negative_log_likelihood(link(mean, variance / precision), y)
 
     def _read(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        x, y = training_pairs("TrajectoryGP.fit", loader, self._network())
+        x, y = self._pairs(loader)
         mean, variance = self._mean_and_variance(x)
         return mean, variance, checked_targets("TrajectoryGP", self.likelihood, y, mean)
+
+    def _pairs(self, loader: Iterable[Any]) -> tuple[Readable, Tensor]:
+        x, y = training_pairs("TrajectoryGP.fit", loader, self._network())
+        self.row_shape_ = tuple(x.shape[1:])
+        return x, y
 
     def _mean_and_variance(self, x: Readable) -> tuple[Tensor, Tensor]:
         outputs = self._outputs(x)
@@ -208,7 +220,7 @@ class TrajectoryGP(Savable):
     def _rows(self, x: Tensor) -> Tensor:
         if not hasattr(self, "precision_"):
             raise not_fitted("TrajectoryGP")
-        return checked_rows("TrajectoryGP", x, self._network(), None)
+        return checked_rows("TrajectoryGP", x, self._network(), getattr(self, "row_shape_", None))
 
     def _network(self) -> nn.Module:
         return unwrap(self.kernel.networks()[0])

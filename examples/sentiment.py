@@ -62,9 +62,18 @@ def diagnose(z: Tensor, y: Tensor) -> None:
     print(compare(candidates, z, y)[["complexity", "shuffled", "ratio"]].round(2).to_string(), "\n")
 
 
-def train(head: torch.nn.Module, z: Tensor, y: Tensor, epochs: int) -> torch.nn.Module:
+def fresh(name: str, z: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
+    """A head that has learned nothing yet; the kernel head's weights start where the classes are."""
+    torch.manual_seed(seed)
+    if name == "linear head":
+        return torch.nn.Linear(z.shape[1], 2)
+    head = KernelClassifier(z.shape[1], 2, prototypes=5, bias=True, temperature=0.25)
+    return head.init_from(z, y, generator=torch.Generator().manual_seed(seed))
+
+
+def train(head: torch.nn.Module, z: Tensor, y: Tensor, epochs: int, seed: int) -> torch.nn.Module:
     optimizer = torch.optim.AdamW(head.parameters(), lr=0.005, weight_decay=1e-4)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     steps = epochs * -(-len(z) // 64)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.005, total_steps=steps, pct_start=0.1)
     for _ in range(epochs):
@@ -98,9 +107,12 @@ def calibrated(logits: Tensor, y: Tensor) -> Tensor:  # (n, c) -> (n, c)
     return logits / parts[:, None]
 
 
-def score(name: str, logits: Tensor, y: Tensor) -> None:
-    p = logits.softmax(1)
-    print(f"{name:<28}{metrics.accuracy(p, y):>9.3f}{metrics.nll(p, y):>9.3f}{metrics.ece(p, y):>9.3f}")
+def show(name: str, runs: list[Tensor], y: Tensor) -> None:
+    """Accuracy, log-loss and calibration error of logits, means over the seeds."""
+    scores = torch.tensor(
+        [[f(run.softmax(1), y) for f in (metrics.accuracy, metrics.nll, metrics.ece)] for run in runs]
+    )
+    print(f"{name:<28}" + "".join(f"{value:>9.3f}" for value in scores.mean(0).tolist()))
 
 
 def main() -> None:
@@ -108,6 +120,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5000, help="training sentences")
     parser.add_argument("--test-rows", type=int, default=872, help="of the 872 of GLUE's development part")
     parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each head that are averaged")
     parser.add_argument("-o", "--out", type=Path, help="draw the kernel head's reliability here (SVG)")
     options = parser.parse_args()
     reason = missing()
@@ -122,18 +135,16 @@ def main() -> None:
 
     mean, deviation = z.mean(0), z.std(0)
     z, z_test = (z - mean) / deviation, (z_test - mean) / deviation
-    kernel_head = KernelClassifier(z.shape[1], 2, prototypes=5, bias=True, temperature=0.25)
-    kernel_head.init_from(z, y, generator=torch.Generator().manual_seed(0))
-    heads = {"linear head": torch.nn.Linear(z.shape[1], 2), "kernel head": kernel_head}
     print(f"{'':<28}{'accuracy':>9}{'NLL':>9}{'ECE':>9}")
-    for name, head in heads.items():
-        logits = train(head, z, y, options.epochs)(z_test)
-        score(name, logits, y_test)
-        score(f"{name}, calibrated", calibrated(logits, y_test), y_test)
+    for name in ("linear head", "kernel head"):
+        heads = [train(fresh(name, z, y, seed), z, y, options.epochs, seed) for seed in range(options.seeds)]
+        runs = [head(z_test) for head in heads]
+        show(name, runs, y_test)
+        show(f"{name}, calibrated", [calibrated(run, y_test) for run in runs], y_test)
     network = KernelNetworkClassifier(random_state=0).fit(z, y)  # calibrated on its own leave-one-out scores
-    score("kernel network, as fitted", torch.tensor(network.predict_proba(z_test)).log(), y_test)
+    show("kernel network, as fitted", [torch.tensor(network.predict_proba(z_test)).log()], y_test)
     if options.out:
-        bins = metrics.calibration(calibrated(logits, y_test).softmax(1), y_test, bins=10)
+        bins = metrics.calibration(calibrated(runs[0], y_test).softmax(1), y_test, bins=10)
         options.out.write_text(figures.svg(figures.reliability(*bins)))
 
 

@@ -53,7 +53,20 @@ def test_sentiment_runs_from_sentences_to_probabilities(papers_data, tmp_path, m
         pytest.skip("no SST-2 in MERCER_DATA")
     monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
     script = ROOT / "examples" / "sentiment.py"
-    run(script, "--rows", 200, "--test-rows", 60, "--epochs", 3, "-o", tmp_path / "r.svg", monkeypatch=monkeypatch)
+    run(
+        script,
+        "--rows",
+        200,
+        "--test-rows",
+        60,
+        "--epochs",
+        3,
+        "--seeds",
+        1,
+        "-o",
+        tmp_path / "r.svg",
+        monkeypatch=monkeypatch,
+    )
     shown = capsys.readouterr().out
     assert "200 training and 60 test sentences, 384 features each" in shown
     scores = re.findall(r"^(?:linear|kernel) .*?([\d.]+) +([\d.]+) +([\d.]+)$", shown, re.M)

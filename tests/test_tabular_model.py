@@ -80,31 +80,6 @@ def test_scores_are_those_of_scikit_learn():
     assert found["rmse"] ** 2 == pytest.approx(sk.mean_squared_error(b, a))
 
 
-def test_probabilities_that_are_too_sure_are_softened():
-    rng = np.random.default_rng(0)
-    logits = torch.from_numpy(rng.normal(size=(2000, 3)))
-    y = torch.from_numpy(np.array([rng.choice(3, p=row) for row in logits.softmax(1).numpy()]))
-    sure = (4 * logits).softmax(1)
-    beta = scoring.softening(sure, y)
-    assert beta == pytest.approx(0.25, rel=0.15)
-    torch.testing.assert_close(scoring.softened(sure, 0.25), logits.softmax(1))
-    assert scoring.softening(scoring.softened(sure, 0.05), y) == 1.0, "never sharpened"
-    absent = torch.tensor([[1.0, 0.0], [0.5, 0.5]]).double()
-    assert scoring.softened(absent, 0.1)[0].tolist() == [1.0, 0.0]
-    assert scoring.softening(absent[:1], torch.tensor([1])) == 1.0
-
-
-def test_the_model_is_as_soft_as_its_scores_say():
-    frame = table(120).drop(columns="value")
-    model = TabularModel()
-    x, y = model.begin(frame, "kind")
-    plain = model.fresh().fit(x.numpy(), y.numpy())
-    model.estimator, model.scores = model.fresh().fit(x.numpy(), y.numpy()), {"softening": 0.5}
-    model.end(120, 0.0)
-    expected = scoring.softened(torch.from_numpy(plain.predict_proba(x.numpy())), 0.5)
-    np.testing.assert_allclose(model.predict(frame)[["p_a", "p_b", "p_c"]], expected, atol=1e-9)
-
-
 @pytest.mark.parametrize("name", ["classes", "values"])
 def test_unfamiliar_is_low_at_home_and_one_far_away(name, request):
     model = request.getfixturevalue(name)

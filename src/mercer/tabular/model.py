@@ -155,9 +155,7 @@ class TabularModel(Savable):
         return KernelNetworkRegressor(random_state=self.random_state)
 
     def end(self, rows: int, seconds: float) -> None:
-        """What is known once the estimator has learned; its logits are softened as the held-out rows asked for."""
-        network = self.estimator.network_
-        network.scale = network.scale * self.scores.get("softening", 1.0)
+        """What is known once the estimator has learned."""
         self.familiarity = Familiarity.of(self.estimator, torch.Generator().manual_seed(self.random_state))
         self.rows, self.seconds = rows, seconds
         versions = {"python": platform.python_version(), "mercer": __version__, "torch": str(torch.__version__)}

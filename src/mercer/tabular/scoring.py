@@ -14,10 +14,9 @@ from .. import metrics
 from ..data import stratified_folds
 from ..distributed import shard
 from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
-from ..layerwise.calibration import inverse_temperature
 from .values import Array
 
-__all__ = ["Estimator", "class_probabilities", "cross_validate", "score_classes", "score_values", "softened"]
+__all__ = ["Estimator", "class_probabilities", "cross_validate", "score_classes", "score_values"]
 
 Estimator = KernelNetworkClassifier | KernelNetworkRegressor
 Progress = Callable[[str], None]
@@ -26,7 +25,6 @@ FOLDS = 5
 MOST_ROWS = 3750  # rows up to which every fifth is held out in turn; beyond, one fifth is
 _DRAWN = 1000  # pairs of value and prediction that are kept for the picture
 _BINS = 10
-_TINY = 1e-300
 
 
 def cross_validate(
@@ -35,7 +33,6 @@ def cross_validate(
     """Scores of rows that were held out: five folds in turn, stratified by class, or of many rows one of them.
 
     None where the rows are too few. The encoding of the columns, which has not seen the target, is that of all rows.
-    Probabilities are softened (``softening``) as the held-out rows of the other folds ask for.
 
     Args:
         make: A fresh estimator.
@@ -61,8 +58,8 @@ def cross_validate(
         model = make().fit(x[train].numpy(), y[train].numpy())
         outputs[held] = _outputs(model, x[held], classes)
     seen = fold <= turns
-    outputs, y, fold = outputs[seen], y[seen], fold[seen]
-    scores = score_values(outputs[:, 0], y) if classes is None else _soften_and_score(outputs, y, fold)
+    outputs, y = outputs[seen], y[seen]
+    scores = score_values(outputs[:, 0], y) if classes is None else score_classes(outputs, y)
     return {"rows": len(y), "folds": turns, **scores, "seconds": time.perf_counter() - start}
 
 
@@ -71,34 +68,6 @@ def class_probabilities(model: KernelNetworkClassifier, x: Tensor, c: int) -> Te
     p = x.new_zeros(len(x), c)
     p[:, torch.from_numpy(np.asarray(model.classes_))] = torch.from_numpy(model.predict_proba(x.numpy()))
     return p
-
-
-def softening(p: Tensor, y: Tensor) -> float:
-    r"""The :math:`\beta \le 1` for which :math:`p^\beta`, rescaled, has the least log loss: (n, c), (n,).
-
-    The estimator's temperature is chosen on leave-one-out scores of rows that its metric has seen, and so may be too
-    sure of itself. Rows of a class that was not there to learn from (probability 0) do not count.
-    """
-    there = p.gather(1, y[:, None])[:, 0] > 0
-    if not bool(there.any()):
-        return 1.0
-    return min(1.0, inverse_temperature(p[there].clamp_min(_TINY).log(), y[there]))
-
-
-def softened(p: Tensor, beta: float) -> Tensor:  # (n, c) -> (n, c)
-    r""":math:`p^\beta`, rescaled to sum to 1; a probability of 0 stays 0."""
-    powers = torch.where(p > 0, p.clamp_min(_TINY).pow(beta), 0.0)
-    return powers / powers.sum(1, keepdim=True)
-
-
-def _soften_and_score(p: Tensor, y: Tensor, fold: Tensor) -> dict[str, Any]:
-    """Each fold softened as the others ask for; a single one as itself does: one number of many rows."""
-    numbers = fold.unique().tolist()
-    parts = torch.empty_like(p)
-    for i in numbers:
-        others = fold != i if len(numbers) > 1 else fold == i
-        parts[fold == i] = softened(p[fold == i], softening(p[others], y[others]))
-    return {**score_classes(parts, y), "softening": softening(p, y)}
 
 
 def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:

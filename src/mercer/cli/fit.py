@@ -63,7 +63,8 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
         with _kept_if_filled(output):
             fit_file(model, data, target, progress=_say)
             _keep(model, output)
-    page = _drawn(model, output)
+    with distributed.alone():
+        page = _drawn(model, output)
     if as_json:
         click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
         return

@@ -67,7 +67,8 @@ def reproduce(
         results = _run(resume, jobs)
         if distributed.rank():
             return  # rank 0 shows what all did
-    page = _page(resume)
+    with distributed.alone():
+        page = _page(resume)
     code = _verdict(results)
     _show(resume, page, results, as_json)
     raise click.exceptions.Exit(code)

@@ -20,7 +20,8 @@ from mercer.report import diagnosis_page
 from mercer.spectral import analyze
 from mercer.tabular import Preparation, diagnose
 from mercer.tabular.candidates import of_columns, of_embeddings
-from mercer.tabular.diagnosis import NOISE, SHUFFLES, centred_columns, leave_one_out, spectrum_of
+from mercer.tabular.diagnosis import NOISE, SHUFFLES, centred_columns, spectrum_of
+from mercer.tabular.held_out import leave_one_out
 from mercer.tabular.problem import sample
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -83,15 +84,17 @@ def test_the_bracket_is_finite_and_holds_the_value_even_where_equal_rows_differ(
     assert low <= exact * (1 + 1e-9) and exact <= high * (1 + 1e-9) and np.isfinite(high)
 
 
-def test_leave_one_out_is_that_of_kernel_ridge():
-    x = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    columns = centred_columns(x[:, 0] * x[:, 1])
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    held = leave_one_out(RBF(0.5)(x), columns, [order])
-    ridge = kernel_ridge_loo(RBF(0.5)(x), columns, [1e-3, 1e-2, 1e-1, 1.0])
+@pytest.mark.parametrize(("noise", "penalties"), [(0.0, [1e-3, 1e-2, 1e-1]), (9.0, [1e-3, 1e-2, 1e-1, 1.0])])
+def test_leave_one_out_is_that_of_kernel_ridge(noise, penalties):
+    """Where the labels are clear the far penalty is spared, the orders' as well."""
+    x = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    columns = centred_columns(x[:, 0] + noise * torch.randn(60, generator=torch.Generator().manual_seed(2)))
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
+    gram = RBF(0.1)(x)
+    held = leave_one_out(gram, columns, [order])
+    ridge, shuffled = (kernel_ridge_loo(gram, y, penalties) for y in (columns, columns[order]))
     torch.testing.assert_close(held.predicted, ridge.held_out)
     assert held.explained == pytest.approx(1 - float(ridge.errors.min()))
-    shuffled = kernel_ridge_loo(RBF(0.5)(x), columns[order], [1e-3, 1e-2, 1e-1, 1.0])
     assert held.controls.tolist() == pytest.approx([1 - float(shuffled.errors.min())])
 
 
@@ -158,7 +161,7 @@ def test_directions_that_the_kernel_does_not_have_are_not_drawn():
 def test_the_same_seed_gives_the_same_answer_and_the_input_stays():
     frame = waves(60)
     before = frame.copy()
-    first, second = (diagnose(frame, "kind", rows=40).table() for _ in range(2))
+    first, second = (diagnose(frame, "kind", rows=40, jobs=jobs).table() for jobs in (1, 2))
     pd.testing.assert_frame_equal(first, second)
     pd.testing.assert_frame_equal(frame, before)
 

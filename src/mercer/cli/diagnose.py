@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
             random_state=seed,
             source=str(data),
             notes=part.notes,
+            jobs=min(2, os.cpu_count() or 1),
             progress=lambda name: click.echo(f"reading {name}", err=True),
         )
         diagnosis_page(found, page, source=data.name)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,10 +24,10 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels.functionals import sign_columns
-from ..layerwise.kernel_ridge import dual_fit
 from ..spectral import Spectrum, analyze
 from .candidates import Candidate, of_columns, of_embeddings
 from .columns import Column
+from .held_out import leave_one_out
 from .problem import Problem, problem
 from .verdict import Verdict, judge
 
@@ -39,7 +40,6 @@ STEPS = 1000
 DRAWN = 3
 """Candidates whose eigenvalues are kept for the pictures."""
 
-_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
 SHUFFLES = 20
 """Random orders of the labels: the least p-value is 1 in 21."""
 _NULL = 1e-6  # an eigenvalue of K below it is 0, beside a mean diagonal of 1
@@ -172,6 +172,7 @@ def diagnose(
     random_state: int = 0,
     source: str = "DATA",
     notes: Sequence[str] = (),
+    jobs: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:
     """Read a table's target by the spectra of kernels on its columns and of embeddings of its rows.
@@ -185,6 +186,7 @@ def diagnose(
         random_state: Seed of that part and of the control.
         source: What the table is called in the advice.
         notes: Sentences about the table to pass on.
+        jobs: Candidates read at a time, in threads; worth it where torch itself uses one.
         progress: Called with the name of each candidate before it is read.
 
     >>> frame = pd.DataFrame({"x": range(40), "z": [i % 2 for i in range(40)], "y": ["a"] * 20 + ["b"] * 20})
@@ -198,18 +200,17 @@ def diagnose(
     menu = [*(of_columns(asked.x) if asked.x is not None else []), *of_embeddings(asked.embeddings)]
     columns = centred_columns(asked.y)
     orders = [torch.randperm(len(columns), generator=generator) for _ in range(SHUFFLES)]
-    found: list[tuple[Reading, Tensor]] = []
-    errors: list[Tensor] = []
-    for candidate in menu:
+
+    def one(candidate: Candidate) -> _Read:
         if progress is not None:
             progress(candidate.name)
-        reading, rows_lost, controls = _read(candidate, asked, columns, orders)
-        found.append((reading, rows_lost))
-        errors.append(controls)
+        return _read(candidate, asked, columns, orders)
+
+    with ThreadPoolExecutor(checks.integer("diagnose", "jobs", jobs, 1)) as pool:
+        found = list(pool.map(one, menu))
     readings = _ranked(found)
-    best = max(reading.explained for reading in readings)
-    controls_best = torch.stack(errors).amax(0)  # (s,) each shuffle's best candidate
-    p_value = (1 + int((controls_best >= best).sum())) / (1 + len(controls_best))
+    chance = torch.stack([read.controls for read in found]).amax(0)  # (s,) each shuffle's best candidate
+    p_value = (1 + int((chance >= readings[0].explained).sum())) / (1 + len(chance))
     drawn = [next(candidate for candidate in menu if candidate.name == r.name) for r in readings[:DRAWN]]
     return Diagnosis(
         asked.target.name,
@@ -244,10 +245,13 @@ def spectrum_of(gram: Tensor, columns: Tensor) -> Spectrum:  # (n, n), (n, c)
     return analyze(h, torch.arange(len(h)), columns, floor=0.99 * NOISE, tolerance=1e-4)
 
 
-def _read(
-    candidate: Candidate, asked: Problem, columns: Tensor, orders: list[Tensor]
-) -> tuple[Reading, Tensor, Tensor]:
-    """The reading, each row's held-out squared error, and ``explained`` of every shuffle."""
+class _Read(NamedTuple):
+    reading: Reading
+    lost: Tensor  # (n,) each row's held-out squared error
+    controls: Tensor  # (s,) ``explained`` of every shuffle
+
+
+def _read(candidate: Candidate, asked: Problem, columns: Tensor, orders: list[Tensor]) -> _Read:
     gram = candidate.gram()
     held = leave_one_out(gram, columns, orders)
     spectrum, control = spectrum_of(gram, columns), spectrum_of(gram, columns[orders[0]])
@@ -274,47 +278,18 @@ def _read(
         curve=curve,
         shuffled_curve=shuffled_curve,
     )
-    return reading, (columns - held.predicted).square().sum(1), held.controls
+    return _Read(reading, (columns - held.predicted).square().sum(1), held.controls)
 
 
-class HeldOut(NamedTuple):
-    """Kernel ridge on rows it has not seen.
-
-    Attributes:
-        predicted: ``(n, c)``, each row by the fit without it.
-        explained: Share of the columns' variance that it predicts.
-        controls: ``(s,)``, the same for each random order of the columns.
-    """
-
-    predicted: Tensor
-    explained: float
-    controls: Tensor
-
-
-def leave_one_out(gram: Tensor, columns: Tensor, orders: list[Tensor]) -> HeldOut:
-    """Kernel ridge at the penalty of least leave-one-out error, for the columns and for each order by itself."""
-    stacked = torch.stack([columns, *(columns[order] for order in orders)], 1)  # (n, 1 + s, c)
-    least = torch.full((stacked.shape[1],), torch.inf, dtype=torch.float64)
-    predicted = torch.zeros_like(columns)
-    for penalty in _PENALTIES:
-        held = dual_fit(gram, stacked.flatten(1), penalty).held_out.reshape(stacked.shape)
-        errors = (stacked - held).square().mean((0, 2))  # (1 + s,)
-        if errors[0] < least[0]:
-            predicted = held[:, 0]
-        least = torch.minimum(least, errors)
-    explained = 1 - least / columns.square().mean()
-    return HeldOut(predicted, float(explained[0]), explained[1:])
-
-
-def _ranked(found: list[tuple[Reading, Tensor]]) -> list[Reading]:
+def _ranked(found: list[_Read]) -> list[Reading]:
     """By held-out error; a candidate is tied with the best where their rows' errors do not tell them apart."""
-    found = sorted(found, key=lambda pair: -pair[0].explained)
-    least = found[0][1]
+    found = sorted(found, key=lambda read: -read.reading.explained)
+    best = found[0]
     ranked = []
-    for reading, lost in found:
-        gap = lost - least
+    for reading, lost, _ in found:
+        gap = lost - best.lost
         told_apart = float(gap.mean()) > 2 * float(gap.std()) / math.sqrt(len(gap))
-        near = found[0][0].explained - reading.explained <= _ALIKE
+        near = best.reading.explained - reading.explained <= _ALIKE
         ranked.append(replace(reading, tied=near or not told_apart))
     return ranked
 

@@ -33,6 +33,7 @@ from mercer.distributed import gather_rows
 from mercer.features import NeuralEigenfunctions, Nystrom
 from mercer.kernels import RBF, EmpiricalNTK, Matern, ReLUGram
 from mercer.layerwise import auto
+from mercer.modules import open_rows
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 from mercer.optim import FunctionSpaceSGD
 from mercer.spectral import tiles
@@ -98,6 +99,16 @@ def regressed(own: slice, landmarks: int | None = None) -> dict[str, Tensor]:
     model = layerwise.KernelNetworkRegressor(random_state=0, landmarks=landmarks)
     model.fit(ROWS[own].numpy(), Y[own].numpy()).partial_fit(ROWS[own].numpy(), Y[own].numpy() + 0.1)
     return {"predicted": torch.from_numpy(model.predict(ROWS.numpy()))}
+
+
+def streamed(own: slice) -> dict[str, Tensor]:
+    """Blocks of a file, more of them on one rank than on the other."""
+    source = open_rows(torch.cat((ROWS, Y[:, None]), 1).numpy()).part(own)
+    model = layerwise.KernelNetworkRegressor(random_state=0, landmarks=12).fit(X[own].numpy(), Y[own].numpy())
+    for block in source.blocks(16):
+        model.partial_fit(block[:, :3], block[:, 3])
+    fitted = Nystrom(RBF(0.5), 8, selection=X[:8]).fit(source.then(lambda block: block[:, :3]))
+    return {"predicted": torch.from_numpy(model.predict(ROWS.numpy())), "eigenvalues": fitted.eigenvalues}
 
 
 def small_tiles() -> Any:
@@ -217,6 +228,7 @@ SHARDS: dict[str, Case] = {
     "classifier-closed_form": lambda own: classified(own, solver="closed_form"),
     "regressor": regressed,
     "regressor-landmarks": lambda own: regressed(own, 12),
+    "stored_rows": streamed,
     "analyze": analyzed,
     "compare": compared,
     "two_layer": descended,

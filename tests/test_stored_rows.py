@@ -42,6 +42,8 @@ def test_it_is_indexed_like_a_tensor(source):
     part = source.part(slice(10, 30))
     assert torch.equal(part[3:8], X[13:18]) and torch.equal(part.part(slice(5, 9))[:], X[15:19])
     assert torch.equal(part.then(lambda x: 2 * x.float())[:4], 2 * X[10:14].float())
+    narrow = source.then(lambda x: x[:, :2])
+    assert tuple(narrow.shape) == (N, 2) and torch.equal(narrow[4:6], X[4:6, :2])
     assert source[torch.empty(0, dtype=torch.int64)].shape == (0, D)
 
 

@@ -47,7 +47,8 @@ def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...]
         return x.long()
     x = checks.finite(where, "x", checks.floating(x))
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-    return checks.squarable(where, "x", x.to(dtype), empty=world_size() > 1)  # of several ranks some may have no row
+    several = len(x) == 0 and world_size() > 1  # of several ranks some may have no row
+    return checks.squarable(where, "x", x.to(dtype), empty=several)
 
 
 def checked_targets(where: str, likelihood: str, y: Tensor, f: Tensor) -> Tensor:

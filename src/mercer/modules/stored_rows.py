@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import floating, integer, sentence, squarable
+from ..distributed import gather_json
 
 __all__ = ["Readable", "StoredRows", "open_rows"]
 
@@ -37,7 +38,8 @@ class StoredRows:
         self._read, self._where = read, where
         self._first, last, _ = (slice(None) if part is None else part).indices(shape[0])
         self.shape = torch.Size([max(0, last - self._first), *shape[1:]])
-        self.dtype = self[:0].dtype
+        none = self[:0]
+        self.shape, self.dtype = torch.Size([len(self), *none.shape[1:]]), none.dtype
 
     ndim = property(lambda self: len(self.shape))
     device = torch.device("cpu")
@@ -75,9 +77,13 @@ class StoredRows:
         return StoredRows(lambda first, last: f(self._read(first, last)), whole, self._where, part)
 
     def blocks(self, rows: int = 50_000) -> Iterator[Tensor]:
-        """All rows, so many at a time; for ``partial_fit`` and sums of one's own."""
+        """All rows, so many at a time; for ``partial_fit`` and sums of one's own.
+
+        All ranks get as many blocks, those with fewer rows some empty ones, for all must make the same calls.
+        """
         integer("StoredRows.blocks", "rows", rows, 1)
-        return (self[start : start + rows] for start in range(0, len(self), rows))
+        longest = max(gather_json(len(self)))
+        return (self[start : start + rows] for start in range(0, longest, rows))
 
     def _rows(self, first: int, last: int) -> Tensor:
         found = floating(self._read(self._first + first, self._first + last))

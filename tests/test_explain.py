@@ -14,8 +14,9 @@ import mercer
 from mercer.cli.commands import main
 from mercer.layerwise.network import Indicators, KernelLayer
 from mercer.report import model_page
+from mercer.report.columns import ColumnLine, column_lines
 from mercer.report.model_page import confusions, headline, layer_lines
-from mercer.tabular import TabularModel
+from mercer.tabular import Column, TabularModel
 from mercer.tabular.importance import column_weights, feature_weights, permutation_losses
 
 
@@ -139,6 +140,16 @@ def test_layers_are_said_in_words(model):
     lines = layer_lines(model)
     assert len(lines) == model.estimator.n_layers_ and "80 training rows" in lines[-1]["what"]
     assert lines[-1]["values"] == model.estimator.history_[-1]
+
+
+def test_columns_that_are_treated_alike_share_a_line():
+    lines = column_lines(
+        [*(Column(f"p{i}", "numeric", "a number") for i in range(12)), Column("c", "constant", "gone")]
+    )
+    assert lines == [
+        ColumnLine("p0, p1, p2, p3, p4, p5, p6, p7 and 4 more", "numeric", "each a number"),
+        ColumnLine("c", "constant", "gone"),
+    ]
 
 
 def test_hostile_names_are_text(tmp_path):

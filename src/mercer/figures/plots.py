@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bars", "heat_map", "lines", "regions", "reliability"]
 
+_FEW = 10  # rows below which a bin's accuracy is drawn pale
 _MANY = 6  # entries of a legend that fit beside the plot
 
 
@@ -215,7 +216,8 @@ def reliability(
 ) -> Figure:
     """Accuracy against confidence by bin, from ``metrics.calibration``; the gap to the diagonal is the error.
 
-    Below it, the share of rows in each bin, so that a wild but empty bin is seen for what it is.
+    Below it, the share of rows in each bin, so that a wild but empty bin is seen for what it is; a bin of fewer than
+    ten rows is pale.
     """
     n, sure, right = (np.asarray(v, dtype=float) for v in (count, confidence, accuracy))
     if n.ndim != 1 or not n.shape == sure.shape == right.shape or not n.sum() > 0:
@@ -226,7 +228,7 @@ def reliability(
     edges = np.linspace(0, 1, len(n) + 1)
     middle, thick, filled = (edges[:-1] + edges[1:]) / 2, 0.92 / len(n), n > 0
     gap = np.abs(sure - right)[filled]
-    top.bar(middle[filled], right[filled], thick, color=colours.series[0], label="accuracy")
+    drawn = top.bar(middle[filled], right[filled], thick, color=colours.series[0], label="accuracy")
     top.vlines(middle[filled], right[filled], sure[filled], color=colours.series[1], linewidth=2.0)
     top.plot(middle[filled], sure[filled], "o", color=colours.series[1], markersize=4.5, label="mean confidence")
     top.plot([0, 1], [0, 1], color=colours.soft, linewidth=1.2, linestyle=DASHES[1])
@@ -241,6 +243,8 @@ def reliability(
     assert grid is not None
     grid.set_height_ratios([3, 1])
     top.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=colours.ink)
+    for bar, rows in zip(drawn, n[filled], strict=True):  # after the legend, whose sample is the first bar
+        bar.set_alpha(0.35 if rows < _FEW else None)
     return figure
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .. import __version__, figures
 from ..storage import atomic_write
 from ..tabular.diagnosis import SHUFFLES, STEPS
+from .columns import column_lines
 from .inline import inline, label
 from .pictures import Picture
 from .templates import fill, own_text
@@ -41,6 +42,7 @@ def diagnosis_page(found: Diagnosis, path: str | Path, *, source: str = "the tab
     shown = list(zip(found.classes, found.counts, strict=True))
     values = {
         "d": found,
+        "columns": column_lines(found.columns),
         "source": source,
         "title": f"{found.target}: {found.verdict.learnable}",
         "version": __version__,

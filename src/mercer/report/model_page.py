@@ -11,6 +11,7 @@ from ..layerwise.network import KernelLayer
 from ..storage import atomic_write
 from ..tabular.importance import column_weights
 from . import numbers
+from .columns import column_lines
 from .diagnosis_page import drawn
 from .inline import label
 from .pictures import Picture
@@ -55,6 +56,7 @@ def model_page(
     path = Path(path)
     values = {
         "m": model,
+        "columns": column_lines(model.preparation.columns),
         "folder": folder,
         "title": f"What a model of {model.target.name} learned",
         "headline": headline(model),
@@ -146,7 +148,7 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
             lambda: _reliability(scores["reliability"]),
             f"Reliability diagram, calibration error {scores['ece']:.3f}.",
             "Can its probabilities be believed? Bars on the dashed line: of the rows it calls 80% sure, 80% are "
-            "right. Below, how many rows there are of each confidence.",
+            "right. Below, how many rows there are of each confidence; pale bars have fewer than ten.",
         )
     if "confusion" in scores and len(scores["confusion"]) <= _CLASSES:
         found["confusion"] = drawn(

@@ -189,7 +189,7 @@ def diagnose(
         jobs: Candidates read at a time, in threads; worth it where torch itself uses one.
         progress: Called with the name of each candidate before it is read.
 
-    >>> frame = pd.DataFrame({"x": range(40), "z": [i % 2 for i in range(40)], "y": ["a"] * 20 + ["b"] * 20})
+    >>> frame = pd.DataFrame({"x": [i / 2 for i in range(40)], "z": [0, 1] * 20, "y": ["a"] * 20 + ["b"] * 20})
     >>> found = diagnose(frame.sample(frac=1, random_state=0), "y")
     >>> found.task, found.readings[0].accuracy >= 0.9
     ('classification', True)

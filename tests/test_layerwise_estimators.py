@@ -448,7 +448,7 @@ def test_standardize_keeps_a_constant_feature_finite():
 
 
 def test_the_regressor_grows_like_the_classifier(small):
-    X, y = small
+    X, _ = small
     target = X @ np.arange(X.shape[1]) + 3.0
     whole = KernelNetworkRegressor(landmarks=20, random_state=0).partial_fit(X[:60], target[:60])
     in_parts = clone(whole).partial_fit(X[:60], target[:60])

@@ -29,6 +29,7 @@ _SCORES = {
     "always_the_mean_rmse": "the same, always predicting the mean",
     "mae": "mean absolute error",
 }
+_SMALL = 10_000_000  # bytes of a table whose matrices are too small to share among threads
 
 
 @click.command()
@@ -51,11 +52,13 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
     torchrun its ranks share the rows.
     """
     from mercer import distributed
+    from mercer.cli.diagnose import one_thread
     from mercer.cli.stopping import stoppable
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fit_file
 
-    with stoppable(), distributed.joined():
+    threads = one_thread() if data.stat().st_size < _SMALL else contextlib.nullcontext()
+    with stoppable(), threads, distributed.joined():
         model = TabularModel(task=task, random_state=seed)
         if distributed.rank():  # rank 0 keeps and shows what all learn
             fit_file(model, data, target, progress=logging.getLogger("mercer").debug)

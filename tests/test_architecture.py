@@ -16,6 +16,7 @@ TIERS = [  # from the ground up; names on one line do not know each other
     {"modules"},
     {"kernels"},
     {"features"},
+    {"machines"},
     {"nn", "optim", "layerwise", "spectral", "bayes", "data"},
     {"experiments", "bench", "tabular"},
     {"report"},

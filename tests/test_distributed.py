@@ -71,20 +71,20 @@ def test_three_ranks_agree_with_one_process(tmp_path):
         index = torch.tensor([100, 0, 57, 34, 33, 0, 99])
         assert torch.equal(d.take_rows(mine, index), x[index])
         assert torch.equal(d.take_rows(x[:0] if rank else x, index), x[index])  # rank 0 has all rows
-        assert d.extent(len(mine)) == (d.shard(101), 101)
+        assert d.global_slice(len(mine)) == (d.shard(101), 101)
         assert torch.equal(torch.cat([part for part, _ in d.shards(mine, labels)]), x)
         assert d.gather_json({"é": rank}) == [{"é": 0}, {"é": 1}, {"é": 2}]
-        assert torch.equal(d.divide(torch.sin, x), x.sin())
-        drawn = torch.rand(3, generator=d.agree(torch.Generator().manual_seed(rank)))
+        assert torch.equal(d.map_rows(torch.sin, x), x.sin())
+        drawn = torch.rand(3, generator=d.shared_generator(torch.Generator().manual_seed(rank)))
         assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(0)))
-        drawn = torch.rand(3, generator=d.agree(None))
+        drawn = torch.rand(3, generator=d.shared_generator(None))
         assert torch.equal(d.sum_over_ranks(drawn) / 3, d.gather_rows(drawn[None]).mean(0))
         assert len(d.gather_rows(drawn[None]).unique(dim=0)) == 1
         layer = torch.nn.Linear(2, 2)
-        d.copy_first(layer)
+        d.broadcast_module(layer)
         assert len(d.gather_rows(layer.weight[None]).unique(dim=0)) == 1
         with d.alone():
-            assert d.extent(5) == (slice(0, 5), 5)
+            assert d.global_slice(5) == (slice(0, 5), 5)
         for wrong in (torch.ones(1, 1 + rank), torch.ones(1, dtype=torch.float64 if rank else torch.float32)):
             try:
                 d.gather_rows(wrong)

@@ -68,10 +68,10 @@ def test_several_processes_without_a_group_do_not_fit_their_shards_in_silence(mo
 def test_one_process_takes_and_says_its_own():
     x, module = torch.arange(6.0).reshape(3, 2), nn.Linear(2, 2)
     assert torch.equal(distributed.take_rows(x, torch.tensor([2, 0])), x[[2, 0]])
-    assert distributed.extent(3) == (slice(0, 3), 3) and distributed.gather_json(["a"]) == [["a"]]
-    assert distributed.agree(None) is None and [part is x for (part,) in distributed.shards(x)] == [True]
-    assert distributed.divide(torch.sin, x).equal(x.sin())
-    distributed.copy_first(module)
+    assert distributed.global_slice(3) == (slice(0, 3), 3) and distributed.gather_json(["a"]) == [["a"]]
+    assert distributed.shared_generator(None) is None and [part is x for (part,) in distributed.shards(x)] == [True]
+    assert distributed.map_rows(torch.sin, x).equal(x.sin())
+    distributed.broadcast_module(module)
     with distributed.joined():
         assert distributed.world_size() == 1
 

@@ -9,13 +9,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import bayes, data, features, kernels, layerwise, nn, optim, spectral, tabular
+    from . import (
+        bayes,
+        data,
+        distributed,
+        features,
+        kernels,
+        layerwise,
+        machines,
+        metrics,
+        modules,
+        nn,
+        optim,
+        spectral,
+        tabular,
+    )
     from .checks import NumericalWarning
     from .storage import load, save
 
 __version__ = "0.1.0"
 
-_MODULES = ("bayes", "data", "features", "kernels", "layerwise", "nn", "optim", "spectral", "tabular")
+_MODULES = (
+    "bayes",
+    "data",
+    "distributed",
+    "features",
+    "kernels",
+    "layerwise",
+    "machines",
+    "metrics",
+    "modules",
+    "nn",
+    "optim",
+    "spectral",
+    "tabular",
+)
 _NAMES = {"NumericalWarning": "checks", "load": "storage", "save": "storage"}
 
 __all__ = [
@@ -23,10 +51,14 @@ __all__ = [
     "__version__",
     "bayes",
     "data",
+    "distributed",
     "features",
     "kernels",
     "layerwise",
     "load",
+    "machines",
+    "metrics",
+    "modules",
     "nn",
     "optim",
     "save",

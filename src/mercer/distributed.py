@@ -1,9 +1,9 @@
 """One fit over the ranks of ``torch.distributed``; every function is the identity on one process.
 
-The one rule: **each rank passes its own rows** (any number of them, none too), calls the same methods in the same
-order, and gets what one process would get from the rows of all, one rank's below the other's. What a method needs of
-all rows is a sum over them (:func:`sum_over_ranks`) or a few of them (:func:`take_rows`); what it draws, it draws alike
-(:func:`agree`). What one rank does for itself is said so: :func:`alone`.
+The one rule: **each rank passes its own rows** (any number, including zero) and calls the same methods in the same
+order. It then gets what one process would get from all rows, in order of rank. What a method needs from all rows is a
+sum over them (:func:`sum_over_ranks`) or a few of them (:func:`take_rows`); random draws are the same on every rank
+(:func:`shared_generator`). Wrap single-rank work in :func:`alone`.
 
 >>> sum_over_ranks(torch.tensor([1.0, 2.0]))
 tensor([1., 2.])
@@ -29,18 +29,18 @@ from torch import distributed as dist
 from .checks import integer, sentence
 
 __all__ = [
-    "agree",
     "alone",
-    "copy_first",
-    "divide",
+    "broadcast_module",
     "expect",
-    "extent",
     "gather_json",
     "gather_rows",
+    "global_slice",
     "joined",
+    "map_rows",
     "rank",
     "shard",
     "shards",
+    "shared_generator",
     "sum_over_ranks",
     "take_rows",
     "world_size",
@@ -139,10 +139,10 @@ def shard(n: int) -> slice:
     return slice(first * n // ranks, (first + 1) * n // ranks)
 
 
-def extent(n: int) -> tuple[slice, int]:
+def global_slice(n: int) -> tuple[slice, int]:
     """Where this rank's ``n`` rows stand among those of all ranks, and how many those are.
 
-    >>> extent(3)
+    >>> global_slice(3)
     (slice(0, 3, None), 3)
     """
     counts = _counts(n)
@@ -166,7 +166,7 @@ def take_rows(rows: Rows, index: Tensor) -> Tensor:  # (n_rank, ...), (m,) -> (m
     return everyone[owner.argsort(stable=True).argsort()]
 
 
-def divide(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (n, ...) -> (n, ...)
+def map_rows(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (n, ...) -> (n, ...)
     """``f(x)`` for rows that all ranks hold and a function of each row by itself: every rank computes its share."""
     return f(x) if world_size() == 1 else gather_rows(f(x[shard(len(x))]))
 
@@ -242,24 +242,24 @@ def gather_json(value: Any) -> list[Any]:
     return [json.loads(bytes(said[a:b].tolist())) for a, b in itertools.pairwise(ends)]
 
 
-def agree(generator: torch.Generator | None) -> torch.Generator | None:
+def shared_generator(generator: torch.Generator | None) -> torch.Generator | None:
     """One source of randomness: the generator in the state that rank 0's is in; None draws a seed on rank 0."""
     if world_size() == 1:
         return generator
     own = torch.Generator().manual_seed(int(torch.randint(2**62, (1,)))) if generator is None else generator
     state = own.get_state().to(_device())
-    _together("agree", dist.broadcast, state, 0)
+    _together("shared_generator", dist.broadcast, state, 0)
     own.set_state(state.cpu())
     return own
 
 
-def copy_first(module: nn.Module) -> None:
+def broadcast_module(module: nn.Module) -> None:
     """Give every rank the parameters and buffers that rank 0's module has."""
     if world_size() == 1:
         return
     for tensor in itertools.chain(module.parameters(), module.buffers()):
         said = tensor.detach().contiguous()
-        _together("copy_first", dist.broadcast, said, 0)
+        _together("broadcast_module", dist.broadcast, said, 0)
         with torch.no_grad():
             tensor.copy_(said)
 
@@ -269,7 +269,7 @@ def _counts(n: int) -> list[int]:
         return [n]
     mine = torch.tensor([n], device=_device())
     every = [torch.empty_like(mine) for _ in range(world_size())]
-    _together("extent", dist.all_gather, every, mine)
+    _together("global_slice", dist.all_gather, every, mine)
     return [int(count) for count in every]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..distributed import extent, sum_over_ranks
+from ..distributed import global_slice, sum_over_ranks
 from ..kernels.tangents import Tangents
 from ..linalg import slices
 from ..modules import Readable
@@ -42,7 +42,7 @@ def leading_directions(
         batch_size: Rows at a time.
         seed: Decides :math:`\Omega`.
     """
-    own, n = extent(len(f))
+    own, n = global_slice(len(f))
     rank = min(k, n * f.shape[1], tangents.size)
     if rank == tangents.size:
         return torch.eye(rank, dtype=f.dtype, device=f.device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import agree, gather_rows, sum_over_ranks
+from ..distributed import shared_generator, gather_rows, sum_over_ranks
 from ..kernels.tangents import Tangents
 from ..linalg import slices
 from ..modules import Readable, trainable, unwrap
@@ -297,7 +297,7 @@ class LinearizedLaplace(Savable):
         return negative_log_likelihood(link(f, variance), y)
 
     def _seed(self) -> int:
-        return int(torch.randint(2**31 - 1, (1,), generator=agree(self.generator)))
+        return int(torch.randint(2**31 - 1, (1,), generator=shared_generator(self.generator)))
 
     def _tangents(self, x: Readable) -> Tangents:
         return Tangents(self.model, x[:0], _flat)

@@ -6,11 +6,12 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from mercer.cli.options import task_option
 
 if TYPE_CHECKING:
     from mercer.tabular import Diagnosis, Reading
@@ -30,13 +31,7 @@ _COLUMNS = {"right": 7, "explained": 11, "of shuffled": 13, "complexity in": 18,
     metavar="PAGE.html",
     help="The page.  [default: DATA-diagnosis.html here]",
 )
-@click.option(
-    "--task",
-    type=click.Choice(("auto", "classification", "regression")),
-    default="auto",
-    show_default=True,
-    help="auto: by what the target holds.",
-)
+@task_option
 @click.option("--rows", type=click.IntRange(10), default=1500, show_default=True, help="Rows to read at most.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the rows and the control.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -46,7 +41,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     DATA is csv, tsv, parquet or npz; the arrays (n, m) of an npz file are embeddings, each a candidate. The page has
     the verdict, the table with every number explained, and the pictures.
     """
-    from mercer.cli.stopping import stoppable
+    from mercer.cli.surroundings import one_thread, stoppable
     from mercer.report import diagnosis_page
     from mercer.tabular.diagnosis import diagnose as read
     from mercer.tabular.problem import sample
@@ -74,19 +69,6 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
         return
     for line in _lines(found, page):
         click.echo(line)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on one thread: the matrices are small, and on a busy machine threads that wait for each other cost more."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _lines(found: Diagnosis, page: Path) -> Iterator[str]:

@@ -35,9 +35,8 @@ _BAR = 30
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) -> None:
     """Say and draw what MODEL, a folder of `mercer fit`, learned: scores, columns, layers, mistakes."""
-    from mercer.cli.diagnose import one_thread
     from mercer.cli.predict import load_model
-    from mercer.cli.stopping import stoppable
+    from mercer.cli.surroundings import one_thread, stoppable
     from mercer.report import model_page
     from mercer.tabular import read
     from mercer.tabular.importance import column_weights, permutation_losses

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mercer.cli.options import task_option
+
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
 
@@ -36,13 +38,7 @@ _SMALL = 10_000_000  # bytes of a table whose matrices are too small to share am
 @click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--target", required=True, metavar="COLUMN", help="What to predict.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path, file_okay=False), metavar="MODEL")
-@click.option(
-    "--task",
-    type=click.Choice(("auto", "classification", "regression")),
-    default="auto",
-    show_default=True,
-    help="auto: by what the target holds.",
-)
+@task_option
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of folds, subsets and landmarks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bool) -> None:
@@ -52,8 +48,7 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
     torchrun its ranks share the rows.
     """
     from mercer import distributed
-    from mercer.cli.diagnose import one_thread
-    from mercer.cli.stopping import stoppable
+    from mercer.cli.surroundings import one_thread, stoppable
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fit_file
 

@@ -90,7 +90,7 @@ class FeatureMap(Savable, nn.Module):
     @contextmanager
     def _agreed(self) -> Iterator[None]:
         """All ranks draw the same numbers."""
-        own, self.generator = self.generator, distributed.agree(self.generator)
+        own, self.generator = self.generator, distributed.shared_generator(self.generator)
         try:
             yield
         finally:
@@ -98,7 +98,7 @@ class FeatureMap(Savable, nn.Module):
 
     def _rows(self, x: Any) -> Readable:
         data = self._prepared(x)
-        if distributed.extent(len(data))[1] == 0:
+        if distributed.global_slice(len(data))[1] == 0:
             raise ValueError(checks.sentence(type(self).__name__, "x must have at least one row", tuple(data.shape)))
         return data
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import copy_first
+from ..distributed import broadcast_module
 from .neuralef import Training
 
 _log = logging.getLogger("mercer")
@@ -43,7 +43,7 @@ def distill(
     dtype = next(network.parameters()).dtype
     targets, weights = targets.to(dtype), (weights / weights.sum()).to(dtype)
     size = min(plan.batch_size, len(x))
-    copy_first(network)
+    broadcast_module(network)
     network.train()
     try:
         for step in range(plan.steps):

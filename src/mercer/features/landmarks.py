@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..distributed import extent, gather_rows, sum_over_ranks, take_rows
+from ..distributed import global_slice, gather_rows, sum_over_ranks, take_rows
 from ..kernels import Kernel
 from ..linalg import block_rows, slices
 from ..modules import Readable
@@ -28,7 +28,7 @@ def select(kernel: Kernel, x: Readable, m: int, selection: str, generator: torch
 
 def sample(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  # (n, ...) -> (m, ...)
     """``m`` rows of all ranks, drawn without replacement, on all ranks."""
-    return take_rows(x, torch.randperm(extent(len(x))[1], generator=generator)[:m].to(x.device))
+    return take_rows(x, torch.randperm(global_slice(len(x))[1], generator=generator)[:m].to(x.device))
 
 
 def kmeans(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (m, d)

@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor
 
-from ..distributed import extent
+from ..distributed import global_slice
 from ..kernels import Kernel
 from ..linalg import cholesky
 from ..modules import Readable
@@ -19,7 +19,7 @@ _log = logging.getLogger("mercer")
 
 def choose(kernel: Kernel, x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  # (n, ...) -> (m, ...)
     """Centres of k-means for rows of numbers, uniform rows for pictures and for indices."""
-    plain = x.is_floating_point() and x.ndim == 2 and m < extent(len(x))[1]
+    plain = x.is_floating_point() and x.ndim == 2 and m < global_slice(len(x))[1]
     return select(kernel, x, m, "kmeans" if plain else "uniform", generator).detach().clone()
 
 
@@ -43,7 +43,7 @@ def learn(
     z = z.double().requires_grad_()
     optimizer = torch.optim.Adam([z], lr=plan.lr * spread)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps))
-    size = min(plan.batch_size, extent(len(x))[1])
+    size = min(plan.batch_size, global_slice(len(x))[1])
     try:
         for _ in range(plan.steps):
             batch = sample(x, size, generator).double()

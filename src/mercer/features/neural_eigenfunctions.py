@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import divide, extent, gather_rows, shard, sum_over_ranks
+from ..distributed import map_rows, global_slice, gather_rows, shard, sum_over_ranks
 from ..kernels import Kernel
 from ..kernels.network import NetworkKernel
 from ..linalg import slices
@@ -155,7 +155,7 @@ class NeuralEigenfunctions(FeatureMap):
                 "landmarks": "the kernel is explicit and cheap at new rows",
             }[chosen]
             _log.info("NeuralEigenfunctions: auto picks %r for %s: %s.", chosen, type(self.exact).__name__, why)
-        n = extent(len(x))[1]
+        n = global_slice(len(x))[1]
         sample = gather_rows(x[:]) if n <= _RITZ_ROWS else draw(x, _RITZ_ROWS, self.generator)
         if n > _RITZ_ROWS:
             _log.info("NeuralEigenfunctions: the operator is applied on %d of %d rows.", _RITZ_ROWS, n)
@@ -210,12 +210,12 @@ class NeuralEigenfunctions(FeatureMap):
         if isinstance(wanted, Tensor):
             z = self.exact.prepare("landmarks", wanted).detach().clone()
         else:
-            z = choose(self.exact, x, min(extent(len(x))[1], wanted or max(128, 8 * self.k)), self.generator)
+            z = choose(self.exact, x, min(global_slice(len(x))[1], wanted or max(128, 8 * self.k)), self.generator)
         if self.plan.steps and z.is_floating_point():
             z = learn(self.exact, x, z, self.k, self.plan, float(self.spread[0]), self.generator)
         z = _wide(self.exact, z)
         white = whitener(self.exact, z)
-        phi = divide(lambda part: self.exact(part, z).double() @ white, _wide(self.exact, sample))
+        phi = map_rows(lambda part: self.exact(part, z).double() @ white, _wide(self.exact, sample))
         floor = max(len(sample), len(z)) * torch.finfo(torch.float64).eps
         if self.ritz:
             pairs = ritz(op, phi, self.k, floor=floor)
@@ -295,7 +295,7 @@ class NeuralEigenfunctions(FeatureMap):
         squares = torch.zeros(self.k, dtype=torch.float64, device=x.device)
         for part in slices(len(x), _BLOCK):
             squares += self._functions(x[part]).double().square().reshape(-1, self.k).sum(0)
-        size = (sum_over_ranks(squares) / extent(len(x))[1]).sqrt()
+        size = (sum_over_ranks(squares) / global_slice(len(x))[1]).sqrt()
         self.projection = self.projection * torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
 
     def _basis(self, x: Tensor, hidden: bool | None = None) -> Tensor:  # (n, ...) -> (n c, m)

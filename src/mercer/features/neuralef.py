@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import copy_first, extent
+from ..distributed import broadcast_module, global_slice
 from ..kernels import Kernel
 from ..modules import Readable
 from .l2_batch_norm import L2BatchNorm
@@ -96,8 +96,8 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps), plan.lr / 10)
     dtype = next(network.parameters()).dtype
     running = torch.zeros(norm.num_features, dtype=torch.float64, device=x.device)
-    size = min(plan.batch_size, extent(len(x))[1])
-    copy_first(network)
+    size = min(plan.batch_size, global_slice(len(x))[1])
+    broadcast_module(network)
     network.train()
     norm.train()
     try:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import extent, sum_over_ranks
+from ..distributed import global_slice, sum_over_ranks
 from ..kernels import Kernel
 from ..linalg import block_rows, slices
 from ..modules import Readable
@@ -120,7 +120,7 @@ class Nystrom(FeatureMap):
             landmarks = self.exact.prepare("selection", self.selection).detach().clone()
             self.landmarks = checks.finite("Nystrom", "selection", landmarks)
         else:
-            count = min(self.m, extent(len(x))[1])
+            count = min(self.m, global_slice(len(x))[1])
             self.landmarks = select(self.exact, x, count, self.selection, self.generator)
         z = self.landmarks.double() if self.landmarks.is_floating_point() else self.landmarks
         eps = torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..distributed import divide
+from ..distributed import map_rows
 from ..kernels import Kernel
 from ..kernels.network import NetworkKernel
 from ..linalg import top_eigh
@@ -46,16 +46,16 @@ def operator(kernel: Kernel, x: Tensor) -> Operator:
     """
     n = len(x)
     if isinstance(kernel, NetworkKernel) and getattr(kernel, "method", "") != "exact":
-        features = divide(kernel.features, x).double()  # (n, c, S)
+        features = map_rows(kernel.features, x).double()  # (n, c, S)
         c = features.shape[1] if kernel.matrix_valued else 1
         flat = features.flatten(0, 1) if kernel.matrix_valued else features.flatten(1)
         return Operator(lambda v: flat @ (flat.mT @ v) / n, n, c, flat)
     if isinstance(kernel, NetworkKernel) and kernel.matrix_valued:
-        gram = divide(lambda part: kernel(part, None if part is x else x), x).double()  # (n, n, c, c)
+        gram = map_rows(lambda part: kernel(part, None if part is x else x), x).double()  # (n, n, c, c)
         c = gram.shape[-1]
         whole = gram.transpose(1, 2).reshape(n * c, n * c)
         return Operator(lambda v: whole @ v / n, n, c)
-    return Operator(lambda v: divide(lambda part: kernel.matmul(part, x, v), x).double() / n, n, 1)
+    return Operator(lambda v: map_rows(lambda part: kernel.matmul(part, x, v), x).double() / n, n, 1)
 
 
 @dataclass(frozen=True)

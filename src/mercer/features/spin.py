@@ -11,7 +11,7 @@ from torch.func import functional_call, jacrev, vjp
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import copy_first, gather_rows
+from ..distributed import broadcast_module, gather_rows
 from ..kernels import Kernel
 from ..linalg import blockwise, cholesky
 from ..modules import Readable
@@ -88,7 +88,7 @@ class SpectralInference(FeatureMap):
         x = gather_rows(x[:])
         if self.network is None:
             self.network = self._default_network(self.centre.shape)
-        copy_first(self.network)
+        broadcast_module(self.network)
         try:
             self._train(x)
         except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..distributed import extent, sum_over_ranks
+from ..distributed import global_slice, sum_over_ranks
 from ..linalg import block_rows, slices
 from ..modules import Readable
 
@@ -15,7 +15,7 @@ def centre_and_spread(x: Readable) -> tuple[Tensor, Tensor]:  # (n, ...) -> (...
 
     Two passes: the square of a large mean would drown the spread.
     """
-    n, size = extent(len(x))[1], x.shape[1:].numel()
+    n, size = global_slice(len(x))[1], x.shape[1:].numel()
     parts = list(slices(len(x), block_rows(2 * 8 * size)))
     zero = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
     centre = sum_over_ranks(sum((x[part].double().sum(0) for part in parts), zero)) / n

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import agree, extent, take_rows, world_size
+from ..distributed import shared_generator, global_slice, take_rows, world_size
 from ..linalg import safe_sqrt, squared_distances
 from ..modules import Data, rows
 from .base import Kernel, Positive
@@ -46,10 +46,10 @@ class RBF(_UnitDiagonal):
         gamma is 1 and a warning says so.
         """
         x = checks.matrix("RBF.from_data", "x", rows("RBF.from_data", x))
-        n = extent(len(checks.squarable("RBF.from_data", "x", x, empty=world_size() > 1)))[1]
+        n = global_slice(len(checks.squarable("RBF.from_data", "x", x, empty=world_size() > 1)))[1]
         if n == 0:
             raise ValueError(checks.sentence("RBF.from_data", "x must have at least one row", tuple(x.shape)))
-        order = torch.arange(n) if n <= _MEDIAN_ROWS else torch.randperm(n, generator=agree(generator))
+        order = torch.arange(n) if n <= _MEDIAN_ROWS else torch.randperm(n, generator=shared_generator(generator))
         x = take_rows(x, order[:_MEDIAN_ROWS].to(x.device)).double()
         largest = x.abs().max()
         x = x / largest if largest > 0 else x  # squares of denormal values would vanish

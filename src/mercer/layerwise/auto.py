@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import extent, gather_rows, sum_over_ranks, take_rows
+from ..distributed import global_slice, gather_rows, sum_over_ranks, take_rows
 from .dependence import gaussian_gram
 from .kernel_ridge import DualFit, Setting, dual_fit, dual_weights, loss, median_of_rows, search, tune_penalty
 from .landmarks import Sums, landmark_fit, narrow
@@ -84,7 +84,7 @@ def fit_auto(
         landmarks: Anchors; None takes every row up to 3,000 rows, landmarks beyond.
         generator: Randomness of subsets and landmarks, the same on all ranks.
     """
-    n = extent(len(x))[1]
+    n = global_slice(len(x))[1]
     if landmarks is not None and landmarks > n:
         checks.warn("KernelNetwork", f"landmarks={landmarks} is more than the {n} rows; {n} are used.")
         landmarks = n

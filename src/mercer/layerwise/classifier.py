@@ -14,7 +14,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import agree, extent, gather_json, gather_rows, sum_over_ranks, take_rows, world_size
+from ..distributed import shared_generator, global_slice, gather_json, gather_rows, sum_over_ranks, take_rows, world_size
 from ..linalg import ridge_loo
 from .auto import fit_auto
 from .calibration import inverse_temperature
@@ -124,7 +124,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         first = not hasattr(self, "sums_")
         if first:
             x, labels = self._checked(X, y, classes)
-            self._fit(x, labels, landmarks=self.landmarks or min(extent(len(x))[1], 2000))
+            self._fit(x, labels, landmarks=self.landmarks or min(global_slice(len(x))[1], 2000))
             return self
         checked = validate_data(
             self, rows_of(X), rows_of(y), reset=False, dtype=np.float64, ensure_min_samples=least_rows(1)
@@ -169,14 +169,14 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
     def _fit_auto(self, x: Tensor, labels: Tensor, landmarks: int | None) -> None:
         c = len(self.classes_)
         targets = one_hot(labels, c)
-        mean = sum_over_ranks(targets.sum(0)) / extent(len(x))[1]
+        mean = sum_over_ranks(targets.sum(0)) / global_slice(len(x))[1]
         fit = fit_auto(
             x,
             targets - mean,
             task="classes",
             max_layers=self.max_layers,
             landmarks=landmarks,
-            generator=agree(seeded(self.random_state)),
+            generator=shared_generator(seeded(self.random_state)),
         )
         fit.head.intercept = fit.head.intercept + mean
         beta = inverse_temperature(fit.held_out + mean, take_rows(labels, fit.rows))
@@ -201,7 +201,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
 
     def _chain(self, z: Tensor, labels: Tensor, c: int) -> Chain:
         if self.solver == "spectral":
-            generator = agree(seeded(self.random_state))
+            generator = shared_generator(seeded(self.random_state))
             return fit_spectral(z, labels, c, max_layers=self.max_layers, features=self.features, generator=generator)
         return fit_closed_form(z, labels, c, rule=self.rule, max_layers=self.max_layers, extra=self.extra_dimensions)
 
@@ -218,7 +218,7 @@ def _auto_history(
     before: list[nn.Module], head: KernelLayer, x: Tensor, labels: Tensor, c: int
 ) -> tuple[list[nn.Module], list[dict[str, float]]]:
     """The metrics and the kernel machine as layers, each with its record on at most 1,000 rows."""
-    n = extent(len(x))[1]
+    n = global_slice(len(x))[1]
     rows = torch.linspace(0, n - 1, min(n, _RECORDED)).round().long()
     z, labels = take_rows(x, rows), take_rows(labels, rows)
     depth = next(i for i, layer in enumerate(before) if isinstance(layer, Standardize)) + 1

@@ -12,7 +12,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import agree, extent, sum_over_ranks
+from ..distributed import shared_generator, global_slice, sum_over_ranks
 from .auto import fit_auto
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
 from .network import KernelNetwork, Standardize
@@ -68,7 +68,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         first = not hasattr(self, "sums_")
         x, targets = self._checked(X, y, first=first)
         if first:
-            self._fit(x, targets, self.landmarks or min(extent(len(x))[1], 2000))
+            self._fit(x, targets, self.landmarks or min(global_slice(len(x))[1], 2000))
         else:
             centred = (targets - self.network_.shift) / self.network_.scale
             self._extend(x, centred, torch.zeros_like(self.network_.shift))
@@ -91,7 +91,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         return x, checks.squarable(where, "y", targets, empty=True)
 
     def _fit(self, x: Tensor, targets: Tensor, landmarks: int | None) -> None:
-        n = extent(len(x))[1]
+        n = global_slice(len(x))[1]
         mean = sum_over_ranks(targets.sum(0)) / n
         spread = float((sum_over_ranks((targets - mean).square().sum()) / n).sqrt()) or 1.0
         with torch.no_grad():
@@ -101,7 +101,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
                 task="values",
                 max_layers=self.max_layers,
                 landmarks=landmarks,
-                generator=agree(seeded(self.random_state)),
+                generator=shared_generator(seeded(self.random_state)),
             )
         depth = next(i for i, layer in enumerate(fit.layers) if isinstance(layer, Standardize)) + 1
         layers: list[nn.Module] = [*fit.layers[depth:], fit.head]

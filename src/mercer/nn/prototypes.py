@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..distributed import agree, extent, sum_over_ranks, take_rows
+from ..distributed import shared_generator, global_slice, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
 __all__ = ["class_directions"]
@@ -22,12 +22,12 @@ def class_directions(
 
     Of several ranks each gives its own rows; directions are those of all rows.
     """
-    unit, generator = unit_rows(z.double()), agree(generator)
+    unit, generator = unit_rows(z.double()), shared_generator(generator)
     found = unit.new_zeros(classes * prototypes, z.shape[1])
     missing = []
     for label in range(classes):
         own = unit[labels == label]
-        if extent(len(own))[1] == 0:
+        if global_slice(len(own))[1] == 0:
             missing.append(label)
             continue
         place = slice(label * prototypes, (label + 1) * prototypes)
@@ -36,13 +36,13 @@ def class_directions(
 
 
 def _mean(unit: Tensor) -> Tensor:  # (n, d) -> (1, d)
-    mean = sum_over_ranks(unit.sum(0, keepdim=True)) / extent(len(unit))[1]
+    mean = sum_over_ranks(unit.sum(0, keepdim=True)) / global_slice(len(unit))[1]
     # Opposite rows cancel: any of them is then a better direction than rounding error.
     return unit_rows(mean) if float(mean.norm()) > 1e-6 else take_rows(unit, torch.zeros(1, dtype=torch.int64))
 
 
 def _spherical_k_means(unit: Tensor, count: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (count, d)
-    n = extent(len(unit))[1]
+    n = global_slice(len(unit))[1]
     some = torch.randperm(n, generator=generator, device=unit.device) if n > _ROWS else torch.arange(n)
     unit = take_rows(unit, some[:_ROWS].to(unit.device))
     if len(unit) <= count:

@@ -79,7 +79,7 @@ class LayerFactor:
             return
         state[REFRESHES] = state.get(REFRESHES, 0) + 1
         state[PLACES] = _places(self.module, record.inputs[0], record.gradients[0])
-        n = distributed.extent(len(g))[1]  # all ranks must take the same side
+        n = distributed.global_slice(len(g))[1]  # all ranks must take the same side
         if g.shape[1] > self.memory.max_width or (self.memory.ema == 0 and n < g.shape[1]):
             side = dual(g, self.memory.damping, where=self.where)
             state.update({ROWS: side.rows, CORE: side.core, RIDGE: side.ridge})

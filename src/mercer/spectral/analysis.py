@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import divide, extent, gather_json, gather_rows, world_size
+from ..distributed import map_rows, global_slice, gather_json, gather_rows, world_size
 from ..kernels import Kernel, Precomputed, ReLUGram
 from ..kernels.functionals import sign_columns
 from ..kernels.given import check_indices
@@ -89,7 +89,7 @@ def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
         need = "kernel must be a kernel, a feature map or a Gram matrix"
         raise TypeError(checks.sentence(where, need, type(kernel).__name__))
     with torch.no_grad():
-        features = checks.matrix(where, "features", divide(kernel, x)).double()
+        features = checks.matrix(where, "features", map_rows(kernel, x)).double()
     return ReLUGram(), checks.squarable(where, "features", features)
 
 
@@ -108,7 +108,7 @@ def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Ten
         x = rows(where, x)
     if targets is None:
         raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
-    if x.ndim == 0 or extent(len(x))[1] == 0:
+    if x.ndim == 0 or global_slice(len(x))[1] == 0:
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
     read = targets.detach() if isinstance(targets, Tensor) else _read(where, targets)
     if world_size() > 1 and (read.ndim not in (1, 2) or len(read) != len(x)):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import agree, extent, sum_over_ranks, take_rows
+from ..distributed import shared_generator, global_slice, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
 __all__ = ["Descent", "TwoLayerNet", "neural_embedding", "train_two_layer"]
@@ -137,7 +137,7 @@ def neural_embedding(
     """
     checks.same_length("neural_embedding", "x", x, "targets", targets)
     y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
-    n, generator = extent(len(x))[1], agree(generator)
+    n, generator = global_slice(len(x))[1], shared_generator(generator)
     first = _linear(x.shape[1], width, x.dtype, generator)
     above = nn.Sequential(_linear(width, hidden, x.dtype, generator), nn.ReLU())
     last = _linear(hidden, y.shape[1], x.dtype, generator)

@@ -151,6 +151,28 @@ def _parameters(size: Size) -> float:
     return 65 * size["d"] + (size["d"] + 1) * size["c"]
 
 
+_Sizes = tuple[dict[str, str], dict[str, int], dict[str, tuple[int, ...]]]  # what, in the middle, along each axis
+_LAPLACE: _Sizes = (
+    {"n": "rows", "d": "hidden units", "c": "classes", "k": "directions"},
+    {"n": 500, "d": 32, "c": 10, "k": 20},
+    {
+        "n": (128, 405, 1280, 4048, 12_800),
+        "d": (8, 25, 80, 253, 800),
+        "c": (2, 10, 20, 63, 200),
+        "k": (2, 6, 20, 63, 200),
+    },
+)
+
+
+def _network_sizes(*rows: int) -> _Sizes:
+    """Of a kernel network; the rows that are fitted differ from those that are predicted."""
+    return (
+        {"n": "rows", "d": "columns", "c": "classes", "k": "landmarks"},
+        {"n": 6000, "d": 20, "c": 5, "k": 500},
+        {"n": rows, "d": (5, 16, 50, 158, 500), "c": (2, 6, 20, 63, 200), "k": (50, 158, 500, 1581, 5000)},
+    )
+
+
 METHODS = (
     Method(
         "kernel-matmul",
@@ -259,14 +281,7 @@ METHODS = (
     Method(
         "laplace-fit",
         "LinearizedLaplace(model, k=k).fit: a network 64-d-c",
-        {"n": "rows", "d": "hidden units", "c": "classes", "k": "directions"},
-        {"n": 500, "d": 32, "c": 10, "k": 20},
-        {
-            "n": (128, 405, 1280, 4048, 12_800),
-            "d": (8, 25, 80, 253, 800),
-            "c": (2, 10, 20, 63, 200),
-            "k": (2, 6, 20, 63, 200),
-        },
+        *_LAPLACE,
         ("n k", "n p", "n p k", "p k^2", "n c k", "n c k^2"),
         ("p k", "n c k", "p", "k c"),
         _two_layers,
@@ -276,14 +291,7 @@ METHODS = (
     Method(
         "laplace-predict",
         "LinearizedLaplace.predict_proba of n rows: a network 64-d-c, k directions",
-        {"n": "rows", "d": "hidden units", "c": "classes", "k": "directions"},
-        {"n": 500, "d": 32, "c": 10, "k": 20},
-        {
-            "n": (128, 405, 1280, 4048, 12_800),
-            "d": (8, 25, 80, 253, 800),
-            "c": (2, 10, 20, 63, 200),
-            "k": (2, 6, 20, 63, 200),
-        },
+        *_LAPLACE,
         ("n", "n k", "n p", "n p k", "n p c", "n c k"),
         ("p k", "n c", "p", "k c", "c d"),
         _fitted_laplace,
@@ -293,14 +301,7 @@ METHODS = (
     Method(
         "kernel-network-fit",
         "KernelNetworkClassifier(landmarks=k).fit; by itself it takes 2,000 and 8 % of the rows, 6,500 at most",
-        {"n": "rows", "d": "columns", "c": "classes", "k": "landmarks"},
-        {"n": 6000, "d": 20, "c": 5, "k": 500},
-        {
-            "n": (1000, 3162, 10_000, 31_623, 100_000),
-            "d": (5, 16, 50, 158, 500),
-            "c": (2, 6, 20, 63, 200),
-            "k": (50, 158, 500, 1581, 5000),
-        },
+        *_network_sizes(1000, 3162, 10_000, 31_623, 100_000),
         ("n", "n k", "n d", "n k d", "n k^2", "n k c", "k^2 c", "k^3", "d", "d^2", "d^3", "c"),
         ("k^2", "n d", "n c", "d^2", "k c"),
         lambda s: (*_clusters(s["n"], s["d"], s["c"]), s["k"]),
@@ -309,14 +310,7 @@ METHODS = (
     Method(
         "kernel-network-predict",
         "KernelNetworkClassifier.predict of n rows",
-        {"n": "rows", "d": "columns", "c": "classes", "k": "landmarks"},
-        {"n": 6000, "d": 20, "c": 5, "k": 500},
-        {
-            "n": (500, 1581, 5000, 15_811, 50_000),
-            "d": (5, 16, 50, 158, 500),
-            "c": (2, 6, 20, 63, 200),
-            "k": (50, 158, 500, 1581, 5000),
-        },
+        *_network_sizes(500, 1581, 5000, 15_811, 50_000),
         ("n", "n k", "n k d", "n d", "n d^2", "n k c"),
         ("n d", "n c", "k d", "k c", "b"),
         _fitted_network,

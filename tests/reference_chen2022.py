@@ -62,9 +62,15 @@ def network_gradients(weights, biases, x, y):
     return gradients
 
 
-def kernel_sgd_step(weights, biases, x, y, h, lr, cutoff, layers, pad):
+def inverse_or_pseudo_inverse(h):
+    """H^-1; "when the inverse of the kernel matrix H does not exist, we use the pseudoinverse" (Section 3.1)."""
+    rounding = len(h) * np.finfo(h.dtype).eps
+    return np.linalg.inv(h) if np.linalg.cond(h, 1) * rounding < 1 else pseudo_inverse(h, rounding)
+
+
+def kernel_sgd_step(weights, biases, x, y, h, lr, layers, pad):
     """One iteration of Algorithm 1 from the kernel matrix h of the mini-batch."""
-    inverse = pseudo_inverse(h, cutoff)
+    inverse = inverse_or_pseudo_inverse(h)
     last = len(weights) - 1
     new_weights, new_biases = [], []
     for t, (grad_w, grad_b) in enumerate(network_gradients(weights, biases, x, y)):

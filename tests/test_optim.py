@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import mercer.optim
 from mercer import NumericalWarning
+from mercer.kernels import RBF
 from mercer.optim import ESGD, EigenProSGD, FunctionSpaceSGD, KernelSGD, MultiBatchLBFGS
 
 
@@ -29,7 +30,9 @@ class Case:
 
 CASES = {  # a new optimizer joins the whole suite by adding one line here
     "kernel_sgd": Case(lambda p, model, **o: KernelSGD(p, 0.05, model=model, **o)),
-    "kernel_sgd_all": Case(lambda p, model, **o: KernelSGD(p, 0.05, model=model, layers="all", cache=True, **o)),
+    "kernel_sgd_all": Case(
+        lambda p, model, **o: KernelSGD(p, 0.05, model=model, kernel=RBF(0.3), layers="all", cache=True, **o)
+    ),
     "function_space": Case(lambda p, model, **o: FunctionSpaceSGD(p, 0.1, model=model, update_every=2, **o)),
     "function_space_full": Case(
         lambda p, model, **o: FunctionSpaceSGD(
@@ -514,6 +517,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from mercer.kernels import RBF
 from mercer.optim import ESGD, EigenProSGD, FunctionSpaceSGD, KernelSGD, MultiBatchLBFGS
 from mercer.kernels import RBF
 store, rank = sys.argv[1], int(sys.argv[2])

@@ -21,14 +21,13 @@ from .recording import Recorder, trained_layers
 __all__ = ["KernelSGD", "RandomPSD", "kernel_inverse", "reshaped"]
 
 Gram = Callable[[Tensor], Tensor]  # (m, d) -> (m, m)
-_KINDS = (nn.Linear, _ConvNd, nn.RNNBase)
 
 
 class KernelSGD(CheckedOptimizer):
     r"""Kernel SGD, :math:`W' = W - \eta \nabla_W J\, H^{-1}` (chen2022, Eq. 8 and Algorithm 1).
 
-    H is the kernel matrix of the mini-batch's raw inputs, ``(m, m)``; its pseudo-inverse is padded or truncated to
-    the columns of W. All other parameters take SGD steps.
+    H is the kernel matrix of the mini-batch's raw inputs, ``(m, m)``; its inverse (the pseudo-inverse where H is
+    singular in float64) is padded or truncated to the columns of W. All other parameters take SGD steps.
 
     H is indexed by instances and multiplies columns of features: another order of the batch gives another step, and
     with ``pad="zeros"`` the columns beyond m never move. That is the paper's method; for the same idea where the
@@ -44,9 +43,9 @@ class KernelSGD(CheckedOptimizer):
             layers (a convolution's weight is the matrix of its patches).
         pad: What the inverse is padded with where m is below the columns of W: zeros as in the paper, or the
             identity, which leaves those columns to SGD.
-        cutoff: Eigenvalues of H below ``cutoff`` times the largest count as 0 in the pseudo-inverse. The step in
-            near-singular directions is at most 1 / cutoff times that in the leading one: for a small gamma this, not
-            gamma, sets the step.
+        cutoff: None inverts H, as the paper does. A number always takes the pseudo-inverse in which eigenvalues below
+            ``cutoff`` times the largest count as 0: no step is then longer than 1 / cutoff times that in the leading
+            direction, and for a small gamma this, not gamma, sets it.
         cache: Keep the inverse of every batch met, for loaders with fixed batches: n m numbers (`cached_bytes`).
         inputs: What the kernel sees of the model's first input, ``(m, d)``; None flattens it. Texts need one.
         foreach: Update parameters by torch's fused loops.
@@ -61,7 +60,7 @@ class KernelSGD(CheckedOptimizer):
         kernel: Gram | None = None,
         layers: str = "last",
         pad: str = "zeros",
-        cutoff: float = 1e-2,
+        cutoff: float | None = None,
         cache: bool = False,
         inputs: Callable[[Tensor], Tensor] | None = None,
         foreach: bool = True,
@@ -69,7 +68,7 @@ class KernelSGD(CheckedOptimizer):
         super().__init__(params, {"lr": lr, "foreach": foreach})
         self.kernel: Gram = RBF(0.01) if kernel is None else kernel
         self.pad = checks.choice("KernelSGD", "pad", pad, ("zeros", "identity"))
-        self.cutoff = checks.non_negative("KernelSGD", "cutoff", cutoff)
+        self.cutoff = None if cutoff is None else checks.non_negative("KernelSGD", "cutoff", cutoff)
         self.inputs = inputs
         self._inverses: dict[bytes, Tensor] | None = {} if cache else None
         self._weights = self._chosen(model, checks.choice("KernelSGD", "layers", layers, ("last", "all")))
@@ -158,21 +157,31 @@ class RandomPSD:
         return self._drawn[m].to(x)
 
 
-def kernel_inverse(kernel: Gram, x: Tensor, cutoff: float) -> Tensor:  # (m, d) -> (m, m)
-    r"""Pseudo-inverse :math:`H^{+}` of the kernel matrix of the rows of x, in float64.
+def kernel_inverse(kernel: Gram, x: Tensor, cutoff: float | None = None) -> Tensor:  # (m, d) -> (m, m)
+    r"""Inverse :math:`H^{-1}` of the kernel matrix of the rows of x, in float64.
+
+    Where H is singular, that is where its condition number is above :math:`1 / (m \varepsilon)`, the pseudo-inverse
+    :math:`H^{+}`: eigenvalues of at most :math:`m \varepsilon` times the largest count as 0.
 
     Args:
         kernel: k, or any callable ``(m, d) -> (m, m)``.
         x: The mini-batch.
-        cutoff: Eigenvalues of at most ``cutoff`` times the largest in absolute value count as 0.
+        cutoff: A number in the place of :math:`m \varepsilon` takes the pseudo-inverse whatever the condition.
     """
-    gram = kernel(x.double())
+    gram = kernel(x.double()).detach()
     if not bool(gram.isfinite().all()):
         fix = "Scale the inputs, or lower gamma or the degree."
         raise FloatingPointError(
             checks.sentence("KernelSGD", "the kernel matrix must be finite", "NaN or infinity", fix)
         )
-    inverse: Tensor = torch.linalg.pinv(gram.detach(), rtol=cutoff, hermitian=True)
+    rounding = len(gram) * torch.finfo(gram.dtype).eps
+    inverse: Tensor
+    if cutoff is None:
+        inverse, failed = torch.linalg.inv_ex(gram)
+        condition = float(torch.linalg.matrix_norm(gram, 1) * torch.linalg.matrix_norm(inverse, 1))
+        if not bool(failed) and condition * rounding < 1:
+            return inverse
+    inverse = torch.linalg.pinv(gram, rtol=rounding if cutoff is None else cutoff, hermitian=True)
     return inverse
 
 

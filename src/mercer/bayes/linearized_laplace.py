@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import shared_generator, gather_rows, sum_over_ranks
+from ..distributed import gather_rows, shared_generator, sum_over_ranks
 from ..kernels.tangents import Tangents
 from ..linalg import slices
 from ..modules import Readable, trainable, unwrap

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..distributed import global_slice, gather_rows, sum_over_ranks, take_rows
+from ..distributed import gather_rows, global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
 from ..linalg import block_rows, slices
 from ..modules import Readable

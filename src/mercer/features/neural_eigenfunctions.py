@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import map_rows, global_slice, gather_rows, shard, sum_over_ranks
+from ..distributed import gather_rows, global_slice, map_rows, shard, sum_over_ranks
 from ..kernels import Kernel
 from ..kernels.network import NetworkKernel
 from ..linalg import slices

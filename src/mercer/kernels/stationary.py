@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import shared_generator, global_slice, take_rows, world_size
+from ..distributed import global_slice, shared_generator, take_rows, world_size
 from ..linalg import safe_sqrt, squared_distances
 from ..modules import Data, rows
 from .base import Kernel, Positive

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import global_slice, gather_rows, sum_over_ranks, take_rows
+from ..distributed import gather_rows, global_slice, sum_over_ranks, take_rows
 from .dependence import gaussian_gram
 from .kernel_ridge import DualFit, Setting, dual_fit, dual_weights, loss, median_of_rows, search, tune_penalty
 from .landmarks import Sums, landmark_fit, narrow

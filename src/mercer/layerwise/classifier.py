@@ -14,7 +14,15 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import shared_generator, global_slice, gather_json, gather_rows, sum_over_ranks, take_rows, world_size
+from ..distributed import (
+    gather_json,
+    gather_rows,
+    global_slice,
+    shared_generator,
+    sum_over_ranks,
+    take_rows,
+    world_size,
+)
 from ..linalg import ridge_loo
 from .auto import fit_auto
 from .calibration import inverse_temperature

@@ -12,7 +12,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import shared_generator, global_slice, sum_over_ranks
+from ..distributed import global_slice, shared_generator, sum_over_ranks
 from .auto import fit_auto
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
 from .network import KernelNetwork, Standardize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..distributed import shared_generator, global_slice, sum_over_ranks, take_rows
+from ..distributed import global_slice, shared_generator, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
 __all__ = ["class_directions"]

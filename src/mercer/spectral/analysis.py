@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import map_rows, global_slice, gather_json, gather_rows, world_size
+from ..distributed import gather_json, gather_rows, global_slice, map_rows, world_size
 from ..kernels import Kernel, Precomputed, ReLUGram
 from ..kernels.functionals import sign_columns
 from ..kernels.given import check_indices

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import shared_generator, global_slice, sum_over_ranks, take_rows
+from ..distributed import global_slice, shared_generator, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
 __all__ = ["Descent", "TwoLayerNet", "neural_embedding", "train_two_layer"]

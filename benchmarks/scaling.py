@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mercer.bench.growth import estimate
+from mercer.bench.cost_model import estimate
 from mercer.cli.estimate import duration, volume
 
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"

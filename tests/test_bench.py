@@ -14,7 +14,8 @@ from mercer import bench
 from mercer.bench.compare import _score_ratio, run_case
 from mercer.bench.memory import peak_mib
 from mercer.bench.picture import draw, speeds
-from mercer.bench.timing import Contender, Sample, threads_set, time_in_turns
+from mercer.bench.timing import Contender, Sample, time_in_turns
+from mercer.process import threads_set
 
 SAMPLE = """
     import torch

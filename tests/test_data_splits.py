@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mercer.data import stratified_folds, stratified_split
-from mercer.data.draws import Draws
+from mercer.data.stable_random import StableRandom
 
 LABELS = torch.arange(1000) ** 2 % 7 % 3  # three classes of unequal size
 
@@ -80,7 +80,7 @@ def test_too_many_folds():
 
 
 def test_draws_follow_their_laws():
-    draws = Draws(0)
+    draws = StableRandom(0)
     normal, uniform, below = draws.normal(40_000), draws.uniform(40_000), draws.below(5, 40_000)
     assert abs(float(normal.mean())) < 0.025
     assert abs(float(normal.var()) - 1) < 0.035  # five standard errors
@@ -92,7 +92,7 @@ def test_draws_follow_their_laws():
 
 
 def test_draws_stay_inside_the_open_interval_at_both_ends(monkeypatch):
-    draws = Draws(0)
+    draws = StableRandom(0)
     ends = np.array([0, 2**64 - 1], dtype=np.uint64)
     monkeypatch.setattr(draws, "_raw", lambda n: ends)
     assert torch.isfinite(draws.normal(2)).all()

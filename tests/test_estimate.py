@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mercer.bench.growth import METHODS, Method, document, estimate, exponent, fit_terms, measure
-from mercer.bench.growth.foretelling import MEASURED
-from mercer.bench.growth.terms import monomial
+from mercer.bench.cost_model import (
+    MEASURED,
+    METHODS,
+    Method,
+    document,
+    estimate,
+    exponent,
+    fit_terms,
+    measure,
+    monomial,
+)
 from mercer.cli import main
 
 NAMES = [method.name for method in METHODS]
@@ -222,7 +230,7 @@ def test_bad_usage_is_exit_2(args, sentence):
 
 def test_bench_growth_writes_the_file_and_prints_the_exponents(tmp_path, monkeypatch):
     points = {name: held["points"] for name, held in SHIPPED.items()}
-    monkeypatch.setattr("mercer.bench.growth.measure", lambda **_: points)
+    monkeypatch.setattr("mercer.bench.cost_model.measure", lambda **_: points)
     done = cli("bench", "growth", "-o", str(tmp_path / "run"))
     assert done.exit_code == 0
     assert set(json.loads((tmp_path / "run" / "growth.json").read_text())["methods"]) == set(NAMES)

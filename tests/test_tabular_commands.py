@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import mercer
 from mercer import data
 from mercer.cli import main
-from mercer.cli.surroundings import stoppable
+from mercer.cli.signals import stoppable
 from mercer.kernels import RBF
 
 

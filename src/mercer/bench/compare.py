@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import checks
 from ..data import MissingData
+from ..process import threads_set
 from .memory import peak_mib, run_alone
-from .timing import OURS, Case, Contender, Sample, threads_set, time_in_turns
+from .timing import OURS, Case, Contender, Sample, time_in_turns
 
 if TYPE_CHECKING:
     from .record import Record
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Line", "area_names", "run", "run_case"]
 
 _log = logging.getLogger("mercer")
-_MACHINERY = {"compare", "growth", "memory", "picture", "record", "timing"}
+_MACHINERY = {"compare", "cost_model", "memory", "picture", "record", "timing"}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from ..data import MissingData
-from .timing import Case, threads_set
+from ..process import threads_set
+from .timing import Case
 
 __all__ = ["Mark", "Run", "main", "peak_mib", "peak_watched", "run_alone"]
 

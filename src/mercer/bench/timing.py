@@ -43,13 +43,9 @@ import importlib.metadata
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 __all__ = ["OURS", "Case", "Contender", "Peer", "Sample", "time_in_turns"]
 
@@ -158,18 +154,6 @@ class Sample:
         theirs, mine = (self.cpu, ours.cpu) if measure == "cpu" else (self.wall, ours.wall)
         pairs = [a / b for a, b in zip(theirs, mine, strict=False) if b > 0]
         return statistics.median(pairs) if pairs else None
-
-
-@contextmanager
-def threads_set(threads: int) -> Iterator[None]:
-    """Torch and every BLAS and OpenMP pool at ``threads``; the caller's number comes back afterwards."""
-    before = torch.get_num_threads()
-    with threadpool_limits(threads):
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def time_in_turns(contenders: list[Contender], data: Any, *, repeats: int, warm: bool) -> dict[str, Sample]:

@@ -61,7 +61,7 @@ def bench(areas: tuple[str, ...], repeats: int, threads: int, output: Path | Non
 def _measured(areas: tuple[str, ...], repeats: int, threads: int, output: Path | None) -> list[Line]:
     from mercer.bench import Record, run
     from mercer.cli.growth import session
-    from mercer.experiments.interruption import Interrupted, Interruption
+    from mercer.process import Interrupted, Interruption
 
     record = None if output is None else Record(output, {"repeats": repeats, "threads": threads}, session())
     try:

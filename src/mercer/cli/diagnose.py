@@ -41,7 +41,8 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     DATA is csv, tsv, parquet or npz; the arrays (n, m) of an npz file are embeddings, each a candidate. The page has
     the verdict, the table with every number explained, and the pictures.
     """
-    from mercer.cli.surroundings import one_thread, stoppable
+    from mercer.cli.signals import stoppable
+    from mercer.process import threads_set
     from mercer.report import diagnosis_page
     from mercer.tabular.diagnosis import diagnose as read
     from mercer.tabular.problem import sample
@@ -49,7 +50,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     page = output or Path(f"{data.name.split('.')[0]}-diagnosis.html")
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
-    with stoppable(), one_thread():
+    with stoppable(), threads_set(1):
         part = sample(data)
         found = read(
             part.frame,

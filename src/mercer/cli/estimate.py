@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from mercer.bench.growth import Estimate
+    from mercer.bench.cost_model import Estimate
 
 
 _UNITS = (("years", 365.25 * 86400), ("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
@@ -30,7 +30,7 @@ _UNITS = (("years", 365.25 * 86400), ("days", 86400.0), ("h", 3600.0), ("min", 6
     "--measured",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="growth.json of `mercer bench growth -o RUN` on your own machine, in place of ours.",
+    help="growth.json of `mercer.bench.cost_model -o RUN` on your own machine, in place of ours.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def estimate(
@@ -47,9 +47,8 @@ def estimate(
 
     Seconds are those of one thread of the machine the growth was measured on, which is said.
     """
-    from mercer.bench.growth import METHODS
-    from mercer.bench.growth import estimate as foretell
-    from mercer.bench.growth.foretelling import MEASURED, RANKS
+    from mercer.bench.cost_model import MEASURED, METHODS, RANKS
+    from mercer.bench.cost_model import estimate as predicted
 
     known = {one.name: one for one in METHODS}
     if method is None:
@@ -62,7 +61,7 @@ def estimate(
     if n is None:
         raise click.UsageError(f"estimate: --n is needed, {known[method].letters['n']}.")
     try:
-        found = foretell(method, n=n, d=d, c=c, k=k, ranks=ranks or RANKS, path=measured or MEASURED)
+        found = predicted(method, n=n, d=d, c=c, k=k, ranks=ranks or RANKS, path=measured or MEASURED)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if as_json:

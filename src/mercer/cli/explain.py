@@ -36,7 +36,8 @@ _BAR = 30
 def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) -> None:
     """Say and draw what MODEL, a folder of `mercer fit`, learned: scores, columns, layers, mistakes."""
     from mercer.cli.predict import load_model
-    from mercer.cli.surroundings import one_thread, stoppable
+    from mercer.cli.signals import stoppable
+    from mercer.process import threads_set
     from mercer.report import model_page
     from mercer.tabular import read
     from mercer.tabular.importance import column_weights, permutation_losses
@@ -46,7 +47,7 @@ def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) 
     page = output or model / "explain.html"
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
-    with stoppable(), one_thread():
+    with stoppable(), threads_set(1):
         losses = None
         if data is not None:
             click.echo(f"shuffling columns of {data.name}", err=True)

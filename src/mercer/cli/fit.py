@@ -48,11 +48,12 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
     torchrun its ranks share the rows.
     """
     from mercer import distributed
-    from mercer.cli.surroundings import one_thread, stoppable
+    from mercer.cli.signals import stoppable
+    from mercer.process import threads_set
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fit_file
 
-    threads = one_thread() if data.stat().st_size < _SMALL else contextlib.nullcontext()
+    threads = threads_set(1) if data.stat().st_size < _SMALL else contextlib.nullcontext()
     with stoppable(), threads, distributed.joined():
         model = TabularModel(task=task, random_state=seed)
         if distributed.rank():  # rank 0 keeps and shows what all learn

@@ -1,4 +1,4 @@
-"""``mercer bench growth``: measure how time and memory of each method grow, for ``mercer estimate``."""
+"""``mercer.bench.cost_model``: measure how time and memory of each method grow, for ``mercer estimate``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LETTERS = ("n", "d", "c", "k")
 
 def measure_growth(output: Path | None, as_json: bool) -> None:
     """Measure every method at every size, write ``growth.json`` to the folder, print the exponents."""
-    from mercer.bench.growth import document, measure
-    from mercer.experiments.interruption import Interrupted, Interruption
+    from mercer.bench.cost_model import document, measure
+    from mercer.process import Interrupted, Interruption
     from mercer.storage import atomic_write
 
     where = session()
@@ -44,7 +44,7 @@ def measure_growth(output: Path | None, as_json: bool) -> None:
 
 def session() -> dict[str, Any]:
     """Where and with what a run is made, and how busy the machine is at its start."""
-    from mercer.experiments.machine import machine, versions
+    from mercer.process import machine, versions
 
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # not on Windows
     return {"machine": machine(), "versions": versions(), "load": load}

@@ -27,7 +27,7 @@ def predict(model: Path, data: Path, output: Path, as_json: bool) -> None:
     Columns: prediction, p_<class> for each class, and unfamiliar: 0 for a row like the training rows, 0.5 for one
     farther from them than 19 in 20 of themselves, 1 for one unlike all of them.
     """
-    from mercer.cli.surroundings import stoppable
+    from mercer.cli.signals import stoppable
     from mercer.tabular.streaming import predict_file
 
     loaded = load_model(model)

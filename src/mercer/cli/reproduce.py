@@ -121,7 +121,7 @@ def _request(asked: tuple[Any, ...]) -> Request:
 def _run(folder: Path, jobs: int) -> list[Result]:
     from mercer.cli.progress import watcher
     from mercer.experiments import runner
-    from mercer.experiments.interruption import Interrupted
+    from mercer.process import Interrupted
 
     try:
         with watcher() as watch:

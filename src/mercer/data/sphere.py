@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .draws import Draws
 from .splits import Dataset
+from .stable_random import StableRandom
 
 __all__ = ["Sphere", "sphere"]
 
@@ -59,7 +59,7 @@ class Sphere(Dataset):
         Averages the larger posterior over fresh draws, which has less variance than counting hits.
         """
         n = checks.integer("Sphere", "samples", samples, 2)
-        u, _ = _observations(self.centers, (n + 1) // 2, Draws(seed))
+        u, _ = _observations(self.centers, (n + 1) // 2, StableRandom(seed))
         best = torch.cat([self.posterior(part).amax(-1) for part in u.split(20_000)])
         return float(best.mean()), float(best.std() / math.sqrt(len(best)))
 
@@ -82,7 +82,7 @@ def sphere(n_train: int = 5000, n_test: int = 5000, *, seed: int = 0) -> Sphere:
     """
     checks.integer("sphere", "n_train", n_train, 1)
     checks.integer("sphere", "n_test", n_test, 1)
-    draws = Draws(seed)
+    draws = StableRandom(seed)
     means = torch.eye(3, dtype=torch.float64)[:2, None]  # (2, 1, 3)
     centers = means + math.sqrt(CENTER_VARIANCE) * draws.normal(2, CLUSTERS, 3)
     x_train, y_train = _observations(centers, n_train, draws)
@@ -100,7 +100,7 @@ def sphere(n_train: int = 5000, n_test: int = 5000, *, seed: int = 0) -> Sphere:
     )
 
 
-def _observations(centers: Tensor, per_class: int, draws: Draws) -> tuple[Tensor, Tensor]:
+def _observations(centers: Tensor, per_class: int, draws: StableRandom) -> tuple[Tensor, Tensor]:
     """``per_class`` samples of each class on the sphere, in shuffled order: ``(2 n, 3)``, ``(2 n,)``."""
     y = torch.arange(2).repeat_interleave(per_class)[draws.permutation(2 * per_class)]
     around = centers[y, draws.below(centers.shape[1], len(y))]

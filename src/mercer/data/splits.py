@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .draws import Draws
+from .stable_random import StableRandom
 
 __all__ = ["Dataset", "Split", "split_rows", "stratified_folds", "stratified_split"]
 
@@ -71,7 +71,7 @@ def stratified_split(y: Tensor, *, test: float = 0.2, validation: float = 0.0, s
     _share("stratified_split", "validation", validation)
     if test + validation >= 1:
         raise ValueError(checks.sentence("stratified_split", "test + validation must be below 1", test + validation))
-    draws = Draws(seed)
+    draws = StableRandom(seed)
     parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for rows in _rows_of_each_class(labels, draws):
         n_test, n_val = _counts(len(rows), test, validation)
@@ -92,7 +92,7 @@ def stratified_folds(y: Tensor, *, folds: int = 10, seed: int = 0) -> Tensor:
     """
     labels = _labels("stratified_folds", y)
     checks.integer("stratified_folds", "folds", folds, 2, len(labels), of="the rows of y")
-    order = torch.cat(_rows_of_each_class(labels, Draws(seed)))
+    order = torch.cat(_rows_of_each_class(labels, StableRandom(seed)))
     fold = torch.empty_like(labels)
     fold[order] = torch.arange(len(labels)) % folds + 1  # dealt like cards, one class after the other
     return fold
@@ -108,11 +108,11 @@ def split_rows(y: Tensor, fold_of: Tensor | None, fold: int | None, seed: int) -
         return parts.train, parts.test
     folds = stratified_folds(y, seed=seed) if fold_of is None else fold_of.long()
     checks.integer("data", "fold", fold, 1, int(folds.max()), of="the folds of this set")
-    order = Draws(seed).permutation(len(y))
+    order = StableRandom(seed).permutation(len(y))
     return order[folds[order] != fold], order[folds[order] == fold]
 
 
-def _rows_of_each_class(y: Tensor, draws: Draws) -> list[Tensor]:
+def _rows_of_each_class(y: Tensor, draws: StableRandom) -> list[Tensor]:
     order = draws.permutation(len(y))
     return [order[y[order] == label] for label in y.unique(sorted=True)]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .draws import Draws
 from .splits import Dataset, split_rows
+from .stable_random import StableRandom
 
 __all__ = ["adversarial", "random_labels", "spiral"]
 
@@ -35,7 +35,7 @@ def spiral(
     checks.integer("spiral", "n", n, 2 * c)
     checks.positive("spiral", "turns", turns)
     checks.non_negative("spiral", "noise", noise)
-    draws = Draws(seed)
+    draws = StableRandom(seed)
     y = torch.arange(n) % c
     r = 0.05 + 0.95 * draws.uniform(n)
     theta = 2 * math.pi * (turns * r + y / c)
@@ -56,7 +56,7 @@ def random_labels(n: int = 80, d: int = 2, *, fold: int | None = None, seed: int
     """
     checks.integer("random_labels", "n", n, 4)
     checks.integer("random_labels", "d", d, 1)
-    draws = Draws(seed)
+    draws = StableRandom(seed)
     x = 2 * draws.uniform(n, d) - 1
     y = (torch.arange(n) % 2)[draws.permutation(n)]
     return _parted("random_labels", x, y, fold, seed)
@@ -82,7 +82,7 @@ def adversarial(n: int = 80, d: int = 2, *, gap: float = 0.01, fold: int | None 
         raise ValueError(checks.sentence("adversarial", "n must be even, for rows come in pairs", n))
     checks.integer("adversarial", "d", d, 1)
     checks.positive("adversarial", "gap", gap)
-    draws = Draws(seed)
+    draws = StableRandom(seed)
     first = 2 * draws.uniform(n // 2, d) - 1
     direction = draws.normal(n // 2, d)
     second = first + gap * direction / direction.norm(dim=1, keepdim=True)

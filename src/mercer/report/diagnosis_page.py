@@ -14,7 +14,7 @@ from ..tabular.diagnosis import SHUFFLES, STEPS
 from .columns import column_lines
 from .inline import inline, label
 from .pictures import Picture
-from .templates import fill, own_text
+from .rendering import fill, own_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def diagnosis_page(found: Diagnosis, path: str | Path, *, source: str = "the tab
         "title": f"{found.target}: {found.verdict.learnable}",
         "version": __version__,
         "seconds": found.seconds,
-        "style": own_text("style.css") + own_text("answers.css"),
+        "style": own_text("style.css") + own_text("pages.css"),
         "mood": _MOODS[found.verdict.learnable],
         "guess": max(found.counts, default=0) / found.rows,
         "shown_classes": shown[:_CLASSES],

@@ -15,7 +15,7 @@ from .columns import column_lines
 from .diagnosis_page import drawn
 from .inline import label
 from .pictures import Picture
-from .templates import fill, own_text
+from .rendering import fill, own_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ def model_page(
         "headline": headline(model),
         "version": __version__,
         "seconds": 0.0,
-        "style": own_text("style.css") + own_text("answers.css"),
+        "style": own_text("style.css") + own_text("pages.css"),
         "tiles": _tiles(model.scores),
         "confused": confusions(model, _CONFUSIONS),
         "layers": layer_lines(model),

@@ -15,8 +15,8 @@ from ..experiments import Result, entries, read_results, read_run
 from ..storage import atomic_write
 from . import numbers
 from .pictures import pictures
+from .rendering import fill, own_text, words
 from .sections import STATES, Section, sections, unknown_entries
-from .templates import fill, own_text, words
 
 __all__ = ["build"]
 
@@ -85,7 +85,7 @@ def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
         "script": script,
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
-    return fill("template.html", values)
+    return fill("run.html", values)
 
 
 def _papers(found: Sequence[Section]) -> list[Paper]:

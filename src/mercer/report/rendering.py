@@ -17,7 +17,7 @@ __all__ = ["fill", "own_text"]
 def fill(template: str, values: Mapping[str, Any]) -> str:
     """The template with its values, each escaped unless it is ``Markup``."""
     environment = Environment(
-        loader=PackageLoader("mercer.report", ""),
+        loader=PackageLoader("mercer.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -34,8 +34,8 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 
 def own_text(name: str) -> Markup:
-    """A file of this package, as it is."""
-    return Markup((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    """A file of ``static``, as it is."""
+    return Markup((Path(__file__).parent / "static" / name).read_text(encoding="utf-8"))
 
 
 def words(value: Any) -> str:

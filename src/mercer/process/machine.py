@@ -8,6 +8,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+__all__ = ["machine", "versions"]
+
 _LIBRARIES = ("mercer", "torch", "numpy", "scikit-learn", "safetensors")
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from ... import checks
 from ...storage import read_json
+from .cost_terms import LETTERS, Method, monomial
 from .fitting import Fit
 from .methods import METHODS
-from .terms import LETTERS, Method, monomial
 
-__all__ = ["MEASURED", "Cost", "Estimate", "estimate"]
+__all__ = ["MEASURED", "RANKS", "Cost", "Estimate", "estimate"]
 
 MEASURED = Path(__file__).with_name("growth.json")
 RANKS = (1, 2, 8, 64)
@@ -30,7 +30,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A run foretold.
+    """The predicted cost of a run.
 
     Args:
         method: whose.
@@ -67,7 +67,7 @@ def estimate(
     ranks: Sequence[int] = RANKS,
     path: Path = MEASURED,
 ) -> Estimate:
-    """Foretell the time and the peak memory of a method at a size.
+    """Estimate CPU time and peak memory of a method at a size.
 
     Args:
         method: a name of :data:`METHODS`.

@@ -17,7 +17,7 @@ from ...linalg import unit_rows
 from ...nn import KernelClassifier
 from ...optim import EigenProSGD, FunctionSpaceSGD
 from ...spectral import analyze
-from .terms import Method
+from .cost_terms import Method
 
 __all__ = ["METHODS", "Method"]
 

@@ -1,7 +1,7 @@
 r"""Costs as sums of terms with coefficients of at least 0, and the exponent along one letter.
 
 The coefficients solve :math:`\min_{a \ge 0} \sum_i \big(\sum_j a_j t_j(s_i) / y_i - 1\big)^2`: relative errors, so
-that the small sizes count as much as the large. The band is honest about foretelling: the largest factor by which the
+that the small sizes count as much as the large. The band is honest about predictions: the largest factor by which the
 fit is off at any measured size, and by which a fit without the largest size of a letter misses that size.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .terms import Method, monomial
+from .cost_terms import Method, monomial
 
 __all__ = ["Fit", "exponent", "fit_terms"]
 
@@ -76,6 +76,6 @@ def _solve(
     return Fit({term: float(a) for term, a in zip(names, coefficients, strict=True) if a > 0}, math.inf)
 
 
-def _off(foretold: float, measured: float, least: float) -> float:
-    ratio = max(foretold, least) / max(measured, least)
+def _off(predicted: float, measured: float, least: float) -> float:
+    ratio = max(predicted, least) / max(measured, least)
     return max(ratio, 1 / ratio)

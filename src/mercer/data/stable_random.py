@@ -15,13 +15,13 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["Draws"]
+__all__ = ["StableRandom"]
 
 
-class Draws:
+class StableRandom:
     """A stream of draws that ``seed`` alone decides; two instances of one seed give equal numbers.
 
-    >>> Draws(0).permutation(5).tolist()
+    >>> StableRandom(0).permutation(5).tolist()
     [3, 2, 1, 0, 4]
     """
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...process import threads_set
 from ..memory import peak_watched
 from ..record import append_row, read_rows
-from ..timing import threads_set
+from .cost_terms import Method
 from .fitting import exponent, fit_terms
 from .methods import METHODS
-from .terms import Method
 
 __all__ = ["LEAST_MIB", "LEAST_SECONDS", "document", "measure"]
 

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from mercer import NumericalWarning
+from mercer.kernels import RBF
 from mercer.linalg import (
+    SymmetricOperator,
     block_rows,
     blockwise,
     blockwise_matmul,
     cholesky,
-    conjugate_gradient,
     kernel_ridge_loo,
+    randomized_range,
     ridge_loo,
     slices,
     top_eigh,
@@ -62,27 +64,33 @@ def test_cholesky_refuses_an_indefinite_matrix_with_its_least_eigenvalue():
         cholesky(torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("preconditioned", [False, True])
-def test_conjugate_gradient_solves_every_column(preconditioned, generator):
-    a = _spd(60, generator) + torch.diag(torch.logspace(0, 3, 60, dtype=torch.float64))
-    b = torch.randn(60, 3, dtype=torch.float64, generator=generator)
-    b[:, 1] = 0
-    jacobi = (lambda r: r / a.diagonal()[:, None]) if preconditioned else None
-    got = conjugate_gradient(a.__matmul__, b, preconditioner=jacobi, tolerance=1e-11)
-    torch.testing.assert_close(got.solution, torch.linalg.solve(a, b), rtol=1e-8, atol=1e-10)
-    assert got.residual.max() <= 1e-11
-    one = conjugate_gradient(a, b[:, 0], tolerance=1e-11)
-    torch.testing.assert_close(one.solution, got.solution[:, 0], rtol=1e-8, atol=1e-10)
+def test_operator_of_a_matrix_a_kernel_and_a_function(generator):
+    x = torch.randn(70, 3, dtype=torch.float64, generator=generator)
+    v = torch.randn(70, 2, dtype=torch.float64, generator=generator)
+    gram = RBF(0.3)(x)
+    for a in (
+        SymmetricOperator.from_matrix(gram),
+        SymmetricOperator.from_kernel(RBF(0.3), x),
+        SymmetricOperator(lambda u: gram @ u, 70),
+        SymmetricOperator(lambda u: gram @ u, 70, trace=lambda: float(gram.trace())),
+    ):
+        torch.testing.assert_close(a @ v, gram @ v)
+        torch.testing.assert_close(a.matmul(v[:, 0]), gram @ v[:, 0])
+        torch.testing.assert_close(a.dense(), gram)
+        assert a.trace == pytest.approx(float(gram.trace()), rel=1e-12)
+        assert (a.n, a.dtype, a.device.type) == (70, torch.float64, "cpu")
+        with pytest.raises(ValueError, match=r"SymmetricOperator: v must have shape \(70,\) or \(70, b\); got \(3,\)"):
+            a @ v[:3, 0]
+    with pytest.raises(ValueError, match=r"the matrix must be square; got \(70, 3\)"):
+        SymmetricOperator.from_matrix(x)
 
 
-def test_conjugate_gradient_says_when_it_has_not_converged(generator):
-    a = torch.diag(torch.logspace(-6, 0, 50, dtype=torch.float64))
-    b = torch.ones(50, dtype=torch.float64)
-    with pytest.warns(NumericalWarning, match="relative residual .* after 3 products"):
-        got = conjugate_gradient(a, b, max_iterations=3)
-    torch.testing.assert_close(got.residual[0], (b - a @ got.solution).norm() / b.norm())
-    with pytest.raises(ValueError, match="the operator must be positive definite; got curvature -"):
-        conjugate_gradient(-a, b)
+def test_randomized_range_spans_what_a_low_rank_matrix_spans(generator):
+    root = torch.randn(60, 4, dtype=torch.float64, generator=generator)
+    a = root @ root.mT
+    q = randomized_range(SymmetricOperator.from_matrix(a), torch.randn(60, 4, dtype=torch.float64, generator=generator))
+    torch.testing.assert_close(q.mT @ q, torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close(q @ (q.mT @ a), a, rtol=0, atol=1e-9 * float(a.trace()))
 
 
 @pytest.mark.parametrize("decay", [0.3, 1.5])

@@ -3,16 +3,16 @@
 from .blocks import block_rows, blockwise, blockwise_matmul, slices
 from .cholesky import Cholesky, cholesky
 from .distances import angles, clamp_cosines, cosines, safe_sqrt, squared_distances, unit_rows
-from .eigen import TopEigh, top_eigh
-from .lanczos import Lanczos, gauss, lanczos, radau
+from .eigen import TopEigh, randomized_range, top_eigh
+from .lanczos import Lanczos, gauss, radau
+from .operators import SymmetricOperator
 from .ridge import Ridge, kernel_ridge_loo, ridge_loo
-from .solve import ConjugateGradient, conjugate_gradient
 
 __all__ = [
     "Cholesky",
-    "ConjugateGradient",
     "Lanczos",
     "Ridge",
+    "SymmetricOperator",
     "TopEigh",
     "angles",
     "block_rows",
@@ -20,12 +20,11 @@ __all__ = [
     "blockwise_matmul",
     "cholesky",
     "clamp_cosines",
-    "conjugate_gradient",
     "cosines",
     "gauss",
     "kernel_ridge_loo",
-    "lanczos",
     "radau",
+    "randomized_range",
     "ridge_loo",
     "safe_sqrt",
     "slices",

@@ -1,4 +1,4 @@
-"""The largest eigenvalues and their vectors, by products only."""
+"""The largest eigenvalues and their vectors, or their span, by products only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from .operators import SymmetricOperator, as_operator
 
-__all__ = ["TopEigh", "top_eigh"]
+__all__ = ["TopEigh", "randomized_range", "top_eigh"]
 
 _DENSE = 256  # rows up to which the dense solver is quicker than any iteration
 _BLOCK = 8  # vectors a product: finds multiplicities up to 8 and keeps the product a matrix product
@@ -24,8 +25,25 @@ class TopEigh(NamedTuple):
     residuals: Tensor
 
 
+def randomized_range(operator: SymmetricOperator, start: Tensor, *, iterations: int = 1) -> Tensor:  # (n, r) -> (n, r)
+    r"""Orthonormal Q near the span of the leading eigenvectors of A: QR of the start, then of A Q, some times.
+
+    Halko, Martinsson and Tropp (2011), Algorithm 4.4. For :math:`A = J^\top J` the natural start is
+    :math:`J^\top \Omega` with normal :math:`\Omega`, which is half a step ahead.
+
+    Args:
+        operator: A, positive semi-definite.
+        start: ``(n, r)``, random columns, or a root of A times random columns.
+        iterations: Power steps; each multiplies the decay of the spectrum.
+    """
+    q: Tensor = torch.linalg.qr(start)[0]
+    for _ in range(checks.integer("randomized_range", "iterations", iterations, 0)):
+        q = torch.linalg.qr(operator @ q)[0]
+    return q
+
+
 def top_eigh(
-    operator: Tensor | Callable[[Tensor], Tensor],
+    operator: SymmetricOperator | Tensor | Callable[[Tensor], Tensor],
     k: int,
     *,
     n: int | None = None,
@@ -40,34 +58,34 @@ def top_eigh(
     ``tolerance`` times the largest eigenvalue. A small matrix is decomposed densely.
 
     Args:
-        operator: A as a matrix, or a callable ``(n, b) -> (n, b)``.
+        operator: A, or its matrix; a function ``(n, b) -> (n, b)`` needs ``n`` or a start.
         k: Pairs wanted, 1..n.
-        n: Rows of A; needed when the operator is a callable and no start is given.
+        n: Rows of A, where the operator is a function.
         start: ``(n, b)`` first block; None draws one. Its dtype and device are the run's.
         tolerance: Residual asked for, relative to the largest eigenvalue.
         max_products: Width of the basis at most; None means n, where the result is exact.
         generator: Randomness of the first block; None is a fixed seed, so that equal calls agree.
     """
-    apply, start, n = _prepare(operator, n, start, generator)
-    checks.integer("top_eigh", "k", k, 1, n, of="the rows of the operator")
-    if n <= max(_DENSE, 2 * k):
-        dense = (
-            operator if isinstance(operator, Tensor) else apply(torch.eye(n, dtype=start.dtype, device=start.device))
-        )
+    a = as_operator("top_eigh", operator, n=n, like=start)
+    checks.integer("top_eigh", "k", k, 1, a.n, of="the rows of the operator")
+    if a.n <= max(_DENSE, 2 * k):
+        dense = operator if isinstance(operator, Tensor) else a.dense()
         values, vectors = torch.linalg.eigh((dense + dense.mT) / 2)
         values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
         return TopEigh(values, vectors, (dense @ vectors - vectors * values).norm(dim=0))
-    return _block_lanczos(apply, start, k, tolerance, min(n, max_products or n))
+    start = _first_block(a, generator) if start is None else start
+    start = start if start.ndim == 2 else start[:, None]
+    return _block_lanczos(a, start, k, tolerance, min(a.n, max_products or a.n))
 
 
-def _block_lanczos(apply: Callable[[Tensor], Tensor], start: Tensor, k: int, tolerance: float, limit: int) -> TopEigh:
+def _block_lanczos(a: SymmetricOperator, start: Tensor, k: int, tolerance: float, limit: int) -> TopEigh:
     n, b = start.shape
     basis = torch.linalg.qr(start)[0]  # (n, width)
     projected = start.new_zeros(0, 0)  # Q^T A Q
     tail = start.new_zeros(b, b)
     while True:
         block = basis[:, -b:]
-        product = apply(block)
+        product = a @ block
         coupling = basis.mT @ product  # (width, b)
         projected = _grow(projected, coupling)
         values, rotation = torch.linalg.eigh(projected)
@@ -111,24 +129,7 @@ def _fill(q: Tensor, tail: Tensor, basis: Tensor, scale: float) -> Tensor:
     return q
 
 
-def _prepare(
-    operator: Tensor | Callable[[Tensor], Tensor],
-    n: int | None,
-    start: Tensor | None,
-    generator: torch.Generator | None,
-) -> tuple[Callable[[Tensor], Tensor], Tensor, int]:
-    if isinstance(operator, Tensor):
-        if operator.ndim != 2 or operator.shape[0] != operator.shape[1]:
-            raise ValueError(checks.sentence("top_eigh", "the matrix must be square", tuple(operator.shape)))
-        n = len(operator)
-    if start is not None:
-        n = len(start)
-    if n is None:
-        raise ValueError(checks.sentence("top_eigh", "n must be given with a callable and no start", "None"))
-    if start is None:
-        like = operator if isinstance(operator, Tensor) else torch.empty(0, dtype=torch.float64)
-        if generator is None:
-            generator = torch.Generator(device=like.device).manual_seed(0)
-        start = torch.randn(n, min(_BLOCK, n), dtype=like.dtype, device=like.device, generator=generator)
-    apply: Callable[[Tensor], Tensor] = operator.__matmul__ if isinstance(operator, Tensor) else operator
-    return apply, start if start.ndim == 2 else start[:, None], n
+def _first_block(a: SymmetricOperator, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        generator = torch.Generator(device=a.device).manual_seed(0)
+    return torch.randn(a.n, min(_BLOCK, a.n), dtype=a.dtype, device=a.device, generator=generator)

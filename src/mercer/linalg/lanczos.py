@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .. import checks
+from .operators import SymmetricOperator, as_operator
 
-__all__ = ["Lanczos", "gauss", "lanczos", "radau"]
+__all__ = ["Lanczos", "gauss", "radau"]
 
 
 class Lanczos:
@@ -20,13 +20,13 @@ class Lanczos:
     space is exhausted stops growing; ``lengths`` says where.
 
     Args:
-        operator: H, symmetric: a matrix, or a callable ``(n, b) -> (n, b)``.
+        operator: H, or its matrix, or a function ``(n, b) -> (n, b)``.
         start: ``(n,)`` or ``(n, b)``, a start vector a column; the process runs in its dtype.
     """
 
-    def __init__(self, operator: Tensor | Callable[[Tensor], Tensor], start: Tensor) -> None:
+    def __init__(self, operator: SymmetricOperator | Tensor | Callable[[Tensor], Tensor], start: Tensor) -> None:
         start = start if start.ndim == 2 else start[:, None]
-        self._apply: Callable[[Tensor], Tensor] = operator.__matmul__ if isinstance(operator, Tensor) else operator
+        self._operator = as_operator("Lanczos", operator, like=start)
         self.norms = start.norm(dim=0)  # (b,)
         size = torch.where(self.norms > 0, self.norms, torch.ones_like(self.norms))
         n, b = start.shape
@@ -79,7 +79,7 @@ class Lanczos:
             grown[:, : k + 1] = self._basis[:, : k + 1]
             self._basis = grown
         q = self._basis[:, k]  # (b, n)
-        w = self._apply(q.mT.contiguous()).mT.to(q.dtype)
+        w = (self._operator @ q.mT.contiguous()).mT.to(q.dtype)
         alpha = (q * w).sum(1)
         known = self._basis[:, : k + 1]
         for _ in range(2):
@@ -96,12 +96,6 @@ class Lanczos:
         self._alphas = torch.cat((self._alphas, alpha[:, None]), 1)
         self._betas = torch.cat((self._betas, beta[:, None]), 1)
         self.steps = k + 1
-
-
-def lanczos(operator: Tensor | Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Lanczos:
-    """Run :class:`Lanczos` for ``steps`` products."""
-    checks.integer("lanczos", "steps", steps, 1)
-    return Lanczos(operator, start).extend(steps)
 
 
 def gauss(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:  # (k,), (k,) -> (k,), (k,)

@@ -1,0 +1,123 @@
+"""A symmetric matrix known by its products: what every iterative method of the library takes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from .blocks import slices
+
+__all__ = ["SymmetricOperator", "as_operator"]
+
+_TRACE_COLUMNS = 64  # columns of the identity in one product, where no cheaper trace is known
+
+
+class _HasProducts(Protocol):
+    """What :meth:`SymmetricOperator.from_kernel` needs of a kernel."""
+
+    def matmul(self, x: Tensor, y: Tensor | None, v: Tensor, /) -> Tensor: ...
+
+    def diag(self, x: Tensor, /) -> Tensor: ...
+
+
+class SymmetricOperator:
+    r"""A symmetric matrix :math:`A` of shape ``(n, n)`` that is never held: only :math:`A v` is computed.
+
+    Args:
+        product: ``(n, b) -> (n, b)``, the product with b columns.
+        n: Rows of A.
+        dtype: Dtype of the products.
+        device: Device of the products.
+        trace: Sum of the diagonal: a number, or a function that computes it when asked. None takes n products.
+
+    >>> a = SymmetricOperator(lambda v: 2 * v, 3)
+    >>> (a @ torch.ones(3, dtype=torch.float64)).tolist(), a.trace
+    ([2.0, 2.0, 2.0], 6.0)
+    """
+
+    def __init__(
+        self,
+        product: Callable[[Tensor], Tensor],
+        n: int,
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        trace: float | Callable[[], float] | None = None,
+    ) -> None:
+        self.n = checks.integer("SymmetricOperator", "n", n, 0)
+        self.dtype, self.device = dtype, torch.device(device)
+        self._product, self._trace = product, trace
+
+    @classmethod
+    def from_matrix(cls, matrix: Tensor) -> Self:
+        """The operator of a matrix ``(n, n)``; the matrix is read, not copied."""
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(checks.sentence("SymmetricOperator", "the matrix must be square", tuple(matrix.shape)))
+        return cls(
+            lambda v: matrix @ v.to(matrix.dtype),
+            len(matrix),
+            dtype=matrix.dtype,
+            device=matrix.device,
+            trace=lambda: float(matrix.detach().diagonal().double().sum()),
+        )
+
+    @classmethod
+    def from_kernel(cls, kernel: _HasProducts, x: Tensor) -> Self:
+        """The Gram matrix of the rows ``x`` ``(n, ...)``, by the kernel's ``matmul``."""
+        return cls(
+            lambda v: kernel.matmul(x, None, v),
+            len(x),
+            dtype=x.dtype if x.is_floating_point() else torch.get_default_dtype(),
+            device=x.device,
+            trace=lambda: float(kernel.diag(x).detach().double().sum()),
+        )
+
+    def matmul(self, v: Tensor) -> Tensor:  # (n,) or (n, b) -> the same
+        """The product A v."""
+        if v.ndim not in (1, 2) or len(v) != self.n:
+            need = f"v must have shape ({self.n},) or ({self.n}, b)"
+            raise ValueError(checks.sentence(type(self).__name__, need, tuple(v.shape)))
+        return self._product(v) if v.ndim == 2 else self._product(v[:, None])[:, 0]
+
+    def __matmul__(self, v: Tensor) -> Tensor:  # (n,) or (n, b) -> the same
+        return self.matmul(v)
+
+    @functools.cached_property
+    def trace(self) -> float:
+        """Sum of the diagonal."""
+        if self._trace is not None:
+            return float(self._trace() if callable(self._trace) else self._trace)
+        total = 0.0
+        for part in slices(self.n, _TRACE_COLUMNS):
+            columns = torch.zeros(self.n, part.stop - part.start, dtype=self.dtype, device=self.device)
+            columns[part].fill_diagonal_(1.0)
+            total += float(self.matmul(columns)[part].diagonal().double().sum())
+        return total
+
+    def dense(self) -> Tensor:  # (n, n)
+        """The matrix itself, by n products; for small n."""
+        return self.matmul(torch.eye(self.n, dtype=self.dtype, device=self.device))
+
+
+def as_operator(
+    where: str,
+    operator: SymmetricOperator | Tensor | Callable[[Tensor], Tensor],
+    *,
+    n: int | None = None,
+    like: Tensor | None = None,
+) -> SymmetricOperator:
+    """A matrix, or a function of columns with ``n`` or ``like`` ``(n, b)``, as an operator."""
+    if isinstance(operator, SymmetricOperator):
+        return operator
+    if isinstance(operator, Tensor):
+        return SymmetricOperator.from_matrix(operator)
+    if like is not None:
+        return SymmetricOperator(operator, len(like), dtype=like.dtype, device=like.device)
+    if n is None:
+        raise ValueError(checks.sentence(where, "n must be given with a function and no start", "None"))
+    return SymmetricOperator(operator, n)

@@ -1,13 +1,16 @@
-"""Looking into models: found layers, hooks that go away, Jacobian products, tensors from anything."""
+"""Looking into models: found layers, hooks that go away, private copies, tensors from anything."""
 
+import threading
 import types
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from mercer import modules
@@ -115,48 +118,53 @@ def test_hooks_go_away_however_the_block_ends(net, x):
     assert hooks(net) == 0
 
 
-# --- Jacobian products --------------------------------------------------------------------------------
+# --- private copies -----------------------------------------------------------------------------------
 
 
-def dense_jacobian(net, x):
-    """One backward pass for each output: slow, and plainly the definition."""
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    lines = [torch.autograd.grad(out, parameters, retain_graph=True) for out in net(x).flatten()]
-    return torch.stack([torch.cat([g.flatten() for g in line]) for line in lines])  # (n c, p)
+def test_a_private_copy_shares_tensors_and_nothing_else(net, x):
+    net.train().head.register_forward_hook(lambda *_: 1 / 0)
+    net.listed = [net.head]
+    own = modules.private_copy(nn.DataParallel(net))
+    assert all(a is b for a, b in zip(net.parameters(), own.parameters(), strict=True))
+    assert all(a is b for a, b in zip(net.buffers(), own.buffers(), strict=True))
+    assert not {id(m) for m in net.modules()} & {id(m) for m in own.modules()}
+    assert own.listed[0] is own.head and not own.training and net.training and hooks(net) == 1
+    before = [b.clone() for b in net.buffers()]
+    own(x)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.buffers(), strict=True))
+    net.head._forward_hooks.clear()
+    torch.testing.assert_close(own(x), net.eval()(x))
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_jvp_and_vjp_are_products_with_the_jacobian(net, x, generator, frozen):
-    net.eval().body[0].requires_grad_(not frozen)
-    params = modules.trainable(net)
-    assert ("body.0.weight" in params) is not frozen and not any(p.requires_grad for p in params.values())
-    v = {k: torch.randn(p.shape, generator=generator, dtype=p.dtype) for k, p in params.items()}
-    u = torch.randn(7, 2, generator=generator, dtype=torch.float64)
-    jacobian = dense_jacobian(net, x)
-    output, forward = modules.jvp(net, None, x, v)
-    torch.testing.assert_close(output, net(x))
-    torch.testing.assert_close(forward.flatten(), jacobian @ torch.cat([t.flatten() for t in v.values()]))
-    output, backward = modules.vjp(nn.DataParallel(net), params, x, u)
-    assert list(backward) == list(params)
-    torch.testing.assert_close(torch.cat([t.flatten() for t in backward.values()]), jacobian.T @ u.flatten())
-    assert all(p.grad is None for p in net.parameters())
-
-
-def test_a_direction_may_leave_parameters_out(net, x):
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.utils.weight_norm(nn.Linear(3, 2)),
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 2)),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
+        lambda: prune.l1_unstructured(nn.Linear(3, 2), "weight", 2),
+        lambda: nn.Sequential(nn.Unflatten(1, (3, 1)), nn.LSTM(1, 2, batch_first=True)),
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 3)), nn.TransformerEncoderLayer(3, 1, 4, batch_first=True)),
+    ],
+    ids=["weight_norm", "spectral_norm", "parametrized", "pruned", "lstm", "attention"],
+)
+def test_a_private_copy_computes_the_same(make, x):
+    torch.manual_seed(0)
+    net = make().double()
+    net(x)  # a weight made by a hook is now a tensor with a graph
     net.eval()
-    v = {"head.bias": torch.tensor([1.0, 2.0])}
-    torch.testing.assert_close(modules.jvp(net, None, x, v)[1], v["head.bias"].double().expand(7, 2))
+    own = modules.private_copy(net)
+    expected, found = net(x), own(x)
+    pick = (lambda out: out[0]) if isinstance(expected, tuple) else (lambda out: out)
+    torch.testing.assert_close(pick(found), pick(expected))
+    assert all(a is b for a, b in zip(net.parameters(), own.parameters(), strict=True))
 
 
-def test_jacobian_products_refuse(net, x):
-    with pytest.raises(ValueError, match=r"jvp: v must fit the parameters that require grad; got head.bias. Use"):
-        modules.jvp(net, None, x, {"head.bias": torch.ones(3)})
-    with pytest.raises(ValueError, match=r"vjp: u must have the output's shape \(7, 2\); got \(7,\)"):
-        modules.vjp(net.eval(), None, x, torch.ones(7))
-    with pytest.raises(ValueError, match=r"jvp: x and model must be on one device; got meta and cpu"):
-        modules.jvp(net, None, x.to("meta"), {})
-    with pytest.raises(ValueError, match=r"vjp: model must have parameters that require grad; got none. Unfreeze"):
-        modules.vjp(net.requires_grad_(False), None, x, torch.ones(7, 2))
+def test_a_model_that_cannot_be_copied_is_refused(net):
+    net.lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"private_copy: model must be a module that can be copied; got .*lock"):
+        modules.private_copy(net)
 
 
 # --- embeddings ---------------------------------------------------------------------------------------
@@ -191,6 +199,26 @@ def test_embeddings_refuse(net, x):
         modules.embeddings(net, x.to("meta"))
     with pytest.raises(ValueError, match=r"loader must have at least one row; got a loader without batches"):
         modules.embeddings(net, DataLoader(TensorDataset(x), batch_size=9, drop_last=True))
+    with pytest.raises(ValueError, match=r"embeddings: batches must fit the forward of Net; got x \(7, 2\)\. It says:"):
+        modules.embeddings(net, x[:, :2])
+    with pytest.raises(ValueError, match=r"embeddings: batches must fit the forward of Net; got pixels \(7, 3\)\."):
+        modules.embeddings(net, [{"pixels": x}])
+
+
+def test_embeddings_from_several_threads_leave_the_model_alone(net, x):
+    net.train().body.eval()
+    expected = modules.embeddings(net, x)
+    modes, seen = [m.training for m in net.modules()], []
+
+    def work(_):
+        found = [modules.embeddings(net, x) for _ in range(20)]
+        seen.append(modes == [m.training for m in net.modules()] and hooks(net) == 0)
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(work, range(4)):
+            assert all(torch.equal(z, expected) for z in found)
+    assert all(seen) and hooks(net) == 0
 
 
 class Noise(Dataset):

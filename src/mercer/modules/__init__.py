@@ -1,9 +1,9 @@
-"""Looking into a torch model: layers, hooks, Jacobian products, embeddings of a loader."""
+"""Looking into a torch model: layers, hooks, a private copy, embeddings of a loader."""
 
 from .capture import Seen, capture
-from .jacobians import jvp, vjp
 from .layers import as_logits, find_layers, last_linear, layer, trainable, unwrap
-from .loading import Data, as_tensor, embeddings, labelled_rows, rows
+from .loading import Data, as_tensor, embeddings, labelled_rows, rows, run_model
+from .private_copy import private_copy
 from .stored_rows import Readable, StoredRows, open_rows
 
 __all__ = [
@@ -16,13 +16,13 @@ __all__ = [
     "capture",
     "embeddings",
     "find_layers",
-    "jvp",
     "labelled_rows",
     "last_linear",
     "layer",
     "open_rows",
+    "private_copy",
     "rows",
+    "run_model",
     "trainable",
     "unwrap",
-    "vjp",
 ]

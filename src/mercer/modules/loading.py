@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 from .. import distributed
 from ..checks import finite, floating, same_device, same_length, sentence
 from .capture import capture
-from .layers import last_linear, unwrap
+from .layers import last_linear
+from .private_copy import private_copy
 from .stored_rows import StoredRows
 
-__all__ = ["Data", "as_tensor", "embeddings", "labelled_rows", "rows"]
+__all__ = ["Data", "as_tensor", "embeddings", "labelled_rows", "rows", "run_model"]
 
 Data: TypeAlias = Tensor | NDArray[Any] | StoredRows | Iterable[Any]
 
@@ -62,8 +62,8 @@ def labelled_rows(where: str, data: Data) -> tuple[Tensor, Tensor]:  # -> (n, ..
 def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tensor:  # -> (n, d)
     """The representation of every row: what goes into the last linear layer, or comes out of the named one.
 
-    The model runs in ``eval`` mode without gradients and gets its modes back. A layer that runs twice in a pass gives
-    its last output. Shapes ``(n, ...)`` are flattened.
+    A private copy of the model runs in ``eval`` mode without gradients; the model itself is not touched. A layer that
+    runs twice in a pass gives its last output. Shapes ``(n, ...)`` are flattened.
 
     Args:
         model: Any module, wrapped or not.
@@ -73,9 +73,10 @@ def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tens
     """
     name = last_linear(model)[0] if layer is None else layer
     parts = []
-    with _evaluating(model), capture(model, [name]) as seen:
+    own = private_copy(model)
+    with torch.no_grad(), capture(own, [name]) as seen:
         for batch in loader if _is_loader(loader) else [loader]:
-            _run(model, batch)
+            run_model("embeddings", own, batch)
             part = seen[name].input if layer is None else seen[name].output
             parts.append(part.flatten(1))
             seen[name].inputs.clear()
@@ -83,27 +84,38 @@ def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tens
     return _stacked("embeddings", "loader", parts)
 
 
-def _run(model: nn.Module, batch: Any) -> None:
+def run_model(where: str, model: nn.Module, batch: Any) -> Any:
+    """The model's output for one batch of a loader.
+
+    Args:
+        where: Who asks, for the error sentence.
+        model: Called as it is.
+        batch: A tensor or array; a tuple, whose first item is the input; or a dictionary of the model's arguments, of
+            which ``label`` and ``labels`` are left out.
+
+    Raises:
+        ValueError: The batch is on another device, or has rows that the model does not take.
+    """
     if isinstance(batch, Mapping):  # as transformers' collators make them
-        model(**{key: value for key, value in batch.items() if key not in ("label", "labels")})
-        return
-    x = as_tensor("embeddings", "loader", _first(batch))
-    weight = next(unwrap(model).parameters(), None)
+        named = {key: value for key, value in batch.items() if key not in ("label", "labels")}
+        return _called(where, model, (), named)
+    x = as_tensor(where, "loader", _first(batch))
+    weight = next(model.parameters(), None)
     if weight is not None:
-        same_device("embeddings", "loader", x.device, "model", weight.device)
-    model(x)
+        same_device(where, "loader", x.device, "model", weight.device)
+    return _called(where, model, (x,), {})
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
+def _called(where: str, model: nn.Module, args: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
     try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+        return model(*args, **named)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, IndexError) as error:
+        values = {**dict(zip(("x",), args, strict=False)), **named}
+        shapes = ", ".join(f"{key} {tuple(getattr(value, 'shape', ()))}" for key, value in values.items())
+        need = f"batches must fit the forward of {type(model).__name__}"
+        raise ValueError(sentence(where, need, shapes, f"It says: {error}.")) from error
 
 
 def _is_loader(data: Any) -> TypeGuard[Iterable[Any]]:

@@ -1,0 +1,133 @@
+r"""Kernel ridge on a Gram matrix: weights, and leave-one-out predictions in closed form.
+
+With :math:`A = K + \lambda I`, the fit that leaves row i out, its mean of the targets included, misses row i by
+
+.. math:: y_i - f_{-i}(x_i) = \frac{[A^{-1} y]_i - \bar y_{-i} [A^{-1} 1]_i}{[A^{-1}]_{ii}}, \qquad
+    \bar y_{-i} = \frac{n \bar y - y_i}{n - 1}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..linalg import cholesky
+
+__all__ = ["PENALTIES", "DualFit", "dual_fit", "dual_path", "tune_penalty"]
+
+PENALTIES = tuple(10.0**e for e in (-7, -6, -5, -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1, 2))
+"""Shares of the mean of k(x, x) that a search tries."""
+
+_PATH_ROWS = 1000  # rows up to which one eigendecomposition costs less than the Cholesky factors of a walk
+_STEP = 4.0  # ratio of neighbouring penalties in the walk
+_TRIES = 4
+_NEGATIVE = 1e-7  # share of the largest eigenvalue below which a negative one is more than rounding
+
+
+class DualFit(NamedTuple):
+    r"""A fit :math:`f(x) = \bar y + k(x)^T \alpha`.
+
+    Attributes:
+        weights: :math:`\alpha = (K + \lambda I)^{-1} (y - \bar y)`, ``(n, c)``.
+        mean: :math:`\bar y`, ``(c,)``.
+        held_out: ``(n, c)``, prediction of each row by the fit to the others; the mean where there are none.
+        error: Mean squared leave-one-out error.
+        penalty: :math:`\lambda`.
+    """
+
+    weights: Tensor
+    mean: Tensor
+    held_out: Tensor
+    error: float
+    penalty: float
+
+
+def dual_fit(gram: Tensor, y: Tensor, penalty: float, *, where: str = "KernelRidge") -> DualFit:
+    r"""The fit for one penalty, by Cholesky: ``(n, n)``, ``(n, c)``; n cubed operations.
+
+    A matrix that is singular to rounding gets a jitter, with one warning (:func:`mercer.linalg.cholesky`).
+    """
+    system = gram.clone()
+    system.diagonal().add_(penalty)
+    factor, jitter = cholesky(system, where=where)
+    mean = y.mean(0)
+    solved = torch.cholesky_solve(torch.cat((y - mean, torch.ones_like(y[:, :1])), 1), factor)
+    held_out = _held_out(solved, torch.cholesky_inverse(factor).diagonal(), y, mean)
+    return DualFit(solved[:, :-1], mean, held_out, float((y - held_out).square().mean()), penalty + jitter)
+
+
+def dual_path(gram: Tensor, y: Tensor, penalties: Sequence[float] | None = None) -> DualFit:
+    r"""The fit at the penalty of least leave-one-out error: one eigendecomposition serves all of them.
+
+    Args:
+        gram: K, ``(n, n)``.
+        y: Targets, ``(n, c)``.
+        penalties: :math:`\lambda > 0`; None for :data:`PENALTIES` times the mean of K's diagonal.
+    """
+    scale = _scale(gram)
+    grid = [share * scale for share in PENALTIES] if penalties is None else list(penalties)
+    values, vectors = torch.linalg.eigh(gram)
+    if float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
+        least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
+        checks.warn("KernelRidge", f"the kernel is indefinite on the rows, {least}; the negative part is dropped.")
+    values = values.clamp_min(0)
+    mean = y.mean(0)
+    moments = vectors.mT @ torch.cat((y - mean, torch.ones_like(y[:, :1])), 1)
+    squares = vectors.square()
+    best: DualFit | None = None
+    for penalty in grid:
+        gain = 1 / (values + penalty)
+        solved = vectors @ (gain[:, None] * moments)
+        held_out = _held_out(solved, squares @ gain, y, mean)
+        error = float((y - held_out).square().mean())
+        if best is None or error < best.error:
+            best = DualFit(solved[:, :-1], mean, held_out, error, penalty)
+    assert best is not None
+    return best
+
+
+def tune_penalty(gram: Tensor, y: Tensor, start: float | None = None, *, where: str = "KernelRidge") -> DualFit:
+    """The fit at a penalty of least leave-one-out error: ``(n, n)``, ``(n, c)``.
+
+    Up to 1,000 rows by :func:`dual_path`; beyond, a walk by factors of four from ``start``, or from the best penalty
+    of 1,000 rows.
+    """
+    if len(gram) <= _PATH_ROWS and start is None:
+        return dual_path(gram, y)
+    if start is None:
+        few = torch.linspace(0, len(gram) - 1, _PATH_ROWS, device=gram.device).round().long()
+        start = dual_path(gram[few][:, few], y[few]).penalty
+    best, floor = dual_fit(gram, y, start, where=where), PENALTIES[0] * _scale(gram)
+    for factor in (1 / _STEP, _STEP):
+        moved = False
+        for _ in range(_TRIES):
+            if best.penalty * factor < floor:
+                break
+            trial = dual_fit(gram, y, best.penalty * factor, where=where)
+            if trial.error >= best.error:
+                break
+            best, moved = trial, True
+        if moved:
+            break
+    return best
+
+
+def _held_out(solved: Tensor, inverse_diagonal: Tensor, y: Tensor, mean: Tensor) -> Tensor:
+    """Leave-one-out predictions from :math:`A^{-1} [y - mean, 1]` and the diagonal of :math:`A^{-1}`."""
+    n = len(y)
+    if n == 1:
+        return mean.expand_as(y).clone()
+    others = (mean - y) / (n - 1)  # mean of the other rows' targets, from which ``mean`` is taken off
+    return y - (solved[:, :-1] - others * solved[:, -1:]) / inverse_diagonal[:, None]
+
+
+def _scale(gram: Tensor) -> float:
+    scale = float(gram.diagonal().mean())
+    if not math.isfinite(scale):
+        raise ValueError(checks.sentence("KernelRidge", "k(x, x) must be finite", scale, "Standardise x first."))
+    return scale if scale > 0 else 1.0

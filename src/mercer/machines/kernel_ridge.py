@@ -1,0 +1,199 @@
+"""Kernel ridge regression on any kernel, as an estimator: three solvers, one machine."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.exceptions import NotFittedError
+from torch import Tensor
+
+from .. import checks
+from ..distributed import gather_rows
+from ..kernels import Kernel
+from ..linalg import block_rows, cholesky, slices
+from ..modules import Data
+from ..storage import Savable
+from .dual import dual_fit, tune_penalty
+from .validation import checked_rows, checked_training
+
+__all__ = ["KernelRidge"]
+
+_SOLVERS = ("auto", "exact", "landmarks", "eigenpro")
+
+
+class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    r"""The f of least :math:`\|y - f\|^2 + \lambda |f|^2`, the targets centred by their mean.
+
+    By the representer theorem :math:`f(x) = \bar y + \sum_i \alpha_i k(x_i, x)` with
+    :math:`(K + \lambda I) \alpha = y - \bar y`. The same numbers are the mean of a Gaussian process with covariance k
+    and noise :math:`\lambda`, whose variance is :meth:`variance`.
+
+    Args:
+        kernel: k; None chooses kernel and bandwidth by leave-one-out on few rows.
+        penalty: :math:`\lambda`, or ``"loo"``: the one of least leave-one-out error.
+        solver: ``"exact"``: Cholesky factors of K, some thousand rows. ``"landmarks"``: f from m rows, fitted to all by
+            sums over them, in parts and from files too. ``"eigenpro"``: all rows by preconditioned mini-batches, never
+            a Gram matrix; when it stops is its regularisation. ``"auto"``: the one of least cost.
+        landmarks: Number m of landmarks; None for a number that grows with the rows.
+        random_state: Seed of subsets and landmarks.
+
+    Attributes:
+        kernel_: The kernel in use.
+        penalty_: :math:`\lambda` in use.
+        solver_: The solver in use.
+        residual_: Relative residual of the linear system that was solved.
+        loo_: Leave-one-out predictions, shaped like y, where the solver has them; else None.
+        anchors_: Rows that carry weights, ``(m, ...)``.
+        weights_: :math:`\alpha`, ``(m, c)``.
+
+    >>> import torch
+    >>> from mercer.kernels import RBF
+    >>> x = torch.linspace(0, 3, 40, dtype=torch.float64)[:, None]
+    >>> machine = KernelRidge(RBF(1.0)).fit(x, x[:, 0].sin())
+    >>> bool((machine.predict(x) - x[:, 0].sin()).abs().max() < 1e-3)
+    True
+    """
+
+    kernel_: Kernel
+    penalty_: float
+    solver_: str
+    residual_: float
+    loo_: Tensor | NDArray[Any] | None
+    anchors_: Tensor
+    weights_: Tensor
+    mean_: Tensor
+    flat_: bool
+
+    def __init__(
+        self,
+        kernel: Kernel | None = None,
+        *,
+        penalty: str | float = "loo",
+        solver: str = "auto",
+        landmarks: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.kernel = kernel
+        self.penalty = penalty
+        self.solver = solver
+        self.landmarks = landmarks
+        self.random_state = random_state
+
+    def fit(self, x: Data, y: Data | None = None) -> Self:
+        """Learn from rows ``(n, ...)`` and targets ``(n,)`` or ``(n, c)``, or from a loader of pairs.
+
+        With several ranks, each passes its own rows; attributes are those of all rows.
+        """
+        self._check_arguments()
+        with torch.no_grad():
+            data, targets, self.flat_ = checked_training("KernelRidge", self.kernel, x, y)
+            assert self.kernel is not None
+            self.kernel_ = self.kernel
+            self._fit_exact(gather_rows(data[:]), gather_rows(targets))
+        if self.loo_ is not None and self.flat_:
+            self.loo_ = self.loo_[:, 0]
+        if not isinstance(x, Tensor) and isinstance(self.loo_, Tensor):
+            self.loo_ = self.loo_.numpy()
+        return self
+
+    def predict(self, x: Data) -> Any:
+        """f(x), shaped like the targets: ``(n,)`` or ``(n, c)``; a tensor for a tensor, else an array."""
+        rows = self._rows_at(x)
+        with torch.no_grad():
+            out = self.kernel_.matmul(rows.to(self._dtype(rows)), self._anchors(), self.weights_) + self.mean_
+        out = out[:, 0] if self.flat_ else out
+        return self._like(x, rows, out)
+
+    def variance(self, x: Data) -> Any:
+        r"""Posterior variance over the prior's: :math:`1 - k_x^T (K + \lambda I)^{-1} k_x / k(x, x)`, ``(n,)``.
+
+        In 0..1: 1 far from all rows, near 0 among many of them. 0 where k(x, x) is 0: there f is surely the mean.
+        """
+        rows = self._rows_at(x)
+        with torch.no_grad():
+            data = rows.to(self._dtype(rows))
+            share = torch.cat(
+                [self._known_share(data[part]) for part in slices(len(data), block_rows(24 * len(self.anchors_)))]
+            )
+        return self._like(x, rows, (1 - share).clamp(0, 1))
+
+    def _fit_exact(self, x: Tensor, y: Tensor) -> None:
+        checks.memory(
+            "KernelRidge",
+            f"the Gram matrix of {len(x)} rows",
+            4 * len(x) ** 2 * 8,
+            "Use solver='landmarks' or 'eigenpro'.",
+        )
+        gram = self.kernel_(x.double() if x.is_floating_point() else x).double()
+        fit = tune_penalty(gram, y) if isinstance(self.penalty, str) else dual_fit(gram, y, float(self.penalty))
+        self.anchors_, self.weights_, self.mean_ = x, fit.weights, fit.mean
+        self.penalty_, self.solver_ = fit.penalty, "exact"
+        self.loo_ = fit.held_out if len(x) > 1 else None
+        centred = y - fit.mean
+        left = gram @ fit.weights + fit.penalty * fit.weights - centred
+        self.residual_ = _relative(left, centred)
+        self.__dict__.pop("_factor", None)
+
+    def _known_share(self, rows: Tensor) -> Tensor:  # (r, ...) -> (r,)
+        """Share of the prior variance that the training rows explain."""
+        cross = self.kernel_(self._anchors(), rows).to(self.weights_)
+        half = torch.linalg.solve_triangular(self._system_factor(), cross, upper=False)
+        prior = self.kernel_.diag(rows).to(half)
+        return torch.where(prior > 0, half.square().sum(0) / prior.where(prior > 0, torch.ones_like(prior)), 1.0)
+
+    def _system_factor(self) -> Tensor:
+        """Cholesky factor of the system, made when first asked for: it is n x n, and not saved."""
+        if "_factor" not in self.__dict__:
+            gram = self.kernel_(self._anchors()).double()
+            gram.diagonal().add_(self.penalty_)
+            self.__dict__["_factor"] = cholesky(gram, where="KernelRidge").factor
+        factor: Tensor = self.__dict__["_factor"]
+        return factor
+
+    def _anchors(self) -> Tensor:
+        return self.anchors_.to(self._dtype(self.anchors_))
+
+    def _dtype(self, rows: Tensor) -> torch.dtype:
+        """Weights alternate in sign and may be large, so kernels are computed in the dtype the weights have."""
+        return self.weights_.dtype if rows.is_floating_point() else rows.dtype
+
+    def _rows_at(self, x: Data) -> Tensor:
+        if not hasattr(self, "weights_"):
+            need, fix = "must be fitted first", "Call fit(x, y)."
+            raise NotFittedError(checks.sentence("KernelRidge", need, "no fit", fix))
+        rows = checked_rows("KernelRidge", self.kernel_, x)[:]
+        if rows.ndim == 2 and rows.shape[1] != self.anchors_.shape[1]:
+            need = f"x has {rows.shape[1]} features, expecting {self.anchors_.shape[1]}"
+            raise ValueError(checks.sentence("KernelRidge", need, tuple(rows.shape)))
+        return rows
+
+    def _like(self, x: Data, rows: Tensor, out: Tensor) -> Any:
+        if isinstance(x, Tensor):
+            return out.to(rows.dtype) if rows.is_floating_point() else out
+        return out.numpy()
+
+    def _check_arguments(self) -> None:
+        where = "KernelRidge"
+        checks.choice(where, "solver", self.solver, _SOLVERS)
+        if self.kernel is not None and not isinstance(self.kernel, Kernel):
+            need, fix = "kernel must be a kernel of mercer.kernels", "Use FunctionKernel(f) for a function of (x, y)."
+            raise TypeError(checks.sentence(where, need, type(self.kernel).__name__, fix))
+        if isinstance(self.penalty, str):
+            checks.choice(where, "penalty", self.penalty, ("loo",))
+        else:
+            checks.non_negative(where, "penalty", self.penalty)
+        if self.landmarks is not None:
+            checks.integer(where, "landmarks", self.landmarks, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        state.pop("_factor", None)
+        return state
+
+
+def _relative(left: Tensor, right: Tensor) -> float:
+    size = float(right.norm())
+    return float(left.norm()) / size if size > 0 else float(left.norm())

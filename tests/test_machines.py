@@ -1,0 +1,162 @@
+"""Kernel ridge beside its literal self, for every kernel."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import reference_machines as literal
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from test_kernels import CASES
+from torch.utils.data import DataLoader, TensorDataset
+
+import mercer
+from mercer import NumericalWarning
+from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Precomputed
+from mercer.machines import KernelRidge, dual_fit, dual_path, tune_penalty
+
+N, D = 24, 3
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+X, Y, AT = draw(N, D), draw(N, 2, seed=1), draw(9, D, seed=2)
+
+
+def rows_for(kernel):
+    return (torch.arange(7), torch.arange(7)[:4]) if isinstance(kernel, Precomputed) else (X, AT)
+
+
+# --- exact ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exact_equals_the_dense_solution(name):
+    kernel = CASES[name]()
+    x, at = rows_for(kernel)
+    with torch.no_grad():
+        machine = KernelRidge(kernel, penalty=0.1, solver="exact").fit(x, Y[: len(x)])
+        expected = literal.ridge(kernel, x, Y[: len(x)], 0.1, at)
+        known = literal.variance(kernel, x, 0.1, at if at.ndim == 2 else at[:, None])
+    torch.testing.assert_close(machine.predict(at), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(machine.variance(at), known.clamp(0, 1), rtol=1e-9, atol=1e-9)
+    assert machine.residual_ < 1e-12
+    assert machine.solver_ == "exact" and machine.penalty_ == 0.1 and machine.kernel_ is kernel
+
+
+@pytest.mark.parametrize("kernel", [RBF(0.4), Laplacian(0.3), Linear()], ids=["rbf", "laplacian", "linear"])
+@pytest.mark.parametrize("penalty", [1e-3, 0.5])
+def test_leave_one_out_equals_refits(kernel, penalty):
+    expected = literal.leave_one_out(kernel, X, Y, penalty)
+    machine = KernelRidge(kernel, penalty=penalty, solver="exact").fit(X, Y)
+    torch.testing.assert_close(machine.loo_, expected, rtol=1e-9, atol=1e-9)
+    path = dual_path(kernel(X), Y, [penalty])
+    torch.testing.assert_close(path.held_out, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(path.weights, machine.weights_, rtol=1e-8, atol=1e-8)
+
+
+def test_the_penalty_has_the_least_leave_one_out_error_of_the_grid():
+    gram, y = RBF(0.4)(X), X.sin() + 0.3 * draw(N, D, seed=4)
+    best = dual_path(gram, y)
+    errors = [dual_fit(gram, y, best.penalty * factor).error for factor in (0.1, 1.0, 10.0)]
+    assert min(errors) == errors[1] == pytest.approx(best.error, rel=1e-9)
+    walked = tune_penalty(gram, y, start=1e-6)
+    assert walked.error < dual_fit(gram, y, 1e-6).error
+
+
+def test_one_column_is_flat_everywhere():
+    machine = KernelRidge(RBF(0.4), solver="exact").fit(X, Y[:, 0])
+    assert machine.predict(AT).shape == (9,) and machine.loo_.shape == (N,) and machine.variance(AT).shape == (9,)
+
+
+def test_one_row_is_a_constant():
+    machine = KernelRidge(RBF(0.4)).fit(X[:1], Y[:1])
+    torch.testing.assert_close(machine.predict(AT), Y[:1].expand(9, 2))
+    assert machine.loo_ is None
+
+
+def test_equal_rows_and_long_length_scales_stay_finite():
+    machine = KernelRidge(RBF(1e-9)).fit(X.repeat(3, 1), Y.repeat(3, 1))
+    assert bool(machine.predict(AT).isfinite().all()) and bool(machine.loo_.isfinite().all())
+
+
+# --- what goes in, what comes out -------------------------------------------------------------------------------------
+
+
+def test_arrays_loaders_and_tensors_agree():
+    machine = KernelRidge(RBF(0.4), penalty=0.1).fit(X, Y)
+    array = KernelRidge(RBF(0.4), penalty=0.1).fit(X.numpy(), Y.numpy())
+    loaded = KernelRidge(RBF(0.4), penalty=0.1).fit(DataLoader(TensorDataset(X, Y), batch_size=5))
+    assert isinstance(array.predict(AT.numpy()), np.ndarray) and isinstance(array.loo_, np.ndarray)
+    assert isinstance(array.variance(AT.numpy()), np.ndarray)
+    np.testing.assert_allclose(array.predict(AT.numpy()), machine.predict(AT).numpy())
+    torch.testing.assert_close(loaded.predict(AT), machine.predict(AT))
+
+
+def test_float32_rows_are_solved_in_float64():
+    whole = KernelRidge(RBF(0.4), penalty=1e-6).fit(X.float().double(), Y)
+    half = KernelRidge(RBF(0.4), penalty=1e-6).fit(X.float(), Y.float().double())
+    assert half.predict(AT.float()).dtype == torch.float32
+    torch.testing.assert_close(
+        half.predict(AT.float()).double(), whole.predict(AT.float().double()), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_saved_and_copied_machines_predict_the_same(tmp_path):
+    machine = KernelRidge(RBF(0.4)).fit(X, Y)
+    machine.variance(AT)
+    mercer.save(machine, tmp_path / "machine")
+    for other in (mercer.load(tmp_path / "machine"), copy.deepcopy(machine), pickle.loads(pickle.dumps(machine))):  # noqa: S301
+        torch.testing.assert_close(other.predict(AT), machine.predict(AT))
+        torch.testing.assert_close(other.variance(AT), machine.variance(AT))
+        assert other.penalty_ == machine.penalty_
+    assert clone(machine).get_params().keys() == {"kernel", "penalty", "solver", "landmarks", "random_state"}
+
+
+def test_inputs_are_left_as_they_were():
+    x, y = X.clone(), Y.clone()
+    KernelRidge(RBF(0.4)).fit(x, y)
+    assert torch.equal(x, X) and torch.equal(y, Y)
+
+
+REFUSED = {
+    "nan": (lambda: KernelRidge(RBF()).fit(X * torch.nan, Y), ValueError, "x must be finite"),
+    "infinite_target": (lambda: KernelRidge(RBF()).fit(X, Y * torch.inf), ValueError, "y must be finite"),
+    "no_rows": (lambda: KernelRidge(RBF()).fit(X[:0], Y[:0]), ValueError, "at least one row"),
+    "lengths": (lambda: KernelRidge(RBF()).fit(X, Y[1:]), ValueError, "as many rows; got 24 and 23"),
+    "one_axis": (lambda: KernelRidge(RBF()).fit(X[:, 0], Y), ValueError, r"shape \(n, d\)"),
+    "three_axes": (
+        lambda: KernelRidge(RBF()).fit(X, Y[:, :, None]),
+        ValueError,
+        r"y must have shape \(n,\) or \(n, c\)",
+    ),
+    "solver": (lambda: KernelRidge(RBF(), solver="newton").fit(X, Y), ValueError, "solver must be one of"),
+    "penalty_name": (lambda: KernelRidge(RBF(), penalty="gcv").fit(X, Y), ValueError, "penalty must be one of 'loo'"),
+    "penalty_sign": (
+        lambda: KernelRidge(RBF(), penalty=-1.0).fit(X, Y),
+        ValueError,
+        "penalty must be 0 or more; got -1.0",
+    ),
+    "kernel": (lambda: KernelRidge(len).fit(X, Y), TypeError, "kernel must be a kernel of mercer.kernels"),
+    "width": (lambda: KernelRidge(RBF()).fit(X, Y).predict(AT[:, :2]), ValueError, "x has 2 features, expecting 3"),
+    "unfitted": (lambda: KernelRidge(RBF()).predict(AT), NotFittedError, "must be fitted first"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_in_a_sentence(name):
+    call, kind, said = REFUSED[name]
+    with pytest.raises(kind, match=said):
+        call()
+
+
+def test_an_indefinite_kernel_is_named():
+    indefinite = FunctionKernel(lambda x, y: -(x @ y.mT))
+    with pytest.warns(NumericalWarning, match="indefinite on the rows, least eigenvalue"):
+        KernelRidge(indefinite).fit(X, Y)
+    with pytest.raises(ValueError, match="least eigenvalue"):
+        KernelRidge(indefinite, penalty=0.1).fit(X, Y)

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -305,6 +307,36 @@ def test_a_network_of_the_users_own_is_trained_and_its_hidden_layer_used():
     assert f.network is network
     assert f.projection.shape == (64, 3)
     assert (cosines(f, x, spectrum(RBF(0.5), x)[1]) > 0.99).all()
+
+
+def test_a_hidden_width_of_k_is_still_a_hidden_layer():
+    x = uniform(150)
+    network = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    f = NeuralEigenfunctions(RBF(0.5), 3, network=network, steps=20, generator=seeded()).fit(x)
+    psi = f.eigenfunctions(x)
+    torch.testing.assert_close(psi.mT @ psi / 150, torch.eye(3, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    residuals = (RBF(0.5)(x) @ psi / 150 - psi * f.eigenvalues).square().mean(0).sqrt()
+    torch.testing.assert_close(f.residuals, residuals, rtol=1e-6, atol=1e-9)  # the certificate is of these functions
+
+
+class Yielding(nn.Tanh):
+    """Lets another thread run in the middle of a forward pass."""
+
+    def forward(self, x):
+        time.sleep(1e-4)
+        return super().forward(x)
+
+
+def test_a_map_over_the_users_network_is_called_from_threads():
+    x = uniform(60)
+    network = nn.Sequential(nn.Linear(1, 32), Yielding(), nn.Linear(32, 3)).double()
+    f = NeuralEigenfunctions(RBF(0.5), 3, network=network, steps=5, generator=seeded()).fit(x)
+    parts = [x[i : i + 3] for i in range(57)]
+    expected = [f(part) for part in parts]
+    with ThreadPoolExecutor(3) as pool:
+        for found, wanted in zip(pool.map(f, parts), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
 def test_auto_picks_by_the_kind_of_kernel_and_says_so(caplog):

@@ -1,6 +1,10 @@
 """One contract for every feature map: a new one joins the whole suite by adding one line to CASES."""
 
 import copy
+import io
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -120,6 +124,35 @@ def test_state_dict_loads_into_a_fresh_map(case):
     torch.testing.assert_close(copy.deepcopy(fitted)(x), fitted(x))
 
 
+@pytest.mark.parametrize("fitted", [False, True])
+def test_copies_pickles_and_torch_saves(case, fitted):
+    x = rows()
+    f = case().fit(x) if fitted else case()
+    stream = io.BytesIO()
+    torch.save(f, stream)
+    stream.seek(0)
+    for twin in (copy.deepcopy(f), pickle.loads(pickle.dumps(f)), torch.load(stream, weights_only=False)):
+        twin = twin if fitted else twin.fit(x)
+        torch.testing.assert_close(twin(x), f(x) if fitted else case().fit(x)(x))
+
+
+def test_a_fitted_map_is_called_from_threads(case):
+    x = rows()
+    f = case().fit(x)
+    parts = [x[i : i + 5] for i in range(30)]
+    expected = [f(part) for part in parts]
+    with ThreadPoolExecutor(3) as pool:
+        for found, wanted in zip(pool.map(f, parts), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+def test_rows_of_tiny_numbers_are_standardised_before_they_are_rounded(case):
+    x = 1e-60 * rows()  # 0 in float32, and so is its spread
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mercer.NumericalWarning)  # all rows look alike to RBF(0.5)
+        assert case().fit(x)(x).isfinite().all()
+
+
 def test_saves_and_loads(case, tmp_path):
     x = rows()
     f = case().fit(x)
@@ -162,10 +195,11 @@ def test_layout_of_the_rows_does_not_matter(case, layout):
         (torch.full((4, 3), 1e30), "its squares overflow"),
         (torch.full((4, 3), 1e200, dtype=torch.float64), "its squares overflow"),
         (torch.ones(0, 3), "x must have at least one row"),
+        (torch.ones(4, 0), "x must have at least one column"),
         (torch.ones(4), r"Use x\[:, None\]"),
         (torch.ones(2, 3, 4), r"Use x.flatten\(1\)"),
     ],
-    ids=["nan", "inf", "1e30", "1e200", "empty", "1d", "3d"],
+    ids=["nan", "inf", "1e30", "1e200", "empty", "no_columns", "1d", "3d"],
 )
 def test_bad_rows_are_refused(case, bad, match):
     with pytest.raises(ValueError, match=match):

@@ -1,6 +1,8 @@
 """`analyze` against dense float64 decompositions and the paper's equations."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -55,6 +57,14 @@ def test_eigenvalues_and_projections_equal_the_dense_ones():
     torch.testing.assert_close(spectrum.projections, shares, rtol=1e-6, atol=1e-12)
     whole = analyze(ReLUGram(), x[:50], y[:50], k=50)
     assert float(whole.projections.sum()) == pytest.approx(1.0)
+
+
+def test_a_spectrum_is_copied_and_pickled():
+    x, y = problem()
+    spectrum = analyze(ReLUGram(), x, y)
+    for twin in (copy.deepcopy(spectrum), pickle.loads(pickle.dumps(spectrum))):
+        assert twin.complexity == pytest.approx(spectrum.complexity, rel=1e-12)
+        assert twin.bracket == pytest.approx(spectrum.bracket, rel=1e-12)
 
 
 def test_dimension_and_alignment_follow_their_definitions():
@@ -251,6 +261,8 @@ def test_indefinite_matrices_are_refused():
         ({"targets": torch.ones(40, dtype=torch.long)}, ValueError, "at least two classes; got only 1"),
         ({"targets": torch.full((40,), float("nan"))}, ValueError, "targets must be finite; got NaN, first bad row 0"),
         ({"targets": torch.zeros(40)}, ValueError, "targets must not all be 0"),
+        ({"targets": torch.full((40,), 1e200, dtype=torch.float64)}, ValueError, "largest target must be .*; got 1.0e"),
+        ({"targets": torch.full((40,), 1e-310, dtype=torch.float64)}, ValueError, "Divide the targets by it"),
         ({"targets": torch.ones(40) + 0j}, TypeError, "targets must be real; got torch.complex64"),
         ({"targets": ["even"] * 40}, ValueError, "at least two classes; got only even"),
         ({"targets": np.array([None] * 40)}, TypeError, "targets must be numbers or names of classes; got ndarray of"),

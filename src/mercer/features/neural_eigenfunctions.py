@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..distributed import gather_rows, global_slice, map_rows, shard, sum_over_r
 from ..kernels import Kernel
 from ..kernels.network import NetworkKernel
 from ..linalg import slices
-from ..modules import Readable, capture, last_linear
+from ..modules import Readable, last_linear
 from .base import FeatureMap
 from .distillation import distill
 from .factorization import output_matrix, top_products, traced
@@ -282,8 +283,7 @@ class NeuralEigenfunctions(FeatureMap):
         self.residuals = (op.apply(psi) - psi * values).norm(dim=0) / len(sample) ** 0.5
 
     def _ritz(self, sample: Tensor, op: Operator) -> None:
-        self.projection = torch.empty(0, self.k, dtype=torch.float64, device=sample.device)
-        basis = self._basis(sample, hidden=True)
+        basis = self._basis(sample)
         pairs = ritz(op, basis, self.k, floor=self._resolution(basis) * 100)
         self._store(pairs, pairs.rotation)
 
@@ -298,15 +298,15 @@ class NeuralEigenfunctions(FeatureMap):
         size = (sum_over_ranks(squares) / global_slice(len(x))[1]).sqrt()
         self.projection = self.projection * torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
 
-    def _basis(self, x: Tensor, hidden: bool | None = None) -> Tensor:  # (n, ...) -> (n c, m)
-        """The functions that ``projection`` combines: hidden features where Rayleigh-Ritz found any, else outputs."""
+    def _basis(self, x: Tensor) -> Tensor:  # (n, ...) -> (n c, m)
+        """The functions that ``projection`` combines: hidden features for Rayleigh-Ritz where few enough, else outputs."""
         network = self.network
         assert network is not None
         weight = next(network.parameters())
-        x = (x.to(weight.dtype) - self.centre.to(weight.dtype)) / self.spread[0].to(weight.dtype)
+        if x.is_floating_point():  # in float64: a spread of 1e-50 is 0 in float32
+            x = ((x.double() - self.centre) / self.spread[0]).to(weight.dtype)
         c = len(self.spread)
-        hidden = self.ritz and len(self.projection) != self.k if hidden is None else hidden
-        values = _hidden(network, x) if hidden else None
+        values = _hidden(network, x) if self.ritz else None
         if values is not None and values.shape[1] * c <= max(_HIDDEN, self.k):
             eye = torch.eye(c, dtype=values.dtype, device=values.device)
             return values if c == 1 else torch.einsum("nm,cd->ncmd", values, eye).flatten(2).flatten(0, 1)
@@ -366,7 +366,9 @@ class _Standardised(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return self.network((x - self.centre.to(x.dtype)) / self.spread.to(x.dtype))  # type: ignore[no-any-return]
+        if x.is_floating_point():
+            x = ((x.double() - self.centre) / self.spread).to(x.dtype)
+        return self.network(x)  # type: ignore[no-any-return]
 
 
 def _wide(kernel: Kernel, x: Tensor) -> Tensor:
@@ -384,6 +386,25 @@ def _hidden(network: nn.Module, x: Tensor) -> Tensor | None:  # (n, ...) -> (n, 
     name = last_linear(network)[0]
     if not name:
         return x.flatten(1)
-    with capture(network, [name], detach=False) as seen:
-        network(x)
-    return seen[name].input.flatten(1)
+    # A private copy that shares the weights: the user's network gets no hooks, and threads do not meet in it.
+    shared: dict[int, Any] = {id(t): t for t in (*network.parameters(), *network.buffers())}
+    private = copy.deepcopy(network, shared)
+    private.get_submodule(name.rpartition(".")[0]).register_module(name.rpartition(".")[2], _Tap())
+    try:
+        private(x)
+    except _Reached as reached:
+        return reached.value.flatten(1)
+    raise RuntimeError(checks.sentence("NeuralEigenfunctions", f"layer {name} must run in forward", "no call"))
+
+
+class _Reached(Exception):
+    """The features before the last layer, on their way out of the forward pass."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class _Tap(nn.Module):
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        raise _Reached(x)

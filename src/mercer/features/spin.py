@@ -111,7 +111,7 @@ class SpectralInference(FeatureMap):
     def _outputs(self, x: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:  # (n, ...) -> (n, k)
         assert self.network is not None
         dtype = next(self.network.parameters()).dtype
-        rows = (x.to(dtype) - self.centre.to(dtype)) / self.spread.to(dtype)
+        rows = ((x.double() - self.centre) / self.spread).to(dtype)
         output: Tensor = self.network(rows) if weights is None else functional_call(self.network, weights, (rows,))
         return output
 

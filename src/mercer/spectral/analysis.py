@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from .spectrum import Spectrum
 __all__ = ["analyze"]
 
 DEFAULT_K = 50
+_SMALLEST = 1e-140
 
 
 def analyze(
@@ -95,7 +97,7 @@ def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
 
 def prover(kernel: Kernel, x: Tensor) -> Callable[[], float] | None:
     """A function that proves a floor on the least eigenvalue, where the kernel has one."""
-    return (lambda: kernel.eigenvalue_floor(x)) if isinstance(kernel, ReLUGram) else None
+    return functools.partial(kernel.eigenvalue_floor, x) if isinstance(kernel, ReLUGram) else None
 
 
 def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Tensor, Tensor]:
@@ -140,8 +142,12 @@ def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n
         raise TypeError(checks.sentence(where, "targets must be real", targets.dtype, "Use targets.real."))
     if targets.is_floating_point():
         checks.finite(where, "targets", targets)
-        if not bool((targets != 0).any()):
+        largest = float(targets.abs().max())
+        if largest == 0:
             raise ValueError(checks.sentence(where, "targets must not all be 0", "zeros"))
+        if not _SMALLEST <= largest <= 1 / _SMALLEST:
+            need = f"the largest target must be in {_SMALLEST:g}..{1 / _SMALLEST:g}, for its square to be a number"
+            raise ValueError(checks.sentence(where, need, f"{largest:.1e}", "Divide the targets by it."))
         return sign_columns(targets).double()
     if targets.ndim == 2 and targets.shape[1] != 1:
         fix = "Use targets.double() for columns of numbers."

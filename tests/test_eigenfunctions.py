@@ -329,7 +329,7 @@ class Yielding(nn.Tanh):
 
 def test_a_map_over_the_users_network_is_called_from_threads():
     x = uniform(60)
-    network = nn.Sequential(nn.Linear(1, 32), Yielding(), nn.Linear(32, 3)).double()
+    network = nn.Sequential(nn.Linear(1, 32), Yielding(), nn.Linear(32, 3), Yielding()).double()
     f = NeuralEigenfunctions(RBF(0.5), 3, network=network, steps=5, generator=seeded()).fit(x)
     parts = [x[i : i + 3] for i in range(57)]
     expected = [f(part) for part in parts]

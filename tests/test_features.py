@@ -131,7 +131,7 @@ def test_copies_pickles_and_torch_saves(case, fitted):
     stream = io.BytesIO()
     torch.save(f, stream)
     stream.seek(0)
-    for twin in (copy.deepcopy(f), pickle.loads(pickle.dumps(f)), torch.load(stream, weights_only=False)):
+    for twin in (copy.deepcopy(f), pickle.loads(pickle.dumps(f)), torch.load(stream, weights_only=False)):  # noqa: S301
         twin = twin if fitted else twin.fit(x)
         torch.testing.assert_close(twin(x), f(x) if fitted else case().fit(x)(x))
 

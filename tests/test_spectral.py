@@ -62,7 +62,7 @@ def test_eigenvalues_and_projections_equal_the_dense_ones():
 def test_a_spectrum_is_copied_and_pickled():
     x, y = problem()
     spectrum = analyze(ReLUGram(), x, y)
-    for twin in (copy.deepcopy(spectrum), pickle.loads(pickle.dumps(spectrum))):
+    for twin in (copy.deepcopy(spectrum), pickle.loads(pickle.dumps(spectrum))):  # noqa: S301
         assert twin.complexity == pytest.approx(spectrum.complexity, rel=1e-12)
         assert twin.bracket == pytest.approx(spectrum.bracket, rel=1e-12)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from typing import Any
 
@@ -15,10 +14,11 @@ from ..distributed import gather_rows, global_slice, map_rows, shard, sum_over_r
 from ..kernels import Kernel
 from ..kernels.network import NetworkKernel
 from ..linalg import slices
-from ..modules import Readable, last_linear
+from ..modules import Readable
 from .base import FeatureMap
 from .distillation import distill
 from .factorization import output_matrix, top_products, traced
+from .hidden_features import hidden_features
 from .l2_batch_norm import L2BatchNorm
 from .landmarks import sample as draw
 from .learned_landmarks import choose, learn, whitener
@@ -299,14 +299,14 @@ class NeuralEigenfunctions(FeatureMap):
         self.projection = self.projection * torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
 
     def _basis(self, x: Tensor) -> Tensor:  # (n, ...) -> (n c, m)
-        """The functions that ``projection`` combines: hidden features for Rayleigh-Ritz where few enough, else outputs."""
+        """What ``projection`` combines: hidden features for Rayleigh-Ritz where few enough, else outputs."""
         network = self.network
         assert network is not None
         weight = next(network.parameters())
         if x.is_floating_point():  # in float64: a spread of 1e-50 is 0 in float32
             x = ((x.double() - self.centre) / self.spread[0]).to(weight.dtype)
         c = len(self.spread)
-        values = _hidden(network, x) if self.ritz else None
+        values = hidden_features(network, x) if self.ritz else None
         if values is not None and values.shape[1] * c <= max(_HIDDEN, self.k):
             eye = torch.eye(c, dtype=values.dtype, device=values.device)
             return values if c == 1 else torch.einsum("nm,cd->ncmd", values, eye).flatten(2).flatten(0, 1)
@@ -374,37 +374,3 @@ class _Standardised(nn.Module):
 def _wide(kernel: Kernel, x: Tensor) -> Tensor:
     """Rows in float64, but for kernels of networks, which would be twice as dear, and for indices."""
     return x if isinstance(kernel, NetworkKernel) or not x.is_floating_point() else x.double()
-
-
-def _hidden(network: nn.Module, x: Tensor) -> Tensor | None:  # (n, ...) -> (n, m)
-    own = getattr(network, "hidden", None)
-    if callable(own):
-        features: Tensor = own(x)
-        return features
-    if not any(isinstance(layer, nn.Linear) for layer in network.modules()):
-        return None
-    name = last_linear(network)[0]
-    if not name:
-        return x.flatten(1)
-    # A private copy that shares the weights: the user's network gets no hooks, and threads do not meet in it.
-    shared: dict[int, Any] = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    private = copy.deepcopy(network, shared)
-    private.get_submodule(name.rpartition(".")[0]).register_module(name.rpartition(".")[2], _Tap())
-    try:
-        private(x)
-    except _Reached as reached:
-        return reached.value.flatten(1)
-    raise RuntimeError(checks.sentence("NeuralEigenfunctions", f"layer {name} must run in forward", "no call"))
-
-
-class _Reached(Exception):
-    """The features before the last layer, on their way out of the forward pass."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-
-class _Tap(nn.Module):
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        raise _Reached(x)

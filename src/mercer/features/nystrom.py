@@ -12,7 +12,7 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import global_slice, sum_over_ranks
 from ..kernels import Kernel
-from ..linalg import block_rows, slices
+from ..linalg import block_rows, inverse_root, slices
 from ..modules import Readable
 from .base import FeatureMap
 from .landmarks import SELECTIONS, select
@@ -124,7 +124,7 @@ class Nystrom(FeatureMap):
             self.landmarks = select(self.exact, x, count, self.selection, self.generator)
         z = self.landmarks.double() if self.landmarks.is_floating_point() else self.landmarks
         eps = torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps
-        return inverse_root(self.exact(z).double(), len(z) * eps)
+        return inverse_root(self.exact(z).double(), len(z) * eps, where="Nystrom")
 
     def _rotate(self, x: Readable, whitener: Tensor, second: Tensor, diag: Tensor) -> Tensor:  # -> (r, m)
         """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
@@ -147,26 +147,3 @@ class Nystrom(FeatureMap):
         share = 1 - spectrum.sum() * n / diag if diag > 0 else spectrum.new_zeros(())
         self.residual = share.clamp(0, 1).to(dtype)
         return rotation
-
-
-def inverse_root(gram: Tensor, cut: float) -> Tensor:  # (m, m) -> (m, r)
-    r"""W with :math:`W W^\top = K^{-1}` on the eigenvectors whose eigenvalue is above ``cut`` of the largest.
-
-    By Cholesky, K = L L^T, where that is all of them, which the bounds :math:`\lambda_{\min} \ge 1 / (\|L^{-1}\|_1
-    \|L^{-1}\|_\infty)` and :math:`\lambda_{\max} \le \|K\|_\infty` prove; else by eigenvectors.
-    """
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    if not bool(failed):
-        eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-        inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
-        sizes = inverse.abs()
-        if float(sizes.sum(0).max() * sizes.sum(1).max() * gram.abs().sum(1).max()) * cut < 1:
-            return inverse.mT
-    values, vectors = torch.linalg.eigh(gram)
-    floor = cut * float(values.abs().max())
-    if float(values[0]) < -floor * 10:
-        least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
-        checks.warn("Nystrom", f"the kernel is indefinite on the landmarks, {least}; the negative part is dropped.")
-    keep = values > floor
-    root: Tensor = vectors[:, keep] / values[keep].sqrt()
-    return root

@@ -4,6 +4,7 @@ from .blocks import block_rows, blockwise, blockwise_matmul, slices
 from .cholesky import Cholesky, cholesky
 from .distances import angles, clamp_cosines, cosines, safe_sqrt, squared_distances, unit_rows
 from .eigen import TopEigh, randomized_range, top_eigh
+from .inverse_root import inverse_root
 from .lanczos import Lanczos, gauss, radau
 from .operators import SymmetricOperator
 from .ridge import Ridge, kernel_ridge_loo, ridge_loo
@@ -22,6 +23,7 @@ __all__ = [
     "clamp_cosines",
     "cosines",
     "gauss",
+    "inverse_root",
     "kernel_ridge_loo",
     "radau",
     "randomized_range",

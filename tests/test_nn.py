@@ -2,11 +2,13 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import reference_jayasumana2021 as reference
 import safetensors.torch
 import torch
+from head_cases import HEADS, C, D, rows
 from torch import nn
 from torch.nn import functional as F
 
@@ -22,27 +24,11 @@ from mercer.nn import (
     distillation_loss,
 )
 
-D, C = 5, 3
-
-HEADS = {  # a new head joins the whole suite by adding one line here
-    "kernel": lambda: KernelClassifier(D, C),
-    "kernel_full": lambda: KernelClassifier(
-        D, C, RadialSeries(4, basis="gegenbauer"), prototypes=2, bias=True, temperature=0.5
-    ),
-    "kernel_rbf": lambda: KernelClassifier(D, C, RBF(2.0, learnable=True), bias=True),
-    "cosine": lambda: CosineClassifier(D, C),
-    "second_order": lambda: SecondOrderPooling(D, C),
-}
-
 
 @pytest.fixture(params=HEADS, ids=str)
 def head(request):
     torch.manual_seed(7)  # not the seed of the rows: weights on top of an embedding have a kink in the RBF
     return HEADS[request.param]()
-
-
-def rows(n=6, d=D, seed=0, dtype=torch.float64):
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def randomised(head):
@@ -122,30 +108,6 @@ def test_float64_embeddings_win_over_float32_weights():
     assert head(rows()).dtype == torch.float64
 
 
-def test_compiles_and_exports(head):
-    z = rows(dtype=torch.float32)
-    torch._dynamo.reset()
-    compiled = torch.compile(head, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(z), head(z))
-    exported = torch.export.export(head, (z,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
-    torch.testing.assert_close(exported.module()(z[:4]), head(z[:4]))
-
-
-def test_torch_func_per_sample_gradients_and_hessians(head):
-    head.double()
-    z, parameters = rows(3), {name: p.detach() for name, p in head.named_parameters()}
-
-    def loss(p, row):
-        return torch.func.functional_call(head, p, (row[None],)).logsumexp(1).sum()
-
-    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, z)
-    for name, parameter in head.named_parameters():
-        (expected,) = torch.autograd.grad(loss(dict(head.named_parameters()), z[1]), parameter, allow_unused=True)
-        torch.testing.assert_close(each[name][1], torch.zeros_like(parameter) if expected is None else expected)
-    hessian = torch.func.hessian(lambda row: loss(parameters, row))(z[0])
-    torch.testing.assert_close(hessian, torch.func.jacrev(torch.func.jacrev(lambda row: loss(parameters, row)))(z[0]))
-
-
 def test_copies_states_and_folders(head, request, tmp_path):
     z = rows(dtype=torch.float32)
     torch.testing.assert_close(copy.deepcopy(head)(z), head(z))
@@ -155,6 +117,14 @@ def test_copies_states_and_folders(head, request, tmp_path):
     torch.testing.assert_close(fresh(z), head(z))
     mercer.save(head, tmp_path / "folder")
     torch.testing.assert_close(mercer.load(tmp_path / "folder")(z), head(z))
+
+
+@pytest.mark.parametrize("name", ["default", "full", "cosine", "kervolution"])
+def test_folders_of_the_last_version_load_with_their_old_defaults(name):
+    saved = Path(__file__).parent / "saved_heads"
+    known = safetensors.torch.load_file(saved / "logits.safetensors")
+    module = mercer.load(saved / name)
+    torch.testing.assert_close(module(known["pictures" if name == "kervolution" else "z"]), known[name])
 
 
 def test_a_replaced_kernel_is_saved(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
@@ -90,10 +90,19 @@ class RadialSeries(Kernel):
         self.init = checks.choice(where, "init", init, ("unit", "ones"))
         self.indicators = checks.choice(where, "indicators", indicators, ("off", "exact", "limit"))
         self.dim: int | None = None
-        self._slopes, self._factors = monomial_derivatives(self.order), None
+        with torch.device("cpu"):  # constants, also where parameters are made on the meta device
+            self._slopes, self._factors = monomial_derivatives(self.order), None
         if dim is not None:
             self.fill_dim(dim)
-        self.alpha = nn.Parameter(_start(self.order, self.positivity, self.init, self.indicators != "off"))
+        self.alpha = nn.Parameter(self._start())
+
+    def reset_parameters(self) -> None:
+        """The coefficients of the start."""
+        with torch.no_grad():
+            self.alpha.copy_(self._start())
+
+    def _start(self) -> Tensor:
+        return _start(self.order, self.positivity, self.init, self.indicators != "off")
 
     @property
     def coefficients(self) -> Tensor:  # (order + 3,)
@@ -111,18 +120,19 @@ class RadialSeries(Kernel):
         if self.dim is None:
             self.dim = checks.integer("RadialSeries", "dim", dim, 2)
             if self.basis == "gegenbauer":
-                self._slopes, self._factors = derivatives(self.order, dim), recurrence(self.order, dim)
+                with torch.device("cpu"):
+                    self._slopes, self._factors = derivatives(self.order, dim), recurrence(self.order, dim)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        if self.basis == "gegenbauer" and self.dim != x.shape[1]:
+        if self.basis == "gegenbauer" and not isinstance(x, fx.Proxy) and self.dim != x.shape[1]:
             self._refuse(x.shape[1])
         alpha = _activate(self.alpha, self.positivity).to(x.dtype)
         if self.indicators == "off":
             return sphere_series(x, y, alpha, self._slopes, self._factors)
         value = sphere_series(x, y, alpha[2:], self._slopes, self._factors)
-        even, odd = self._indicators(unit_rows(x) @ unit_rows(y).mT)
-        return value + alpha[0] * even + alpha[1] * odd
+        edges = _indicators(unit_rows(x) @ unit_rows(y).mT, self.indicators, self.order)
+        return value + alpha[0] * edges[0] + alpha[1] * edges[1]
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
@@ -132,7 +142,7 @@ class RadialSeries(Kernel):
     def profile(self, t: Tensor) -> Tensor:
         """K as a function of the cosine t, of any shape."""
         alpha = self.coefficients.to(t.dtype)
-        even, odd = self._indicators(t)
+        even, odd = _indicators(t, self.indicators, self.order)
         return series(t, alpha[2:], self._factors) + alpha[0] * even + alpha[1] * odd
 
     def certificate(self, *, dim: int | None = None, samples: int = 200, generator: Any = None) -> Certificate:
@@ -189,14 +199,6 @@ class RadialSeries(Kernel):
             raise ValueError(checks.sentence("RadialSeries", "basis 'gegenbauer' needs dim", None))
         return self.dim
 
-    def _indicators(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        if self.indicators == "limit":
-            even = 2 * math.ceil(2 * max(self.order, 1))
-            return t**even, t ** (even + 1)
-        edge = t.detach().abs() >= 1 - _TOLERANCE * torch.finfo(t.dtype).eps
-        even_part = edge.to(t.dtype)
-        return even_part, even_part * t.detach().sign()
-
 
 def truncation_bound(alphas: Tensor, order: int) -> float:
     r"""What cutting :math:`\psi(t) = \sum_m \alpha_m t^m` after the order M can change at most.
@@ -216,6 +218,20 @@ def truncation_bound(alphas: Tensor, order: int) -> float:
         raise ValueError(checks.sentence("truncation_bound", "alphas must have shape (m,)", tuple(alphas.shape)))
     checks.finite("truncation_bound", "alphas", alphas)
     return math.fsum(math.comb(m, order + 1) * abs(float(a)) for m, a in enumerate(alphas) if m > order)
+
+
+def _indicators(t: Tensor, indicators: str, order: int) -> tuple[Tensor, Tensor]:
+    if indicators == "limit":
+        even = 2 * math.ceil(2 * max(order, 1))
+        return t**even, t ** (even + 1)
+    edge = t.detach().abs() >= 1 - _TOLERANCE * torch.finfo(t.dtype).eps
+    even_part = edge.to(t.dtype)
+    return even_part, even_part * t.detach().sign()
+
+
+# fx.symbolic_trace keeps a call to these whole: they ask for sizes and dtypes that a symbol does not have.
+fx.wrap("sphere_series")
+fx.wrap("_indicators")
 
 
 def _activate(raw: Tensor, positivity: str) -> Tensor:

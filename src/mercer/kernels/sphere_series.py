@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 from ..linalg import unit_rows
 
@@ -95,7 +96,8 @@ class _SphereSeries(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors  # read once: checkpointing frees what was read
-        if torch.is_grad_enabled():  # a second derivative is wanted: the plain form has one
+        # A second derivative, or many gradients at once, is wanted: the plain form has both.
+        if torch.is_grad_enabled() or is_legacy_batchedtensor(grads[0]):
             return _plain_backward(ctx, saved[:3], grads[0])
         device = saved[0].device.type
         if torch.is_autocast_enabled(device):
@@ -106,9 +108,11 @@ class _SphereSeries(torch.autograd.Function):
 
 def _plain_backward(ctx: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
     wanted = [i for i in range(3) if ctx.needs_input_grad[i]]
+    twice = torch.is_grad_enabled()
     x, y, a = inputs
-    value = _plain(x, y, a, ctx.factors)
-    found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=True, materialize_grads=True)
+    with torch.enable_grad():
+        value = _plain(x, y, a, ctx.factors)
+    found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=twice, materialize_grads=True)
     grads: list[Tensor | None] = [None] * 5
     for i, each in zip(wanted, found, strict=True):
         grads[i] = each
@@ -142,7 +146,9 @@ def _values(t: Tensor, a: Tensor, factors: Factors, scale: Tensor) -> Tensor:
     """The series at the cosines, which are first multiplied by ``scale`` and clamped, in place."""
     if _is_one_block(t):
         buffer = _polynomials(t.mul_(scale).clamp_(-1, 1), len(a), factors)
-        return torch.mv(buffer.mT, a).view(t.shape)
+        value = torch.empty_like(t)  # not a view of something else: sharded training warns of these
+        torch.mv(buffer.mT, a, out=value.view(-1))
+        return value
     value = torch.empty_like(t)
     for start, stop, buffer in _blocks(t, len(a), factors, scale):
         torch.mv(buffer.mT, a, out=value[start:stop].view(-1))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from typing_extensions import override
 
 from .. import checks
@@ -41,6 +41,8 @@ class KernelClassifier(Savable, nn.Module):
         prototypes: Weight vectors of each class.
         bias: Learn b.
         temperature: T. The paper's are 0.1 for ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
+        device: Where the parameters are made, as for ``nn.Linear``.
+        dtype: Their dtype.
 
     >>> head = KernelClassifier(16, 3, prototypes=2, bias=True)
     >>> head(torch.randn(5, 16)).shape
@@ -58,6 +60,8 @@ class KernelClassifier(Savable, nn.Module):
         prototypes: int = 1,
         bias: bool = False,
         temperature: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         where = "KernelClassifier"
@@ -74,8 +78,9 @@ class KernelClassifier(Savable, nn.Module):
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
                 part.fill_dim(in_features)
-        self.weight = nn.Parameter(torch.empty(num_classes * prototypes, in_features))
-        self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
+        self.weight = nn.Parameter(torch.empty(num_classes * prototypes, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(num_classes, device=device, dtype=dtype)) if bias else None
+        self.kernel.to(device=device, dtype=dtype)
         self.reset_parameters()
 
     @property
@@ -93,6 +98,8 @@ class KernelClassifier(Savable, nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
         """Logits of embeddings."""
+        if isinstance(z, fx.Proxy):  # a symbol has no sizes to check
+            return self._logits(z, self.weight)
         z, weight = self._checked(z)
         if not z.is_meta and torch.is_autocast_enabled(z.device.type):
             with torch.autocast(z.device.type, enabled=False):
@@ -100,18 +107,25 @@ class KernelClassifier(Savable, nn.Module):
         return self._logits(z, weight)
 
     def _logits(self, z: Tensor, weight: Tensor) -> Tensor:
-        flat = z if z.ndim == 2 else z.reshape(-1, self.in_features)
-        scale_free = isinstance(self.kernel, _SCALE_FREE)
-        # The call checks its arguments, by sizes that an exported graph must not know.
-        gram = self.kernel.gram if scale_free or torch.compiler.is_compiling() else self.kernel
-        scores = gram(flat, weight) if scale_free else gram(unit_rows(flat), unit_rows(weight))
+        scores = self._gram(z.reshape(-1, self.in_features), weight)
         if self.temperature != 1.0:
             scores = scores / self.temperature
         if self.prototypes > 1:
             scores = scores.unflatten(1, (self.num_classes, self.prototypes)).logsumexp(2)
         if self.bias is not None:
             scores = scores + self.bias.to(scores.dtype)
-        return scores if z.ndim == 2 else scores.reshape(*z.shape[:-1], self.num_classes)
+        if not isinstance(z, fx.Proxy) and z.ndim == 2:  # sharded training refuses needless views
+            return scores
+        return scores.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
+
+    def _gram(self, z: Tensor, weight: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        rows = (z, weight) if isinstance(self.kernel, _SCALE_FREE) else (unit_rows(z), unit_rows(weight))
+        if isinstance(z, fx.Proxy) and not isinstance(self.kernel, RadialSeries):  # others ask for sizes: kept whole
+            traced: Tensor = z.tracer.create_proxy("call_module", z.tracer.path_of_module(self.kernel), rows, {})
+            return traced
+        # The call checks its arguments, by sizes that an exported graph must not know.
+        unchecked = isinstance(self.kernel, _SCALE_FREE) or torch.compiler.is_compiling()
+        return self.kernel.gram(*rows) if unchecked else self.kernel(*rows)
 
     def init_from(
         self,

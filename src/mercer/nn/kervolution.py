@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 from .. import checks
 from ..storage import Savable
+from .old_states import as_vector
 
 __all__ = ["Kervolution2d"]
 
@@ -63,10 +66,14 @@ class Kervolution2d(Savable, nn.Module):
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, kernel_size, kernel_size))
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
         if self.kernel == "polynomial":
-            value = torch.tensor(checks.non_negative(where, "coef0", coef0))
+            value = checks.non_negative(where, "coef0", coef0)
         else:
-            value = torch.tensor(checks.positive(where, "gamma", 1.0 / length if gamma is None else gamma)).log()
-        self.shape = nn.Parameter(value, requires_grad=learnable)
+            value = math.log(checks.positive(where, "gamma", 1.0 / length if gamma is None else gamma))
+        self.shape = nn.Parameter(torch.tensor([value]), requires_grad=learnable)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        as_vector(state_dict, f"{prefix}shape")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, c, h, w) -> (n, out, h', w')
         """Kernel values between patches and filters."""

@@ -1,4 +1,4 @@
-"""Directions that stand for a class: its mean, or the centres of spherical k-means."""
+"""Directions that stand for a class: its mean, or the centres of k-means on the sphere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ..linalg import unit_rows
 
 __all__ = ["class_directions"]
 
-_STEPS = 30
 _ROWS = 5000  # of one class that k-means looks at
 _SPREAD = 1e-2  # what tells copies of one row apart, where a class has fewer rows than prototypes
 
@@ -31,7 +30,7 @@ def class_directions(
             missing.append(label)
             continue
         place = slice(label * prototypes, (label + 1) * prototypes)
-        found[place] = _mean(own) if prototypes == 1 else _spherical_k_means(own, prototypes, generator)
+        found[place] = _mean(own) if prototypes == 1 else _k_means(own, prototypes, generator)
     return found.to(z.dtype), missing
 
 
@@ -41,32 +40,17 @@ def _mean(unit: Tensor) -> Tensor:  # (n, d) -> (1, d)
     return unit_rows(mean) if float(mean.norm()) > 1e-6 else take_rows(unit, torch.zeros(1, dtype=torch.int64))
 
 
-def _spherical_k_means(unit: Tensor, count: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (count, d)
+def _k_means(unit: Tensor, count: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (count, d)
+    from sklearn.cluster import KMeans
+
     n = global_slice(len(unit))[1]
     some = torch.randperm(n, generator=generator, device=unit.device) if n > _ROWS else torch.arange(n)
     unit = take_rows(unit, some[:_ROWS].to(unit.device))
-    if len(unit) <= count:
-        copies = unit[torch.arange(count, device=unit.device) % len(unit)]
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device=unit.device))
+    distinct = unit.unique(dim=0)
+    if len(distinct) <= count:
+        copies = distinct[torch.arange(count, device=unit.device) % len(distinct)]
         noise = torch.randn(copies.shape, generator=generator, dtype=unit.dtype, device=unit.device)
         return unit_rows(copies + _SPREAD * noise)
-    centers = _spread_starts(unit, count, generator)
-    for _ in range(_STEPS):
-        nearest = (unit @ centers.mT).argmax(1)  # (n,)
-        sums = torch.zeros_like(centers).index_add_(0, nearest, unit)
-        moved = torch.where(sums.norm(dim=1, keepdim=True) > 1e-12, unit_rows(sums), centers)
-        if torch.allclose(moved, centers, atol=1e-9):
-            break
-        centers = moved
-    return centers
-
-
-def _spread_starts(unit: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """k-means++: each next start drawn with weight 1 - its cosine to the nearest one so far."""
-    first = torch.randint(len(unit), (1,), generator=generator, device=unit.device)
-    chosen = [unit[first]]
-    away = (1 - unit @ chosen[0].mT)[:, 0].clamp(min=0)
-    for _ in range(count - 1):
-        weights = away if float(away.sum()) > 0 else torch.ones_like(away)
-        chosen.append(unit[torch.multinomial(weights, 1, generator=generator)])
-        away = torch.minimum(away, (1 - unit @ chosen[-1].mT)[:, 0].clamp(min=0))
-    return torch.cat(chosen)
+    found = KMeans(count, n_init=1, random_state=seed).fit(unit.cpu().numpy())
+    return unit_rows(torch.from_numpy(found.cluster_centers_).to(unit))

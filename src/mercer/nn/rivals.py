@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from .. import checks
 from ..linalg import unit_rows
 from ..storage import Savable
+from .old_states import as_vector
 
 __all__ = ["CosineClassifier", "SecondOrderPooling"]
 
@@ -27,31 +29,57 @@ class CosineClassifier(Savable, nn.Module):
         num_classes: L.
         scale: Where s starts.
         learnable: Learn s.
+        device: Where the parameters are made, as for ``nn.Linear``.
+        dtype: Their dtype.
     """
 
     __call__: Callable[..., Tensor]
 
-    def __init__(self, in_features: int, num_classes: int, *, scale: float = 10.0, learnable: bool = True) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        scale: float = 10.0,
+        learnable: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.in_features = checks.integer("CosineClassifier", "in_features", in_features, 1)
         self.num_classes = checks.integer("CosineClassifier", "num_classes", num_classes, 1)
-        value = torch.tensor(checks.positive("CosineClassifier", "scale", scale))
-        self.weight = nn.Parameter(unit_rows(torch.randn(num_classes, in_features)))
-        self.scale = nn.Parameter(value, requires_grad=learnable)
+        self.start = checks.positive("CosineClassifier", "scale", scale)
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
+        self.scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype), requires_grad=learnable)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights uniform on the sphere, s at its start."""
+        with torch.no_grad():
+            self.weight.normal_()
+            self.weight.copy_(unit_rows(self.weight))
+            self.scale.fill_(self.start)
 
     @property
     def out_features(self) -> int:
         """L, under the name that ``nn.Linear`` gives it."""
         return self.num_classes
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        as_vector(state_dict, f"{prefix}scale")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
         """Logits of embeddings."""
-        if z.shape[-1] != self.in_features:
-            need = f"z must have shape (..., {self.in_features})"
-            raise ValueError(checks.sentence("CosineClassifier", need, tuple(z.shape)))
-        z = checks.floating(z)
-        common = torch.promote_types(z.dtype, self.weight.dtype)
-        cosines = unit_rows(z.to(common)) @ unit_rows(self.weight.to(common)).mT
+        weight: Tensor = self.weight
+        if not isinstance(z, fx.Proxy):  # a symbol has no sizes to check
+            if z.shape[-1] != self.in_features:
+                need = f"z must have shape (..., {self.in_features})"
+                raise ValueError(checks.sentence("CosineClassifier", need, tuple(z.shape)))
+            z = checks.floating(z)
+            common = torch.promote_types(z.dtype, weight.dtype)
+            z, weight = z.to(common), weight.to(common)
+        cosines = unit_rows(z) @ unit_rows(weight).mT
         return self.scale.to(cosines.dtype) * cosines
 
 
@@ -68,15 +96,26 @@ class SecondOrderPooling(Savable, nn.Module):
         in_features: d.
         num_classes: L.
         bias: Learn b.
+        device: Where the parameters are made, as for ``nn.Linear``.
+        dtype: Their dtype.
     """
 
     __call__: Callable[..., Tensor]
 
-    def __init__(self, in_features: int, num_classes: int, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.in_features = checks.integer("SecondOrderPooling", "in_features", in_features, 1)
         self.num_classes = checks.integer("SecondOrderPooling", "num_classes", num_classes, 1)
-        self.linear = nn.Linear(in_features * (in_features + 1) // 2, num_classes, bias=bias)
+        width = in_features * (in_features + 1) // 2
+        self.linear = nn.Linear(width, num_classes, bias=bias, device=device, dtype=dtype)
 
     @property
     def out_features(self) -> int:
@@ -85,7 +124,7 @@ class SecondOrderPooling(Savable, nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:  # (n, d) or (n, d, *places) -> (n, c)
         """Logits of embeddings or of feature maps."""
-        if z.ndim < 2 or z.shape[1] != self.in_features:
+        if not isinstance(z, fx.Proxy) and (z.ndim < 2 or z.shape[1] != self.in_features):
             need = f"z must have shape (n, {self.in_features}) or (n, {self.in_features}, height, width)"
             raise ValueError(checks.sentence("SecondOrderPooling", need, tuple(z.shape)))
         logits: Tensor = self.linear(self.pool(z).to(self.linear.weight.dtype))
@@ -93,7 +132,8 @@ class SecondOrderPooling(Savable, nn.Module):
 
     def pool(self, z: Tensor) -> Tensor:  # (n, d, *places) -> (n, d (d + 1) / 2)
         """The pooled, rooted and normalised features, each row of length 1."""
-        places = checks.floating(z).flatten(2) if z.ndim > 2 else checks.floating(z).unsqueeze(2)  # (n, d, s)
+        z = z if isinstance(z, fx.Proxy) else checks.floating(z)
+        places = z.unsqueeze(-1).flatten(2)  # (n, d, s)
         outer = places @ places.mT / places.shape[2]  # (n, d, d)
         upper = torch.triu_indices(self.in_features, self.in_features, device=z.device)
         half = outer[:, upper[0], upper[1]]

@@ -23,21 +23,22 @@ def written(folder, content, name="table.csv"):
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("t.csv", TABLE),
-        ("t.csv", TABLE.replace("\n", "\r\n")),
-        ("t.csv", "\ufeff" + TABLE),
-        ("t.csv", TABLE.replace(",", ";")),
-        ("t.csv", TABLE.replace(",", "|")),
-        ("t.csv", TABLE.replace(",", ", ")),
-        ("t.csv", '"a","b","c"\n1,"x","2020-01-05"\n2,"y","2020-02-01"\n\n"","x",NA'),
-        ("t.tsv", TABLE.replace(",", "\t")),
-        ("t.csv.gz", gzip.compress(TABLE.encode())),
-    ],
-)
-def test_the_same_table_in_many_dresses(tmp_path, name, content):
+DRESSES = {
+    "plain": ("t.csv", TABLE),
+    "windows": ("t.csv", TABLE.replace("\n", "\r\n")),
+    "byte-order mark": ("t.csv", "\ufeff" + TABLE),
+    "semicolons": ("t.csv", TABLE.replace(",", ";")),
+    "bars": ("t.csv", TABLE.replace(",", "|")),
+    "spaces": ("t.csv", TABLE.replace(",", ", ")),
+    "quotes": ("t.csv", '"a","b","c"\n1,"x","2020-01-05"\n2,"y","2020-02-01"\n\n"","x",NA'),
+    "tabs": ("t.tsv", TABLE.replace(",", "\t")),
+    "gzip": ("t.csv.gz", gzip.compress(TABLE.encode())),
+}
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+def test_the_same_table_in_many_dresses(tmp_path, dress):
+    name, content = DRESSES[dress]
     frame = read(written(tmp_path, content, name))
     expected = pd.DataFrame({"a": [1, 2, None], "b": list("xyx"), "c": ["2020-01-05", "2020-02-01", None]})
     pd.testing.assert_frame_equal(frame, expected)

@@ -3,6 +3,7 @@
 from .columns import Column
 from .diagnosis import Diagnosis, Reading, diagnose
 from .familiarity import Familiarity
+from .frames import as_pandas
 from .model import TabularModel
 from .preparation import Preparation
 from .reading import read, read_chunks
@@ -16,6 +17,7 @@ __all__ = [
     "Reading",
     "TabularModel",
     "Target",
+    "as_pandas",
     "diagnose",
     "read",
     "read_chunks",

@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import checks
 from ..data.files import read_npz
 from .columns import Column
+from .frames import as_pandas
 from .preparation import Preparation
 from .reading import read
 from .target import Target, find_target, present
@@ -116,6 +117,7 @@ def problem(
     """Choose rows, read the target, prepare the columns."""
     where = "diagnose"
     checks.integer(where, "rows", rows, FEWEST)
+    frame = as_pandas(where, frame)
     name = find_target(frame.columns, target)
     series = frame.set_axis([str(column) for column in frame.columns], axis=1)[name]
     notes: list[str] = []

@@ -8,8 +8,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mercer.kernels import EmpiricalNTK, MonteCarloNNGP, Trajectory
-from mercer.kernels.tangents import Tangents
+from mercer.kernels import EmpiricalNTK, MonteCarloNNGP, Tangents, Trajectory
 
 
 class Block(nn.Module):

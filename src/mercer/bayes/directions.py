@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import global_slice, sum_over_ranks
-from ..kernels.tangents import Tangents
+from ..kernels import Tangents
 from ..linalg import slices
 from ..modules import Readable
 from .likelihood import curvature_product, curvature_root

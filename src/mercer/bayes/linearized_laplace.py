@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..distributed import gather_rows, shared_generator, sum_over_ranks
-from ..kernels.tangents import Tangents
+from ..kernels import Tangents
 from ..linalg import slices
 from ..modules import Readable, trainable, unwrap
 from ..storage import Savable

@@ -19,7 +19,7 @@ from .. import metrics
 from ..bayes import KroneckerLaplace, LinearizedLaplace
 from ..bayes.likelihood import curvature_root, probit
 from ..data import load
-from ..kernels.tangents import Tangents
+from ..kernels import Tangents
 from ..linalg import slices
 from .timing import Case, Peer
 

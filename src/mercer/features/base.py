@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from .. import checks, distributed
-from ..kernels import Kernel
-from ..kernels.given import check_indices
+from ..kernels import Kernel, check_indices
 from ..modules import Readable, StoredRows, open_rows, rows
 from ..storage import Savable
 

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
-from ..kernels.network import NetworkKernel
+from ..kernels import NetworkKernel
 
 
 def traced(kernel: NetworkKernel) -> NetworkKernel:

@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..distributed import gather_rows, global_slice, map_rows, shard, sum_over_ranks
-from ..kernels import Kernel
-from ..kernels.network import NetworkKernel
+from ..kernels import Kernel, NetworkKernel
 from ..linalg import slices
 from ..modules import Readable
 from .base import FeatureMap

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import map_rows
-from ..kernels import Kernel
-from ..kernels.network import NetworkKernel
+from ..kernels import Kernel, NetworkKernel
 from ..linalg import top_eigh
 
 _log = logging.getLogger("mercer")

@@ -6,13 +6,15 @@ from .base import Kernel
 from .conv_nngp import ConvNNGP, ConvNTK
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
 from .empirical_ntk import EmpiricalNTK
-from .given import FunctionKernel, Precomputed
 from .gpytorch import from_gpytorch, to_gpytorch
 from .monte_carlo import MonteCarloNNGP, Trajectory
+from .network import NetworkKernel
 from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern
+from .tangents import Tangents
+from .user_kernels import FunctionKernel, Precomputed, check_indices
 
 __all__ = [
     "NNGP",
@@ -29,6 +31,7 @@ __all__ = [
     "Linear",
     "Matern",
     "MonteCarloNNGP",
+    "NetworkKernel",
     "Normalized",
     "Polynomial",
     "Power",
@@ -38,7 +41,9 @@ __all__ = [
     "ReLUGram",
     "Scaled",
     "Sum",
+    "Tangents",
     "Trajectory",
+    "check_indices",
     "from_gpytorch",
     "functionals",
     "to_gpytorch",

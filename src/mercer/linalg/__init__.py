@@ -1,5 +1,6 @@
 """Linear algebra on tensors: distances, factorisations, Krylov methods, ridge regression."""
 
+from .autodiff import differentiated, transformed
 from .blocks import block_rows, blockwise, blockwise_matmul, slices
 from .cholesky import Cholesky, cholesky
 from .distances import angles, clamp_cosines, cosines, safe_sqrt, squared_distances, unit_rows
@@ -22,6 +23,7 @@ __all__ = [
     "cholesky",
     "clamp_cosines",
     "cosines",
+    "differentiated",
     "gauss",
     "inverse_root",
     "kernel_ridge_loo",
@@ -32,5 +34,6 @@ __all__ = [
     "slices",
     "squared_distances",
     "top_eigh",
+    "transformed",
     "unit_rows",
 ]

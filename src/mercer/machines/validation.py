@@ -10,8 +10,7 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import global_slice
-from ..kernels import Kernel
-from ..kernels.given import check_indices
+from ..kernels import Kernel, check_indices
 from ..modules import Data, Readable, StoredRows, as_tensor, labelled_rows, open_rows, rows
 
 __all__ = ["checked_rows", "checked_training"]

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..distributed import gather_json, gather_rows, global_slice, map_rows, world_size
-from ..kernels import Kernel, Precomputed, ReLUGram
+from ..kernels import Kernel, Precomputed, ReLUGram, check_indices
 from ..kernels.functionals import sign_columns
-from ..kernels.given import check_indices
 from ..modules import Data, labelled_rows, rows
 from .passes import gram_pass, precomputed
 from .spectrum import Spectrum

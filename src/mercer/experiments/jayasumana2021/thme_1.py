@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import figures
-from ...kernels.radial_series import truncation_bound
+from ...kernels import truncation_bound
 from ..cells import Cell, Outcome
 from ..results import Result
 

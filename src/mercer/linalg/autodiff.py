@@ -1,0 +1,25 @@
+"""Whether derivatives are being taken; every private name of torch that Mercer's maths needs is in this file."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+
+__all__ = ["differentiated", "transformed"]
+
+
+def transformed() -> bool:
+    """Whether ``torch.func`` (vmap, grad, jvp, ...) or forward-mode differentiation is active.
+
+    Code must then use operations that they can see through: none in place, none that reads a value.
+    """
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def differentiated(*tensors: Tensor) -> bool:
+    """Whether a result of these tensors may be differentiated, transformed or compiled: fast paths are then closed."""
+    if torch.compiler.is_compiling() or transformed():
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

@@ -5,6 +5,7 @@ from pathlib import Path
 PUBLISHED = """
 [[entry]]
 id = "count"
+run = { module = "count" }
 kind = "result"
 title = "Six numbers"
 source = "Table 1"
@@ -17,12 +18,14 @@ r1 = ["", 7]
 
 [[entry]]
 id = "diverge-1.2"
+run = { module = "diverge_1_2" }
 kind = "result"
 title = "A loss that turns NaN"
 source = "Section 1.2"
 
 [[entry]]
 id = "needs-data"
+run = { module = "needs_data" }
 kind = "result"
 title = "One cell needs a set that nobody has, one needs none"
 source = "Table 2"
@@ -30,12 +33,14 @@ data = ["mnist"]
 
 [[entry]]
 id = "thmA"
+run = { module = "thma" }
 kind = "check"
 title = "A claim that does not hold"
 source = "Theorem A"
 
 [[entry]]
 id = "huge"
+run = { module = "huge" }
 kind = "result"
 title = "For a GPU"
 source = "Table 3"
@@ -43,12 +48,14 @@ scale = "paper"
 
 [[entry]]
 id = "later"
+run = { module = "later" }
 kind = "result"
 title = "No module yet"
 source = "Table 4"
 
 [[entry]]
 id = "crash"
+run = { module = "crash" }
 kind = "result"
 title = "A worker that dies"
 source = "Table 5"
@@ -61,7 +68,7 @@ from pathlib import Path
 import torch
 from mercer.experiments.cells import Cell, Outcome
 
-def cells(scale):
+def cells(entry, scale):
     rows = {"smoke": 2, "small": 3, "paper": 4}[scale]
     return [Cell("fake2000/count", f"r{i}", c, {"i": i}, seeds=2) for i in range(rows) for c in "ab"]
 
@@ -77,7 +84,7 @@ def run(cell):
     "diverge_1_2": """
 from mercer.experiments.cells import Cell, Outcome
 
-def cells(scale):
+def cells(entry, scale):
     return [Cell("fake2000/diverge-1.2", row) for row in ("raises", "returns", "curve", "fine")]
 
 def run(cell):
@@ -90,7 +97,7 @@ def run(cell):
     "needs_data": """
 from mercer.experiments.cells import Cell, Outcome
 
-def cells(scale):
+def cells(entry, scale):
     return [Cell("fake2000/needs-data", "with", data=["mnist"]), Cell("fake2000/needs-data", "without")]
 
 def run(cell):
@@ -99,21 +106,21 @@ def run(cell):
     "thma": """
 from mercer.experiments.cells import Cell, Outcome
 
-def cells(scale):
+def cells(entry, scale):
     return [Cell("fake2000/thmA")]
 
 def run(cell):
     return Outcome(0.1, passed=False, note="counter-example found")
 """,
     "huge": """
-def cells(scale):
+def cells(entry, scale):
     raise AssertionError("not asked below paper scale")
 """,
     "crash": """
 import os
 from mercer.experiments.cells import Cell, Outcome
 
-def cells(scale):
+def cells(entry, scale):
     return [Cell("fake2000/crash", row) for row in ("dies", "lives")]
 
 def run(cell):

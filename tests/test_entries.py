@@ -11,7 +11,7 @@ BUILT = [entry for entry in entries() if entry.built and entry.scale != "paper"]
 @pytest.mark.skipif(not BUILT, reason="no entry is built yet")
 @pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.id)
 def test_an_entry_runs_at_smoke_scale(entry):
-    cells = entry.load().cells("smoke")
+    cells = entry.load().cells(entry, "smoke")
     runnable = [cell for cell in cells if not missing(cell.data)]
     if not runnable:
         pytest.skip(f"MERCER_DATA lacks {', '.join(sorted({name for cell in cells for name in cell.data}))}")
@@ -23,7 +23,7 @@ def test_an_entry_runs_at_smoke_scale(entry):
     if entry.kind == "check":
         assert all(result.passed is not None for result in results)
     theirs = {(number.row, column) for number in entry.numbers for column in (number.column, "")}  # "": many columns
-    everywhere = [cell for scale in SCALES for cell in entry.load().cells(scale)]  # a stand-in has rows of its own
+    everywhere = [cell for scale in SCALES for cell in entry.load().cells(entry, scale)]
     ours = {(cell.row, cell.column) for cell in everywhere}
     assert not theirs or ours & theirs, f"no row and column is spelled as published: {sorted(ours)[:5]}"
     draw = getattr(entry.load(), "draw", None)
@@ -34,7 +34,7 @@ def test_an_entry_runs_at_smoke_scale(entry):
 @pytest.mark.skipif(not BUILT, reason="no entry is built yet")
 @pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.id)
 def test_a_cell_depends_on_nothing_but_itself(entry):
-    runnable = [cell for cell in entry.load().cells("smoke") if not missing(cell.data)]
+    runnable = [cell for cell in entry.load().cells(entry, "smoke") if not missing(cell.data)]
     if not runnable:
         pytest.skip("MERCER_DATA lacks this entry's data")
     first, again = execute(runnable[0], "smoke"), execute(runnable[0], "smoke")

@@ -24,7 +24,7 @@ def test_all_sixteen_entries_are_built():
 def test_every_cell_runs_at_smoke_scale(name, monkeypatch):
     monkeypatch.delenv("MERCER_DATA", raising=False)
     module = entry(name).load()
-    cells = module.cells("smoke")
+    cells = module.cells(entry(name), "smoke")
     results = [execute(cell, "smoke") for cell in cells]
     assert [result.error or result.note for result in results if result.status != "done"] == []
     if entry(name).kind == "check":
@@ -39,7 +39,7 @@ def test_every_cell_runs_at_smoke_scale(name, monkeypatch):
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_rows_and_columns_meet_the_published_ones(name, scale):
     published = {(number.row, number.column) for number in entry(name).numbers}
-    cells = entry(name).load().cells(scale)
+    cells = entry(name).load().cells(entry(name), scale)
     assert len({cell.key() for cell in cells}) == len(cells)
     planned = {(cell.row, cell.column) for cell in cells}
     if scale == "paper" and published:

@@ -14,7 +14,7 @@ COLUMNS = {"L", "train", "test", "time", "H", "MSE", "CE", "C", "T"}
 
 def results(entry):
     module = entry.load()
-    for cell in module.cells("smoke"):
+    for cell in module.cells(entry, "smoke"):
         outcome = module.run(cell)
         assert isinstance(outcome, Outcome) and non_finite(outcome) is None, cell
         yield Result(
@@ -44,7 +44,7 @@ def test_entry_runs(entry):
 def test_cells_are_spelled_as_published(scale):
     entry = catalogue.entry("masoomi2020/exp4")
     published = {number.row for number in entry.numbers}
-    ours = {cell.row for cell in entry.load().cells(scale)}
+    ours = {cell.row for cell in entry.load().cells(entry, scale)}
     assert {row for row in ours if "leave-one-out" not in row} <= published
     if scale != "smoke":
         assert published <= ours

@@ -59,7 +59,7 @@ def _state(entry: Any) -> str:
         return "paper_scale_only"
     from mercer.experiments.execution import missing
 
-    cells = entry.load().cells("small")
+    cells = entry.load().cells(entry, "small")
     absent = set(missing({name for cell in cells for name in cell.data}))
     return "missing" if all(absent.intersection(cell.data) for cell in cells) else "ready"
 

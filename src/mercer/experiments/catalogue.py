@@ -6,7 +6,6 @@ import difflib
 import functools
 import importlib
 import importlib.util
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +44,7 @@ class Entry:
         stand_ins: what ours uses in place of what the paper used.
         doubts: where the paper is unclear or does not follow.
         numbers: the published numbers.
+        run: ``module``, the module of the paper's folder that runs the entry, and what that module asks for.
     """
 
     id: str
@@ -61,23 +61,20 @@ class Entry:
     stand_ins: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     numbers: tuple[Number, ...] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def module(self) -> str:
-        """The name of the module that runs the entry: lower case, dots and dashes as underscores."""
-        paper, name = self.id.split("/")
-        return f"{__package__}.{paper}.{re.sub('[^a-z0-9]', '_', name.lower())}"
+        """The name of the module that runs the entry."""
+        return f"{__package__}.{self.paper}.{self.run.get('module', '')}"
 
     @property
     def built(self) -> bool:
         """Whether that module is there; it is not imported to find out."""
-        try:
-            return importlib.util.find_spec(self.module) is not None
-        except ModuleNotFoundError:
-            return False
+        return bool(self.run) and importlib.util.find_spec(self.module) is not None
 
     def load(self) -> ModuleType:
-        """The module, imported: it has ``cells``, ``run`` and perhaps ``draw``."""
+        """The module, imported: ``cells(entry, scale)``, ``run(cell)`` and perhaps ``draw(results)``."""
         return importlib.import_module(self.module)
 
 
@@ -121,13 +118,17 @@ def _unknown(name: str) -> str:
 
 def _read(path: Path) -> list[Entry]:
     document = tomllib.loads(path.read_text(encoding="utf-8"))
-    return [_entry(path.stem, table) for table in document["entry"]]
+    shared = document.get("shared", {})
+    return [_entry(path.stem, table, shared.get(table.get("shared"), {})) for table in document["entry"]]
 
 
-def _entry(paper: str, table: dict[str, Any]) -> Entry:
-    fields: dict[str, Any] = dict(table)
+def _entry(paper: str, table: dict[str, Any], shared: dict[str, Any]) -> Entry:
+    """``shared = "x"`` takes what ``[shared.x]`` holds, and adds its own lines to the lists."""
+    fields: dict[str, Any] = {name: value for name, value in {**shared, **table}.items() if name != "shared"}
     for name in ("data", "stand_ins", "doubts"):
-        fields[name] = tuple(table.get(name, ()))
+        own = () if name == "data" and name in table else shared.get(name, ())
+        fields[name] = (*own, *table.get(name, ()))
+    fields["settings"] = {**shared.get("settings", {}), **table.get("settings", {})}
     fields["numbers"] = tuple(_numbers(table.get("numbers", {})))
     return Entry(**{**fields, "id": f"{paper}/{table['id']}", "paper": paper})
 

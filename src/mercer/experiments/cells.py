@@ -29,6 +29,7 @@ class Cell:
         data: names of the data sets that must be found in ``MERCER_DATA``; none for what ships with a dependency.
         seeds: how many seeds to run at this scale; None where nothing is random (``--seeds`` then changes nothing).
         seed: set by the runner, 0 .. seeds - 1.
+        device: set by the runner, where networks are trained; not part of the key, for the result is the same.
     """
 
     entry: str
@@ -38,6 +39,7 @@ class Cell:
     data: Sequence[str] = ()
     seeds: int | None = None
     seed: int = 0
+    device: str = "cpu"
 
     def key(self) -> str:
         """A digest of all that the result depends on: the same key, the same result."""

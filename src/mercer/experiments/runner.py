@@ -129,7 +129,7 @@ class Request:
     def _check_cells(self, chosen: Sequence[Entry]) -> None:
         """A setting that no cell has, or a text in no row, would change nothing without a word: refuse it."""
         able = [e for e in chosen if e.built and (e.scale != "paper" or self.scale == "paper")]
-        cells = [cell for e in able for cell in e.load().cells(self.scale)]
+        cells = [cell for e in able for cell in e.load().cells(e, self.scale)]
         for text in self.only:
             if not any(text in cell.row or text in cell.column for cell in cells):
                 need = "only must be a part of a cell's row or column"
@@ -243,7 +243,7 @@ def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell
     if entry.scale == "paper" and request.scale != "paper":
         return [line(status="paper_scale_only", note="Runs at --scale paper only.")], []
     try:
-        cells = list(entry.load().cells(request.scale))
+        cells = list(entry.load().cells(entry, request.scale))
         _check_cells(entry, cells)
         cells = [cell for cell in cells if request.wants(cell)]
     except Exception as error:

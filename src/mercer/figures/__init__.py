@@ -2,7 +2,7 @@
 
 from .plots import bars, heat_map, lines, regions, reliability
 from .scores import confusion, scatter
-from .theme import DARK, LIGHT, Theme, canvas, png, svg
+from .theme import DARK, LIGHT, Theme, canvas, legend_below, png, svg
 from .uncertainty import band, confidence
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "confidence",
     "confusion",
     "heat_map",
+    "legend_below",
     "lines",
     "png",
     "regions",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import sentence
-from .theme import DASHES, MARKERS, Theme, canvas, theme_named
+from .theme import DASHES, MARKERS, Theme, canvas, legend_below, theme_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -272,9 +272,8 @@ def _legend(figure: Figure, ax: Axes, theme: Theme, entries: int, *, inside: boo
     if inside and entries <= _MANY:
         ax.legend(frameon=False, fontsize=9, labelcolor=theme.ink)
         return
-    # Constrained layout makes room outside the axes only for the figure's own legend.
-    columns = min(3 if entries > _MANY else entries, 4)
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9, labelcolor=theme.ink)
+    handles, labels = ax.get_legend_handles_labels()
+    legend_below(figure, dict(zip(labels, handles, strict=True)), theme=theme.name)
 
 
 def _write_values(ax: Axes, matrix: NDArray[np.float64], image: Any) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..checks import choice
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DARK", "LIGHT", "Theme", "canvas", "png", "svg", "theme_named"]
+__all__ = ["DARK", "LIGHT", "Theme", "canvas", "legend_below", "png", "svg", "theme_named"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,7 @@ DARK = Theme(
 )
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # when the colours come round again
 _PLAIN = (1e-4, 1e6)  # between these a number is written out
+_LETTER, _HANDLE = 0.08, 0.6  # inches of a legend's letter at 9 points, and of its line with the gaps
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -116,6 +118,29 @@ def dress(ax: Axes, theme: Theme) -> None:
         label.set_fontsize(10)
     ax.title.set_color(theme.ink)
     ax.title.set_fontsize(11)
+
+
+def legend_below(figure: Figure, handles: Mapping[str, Any], *, theme: str = "light") -> None:
+    """One legend under all axes, in as many columns as the figure's width holds.
+
+    Args:
+        figure: From `canvas`.
+        handles: By label, a line or patch.
+        theme: ``light`` or ``dark``.
+    """
+    if len(handles) < 2:
+        return
+    widest = max(len(label) for label in handles) * _LETTER + _HANDLE
+    columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / widest)))
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        labelcolor=theme_named(theme).ink,
+    )
 
 
 def svg(figure: Figure) -> str:

@@ -71,11 +71,11 @@ class ResNet18(nn.Module):
         return logits
 
 
-def make_network(kind: str, x: Tensor, c: int, words: int, scale: str, seed: int) -> nn.Module:
-    """The network for a kind of data (table, image, text); a ResNet-8 of half the width stands in for ResNet-18."""
+def make_network(kind: str, x: Tensor, c: int, words: int, name: str, seed: int) -> nn.Module:
+    """The network for a kind of data (table, image, text); ``name`` is that of an image network."""
     torch.manual_seed(seed)
     if kind == "table":
         return mlp(x.shape[1], c)
     if kind == "text":
         return Lstm(words, c)
-    return ResNet18(c) if scale == "paper" else CifarResNet(8, c, width=8)
+    return ResNet18(c) if name == "ResNet-18" else CifarResNet(8, c, width=8)

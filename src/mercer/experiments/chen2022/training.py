@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,26 +17,35 @@ from torch.nn import functional as F
 
 from ...metrics import accuracy
 from ...optim import state_bytes
-from .methods import Choice, advance, make, tries
 from .networks import make_network
-from .setting import SIZES, Rows, bag_of_words, rows_of
+from .optimizers import KERNEL_SGD, Choice, advance, make, tries
+from .sets import Rows, bag_of_words, rows_of
 
 __all__ = ["Plan", "Run", "searched"]
 
 _TOLERANCE, _PATIENCE = 1e-4, 3  # the paper's: |change of loss| < 1e-4 in 3 epochs running
+_OVERLAP = 0.2  # share of a batch of R-L-BFGS that the next one has too (Berahas et al. 2016, Section 4)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: the whole input of `searched`."""
+    """What is trained: the whole input of `searched`, by the names of a cell's settings."""
 
     data: str
-    method: str
-    scale: str
-    seed: int = 0
-    batch: int = 64
-    kernel: str = "RBF"
+    rows: int | None
+    test_rows: int | None
+    epochs: int
+    tries: int
+    method: str = KERNEL_SGD
+    matrix: str = "RBF"
     layers: str = "last"
+    batch: int = 64
+    network: str = ""
+    words: int = 0
+    length: int = 0
+    augment: bool = False
+    seed: int = 0
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,10 @@ class Run:
         """What was chosen, of how many tries."""
         other = f", second setting {self.choice.other:g}" if self.choice.other else ""
         lost = f"; {self.diverged} diverged" if self.diverged else ""
-        return f"lr {self.choice.lr:g}{other}, the best of {self.tried} tries{lost}."
+        return f"lr {self.choice.lr:.3g}{other}, the best of {self.tried} tries{lost}."
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def searched(plan: Plan) -> Run:
     """Train with each of the method's settings; the best on the validation rows.
 
@@ -76,10 +86,11 @@ def searched(plan: Plan) -> Run:
         FloatingPointError: Every try diverged.
     """
     runs: list[Run] = []
-    choices = tries(plan.method, plan.kernel, plan.scale)
+    choices = tries(plan.method, plan.matrix, plan.tries)
+    rows = rows_of(plan.data, plan.rows, plan.test_rows, plan.words, plan.length).to(plan.device)
     for choice in choices:
         with contextlib.suppress(FloatingPointError):
-            runs.append(_train(plan, choice, rows_of(plan.data, plan.scale)))
+            runs.append(_train(plan, choice, rows))
     if not runs:
         raise FloatingPointError(f"the loss became NaN with every one of {len(choices)} settings of {plan.method}")
     best = max(runs, key=lambda run: max(run.validation))
@@ -88,18 +99,17 @@ def searched(plan: Plan) -> Run:
 
 
 def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
-    model = make_network(rows.kind, rows.x, rows.classes, rows.words, plan.scale, plan.seed)
-    inputs = bag_of_words if rows.kind == "text" else None
-    optimizer = make(plan.method, choice, model, kernel=plan.kernel, layers=plan.layers, inputs=inputs)
+    model = make_network(rows.kind, rows.x, rows.classes, rows.words, plan.network, plan.seed).to(plan.device)
+    inputs = functools.partial(bag_of_words, rows.words) if rows.kind == "text" else None
+    optimizer = make(plan.method, choice, model, matrix=plan.matrix, layers=plan.layers, inputs=inputs)
     generator = torch.Generator().manual_seed(plan.seed)
-    batches = torch.randperm(len(rows.x), generator=generator).split(plan.batch)  # fixed: H^-1 is kept for each
+    order = torch.randperm(len(rows.x), generator=generator)  # fixed: H^-1 is kept for each batch
     losses: list[float] = []
     validation: list[float] = []
     best: dict[str, Tensor] = {}
     began = time.perf_counter()
-    for _ in range(SIZES[plan.scale][rows.kind].epochs):
-        order = torch.randperm(len(batches), generator=generator).tolist()
-        losses.append(_epoch(plan.method, model, optimizer, rows, [batches[i] for i in order]))
+    for _ in range(plan.epochs):
+        losses.append(_epoch(plan, model, optimizer, rows, order, generator))
         validation.append(_accuracy(model, rows.x_val, rows.y_val))
         if validation[-1] >= max(validation):
             best = {name: value.clone() for name, value in model.state_dict().items()}
@@ -112,16 +122,47 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
     return Run(choice, *scores, seconds, held, tuple(losses), tuple(validation), 1, 0)
 
 
-def _epoch(method: str, model: nn.Module, optimizer: Any, rows: Rows, batches: list[Tensor]) -> float:
+def _epoch(
+    plan: Plan, model: nn.Module, optimizer: Any, rows: Rows, order: Tensor, generator: torch.Generator
+) -> float:
     model.train()
-    total = 0.0
-    for batch in batches:
-        x, y = rows.x[batch], rows.y[batch]
-        value = advance(method, optimizer, lambda x=x, y=y: F.cross_entropy(model(x), y))  # type: ignore[misc]
+    total, count = 0.0, 0
+
+    def loss(batch: Tensor) -> Tensor:
+        x = rows.x[batch]
+        return F.cross_entropy(model(flipped(x, generator) if plan.augment else x), rows.y[batch])
+
+    for batch, shared in _batches(plan, order, generator):
+        value = advance(
+            plan.method,
+            optimizer,
+            functools.partial(loss, batch),
+            overlap=None if shared is None else functools.partial(loss, shared),
+        )
         if not math.isfinite(value):
             raise FloatingPointError("loss became NaN")
         total += value * len(batch)
-    return total / len(rows.x)
+        count += len(batch)
+    return total / count
+
+
+def _batches(plan: Plan, order: Tensor, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Batches in a new order each epoch; those of R-L-BFGS share a fifth of their rows with the next."""
+    if plan.method != "R-L-BFGS":
+        batches = order.split(plan.batch)
+        yield from ((batches[i], None) for i in torch.randperm(len(batches), generator=generator).tolist())
+        return
+    order = order[torch.randperm(len(order), generator=generator)]
+    shared = max(1, round(_OVERLAP * plan.batch))
+    for start in range(0, max(1, len(order) - shared), plan.batch - shared):
+        batch = order[start : start + plan.batch]
+        yield batch, batch[-shared:]
+
+
+def flipped(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Pictures mirrored by chance: the paper's example of the pre-processing that it leaves out."""
+    chosen = torch.rand(len(x), generator=generator).to(x.device) < 0.5
+    return torch.where(chosen[:, None, None, None], x.flip(3), x)
 
 
 def _settled(losses: list[float]) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ... import figures
 from ...features import NeuralEigenfunctions, Nystrom, SpectralInference
 from ...kernels import RBF, Kernel, Polynomial
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import cosines, reference, seeded
@@ -29,7 +30,7 @@ SPIN_STEPS = {"smoke": 3, "small": 100, "paper": 2000}
 _DRAWN = 5
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every method on every kernel and size."""
     return [
         Cell(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ...data import load
 from ...features import NeuralEigenfunctions, Nystrom
 from ...kernels import RBF, ConvNNGP, MonteCarloNNGP, Polynomial
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .measures import linear_accuracy, seeded
 
@@ -22,7 +23,7 @@ K = 10
 SIDE = 10  # the analytic kernel costs rows^2 pixels; pictures are shrunk for it
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """One cell for each map; the same k for all."""
     train, test, samples, steps = SIZES[scale]
     settings = {"train": train, "test": test, "samples": samples, "steps": steps, "k": K}

@@ -11,6 +11,7 @@ from ... import figures
 from ...data import load
 from ...features import NeuralEigenfunctions
 from ...kernels import MonteCarloNNGP
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import best_rank, relative_error, seeded
@@ -23,7 +24,7 @@ K = 10
 SIZES = {"smoke": (60, 40, 64, 20), "small": (800, 300, 512, 500), "paper": (1400, 397, 4096, 5000)}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """The kernel of a random two-layer network on digits."""
     train, test, samples, steps = SIZES[scale]
     settings = {"train": train, "test": test, "samples": samples, "steps": steps, "k": K}

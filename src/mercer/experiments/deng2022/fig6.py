@@ -13,6 +13,7 @@ from ... import figures, metrics
 from ...bayes import SWAG, Snapshots, TrajectoryGP
 from ...data import load
 from ..backbones import LeNet5
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import seeded
@@ -25,7 +26,7 @@ ROWS = ("MAP", "SWA", "SWAG", "Ensemble of snapshots", "Ours, trajectory GP", "O
 SIZES = {"smoke": (64, 32, 8, 4), "small": (5000, 1000, 8, 10), "paper": (50_000, 10_000, 200, 100)}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Six predictions from one run; training rows, test rows, epochs and snapshots in the settings."""
     train, test, epochs, kept = SIZES[scale]
     settings = {"train": train, "test": test, "epochs": epochs, "kept": kept}

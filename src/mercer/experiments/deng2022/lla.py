@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ... import figures, metrics
 from ...bayes import KroneckerLaplace, LinearizedLaplace
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import seeded
@@ -24,7 +25,7 @@ SIZES = {"smoke": (40, 20), "small": (300, 1000), "paper": (1000, 3000)}  # trai
 REACH, SIDE = 5.0, 41
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Five ways to read one network, on the same points."""
     n, steps = SIZES[scale]
     settings = {"n": n, "steps": steps, "k": 20}

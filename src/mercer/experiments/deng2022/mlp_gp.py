@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ... import figures
 from ...features import NeuralEigenfunctions
 from ...kernels import NNGP, Kernel, MonteCarloNNGP
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import best_rank, linear_accuracy, relative_error, seeded
@@ -29,7 +30,7 @@ K = 3
 DEPTH = 3
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Two kernels, analytic and sampled, on two sets of points."""
     n, samples, steps = SIZES[scale]
     return [

@@ -12,6 +12,7 @@ from ... import figures
 from ...data import load
 from ...features import NeuralEigenfunctions
 from ...kernels import EmpiricalNTK
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import best_rank, relative_error, seeded
@@ -25,7 +26,7 @@ K = 10
 SIZES = {"smoke": (40, 20, 5, 10), "small": (300, 100, 150, 400), "paper": (5000, 500, 2000, 5000)}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Digits, which need no download, and CIFAR-10; two classes of each."""
     train, test, fit, steps = SIZES[scale]
     settings = {"train": train, "test": test, "network steps": fit, "steps": steps, "k": K}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import NNGP, RBF, Kernel, Polynomial
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .measures import seeded
 
@@ -14,7 +15,7 @@ KERNELS: dict[str, Kernel] = {"RBF": RBF(1.0), "polynomial": Polynomial(3, 0.5, 
 K = 5
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Three kernels on random points."""
     n = {"smoke": 12, "small": 60, "paper": 200}[scale]
     return [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import figures
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .sphere_heads import SIZES, fit_on_sphere, sphere_of
@@ -21,7 +22,7 @@ _ROWS = ("Data", "Softmax", "Ours", "Recommended", "Bayes optimal")
 _GRID = (45, 90)  # latitudes, longitudes
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """The data and each classifier's map of the sphere; one draw of the centres, as in the paper."""
     settings = {**SIZES[scale], "grid": list(_GRID)}
     return [Cell("jayasumana2021/fig1", row=row, settings=settings, seeds=1) for row in _ROWS]

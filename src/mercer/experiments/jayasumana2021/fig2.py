@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ... import figures
+from ..catalogue import Entry
 from ..cells import Cell
 from ..results import Result
 from .trained import picture_cell
@@ -18,7 +19,7 @@ __all__ = ["cells", "draw", "run"]
 _ORDERS = {"smoke": (1, 3), "small": (1, 2, 3, 5, 10, 20), "paper": (1, 2, 3, 5, 7, 10, 15, 20)}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """The paper's head at each order."""
     network, dataset = ("ResNet-56", "cifar100") if scale == "paper" else ("Small ResNet", "cifar10")
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .sphere_heads import SIZES, fit_on_sphere, sphere_of
 
@@ -10,7 +11,7 @@ __all__ = ["cells", "run"]
 _ROWS = ("Softmax", "Ours", "Recommended", "Recommended, Gegenbauer", "Bayes optimal")
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Ten draws of the centres at small scale: the paper prints one, and its difficulty depends on them."""
     return [
         Cell("jayasumana2021/table1", row=row, column="accuracy", settings=SIZES[scale], seeds=SIZES[scale]["seeds"])

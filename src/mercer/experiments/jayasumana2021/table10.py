@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..catalogue import Entry
 from ..cells import Cell
 from .trained import STAND_IN, picture_cell
 from .trained import run_pictures as run
@@ -12,7 +13,7 @@ _DEPTHS = {"smoke": (8,), "small": (8,), "paper": (8, 14, 20, 32, 44, 56)}
 _HEADS = {"Squared loss": "Softmax", "Ours": "Ours"}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Both heads on CIFAR-10 and, from small scale on, on CIFAR-100 or its subset."""
     sets = {"CIFAR-10": "cifar10"} if scale == "smoke" else {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
     return [

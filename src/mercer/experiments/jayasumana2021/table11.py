@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..catalogue import Entry
 from ..cells import Cell
 from .trained import picture_cell
 from .trained import run_pictures as run
@@ -9,7 +10,7 @@ from .trained import run_pictures as run
 __all__ = ["cells", "run"]
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Both heads with the ReLU on the embedding and without it."""
     network, dataset = ("ResNet-56", "cifar100") if scale == "paper" else ("Small ResNet", "cifar10")
     return [

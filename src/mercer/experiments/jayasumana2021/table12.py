@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .trained import picture_cell, run_pictures
 
 __all__ = ["cells", "run"]
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Each activation with the paper's temperature; ``none`` may diverge, and then says so."""
     network, dataset = ("ResNet-56", "cifar100") if scale == "paper" else ("Small ResNet", "cifar10")
     return [

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ... import data
 from ...nn import distillation_loss
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .heads import backbone, build
 from .pictures import accuracy, fit, logits
@@ -19,7 +20,7 @@ __all__ = ["cells", "run"]
 _TEMPERATURE = 20.0
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Both students of one teacher; CIFAR-100 waits for a teacher of its own, at paper scale."""
     made_up = scale == "smoke"
     sets = {"CIFAR-10": ("cifar10", 10)} | ({"CIFAR-100": ("cifar100", 100)} if scale == "paper" else {})

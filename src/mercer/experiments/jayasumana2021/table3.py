@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..catalogue import Entry
 from ..cells import Cell
 from .heads import HEADS
 from .trained import picture_cell
@@ -13,7 +14,7 @@ _DEPTHS = {"smoke": (8,), "small": (8,), "paper": (8, 14, 20, 32, 44, 56)}
 _SETS = {"smoke": ("CIFAR-10",), "small": ("CIFAR-10",), "paper": ("CIFAR-10", "CIFAR-100")}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """The paper's five heads, and ours as we recommend it."""
     return [
         picture_cell(

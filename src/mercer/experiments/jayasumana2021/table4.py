@@ -15,6 +15,7 @@ from torch import Tensor
 from ... import data
 from ...modules import as_logits
 from ..backbones import SmallTransformer
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .embedded import fit_head
 from .texts import embedded_texts, fine_tune, synthetic_sentences
@@ -29,7 +30,7 @@ _BERTS = {
 }  # fmt: skip
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every task, score and head: on made-up sentences, on frozen MiniLM embeddings, or fine-tuning each BERT."""
     if scale == "smoke":
         settings: dict[str, Any] = {"encoder": "SmallTransformer", "rows": 32, "epochs": 1}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...modules import embeddings
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .heads import build
 from .pictures import accuracy, fit, logits
@@ -20,7 +21,7 @@ _BUDGETS = {"smoke": (50,), "small": (30, 60, 90), "paper": (30, 40, 50, 60, 70,
 _SEED_SHARE = 0.1
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every budget, selection and head; the seed model is the softmax one, trained on a tenth with labels."""
     made_up, paper = scale == "smoke", scale == "paper"
     name = "synthetic" if made_up else "cifar100" if paper else "cifar10"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..catalogue import Entry
 from ..cells import Cell
 from .trained import picture_cell
 from .trained import run_pictures as run
@@ -17,7 +18,7 @@ _ROWS = {
 }
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """CIFAR-100 with ResNet-56 at paper scale, the named stand-in below."""
     network, dataset = ("ResNet-56", "cifar100") if scale == "paper" else ("Small ResNet", "cifar10")
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..catalogue import Entry
 from ..cells import Cell
 from .heads import HEADS
 from .trained import picture_cell
@@ -10,7 +11,7 @@ from .trained import run_pictures as run
 __all__ = ["cells", "run"]
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Small networks of both kinds stand in below paper scale."""
     small = scale != "paper"
     networks = {"VGG-16": "Small VGG" if small else "VGG-16", "DenseNet": "Small DenseNet" if small else "DenseNet"}

@@ -15,6 +15,7 @@ from ... import data
 from ...data.files import read_npz
 from ...data.sources import SOURCES, data_folder, locate
 from ...modules import embeddings
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .embedded import FROZEN_HEADS, fit_head
 from .heads import backbone
@@ -26,7 +27,7 @@ _PAPER = {"Oxford-IIIT Pets": "oxford_pets", "Stanford Cars": "stanford_cars"}
 _STAND_INS = {"CIFAR-100, 20 superclasses": "coarse", "CIFAR-100, 100 classes": "fine"}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every head on both targets; at paper scale the sets are named, and are missing."""
     if scale == "paper":
         settings = {"backbone": "ResNet-50 of ImageNet", "batch": 64}

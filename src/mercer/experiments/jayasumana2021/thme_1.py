@@ -9,6 +9,7 @@ import torch
 
 from ... import figures
 from ...kernels import truncation_bound
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 
@@ -28,7 +29,7 @@ _SERIES = (
 )
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Kernels whose series are known, smooth and less so."""
     rows = _SERIES[:2] if scale == "smoke" else _SERIES
     return [Cell("jayasumana2021/thmE.1", row=row, settings={"terms": _TERMS, "orders": list(_ORDERS)}) for row in rows]

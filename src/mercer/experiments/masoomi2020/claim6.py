@@ -7,6 +7,7 @@ import torch
 from ...layerwise import ism
 from ...layerwise.bandwidths import most_dependent
 from ...layerwise.penalty import implicit_penalty
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .sets import fold
 
@@ -14,7 +15,7 @@ ENTRY = "masoomi2020/claim6"
 EQUAL = 1e-8
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Even classes, uneven classes where a between-class Gamma is positive, and wine."""
     return [Cell(ENTRY, row=name, settings={"set": name}) for name in ("wine", "spiral", "uneven")]
 

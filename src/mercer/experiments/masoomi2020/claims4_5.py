@@ -9,6 +9,7 @@ from ...layerwise import ism
 from ...layerwise.bandwidths import most_dependent
 from ...layerwise.dependence import class_sums, gaussian_gram, ism_matrix
 from ...layerwise.spectral import riemannian_gradient
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .sets import fold
 
@@ -16,7 +17,7 @@ ENTRY = "masoomi2020/claims4-5"
 ZERO = 1e-5  # HSIC is flat at its maximum: steps below the root of rounding cannot be told apart
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Sets that need no download."""
     sets = ("wine",) if scale == "smoke" else ("wine", "cancer", "spiral")
     return [Cell(ENTRY, row=name, settings={"set": name}) for name in sets]

@@ -8,6 +8,7 @@ import torch
 
 from ... import figures
 from ...layerwise import fit_spectral
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .sets import fold
@@ -20,7 +21,7 @@ SETS = ("random", "spiral", "wine")
 NEAR = 0.05
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Three sets that need no download."""
     sets = ("wine",) if scale == "smoke" else SETS
     return [Cell(ENTRY, row=name, settings={"set": name}) for name in sets]

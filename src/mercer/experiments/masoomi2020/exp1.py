@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ... import figures
 from ...layerwise import fit_closed_form
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .sets import fold
@@ -19,7 +20,7 @@ ROWS = {"random": "random", "adver": "adversarial"}
 RESTARTS = {"": 8, ", one walk": 0}  # the authors' walk stalls; begun again from narrower bandwidths it does not
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Both sets, with and without restarts; the seeds are the folds that stay out."""
     seeds = {"smoke": 1, "small": 5, "paper": 10}[scale]
     return [

@@ -12,6 +12,7 @@ from ... import figures
 from ...layerwise import Chain, SpectralLayer
 from ...layerwise.bandwidths import most_dependent
 from ...layerwise.dependence import gaussian_gram
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .sets import fold
@@ -24,7 +25,7 @@ ENTRY = "masoomi2020/exp2"
 SHOWN = 60  # rows of a kernel matrix in the picture
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """The spiral and wine by both solvers."""
     sets = ("wine",) if scale == "smoke" else ("spiral", "wine")
     return [

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...layerwise.bandwidths import most_dependent
 from ...layerwise.dependence import gaussian_gram, one_hot
 from ...layerwise.record import LayerRecord, measure_gram
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .sets import FOLDS, NEEDS, SETS, Fold, fold
 from .solved import HELD_OUT, fitted_outputs, passed_through, read_out, solve
@@ -21,7 +22,7 @@ DEPTH = {"random": 3, "adver": 4, "spiral": 5, "wine": 6, "cancer": 8, "car": 5,
 EPOCHS = {"smoke": 5, "small": 150, "paper": 1000}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """A row of the table a cell; the seeds are the folds."""
     sets = ("random", "wine") if scale == "smoke" else SETS
     folds = {"smoke": 1, "small": FOLDS, "paper": FOLDS}[scale]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ... import figures
 from ...layerwise import fit_closed_form
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .sets import fold
@@ -19,7 +20,7 @@ SETS = ("random", "adver", "spiral", "wine")
 DELTA = 0.02
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Four sets that need no download."""
     sets = ("wine",) if scale == "smoke" else SETS
     return [Cell(ENTRY, row=name, settings={"set": name, "delta": DELTA}) for name in sets]

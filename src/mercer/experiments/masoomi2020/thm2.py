@@ -9,6 +9,7 @@ import torch
 
 from ... import figures
 from ...layerwise import fit_spectral
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .sets import fold
@@ -23,7 +24,7 @@ SHOWN = 60
 NEAR = 0.1  # how near the mean kernel values must come to 1 and 0
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Three sets that need no download."""
     sets = ("wine",) if scale == "smoke" else SETS
     return [Cell(ENTRY, row=name, settings={"set": name}) for name in sets]

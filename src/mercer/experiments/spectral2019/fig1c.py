@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .alignment import TOP, draw_spectra, spectrum_outcome
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """One spectrum for each embedding."""
     found = curve_cells("spectral2019/fig1c", ("cifar10",), PLAIN, scale)
     return [replace(cell, settings={**cell.settings, "top": TOP[scale]}) for cell in found]

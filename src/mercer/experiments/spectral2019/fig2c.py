@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .curves import training
 from .setting import PLAIN, curve_cells
@@ -11,7 +12,7 @@ from .setting import PLAIN, curve_cells
 TEST = {"smoke": 40, "small": 2115, "paper": 2115}
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """One training for each embedding; its steps are the columns."""
     found = curve_cells("spectral2019/fig2c", ("mnist",), PLAIN, scale)
     return [replace(cell, column="", settings={**cell.settings, "test": TEST[scale]}) for cell in found]

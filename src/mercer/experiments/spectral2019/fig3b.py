@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .curves import outcome
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """One training for each embedding."""
     return curve_cells("spectral2019/fig3b", ("cifar10",), NEURAL, scale)
 

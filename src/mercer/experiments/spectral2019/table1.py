@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...spectral import analyze
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .setting import COLUMNS, gram_kernel, pair
 
@@ -22,7 +23,7 @@ LIMIT = {"smoke": 150, "small": None, "paper": None}  # rows of a set; the paper
 TOLERANCE = 1e-5
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every kernel on MNIST and CIFAR-10, and on scikit-learn's digits, which need no download."""
     return [
         Cell(

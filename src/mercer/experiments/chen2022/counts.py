@@ -1,13 +1,14 @@
-"""Table 2: the six data sets, counted."""
+"""Table 2: the data sets, counted."""
 
 from __future__ import annotations
 
 from ...data import load
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .setting import KINDS, needed
+from .sets import KINDS, needed
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """One cell for each data set; smoke counts only what needs no download."""
     names = [name for name in KINDS if scale != "smoke" or not needed(name)]
     return [Cell("chen2022/table2", row=name, settings={"data": name}, data=needed(name)) for name in names]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,17 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import figures
+from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .curves import legend
-from .methods import Choice, advance, make, tries
 from .networks import mlp
-from .setting import needed, rows_of
+from .optimizers import Choice, advance, make, tries
+from .sets import SIZES, needed, rows_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METHODS = ("ours", "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M")
+METHODS = ("Kernel SGD", "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M")
 STEPS = {"smoke": 8, "small": 120, "paper": 500}
 SURFACE, SPAN, GRID, BATCH = "loss surface", 6.0, 25, 64
 _AWAY = 3.0  # how far the two weights start from where training left them
@@ -48,19 +51,22 @@ class Problem:
         return [float(v) for v in self.weight.detach()[self.mask.bool()]]
 
 
-def problem(name: str, scale: str, seed: int) -> Problem:
-    """Three hidden layers of 100, trained; two weights of the liveliest units to the first class are moved away."""
-    rows = rows_of(name, scale)
-    x, y = rows.x[:512], rows.y[:512]
+def problem(name: str, rows: int | None, seed: int) -> Problem:
+    """Three hidden layers of 100, trained; two weights of the last layer, drawn at random, are moved away."""
+    found = rows_of(name, rows, rows)
+    x, y = found.x[:512], found.y[:512]
     torch.manual_seed(seed)
-    model = mlp(x.shape[1], rows.classes, hidden=3)
+    model = mlp(x.shape[1], found.classes, hidden=3)
     _train(model, x, y)
     model.requires_grad_(False)
     weight = model[-1].weight
     assert isinstance(weight, Tensor)
-    units = model[:-1](x).var(0)[:BATCH].topk(2).indices  # within the m columns that Kernel SGD moves
     mask = torch.zeros_like(weight)
-    mask[0, units] = 1
+    live = model[:-1](x).var(0)[:BATCH].nonzero().flatten()  # within the m columns that Kernel SGD moves
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.cartesian_prod(torch.arange(len(weight)), live)
+    rows_and_columns = places[torch.randperm(len(places), generator=generator)[:2]]
+    mask[rows_and_columns[:, 0], rows_and_columns[:, 1]] = 1
     weight += _AWAY * mask
     weight.requires_grad_(True)
     return Problem(model, weight, mask, x, y)
@@ -76,10 +82,23 @@ def _train(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
             optimizer.step()
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(entry: Entry, scale: str) -> list[Cell]:
     """One trajectory for each optimizer, and the loss around the start."""
     return [
-        Cell("chen2022/fig1", row=row, column=name, settings={"data": name, "scale": scale}, data=needed(name), seeds=1)
+        Cell(
+            entry.id,
+            row=row,
+            column=name,
+            settings={
+                "data": name,
+                "shows": row,
+                "rows": SIZES[scale]["table"]["rows"],
+                "tries": SIZES[scale]["table"]["tries"],
+                "steps": STEPS[scale],
+            },
+            data=needed(name),
+            seeds=1 if scale == "smoke" else 5,
+        )
         for name in ("usps", "digits")
         for row in (*METHODS, SURFACE)
     ]
@@ -87,14 +106,16 @@ def cells(scale: str) -> list[Cell]:
 
 def run(cell: Cell) -> Outcome:
     """The path of the try that ends lowest; the loss over a grid, for the row of the surface."""
-    name, scale = cell.settings["data"], cell.settings["scale"]
-    if cell.row == SURFACE:
-        return _surface(problem(name, scale, cell.seed))
+    s = cell.settings
+    start = functools.partial(problem, s["data"], s["rows"], cell.seed)
+    method = s["shows"]
+    if method == SURFACE:
+        return _surface(start())
     found = []
-    choices = [replace(choice, lr=_FASTER * choice.lr) for choice in tries(cell.row, "RBF", scale)]
+    choices = [replace(choice, lr=_FASTER * choice.lr) for choice in tries(method, "RBF", s["tries"])]
     for choice in choices:
         with contextlib.suppress(FloatingPointError):
-            found.append(_trajectory(problem(name, scale, cell.seed), cell.row, choice, STEPS[scale]))
+            found.append(_trajectory(start(), method, choice, s["steps"]))
     if not found:
         raise FloatingPointError("loss became NaN with every setting")
     path, losses = min(found, key=lambda pair: pair[1][-1])
@@ -117,7 +138,7 @@ def _trajectory(task: Problem, method: str, choice: Choice, steps: int) -> tuple
     path, losses = [task.place()], [float(task.loss().detach())]
     for step in range(steps):
         rows = batches[step % len(batches)]
-        advance(method, optimizer, lambda rows=rows: task.loss(rows), only_two)  # type: ignore[misc]
+        advance(method, optimizer, functools.partial(task.loss, rows), change=only_two)
         with torch.no_grad():  # Eq. 8 mixes columns: what it did to the others is undone
             task.weight.copy_(torch.where(task.mask.bool(), task.weight, start))
             losses.append(float(task.loss()))
@@ -144,22 +165,34 @@ def _surface(task: Problem) -> Outcome:
 
 
 def draw(results: list[Result]) -> Figure:
-    """Paths over the contours of the loss: a triangle where they start, crosses where they end."""
+    """Paths over the contours of the loss, of the first seed: a triangle where they start, crosses where they end."""
+    results = [result for result in results if result.seed == 0]
     sets = list(dict.fromkeys(result.column for result in results))
-    figure, axes = figures.canvas(1, len(sets), width=5.4 * len(sets), height=4.6)
+    figure, axes = figures.canvas(1, len(sets), width=5.4 * len(sets), height=5.0)
     handles = {}
     for ax, name in zip(axes, sets, strict=True):
-        for result in (r for r in results if r.column == name):
-            if result.row == SURFACE:
+        own = [result for result in results if result.column == name]
+        paths = {r.settings["shows"]: r.curves["path"] for r in own if r.settings["shows"] != SURFACE}
+        for result in own:
+            if result.settings["shows"] == SURFACE:
                 ground = result.arrays
                 ax.contour(ground["w0"], ground["w1"], ground["loss"], levels=14, cmap="Greys", linewidths=0.8)
-                ax.set(xlim=(ground["w0"][0], ground["w0"][-1]), ylim=(ground["w1"][0], ground["w1"][-1]))
-                continue
-            x, y = result.curves["path"]["x"], result.curves["path"]["y"]
-            (handles[result.row],) = ax.plot(x, y, linewidth=1.6)
-            ax.plot(x[-1], y[-1], "x", color=handles[result.row].get_color(), markersize=8, markeredgewidth=2)
-            ax.plot(x[0], y[0], "^", color=figures.LIGHT.ink, markersize=8)
+        for i, (method, path) in enumerate(paths.items()):
+            wide = 1.4 + 0.5 * (len(paths) - i)  # the first is drawn broadest and lowest, so that none hides another
+            (handles[method],) = ax.plot(path["x"], path["y"], linewidth=wide, zorder=3 + i, solid_capstyle="round")
+            colour = handles[method].get_color()
+            ax.plot(path["x"][-1], path["y"][-1], "x", color=colour, markersize=8, markeredgewidth=2, zorder=20)
+            ax.plot(path["x"][0], path["y"][0], "^", color=figures.LIGHT.ink, markersize=8, zorder=21)
+        _frame(ax, list(paths.values()))
         ax.grid(False)
         ax.set(title=name, xlabel="$w_0$", ylabel="$w_1$")
-    legend(figure, handles)
+    figures.legend_below(figure, handles)
     return figure
+
+
+def _frame(ax: Axes, paths: Sequence[Mapping[str, list[float]]]) -> None:
+    """Axes that hold every path, with a margin."""
+    for axis, limit in (("x", ax.set_xlim), ("y", ax.set_ylim)):
+        numbers = [value for path in paths for value in path[axis]]
+        margin = 0.1 * (max(numbers) - min(numbers)) + 0.1
+        limit(min(numbers) - margin, max(numbers) + margin)

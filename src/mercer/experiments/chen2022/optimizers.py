@@ -15,18 +15,18 @@ from ... import checks
 from ...kernels import RBF, Linear, Polynomial
 from ...modules import last_linear
 from ...optim import ESGD, FunctionSpaceSGD, KernelSGD, MultiBatchLBFGS, RandomPSD
-from ..cells import MissingPackage
+from .adahessian import AdaHessian
 
-__all__ = ["FIRST_ORDER", "KERNELS", "LAST_LAYER", "SECOND_ORDER", "TRIES", "Choice", "advance", "make", "tries"]
+__all__ = ["METHODS", "Choice", "Rotated", "advance", "make", "tries"]
 
-SECOND_ORDER = ("ours", "AdaH", "ESGD", "L-BFGS", "R-L-BFGS")
-FIRST_ORDER = ("ours", "SGD", "SGD+M")
+KERNEL_SGD = "Kernel SGD"
 LAST_LAYER = "SGD, own last-layer rate"  # our control: is it more than a larger rate of the last layer?
-FUNCTION_SPACE = "FunctionSpaceSGD"  # ours, where the dimensions fit
-KERNELS = ("RBF", "linear", "polynomial", "random PSD")
-TRIES = {"smoke": 1, "small": 4, "paper": 16}
+FUNCTION_SPACE = "FunctionSpaceSGD"
+METHODS = (KERNEL_SGD, "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M", LAST_LAYER, FUNCTION_SPACE)
 
 _GRID = (1e-1, 1e-2, 1e-3, 1e-4)  # the paper's, for lr and for gamma
+_GAMMAS = (1e-2, 1e-1, 1e-3, 1e-4)
+_FACTORS = (10.0, 100.0, 1.0, 1000.0)
 _DEGREES = (2, 3, 1)
 _MOMENTUM, _HISTORY = 0.9, 10
 
@@ -39,15 +39,39 @@ class Choice:
     other: float = 0.0
 
 
-def tries(method: str, kernel: str, scale: str) -> list[Choice]:
+class Rotated:
+    r"""A kernel matrix turned at random, :math:`Q H Q^\top`: its spectrum without its eigenvectors.
+
+    Our control of Figure 4: if it trains as well as H, then only the spectrum of H matters.
+
+    Args:
+        kernel: k.
+        seed: Of the orthogonal Q, one for each batch size.
+    """
+
+    def __init__(self, kernel: Callable[[Tensor], Tensor], seed: int = 0) -> None:
+        self.kernel = kernel
+        self.generator = torch.Generator().manual_seed(seed)
+        self._turns: dict[int, Tensor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:  # (m, d) -> (m, m)
+        """The turned matrix of a batch."""
+        m = len(x)
+        if m not in self._turns:
+            gaussian = torch.randn(m, m, generator=self.generator, dtype=torch.float64)
+            self._turns[m] = torch.linalg.qr(gaussian).Q
+        turn = self._turns[m].to(x)
+        return turn @ self.kernel(x).detach() @ turn.mT
+
+
+def tries(method: str, matrix: str, count: int) -> list[Choice]:
     """As many choices for every method; the likeliest first."""
-    count = TRIES[scale]
-    if method == "ours" and kernel == "RBF":
-        return _pairs(_GRID, (1e-2, 1e-1, 1e-3, 1e-4), count)
-    if method == "ours" and kernel == "polynomial":
+    if method == KERNEL_SGD and matrix in ("RBF", "rotated RBF"):
+        return _pairs(_GRID, _GAMMAS, count)
+    if method == KERNEL_SGD and matrix == "polynomial":
         return _pairs(_GRID, _DEGREES, count)
     if method == LAST_LAYER:
-        return _pairs(_GRID, (10.0, 1.0, 0.1, 100.0), count)
+        return _pairs(_GRID, _FACTORS, count)
     if method == FUNCTION_SPACE:
         return [Choice(lr) for lr in _spread(1.0, 1e-3, count, first=0.3)]
     return [Choice(lr) for lr in _spread(1e-1, 1e-4, count, first=1e-3 if method == "ESGD" else 1e-1)]
@@ -70,26 +94,26 @@ def make(
     choice: Choice,
     model: nn.Module,
     *,
-    kernel: str = "RBF",
+    matrix: str = "RBF",
     layers: str = "last",
     inputs: Callable[[Tensor], Tensor] | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer of a method's row."""
+    """The optimizer of a method."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     lr = choice.lr
-    if method == "ours":
-        gram = _gram(kernel, choice)
-        return KernelSGD(parameters, lr, model=model, kernel=gram, layers=layers, inputs=inputs, cache=True)
+    if method == KERNEL_SGD:
+        gram = _gram(matrix, choice)
+        options: dict[str, Any] = {"cutoff": 1.5e-14}
+        return KernelSGD(parameters, lr, model=model, kernel=gram, layers=layers, inputs=inputs, cache=True, **options)
     if method == LAST_LAYER:
         last = list(last_linear(model)[1].parameters())
         body = [p for p in parameters if all(p is not q for q in last)]
         groups: list[dict[str, Any]] = [{"params": last, "lr": lr * choice.other}]
         return torch.optim.SGD(groups + ([{"params": body}] if body else []), lr)
-    if method == "AdaH":
-        return _adahessian(parameters, lr)
     simple: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "SGD": lambda: torch.optim.SGD(parameters, lr),
         "SGD+M": lambda: torch.optim.SGD(parameters, lr, momentum=_MOMENTUM),
+        "AdaH": lambda: AdaHessian(parameters, lr),
         "ESGD": lambda: ESGD(parameters, lr),
         "L-BFGS": lambda: torch.optim.LBFGS(parameters, lr, max_iter=1, history_size=_HISTORY),
         "R-L-BFGS": lambda: MultiBatchLBFGS(parameters, lr, history=_HISTORY),
@@ -98,39 +122,40 @@ def make(
     return simple[checks.choice("chen2022", "method", method, simple)]()
 
 
-def _gram(kernel: str, choice: Choice) -> Callable[[Tensor], Tensor]:
-    if kernel == "RBF":
-        return RBF(choice.other)
-    if kernel == "polynomial":
-        return Polynomial(int(choice.other))
-    return Linear() if kernel == "linear" else RandomPSD()
+def _gram(matrix: str, choice: Choice) -> Callable[[Tensor], Tensor]:
+    made: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+        "RBF": lambda: RBF(choice.other),
+        "linear": Linear,
+        "polynomial": lambda: Polynomial(int(choice.other)),
+        "random PSD": RandomPSD,
+        "rotated RBF": lambda: Rotated(RBF(choice.other)),
+    }
+    return made[checks.choice("chen2022", "matrix", matrix, made)]()
 
 
-def _adahessian(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    try:
-        from pytorch_optimizer import AdaHessian
-    except ImportError as error:
-        fix = "Run pip install mercer[peers]."
-        raise MissingPackage(checks.sentence("chen2022", "AdaH needs pytorch-optimizer>=4.1", "none", fix)) from error
-    made: torch.optim.Optimizer = AdaHessian(parameters, lr=lr)
-    return made
-
-
-def advance(method: str, optimizer: Any, loss: Callable[[], Tensor], change: Callable[[], None] | None = None) -> float:
+def advance(
+    method: str,
+    optimizer: Any,
+    loss: Callable[[], Tensor],
+    *,
+    overlap: Callable[[], Tensor] | None = None,
+    change: Callable[[], None] | None = None,
+) -> float:
     """One step in the way the method needs; the loss before it.
 
     Args:
-        method: The row.
+        method: One of `METHODS`.
         optimizer: From `make`.
         loss: Evaluates the loss of the batch.
+        overlap: Evaluates the loss of the rows that the next batch has too, for R-L-BFGS.
         change: What to do to the gradients before the step.
     """
     seen: list[float] = []
+    graph = method == "AdaH" or (method == "ESGD" and optimizer.due)
 
-    def closure() -> Tensor:
+    def closure(part: Callable[[], Tensor] = loss) -> Tensor:
         optimizer.zero_grad()
-        value = loss()
-        graph = method == "AdaH" or (method == "ESGD" and optimizer.due)
+        value = part()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, on graphs that gradients hold
             value.backward(create_graph=graph)
@@ -139,7 +164,9 @@ def advance(method: str, optimizer: Any, loss: Callable[[], Tensor], change: Cal
         seen.append(float(value.detach()))
         return value
 
-    if method in ("L-BFGS", "R-L-BFGS"):
+    if method == "R-L-BFGS":
+        optimizer.step(closure, None if overlap is None else lambda: closure(overlap))
+    elif method == "L-BFGS":
         optimizer.step(closure)
     else:
         closure()

@@ -1,0 +1,34 @@
+"""The rivals' algorithms, literal and slow; the entries' fast code must equal them in float64."""
+
+import copy
+import math
+
+import torch
+from torch.nn import functional as F
+
+
+def adahessian_steps(model, x, y, *, lr, steps, seed, betas=(0.9, 0.999), eps=1e-4):
+    """Yao et al. 2021, Algorithm 1: one parameter and one element at a time; z from torch's global generator."""
+    model = copy.deepcopy(model)
+    theta = list(model.parameters())
+    m = [torch.zeros_like(p) for p in theta]
+    v = [torch.zeros_like(p) for p in theta]
+    torch.manual_seed(seed)
+    for t in range(1, steps + 1):
+        gradients = torch.autograd.grad(F.cross_entropy(model(x), y), theta, create_graph=True)
+        z = [torch.randint(0, 2, p.shape, dtype=p.dtype) * 2 - 1 for p in theta]
+        inner = sum((g * zi).sum() for g, zi in zip(gradients, z, strict=True))
+        products = torch.autograd.grad(inner, theta)
+        for i, p in enumerate(theta):
+            d = (z[i] * products[i]).abs()
+            if d.ndim == 4:  # Eq. 10: the mean over the places of each filter
+                for a in range(d.shape[0]):
+                    for b in range(d.shape[1]):
+                        d[a, b] = d[a, b].mean()
+            m[i] = betas[0] * m[i] + (1 - betas[0]) * gradients[i].detach()
+            v[i] = betas[1] * v[i] + (1 - betas[1]) * d * d
+            mean = m[i] / (1 - betas[0] ** t)
+            root = v[i].sqrt() / math.sqrt(1 - betas[1] ** t)
+            with torch.no_grad():
+                p -= lr * mean / (root + eps)
+    return [p.detach() for p in theta]

@@ -32,3 +32,20 @@ def adahessian_steps(model, x, y, *, lr, steps, seed, betas=(0.9, 0.999), eps=1e
             with torch.no_grad():
                 p -= lr * mean / (root + eps)
     return [p.detach() for p in theta]
+
+
+def second_order_pooled(maps):
+    """Lin et al. 2015: mean outer product over places, signed root, length 1; off-diagonal pairs once, times root 2."""
+    rows = []
+    for z in maps:
+        d, height, width = z.shape
+        outer = torch.zeros(d, d, dtype=z.dtype)
+        for i in range(height):
+            for j in range(width):
+                outer += torch.outer(z[:, i, j], z[:, i, j]) / (height * width)
+        rooted = outer.sign() * outer.abs().sqrt()
+        upper = torch.triu_indices(d, d)
+        weight = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(z.dtype)
+        row = rooted[upper[0], upper[1]] * weight
+        rows.append(row / row.norm())
+    return torch.stack(rows)

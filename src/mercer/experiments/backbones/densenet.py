@@ -51,12 +51,13 @@ class DenseNet(nn.Module):
         self.embedding_size = channels
         self.body = nn.Sequential(*parts, nn.BatchNorm2d(channels))
         self.relu = nn.ReLU()
-        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.pool: nn.Module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.linear = nn.Linear(channels, num_classes)
 
     def features(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, channels)
         """The embedding that the head sees."""
-        return torch.flatten(self.pool(self.relu(self.body(x))), 1)
+        pooled: Tensor = self.pool(self.relu(self.body(x)))
+        return pooled
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""

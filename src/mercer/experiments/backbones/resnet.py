@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -65,7 +64,7 @@ class CifarResNet(nn.Module):
         self.layer1 = _stage(blocks, width, width, 1)
         self.layer2 = _stage(blocks, width, 2 * width, 2)
         self.layer3 = _stage(blocks, 2 * width, 4 * width, 2)
-        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.pool: nn.Module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.linear = nn.Linear(4 * width, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -74,7 +73,8 @@ class CifarResNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, 4 width)
         """The embedding that the head sees."""
         x = self.relu(self.bn1(self.conv1(x)))
-        return torch.flatten(self.pool(self.layer3(self.layer2(self.layer1(x)))), 1)
+        pooled: Tensor = self.pool(self.layer3(self.layer2(self.layer1(x))))
+        return pooled
 
     def forward(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, c)
         """Logits."""

@@ -103,8 +103,7 @@ def make(
     lr = choice.lr
     if method == KERNEL_SGD:
         gram = _gram(matrix, choice)
-        options: dict[str, Any] = {"cutoff": 1.5e-14}
-        return KernelSGD(parameters, lr, model=model, kernel=gram, layers=layers, inputs=inputs, cache=True, **options)
+        return KernelSGD(parameters, lr, model=model, kernel=gram, layers=layers, inputs=inputs, cache=True)
     if method == LAST_LAYER:
         last = list(last_linear(model)[1].parameters())
         body = [p for p in parameters if all(p is not q for q in last)]

@@ -15,7 +15,7 @@ from .heads import make_head
 
 __all__ = ["FROZEN_HEADS", "fit_head"]
 
-FROZEN_HEADS = ("Softmax", "LIN", "SOP", "Ours", "Recommended", "MLP 256")
+FROZEN_HEADS = ("Softmax", "Softmax, scale 10", "LIN", "SOP", "Kernelized", "Mercer's head", "MLP 256")
 _DECAY = 1e-4
 _ROWS_OF_A_PROTOTYPE = 60  # by a held-out quarter of CIFAR-100's superclasses: fewer rows each overfit
 
@@ -33,14 +33,14 @@ def fit_head(
 ) -> Callable[[Tensor], Tensor]:
     """Train a head on standardised embeddings by Adam with a one-cycle rate; returns embeddings -> logits.
 
-    ``"Recommended"`` has as many prototypes as the rows of a class can carry, started by k-means, and a bias.
+    Mercer's has as many prototypes as the rows of a class can carry, started by k-means, and a bias.
     """
     mean, deviation = z.mean(0), z.std(0).clamp(min=1e-6)
     scaled = (z - mean) / deviation
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     head = _head(name, z.shape[1], classes, len(z))
-    if name == "Recommended":
+    if name == "Mercer's head":
         assert isinstance(head, KernelClassifier)
         head.init_from(scaled, y, generator=generator)
     optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=_DECAY)
@@ -67,7 +67,7 @@ def fit_head(
 def _head(name: str, width: int, classes: int, n: int) -> nn.Module:
     if name == "MLP 256":
         return nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, classes))
-    if name == "Recommended":
+    if name == "Mercer's head":
         prototypes = max(1, min(5, n // (classes * _ROWS_OF_A_PROTOTYPE)))
         return KernelClassifier(width, classes, RadialSeries(), prototypes=prototypes, bias=True, temperature=0.25)
     return make_head(name, width, classes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -96,11 +96,6 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def squared_loss(scores: Tensor, labels: Tensor) -> Tensor:
     """Mean squared distance to one-hot targets (Hui and Belkin, 2020; Table 10)."""
     return (scores - F.one_hot(labels, scores.shape[1]).to(scores.dtype)).square().mean()
-
-
-def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a cell's settings that :func:`fit` takes."""
-    return {key: values[key] for key in ("epochs", "lr", "batch") if key in values}
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:

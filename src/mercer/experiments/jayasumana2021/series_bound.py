@@ -32,7 +32,7 @@ _SERIES = (
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Kernels whose series are known, smooth and less so."""
     rows = _SERIES[:2] if scale == "smoke" else _SERIES
-    return [Cell("jayasumana2021/thmE.1", row=row, settings={"terms": _TERMS, "orders": list(_ORDERS)}) for row in rows]
+    return [Cell(entry.id, row=row, settings={"terms": _TERMS, "orders": list(_ORDERS)}) for row in rows]
 
 
 def run(cell: Cell) -> Outcome:

@@ -32,16 +32,16 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     if scale == "paper":
         settings = {"backbone": "ResNet-50 of ImageNet", "batch": 64}
         return [
-            Cell("jayasumana2021/table9", row=row, column=head, settings=settings, data=(name,), seeds=1)
+            Cell(entry.id, row=row, column=head, settings=settings, data=(name,), seeds=1)
             for row, name in _PAPER.items()
-            for head in ("Softmax", "LIN", "SOP", "Ours")
+            for head in ("Softmax", "LIN", "SOP", "Kernelized")
         ]
     smoke = scale == "smoke"
     return [
         Cell(
-            "jayasumana2021/table9", row=row, column=head, data=() if smoke else ("cifar100_subset",),
+            entry.id, row=row, column=head, data=() if smoke else ("cifar100_subset",),
             seeds=1 if smoke else 3,
-            settings={"labels": "synthetic" if smoke else labels, "epochs": 2 if smoke else 30},
+            settings={"labels": "synthetic" if smoke else labels, "head": head, "epochs": 2 if smoke else 30},
         )
         for row, labels in _STAND_INS.items()
         for head in FROZEN_HEADS
@@ -54,7 +54,7 @@ def run(cell: Cell) -> Outcome:
         raise data.MissingData(f"{cell.row}: Mercer has no loader for this set.")
     z, y, z_test, y_test = _embedded(cell.settings["labels"])
     classes = int(y.max()) + 1
-    logits = fit_head(cell.column, z, y, classes, epochs=cell.settings["epochs"], seed=cell.seed)
+    logits = fit_head(cell.settings["head"], z, y, classes, epochs=cell.settings["epochs"], seed=cell.seed)
     right = (logits(z_test).argmax(1) == y_test).double().mean()
     return Outcome(value=100 * float(right), note=f"Stand-in: frozen ResNet-20 of CIFAR-10, {len(z)} rows.")
 

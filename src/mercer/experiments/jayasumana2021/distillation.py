@@ -13,7 +13,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .heads import backbone, build
 from .pictures import accuracy, fit, logits
-from .trained import SIZES, pictures_of
+from .trained import SIZES, STAND_IN, pictures_of
 
 __all__ = ["cells", "run"]
 
@@ -26,12 +26,13 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     sets = {"CIFAR-10": ("cifar10", 10)} | ({"CIFAR-100": ("cifar100", 100)} if scale == "paper" else {})
     return [
         Cell(
-            "jayasumana2021/table2", row=row, column=head, data=() if made_up else (name,), seeds=1,
-            settings={**SIZES[scale], "set": "synthetic" if made_up else name, "classes": classes, "lr": 0.05,
+            entry.id, row=row, column=head, data=() if made_up else (name,), seeds=1,
+            settings={**SIZES[scale], "head": head, "set": "synthetic" if made_up else name, "classes": classes,
+                      "lr": 0.05,
                       "teacher": "fresh" if made_up else "trained" if scale == "paper" else "published ResNet-20"},
         )
         for row, (name, classes) in sets.items()
-        for head in ("Softmax", "Ours")
+        for head in ("Softmax", "Kernelized")
     ]  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def run(cell: Cell) -> Outcome:
     x, y, x_test, y_test = pictures_of(s, cell.seed)
     teacher = _teacher(s["teacher"], s["classes"], x, y, s, cell.seed)
     targets = logits(teacher, x)
-    student = build("LeNet-5", cell.column, s["classes"])
+    student = build("LeNet-5", s["head"], s["classes"])
     # The gradient shrinks as 1 / T^2; the factor lets one learning rate serve for labels and teachers.
     loss = partial(_scaled_distillation, temperature=_TEMPERATURE)
     generator = torch.Generator().manual_seed(cell.seed)
@@ -62,7 +63,7 @@ def _teacher(kind: str, classes: int, x: Tensor, y: Tensor, settings: object, se
         model = backbone("ResNet-20", 10)
         model.load_state_dict(data.resnet20_weights(), strict=False)
         return model
-    model = build("ResNet-56" if kind == "trained" else "Small ResNet", "Softmax", classes)
+    model = build("ResNet-56" if kind == "trained" else STAND_IN, "Softmax", classes)
     if kind == "trained":
         fit(model, x, y, epochs=450, generator=torch.Generator().manual_seed(seed))
     return model

@@ -29,12 +29,12 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
                 "network": "ResNet-56" if paper else STAND_IN, "lr": 0.1}  # fmt: skip
     return [
         Cell(
-            "jayasumana2021/table5", row=f"{budget} %", column=f"{head}, {selection}", seeds=1,
+            entry.id, row=f"{budget} %", column=f"{head}, {selection}", seeds=1,
             settings={**settings, "head": head, "selection": selection, "budget": budget},
             data=() if made_up else (name,),
         )
         for budget in _BUDGETS[scale]
-        for head in ("Softmax", "Ours")
+        for head in ("Softmax", "Kernelized")
         for selection in ("random", "margin", "k-center")
     ]  # fmt: skip
 

@@ -10,12 +10,17 @@ from typing_extensions import override
 
 from .. import checks
 from ..distributed import global_slice, shared_generator, take_rows, world_size
-from ..linalg import safe_sqrt, squared_distances
+from ..linalg import plain, safe_sqrt, squared_distances
 from ..modules import Data, rows
 from .base import Kernel, Positive
 
 _MEDIAN_ROWS = 1000
 _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN at infinity
+
+
+def _decay(fresh: Tensor, rate: Tensor) -> Tensor:
+    """``exp(-rate * fresh)``, in place where nothing records it: three quarters of the time is memory traffic."""
+    return fresh.mul_(-rate).exp_() if plain(fresh, rate) else (-rate * fresh).exp()
 
 
 class _UnitDiagonal(Kernel):
@@ -73,11 +78,11 @@ class RBF(_UnitDiagonal):
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         gamma = self.gamma(x)
         if gamma.ndim == 0:
-            return (-gamma * squared_distances(x, y)).exp()
+            return _decay(squared_distances(x, y), gamma)
         if len(gamma) != x.shape[1]:
             need = f"x must have a feature for each of the {len(gamma)} values of gamma"
             raise ValueError(checks.sentence("RBF", need, tuple(x.shape)))
-        return (-squared_distances(x * gamma.sqrt(), y * gamma.sqrt())).exp()
+        return _decay(squared_distances(x * gamma.sqrt(), y * gamma.sqrt()), x.new_ones(()))
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -129,10 +134,11 @@ class Matern(_UnitDiagonal):
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        scaled = math.sqrt(2 * self.nu) * safe_sqrt(squared_distances(x, y)) / self.lengthscale(x)
+        distances = safe_sqrt(squared_distances(x, y))
+        rate = math.sqrt(2 * self.nu) / self.lengthscale(x)
         if self.nu == 0.5:
-            return (-scaled).exp()
-        scaled = scaled.clamp_max(_FAR)
+            return _decay(distances, rate)
+        scaled = (rate * distances).clamp_max(_FAR)
         decay = (-scaled).exp()
         if self.nu == 1.5:
             return (1 + scaled) * decay

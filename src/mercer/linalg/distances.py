@@ -34,10 +34,30 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
     if _overflowed(rows, columns):
         x, y = _held(x), _held(y)
         rows, columns = x.square().sum(-1), y.square().sum(-1)
+    if plain(x, y):
+        return _by_one_product(x, y, rows, columns)
     norms = rows[:, None] + columns[None]  # (n, m)
     squared = torch.addmm(norms, x, y.mT, alpha=-2.0)
     floor = _RESOLUTION * torch.finfo(x.dtype).eps * norms.detach()
     return torch.where(squared < floor, 0.0, squared)  # NaN is not below the floor
+
+
+def plain(*tensors: Tensor) -> bool:
+    """Whether nothing records what is done to these: work in place is allowed then."""
+    if torch.compiler.is_compiling() or any(is_functorch_wrapped_tensor(t) for t in tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+
+
+def _by_one_product(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The same numbers with nothing of size (n, m) but the result: the norms ride in the product as two more features.
+
+    They are lowered by the rounding error of the sum, so that what cannot be told from 0 falls below it.
+    """
+    keep = 1 - _RESOLUTION * torch.finfo(x.dtype).eps
+    left = torch.cat((-2 * x, keep * rows[:, None], torch.ones_like(rows)[:, None]), 1)
+    right = torch.cat((y, torch.ones_like(columns)[:, None], keep * columns[:, None]), 1)
+    return (left @ right.mT).clamp_min_(0)
 
 
 def _centre(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
@@ -68,6 +88,8 @@ def _held(x: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root with gradient 0, not infinite, at 0."""
+    if plain(squared):
+        return squared.clamp_min(0).sqrt_()
     zero = squared <= 0
     return torch.where(zero, torch.zeros_like(squared), torch.where(zero, torch.ones_like(squared), squared).sqrt())
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -47,7 +48,7 @@ CASES = {  # a new optimizer joins the whole suite by adding one line here
     ),
     "eigenpro": Case(lambda p, model, **o: EigenProSGD(p, model=model, **o)),
     "esgd": Case(lambda p, model, **o: ESGD(p, 0.01, update_every=2, **o), closure=True),
-    "multi_batch_lbfgs": Case(lambda p, model, **o: MultiBatchLBFGS(p, 0.1, history=2), closure=True),
+    "multi_batch_lbfgs": Case(lambda p, model, **o: MultiBatchLBFGS(p, 0.1, history=2, **o), closure=True),
 }
 HOOKED = [name for name, case in CASES.items() if not case.closure]
 
@@ -142,8 +143,7 @@ def test_a_closure_gives_the_same_step_and_its_loss(case):
 def test_param_groups_and_schedulers_rule_the_rate(case):
     model = network()
     optimizer = case.make(model[2].parameters(), model)
-    if not isinstance(optimizer, MultiBatchLBFGS):  # one step length for the whole vector
-        optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.0})
+    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.0})
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.0 if t else 1.0)
     first, last = model[0].weight.detach().clone(), model[2].weight.detach().clone()
     (x, y), (x2, y2) = batches(2)
@@ -595,3 +595,120 @@ def test_it_trains_in_the_hugging_face_trainer(tmp_path):
         after = F.cross_entropy(model(x, torch.zeros(64).long())["logits"], (x[:, 0] > 0).long()).item()
         assert after < 0.9 * before
         optimizer.close()
+
+
+@pytest.mark.parametrize("by", ["deepcopy", "pickle"])
+def test_a_copy_trains_on_as_the_original_does(case, by):
+    model = network()
+    optimizer = case.make(model.parameters(), model)
+    feed = batches(6)
+    for x, y in feed[:3]:
+        advance(case, model, optimizer, x, y)
+    twin, other = copy.deepcopy((model, optimizer)) if by == "deepcopy" else pickled((model, optimizer))
+    for x, y in feed[3:]:
+        advance(case, model, optimizer, x, y)
+        advance(case, twin, other, x, y)
+    torch.testing.assert_close(values(twin), values(model), rtol=0, atol=0)
+    assert all(p is not q for p, q in zip(twin.parameters(), model.parameters(), strict=True))
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own bytes
+
+
+def hooks_of(model):
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+    return [key for m in model.modules() for kind in kinds for key in getattr(m, kind)]
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_no_copy_of_the_model_holds_hooks_or_rows_and_deletion_takes_them_off(name):
+    def saved(model):
+        file = io.BytesIO()
+        torch.save(model, file)
+        return len(file.getvalue())
+
+    model = network()
+    model[0].register_forward_hook(a_users_hook)
+    alone, own = saved(model), hooks_of(model)
+    optimizer = CASES[name].make(model.parameters(), model)
+    x, y = batches(1, m=3000)[0]
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()  # every row has been seen, and no step forgets it
+    assert hooks_of(model) != own
+    assert hooks_of(copy.deepcopy(model)) == hooks_of(pickled(model)) == own
+    assert saved(model) <= alone + 30_000  # the gradients, not 3,000 rows
+    del optimizer
+    assert hooks_of(model) == own
+
+
+def a_users_hook(module, args, output):
+    """A hook of the user's, which copies keep."""
+
+
+def test_a_second_optimizer_of_the_same_model_keeps_its_hooks():
+    model = network()
+    first = FunctionSpaceSGD(model[0].parameters(), 0.1, model=model)
+    second = FunctionSpaceSGD(model[2].parameters(), 0.1, model=model)
+    del first
+    assert hooks_of(model) and not hooks_of(copy.deepcopy(model))
+    second.close()
+    assert not hooks_of(model)
+
+
+def test_esgd_curvature_is_free_of_the_loss_scale():
+    results = []
+    for scaled in (False, True):
+        model = network(dtype=torch.float64)
+        optimizer = ESGD(model.parameters(), 0.01, update_every=2)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=2.0**10)
+        for i, (x, y) in enumerate(batches(dtype=torch.float64)):
+            for spoiled in (True, False) if i == 2 and scaled else (False,):
+                optimizer.zero_grad()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UserWarning)  # torch's own, on graphs held by gradients
+                    scaler.scale(F.cross_entropy(model(x), y)).backward(create_graph=optimizer.due)
+                if spoiled:  # an overflow, which must leave no trace
+                    model[0].weight.grad = torch.full_like(model[0].weight, torch.inf)
+                scaler.step(optimizer)
+                scaler.update()
+        results.append((values(model), optimizer.state[model[0].weight]["curvature"]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
+    optimizer = ESGD(model.parameters(), 0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        scaler.scale(F.cross_entropy(model(x), y)).backward(create_graph=True)
+    scaler.unscale_(optimizer)
+    with pytest.raises(
+        RuntimeError, match=r"ESGD: a step with curvature needs the scale of the loss; got gradients uns"
+    ):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if "base" not in n])  # Adam would need a maximize of its own
+def test_maximize_ascends_as_the_negated_loss_descends(name):
+    case, results = CASES[name], []
+    for sign, options in ((-1.0, {}), (1.0, {"maximize": True})):
+        model = network(dtype=torch.float64)
+        optimizer = case.make(model.parameters(), model, **options)
+        for x, y in batches(dtype=torch.float64):
+
+            def closure(x=x, y=y, model=model, optimizer=optimizer, sign=sign):
+                optimizer.zero_grad()
+                loss = sign * (-F.cross_entropy(model(x), y))
+                loss.backward()
+                return loss
+
+            if not case.closure:
+                closure()
+            optimizer.step(closure if case.closure else None)
+        results.append(values(model))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
+
+
+def test_differentiable_steps_are_refused(case):
+    model = network()
+    with pytest.raises(
+        ValueError, match=r": differentiable must be False; got True. Differentiate through the steps of"
+    ):
+        case.make(model.parameters(), model, differentiable=True)

@@ -222,7 +222,7 @@ def test_function_space_step_descends():
 def test_a_convolution_is_the_linear_layer_of_its_patches(options):
     conv = nn.Conv2d(3, 4, 3, **options).double()
     x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
-    from mercer.optim.recording import layer_rows
+    from mercer.optim.layers import layer_rows
 
     rows = layer_rows(conv, x, bias=True)
     weight = torch.cat((conv.weight.flatten(1), conv.bias[:, None]), 1)

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks
 
 __all__ = ["CheckedOptimizer", "Closure", "descend"]
+
+STEPS = "steps"  # kept with the first parameter
 
 Closure = Callable[[], Any]  # evaluates the loss, calls backward, returns the loss
 
@@ -23,8 +26,23 @@ class CheckedOptimizer(Optimizer):
 
     A step evaluates the closure, refuses sparse, complex and non-finite gradients before any parameter has changed,
     and updates. The state keeps its dtype through ``load_state_dict``: torch would cast float64 factors to the
-    parameter's dtype.
+    parameter's dtype. ``copy.deepcopy`` and ``pickle`` keep every attribute; the parameters are copied with it.
+
+    Args:
+        params: Parameters, named parameters or groups.
+        defaults: Options of a group.
+        maximize: Ascend in place of descending.
+        differentiable: Refused: a step is not part of any graph.
     """
+
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], *, maximize: bool = False, differentiable: bool = False
+    ) -> None:
+        if differentiable:
+            fix = "Differentiate through the steps of torch.optim.SGD instead."
+            where = type(self).__name__
+            raise ValueError(checks.sentence(where, "differentiable must be False", differentiable, fix))
+        super().__init__(params, {**defaults, "maximize": bool(maximize)})
 
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
         """Move the parameters, without autograd; ``live`` are those that have a gradient, checked."""
@@ -41,7 +59,22 @@ class CheckedOptimizer(Optimizer):
             live = self.live_parameters()
             if live:
                 self.update(live, closure)
+                self._first_state()[STEPS] = self.steps + 1
         return loss
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been taken."""
+        return int(self._first_state().get(STEPS, 0))
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters of all groups, in order."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _first_state(self) -> dict[str, Any]:
+        first: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
+        return first
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -63,8 +96,8 @@ class CheckedOptimizer(Optimizer):
             TypeError: A gradient is sparse.
             FloatingPointError: A gradient is not finite; no parameter has been changed.
         """
-        live = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [p.grad for p in live]
+        live = [p for p in self.parameters if p.grad is not None]
+        gradients = [p.grad for p in live if p.grad is not None]
         if any(g.is_sparse for g in gradients):
             self._refuse_sparse()
         if gradients and not _all_finite(gradients):
@@ -90,11 +123,21 @@ class CheckedOptimizer(Optimizer):
         """Load a state; tensors keep the dtype they were saved in and move to their parameter's device."""
         super().load_state_dict(state_dict)
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        own = [p for group in self.param_groups for p in group["params"]]
-        for index, p in zip(saved, own, strict=True):
+        for index, p in zip(saved, self.parameters, strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor):
                     self.state[p][key] = value.detach().to(p.device, copy=True)
+        head = self.param_groups[0]
+        for key in (STEPS, "estimates"):  # a state of version 0.1 counts in its first group
+            if key in head:
+                self._first_state()[key] = head[key]
+        for group in self.param_groups:
+            group.pop(STEPS, None), group.pop("estimates", None)
+            group.setdefault("maximize", False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All attributes but torch's hooks on steps, which no copy of a torch optimizer has."""
+        return {key: value for key, value in self.__dict__.items() if not key.startswith("_optimizer_")}
 
     @staticmethod
     def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
@@ -109,25 +152,28 @@ def _all_finite(gradients: list[Tensor]) -> bool:
 
 
 def descend(
-    parameters: Sequence[Tensor], directions: Sequence[Tensor], lr: float, *, decay: float = 0.0, foreach: bool = True
+    parameters: Sequence[Tensor], directions: Sequence[Tensor], group: dict[str, Any], lr: float | None = None
 ) -> None:
-    r""":math:`p \leftarrow (1 - \eta \delta) p - \eta u`, for all at once or, to the same result, one by one.
+    r""":math:`p \leftarrow (1 - \eta \delta) p - \eta u`, or plus where the group maximizes.
 
     Args:
         parameters: p, changed in place.
         directions: u, of the parameters' shapes.
-        lr: :math:`\eta`.
-        decay: :math:`\delta`, weight decay apart from the gradient.
-        foreach: Use torch's fused loops.
+        group: Their options: ``lr`` :math:`\eta`, ``weight_decay`` :math:`\delta` (apart from the gradient),
+            ``foreach`` (torch's fused loops, to the same result), ``maximize``.
+        lr: :math:`\eta`, where it is not the group's.
     """
     if not parameters:
         return
-    if foreach:
-        if decay:
-            torch._foreach_mul_(list(parameters), 1 - lr * decay)
-        torch._foreach_add_(list(parameters), list(directions), alpha=-lr)
+    lr = float(group["lr"]) if lr is None else lr
+    decay = 1 - lr * group.get("weight_decay", 0.0)
+    alpha = lr if group["maximize"] else -lr
+    if group["foreach"]:
+        if decay != 1:
+            torch._foreach_mul_(list(parameters), decay)
+        torch._foreach_add_(list(parameters), list(directions), alpha=alpha)
         return
     for p, u in zip(parameters, directions, strict=True):
-        if decay:
-            p.mul_(1 - lr * decay)
-        p.add_(u, alpha=-lr)
+        if decay != 1:
+            p.mul_(decay)
+        p.add_(u, alpha=alpha)

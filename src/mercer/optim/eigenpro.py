@@ -10,10 +10,12 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks, distributed
-from ..modules import last_linear
-from .base import CheckedOptimizer, Closure, descend
-from .layer_factor import LayerFactor, Memory, finite_everywhere
-from .recording import Record, Recorder, trained_layers
+from .base import Closure, descend
+from .inverses import LowRank
+from .layers import Layer
+from .listening import ListeningOptimizer
+from .preconditioner import finite_everywhere
+from .recording import Record
 
 __all__ = ["EigenProSGD", "eigenpro_plan"]
 
@@ -21,8 +23,10 @@ __all__ = ["EigenProSGD", "eigenpro_plan"]
 TOTAL, ROWS, NEXT = "total", "rows", "next"  # sum of g g^T, rows in it, rows at the next decomposition
 VECTORS, SHRINK, RATE = "vectors", "shrink", "rate"
 
+_ROWS = 4096  # patches of a convolution, or tokens, that a batch gives
 
-class EigenProSGD(CheckedOptimizer):
+
+class EigenProSGD(ListeningOptimizer):
     r"""SGD with :math:`u = \nabla J\, (I - \sum_{i \le k} (1 - \lambda_{k+1} / \lambda_i)\, e_i e_i^\top)`, untuned.
 
     :math:`(\lambda_i, e_i)` is the eigensystem of the second moment of a layer's inputs (its features), learned from
@@ -44,6 +48,8 @@ class EigenProSGD(CheckedOptimizer):
         max_samples: Rows after which the eigensystem is final.
         exclude: Names of layers to leave to plain SGD.
         foreach: Update parameters by torch's fused loops.
+        maximize: Ascend.
+        differentiable: Refused.
     """
 
     def __init__(
@@ -58,60 +64,49 @@ class EigenProSGD(CheckedOptimizer):
         max_samples: int = 20_000,
         exclude: tuple[str, ...] = (),
         foreach: bool = True,
+        maximize: bool = False,
+        differentiable: bool = False,
     ) -> None:
         where = "EigenProSGD"
         if isinstance(lr, str):
             checks.choice(where, "lr", lr, ("auto",))
         self.automatic = isinstance(lr, str)
-        super().__init__(params, {"lr": 1.0 if isinstance(lr, str) else lr, "foreach": foreach})
+        options = {"lr": 1.0 if isinstance(lr, str) else lr, "foreach": foreach}
+        super().__init__(params, options, maximize=maximize, differentiable=differentiable)
         self.k = None if k is None else checks.integer(where, "k", k, 0)
         self.rest_lr = checks.non_negative(where, "rest_lr", rest_lr)
         self.max_samples = checks.integer(where, "max_samples", max_samples, 1)
-        checks.choice(where, "layers", layers, ("last", "all"))
-        chosen = self._chosen(model, layers, exclude)
-        if not chosen:
-            checks.warn(where, "params hold no weight of a chosen layer of model; all take SGD steps.")
-        memory = Memory(damping=0.0, ema=0.0, output_factor=False, max_width=0, max_rows=4096)
-        self._factors = [LayerFactor(where, name, m, self._own_bias(m), memory) for name, m in chosen.items()]
-        self._recorder = Recorder(where, model, chosen)
+        self._layers = self.choose_layers(model, layers, exclude)
+        self.listen_to(model, {layer.name: layer.module for layer in self._layers})
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
         directions: dict[int, Tensor] = {}
-        for factor in self._factors:
-            state, record = self.state[factor.weight], self._recorder.records[factor.name]
-            if factor.weight.grad is not None and (record.inputs or RATE in state):
+        for layer in self._layers:
+            state, record = self.state[layer.weight], self._recorder.records[layer.name]
+            if layer.weight.grad is not None and (record.inputs or RATE in state):
                 if record.inputs and state.get(ROWS, 0) < self.max_samples:
-                    self._learn(factor, state, record)
-                directions |= factor.split(self._direction(state, factor.gradient()))
+                    self._learn(layer, state, record)
+                directions |= self._direction(layer, state)
         for group in self.param_groups:
-            lr = float(group["lr"])
             own = [p for p in group["params"] if p.grad is not None]
-            rest = self.rest_lr * (lr if self.automatic else 1.0)
-            for mine, rate in ((True, lr), (False, rest)):
-                chosen = [p for p in own if (id(p) in directions) is mine]
-                descend(chosen, [directions.get(id(p), p.grad) for p in chosen], rate, foreach=group["foreach"])
+            rest = self.rest_lr * (float(group["lr"]) if self.automatic else 1.0)
+            for rate, chosen in (
+                (None, [p for p in own if id(p) in directions]),
+                (rest, [p for p in own if id(p) not in directions]),
+            ):
+                descend(chosen, [directions.get(id(p), p.grad) for p in chosen], group, rate)
         self._recorder.clear()
 
-    @override
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and the inputs that belong to them."""
-        super().zero_grad(set_to_none)
-        self._recorder.clear()
+    def _direction(self, layer: Layer, state: dict[str, Any]) -> dict[int, Tensor]:
+        outside = 1 / state[RATE] if self.automatic else 1.0
+        u = LowRank(state[VECTORS], state[SHRINK], outside, 0.0).direction(*layer.gradients())
+        return layer.keyed(u.weight, u.bias)
 
-    def close(self) -> None:
-        """Take the hooks off the model."""
-        self._recorder.close()
-
-    def _direction(self, state: dict[str, Any], gradient: Tensor) -> Tensor:
-        vectors = state[VECTORS]
-        u: Tensor = gradient - (gradient @ vectors * state[SHRINK]) @ vectors.mT
-        return u.mul(state[RATE]) if self.automatic else u
-
-    def _learn(self, factor: LayerFactor, state: dict[str, Any], record: Record) -> None:
-        g = factor.rows(record).double()  # (n, d)
+    def _learn(self, layer: Layer, state: dict[str, Any], record: Record) -> None:
+        g = layer.rows(record, _ROWS).double()  # (n, d)
         if not finite_everywhere(g):
-            checks.warn("EigenProSGD", f"the input of layer {factor.name!r} is not finite; it was not learned from.")
+            checks.warn("EigenProSGD", f"the input of layer {layer.name!r} is not finite; it was not learned from.")
             return
         rows = distributed.sum_over_ranks(torch.tensor(float(len(g)), dtype=torch.float64, device=g.device))
         total = distributed.sum_over_ranks(g.mT @ g)
@@ -121,21 +116,8 @@ class EigenProSGD(CheckedOptimizer):
             state[NEXT] = 2 * state[ROWS]
             batch = distributed.gather_rows(g)
             k, vectors, shrink, rate = eigenpro_plan(state[TOTAL] / state[ROWS], batch, state[ROWS], self.k)
-            dtype = factor.weight.dtype
+            dtype = layer.weight.dtype
             state.update({VECTORS: vectors[:, :k].to(dtype), SHRINK: shrink.to(dtype), RATE: rate})
-
-    def _chosen(self, model: nn.Module, layers: str, exclude: tuple[str, ...]) -> dict[str, nn.Module]:
-        mine = [p for group in self.param_groups for p in group["params"]]
-        found = trained_layers("EigenProSGD", model, mine, (nn.Linear, nn.Conv2d), exclude)
-        if layers == "last":
-            last = last_linear(model)[0]
-            found = {name: m for name, m in found.items() if name == last}
-        return {name: m for name, m in found.items() if getattr(m, "groups", 1) == 1}
-
-    def _own_bias(self, module: nn.Module) -> Tensor | None:
-        bias = module._parameters.get("bias")
-        mine = {id(p) for group in self.param_groups for p in group["params"]}
-        return bias if bias is not None and bias.requires_grad and id(bias) in mine else None
 
 
 def eigenpro_plan(

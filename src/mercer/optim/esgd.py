@@ -15,6 +15,7 @@ from .base import CheckedOptimizer, Closure, descend
 __all__ = ["ESGD"]
 
 CURVATURE = "curvature"  # sum of (H v)^2 over the estimates, with every parameter
+ESTIMATES = "estimates"  # how many, with the first
 
 
 class ESGD(CheckedOptimizer):
@@ -25,7 +26,8 @@ class ESGD(CheckedOptimizer):
 
     H v needs more than one gradient. Call ``loss.backward(create_graph=opt.due)``, which gives it exactly; or pass
     ``step`` a closure, which is then evaluated once more at a shifted point, with the same random numbers. Under DDP,
-    which refuses ``create_graph``, pass a closure.
+    which refuses ``create_graph``, pass a closure. With a ``GradScaler`` leave unscaling to ``scaler.step(opt)``, which
+    says what the loss was scaled by.
 
     Args:
         params: Parameters, named parameters or groups.
@@ -35,7 +37,13 @@ class ESGD(CheckedOptimizer):
         generator: Randomness of v; None draws from the number of the step, so that ranks agree and a resumed run
             repeats.
         foreach: Update parameters by torch's fused loops.
+        maximize: Ascend.
+        differentiable: Refused.
     """
+
+    _step_supports_amp_scaling = True  # a GradScaler then sets grad_scale and found_inf, and leaves unscaling to us
+    grad_scale: Tensor | None
+    found_inf: Tensor
 
     def __init__(
         self,
@@ -46,8 +54,11 @@ class ESGD(CheckedOptimizer):
         update_every: int = 20,
         generator: torch.Generator | None = None,
         foreach: bool = True,
+        maximize: bool = False,
+        differentiable: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "foreach": foreach, "steps": 0, "estimates": 0})
+        options = {"lr": lr, "foreach": foreach}
+        super().__init__(params, options, maximize=maximize, differentiable=differentiable)
         self.damping = checks.positive("ESGD", "damping", damping)
         self.update_every = checks.integer("ESGD", "update_every", update_every, 1)
         self.generator = generator
@@ -56,35 +67,43 @@ class ESGD(CheckedOptimizer):
     @property
     def due(self) -> bool:
         """Whether the next step estimates curvature: pass it as ``create_graph``."""
-        return bool(self.param_groups[0]["steps"] % self.update_every == 0)
+        return self.steps % self.update_every == 0
 
     @override
     def step(self, closure: Closure | None = None) -> Any:
         """One step; a closure is evaluated twice where curvature is due and the gradient has no graph."""
+        if bool(getattr(self, "found_inf", False)):
+            return None
         self._random_state = torch.get_rng_state() if self.due else None
         return super().step(closure)
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
-        head = self.param_groups[0]
         if self.due:
             self._estimate(live, closure)
-            head["estimates"] += 1
+            self._first_state()[ESTIMATES] = self._estimates + 1
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            for p in live:
+                p.grad = p.grad.detach() / scale  # type: ignore[union-attr]
         for group in self.param_groups:
             own = [p for p in group["params"] if p.grad is not None]
-            descend(own, [self._direction(p) for p in own], float(group["lr"]), foreach=group["foreach"])
-        head["steps"] += 1
+            descend(own, [self._direction(p) for p in own], group)
+
+    @property
+    def _estimates(self) -> int:
+        return int(self._first_state().get(ESTIMATES, 0))
 
     def _direction(self, p: Tensor) -> Tensor:
         assert p.grad is not None
         total = self.state[p].get(CURVATURE)
-        mean = torch.zeros_like(p) if total is None else total / self.param_groups[0]["estimates"]
+        mean = torch.zeros_like(p) if total is None else total / self._estimates
         return p.grad / (mean.sqrt() + self.damping)
 
     def _estimate(self, live: list[Tensor], closure: Closure | None) -> None:
         generator = self.generator
         if generator is None:
-            generator = torch.Generator().manual_seed(self.param_groups[0]["steps"])
+            generator = torch.Generator().manual_seed(self.steps)
         v = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in live]
         products = self._exact(live, v) if all(_has_graph(p) for p in live) else self._difference(live, v, closure)
         for p, product in zip(live, products, strict=True):
@@ -92,13 +111,18 @@ class ESGD(CheckedOptimizer):
             total.addcmul_(product, product)
 
     def _exact(self, live: list[Tensor], v: list[Tensor]) -> list[Tensor]:
+        scale = getattr(self, "grad_scale", 1.0)  # the graph is that of the scaled loss
+        if scale is None:
+            fix = "Leave scaler.unscale_(opt) out where opt.due, or pass step a closure."
+            need = "a step with curvature needs the scale of the loss"
+            raise RuntimeError(checks.sentence("ESGD", need, "gradients unscaled before", fix))
         gradients = [p.grad for p in live if p.grad is not None]
         with torch.enable_grad():
             products = torch.autograd.grad(gradients, live, v, allow_unused=True)
         for p in live:  # the graph and the parameters hold each other: cut it, or memory leaks
             assert p.grad is not None
             p.grad = p.grad.detach()
-        return [torch.zeros_like(p) if h is None else h for p, h in zip(live, products, strict=True)]
+        return [torch.zeros_like(p) if h is None else h / scale for p, h in zip(live, products, strict=True)]
 
     def _difference(self, live: list[Tensor], v: list[Tensor], closure: Closure | None) -> list[Tensor]:
         r""":math:`H v \approx (g(\theta + \varepsilon v) - g(\theta)) / \varepsilon`."""

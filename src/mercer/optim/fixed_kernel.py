@@ -7,9 +7,9 @@ from torch import Tensor
 
 from .. import checks, distributed
 from ..kernels import Kernel
-from .factors import damped_inverse
-from .layer_factor import LayerFactor, output_rows
-from .recording import Record, layer_rows
+from .inverses import damped_inverse
+from .layers import Layer, layer_rows
+from .recording import Record
 
 __all__ = ["fixed_kernel_direction", "sample_inverse"]
 
@@ -24,24 +24,24 @@ def sample_inverse(kernel: Kernel, model_inputs: Record, damping: float) -> Tens
     return damped_inverse(gram.detach() / len(gram), damping, where="FunctionSpaceSGD")
 
 
-def fixed_kernel_direction(factor: LayerFactor, record: Record, inverse: Tensor, gradient: Tensor) -> Tensor:
+def fixed_kernel_direction(layer: Layer, record: Record, inverse: Tensor) -> Tensor:  # (c, d)
     r""":math:`D^\top (K / n + \lambda I)^{-1} G` for a kernel matrix K of the model's inputs.
 
     D is seen by a hook, before clipping and unscaling; what these did to the gradient is done to the direction.
 
     Args:
-        factor: The layer.
+        layer: The layer.
         record: Its inputs and output gradients.
         inverse: From `sample_inverse`, of the n samples of all ranks.
-        gradient: Of weight and bias, ``(c, d)``.
     """
+    gradient = layer.gradient()
     n = len(inverse)
-    every = [layer_rows(factor.module, x, bias=factor.bias is not None) for x in record.inputs]
+    every = [layer_rows(layer.module, x, bias=layer.bias is not None) for x in record.inputs]
     g = distributed.gather_rows(torch.cat(every).double())
-    d = distributed.gather_rows(torch.cat([output_rows(factor.module, x) for x in record.gradients]).double())
+    d = distributed.gather_rows(layer.output_gradients(record).double())
     if len(g) % n or len(g) != len(d):
-        need = f"with kernel= layer {factor.name!r} must see the {n} samples of the model's input"
-        fix = f"Leave it to plain SGD with exclude=[{factor.name!r}]."
+        need = f"with kernel= layer {layer.name!r} must see the {n} samples of the model's input"
+        fix = f"Leave it to plain SGD with exclude=[{layer.name!r}]."
         raise ValueError(checks.sentence("FunctionSpaceSGD", need, f"{len(g)} rows", fix))
     mixed = (inverse @ d.reshape(n, -1)).reshape(d.shape)  # (n places, c)
     seen = d.mT @ g

@@ -13,20 +13,19 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
-from ..modules import last_linear, unwrap
-from .base import CheckedOptimizer, Closure, descend
+from ..modules import unwrap
+from .base import Closure, descend
 from .fixed_kernel import fixed_kernel_direction, sample_inverse
-from .layer_factor import REFRESHES, LayerFactor, Memory
-from .recording import Recorder, trained_layers
+from .inverses import Direction
+from .listening import ListeningOptimizer
+from .preconditioner import NEXT, REFRESHES, Memory, Preconditioner
 
 __all__ = ["FunctionSpaceSGD"]
 
-MOMENTUM = "momentum"  # the one key of the state that is of every parameter; the others are LayerFactor's
-
-_KINDS = (nn.Linear, nn.Conv2d)
+MOMENTUM = "momentum"  # the one key of the state that is of every parameter; the others are Preconditioner's
 
 
-class FunctionSpaceSGD(CheckedOptimizer):
+class FunctionSpaceSGD(ListeningOptimizer):
     r"""SGD in function space, :math:`W' = W - \eta\, \nabla_W J\, (G^\top G / n + \lambda I)^{-1}`.
 
     G are the rows of n samples that the layer's weight multiplies, a column of ones for the bias included; of a
@@ -63,7 +62,13 @@ class FunctionSpaceSGD(CheckedOptimizer):
         exclude: Names of layers, or of modules that hold them, to leave with the remaining parameters.
         max_width: A layer with more columns uses the latest batch alone, on the dual side: memory n d, not d^2.
         max_rows: Patches of a convolution used for a moment, about; every sample gives as many.
+        rank_tolerance: Directions whose eigenvalue is at most this times :math:`\lambda + \rho` are treated alike,
+            with :math:`\rho` their mean; the state's ``error`` bounds what that changes. 0 inverts the whole moment, as
+            do layers where more than half of the directions are above.
+        drift: A moment that moved by at most this, relative to its norm, is renewed half as often from then on.
         foreach: Update parameters by torch's fused loops.
+        maximize: Ascend.
+        differentiable: Refused.
     """
 
     def __init__(
@@ -87,13 +92,16 @@ class FunctionSpaceSGD(CheckedOptimizer):
         exclude: Sequence[str] = (),
         max_width: int = 4096,
         max_rows: int = 4096,
+        rank_tolerance: float = 1.0,
+        drift: float = 0.05,
         foreach: bool = True,
+        maximize: bool = False,
+        differentiable: bool = False,
     ) -> None:
         where = "FunctionSpaceSGD"
         own = {"momentum": _share(where, "momentum", momentum), "nesterov": bool(nesterov)}
         own |= {"weight_decay": checks.non_negative(where, "weight_decay", weight_decay), "foreach": foreach}
-        super().__init__(params, {"lr": lr, **own, "steps": 0})
-        self.update_every = checks.integer(where, "update_every", update_every, 1)
+        super().__init__(params, {"lr": lr, **own}, maximize=maximize, differentiable=differentiable)
         self.graft = checks.choice(where, "graft", graft, ("none", "sgd"))
         self.max_change = None if max_change is None else checks.positive(where, "max_change", max_change)
         self.kernel = kernel
@@ -103,12 +111,14 @@ class FunctionSpaceSGD(CheckedOptimizer):
             output_factor=output_factor,
             max_width=checks.integer(where, "max_width", max_width, 1),
             max_rows=checks.integer(where, "max_rows", max_rows, 1),
+            rank_tolerance=checks.non_negative(where, "rank_tolerance", rank_tolerance),
+            update_every=checks.integer(where, "update_every", update_every, 1),
+            drift=checks.non_negative(where, "drift", drift),
         )
-        chosen = self._chosen(model, checks.choice(where, "layers", layers, ("all", "last")), exclude)
-        if not chosen:
-            checks.warn(where, "params hold no weight of a linear or convolutional layer of model; all take SGD steps.")
-        self._factors = [LayerFactor(where, name, m, self._own_bias(m), self.memory) for name, m in chosen.items()]
-        self._recorder = Recorder(where, model, {**chosen, **({} if kernel is None else {"": unwrap(model)})})
+        chosen = self.choose_layers(model, layers, exclude)
+        self._preconditioners = [Preconditioner(where, layer, self.memory) for layer in chosen]
+        heard = {layer.name: layer.module for layer in chosen}
+        self.listen_to(model, heard if kernel is None else {**heard, "": unwrap(model)})
         self._warned: set[str] = set()
         remaining = self._remaining()
         self._base = base(remaining) if base is not None and remaining else None
@@ -124,21 +134,10 @@ class FunctionSpaceSGD(CheckedOptimizer):
             moves = [directions.get(id(p), p.grad) for p in own]
             if group["momentum"]:
                 moves = [self._with_momentum(p, u, group) for p, u in zip(own, moves, strict=True)]
-            descend(own, moves, float(group["lr"]), decay=group["weight_decay"], foreach=group["foreach"])
+            descend(own, moves, group)
         self._step_base()
-        self.param_groups[0]["steps"] += 1
         self._recorder.clear()
-        self._recorder.listen(self._due())
-
-    @override
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and the inputs that belong to them."""
-        super().zero_grad(set_to_none)
-        self._recorder.clear()
-
-    def close(self) -> None:
-        """Take the hooks off the model."""
-        self._recorder.close()
+        self._listen(self.steps + 1)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -152,57 +151,60 @@ class FunctionSpaceSGD(CheckedOptimizer):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "base"})
         if self._base is not None:
             self._base.load_state_dict(state_dict["base"])
-        self._recorder.listen(self._due())
+        self._listen(self.steps)
 
-    def _due(self) -> bool:
-        steps = self.param_groups[0]["steps"]
-        early = steps < self.update_every and steps & (steps - 1) == 0  # 0, 1, 2, 4, 8: the first moments are poor
-        return bool(self.kernel is not None or early or steps % self.update_every == 0)
+    def _listen(self, step: int) -> None:
+        """Hear the layers whose moments are due at this step; a fixed kernel sees every pass."""
+        layers = [p.layer for p in self._preconditioners]
+        due = [a.name for a in layers if self.kernel is not None or self.state[a.weight].get(NEXT, 0) <= step]
+        self._recorder.listen(due if self.kernel is None else [*due, ""])
 
     def _directions(self) -> dict[int, Tensor]:
         """The preconditioned direction of every parameter that has one, by the parameter's ``id``."""
         inverse = None
         if self.kernel is not None and self._recorder.records[""].inputs:
             inverse = sample_inverse(self.kernel, self._recorder.records[""], self.memory.damping)
-        found: list[tuple[LayerFactor, Tensor]] = []
-        products: list[Tensor] = []
-        for factor in self._factors:
-            if factor.weight.grad is not None and (made := self._direction(factor, inverse)) is not None:
-                found.append((factor, made[0]))
-                products.append(torch.dot(made[0].flatten(), made[1].flatten()))
+        found = [
+            (own, made)
+            for own in self._preconditioners
+            if own.layer.weight.grad is not None and (made := self._direction(own, inverse)) is not None
+        ]
         if self.max_change is not None and self.kernel is None and found:
-            found = self._bounded(found, products, self.max_change)
-        return {key: u for factor, direction in found for key, u in factor.split(direction).items()}
+            found = self._bounded(found, self.max_change)
+        return {key: u for own, made in found for key, u in own.layer.keyed(made.weight, made.bias).items()}
 
-    def _direction(self, factor: LayerFactor, inverse: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        state, record, gradient = self.state[factor.weight], self._recorder.records[factor.name], factor.gradient()
+    def _direction(self, own: Preconditioner, inverse: Tensor | None) -> Direction | None:
+        layer = own.layer
+        state, record = self.state[layer.weight], self._recorder.records[layer.name]
         if inverse is not None and record.inputs:
-            return self._grafted(fixed_kernel_direction(factor, record, inverse, gradient), gradient, gradient)
+            u = fixed_kernel_direction(layer, record, inverse)
+            return self._grafted(own, Direction(*layer.parts(u), u.new_zeros(())))
         if record.inputs:
-            factor.refresh(state, record)
+            own.refresh(state, record, self.steps)
         if REFRESHES not in state:
-            self._warn_unseen(factor.name)
+            self._warn_unseen(layer.name)
             return None
-        return self._grafted(*factor.direction(state, gradient), gradient)
+        return self._grafted(own, own.direction(state))
 
-    def _grafted(self, u: Tensor, against: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def _grafted(self, own: Preconditioner, u: Direction) -> Direction:
         if self.graft == "none":
-            return u, against
-        scale = gradient.norm() / u.norm().clamp(min=torch.finfo(u.dtype).tiny)
-        return u * scale, against * scale
+            return u
+        norm = u.weight.square().sum() + (0.0 if u.bias is None else u.bias.square().sum())
+        return u.scaled(own.layer.gradient().norm() / norm.sqrt().clamp(min=torch.finfo(u.weight.dtype).tiny))
 
     def _bounded(
-        self, found: list[tuple[LayerFactor, Tensor]], products: list[Tensor], most: float
-    ) -> list[tuple[LayerFactor, Tensor]]:
+        self, found: list[tuple[Preconditioner, Direction]], most: float
+    ) -> list[tuple[Preconditioner, Direction]]:
         """Directions shortened where they move a layer's outputs by more than ``most``; one look at all layers."""
         rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        products = torch.stack([u.product.double() for _, u in found]).tolist()
         bounded = []
-        for (factor, u), product in zip(found, torch.stack(products).tolist(), strict=True):
-            lr = rates[id(factor.weight)]
+        for (own, u), product in zip(found, products, strict=True):
+            lr = rates[id(own.layer.weight)]
             if lr * lr * product > most * most:  # the product alone is no less than the change: most steps end here
-                change = lr * factor.change(self.state[factor.weight], u, product) ** 0.5
-                u = u * min(1.0, most / change) if change else u
-            bounded.append((factor, u))
+                change = lr * own.change(self.state[own.layer.weight], u) ** 0.5
+                u = u.scaled(min(1.0, most / change)) if change else u
+            bounded.append((own, u))
         return bounded
 
     def _with_momentum(self, p: Tensor, u: Tensor, group: dict[str, Any]) -> Tensor:
@@ -224,22 +226,10 @@ class FunctionSpaceSGD(CheckedOptimizer):
             text = f"layer {name!r} has a gradient but its forward was never called; it takes plain SGD steps."
             checks.warn("FunctionSpaceSGD", text)
 
-    def _chosen(self, model: nn.Module, layers: str, exclude: Sequence[str]) -> dict[str, nn.Module]:
-        mine = [p for group in self.param_groups for p in group["params"]]
-        found = trained_layers("FunctionSpaceSGD", model, mine, _KINDS, exclude)
-        if layers == "last":
-            last = last_linear(model)[0]
-            found = {name: m for name, m in found.items() if name == last}
-        return {name: m for name, m in found.items() if getattr(m, "groups", 1) == 1}
-
-    def _own_bias(self, module: nn.Module) -> Tensor | None:
-        bias = module._parameters.get("bias")
-        mine = {id(p) for group in self.param_groups for p in group["params"]}
-        return bias if bias is not None and bias.requires_grad and id(bias) in mine else None
-
     def _remaining(self) -> list[Tensor]:
-        taken = {id(p) for f in self._factors for p in (f.weight, f.bias) if p is not None}
-        return [p for group in self.param_groups for p in group["params"] if id(p) not in taken]
+        layers = [own.layer for own in self._preconditioners]
+        taken = {id(p) for layer in layers for p in (layer.weight, layer.bias) if p is not None}
+        return [p for p in self.parameters if id(p) not in taken]
 
 
 def _share(where: str, name: str, value: float) -> float:

@@ -15,15 +15,16 @@ from typing_extensions import override
 from .. import checks, distributed
 from ..kernels import RBF
 from ..modules import last_linear, unwrap
-from .base import CheckedOptimizer, Closure, descend
-from .recording import Recorder, trained_layers
+from .base import Closure, descend
+from .layers import trained_layers
+from .listening import ListeningOptimizer
 
 __all__ = ["KernelSGD", "RandomPSD", "kernel_inverse", "reshaped"]
 
 Gram = Callable[[Tensor], Tensor]  # (m, d) -> (m, m)
 
 
-class KernelSGD(CheckedOptimizer):
+class KernelSGD(ListeningOptimizer):
     r"""Kernel SGD, :math:`W' = W - \eta \nabla_W J\, H^{-1}` (chen2022, Eq. 8 and Algorithm 1).
 
     H is the kernel matrix of the mini-batch's raw inputs, ``(m, m)``; its inverse (the pseudo-inverse where H is
@@ -49,6 +50,8 @@ class KernelSGD(CheckedOptimizer):
         cache: Keep the inverse of every batch met, for loaders with fixed batches: n m numbers (`cached_bytes`).
         inputs: What the kernel sees of the model's first input, ``(m, d)``; None flattens it. Texts need one.
         foreach: Update parameters by torch's fused loops.
+        maximize: Ascend.
+        differentiable: Refused.
     """
 
     def __init__(
@@ -64,15 +67,18 @@ class KernelSGD(CheckedOptimizer):
         cache: bool = False,
         inputs: Callable[[Tensor], Tensor] | None = None,
         foreach: bool = True,
+        maximize: bool = False,
+        differentiable: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "foreach": foreach})
+        options = {"lr": lr, "foreach": foreach}
+        super().__init__(params, options, maximize=maximize, differentiable=differentiable)
         self.kernel: Gram = RBF(0.01) if kernel is None else kernel
         self.pad = checks.choice("KernelSGD", "pad", pad, ("zeros", "identity"))
         self.cutoff = None if cutoff is None else checks.non_negative("KernelSGD", "cutoff", cutoff)
         self.inputs = inputs
         self._inverses: dict[bytes, Tensor] | None = {} if cache else None
         self._weights = self._chosen(model, checks.choice("KernelSGD", "layers", layers, ("last", "all")))
-        self._recorder = Recorder("KernelSGD", model, {"": unwrap(model)}, once=False)
+        self.listen_to(model, {"": unwrap(model)}, once=False)
 
     @property
     def cached_bytes(self) -> int:
@@ -85,31 +91,21 @@ class KernelSGD(CheckedOptimizer):
         for group in self.param_groups:
             own = [p for p in group["params"] if p.grad is not None]
             directions = [self._direction(p, inverse) for p in own]
-            descend(own, directions, float(group["lr"]), foreach=group["foreach"])
+            descend(own, directions, group)
         self._recorder.clear()
 
-    @override
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and the inputs that belong to them."""
-        super().zero_grad(set_to_none)
-        self._recorder.clear()
-
-    def close(self) -> None:
-        """Take the hook off the model."""
-        self._recorder.close()
-
-    def _chosen(self, model: nn.Module, layers: str) -> set[int]:
-        mine = [p for group in self.param_groups for p in group["params"]]
+    def _chosen(self, model: nn.Module, layers: str) -> list[Tensor]:
         if layers == "last":
-            return {id(last_linear(model)[1].weight)}
-        found = trained_layers("KernelSGD", model, mine, (nn.Linear, _ConvNd))
+            return [last_linear(model)[1].weight]
+        found = trained_layers("KernelSGD", model, self.parameters, (nn.Linear, _ConvNd))
+        weights: list[Tensor] = [m._parameters["weight"] for m in found.values()]  # type: ignore[misc]
         recurrent = [m for m in unwrap(model).modules() if isinstance(m, nn.RNNBase)]
-        return {id(m.weight) for m in found.values()} | {id(p) for m in recurrent for p in m.parameters() if p.ndim > 1}
+        return weights + [p for m in recurrent for p in m.parameters() if p.ndim > 1]
 
     def _direction(self, p: Tensor, inverse: Tensor) -> Tensor:
         gradient = p.grad
         assert gradient is not None
-        if id(p) not in self._weights:
+        if all(p is not weight for weight in self._weights):
             return gradient
         columns = gradient.reshape(len(gradient), -1)  # (d_r, d_c)
         shaped = reshaped(inverse, columns.shape[1], self.pad)

@@ -29,13 +29,24 @@ class MultiBatchLBFGS(CheckedOptimizer):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: :math:`\eta`, the same for all groups.
+        lr: :math:`\eta`; a group's own scales its part of the step.
         history: Pairs kept.
         caution: :math:`\epsilon`.
+        maximize: Ascend.
+        differentiable: Refused.
     """
 
-    def __init__(self, params: ParamsT, lr: float = 1.0, *, history: int = 10, caution: float = 1e-4) -> None:
-        super().__init__(params, {"lr": lr})
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1.0,
+        *,
+        history: int = 10,
+        caution: float = 1e-4,
+        maximize: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr}, maximize=maximize, differentiable=differentiable)
         self.history = checks.integer("MultiBatchLBFGS", "history", history, 1)
         self.caution = checks.non_negative("MultiBatchLBFGS", "caution", caution)
         self._overlap: Closure | None = None
@@ -52,7 +63,10 @@ class MultiBatchLBFGS(CheckedOptimizer):
             fix = "Pass step a closure that evaluates the loss and calls backward."
             raise RuntimeError(checks.sentence("MultiBatchLBFGS", "step needs a closure", "None", fix))
         self._overlap = overlap
-        return super().step(closure)
+        try:
+            return super().step(closure)
+        finally:
+            self._overlap = None  # it holds the batch
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
@@ -60,12 +74,20 @@ class MultiBatchLBFGS(CheckedOptimizer):
         again = closure if self._overlap is None else self._overlap
         gradient = _flat([p.grad for p in live])
         before = gradient if self._overlap is None else self._gradient_of(live, again)
-        s = -float(self.param_groups[0]["lr"]) * two_loop(gradient, *self._pairs(gradient))
+        s = self._rates(live) * two_loop(gradient, *self._pairs(gradient))
         _add(live, s)
         y = self._gradient_of(live, again) - before
+        if self.param_groups[0]["maximize"]:
+            y = -y  # the curvature is that of -J, the direction H g the same
         if bool(y @ s > self.caution * (s @ s)):
             self._remember(s, y)
         _unflatten(live, gradient)
+
+    def _rates(self, live: list[Tensor]) -> Tensor:  # (N,)
+        """What multiplies the direction: minus each group's rate, or plus where all maximize."""
+        rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        sign = 1.0 if self.param_groups[0]["maximize"] else -1.0
+        return torch.cat([p.new_full((p.numel(),), sign * rates[id(p)]) for p in live])
 
     def _gradient_of(self, live: list[Tensor], closure: Closure) -> Tensor:
         with torch.enable_grad():

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+import copy
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from .. import checks
 from ..modules import as_logits, unwrap
 
-__all__ = ["Record", "Recorder", "layer_rows", "trained_layers"]
+__all__ = ["Record", "Recorder"]
 
 
 @dataclass
@@ -35,7 +36,9 @@ class Recorder:
     """Forward hooks that keep a module's input once a gradient has reached its output.
 
     A pass that is never differentiated (an evaluation) leaves nothing, a pass recomputed by checkpointing counts once,
-    and several passes before a step (accumulation) are all kept.
+    and several passes before a step (accumulation) are all kept. The model's hooks refer to the recorder weakly: they
+    go when it goes, and no copy or pickle of the model holds them or what they have seen. A copy of the recorder
+    listens to its own copy of the model.
 
     Args:
         where: The optimizer's name, for messages.
@@ -46,28 +49,44 @@ class Recorder:
 
     def __init__(self, where: str, model: nn.Module, modules: Mapping[str, nn.Module], *, once: bool = True) -> None:
         self.where = where
-        self.records = {name: Record() for name in modules}
-        self._inside = False  # a forward pass of the model; a layer called on its own is nobody's second run
-        self._ran: set[str] = set()
-        self._once = once
         self._root = unwrap(model)
         self._modules = dict(modules)
-        self._handles: list[RemovableHandle] = []
+        self._once = once
         self._closed = False
-        self.listen(True)
+        self._begin_empty()
+        self.listen(self._modules)
 
-    def listen(self, on: bool) -> None:
-        """Put the hooks on the model, or take them off until the next time they are needed: a hook costs every pass."""
-        if on and not self._handles and not self._closed:
-            self._handles.append(self._root.register_forward_pre_hook(self._begin))
-            for name, module in self._modules.items():
-                hook = functools.partial(self._see, name)
-                self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
-            self._handles.append(self._root.register_forward_hook(self._end, always_call=True))
-        elif not on:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
+    def _begin_empty(self) -> None:
+        self.records = {name: Record() for name in self._modules}
+        self._inside = False  # a forward pass of the model; a layer called on its own is nobody's second run
+        self._ran: set[str] = set()
+        self._heard: frozenset[str] = frozenset()
+        self._handles: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._handles)
+
+    def __getstate__(self) -> dict[str, Any]:
+        seen = ("records", "_inside", "_ran", "_handles")
+        return {key: value for key, value in self.__dict__.items() if key not in seen}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        heard = self._heard
+        self._begin_empty()
+        self.listen(heard)
+
+    def listen(self, names: Collection[str]) -> None:
+        """Hear these modules from the next pass on, and no others: a hook costs every pass."""
+        wanted = frozenset(() if self._closed else names)
+        if wanted == self._heard:
+            return
+        _remove(self._handles)
+        self._heard = wanted
+        if wanted:
+            self._hook(self._root, "begin")
+            for name in self._modules:
+                if name in wanted:
+                    self._hook(self._modules[name], "see", name)
+            self._hook(self._root, "end")
 
     def clear(self) -> None:
         """Forget what was seen."""
@@ -78,8 +97,17 @@ class Recorder:
     def close(self) -> None:
         """Take the hooks off the model for good."""
         self._closed = True
-        self.listen(False)
+        self.listen(())
         self.clear()
+
+    def _hook(self, module: nn.Module, event: str, *args: str) -> None:
+        hook = _WeakHook(self, f"_{event}", *args)
+        if event == "begin":
+            handle = module.register_forward_pre_hook(hook)
+        else:
+            handle = module.register_forward_hook(hook, with_kwargs=event == "see", always_call=event == "end")
+        self._handles.append(handle)
+        leave_out_of_copies(module, handle.id)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._inside = True
@@ -96,7 +124,7 @@ class Recorder:
         if not result.requires_grad or not given:
             return
         self._refuse_second_run(name)
-        result.register_hook(functools.partial(self._keep, name, given[0].detach()))
+        result.register_hook(_WeakHook(self, "_keep", name, given[0].detach()))
 
     def _refuse_second_run(self, name: str) -> None:
         recomputed = torch._C._current_graph_task_id() != -1  # inside a backward pass: checkpointing
@@ -112,73 +140,53 @@ class Recorder:
         self.records[name].gradients.append(gradient.detach())
 
 
-def trained_layers(
-    where: str,
-    model: nn.Module,
-    parameters: Sequence[Tensor],
-    kinds: tuple[type[nn.Module], ...],
-    exclude: Sequence[str] = (),
-) -> dict[str, nn.Module]:
-    """The layers of these kinds whose weight is one of ``parameters``, requires grad, and is nobody else's.
+class _WeakHook:
+    """Calls a method of a recorder for as long as there is one."""
 
-    Args:
-        where: The optimizer's name, for messages.
-        model: The user's model, plain or wrapped.
-        parameters: What the optimizer was given.
-        kinds: Classes with a ``weight``.
-        exclude: Names of layers, or of modules that hold them, to leave out.
+    def __init__(self, recorder: Recorder, method: str, *args: Any) -> None:
+        self._recorder = weakref.ref(recorder)
+        self._method = method
+        self._args = args
 
-    Raises:
-        ValueError: Two modules share a weight, or ``exclude`` names nothing.
+    def __call__(self, *args: Any) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            getattr(recorder, self._method)(*self._args, *args)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+class _WithoutOurs:
+    """A module's dictionary of hooks, as ``copy`` and ``pickle`` see it."""
+
+    def __init__(self, hooks: OrderedDict[int, Any]) -> None:
+        self._hooks = weakref.ref(hooks)
+        self.ours: set[int] = set()
+
+    def _kept(self) -> OrderedDict[int, Any]:
+        return OrderedDict((key, hook) for key, hook in (self._hooks() or {}).items() if key not in self.ours)
+
+    def deepcopy(self, memo: dict[int, Any]) -> OrderedDict[int, Any]:
+        return copy.deepcopy(self._kept(), memo)
+
+    def reduce(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return OrderedDict, (), None, None, iter(self._kept().items())
+
+
+def leave_out_of_copies(module: nn.Module, key: int) -> None:
+    """Keep the hook of this key out of every copy and pickle of the module.
+
+    ``copy.deepcopy`` and ``pickle`` ask an object itself how it is copied, and torch keeps hooks in ordered
+    dictionaries, which may have attributes. A hook that copied into something harmless would still stay in the copy.
     """
-    root = unwrap(model)
-    names = dict(root.named_modules())
-    for name in exclude:
-        checks.choice(where, "a name in exclude", name, list(names))
-    owned = {id(p) for p in parameters if p.requires_grad}
-    found = {}
-    for name, module in names.items():
-        left_out = any(name == e or name.startswith(f"{e}.") for e in exclude)
-        weight = module._parameters.get("weight")
-        if isinstance(module, kinds) and not left_out and weight is not None and id(weight) in owned:
-            _refuse_shared(where, root, name, weight)
-            found[name] = module
-    return found
-
-
-def _refuse_shared(where: str, root: nn.Module, layer: str, weight: Tensor) -> None:
-    holders = [name for name, p in root.named_parameters(remove_duplicate=False) if p is weight]
-    if len(holders) > 1:
-        fix = f"Leave it to plain SGD with exclude=[{layer!r}]."
-        need = "a preconditioned layer must not share its weight"
-        raise ValueError(checks.sentence(where, need, " and ".join(holders), fix))
-
-
-def layer_rows(module: nn.Module, x: Tensor, *, bias: bool, most: int | None = None) -> Tensor:
-    r"""The rows G that a layer's weight multiplies, :math:`(n, d)`: outputs are :math:`G \tilde W^\top`.
-
-    Args:
-        module: ``nn.Linear`` or ``nn.Conv2d`` without groups; of the latter a row is one patch.
-        x: The layer's input.
-        bias: Add a column of ones for the bias.
-        most: Of a convolution, widen the stride until about so many patches are left; the same places in every
-            sample, so that the order of samples does not matter.
-    """
-    if isinstance(module, nn.Conv2d):
-        x = _patches(module, x, most)
-    g = x.reshape(-1, x.shape[-1])  # (n, d)
-    return torch.cat((g, g.new_ones(len(g), 1)), 1) if bias else g
-
-
-def _patches(module: nn.Conv2d, x: Tensor, most: int | None) -> Tensor:  # (n, c, h, w) -> (n, places, d)
-    around = module._reversed_padding_repeated_twice
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    if any(around):
-        x = F.pad(x if x.ndim == 4 else x[None], around, mode=mode)
-    elif x.ndim == 3:
-        x = x[None]
-    stride = [int(s) for s in module.stride]
-    places = len(x) * x.shape[-1] * x.shape[-2] / (stride[0] * stride[1])
-    wider = 1 if most is None else max(1, round((places / most) ** 0.5))
-    size, dilation = tuple(module.kernel_size), tuple(module.dilation)
-    return F.unfold(x, size, dilation, 0, (stride[0] * wider, stride[1] * wider)).mT
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+    for hooks in (getattr(module, kind) for kind in kinds):
+        own = vars(hooks)
+        if "without_ours" not in own:
+            view = _WithoutOurs(hooks)
+            own.update({"without_ours": view, "__deepcopy__": view.deepcopy, "__reduce_ex__": view.reduce})
+        own["without_ours"].ours.add(key)

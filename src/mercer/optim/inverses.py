@@ -1,0 +1,156 @@
+"""The damped inverse of a layer's second moment: dense, by its leading directions, or on the side of its samples."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import distributed
+from ..linalg import SymmetricOperator, cholesky, randomized_range
+
+__all__ = ["Direction", "LowRank", "damped_inverse", "dual", "dual_operator", "low_rank_inverse", "moment", "ridge"]
+
+_SPARE = 8  # random columns beside the directions of last time: they find what has grown since
+
+
+def moment(rows: Tensor) -> Tensor:  # (n, d) -> (d, d)
+    r"""Second moment :math:`G^\top G / n` over the rows of all ranks."""
+    total = distributed.sum_over_ranks(rows.mT @ rows)
+    n = distributed.sum_over_ranks(torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device))
+    return total / float(n)
+
+
+def ridge(mean: Tensor, damping: float) -> Tensor:
+    r""":math:`\lambda`: damping times the mean eigenvalue; of a layer that has only seen zeros, damping itself."""
+    return torch.where(mean > 0, mean, torch.ones_like(mean)) * damping
+
+
+def damped_inverse(a: Tensor, damping: float, *, where: str) -> Tensor:  # (d, d) -> (d, d)
+    r""":math:`(A + \lambda I)^{-1}` with :math:`\lambda = \text{damping} \cdot \operatorname{tr} A / d`, in float64.
+
+    Args:
+        a: Symmetric positive semi-definite; a zero matrix counts as trace 1.
+        damping: :math:`\lambda` in units of the mean eigenvalue.
+        where: The caller's name, for messages.
+    """
+    a = a.double()
+    shifted = a + ridge(a.diagonal().mean(), damping) * torch.eye(len(a), dtype=a.dtype, device=a.device)
+    return torch.cholesky_inverse(cholesky(shifted, where=where).factor)
+
+
+class Direction(NamedTuple):
+    """A preconditioned gradient u of a layer, in two parts, and its product with the gradient."""
+
+    weight: Tensor  # (c, d - 1)
+    bias: Tensor | None  # (c,)
+    product: Tensor  # (): u . g, which is no less than the squared change of the outputs
+
+    def scaled(self, by: float | Tensor) -> Direction:
+        """The direction times a number, with the product of the longer one."""
+        return Direction(self.weight * by, None if self.bias is None else self.bias * by, self.product * by * by)
+
+
+class LowRank(NamedTuple):
+    r"""The inverse :math:`P = (I - U \operatorname{diag}(D)\, U^\top) / \mu` of :math:`A + \lambda I`, nearly.
+
+    U are leading eigenvectors of A, :math:`\mu = \lambda + \rho` with :math:`\rho` the mean of all other
+    eigenvalues, and :math:`D = 1 - \mu / (s + \lambda)` for the leading eigenvalues s. It is the exact inverse for the
+    matrix :math:`\hat A` that has :math:`\rho` in the place of those others, and
+    :math:`\|P (A + \lambda I) - I\| \le` ``error`` :math:`= \|A - \hat A\|_F / \min(\mu, \min s + \lambda)`.
+    """
+
+    vectors: Tensor  # (d, q)
+    shrink: Tensor  # (q,)
+    outside: float  # mu
+    error: float
+
+    def dense(self) -> Tensor:  # (d, d)
+        """P as a matrix."""
+        eye = torch.eye(len(self.vectors), dtype=self.vectors.dtype, device=self.vectors.device)
+        return (eye - (self.vectors * self.shrink) @ self.vectors.mT) / self.outside
+
+    def direction(self, weight: Tensor, bias: Tensor | None) -> Direction:  # (c, d - 1), (c,)
+        """The gradient times P; weight and bias apart, for joining them costs as much as a product."""
+        vectors, mu = self.vectors, self.outside
+        w = weight.to(vectors.dtype)
+        inner = vectors if bias is None else vectors[:-1]
+        along = w @ inner  # (c, q)
+        if bias is not None:
+            b = bias.to(vectors.dtype)
+            along = torch.addr(along, b, vectors[-1])
+        back = along * self.shrink
+        product = w.square().sum() - (along * back).sum()
+        u = torch.addmm(w, back, inner.mT, beta=1 / mu, alpha=-1 / mu).to(weight.dtype)
+        if bias is None:
+            return Direction(u, None, product / mu)
+        column = torch.addmv(b, back, vectors[-1], beta=1 / mu, alpha=-1 / mu).to(bias.dtype)
+        return Direction(u, column, (product + b.square().sum()) / mu)
+
+
+def low_rank_inverse(a: Tensor, lam: float, tolerance: float, start: Tensor | None, seed: int) -> LowRank | None:
+    r"""The inverse by the directions whose eigenvalue is above ``tolerance`` times :math:`\mu`; None if over d / 2.
+
+    One subspace iteration from the directions of last time and some random ones; where all that were found are above
+    the limit, as many again are tried.
+
+    Args:
+        a: A, ``(d, d)``.
+        lam: :math:`\lambda`.
+        tolerance: Least eigenvalue of a direction of its own.
+        start: ``(d, q)`` directions of last time.
+        seed: Of the random directions.
+    """
+    d = len(a)
+    operator = SymmetricOperator.from_matrix(a)
+    generator = torch.Generator().manual_seed(seed)
+    total, square = float(a.diagonal().sum()), float(a.double().square().sum())
+    block = a.new_zeros(d, 0) if start is None else start
+    while True:
+        spare = torch.randn(d, max(_SPARE, block.shape[1]) if start is None else _SPARE, generator=generator)
+        block = torch.cat((block, spare.to(a)), 1)
+        if 2 * block.shape[1] >= d:
+            return None
+        basis = randomized_range(operator, operator @ block, iterations=1 if start is None else 0)
+        values, rotation = torch.linalg.eigh(basis.mT @ (a @ basis))
+        values, block = values.flip(0).clamp(min=0), basis @ rotation.flip(1)
+        rest = (total - values.cumsum(0)).clamp(min=0) / (d - 1 - torch.arange(len(values), device=a.device))
+        small = (values <= tolerance * (lam + rest)).nonzero()
+        if len(small):
+            break
+        start = None
+    q = int(small[0, 0])
+    return _inverse_of(values[:q], block[:, :q].contiguous(), lam, total, square)
+
+
+def _inverse_of(values: Tensor, vectors: Tensor, lam: float, total: float, square: float) -> LowRank:
+    d, q = vectors.shape
+    rho = max(0.0, total - float(values.sum())) / (d - q)
+    off = max(0.0, square - float(values.double().square().sum()) - (d - q) * rho * rho) ** 0.5
+    outside = lam + rho
+    least = min(outside, float(values[-1]) + lam if q else outside)
+    return LowRank(vectors, 1 - outside / (values + lam), outside, off / least)
+
+
+def dual(rows: Tensor, damping: float, *, where: str) -> tuple[Tensor, Tensor, Tensor]:
+    """All ranks' rows ``(n, d)``, the core ``(n, n)`` and lambda of `dual_operator`, in float64."""
+    g = distributed.gather_rows(rows.double())
+    n, d = g.shape
+    lam = ridge(g.square().sum() / (n * d), damping)
+    shifted = g @ g.mT + n * lam * torch.eye(n, dtype=g.dtype, device=g.device)
+    return g, torch.cholesky_inverse(cholesky(shifted, where=where).factor), lam
+
+
+def dual_operator(rows: Tensor, core: Tensor, lam: Tensor) -> SymmetricOperator:
+    r"""The damped inverse of the moment of n rows, by the push-through identity.
+
+    :math:`(G^\top G / n + \lambda I)^{-1} = \frac{1}{\lambda} (I - G^\top (G G^\top + n \lambda I)^{-1} G)`; in
+    float64, for the difference cancels.
+    """
+
+    def product(v: Tensor) -> Tensor:  # (d, c) -> (d, c)
+        v = v.double()
+        return (v - rows.mT @ (core @ (rows @ v))) / lam
+
+    return SymmetricOperator(product, rows.shape[1], device=rows.device)

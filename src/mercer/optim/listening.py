@@ -1,0 +1,59 @@
+"""The base of the optimizers that see what their model's layers are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..modules import last_linear
+from .base import CheckedOptimizer
+from .layers import Layer, trained_layers
+from .recording import Recorder
+
+__all__ = ["ListeningOptimizer"]
+
+
+class ListeningOptimizer(CheckedOptimizer):
+    """An optimizer with hooks on a model; call `listen_to` once the groups are set.
+
+    The hooks go with `close`, or with the optimizer. They are in no copy or pickle of the model.
+    """
+
+    _recorder: Recorder
+
+    def listen_to(self, model: nn.Module, modules: Mapping[str, nn.Module], *, once: bool = True) -> None:
+        """Record these modules of the model: see :class:`Recorder`."""
+        self._recorder = Recorder(type(self).__name__, model, modules, once=once)
+
+    def choose_layers(self, model: nn.Module, layers: str, exclude: Sequence[str]) -> list[Layer]:
+        """The linear and ungrouped 2-d convolutional layers whose weights are ours: all, or the last linear one."""
+        where = type(self).__name__
+        checks.choice(where, "layers", layers, ("all", "last"))
+        found = trained_layers(where, model, self.parameters, (nn.Linear, nn.Conv2d), exclude)
+        last = last_linear(model)[0] if layers == "last" else None
+        chosen = [
+            Layer(name, module, self._own_bias(module))
+            for name, module in found.items()
+            if getattr(module, "groups", 1) == 1 and last in (None, name)
+        ]
+        if not chosen:
+            checks.warn(where, "params hold no weight of a linear or convolutional layer of model; all take SGD steps.")
+        return chosen
+
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and the inputs that belong to them."""
+        super().zero_grad(set_to_none)
+        self._recorder.clear()
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        self._recorder.close()
+
+    def _own_bias(self, module: nn.Module) -> Tensor | None:
+        bias = module._parameters.get("bias")
+        ours = bias is not None and bias.requires_grad and any(p is bias for p in self.parameters)
+        return bias if ours else None

@@ -36,7 +36,6 @@ from mercer.layerwise import auto
 from mercer.modules import open_rows
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 from mercer.optim import FunctionSpaceSGD
-from mercer.spectral import tiles
 from mercer.tabular import TabularModel
 from mercer.tabular.streaming import fit_file
 
@@ -112,7 +111,7 @@ def streamed(own: slice) -> dict[str, Tensor]:
 
 
 def small_tiles() -> Any:
-    return mock.patch.multiple(tiles, SIDE=16)
+    return mock.patch("mercer.kernels.tiled_gram.SIDE", 16)
 
 
 def read(spectrum: spectral.Spectrum) -> dict[str, Tensor]:

@@ -9,11 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mercer import NumericalWarning, checks
-from mercer.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, ReLUGram
+from mercer.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, ReLUGram, TiledGram
 from mercer.spectral import analyze, compare, layers, picture, spectra
-from mercer.spectral.passes import gram_pass
+from mercer.spectral.gram_matrices import gram_matrices
 from mercer.spectral.products import Products, form
-from mercer.spectral.tiles import SIDE, TiledGram, choose_storage, pairs, upper_bytes
 
 KERNELS = {
     "linear": Linear(),
@@ -48,21 +47,23 @@ def test_kernels_follow_from_shared_products(name):
 def test_other_kernels_are_asked_themselves(kernel):
     assert form(kernel) is None
     x = rows()
-    (gram,) = gram_pass("test", [kernel], x, "float64")
+    (gram,) = gram_matrices("test", [kernel], x, "float64")
     eye = torch.eye(60, dtype=torch.float64)
     torch.testing.assert_close(gram.matmul(eye), kernel(x).detach())
 
 
 @pytest.mark.parametrize("storage", ["float64", "float32", "int16"])
 def test_tiles_multiply_as_the_matrix_does(storage, monkeypatch):
-    monkeypatch.setattr("mercer.spectral.tiles.SIDE", 16)
+    monkeypatch.setattr("mercer.kernels.tiled_gram.SIDE", 16)
     x = rows(53)
     exact = ReLUGram()(x)
     gram = TiledGram(53, storage, x.device)
-    for i, j, left, right in pairs(53):
+    for i, j, left, right in gram.pairs():
         gram.put(i, j, exact[left, right].clone())
+    gram.settle()
     v = rows(53, 4, seed=1)
-    held = gram.matmul(torch.eye(53, dtype=torch.float64))
+    held = gram.dense()
+    assert torch.equal(held, held.mT)
     assert float((held - exact).norm()) <= gram.error + 1e-12
     assert gram.error <= {"float64": 0.0, "float32": 1e-6, "int16": 1e-3}[storage]
     accuracy = {"float64": 1e-12, "float32": 1e-5, "int16": 1e-3}[storage]
@@ -76,12 +77,12 @@ def test_tiles_multiply_as_the_matrix_does(storage, monkeypatch):
 def test_storage_follows_from_the_free_memory(monkeypatch):
     n = 20_000
     for storage in ("float64", "float32", "int16"):
-        monkeypatch.setattr(checks, "available_memory", lambda s=storage: 2 * upper_bytes(n, s) + 1)
-        assert choose_storage("analyze", "auto", n) == storage
-    assert upper_bytes(n, "int16") == pytest.approx(n * n, rel=0.06)
+        monkeypatch.setattr(checks, "available_memory", lambda s=storage: 2 * TiledGram.bytes_for(n, s) + 1)
+        assert TiledGram.choose_storage("analyze", "auto", n) == storage
+    assert TiledGram.bytes_for(n, "int16") == pytest.approx(n * n, rel=0.06)
     monkeypatch.setattr(checks, "available_memory", lambda: 2**28)
     with pytest.raises(MemoryError, match=r"analyze: H of 20000 rows as int16 tiles needs 0\.4 GiB; got 0\.2 GiB free"):
-        choose_storage("analyze", "auto", n)
+        TiledGram.choose_storage("analyze", "auto", n)
 
 
 def test_the_memory_is_said_before_it_is_taken(caplog):
@@ -91,7 +92,7 @@ def test_the_memory_is_said_before_it_is_taken(caplog):
 
 
 def test_shared_spectra_equal_single_ones():
-    x = rows(SIDE + 80, 6)
+    x = rows(592, 6)
     y = torch.where(x[:, 0] > 0, 1.0, -1.0)
     candidates = {"raw": ReLUGram(), "rbf": ReLUGram(RBF(0.2)), "laplacian": ReLUGram(Laplacian(0.1))}
     found = spectra(candidates, x, y, storage="float64")

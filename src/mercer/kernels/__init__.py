@@ -14,6 +14,7 @@ from .radial_series import RadialSeries, truncation_bound
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern
 from .tangents import Tangents
+from .tiled_gram import TiledGram
 from .user_kernels import FunctionKernel, Precomputed, check_indices
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Scaled",
     "Sum",
     "Tangents",
+    "TiledGram",
     "Trajectory",
     "check_indices",
     "from_gpytorch",

@@ -49,6 +49,7 @@ def top_eigh(
     n: int | None = None,
     start: Tensor | None = None,
     tolerance: float = 1e-10,
+    relative: float = 0.0,
     max_products: int | None = None,
     generator: torch.Generator | None = None,
 ) -> TopEigh:
@@ -63,6 +64,7 @@ def top_eigh(
         n: Rows of A, where the operator is a function.
         start: ``(n, b)`` first block; None draws one. Its dtype and device are the run's.
         tolerance: Residual asked for, relative to the largest eigenvalue.
+        relative: Residual asked for, relative to a pair's own eigenvalue; meeting either is enough.
         max_products: Width of the basis at most; None means n, where the result is exact.
         generator: Randomness of the first block; None is a fixed seed, so that equal calls agree.
     """
@@ -75,10 +77,10 @@ def top_eigh(
         return TopEigh(values, vectors, (dense @ vectors - vectors * values).norm(dim=0))
     start = _first_block(a, generator) if start is None else start
     start = start if start.ndim == 2 else start[:, None]
-    return _block_lanczos(a, start, k, tolerance, min(a.n, max_products or a.n))
+    return _block_lanczos(a, start, k, (tolerance, relative), min(a.n, max_products or a.n))
 
 
-def _block_lanczos(a: SymmetricOperator, start: Tensor, k: int, tolerance: float, limit: int) -> TopEigh:
+def _block_lanczos(a: SymmetricOperator, start: Tensor, k: int, tolerances: tuple[float, float], limit: int) -> TopEigh:
     n, b = start.shape
     basis = torch.linalg.qr(start)[0]  # (n, width)
     projected = start.new_zeros(0, 0)  # Q^T A Q
@@ -96,7 +98,8 @@ def _block_lanczos(a: SymmetricOperator, start: Tensor, k: int, tolerance: float
         wanted = min(k, width)
         top = rotation[:, -wanted:]
         residuals = (tail @ top[-b:]).norm(dim=0)
-        converged = width >= k and float(residuals.max()) <= tolerance * float(values[-1].abs())
+        allowed = torch.maximum(tolerances[0] * values[-1:].abs(), tolerances[1] * values[-wanted:].abs())
+        converged = width >= k and bool((residuals <= allowed).all())
         if converged or width + b > limit:
             break
         q = _fill(q, tail, basis, float(values[-1].abs()))

@@ -16,7 +16,7 @@ from ..distributed import gather_json, gather_rows, global_slice, map_rows, worl
 from ..kernels import Kernel, Precomputed, ReLUGram, check_indices
 from ..kernels.functionals import sign_columns
 from ..modules import Data, labelled_rows, rows
-from .passes import gram_pass, precomputed
+from .gram_matrices import gram_matrices, precomputed
 from .spectrum import Spectrum
 
 __all__ = ["analyze"]
@@ -73,7 +73,7 @@ def analyze(
         gram = precomputed(where, matrix, check_indices(where, indices, indices.prepare("x", x)), storage)
         return Spectrum(gram, columns, k=k, floor=floor, tolerance=tolerance)
     kernel, points = resolve(where, kernel, x)
-    gram = gram_pass(where, [kernel], points, storage)[0]
+    gram = gram_matrices(where, [kernel], points, storage)[0]
     return Spectrum(gram, columns, k=k, floor=floor or prover(kernel, points), tolerance=tolerance)
 
 

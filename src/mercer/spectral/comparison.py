@@ -17,7 +17,7 @@ from ..distributed import gather_rows
 from ..kernels import Kernel, ReLUGram
 from ..modules import Data, embeddings, labelled_rows, rows
 from .analysis import DEFAULT_K, gather, prover, resolve, target_columns
-from .passes import gram_pass
+from .gram_matrices import gram_matrices
 from .spectrum import Spectrum
 
 __all__ = ["compare", "layers", "spectra"]
@@ -62,7 +62,7 @@ def spectra(
     found: dict[str, Spectrum] = {}
     for names in groups.values():
         points = chosen[names[0]][1]
-        grams = gram_pass(where, [chosen[name][0] for name in names], points, storage)
+        grams = gram_matrices(where, [chosen[name][0] for name in names], points, storage)
         for name, gram in zip(names, grams, strict=True):
             floor = prover(chosen[name][0], points)
             found[name] = Spectrum(gram, columns, k=min(k, len(x)), floor=floor, tolerance=tolerance)

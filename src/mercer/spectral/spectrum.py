@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import checks
 from ..linalg import Lanczos, gauss, radau, top_eigh
-from .tiles import Gram
+from .gram_matrices import Gram
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ class Spectrum:
     ) -> None:
         self.k, self.tolerance = k, tolerance
         self._gram, self._columns, self._given_floor = gram, columns, floor
-        self._run = Lanczos(gram.matmul, columns)
+        self._run = Lanczos(gram, columns)
 
     def __repr__(self) -> str:
         n, c = self._columns.shape
@@ -62,7 +62,7 @@ class Spectrum:
 
     @functools.cached_property
     def _top(self) -> tuple[Tensor, Tensor]:
-        found = top_eigh(self._gram.matmul, self.k, n=self._gram.n, start=self._start())
+        found = top_eigh(self._gram, self.k, start=self._start())
         return found.values, found.vectors
 
     def _start(self) -> Tensor:
@@ -247,7 +247,7 @@ class Spectrum:
     def _largest(self) -> float:
         if "_top" in self.__dict__:
             return float(self.eigenvalues[0])
-        return float(top_eigh(self._gram.matmul, 1, n=self._gram.n, start=self._start()).values[0])
+        return float(top_eigh(self._gram, 1, start=self._start()).values[0])
 
     def _rule(self, column: int) -> tuple[Tensor, Tensor]:
         """Nodes and weights of one column's Gauss rule, the weights summing to its squared norm."""

@@ -4,45 +4,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..kernels import Kernel, Precomputed
+from ..kernels import Kernel, Precomputed, TiledGram
+from .dense_gram import DenseGram
 from .products import Form, Products, form
-from .tiles import SIDE, DenseGram, Gram, TiledGram, choose_storage, pairs, upper_bytes
+
+Gram: TypeAlias = TiledGram | DenseGram
 
 log = logging.getLogger("mercer")
 
 
 @torch.no_grad()
-def gram_pass(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str) -> list[Gram]:
+def gram_matrices(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str) -> list[Gram]:
     """The Gram matrices of several kernels on the same rows, each tile of scalar products computed once.
 
     Args:
         where: The caller's name, for messages.
         kernels: Kernels; those that follow from scalar products share them.
         x: Checked rows of all ranks; each rank computes its share of the tiles.
-        storage: ``"auto"`` or one of :data:`~mercer.spectral.tiles.STORAGE`.
+        storage: ``"auto"`` or one of :data:`float64``, ``float32``, ``int16`.
     """
     if len(kernels) == 1 and isinstance(kernels[0], Precomputed):
         return [precomputed(where, kernels[0].matrix, x, storage)]
-    storage = choose_storage(where, storage, len(x), matrices=len(kernels))
+    storage = TiledGram.choose_storage(where, storage, len(x), matrices=len(kernels))
     log.info(
         "%s: H of %d rows in %s tiles takes %.2f GiB for each of %d kernels",
         where,
         len(x),
         storage,
-        upper_bytes(len(x), storage) / 2**30,
+        TiledGram.bytes_for(len(x), storage) / 2**30,
         len(kernels),
     )
-    # One small matrix gains nothing from sharing, and is then bit for bit what kernel(x) gives.
-    sharing = x.ndim == 2 and x.is_floating_point() and (len(kernels) > 1 or len(x) > SIDE)
-    forms = [form(kernel) if sharing else None for kernel in kernels]
     grams = [TiledGram(len(x), storage, x.device) for _ in kernels]
+    # One small matrix gains nothing from sharing, and is then bit for bit what kernel(x) gives.
+    sharing = x.ndim == 2 and x.is_floating_point() and (len(kernels) > 1 or len(x) > grams[0].side)
+    forms = [form(kernel) if sharing else None for kernel in kernels]
     squared = x.square().sum(1) if any(forms) else x
-    for i, j, rows, columns in pairs(len(x)):
+    for i, j, rows, columns in grams[0].pairs():
         shared = Products(x[rows], x[columns], (squared[rows], squared[columns])) if any(forms) else None
         for kernel, how, gram in zip(kernels, forms, grams, strict=True):
             gram.put(i, j, _tile(kernel, how, shared, x[rows], x[columns]))
@@ -61,8 +64,8 @@ def precomputed(where: str, matrix: Tensor, x: Tensor, storage: str) -> Gram:
             return DenseGram(matrix)
         checks.memory(where, f"H of {len(x)} rows", len(x) ** 2 * matrix.element_size(), "Use fewer rows.")
         return DenseGram(matrix[x[:, None], x[None]])
-    gram = TiledGram(len(x), choose_storage(where, storage, len(x)), x.device)
-    for i, j, rows, columns in pairs(len(x)):
+    gram = TiledGram(len(x), TiledGram.choose_storage(where, storage, len(x)), x.device)
+    for i, j, rows, columns in gram.pairs():
         tile = matrix[rows, columns] if whole else matrix[x[rows, None], x[None, columns]]
         gram.put(i, j, tile.to(torch.float64, copy=storage == "float64"))
     return gram.settle()

@@ -1,0 +1,157 @@
+"""A Gram matrix held as tiles of its upper triangle, in float64, float32 or int16 fixed point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..distributed import rank, sum_over_ranks, world_size
+from ..linalg import SymmetricOperator
+from .base import Kernel
+
+__all__ = ["TiledGram"]
+
+STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
+SIDE = 512  # wide enough for BLAS; a kernel's temporaries and both products of a tile find it in the cache
+_STEPS = 32767
+_ROUNDING = 8 * 2.0**-52
+_NOISE = 64 * 2.0**-52
+
+
+class TiledGram(SymmetricOperator):
+    r"""Tiles of the upper triangle; each serves its transpose too, so that a product reads half the matrix.
+
+    With several ranks each holds its share of the tiles, and a product is the sum of theirs.
+
+    ``error`` bounds the Frobenius norm of (held - true), and so the change of every eigenvalue; ``noise`` is
+    what an eigenvalue must exceed, beside the largest one, to be told from 0; ``rounding`` is a product's
+    relative error.
+
+    Args:
+        n: Rows.
+        storage: ``"float64"``, ``"float32"``, or ``"int16"``: each tile in whole steps of its largest entry /
+            32767.
+        device: Where the tiles live.
+    """
+
+    def __init__(self, n: int, storage: str, device: torch.device) -> None:
+        super().__init__(self._multiply, n, device=device)
+        self.storage, self.side = storage, SIDE
+        self.squared_norm, self._diagonal, self._squared_error = 0.0, 0.0, 0.0
+        self._tiles: dict[tuple[int, int], tuple[Tensor, float]] = {}
+        self._work = torch.float64 if storage == "float64" else torch.float32
+        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
+        if storage == "int16":
+            self._scratch = torch.empty(self.side, self.side, dtype=torch.float32, device=device)
+        # Products of tiles in float32 round in float32; a fixed-point step, drawn at random in each of n x n entries,
+        # has a norm of about 0.6 sqrt(n) steps beside an eigenvalue of order n.
+        self.noise = {"float64": _NOISE, "float32": 2.0**-23, "int16": 2.0**-23 + 2 / (_STEPS * n**0.5)}[storage]
+        self.rounding = _ROUNDING if storage == "float64" else 2.0**-24
+
+    @classmethod
+    def of(cls, kernel: Kernel, x: Tensor, storage: str) -> TiledGram:
+        """The Gram matrix of rows that all ranks hold, each tile computed in the dtype of the rows."""
+        gram = cls(len(x), storage, x.device)
+        for i, j, rows, columns in gram.pairs():
+            gram.put(i, j, kernel.gram(x[rows], x[columns]))
+        return gram.settle()
+
+    @property
+    def error(self) -> float:
+        """Bound on the spectral norm of (held - true)."""
+        return float(self._squared_error**0.5)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tile.numel() * tile.element_size() for tile, _ in self._tiles.values())
+
+    def put(self, i: int, j: int, tile: Tensor) -> None:
+        """Hold the tile of row block i and column block j, i <= j."""
+        twice = 1 if i == j else 2
+        if i == j:
+            self._diagonal += float(tile.diagonal().double().sum())
+        squared = twice * float(torch.linalg.vector_norm(tile)) ** 2
+        self.squared_norm += squared
+        if self.storage == "int16":
+            step = float(torch.linalg.vector_norm(tile, torch.inf)) / _STEPS or 1.0
+            self._tiles[i, j] = (tile / step).round_().to(torch.int16), step
+            self._squared_error += twice * tile.numel() * (step / 2) ** 2
+            return
+        self._tiles[i, j] = tile.to(STORAGE[self.storage]), 1.0
+        if self.storage == "float32":
+            self._squared_error += 2.0**-48 * squared
+
+    def settle(self) -> TiledGram:
+        """Call when all tiles are held: trace and norms are then those of all ranks' tiles."""
+        own = torch.tensor([self._diagonal, self.squared_norm, self._squared_error], dtype=torch.float64)
+        self._trace, self.squared_norm, self._squared_error = sum_over_ranks(own.to(self._scratch.device)).tolist()
+        return self
+
+    def dense(self) -> Tensor:  # (n, n)
+        """The whole matrix in float64, on every rank."""
+        out = torch.zeros(self.n, self.n, dtype=torch.float64, device=self.device)
+        for (i, j), (held, step) in self._tiles.items():
+            rows, columns = self._span(i), self._span(j)
+            out[rows, columns] = held.double() * step if step != 1.0 else held.to(torch.float64)
+            if i != j:
+                out[columns, rows] = out[rows, columns].mT
+        return sum_over_ranks(out)
+
+    def pairs(self) -> Iterator[tuple[int, int, slice, slice]]:
+        """This rank's blocks of the upper triangle, with their rows and columns; diagonal ones cost half."""
+        blocks = range(-(-self.n // self.side))
+        every = [(i, i + offset) for offset in blocks for i in blocks if i + offset in blocks]  # by diagonals
+        return ((i, j, self._span(i), self._span(j)) for i, j in every[rank() :: world_size()])
+
+    def _multiply(self, v: Tensor) -> Tensor:  # (n, b) -> (n, b)
+        if v.shape[1] == 1:
+            return self._vector(v[:, 0].to(self._work))[:, None]
+        v = v.mT.to(self._work).contiguous()  # (b, n): BLAS is several times faster at few rows than at few columns
+        out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
+        for (i, j), (held, step) in self._tiles.items():
+            tile = self._float(held)
+            rows, columns = self._span(i), self._span(j)
+            out[:, rows].add_(v[:, columns] @ tile.mT, alpha=step)
+            if i != j:
+                out[:, columns].add_(v[:, rows] @ tile, alpha=step)
+        return sum_over_ranks(out).mT
+
+    def _vector(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
+        out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
+        for (i, j), (held, step) in self._tiles.items():
+            tile = self._float(held)
+            rows, columns = self._span(i), self._span(j)
+            out[rows].add_(tile @ v[columns], alpha=step)
+            if i != j:
+                out[columns].add_(tile.mT @ v[rows], alpha=step)
+        return sum_over_ranks(out)
+
+    def _float(self, held: Tensor) -> Tensor:
+        if held.dtype is not torch.int16:
+            return held
+        return self._scratch[: held.shape[0], : held.shape[1]].copy_(held)
+
+    def _span(self, block: int) -> slice:
+        return slice(block * self.side, min((block + 1) * self.side, self.n))
+
+    @staticmethod
+    def bytes_for(n: int, storage: str) -> int:
+        """Bytes that this rank's tiles of an n x n matrix take."""
+        return (n * (n + SIDE) // 2) * STORAGE[storage].itemsize // world_size()
+
+    @staticmethod
+    def choose_storage(where: str, storage: str, n: int, *, matrices: int = 1) -> str:
+        """The finest storage that takes at most half of the free memory; ``MemoryError`` where none fits it at all."""
+        checks.choice(where, "storage", storage, ["auto", *STORAGE])
+        free = checks.available_memory()
+        if storage == "auto":
+            fits = [s for s in STORAGE if free is None or 2 * matrices * TiledGram.bytes_for(n, s) <= free]
+            storage = fits[0] if fits else "int16"
+        what = f"H of {n} rows as {storage} tiles" + (f", {matrices} kernels at once," if matrices > 1 else "")
+        needed = matrices * TiledGram.bytes_for(n, storage)
+        checks.memory(where, what, needed, "Use fewer rows: a random subset of them.")
+        return storage

@@ -31,8 +31,9 @@ from mercer import bayes, layerwise, spectral
 from mercer.bayes import linearized_laplace
 from mercer.distributed import gather_rows
 from mercer.features import NeuralEigenfunctions, Nystrom
-from mercer.kernels import RBF, EmpiricalNTK, Matern, ReLUGram
+from mercer.kernels import RBF, EmpiricalNTK, Kernel, Matern, ReLUGram
 from mercer.layerwise import auto
+from mercer.machines import KernelRidge
 from mercer.modules import open_rows
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 from mercer.optim import FunctionSpaceSGD
@@ -98,6 +99,18 @@ def regressed(own: slice, landmarks: int | None = None) -> dict[str, Tensor]:
     model = layerwise.KernelNetworkRegressor(random_state=0, landmarks=landmarks)
     model.fit(ROWS[own].numpy(), Y[own].numpy()).partial_fit(ROWS[own].numpy(), Y[own].numpy() + 0.1)
     return {"predicted": torch.from_numpy(model.predict(ROWS.numpy()))}
+
+
+def ridged(own: slice, kernel: Kernel | None = None, **options: object) -> dict[str, Tensor]:
+    machine = KernelRidge(kernel, random_state=0, **options).fit(ROWS[own], Y[own])
+    numbers = torch.tensor([machine.penalty_, len(machine.anchors_)], dtype=torch.float64)
+    found = {"predicted": machine.predict(ROWS), "variance": machine.variance(ROWS), "numbers": numbers}
+    return found if machine.loo_ is None else {**found, "loo": machine.loo_}
+
+
+def ridged_in_parts(own: slice) -> dict[str, Tensor]:
+    machine = KernelRidge(RBF(0.5), landmarks=12, random_state=0).fit(ROWS[own], Y[own])
+    return {"predicted": machine.partial_fit(X[own], Y[own]).predict(ROWS)}
 
 
 def streamed(own: slice) -> dict[str, Tensor]:
@@ -227,6 +240,10 @@ SHARDS: dict[str, Case] = {
     "classifier-closed_form": lambda own: classified(own, solver="closed_form"),
     "regressor": regressed,
     "regressor-landmarks": lambda own: regressed(own, 12),
+    "ridge-exact": lambda own: ridged(own, Matern(1.5), solver="exact"),
+    "ridge-chosen": ridged,
+    "ridge-landmarks": lambda own: ridged(own, RBF(0.5), solver="landmarks", landmarks=12),
+    "ridge-partial_fit": ridged_in_parts,
     "stored_rows": streamed,
     "analyze": analyzed,
     "compare": compared,

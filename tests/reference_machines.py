@@ -26,3 +26,19 @@ def variance(kernel, x, penalty, at):
     return torch.stack(
         [1 - (kernel(a[None], x) @ inverse @ kernel(x, a[None]) / kernel(a[None], a[None]))[0, 0] for a in at]
     )
+
+
+def landmark_ridge(kernel, z, x, y, penalty, at):
+    """f(at) = mean + k(at, z) a, where a solves the normal equations (Kzx Kxz + penalty Kzz) a = Kzx (y - mean)."""
+    mean, cross = y.mean(0), kernel(x, z)
+    system = cross.T @ cross + penalty * kernel(z, z)
+    return mean + kernel(at, z) @ torch.linalg.solve(system, cross.T @ (y - mean))
+
+
+def landmark_leave_one_out(kernel, z, x, y, penalty):
+    """Each row predicted by a fit to the others, the landmarks as they are."""
+    out = torch.empty_like(y)
+    for i in range(len(x)):
+        others = torch.arange(len(x)) != i
+        out[i] = landmark_ridge(kernel, z, x[others], y[others], penalty, x[i : i + 1])[0]
+    return out

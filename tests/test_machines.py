@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import mercer
 from mercer import NumericalWarning
 from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Precomputed
-from mercer.machines import KernelRidge, dual_fit, dual_path, tune_penalty
+from mercer.machines import KernelRidge, candidate_kernels, dual_fit, dual_path, rank_kernels, tune_penalty
+from mercer.modules import open_rows
 
 N, D = 24, 3
 
@@ -82,6 +83,79 @@ def test_one_row_is_a_constant():
 def test_equal_rows_and_long_length_scales_stay_finite():
     machine = KernelRidge(RBF(1e-9)).fit(X.repeat(3, 1), Y.repeat(3, 1))
     assert bool(machine.predict(AT).isfinite().all()) and bool(machine.loo_.isfinite().all())
+
+
+# --- landmarks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"precomputed"}))
+def test_landmarks_equal_their_normal_equations(name):
+    kernel = CASES[name]()
+    with torch.no_grad():
+        machine = KernelRidge(kernel, penalty=0.1, solver="landmarks", landmarks=3, random_state=0).fit(X, Y)
+        expected = literal.landmark_ridge(kernel, machine.anchors_, X, Y, 0.1, AT)
+    torch.testing.assert_close(machine.predict(AT), expected, rtol=1e-7, atol=1e-7)
+    assert machine.solver_ == "landmarks" and len(machine.anchors_) == 3 and machine.residual_ < 1e-11
+
+
+def test_all_rows_as_landmarks_are_the_exact_machine():
+    exact = KernelRidge(RBF(0.4), penalty=0.1, solver="exact").fit(X, Y)
+    landmarks = KernelRidge(RBF(0.4), penalty=0.1, solver="landmarks", landmarks=N, random_state=0).fit(X, Y)
+    for at in (X, AT):
+        torch.testing.assert_close(landmarks.predict(at), exact.predict(at), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(landmarks.variance(at), exact.variance(at), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(landmarks.loo_, exact.loo_, rtol=1e-7, atol=1e-7)
+
+
+def test_leave_one_out_of_landmarks_equals_refits():
+    machine = KernelRidge(RBF(0.4), penalty=0.1, landmarks=6, random_state=0).fit(X, Y)
+    expected = literal.landmark_leave_one_out(RBF(0.4), machine.anchors_, X, Y, 0.1)
+    torch.testing.assert_close(machine.loo_, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["exact", "landmarks"])
+def test_rows_added_in_parts_are_the_fit_to_all(solver):
+    parts = KernelRidge(RBF(0.4), penalty=0.1, solver=solver, landmarks=8, random_state=0).fit(X[:10], Y[:10])
+    anchors = parts.anchors_.clone()
+    for rows in (slice(10, 15), slice(15, N)):
+        parts.partial_fit(X[rows], Y[rows])
+    expected = literal.landmark_ridge(RBF(0.4), anchors, X, Y, 0.1, AT)
+    torch.testing.assert_close(parts.predict(AT), expected, rtol=1e-8, atol=1e-8)
+    assert parts.loo_ is None and parts.solver_ == "landmarks"
+
+
+def test_equal_landmarks_need_no_repair():
+    machine = KernelRidge(RBF(1e-3), solver="landmarks", landmarks=2 * N).fit(X.repeat(4, 1), Y.repeat(4, 1))
+    assert bool(machine.predict(AT).isfinite().all()) and machine.residual_ < 1e-9
+
+
+def test_a_first_part_chooses_and_files_are_read_in_blocks(tmp_path):
+    np.save(tmp_path / "rows.npy", X.numpy())
+    stored = open_rows(tmp_path / "rows.npy")
+    whole = KernelRidge(RBF(0.4), penalty=0.1, solver="landmarks", landmarks=8, random_state=0).fit(X, Y)
+    from_file = KernelRidge(RBF(0.4), penalty=0.1, landmarks=8, random_state=0).fit(stored, Y)
+    torch.testing.assert_close(torch.from_numpy(from_file.predict(stored)), whole.predict(X))
+    streamed = KernelRidge(RBF(0.4), penalty=0.1, landmarks=8, random_state=0).partial_fit(X[:12], Y[:12])
+    assert len(streamed.anchors_) == 8 and streamed.solver_ == "landmarks"
+
+
+# --- the kernel is chosen ---------------------------------------------------------------------------------------------
+
+
+def test_the_kernel_is_chosen_by_leave_one_out():
+    x = draw(60, 4)
+    straight = KernelRidge(random_state=0).fit(x, x @ draw(4, 1, seed=3))
+    assert float((straight.loo_ - x @ draw(4, 1, seed=3)).square().mean()) < 1e-4
+    ranked = rank_kernels(x, (x[:, :1] * 3).sin().sign())
+    errors = [choice.fit.error for choice in ranked]
+    assert errors == sorted(errors) and len(ranked) == len(candidate_kernels(x))
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-3, 1e30])
+def test_candidates_are_finite_for_rows_of_any_scale(scale):
+    x = draw(20, 3) * scale
+    assert all(bool(kernel(x).isfinite().all()) for kernel in candidate_kernels(x)[:11])
+    assert bool(KernelRidge(random_state=0).fit(x, Y[:20]).predict(x).isfinite().all())
 
 
 # --- what goes in, what comes out -------------------------------------------------------------------------------------

@@ -1,6 +1,22 @@
 """Kernel machines: f = sum_i alpha_i k(x_i, .), on any kernel, exact, by landmarks, or on all rows."""
 
-from .dual import DualFit, dual_fit, dual_path, tune_penalty
-from .kernel_ridge import KernelRidge
+from .dual import PENALTIES, DualFit, dual_fit, dual_path, tune_penalty
+from .kernel_ridge import KernelRidge, seeded
+from .landmarks import LandmarkMachine
+from .selection import Choice, candidate_kernels, choose_kernel, median_distance, rank_kernels
 
-__all__ = ["DualFit", "KernelRidge", "dual_fit", "dual_path", "tune_penalty"]
+__all__ = [
+    "PENALTIES",
+    "Choice",
+    "DualFit",
+    "KernelRidge",
+    "LandmarkMachine",
+    "candidate_kernels",
+    "choose_kernel",
+    "dual_fit",
+    "dual_path",
+    "median_distance",
+    "rank_kernels",
+    "seeded",
+    "tune_penalty",
+]

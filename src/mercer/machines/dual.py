@@ -9,8 +9,8 @@ With :math:`A = K + \lambda I`, the fit that leaves row i out, its mean of the t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from torch import Tensor
 from .. import checks
 from ..linalg import cholesky
 
-__all__ = ["PENALTIES", "DualFit", "dual_fit", "dual_path", "tune_penalty"]
+__all__ = ["PENALTIES", "DualFit", "dual_fit", "dual_path", "tune_penalty", "walk"]
+
+T = TypeVar("T")
 
 PENALTIES = tuple(10.0**e for e in (-7, -6, -5, -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1, 2))
 """Shares of the mean of k(x, x) that a search tries."""
@@ -102,16 +104,26 @@ def tune_penalty(gram: Tensor, y: Tensor, start: float | None = None, *, where: 
     if start is None:
         few = torch.linspace(0, len(gram) - 1, _PATH_ROWS, device=gram.device).round().long()
         start = dual_path(gram[few][:, few], y[few]).penalty
-    best, floor = dual_fit(gram, y, start, where=where), PENALTIES[0] * _scale(gram)
+
+    def attempt(penalty: float) -> tuple[float, DualFit]:
+        fit = dual_fit(gram, y, penalty, where=where)
+        return fit.error, fit
+
+    return walk(attempt, start, PENALTIES[0] * _scale(gram))
+
+
+def walk(attempt: Callable[[float], tuple[float, T]], start: float, floor: float) -> T:
+    """What ``attempt`` gives, with its error, at the penalty where a walk by factors of four stops falling."""
+    (least, best), penalty = attempt(start), start
     for factor in (1 / _STEP, _STEP):
         moved = False
         for _ in range(_TRIES):
-            if best.penalty * factor < floor:
+            if penalty * factor < floor:
                 break
-            trial = dual_fit(gram, y, best.penalty * factor, where=where)
-            if trial.error >= best.error:
+            error, found = attempt(penalty * factor)
+            if error >= least:
                 break
-            best, moved = trial, True
+            least, best, penalty, moved = error, found, penalty * factor, True
         if moved:
             break
     return best

@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
+from sklearn.utils import check_random_state
 from torch import Tensor
 
 from .. import checks
-from ..distributed import gather_rows
+from ..distributed import gather_rows, global_slice, shard, shared_generator, take_rows
 from ..kernels import Kernel
 from ..linalg import block_rows, cholesky, slices
-from ..modules import Data
+from ..modules import Data, Readable
 from ..storage import Savable
 from .dual import dual_fit, tune_penalty
+from .landmarks import LandmarkMachine, LandmarkSolution, landmark_count, landmark_machine
+from .selection import CHOOSING_ROWS, choose_kernel
 from .validation import checked_rows, checked_training
 
 __all__ = ["KernelRidge"]
+
+EXACT_ROWS = 5000
+"""Rows up to which ``"auto"`` holds the Gram matrix."""
 
 _SOLVERS = ("auto", "exact", "landmarks", "eigenpro")
 
@@ -61,7 +66,8 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     penalty_: float
     solver_: str
     residual_: float
-    loo_: Tensor | NDArray[Any] | None
+    loo_: Any
+    machine_: LandmarkMachine | None
     anchors_: Tensor
     weights_: Tensor
     mean_: Tensor
@@ -87,16 +93,21 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
 
         With several ranks, each passes its own rows; attributes are those of all rows.
         """
-        self._check_arguments()
+        return self._learn(x, y, self.solver)
+
+    def partial_fit(self, x: Data, y: Data | None = None) -> Self:
+        """Add rows, exactly: the weights afterwards are the ridge's of all rows so far.
+
+        The first call chooses kernel, penalty and landmarks, which stay. After an exact :meth:`fit` all rows so far
+        are landmarks. ``loo_`` is None afterwards.
+        """
+        if not hasattr(self, "weights_"):
+            return self._learn(x, y, "landmarks")
         with torch.no_grad():
-            data, targets, self.flat_ = checked_training("KernelRidge", self.kernel, x, y)
-            assert self.kernel is not None
-            self.kernel_ = self.kernel
-            self._fit_exact(gather_rows(data[:]), gather_rows(targets))
-        if self.loo_ is not None and self.flat_:
-            self.loo_ = self.loo_[:, 0]
-        if not isinstance(x, Tensor) and isinstance(self.loo_, Tensor):
-            self.loo_ = self.loo_.numpy()
+            data, targets, _ = checked_training("KernelRidge", self.kernel_, x, y)
+            machine = self.machine_ if self.machine_ is not None else self._as_landmarks()
+            self._take(machine.add(self.kernel_, data, targets), self.penalty_)
+        self._finish("landmarks", isinstance(x, Tensor))
         return self
 
     def predict(self, x: Data) -> Any:
@@ -111,14 +122,31 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         r"""Posterior variance over the prior's: :math:`1 - k_x^T (K + \lambda I)^{-1} k_x / k(x, x)`, ``(n,)``.
 
         In 0..1: 1 far from all rows, near 0 among many of them. 0 where k(x, x) is 0: there f is surely the mean.
+        From landmarks, that of the process with the deterministic training conditional.
         """
         rows = self._rows_at(x)
         with torch.no_grad():
             data = rows.to(self._dtype(rows))
-            share = torch.cat(
-                [self._known_share(data[part]) for part in slices(len(data), block_rows(24 * len(self.anchors_)))]
-            )
+            if self.machine_ is not None:
+                share = self.machine_.known_share(self.kernel_, self.machine_.solve(self.penalty_), data)
+            else:
+                parts = slices(len(data), block_rows(24 * len(self.anchors_)))
+                share = torch.cat([self._known_share(data[part]) for part in parts])
         return self._like(x, rows, (1 - share).clamp(0, 1))
+
+    def _learn(self, x: Data, y: Data | None, solver: str) -> Self:
+        self._check_arguments()
+        with torch.no_grad():
+            data, targets, self.flat_ = checked_training("KernelRidge", self.kernel, x, y)
+            generator = shared_generator(seeded(self.random_state))
+            self.kernel_ = self._choose(data, targets, generator) if self.kernel is None else self.kernel
+            solver = self._cheapest(data) if solver == "auto" else solver
+            if solver == "exact":
+                self._fit_exact(gather_rows(data[:]), gather_rows(targets))
+            else:
+                self._fit_landmarks(data, targets, generator)
+        self._finish(solver, isinstance(x, Tensor))
+        return self
 
     def _fit_exact(self, x: Tensor, y: Tensor) -> None:
         checks.memory(
@@ -130,12 +158,52 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         gram = self.kernel_(x.double() if x.is_floating_point() else x).double()
         fit = tune_penalty(gram, y) if isinstance(self.penalty, str) else dual_fit(gram, y, float(self.penalty))
         self.anchors_, self.weights_, self.mean_ = x, fit.weights, fit.mean
-        self.penalty_, self.solver_ = fit.penalty, "exact"
+        self.penalty_ = fit.penalty
         self.loo_ = fit.held_out if len(x) > 1 else None
         centred = y - fit.mean
         left = gram @ fit.weights + fit.penalty * fit.weights - centred
-        self.residual_ = _relative(left, centred)
+        self.residual_, self.machine_ = _relative(left, centred), None
+
+    def _fit_landmarks(self, x: Readable, y: Tensor, generator: torch.Generator | None) -> None:
+        m = landmark_count(global_slice(len(x))[1], self.landmarks)
+        checks.memory("KernelRidge", f"{m} landmarks", 6 * m * m * 8, "Give fewer landmarks.")
+        penalty = None if isinstance(self.penalty, str) else float(self.penalty)
+        machine, solution = landmark_machine(self.kernel_, x, y, m, penalty, generator)
+        self._take(machine, solution.penalty, solution)
+        if isinstance(x, Tensor):  # rows in a file would be read once more
+            found = [machine.held_out(solution, phi, y[part]) for part, phi in machine.features(self.kernel_, x)]
+            self.loo_ = gather_rows(torch.cat([*found, y[:0]])) if machine.n > 1 else None
+
+    def _take(self, machine: LandmarkMachine, penalty: float, solution: LandmarkSolution | None = None) -> None:
+        solution = machine.solve(penalty) if solution is None else solution
+        left = machine.second @ solution.coefficients + penalty * solution.coefficients - solution.right
+        self.machine_, self.penalty_, self.residual_ = machine, penalty, _relative(left, solution.right)
+        self.anchors_, self.mean_ = machine.landmarks, machine.mean
+        self.weights_, self.loo_ = machine.whitener @ solution.coefficients[:, :-1], None
+
+    def _as_landmarks(self) -> LandmarkMachine:
+        """The exact machine's rows as landmarks: its system gives their targets back."""
+        gram = self.kernel_(self._anchors()).to(self.weights_)
+        known = gram @ self.weights_ + self.penalty_ * self.weights_ + self.mean_
+        own = shard(len(known))  # every rank holds all rows
+        machine = LandmarkMachine.at(self.kernel_, self.anchors_, known.shape[1])
+        return machine.add(self.kernel_, self.anchors_[own], known[own].double())
+
+    def _choose(self, x: Readable, y: Tensor, generator: torch.Generator | None) -> Kernel:
+        order = torch.randperm(global_slice(len(x))[1], generator=generator)[:CHOOSING_ROWS].to(y.device)
+        return choose_kernel(take_rows(x, order).double(), take_rows(y, order)).kernel
+
+    def _cheapest(self, x: Readable) -> str:
+        if self.landmarks is not None or not isinstance(x, Tensor):
+            return "landmarks"
+        return "exact" if global_slice(len(x))[1] <= EXACT_ROWS else "landmarks"
+
+    def _finish(self, solver: str, tensor: bool) -> None:
+        self.solver_ = solver
         self.__dict__.pop("_factor", None)
+        if self.loo_ is not None:
+            found = self.loo_[:, 0] if self.flat_ else self.loo_
+            self.loo_ = found if tensor else found.cpu().numpy()
 
     def _known_share(self, rows: Tensor) -> Tensor:  # (r, ...) -> (r,)
         """Share of the prior variance that the training rows explain."""
@@ -197,3 +265,8 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
 def _relative(left: Tensor, right: Tensor) -> float:
     size = float(right.norm())
     return float(left.norm()) / size if size > 0 else float(left.norm())
+
+
+def seeded(random_state: Any) -> torch.Generator:
+    """A torch generator from scikit-learn's ``random_state``."""
+    return torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))

@@ -1,0 +1,189 @@
+r"""Kernel ridge from landmarks: sums over rows that can grow, part by part and over ranks.
+
+With landmarks z and W such that :math:`W W^T = K_{zz}^{-1}`, a row has features :math:`\varphi(x) = W^T k(z, x)` and
+
+.. math:: \min_\alpha \|y - \bar y - K_{xz} \alpha\|^2 + \lambda \alpha^T K_{zz} \alpha, \qquad
+    \alpha = W (\Phi^T \Phi + \lambda I)^{-1} \Phi^T (y - \bar y).
+
+The whitened system has no eigenvalue below :math:`\lambda`: it needs no repair, however close the landmarks are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..distributed import global_slice, sum_over_ranks, take_rows
+from ..kernels import Kernel
+from ..linalg import block_rows, cholesky, inverse_root, slices
+from ..modules import Readable
+from ..storage import Savable
+from .dual import PENALTIES, dual_path, walk
+
+__all__ = ["LandmarkMachine", "landmark_count", "landmark_machine"]
+
+_LEAST, _SHARE, _MOST = 1000, 25, 3000
+_JUDGED = 1000  # rows whose leave-one-out error chooses the penalty
+_PILOT = 500  # rows whose best penalty the walk starts from
+
+
+class LandmarkMachine(Savable):
+    r"""What ridge on landmarks knows of the rows so far.
+
+    Args:
+        landmarks: z, ``(m, ...)``.
+        whitener: W, ``(m, r)``.
+        second: :math:`\sum_i \varphi_i \varphi_i^T`, ``(r, r)``.
+        cross: :math:`\sum_i \varphi_i y_i^T`, ``(r, c)``.
+        total: :math:`\sum_i \varphi_i`, ``(r,)``.
+        targets: :math:`\sum_i y_i`, ``(c,)``.
+        n: Number of rows.
+    """
+
+    def __init__(
+        self,
+        landmarks: Tensor,
+        whitener: Tensor,
+        second: Tensor,
+        cross: Tensor,
+        total: Tensor,
+        targets: Tensor,
+        n: int,
+    ) -> None:
+        self.landmarks, self.whitener = landmarks, whitener
+        self.second, self.cross, self.total, self.targets, self.n = second, cross, total, targets, n
+
+    def get_arguments(self) -> dict[str, object]:
+        """The sums as they are now."""
+        names = ("landmarks", "whitener", "second", "cross", "total", "targets", "n")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def at(cls, kernel: Kernel, landmarks: Tensor, c: int) -> LandmarkMachine:
+        """A machine that has seen no rows yet."""
+        z = wide(landmarks)
+        gram = kernel(z).double()
+        whitener = inverse_root(gram, len(z) * torch.finfo(torch.float64).eps, where="KernelRidge")
+        r = whitener.shape[1]
+        zeros = whitener.new_zeros
+        return cls(landmarks, whitener, zeros(r, r), zeros(r, c), zeros(r), zeros(c), 0)
+
+    def add(self, kernel: Kernel, x: Readable, y: Tensor) -> LandmarkMachine:
+        """The machine with the rows of all ranks added: ``(n, ...)``, ``(n, c)``; block by block, in float64."""
+        second, cross = torch.zeros_like(self.second), torch.zeros_like(self.cross)
+        total = torch.zeros_like(self.total)
+        for part, phi in self.features(kernel, x):
+            second += symmetric_product(phi)
+            cross.addmm_(phi.mT, y[part])
+            total += phi.sum(0)
+        second, cross, total, targets = (sum_over_ranks(sums) for sums in (second, cross, total, y.sum(0)))
+        n = int(sum_over_ranks(torch.tensor(len(x))))
+        return LandmarkMachine(
+            self.landmarks,
+            self.whitener,
+            self.second + second,
+            self.cross + cross,
+            self.total + total,
+            self.targets + targets,
+            self.n + n,
+        )
+
+    def features(self, kernel: Kernel, x: Readable) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of rows with their features phi, ``(b, r)``."""
+        z = wide(self.landmarks)
+        for part in slices(len(x), block_rows(4 * len(z) * 8)):
+            yield part, kernel(wide(x[part]), z).double() @ self.whitener
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the targets, ``(c,)``."""
+        return self.targets / max(1, self.n)
+
+    def solve(self, penalty: float) -> LandmarkSolution:
+        """Coefficients of the features, and what leave-one-out and variance need."""
+        system = self.second.clone()
+        system.diagonal().add_(penalty)
+        factor = cholesky(system, where="KernelRidge").factor
+        right = torch.cat((self.cross - self.total[:, None] * self.mean, self.total[:, None]), 1)
+        return LandmarkSolution(factor, torch.cholesky_solve(right, factor), right, penalty)
+
+    def held_out(self, solution: LandmarkSolution, phi: Tensor, y: Tensor) -> Tensor:
+        """Leave-one-out predictions of rows that are in the sums, landmarks as they are: ``(b, r)``, ``(b, c)``."""
+        half = torch.linalg.solve_triangular(solution.factor, phi.mT, upper=False)
+        room = (1 - half.square().sum(0)).clamp_min(1e-9)  # a row that fixes its own fit has no held-out error
+        fitted = phi @ solution.coefficients  # (b, c + 1), the last: the fit to targets of 1
+        others = (self.mean - y) / max(1, self.n - 1)
+        residual = y - self.mean - fitted[:, :-1] - others * (1 - fitted[:, -1:])
+        predicted: Tensor = y - residual / room[:, None]
+        return predicted
+
+    def known_share(self, kernel: Kernel, solution: LandmarkSolution, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
+        r""":math:`(\varphi^T \varphi - \lambda \varphi^T S^{-1} \varphi) / k(x, x)`, the share of variance known."""
+        shares = []
+        for part, phi in self.features(kernel, x):
+            half = torch.linalg.solve_triangular(solution.factor, phi.mT, upper=False)
+            known = phi.square().sum(1) - solution.penalty * half.square().sum(0)
+            prior = kernel.diag(wide(x[part])).double()
+            shares.append(torch.where(prior > 0, known / prior.where(prior > 0, torch.ones_like(prior)), 1.0))
+        return torch.cat([*shares, self.total.new_empty(0)])
+
+
+class LandmarkSolution(NamedTuple):
+    r"""A solved machine.
+
+    Attributes:
+        factor: Cholesky factor of :math:`\Phi^T \Phi + \lambda I`, ``(r, r)``.
+        coefficients: Of the features, ``(r, c + 1)``; the last column fits targets of 1.
+        right: The right-hand side.
+        penalty: :math:`\lambda`.
+    """
+
+    factor: Tensor
+    coefficients: Tensor
+    right: Tensor
+    penalty: float
+
+
+def landmark_count(n: int, landmarks: int | None) -> int:
+    """Landmarks for n rows: the number asked for, or one that grows with the rows; at most n."""
+    if landmarks is not None and landmarks > n:
+        checks.warn("KernelRidge", f"landmarks={landmarks} is more than the {n} rows; {n} are used.")
+    return min(n, min(_LEAST + n // _SHARE, _MOST) if landmarks is None else landmarks)
+
+
+def landmark_machine(
+    kernel: Kernel, x: Readable, y: Tensor, m: int, penalty: float | None, generator: torch.Generator | None
+) -> tuple[LandmarkMachine, LandmarkSolution]:
+    """Sums over the rows of all ranks and their solution; ``penalty`` None: by leave-one-out on 1,000 of the rows."""
+    n = global_slice(len(x))[1]
+    order = torch.randperm(n, generator=generator).to(y.device)
+    machine = LandmarkMachine.at(kernel, take_rows(x, order[:m]), y.shape[1]).add(kernel, x, y)
+    if penalty is not None:
+        return machine, machine.solve(penalty)
+    judged, known = take_rows(x, order[-_JUDGED:]), take_rows(y, order[-_JUDGED:])
+    phi = torch.cat([block for _, block in machine.features(kernel, judged)])
+    gram = kernel(wide(judged[:_PILOT])).double()
+    start = dual_path(gram, known[:_PILOT]).penalty
+
+    def attempt(penalty: float) -> tuple[float, LandmarkSolution]:
+        solution = machine.solve(penalty)
+        return float((known - machine.held_out(solution, phi, known)).square().mean()), solution
+
+    return machine, walk(attempt, start, PENALTIES[0] * float(gram.diagonal().mean()))
+
+
+def wide(x: Tensor) -> Tensor:
+    """Floats in float64; indices as they are."""
+    return x.double() if x.is_floating_point() else x
+
+
+def symmetric_product(phi: Tensor) -> Tensor:  # (b, r) -> (r, r)
+    """``phi.T @ phi``; numpy sees the symmetry and does half the work."""
+    if phi.device.type != "cpu":
+        return phi.mT @ phi
+    array = phi.numpy()
+    return torch.from_numpy(array.T @ array)

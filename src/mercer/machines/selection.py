@@ -1,0 +1,91 @@
+"""Choosing the kernel: each with a bandwidth and a penalty by leave-one-out on few rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..kernels import NTK, RBF, Kernel, Laplacian, Linear, Matern, Polynomial
+from ..linalg import squared_distances
+from .dual import DualFit, dual_path
+
+__all__ = ["CHOOSING_ROWS", "Choice", "candidate_kernels", "choose_kernel", "median_distance", "rank_kernels"]
+
+CHOOSING_ROWS = 400
+"""Rows on which kernels are compared: an eigendecomposition each."""
+
+_MEDIAN_ROWS = 400
+
+
+class Choice(NamedTuple):
+    """A kernel with its fit to the few rows it was judged on."""
+
+    kernel: Kernel
+    fit: DualFit
+
+
+def median_distance(x: Tensor, p: float = 2.0) -> float:
+    """Median distance in the p-norm between 400 evenly spaced rows; 1 where all are equal."""
+    rows = x[torch.linspace(0, len(x) - 1, min(len(x), _MEDIAN_ROWS), device=x.device).round().long()]
+    largest = float(rows.abs().max()) or 1.0  # squares of denormal values would vanish
+    rows = rows / largest
+    distances = squared_distances(rows, rows).sqrt() if p == 2 else torch.cdist(rows, rows, p=p)
+    apart = distances[distances > 0]
+    return float(apart.median()) * largest if len(apart) else 1.0
+
+
+def candidate_kernels(x: Tensor) -> list[Kernel]:
+    """Kernels whose bandwidths suit the rows ``(n, d)``: Laplacian, Matern, Gaussian, network, polynomial, linear."""
+    one, two = median_distance(x, 1.0), median_distance(x)
+    typical = float(x.square().sum(1).mean()) or 1.0
+
+    def gaussian(multiple: float) -> Kernel:
+        return RBF(_held(1 / (2 * (multiple * two) ** 2)))
+
+    found: list[Kernel] = [Laplacian(_held(1 / (multiple * one))) for multiple in (0.5, 1.5, 4.0)]
+    found += [Matern(0.5, _held(multiple * two)) for multiple in (1.0, 4.0)]
+    found += [Matern(nu, _held(two)) for nu in (1.5, 2.5)]
+    found += [gaussian(multiple) for multiple in (0.25, 0.4, 0.65, 1.1)]
+    found += [NTK(depth, bias_var=0.1).normalized() for depth in (1, 3)]
+    found += [Polynomial(degree, _held(1 / typical), 1.0) for degree in (2, 3)]
+    return [*found, Linear()]
+
+
+def rank_kernels(
+    x: Tensor, y: Tensor, kernels: list[Kernel] | None = None, loss: Callable[[Tensor, Tensor], float] | None = None
+) -> list[Choice]:
+    """The kernels by leave-one-out loss on the first 400 rows, best first: ``(n, d)``, ``(n, c)`` in random order.
+
+    Args:
+        x: Rows, in float64.
+        y: Targets.
+        kernels: None for :func:`candidate_kernels`.
+        loss: Of targets and leave-one-out predictions; None for the mean squared error.
+    """
+    x, y = x[:CHOOSING_ROWS], y[:CHOOSING_ROWS]
+    found = [Choice(kernel, dual_path(kernel(x).double(), y)) for kernel in kernels or candidate_kernels(x)]
+    value = {
+        id(choice): choice.fit.error if loss is None else loss(y, choice.fit.held_out)
+        for choice in found
+        if math.isfinite(choice.fit.error)
+    }
+    if not value:
+        need = "at least one kernel must give finite values on x"
+        raise ValueError(checks.sentence("KernelRidge", need, "none", "Standardise x first."))
+    return sorted((choice for choice in found if id(choice) in value), key=lambda choice: value[id(choice)])
+
+
+def choose_kernel(x: Tensor, y: Tensor) -> Choice:
+    """The kernel of least leave-one-out error: ``(n, d)`` rows in random order, ``(n, c)`` targets."""
+    return rank_kernels(x, y)[0]
+
+
+def _held(value: float) -> float:
+    """A hyper-parameter within what float32 can say, for rows of any scale."""
+    info = torch.finfo(torch.float32)
+    return min(max(value, info.tiny), info.max)

@@ -12,7 +12,6 @@ from mercer.layerwise import ClosedFormLayer, SpectralLayer, fit_closed_form, fi
 from mercer.layerwise import dependence as dep
 from mercer.layerwise.bandwidths import median_distance, most_dependent, walk_down
 from mercer.layerwise.closed_form import class_norms
-from mercer.layerwise.penalty import implicit_penalty
 from mercer.layerwise.record import measure_features, measure_gram
 from mercer.layerwise.spectral import riemannian_gradient
 
@@ -232,26 +231,6 @@ def test_ism_by_features_agrees_with_ism_by_gram(rows, generator):
     assert float((K - F @ F.T).abs().max()) < 5 / math.sqrt(4000)  # the random features' own error
     reached = literal.hsic_of_w(by_features, x, y, C, sigma)
     assert float(reached) > 0.95 * float(literal.hsic_of_w(by_gram, x, y, C, sigma))
-
-
-def test_claim_6_holds_with_signed_gamma_and_squared_norms(rows, generator):
-    x, y = rows
-    w = torch.linalg.qr(torch.randn(4, 2, dtype=torch.float64, generator=generator))[0]
-    ours = implicit_penalty(x, w, y, C, 0.9)
-    torch.testing.assert_close(ours.penalties, literal.penalties(x, w, y, C, 0.9))
-    assert ours.attraction - ours.charge == pytest.approx(ours.objective, rel=1e-10)
-    z = x @ w
-    Q = literal.q_matrix(literal.gaussian(z, z, 0.9), x, y, C)
-    assert float(torch.trace(w.T @ Q @ w)) / 0.9**2 == pytest.approx(ours.objective, rel=1e-10)
-
-
-def test_claim_6_as_printed_fails_where_between_class_gamma_is_positive(generator):
-    y = torch.tensor([0] * 20 + [1] * 2 + [2] * 2)
-    x = torch.randn(24, 3, dtype=torch.float64, generator=generator)
-    assert float(dep.gamma_table(y, C)[1, 2]) > 0
-    w = torch.eye(3, 1, dtype=torch.float64)
-    printed = implicit_penalty(x, w, y, C, 1.0, as_printed=True)
-    assert abs(printed.attraction - printed.charge - printed.objective) > 1e-3 * abs(printed.objective)
 
 
 # --- bandwidths ---------------------------------------------------------------------------------------------

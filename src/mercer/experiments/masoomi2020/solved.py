@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 
 from ...layerwise import Chain, SpectralLayer, fit_closed_form, fit_spectral
-from ...layerwise.dependence import one_hot
+from ...layerwise.bandwidths import most_dependent, walk_down
+from ...layerwise.closed_form import class_norms
+from ...layerwise.dependence import gaussian_gram, one_hot
+from ...layerwise.record import measure_gram
 from ...linalg import ridge_loo
+from .sets import Fold
 
 HELD_OUT = "W_s, leave-one-out"
 _RIDGES = [10.0**e for e in range(-6, 3)]
@@ -32,6 +36,32 @@ def solve(method: str, name: str, x: Tensor, y: Tensor, c: int, seed: int) -> Ch
     if name in _DECEIVING:
         return fit_closed_form(x, y, c, rule="authors", max_layers=20, enough=0.99, restarts=8)
     return fit_closed_form(x, y, c, rule="authors")
+
+
+def stacked(parts: Fold, layers: int, enough: float, halvings: int) -> list[float]:
+    """H of the inputs and after every layer of W_s; none is left out.
+
+    Each layer takes the first of ten falling bandwidths that raises H, or else the one of greatest H. The walk begins
+    at the bandwidth of greatest H on the inputs, halved ``halvings`` times.
+    """
+    z, y, c = parts.x_train, parts.y_train, parts.c
+    bandwidth = most_dependent(z, y, c) / 2**halvings
+    found = [measure_gram(gaussian_gram(z, z, bandwidth), z, y, c, bandwidth).hsic]
+    for _ in range(layers):
+        tried: list[tuple[float, Tensor, float]] = []
+        for candidate in walk_down(bandwidth, 0.1 * bandwidth, 10):
+            gram = gaussian_gram(z, z, candidate)
+            outputs = gram @ (one_hot(y, c) / class_norms(gram, y, c, "class"))
+            after = most_dependent(outputs, y, c)
+            h = measure_gram(gaussian_gram(outputs, outputs, after), outputs, y, c, candidate).hsic
+            tried.append((h, outputs, after))
+            if h > found[-1]:
+                break
+        h, z, bandwidth = max(tried, key=lambda step: step[0])
+        found.append(h)
+        if h >= enough:
+            break
+    return found
 
 
 def passed_through(chain: Chain, x: Tensor) -> list[Tensor]:

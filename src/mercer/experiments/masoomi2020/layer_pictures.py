@@ -21,7 +21,6 @@ from .solved import passed_through, solve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENTRY = "masoomi2020/exp2"
 SHOWN = 60  # rows of a kernel matrix in the picture
 
 
@@ -29,7 +28,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     """The spiral and wine by both solvers."""
     sets = ("wine",) if scale == "smoke" else ("spiral", "wine")
     return [
-        Cell(ENTRY, row=f"{name}, {method}", settings={"set": name, "by": method})
+        Cell(entry.id, row=f"{name}, {method}", settings={"set": name, "by": method})
         for name in sets
         for method in ("W_s", "ISM")
     ]

@@ -15,7 +15,6 @@ from ..cells import Cell, Outcome
 from .sets import FOLDS, NEEDS, SETS, Fold, fold
 from .solved import HELD_OUT, fitted_outputs, passed_through, read_out, solve
 
-ENTRY = "masoomi2020/exp4"
 SOLVED = ("ISM", "W_s", HELD_OUT)
 TRAINED = ("CE", "MSE")
 DEPTH = {"random": 3, "adver": 4, "spiral": 5, "wine": 6, "cancer": 8, "car": 5, "face": 4, "divorce": 4}
@@ -29,14 +28,18 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     few = {"smoke": 1, "small": 3, "paper": FOLDS}[scale]
     solved = [
         Cell(
-            ENTRY, row=f"{name}, {method}", data=NEEDS.get(name, []), seeds=folds, settings={"set": name, "by": method}
+            entry.id,
+            row=f"{name}, {method}",
+            data=NEEDS.get(name, []),
+            seeds=folds,
+            settings={"set": name, "by": method},
         )
         for name in sets
         for method in SOLVED
     ]
     trained = [
         Cell(
-            ENTRY,
+            entry.id,
             row=f"{name}, {method}",
             data=NEEDS.get(name, []),
             seeds=few,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .dependence import gamma_table, gaussian_gram
+from ...layerwise.dependence import gamma_table, gaussian_gram
 
 __all__ = ["ImplicitPenalty", "implicit_penalty"]
 

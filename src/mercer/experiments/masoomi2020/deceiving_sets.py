@@ -63,5 +63,5 @@ def draw(results: list[Result]) -> Figure:
         right.plot(longest.curves["accuracy"]["x"], longest.curves["accuracy"]["y"], marker="o", markersize=3)
     left.set(title="W_s on sets made to deceive", xlabel="layer", ylabel="normalised HSIC")
     right.set(title="Ridge on the layer's outputs", xlabel="layer", ylabel="training accuracy")
-    figures.legend_below(figure, {line.get_label(): line for line in left.get_lines()})
+    figures.legend_below(figure, {str(line.get_label()): line for line in left.get_lines()})
     return figure

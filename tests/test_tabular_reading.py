@@ -1,5 +1,6 @@
 """Files in, tables out; and each way a file can be wrong, by its sentence."""
 
+import bz2
 import gzip
 import random
 import re
@@ -11,8 +12,10 @@ import pandas as pd
 import pytest
 
 from mercer.data import CorruptData
-from mercer.tabular import delimited as delimited_module
 from mercer.tabular import read, read_chunks
+from mercer.tabular.reading import arrays as arrays_module
+from mercer.tabular.reading import delimited as delimited_module
+from mercer.tabular.reading import parquet as parquet_module
 
 TABLE = "a,b,c\n1,x,2020-01-05\n2,y,2020-02-01\n,x,?\n"
 
@@ -211,3 +214,84 @@ def test_any_bytes_are_read_or_refused_in_a_sentence(tmp_path):
 def test_a_field_without_end_is_refused(tmp_path):
     with pytest.raises(CorruptData, match=r"table.csv: the table must be well formed; got field larger than"):
         read(written(tmp_path, "a,b\n1," + "x" * 200_000 + "\n"))
+
+
+# --- 56: sizes before work
+
+
+def test_56_a_small_parquet_that_decodes_to_gigabytes_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"a": ["x" * 10_000] * 200, "y": range(200)}).to_parquet(path)
+    assert path.stat().st_size < 5000
+    monkeypatch.setattr(parquet_module, "PART_LIMIT", 2**20)
+    for act in (read, lambda path: next(iter(read_chunks(path)))):
+        with pytest.raises(CorruptData, match=r"200 rows must hold at most 0.000977 GiB of text; got 0.00186 GiB"):
+            act(path)
+    assert len(read(path, rows=10)) == 10
+
+
+def test_long_texts_that_repeat_are_held_once(tmp_path):
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"a": ["x" * 1000, None, "y"] * 50}).to_parquet(path)
+    (part,) = read_chunks(path)
+    assert part["a"].iloc[0] is part["a"].iloc[3] and part["a"].isna().sum() == 50
+
+
+def test_categories_of_a_parquet_stay_categories(tmp_path):
+    frame = pd.DataFrame({"a": pd.Categorical(["1", "2", "1"]), "b": [1.0, 2.0, 3.0]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    pd.testing.assert_frame_equal(read(tmp_path / "t.parquet"), frame)
+
+
+def test_parquet_text_that_is_not_utf_8_is_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path, raw = tmp_path / "t.parquet", pyarrow.array([b"ok", b"\xff\xfe"])
+    parquet.write_table(pyarrow.table({"a": raw}), path)
+    with pytest.raises(CorruptData, match=r"t.parquet: column 'a' must hold UTF-8 text; got other bytes"):
+        read(path)
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 2, raw.buffers())
+    parquet.write_table(pyarrow.table({"a": text}), path)
+    with pytest.raises(CorruptData, match=r"t.parquet: "):
+        read(path)
+    parquet.write_table(pyarrow.table({"a": pyarrow.array([b"ok", None])}), path)
+    assert read(path)["a"].fillna("?").tolist() == ["ok", "?"]
+
+
+def test_npz_edge_cases(tmp_path, monkeypatch):
+    path = tmp_path / "t.npz"
+    np.savez(path, x=np.arange(3, dtype=">f8"), t=np.array(["2020-01-01"] * 3, dtype="M8[ns]"), h=np.zeros(3, "f2"))
+    frame = read(path)
+    assert frame["x"].dtype.isnative and frame["t"].dtype.kind == "M" and frame["h"].tolist() == [0, 0, 0]
+    np.savez(path, x=np.zeros((3, 2)), x_0=np.zeros(3))
+    with pytest.raises(CorruptData, match="each column must have a name of its own; got 'x_0' twice"):
+        read(path)
+    np.savez(path, x=np.array([b"\xff", b"a"]))
+    with pytest.raises(CorruptData, match="the array x must hold UTF-8 text"):
+        read(path)
+    np.savez(path, x=np.zeros((3, 0)))
+    with pytest.raises(CorruptData, match="at least one row and one column"):
+        read(path)
+    np.savez(path, x=np.zeros(3, complex))
+    with pytest.raises(CorruptData, match="must be a plain array of numbers or text; got complex128"):
+        read(path)
+    monkeypatch.setattr(arrays_module, "COLUMN_LIMIT", 4)
+    np.savez(path, x=np.zeros((3, 5)))
+    with pytest.raises(CorruptData, match="at most 4 columns; got 5"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["T.CSV", "t.Csv.GZ", "t.TSV.gz", "t.csv.BZ2"])
+def test_capital_letters_in_a_name_do_not_matter(tmp_path, name):
+    text = TABLE.replace(",", "\t") if "TSV" in name else TABLE
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get(name[name.rindex(".") :].lower(), bytes)
+    assert read(written(tmp_path, pack(text.encode()), name)).shape == (3, 3)
+
+
+def test_53_a_link_to_a_table_is_refused_with_its_target(tmp_path):
+    path = written(tmp_path, TABLE)
+    for name in ("link.csv", "link.parquet", "link.npz"):
+        (tmp_path / name).symlink_to(path)
+        with pytest.raises(ValueError, match=r"must be a regular file; got a symbolic link. .*table.csv"):
+            read(tmp_path / name)

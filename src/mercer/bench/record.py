@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import checks
-from ..storage import atomic_write
+from ..storage import append_line, atomic_write, read_lines
 from .compare import Line
 from .picture import draw
 
@@ -27,20 +27,13 @@ PICTURE = "bench.svg"
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Add one row of strict JSON: a torn last row is cut off first, the new one reaches the disk before the return."""
-    text = json.dumps(row, allow_nan=False, default=dict).encode() + b"\n"
-    with path.open("ab+") as file:
-        file.seek(0)
-        before = file.read()
-        file.truncate(before.rfind(b"\n") + 1)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(path, json.dumps(row, allow_nan=False, default=dict).encode())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The whole rows of a file; one that a kill has torn is passed over."""
     rows = []
-    for text in path.read_bytes().splitlines() if path.exists() else []:
+    for text in read_lines(path):
         try:
             row = json.loads(text)
         except ValueError:

@@ -1,6 +1,6 @@
 """Data sets: frozen splits, synthetic sets with known answers, loaders for the papers' files."""
 
-from .files import CorruptData
+from ..storage import CorruptData
 from .loaders import available, how_to_get, load, names, resnet20_weights
 from .sources import MissingData
 from .sphere import Sphere, sphere

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .files import read_npz, verify_checksum
+from ..storage import read_npz, verify_checksum
 from .raw import Part, Raw
 from .readers import READERS, shipped
 from .sources import RESNET20, SOURCES, Source, canonical, data_folder, locate, missing

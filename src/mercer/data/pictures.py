@@ -6,6 +6,7 @@ import io
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from .files import Array, corrupt, decompressed
+from ..storage import corrupt, decompressed
 
 __all__ = ["Take", "cifar_binary", "from_array", "from_strips", "idx", "usps_text"]
 
+Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 Take = Callable[[Rows], Tensor]  # row numbers -> pictures (n, channels, height, width) in [0, 1]
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .files import Array, corrupt, read_npz
-from .pictures import Rows, from_array, from_strips
+from ..storage import corrupt, read_npz
+from .pictures import Array, Rows, from_array, from_strips
 
 __all__ = ["Part", "Raw", "fold_numbers", "picture_part", "strip_part", "table_part", "text_part"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import Array, checked_size, corrupt, decompressed, read_npz, text_table, whole_numbers
-from .pictures import cifar_binary, idx, usps_text
+from ..storage import checked_size, corrupt, decompressed, read_npz, text_table, whole_numbers
+from .pictures import Array, cifar_binary, idx, usps_text
 from .raw import Raw, fold_numbers, picture_part, strip_part, table_part, text_part
 
 __all__ = ["READERS", "shipped"]

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import sentence
+from .budget import AllocationBudget
 from .savable import Savable
 
 __all__ = ["Decoder", "Encoder"]
 
+ROOM = 2**28  # bytes that constructors may allocate besides what the tensors hold
 _MODULE = re.compile(r"mercer(\.[a-z][a-z0-9_]*)+")
 
 
@@ -108,6 +110,21 @@ class Decoder:
         self.tensors = tensors
         self.source = source
 
+    def whole(self, document: Mapping[str, Any]) -> Savable:
+        """The object that a manifest describes.
+
+        Raises:
+            ValueError: It cannot be built, or asks for far more memory than its tensors have.
+        """
+        held = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        try:
+            with AllocationBudget(ROOM + 4 * held):
+                return self.savable(document)
+        except Exception as error:
+            if isinstance(error, ValueError) and str(error).startswith("mercer.load: "):
+                raise
+            raise self._wrong("what this version can build", error or type(error).__name__) from error
+
     def value(self, value: Any) -> Any:
         """One decoded value."""
         if isinstance(value, list):
@@ -122,6 +139,8 @@ class Decoder:
     def savable(self, document: Mapping[str, Any]) -> Savable:
         """The object, constructed and given its state."""
         cls = self._class(document["$object"])
+        if not isinstance(document.get("arguments"), dict):
+            raise self._wrong(f"the arguments of {cls.__name__}", document.get("arguments"))
         try:
             result = cls.from_arguments(self.value(document["arguments"]))
         except TypeError as error:
@@ -143,11 +162,11 @@ class Decoder:
             case "$tensor":
                 return self._tensor(body).clone()  # the table may be a view of the file
             case "$array":
-                return self._tensor(body).clone().numpy().astype(value["dtype"], copy=False)
+                return self._tensor(body).clone().numpy().astype(self._dtype(value["dtype"], "biufc"), copy=False)
             case "$scalar":
-                return self._tensor(body).numpy().astype(value["dtype"])[()]
+                return self._tensor(body).numpy().astype(self._dtype(value["dtype"], "biufc"))[()]
             case "$listed":
-                array = np.empty(len(body), dtype=value["dtype"])
+                array = np.empty(len(body), dtype=self._dtype(value["dtype"], "OU", len(body)))
                 array[:] = self.value(body)
                 return array.reshape(value["shape"])[() if value["as"] == "$scalar" else ...]
             case "$tuple":
@@ -170,6 +189,15 @@ class Decoder:
         if name not in self.tensors:
             raise self._wrong("only tensors that were saved with it", f"a reference to {name!r}")
         return self.tensors[name]
+
+    def _dtype(self, name: Any, kinds: str, items: int = 0) -> np.dtype[Any]:
+        try:
+            found = np.dtype(name if isinstance(name, str) else None)
+        except TypeError:
+            found = None
+        if found is None or found.kind not in kinds or items * found.itemsize > ROOM:
+            raise self._wrong(f"arrays of the kinds {kinds}", repr(name)[:40])
+        return found
 
     def _class(self, name: str) -> type[Savable]:
         module, _, attribute = str(name).rpartition(".")

@@ -20,14 +20,27 @@ from torch import Tensor
 from .. import __version__
 from ..checks import sentence
 from .encoding import Decoder, Encoder
-from .files import TEMPORARY, atomic_write, failed, lock, read_json, sha256
+from .files import TEMPORARY, TEMPORARY_NAME, atomic_write, read_json, sha256
+from .locking import lock
+from .regular import failed, open_to_read
 from .savable import Savable
+from .schema import check_schema
 
-__all__ = ["load", "save"]
+__all__ = ["load", "read_manifest", "save"]
 
 VERSION = 1
 CURRENT, PREVIOUS = "mercer.json", "mercer.previous.json"
-_TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+_TENSOR_FILE = re.compile(r"tensors-([0-9a-f]{16})\.safetensors")
+_TENSORS = {"file": str, "bytes": int, "sha256": str}
+_SAVED = {"$object": str, "arguments": {str: object}, "state?": object, "training?": bool}
+_MANIFEST = {
+    "format": {"mercer"},
+    "version": int,
+    "made_by": {str: str},
+    "tensors": _TENSORS,
+    "object": _SAVED,
+    "checksum": str,
+}
 
 
 def save(obj: Savable, folder: str | os.PathLike[str]) -> None:
@@ -91,7 +104,17 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
         if previous or not (path.parent / PREVIOUS).is_file():
             raise
         raise ValueError(f"{error} The version before it: mercer.load(folder, previous=True).") from error
-    return Decoder(tensors, str(path)).savable(document["object"])
+    return Decoder(tensors, str(path)).whole(document["object"])
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The checked description of what :func:`save` put into ``folder``: nothing is built, no tensor is read.
+
+    Raises:
+        FileNotFoundError: Nothing was saved there.
+        ValueError: The description is damaged, or was written by a newer version.
+    """
+    return _described(Path(folder) / CURRENT)
 
 
 def _write(folder: Path, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -127,9 +150,14 @@ def _keep_previous(folder: Path) -> list[str]:
 
 def _sweep(folder: Path, kept: list[str]) -> None:
     for path in (*folder.glob("tensors-*.safetensors"), *folder.glob(TEMPORARY)):
-        ours = _TENSOR_FILE.fullmatch(path.name) or path.suffix == ".tmp"
-        if ours and path.name not in kept:
+        if path.name not in kept and not path.is_symlink() and path.is_file() and _is_ours(path):
             path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """A writer's temporary file, or tensors that are named by what is in them: nobody else names files so."""
+    named = _TENSOR_FILE.fullmatch(path.name)
+    return TEMPORARY_NAME.fullmatch(path.name) is not None if named is None else sha256(path).startswith(named[1])
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -137,29 +165,35 @@ def _described(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != "mercer":
         raise ValueError(sentence("mercer.load", f"{path} must be written by mercer.save", "something else"))
     version = document.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if not isinstance(version, int) or not 0 < version <= VERSION:
         fix = "Upgrade Mercer to read it."
         raise ValueError(sentence("mercer.load", f"{path} must be of version {VERSION} or before", version, fix))
-    checksum = document.pop("checksum", None)
-    if checksum != _checksum(document) or not {"object", "tensors"} <= document.keys():
+    check_schema("mercer.load", str(path), document, _MANIFEST)
+    if document.pop("checksum") != _checksum(document):
         raise ValueError(_damaged(path, "a wrong checksum"))
     return document
 
 
 def _tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
-    name = str(entry["file"])
-    path = folder / name
-    if not _TENSOR_FILE.fullmatch(name) or not path.is_file():
+    path = folder / entry["file"]
+    if not _TENSOR_FILE.fullmatch(path.name) or not os.path.lexists(path):
         raise ValueError(_damaged(path, "no such file"))
-    size = path.stat().st_size
-    if size != entry["bytes"]:
-        raise ValueError(_damaged(path, f"{size} bytes of {entry['bytes']}"))
-    if sha256(path) != entry["sha256"]:
+    with open_to_read(path, "mercer.load") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != entry["bytes"]:
+            raise ValueError(_damaged(path, f"{size} bytes of {entry['bytes']}"))
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise ValueError(_damaged(path, "a wrong checksum"))
     try:
-        return safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
+        tensors = safetensors.torch.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise ValueError(_damaged(path, error)) from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            fix = "A model that diverged, or that was changed by hand, is not loaded."
+            raise ValueError(sentence("mercer.load", f"{path} must hold finite numbers", f"others in {name}", fix))
+    return tensors
 
 
 def _checksum(document: dict[str, Any]) -> str:

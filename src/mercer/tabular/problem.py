@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..data.files import read_npz
+from ..storage import read_npz
 from .columns import Column
 from .frames import as_pandas
 from .preparation import Preparation

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ... import data
-from ...data.files import read_npz
 from ...data.sources import SOURCES, data_folder, locate
 from ...modules import embeddings
+from ...storage import read_npz
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .embedded import FROZEN_HEADS, fit_head

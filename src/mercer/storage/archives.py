@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import math
-import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
 from .. import checks
+from .regular import check_replaceable, open_to_read
 
-__all__ = ["CorruptData", "decompressed", "read_npz", "text_table", "verify_checksum"]
+__all__ = [
+    "Array",
+    "CorruptData",
+    "checked_size",
+    "corrupt",
+    "decompressed",
+    "open_decompressed",
+    "read_npz",
+    "text_table",
+    "verify_checksum",
+    "whole_numbers",
+]
 
-FILE_LIMIT = 2**29  # bytes on disk; the largest file of the papers' sets has 82 MB
+FILE_LIMIT = 2**29  # bytes on disk
 DECODED_LIMIT = 2**30  # bytes after decompression, all arrays of a file together
 MEMBER_LIMIT = 1000  # arrays in one npz
 HEADER_LIMIT = 10_000  # bytes of an array's header
 
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, struct.error, OverflowError)
-# exactly what NumPy writes for a plain array: a type of a known size, the order, the shape
-_HEADER = re.compile(r"\{'descr': '([<>|][a-zA-Z]\d*)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \}\s*")
 _verified: set[tuple[str, int, int, str]] = set()
 
 Array = npt.NDArray[Any]
@@ -50,7 +61,7 @@ def verify_checksum(path: Path, sha256: str) -> None:
     if key in _verified:
         return
     checked_size(path)
-    with path.open("rb") as stream:
+    with open_to_read(path) as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != sha256:
         fix = "Fetch the file again, or pass verify=False to read a file of your own in the same format."
@@ -60,7 +71,7 @@ def verify_checksum(path: Path, sha256: str) -> None:
 
 def checked_size(path: Path, limit: int = FILE_LIMIT) -> Path:
     """Refuse a file of more than ``limit`` bytes before a byte of it is read."""
-    size = path.stat().st_size
+    size = check_replaceable(path, "read").stat().st_size
     if size > limit:
         raise corrupt(path, f"the file must have at most {limit} bytes", size, "Is it another file of that name?")
     return path
@@ -70,7 +81,7 @@ def decompressed(path: Path, *, limit: int = DECODED_LIMIT) -> bytes:
     """The content of a plain, ``.gz`` or ``.bz2`` file, of which at most ``limit`` bytes are ever decoded."""
     checked_size(path)
     try:
-        with _opened(path) as stream:
+        with open_decompressed(path) as stream:
             content = stream.read(limit + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise corrupt(path, "the compressed stream must be whole", _brief(error)) from error
@@ -83,7 +94,7 @@ def read_npz(path: Path, names: Iterable[str] | None = None, *, limit: int = DEC
     """The named arrays of an npz file (all where None): never an object array, never more than ``limit`` bytes."""
     checked_size(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_to_read(path) as file, zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             wanted = list(members) if names is None else list(names)
             missing = [name for name in wanted if name not in members]
@@ -141,10 +152,17 @@ def _text(path: Path) -> str:
         raise corrupt(path, "the text must be UTF-8", f"another byte in line {line}", "Save it as UTF-8.") from error
 
 
-def _opened(path: Path) -> gzip.GzipFile | IO[bytes]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    return bz2.open(path, "rb") if path.suffix == ".bz2" else path.open("rb")
+@contextlib.contextmanager
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a plain, ``.gz`` or ``.bz2`` file, as a stream."""
+    with open_to_read(path) as file, contextlib.ExitStack() as stack:
+        match path.suffix.lower():
+            case ".gz":
+                yield cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
+            case ".bz2":
+                yield cast(IO[bytes], stack.enter_context(bz2.BZ2File(file)))
+            case _:
+                yield file
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
@@ -159,19 +177,16 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
 
 
 def _npy_header(path: Path, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-    start = stream.read(8)
-    width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(start)
-    length = int.from_bytes(stream.read(width), "little") if width else 0
-    if not 0 < length <= HEADER_LIMIT:
-        raise corrupt(path, f"{name} must start like an npy array of version 1 or 2", f"{start!r}, header {length}")
-    header = stream.read(length).decode("latin-1")
-    found = _HEADER.fullmatch(header)
-    if found is None or found[1][1] not in "biufUS":
-        pickled = found is not None and found[1][1] == "O"
-        got = "pickled objects, which are never read" if pickled else header.strip()[:60]
+    try:
+        version = npy.read_magic(stream)
+        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = reader(stream, max_header_size=HEADER_LIMIT)
+    except ValueError as error:
+        raise corrupt(path, f"{name} must start like an npy array", _brief(error)) from error
+    if dtype.kind not in "biufUSM":
+        got = "pickled objects, which are never read" if dtype.hasobject else str(dtype)[:60]
         raise corrupt(path, f"{name} must be a plain array of numbers or text", got)
-    shape = tuple(int(side) for side in found[3].replace(" ", "").split(",") if side)
-    return np.dtype(found[1]), found[2] == "True", shape
+    return dtype, fortran, shape
 
 
 def _brief(error: Exception) -> str:

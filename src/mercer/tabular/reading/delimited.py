@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
 import io
 import zlib
 from collections import Counter
@@ -16,7 +14,7 @@ from typing import IO, Any
 import pandas as pd
 from typing_extensions import override
 
-from ..data.files import corrupt
+from ...storage import corrupt, open_decompressed
 
 __all__ = ["MISSING_MARKS", "DelimitedFile"]
 
@@ -48,7 +46,7 @@ class DelimitedFile:
                 size += len(line)
                 if size > _SNIFFED:
                     break
-        self.delimiter = "\t" if ".tsv" in path.suffixes else _delimiter(head)
+        self.delimiter = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else _delimiter(head)
         with self._well_formed():
             rows = [row for row in csv.reader(iter(head), delimiter=self.delimiter) if row]
         self.header = self._checked_header(rows)
@@ -113,7 +111,7 @@ class DelimitedFile:
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:
-        with _opened(self.path) as stream:
+        with open_decompressed(self.path) as stream:
             yield _decoded(self.path, stream)
 
 
@@ -160,12 +158,6 @@ class _Records(io.TextIOBase):
         if self._limit is not None and self._size > self._limit:
             fix = "Use mercer fit or tabular.read_chunks, which stream; or pass rows."
             raise corrupt(self._path, f"at most {self._limit} characters are read at once", "more", fix)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    return bz2.open(path, "rb") if path.suffix == ".bz2" else path.open("rb")
 
 
 def _decoded(path: Path, stream: IO[bytes]) -> Iterator[str]:

@@ -1,0 +1,6 @@
+"""A user's file in, a typed table out: csv, tsv, parquet, npz; every refusal is a sentence with the file's name."""
+
+from .delimited import MISSING_MARKS
+from .files import read, read_chunks
+
+__all__ = ["MISSING_MARKS", "read", "read_chunks"]

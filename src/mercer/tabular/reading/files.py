@@ -1,0 +1,75 @@
+"""Which reader a file needs, by the end of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from ... import checks
+from ...storage import check_replaceable
+from .arrays import npz_frame
+from .delimited import DelimitedFile
+from .parquet import parquet_chunks, parquet_frame
+
+__all__ = ["read", "read_chunks"]
+
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+_OTHERS = {".txt": ".csv", ".tab": ".tsv", ".pq": ".parquet"}
+
+
+def read(path: str | Path, *, rows: int | None = None, text: Sequence[str] = ()) -> pd.DataFrame:
+    """The table in a file, with one type for each column.
+
+    Csv and tsv may be compressed (``.gz``, ``.bz2``); their delimiter is found. An array ``(n, d)`` of an npz file
+    becomes d columns ``name_0``, ``name_1``, ...; an array ``(n,)`` becomes one.
+
+    Args:
+        path: A csv, tsv, parquet or npz file.
+        rows: Only the first so many.
+        text: Columns of a csv or tsv to be left as they are written.
+
+    Raises:
+        CorruptData: The file is no such table; the sentence says where.
+    """
+    path, kind = _checked(path)
+    if rows is not None:
+        checks.integer("read", "rows", rows, 1)
+    if kind == ".npz":
+        return npz_frame(path).iloc[:rows]
+    if kind == ".parquet":
+        return parquet_frame(path, rows)
+    return DelimitedFile(path).frame(rows, list(text))
+
+
+def read_chunks(path: str | Path, *, rows: int = 50_000, text: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
+    """The table in parts of at most ``rows`` rows, numbered on; no more than one part of a csv, tsv or parquet is held.
+
+    A column's type may differ between parts, as its values do: :class:`~mercer.tabular.Preparation` takes either.
+
+    Args:
+        path: A csv, tsv, parquet or npz file.
+        rows: Rows of a part.
+        text: Columns of a csv or tsv to be left as they are written.
+    """
+    path, kind = _checked(path)
+    checks.integer("read_chunks", "rows", rows, 1)
+    if kind == ".npz":
+        frame = npz_frame(path)
+        return (frame.iloc[start : start + rows] for start in range(0, len(frame), rows))
+    if kind == ".parquet":
+        return parquet_chunks(path, rows)
+    return DelimitedFile(path).chunks(rows, list(text))
+
+
+def _checked(path: str | Path) -> tuple[Path, str]:
+    path = Path(path)
+    plain = path.with_suffix("") if path.suffix.lower() in (".gz", ".bz2") else path
+    kind = _OTHERS.get(plain.suffix.lower(), plain.suffix.lower())
+    if not path.exists():
+        raise FileNotFoundError(checks.sentence("read", f"{path} must be a file", "nothing there"))
+    if kind not in SUFFIXES or not path.is_file():
+        got = f"{path.name!r}" if path.is_file() else f"the folder {path.name!r}"
+        raise ValueError(checks.sentence("read", f"a table must be a file ending in {', '.join(SUFFIXES)}", got))
+    return check_replaceable(path, "read"), kind

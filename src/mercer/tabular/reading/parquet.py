@@ -1,0 +1,124 @@
+"""Parquet files, part by part, with a bound on what a small file may decode to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ... import checks
+from ...storage import corrupt, open_to_read
+
+__all__ = ["parquet_chunks", "parquet_frame"]
+
+PART_LIMIT = 2**29  # bytes of text in one part, each value counted as often as it occurs
+_PYARROW = 'Install it: pip install "mercer[data]".'
+
+
+def parquet_frame(path: Path, rows: int | None) -> pd.DataFrame:
+    """The first ``rows`` rows, or all."""
+    if rows is None:
+        with _opened(path) as (file, _):
+            needed = 10 * file.metadata.num_rows * file.metadata.num_columns
+        checks.memory("read", path.name, needed, "Use mercer fit or tabular.read_chunks, which stream; or pass rows.")
+    parts, there = [], 0
+    for part in parquet_chunks(path, 50_000 if rows is None else min(rows, 50_000)):
+        parts.append(part)
+        there += len(part)
+        if rows is not None and there >= rows:
+            break
+    return pd.concat(parts).iloc[:rows]
+
+
+def parquet_chunks(path: Path, rows: int) -> Iterator[pd.DataFrame]:
+    """All rows, ``rows`` at a time, numbered on."""
+    start = 0
+    with _opened(path) as (file, texts), _whole(path):
+        for batch in file.iter_batches(batch_size=rows):
+            _check_text(path, batch)
+            part = batch.to_pandas().reset_index(drop=True)
+            for name in texts:  # values that occur often are one object each
+                part[name] = _text(path, name, part[name].astype(object))
+            part.index = pd.RangeIndex(start, start + len(part))
+            start += len(part)
+            yield part
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, list[str]]]:
+    """The file, and its columns of text or bytes."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ValueError(checks.sentence("read", f"{path.name} needs pyarrow", "none", _PYARROW)) from error
+    with open_to_read(path) as stream:
+        with _whole(path):
+            texts = _texts(parquet.ParquetFile(stream).schema_arrow)
+            stream.seek(0)
+            file = parquet.ParquetFile(stream, read_dictionary=texts)
+        twice = [name for name, count in Counter(file.schema_arrow.names).items() if count > 1]
+        if twice:
+            raise corrupt(path, "each column must have a name of its own", f"{twice[0]!r} twice", "Rename one of them.")
+        if not file.metadata.num_rows:
+            raise corrupt(path, "the table must have at least one row", "none", "")
+        yield file, texts
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, UnicodeError) as error:
+        text = " ".join(str(error).split())[:100].rstrip(".") or type(error).__name__
+        raise corrupt(path, "the parquet file must be whole", text) from error
+
+
+def _texts(schema: Any) -> list[str]:
+    """Columns of text or bytes, which are read as a dictionary: a long value that repeats is held once."""
+    from pyarrow import types
+
+    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return [field.name for field in schema if any(is_kind(field.type) for is_kind in kinds)]
+
+
+def _is_encoded(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_dictionary(kind)) and bool(_is_text(kind.value_type))
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
+
+
+def _check_text(path: Path, batch: Any) -> None:
+    """Count what the texts come to before they are there."""
+    from pyarrow import compute
+
+    size = 0
+    for column in batch.columns:
+        if _is_encoded(column.type):
+            lengths = compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
+            places = column.indices.drop_null().to_numpy(zero_copy_only=False)
+            size += int(lengths[places].sum()) if len(lengths) else 0
+    if size > PART_LIMIT:
+        need = f"{batch.num_rows} rows must hold at most {PART_LIMIT / 2**30:.3g} GiB of text"
+        raise corrupt(path, need, f"{size / 2**30:.3g} GiB", "Is it a decompression bomb? Else shorten the texts.")
+
+
+def _text(path: Path, name: str, values: pd.Series[Any]) -> pd.Series[Any]:
+    """Bytes as text, for a column that was written without a type."""
+    if not isinstance(next((value for value in values if value is not None), None), bytes):
+        return values
+    try:
+        return values.map(lambda value: value.decode() if isinstance(value, bytes) else value)
+    except UnicodeDecodeError as error:
+        raise corrupt(path, f"column {name!r} must hold UTF-8 text", "other bytes", "Write it as text.") from error

@@ -18,7 +18,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..data import MissingData
-from ..tabular import TabularModel
 from .table_rivals import RIVALS, readable
 from .timing import Case, Peer
 
@@ -104,9 +103,11 @@ def score(table: Table, predicted: list[Array]) -> dict[str, float]:
 
 
 def _ours(x: pd.DataFrame, y: Array, new: pd.DataFrame, c: int) -> Array:
+    import mercer  # by the front door, as a user would: bench and tabular stand on one line
+
     name = "the target of this bench"
     task = "classification" if c else "regression"
-    model = TabularModel(task=task).fit(x.assign(**{name: y}), name)
+    model = mercer.tabular.TabularModel(task=task).fit(x.assign(**{name: y}), name)
     found = model.predict(new)
     if c == 0:
         return found["prediction"].to_numpy(dtype=float)

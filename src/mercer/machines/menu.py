@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..kernels import RBF, Kernel, Laplacian, Linear, Matern
 from .dual import dual_fit
+from .selection import median_distance
 
 __all__ = ["kernels_on", "relevance"]
 
 _PER_COLUMN = (0.5, 1.5, 4.0)  # times the median distance in the 1-norm
 _EUCLIDEAN = (1.0, 4.0)  # times the median distance
 _GAUSSIAN = (0.4, 1.0)
-_MEDIAN_ROWS = 400
 _LEAST_RELEVANCE = 1e-3
 _POWER = 0.35  # of the mean squared derivatives: between the root that xRFM takes and the fourth root
 
 
 def kernels_on(z: Tensor, *, linear: bool) -> list[Kernel]:  # (n, d)
     """Laplacian kernels, column by column and Euclidean, Gaussian ones and, where asked for, the linear one."""
-    apart, sums = _median(z, 2.0), _median(z, 1.0)
+    apart, sums = median_distance(z), median_distance(z, 1.0)
     found: list[Kernel] = [Laplacian(1 / (factor * sums)) for factor in _PER_COLUMN]
     found += [Matern(0.5, factor * apart) for factor in _EUCLIDEAN]
     found += [RBF(1 / (2 * (factor * apart) ** 2)) for factor in _GAUSSIAN]
@@ -44,11 +43,3 @@ def relevance(kernel: Kernel, z: Tensor, y: Tensor, penalty: float) -> Tensor:  
         squares += (2 * gamma * (pull @ z - z * pull.sum(1, keepdim=True))).square().mean(0)
     share = (squares / squares.mean().clamp_min(1e-300)).clamp_min(_LEAST_RELEVANCE) ** _POWER
     return share / share.square().mean().sqrt()
-
-
-def _median(z: Tensor, norm: float) -> float:
-    """Median distance between evenly spaced rows; 1 where all are equal."""
-    rows = z[torch.linspace(0, len(z) - 1, min(len(z), _MEDIAN_ROWS)).round().long()]
-    apart = torch.cdist(rows, rows, p=norm)
-    apart = apart[apart > 0]
-    return float(apart.median()) if len(apart) else 1.0

@@ -49,3 +49,16 @@ def second_order_pooled(maps):
         row = rooted[upper[0], upper[1]] * weight
         rows.append(row / row.norm())
     return torch.stack(rows)
+
+
+def nystrom_of_all_rows(k, x, new, count):
+    """The slides' formula: psi_j(x) = sum_n k(x, x_n) psi_j(x_n) / (N mu_j), one kernel value at a time."""
+    n = len(x)
+    gram = torch.tensor([[float(k(a, b)) for b in x] for a in x], dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(gram / n)
+    values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count] * math.sqrt(n)
+    functions = torch.zeros(len(new), count, dtype=torch.float64)
+    for i in range(len(new)):
+        for j in range(count):
+            functions[i, j] = sum(float(k(new[i], x[m])) * vectors[m, j] for m in range(n)) / (n * values[j])
+    return values, functions

@@ -1,4 +1,4 @@
-"""Eigenfunctions of classic kernels in one dimension: NeuralEF to the letter, ours beyond it, Nystrom, SpIN."""
+"""Eigenfunctions of classic kernels in one dimension: NeuralEF to the letter, Mercer's ways, Nystrom, SpIN."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import torch
 from torch import Tensor
 
 from ... import figures
-from ...features import NeuralEigenfunctions, Nystrom, SpectralInference
+from ...features import NeuralEigenfunctions, SpectralInference
 from ...kernels import RBF, Kernel, Polynomial
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .measures import cosines, reference, seeded
+from .measures import AllRowsNystrom, cosines, reference, seeded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENTRY = "deng2022/classic"
 KERNELS: dict[str, tuple[Kernel, float, int]] = {  # kernel, reach of the uniform density, functions
     "RBF": (RBF(0.5), 2.0, 10),
     "polynomial": (Polynomial(4, 1.0, 1.5), 1.0, 5),
 }
-METHODS = ("NeuralEF", "NeuralEF, then Ritz", "landmarks", "Nystrom", "SpIN")
+METHODS = ("NeuralEF", "Mercer, NeuralEF then Ritz", "Mercer, landmarks", "Nystrom", "SpIN")  # Nystrom: of all rows
 SIZES = {"smoke": (64,), "small": (512,), "paper": (64, 512, 8192)}
 STEPS = {"smoke": 10, "small": 2000, "paper": 2000}
-SPIN_STEPS = {"smoke": 3, "small": 100, "paper": 2000}
+SPIN_STEPS = {"smoke": 3, "small": 2000, "paper": 2000}
 _DRAWN = 5
 
 
@@ -34,14 +33,14 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every method on every kernel and size."""
     return [
         Cell(
-            ENTRY,
+            entry.id,
             row=method,
             column=f"{kernel}, N = {n}",
-            seeds=1 if scale != "paper" else 3,
+            seeds=1 if scale == "smoke" else 3,
             settings={
                 "kernel": kernel,
                 "method": method,
-                "n": n,
+                "rows": n,
                 "k": KERNELS[kernel][2],
                 "steps": SPIN_STEPS[scale] if method == "SpIN" else STEPS[scale],
             },
@@ -55,7 +54,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """Mean |cos| with the true eigenfunctions on a grid, how many exceed 0.99, and the first five drawn."""
     kernel, reach, k = KERNELS[cell.settings["kernel"]]
-    x = (2 * torch.rand(cell.settings["n"], 1, generator=seeded(cell.seed), dtype=torch.float64) - 1) * reach
+    x = (2 * torch.rand(cell.settings["rows"], 1, generator=seeded(cell.seed), dtype=torch.float64) - 1) * reach
     grid = torch.linspace(-reach, reach, 201, dtype=torch.float64)[:, None]
     values, true = reference(kernel, reach, grid, k)
     found, eigenvalues = _solve(cell, kernel, x, grid)
@@ -79,12 +78,12 @@ def run(cell: Cell) -> Outcome:
 def _solve(cell: Cell, kernel: Kernel, x: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:  # -> (g, k), (k,)
     method, k, steps = cell.settings["method"], cell.settings["k"], cell.settings["steps"]
     generator = seeded(cell.seed + 1)
-    f: NeuralEigenfunctions | Nystrom | SpectralInference
+    f: NeuralEigenfunctions | AllRowsNystrom | SpectralInference
     if method == "Nystrom":
-        f = Nystrom(kernel, k, generator=generator)
+        f = AllRowsNystrom(kernel, k)
     elif method == "SpIN":
         f = SpectralInference(kernel, k, steps=steps, generator=generator)
-    elif method == "landmarks":
+    elif method == "Mercer, landmarks":
         f = NeuralEigenfunctions(kernel, k, method="landmarks", generator=generator)
     else:
         ritz = method != "NeuralEF"
@@ -96,32 +95,20 @@ def _solve(cell: Cell, kernel: Kernel, x: Tensor, grid: Tensor) -> tuple[Tensor,
 
 def draw(results: list[Result]) -> Figure:
     """The first functions of each method over the true ones, for the largest sample."""
-    columns = _largest([result.column for result in results])
-    rows = [method for method in METHODS if any(result.row == method for result in results)]
+    results = [result for result in results if result.seed == 0]
+    most = max(result.settings["rows"] for result in results)
+    columns = list(dict.fromkeys(result.settings["kernel"] for result in results))
+    rows = [method for method in METHODS if any(result.settings["method"] == method for result in results)]
     figure, axes = figures.canvas(len(rows), len(columns), width=4.6 * len(columns), height=1.9 * len(rows))
-    flat = list(axes)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            ax = flat[i * len(columns) + j]
-            chosen = [r for r in results if r.row == row and r.column == column and r.seed == 0]
-            for result in chosen:
-                for number in range(1, _DRAWN + 1):
-                    if f"true {number}" not in result.curves:
-                        continue
-                    true, found = result.curves[f"true {number}"], result.curves[f"found {number}"]
-                    ax.plot(true["x"], true["y"], color=figures.LIGHT.line, linewidth=4)
-                    ax.plot(found["x"], found["y"], color=figures.LIGHT.series[number - 1], linewidth=1.2)
-                ax.set_title(f"{row}: {column}, mean |cos| {result.value:.3f}", fontsize=9)
-                limit = max(max(map(abs, curve["y"])) for name, curve in result.curves.items() if "true" in name)
-                ax.set_ylim(-1.3 * limit, 1.3 * limit)
-    figure.suptitle("grey: the true eigenfunctions; coloured: found", fontsize=9, color=figures.LIGHT.soft)
+    for result in (r for r in results if r.settings["rows"] == most):
+        s = result.settings
+        ax = axes[rows.index(s["method"]) * len(columns) + columns.index(s["kernel"])]
+        for number in range(1, min(s["k"], _DRAWN) + 1):
+            true, found = result.curves[f"true {number}"], result.curves[f"found {number}"]
+            ax.plot(true["x"], true["y"], color=figures.LIGHT.soft, linewidth=4, alpha=0.35)
+            ax.plot(found["x"], found["y"], color=figures.LIGHT.series[number - 1], linewidth=1.2)
+        ax.set_title(f"{s['method']}: {s['kernel']}, mean |cos| {result.value:.3f}", fontsize=9)
+        limit = max(max(map(abs, curve["y"])) for name, curve in result.curves.items() if "true" in name)
+        ax.set_ylim(-1.3 * limit, 1.3 * limit)
+    figure.suptitle("broad: the true eigenfunctions; narrow: found", fontsize=9, color=figures.LIGHT.soft)
     return figure
-
-
-def _largest(columns: list[str]) -> list[str]:
-    best: dict[str, str] = {}
-    for column in columns:
-        kernel, n = column.split(", N = ")
-        if kernel not in best or int(n) > int(best[kernel].split(", N = ")[1]):
-            best[kernel] = column
-    return list(best.values())

@@ -29,6 +29,37 @@ def reference(kernel: Kernel, reach: float, grid: Tensor, k: int) -> tuple[Tenso
     return values, kernel(grid, x) @ vectors / (n * values)
 
 
+class AllRowsNystrom:
+    r"""Nystrom as the slides have it: the eigendecomposition of the kernel matrix of all N rows.
+
+    .. math:: \hat\psi_j(x) = \frac{1}{N \hat\mu_j} \sum_n k(x, x_n) \hat\psi_j(x_n)
+
+    Args:
+        kernel: k.
+        k: Leading eigenfunctions kept.
+    """
+
+    def __init__(self, kernel: Kernel, k: int) -> None:
+        self.kernel, self.k = kernel, k
+
+    def fit(self, x: Tensor) -> AllRowsNystrom:
+        """Decompose K(x, x) / N."""
+        values, vectors = torch.linalg.eigh(self.kernel(x).detach().double() / len(x))
+        self.eigenvalues = values.flip(0)[: self.k]
+        self._rows = x
+        self._dual = vectors.flip(1)[:, : self.k] / (math.sqrt(len(x)) * self.eigenvalues)
+        return self
+
+    def eigenfunctions(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k)
+        """The leading eigenfunctions, of mean square 1 over the rows fitted."""
+        return torch.cat([self.kernel(part, self._rows).detach().double() @ self._dual for part in x.split(500)])
+
+    def __call__(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k)
+        """Features, the eigenfunctions times the roots of their eigenvalues."""
+        features: Tensor = self.eigenfunctions(x) * self.eigenvalues.clamp(min=0).sqrt()
+        return features
+
+
 def cosines(found: Tensor, true: Tensor) -> Tensor:  # (n, k), (n, k) -> (k,)
     """|cos| between columns."""
     unit = torch.nn.functional.normalize

@@ -18,7 +18,6 @@ from .measures import best_rank, linear_accuracy, relative_error, seeded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENTRY = "deng2022/mlp-gp"
 ROWS = {  # what is decomposed, and how
     "relu, analytic, landmarks": ("relu", False),
     "relu, sampled, distilled": ("relu", True),
@@ -34,18 +33,32 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     """Two kernels, analytic and sampled, on two sets of points."""
     n, samples, steps = SIZES[scale]
     return [
-        Cell(ENTRY, row=row, column=column, seeds=1, settings={"n": n, "samples": samples, "steps": steps, "k": K})
+        Cell(
+            entry.id,
+            row=row,
+            column=column,
+            seeds=1 if scale == "smoke" else 3,
+            settings={
+                "rows": n,
+                "samples": samples,
+                "steps": steps,
+                "k": K,
+                "set": column,
+                "activation": activation,
+                "sampled": sampled,
+            },
+        )
         for column in ("two moons", "circles")
-        for row in ROWS
+        for row, (activation, sampled) in ROWS.items()
     ]
 
 
 def run(cell: Cell) -> Outcome:
     """Accuracy of logistic regression on the three leading functions; the kernel's error and the best of rank 3."""
-    x, y = _points(cell.column, 2 * cell.settings["n"], cell.seed)
-    half = cell.settings["n"]
+    x, y = _points(cell.settings["set"], 2 * cell.settings["rows"], cell.seed)
+    half = cell.settings["rows"]
     train, test = (x[:half], y[:half]), (x[half:], y[half:])
-    activation, sampled = ROWS[cell.row]
+    activation, sampled = cell.settings["activation"], cell.settings["sampled"]
     if not activation:
         return Outcome(value=linear_accuracy(lambda rows: rows, train, test), arrays=_drawn(x[half:], y[half:]))
     kernel: Kernel = NNGP(DEPTH, activation, 2.0, 0.5)
@@ -95,7 +108,7 @@ def draw(results: list[Result]) -> Figure:
     rows = list(dict.fromkeys(result.row for result in results))
     figure, axes = figures.canvas(len(rows), len(columns), width=3.8 * len(columns), height=2.6 * len(rows))
     flat = list(axes)
-    for result in results:
+    for result in (r for r in results if r.seed == 0):
         ax = flat[rows.index(result.row) * len(columns) + columns.index(result.column)]
         for (name, points), colour in zip(sorted(result.arrays.items()), figures.LIGHT.series, strict=False):
             ax.scatter([p[0] for p in points], [p[1] for p in points], s=6, color=colour, label=name)

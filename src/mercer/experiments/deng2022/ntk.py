@@ -20,8 +20,7 @@ from .measures import best_rank, relative_error, seeded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENTRY = "deng2022/ntk"
-OURS, RANDOM, EXACT, LOW = "Ours, k = 10", "Random features, S = 10", "Exact", "Low rank by VJP and JVP, S = 10"
+OURS, RANDOM, EXACT, LOW = "Mercer, k = 10", "Random features, S = 10", "Exact", "Low rank by VJP and JVP, S = 10"
 K = 10
 SIZES = {"smoke": (40, 20, 5, 10), "small": (300, 100, 150, 400), "paper": (5000, 500, 2000, 5000)}
 
@@ -29,9 +28,16 @@ SIZES = {"smoke": (40, 20, 5, 10), "small": (300, 100, 150, 400), "paper": (5000
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Digits, which need no download, and CIFAR-10; two classes of each."""
     train, test, fit, steps = SIZES[scale]
-    settings = {"train": train, "test": test, "network steps": fit, "steps": steps, "k": K}
+    settings = {"rows": train, "test_rows": test, "network steps": fit, "steps": steps, "k": K}
     return [
-        Cell(ENTRY, row=row, column=column, data=data, seeds=1, settings=settings)
+        Cell(
+            entry.id,
+            row=row,
+            column=column,
+            data=data,
+            seeds=1 if scale == "smoke" else 3,
+            settings={**settings, "set": column, "method": row},
+        )
         for column, data in (("digits", []), ("CIFAR-10", ["cifar10"]))
         for row in (OURS, RANDOM, LOW, EXACT)
     ]
@@ -40,29 +46,29 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """Relative error of the NTK matrix of test rows (for *Exact*, of its best approximation of rank 10)."""
     settings = cell.settings
-    name = "digits" if cell.column == "digits" else "cifar10"
-    data = load(name, rows=(settings["train"], settings["test"]), classes=(0, 1), seed=cell.seed)
+    name = "digits" if settings["set"] == "digits" else "cifar10"
+    data = load(name, rows=(settings["rows"], settings["test_rows"]), classes=(0, 1), seed=cell.seed)
     x, test = _pictures(data.x_train), _pictures(data.x_test)
     order = data.y_test.argsort(stable=True)
     test = test[order]
     network = _trained(x, data.y_train, settings["network steps"], cell.seed)
     exact = EmpiricalNTK(network, outputs=0)(test).detach()
-    found = exact if cell.row == EXACT else _approximation(cell, network, x, test)
-    error = best_rank(exact, K) if cell.row == EXACT else relative_error(found, exact)
+    found = exact if settings["method"] == EXACT else _approximation(cell, network, x, test)
+    error = best_rank(exact, K) if settings["method"] == EXACT else relative_error(found, exact)
     return Outcome(
         value=error,
         arrays={"matrix": _thinned(found / exact.diagonal().mean())},
-        note="error of the best approximation of rank 10" if cell.row == EXACT else "",
+        note="error of the best approximation of rank 10" if settings["method"] == EXACT else "",
     )
 
 
 def _approximation(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> Tensor:
     generator = seeded(cell.seed + 1)
-    if cell.row == OURS:
+    if cell.settings["method"] == OURS:
         kernel = EmpiricalNTK(network, outputs=0)
         f = NeuralEigenfunctions(kernel, K, steps=cell.settings["steps"], generator=generator)
         return f.fit(x).kernel(test).detach()
-    method = "finite_difference" if cell.row == RANDOM else "low_rank"
+    method = "finite_difference" if cell.settings["method"] == RANDOM else "low_rank"
     return EmpiricalNTK(network, outputs=0, method=method, samples=K, generator=generator).fit(x)(test).detach()
 
 

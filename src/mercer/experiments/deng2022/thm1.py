@@ -10,7 +10,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .measures import seeded
 
-ENTRY = "deng2022/thm1"
 KERNELS: dict[str, Kernel] = {"RBF": RBF(1.0), "polynomial": Polynomial(3, 0.5, 1.0), "NNGP": NNGP(2, bias_var=0.2)}
 K = 5
 
@@ -19,16 +18,22 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     """Three kernels on random points."""
     n = {"smoke": 12, "small": 60, "paper": 200}[scale]
     return [
-        Cell(ENTRY, row=name, column="gap", seeds=3 if scale != "smoke" else 1, settings={"n": n, "k": K})
+        Cell(
+            entry.id,
+            row=name,
+            column="gap",
+            seeds=3 if scale != "smoke" else 1,
+            settings={"rows": n, "k": K, "kernel": name},
+        )
         for name in KERNELS
     ]
 
 
 def run(cell: Cell) -> Outcome:
     """Largest gap between the maximal R_jj found under the constraints and the j-th eigenvalue, relative to it."""
-    n = cell.settings["n"]
+    n = cell.settings["rows"]
     x = torch.randn(n, 3, generator=seeded(cell.seed), dtype=torch.float64)
-    gram = KERNELS[cell.row](x)
+    gram = KERNELS[cell.settings["kernel"]](x)
     values, vectors = torch.linalg.eigh(gram / n)
     values, vectors = values.flip(0)[:K], vectors.flip(1)[:, :K]
     found: list[Tensor] = []

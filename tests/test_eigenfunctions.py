@@ -13,14 +13,17 @@ from torch.nn import functional as F
 
 import mercer
 from mercer.features import L2BatchNorm, NeuralEigenfunctions, Nystrom, ParallelNetworks, SpectralInference
+from mercer.features.exact_extension import fit_sample
 from mercer.features.neuralef import Training, ascent, deflated, train
 from mercer.features.spin import masked
+from mercer.features.task import Task
 from mercer.kernels import (
     NNGP,
     RBF,
     EmpiricalNTK,
     FunctionKernel,
     Kernel,
+    Laplacian,
     Linear,
     MonteCarloNNGP,
     Polynomial,
@@ -231,14 +234,42 @@ def test_without_ritz_landmarks_are_nystroms_functions():
     torch.testing.assert_close(ours.eigenfunctions(x).abs(), theirs.eigenfunctions(x)[:, :4].abs())
 
 
-def test_more_rows_than_the_operator_sees(monkeypatch, caplog):
-    monkeypatch.setattr("mercer.features.neural_eigenfunctions._RITZ_ROWS", 150)
-    x = uniform(600)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sample_of_many_rows_gives_functions_of_all(dtype, caplog):
+    x = uniform(800, dtype=dtype)
     caplog.set_level(logging.INFO, "mercer")
-    f = NeuralEigenfunctions(RBF(0.5), 4, generator=seeded()).fit(x)
-    assert "the operator is applied on 150 of 600 rows" in caplog.text
-    torch.testing.assert_close(f.eigenfunctions(x).square().mean(0), torch.ones(4, dtype=torch.float64))
-    assert (cosines(f, x, spectrum(RBF(0.5), x)[1]) > 0.97).all()
+    task = Task(RBF(0.5), x, 4, True, Training(0), seeded(), None, None)
+    basis, pairs = fit_sample(task, rows=200)
+    assert "200 of 800 rows decomposed, compressed to 200 landmarks at a loss of" in caplog.text
+    values, vectors = spectrum(RBF(0.5), x)
+    psi = basis(x).double() @ pairs.rotation
+    torch.testing.assert_close(psi.mT @ psi / 800, torch.eye(4, dtype=torch.float64), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(pairs.values, values[:4], rtol=5e-3, atol=0)  # 2 k functions of 200 rows
+    assert ((F.normalize(psi, dim=0) * vectors[:, :4]).sum(0).abs() > 0.999).all()
+
+
+def test_many_smooth_rows_are_compressed_to_landmarks(caplog):
+    x = torch.randn(4500, 2, generator=seeded(), dtype=torch.float32)
+    caplog.set_level(logging.INFO, "mercer")
+    f = NeuralEigenfunctions(RBF(0.2), 4, generator=seeded()).fit(x)
+    assert "4500 rows compressed to 512 landmarks at a loss of" in caplog.text
+    assert len(f.basis.landmarks) == 512
+    new = torch.randn(200, 2, generator=seeded(1), dtype=torch.float64)
+    top = torch.linalg.eigh(RBF(0.2)(x[:900].double()))
+    rough = RBF(0.2)(new, x[:900].double()) @ (
+        top[1][:, -4:] / top[0][-4:].sqrt()
+    )  # scipy's way, on a fifth of the rows
+    exact = RBF(0.2)(new)
+    assert float((f.kernel(new) - exact).norm()) < 1.02 * float((rough @ rough.mT - exact).norm())
+
+
+def test_rough_kernels_keep_all_rows():
+    x = torch.randn(4200, 3, generator=seeded(), dtype=torch.float32)
+    f = NeuralEigenfunctions(Laplacian(0.3), 16, generator=seeded()).fit(x)
+    assert len(f.basis.landmarks) == 4200
+    psi = f.eigenfunctions(x).double()
+    gaps = Laplacian(0.3).matmul(x.double(), None, psi) / 4200 - psi * f.eigenvalues
+    assert (gaps.square().mean(0).sqrt() < 2e-3 * f.eigenvalues).all()
 
 
 def test_indices_of_a_precomputed_gram_have_eigenfunctions():

@@ -5,10 +5,13 @@ import io
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.exceptions import NotFittedError
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mercer
@@ -21,7 +24,7 @@ from mercer.features import (
     RandomFourier,
     SpectralInference,
 )
-from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Matern, Polynomial, Precomputed
+from mercer.kernels import RBF, EmpiricalNTK, FunctionKernel, Laplacian, Linear, Matern, Polynomial, Precomputed
 
 N, D, M = 40, 3, 8
 
@@ -39,6 +42,7 @@ CASES = {
     "nystrom_kmeans": lambda: Nystrom(RBF(0.5), M, selection="kmeans", generator=seeded()),
     "nystrom_leverage": lambda: Nystrom(Laplacian(0.5), M, selection="leverage", generator=seeded()),
     "nystrom_own": lambda: Nystrom(RBF(0.5), M, selection=rows(seed=9)[:M]),
+    "eigen_rows": lambda: NeuralEigenfunctions(RBF(0.5), M, generator=seeded()),
     "eigen_landmarks": lambda: NeuralEigenfunctions(RBF(0.5), M, landmarks=16, generator=seeded()),
     "eigen_neuralef": lambda: NeuralEigenfunctions(RBF(0.5), M, method="neuralef", steps=5, generator=seeded()),
     "eigen_raw": lambda: NeuralEigenfunctions(RBF(0.5), M, method="neuralef", ritz=False, steps=60, generator=seeded()),
@@ -220,7 +224,7 @@ def test_use_before_fit_and_wrong_width_are_refused(case):
 def test_one_row_and_constant_rows_fit(case, request):
     name = request.node.callspec.params["case"]
     one, constant = rows(1), torch.ones(N, D, dtype=torch.float64)
-    if name in ("eigen_landmarks", "eigen_neuralef", "eigen_distill", "spin"):
+    if name in ("eigen_rows", "eigen_landmarks", "eigen_neuralef", "eigen_distill", "spin"):
         for x in (one, constant):
             with pytest.warns(mercer.NumericalWarning, match="rank 1 on these rows, below k = 8|singular to rounding"):
                 f = case().fit(x)
@@ -237,6 +241,30 @@ def test_one_row_and_constant_rows_fit(case, request):
             f = case().fit(constant)
         torch.testing.assert_close(f.kernel(constant), torch.ones(N, N, dtype=torch.float64))
         assert f.rank == 1
+
+
+OLD = Path(__file__).parent / "saved" / "maps_0_1"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in OLD.iterdir() if path.is_dir()))
+def test_maps_saved_by_version_0_1_load(name):
+    answers = load_file(OLD / "answers.safetensors")
+    torch.testing.assert_close(mercer.load(OLD / name)(answers["x"]), answers[name])
+
+
+def test_states_of_version_0_1_load():
+    answers = load_file(OLD / "answers.safetensors")
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    own = NeuralEigenfunctions(RBF(0.5), 2, network=network)
+    own.load_state_dict(load_file(OLD / "own.safetensors"))
+    torch.testing.assert_close(own(answers["x"]), answers["own"])
+    assert own.network is network
+    network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    kernel = EmpiricalNTK(nn.Linear(2, 2).double(), outputs="full")
+    product = NeuralEigenfunctions(kernel, 3, network=network, strategy="factorized", method="distill")
+    product.load_state_dict(load_file(OLD / "factorized.safetensors"))
+    torch.testing.assert_close(product(answers["x"]), answers["factorized"])
 
 
 # -- what each map promises ----------------------------------------------------------------------

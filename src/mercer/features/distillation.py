@@ -30,7 +30,7 @@ def distill(
     Args:
         network: ``(n, ...) -> (n, k)`` or ``(n, c, k)``.
         x: Rows, the same on all ranks.
-        targets: :math:`\psi` at the rows, of the network's output shape.
+        targets: :math:`\psi` at the rows, of the network's output shape or one with as many numbers.
         weights: w ``(k,)``.
         plan: Settings; the step size rises for a tenth of the steps and falls along a cosine.
         generator: Draws the minibatches.
@@ -50,7 +50,7 @@ def distill(
             rows = torch.randint(len(x), (size,), generator=generator).to(x.device)
             with torch.enable_grad():
                 batch = x[rows].to(dtype) if x.is_floating_point() else x[rows]
-                loss = ((network(batch) - targets[rows]).square() * weights).mean()
+                loss = ((network(batch).reshape(targets[rows].shape) - targets[rows]).square() * weights).mean()
                 optimizer.zero_grad()
                 loss.backward()
             if not bool(torch.isfinite(loss)):

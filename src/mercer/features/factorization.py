@@ -3,11 +3,65 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ..kernels import NetworkKernel
+from .bases import Basis
+from .rayleigh_ritz import Pairs
+from .task import Task, normalised
+
+__all__ = ["ProductBasis", "fit_factorized", "traced"]
+
+
+class ProductBasis(Basis):
+    r"""Functions :math:`\psi_i(x) e_l` of a kernel that is a scalar kernel times one matrix of outputs.
+
+    Args:
+        scalar: Where the functions of the scalar kernel come from.
+        rotation: ``(m, k)``: those times it are its eigenfunctions.
+        picks: i ``(k,)``.
+        mixing: Directions of outputs e ``(c, k)``, 0 for functions beyond the rank.
+    """
+
+    rotation: Tensor
+    picks: Tensor
+    mixing: Tensor
+
+    def __init__(self, scalar: Basis, rotation: Tensor, picks: Tensor, mixing: Tensor) -> None:
+        super().__init__()
+        self.scalar = scalar
+        self.register_buffer("rotation", rotation)
+        self.register_buffer("picks", picks)
+        self.register_buffer("mixing", mixing)
+        self.outputs = len(mixing)
+
+    @property
+    @override
+    def width(self) -> int | None:
+        return self.scalar.width
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n c, k)
+        values = self.scalar(x)
+        functions = (values @ self.rotation.to(values.dtype))[:, self.picks]  # (n, k)
+        return (functions[:, None] * self.mixing.to(functions.dtype)).flatten(0, 1)
+
+
+def fit_factorized(task: Task, fitter: Callable[[Task], tuple[Basis, Pairs]]) -> tuple[Basis, Pairs]:
+    """The eigenfunctions of the trace kernel by any fitter, times the eigenvectors of the matrix of outputs."""
+    assert isinstance(task.kernel, NetworkKernel)
+    basis, pairs = fitter(dataclasses.replace(task, kernel=traced(task.kernel)))
+    pairs = normalised(basis, pairs, task.rows)
+    values, picks, mixing = top_products(pairs.values, output_matrix(task.kernel, task.sample), task.k)
+    product = ProductBasis(basis, pairs.rotation, picks, mixing * (values > 0))
+    functions = product(task.sample).double()
+    eye = torch.eye(task.k, dtype=torch.float64, device=functions.device)
+    return product, Pairs(values, eye, task.residuals(functions, values))
 
 
 def traced(kernel: NetworkKernel) -> NetworkKernel:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import checks
 from ..distributed import gather_rows, global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
-from ..linalg import block_rows, slices
+from ..linalg import block_rows, inverse_root, slices
 from ..modules import Readable
 
 SELECTIONS = ("uniform", "kmeans", "leverage")
@@ -57,9 +57,8 @@ def leverage_sample(kernel: Kernel, x: Readable, m: int, generator: torch.Genera
     of what m directions leave of the trace, :math:`(\mathrm{tr} K - \sum_{j \le m} \mu_j) / m`.
     """
     pilot = sample(x, 2 * m, generator)
-    values, vectors = torch.linalg.eigh(kernel(pilot).double())
-    keep = values > len(pilot) * torch.finfo(torch.float32).eps * values[-1].clamp_min(0)
-    whitener = vectors[:, keep] / values[keep].sqrt()
+    cut = len(pilot) * torch.finfo(torch.float32).eps
+    whitener = inverse_root(kernel(pilot).double(), cut, where="Nystrom")
     parts = list(slices(len(x), block_rows(4 * len(pilot) * 8)))
     moment, trace = whitener.new_zeros(whitener.shape[1], whitener.shape[1]), whitener.new_zeros(1)
     for part in parts:

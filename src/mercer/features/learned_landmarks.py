@@ -23,14 +23,6 @@ def choose(kernel: Kernel, x: Readable, m: int, generator: torch.Generator | Non
     return select(kernel, x, m, "kmeans" if plain else "uniform", generator).detach().clone()
 
 
-def whitener(kernel: Kernel, z: Tensor) -> Tensor:  # (m, ...) -> (m, r)
-    """K(z, z)^(-1/2) on its r directions above rounding, in float64."""
-    values, vectors = torch.linalg.eigh(kernel(z).double())
-    keep = values > len(values) * torch.finfo(torch.float64).eps * values[-1:].clamp_min(0)
-    white: Tensor = vectors[:, keep] / values[keep].sqrt()
-    return white
-
-
 def learn(
     kernel: Kernel, x: Readable, z: Tensor, k: int, plan: Training, spread: float, generator: torch.Generator | None
 ) -> Tensor:  # (n, d), (m, d) -> (m, d)

@@ -50,6 +50,7 @@ class ParallelNetworks(nn.Module):
         self.activation = checks.choice("ParallelNetworks", "activation", activation, ACTIVATIONS)
         self.k, self.outputs = k, outputs
         fan = 2 * width if activation == "sin_cos" else width
+        self.hidden_features = k * fan
         sizes = [(in_features, width), *[(fan, width)] * (depth - 1), (fan, outputs)]
         self.weights = nn.ParameterList([_uniform(k, a, b, fan=a, generator=generator) for a, b in sizes])
         self.biases = nn.ParameterList([_uniform(k, 1, b, fan=a, generator=generator) for a, b in sizes])
@@ -98,7 +99,7 @@ class Trunk(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.k, self.outputs = k, outputs
+        self.k, self.outputs, self.hidden_features = k, outputs, width
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator
             torch.manual_seed(int(torch.randint(2**31 - 1, (1,), generator=generator)))
             self.body = _pictures(shape[0], width) if len(shape) == 3 else _dense(math.prod(shape), width)

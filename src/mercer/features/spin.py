@@ -17,7 +17,7 @@ from ..linalg import blockwise, cholesky
 from ..modules import Readable
 from .base import FeatureMap
 from .parallel_networks import ParallelNetworks
-from .rayleigh_ritz import operator
+from .rayleigh_ritz import kernel_operator
 from .standardisation import centre_and_spread
 
 _BLOCK = 4096
@@ -157,14 +157,14 @@ class SpectralInference(FeatureMap):
         return {n: through_pi[n] + torch.tensordot(by_sigma, jacobian[n], dims=2) for n in weights}
 
     def _finish(self, x: Tensor) -> None:
-        op = operator(self.exact, x.double())
+        operator = kernel_operator(self.exact, x.double())
         u = blockwise(self._outputs, x, block=_BLOCK).double()
         factor, self.jitter = cholesky(u.mT @ u / len(u), where="SpectralInference")
         inverse = torch.linalg.solve_triangular(
             factor.mT, torch.eye(self.k, dtype=u.dtype, device=u.device), upper=True
         )
         psi = u @ inverse
-        values = (psi * op.apply(psi)).sum(0) / len(u)
+        values = (psi * (operator @ psi)).sum(0) / len(u)
         order = values.argsort(descending=True)
         self.eigenvalues = values[order].clamp_min(0)
         self.projection = inverse[:, order]

@@ -1,0 +1,154 @@
+"""What eigenfunctions are combined from: kernels at landmarks, a network's hidden features, or its outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..kernels import Kernel
+from ..modules import last_linear
+from .parallel_networks import ParallelNetworks, Trunk
+
+__all__ = ["Basis", "HiddenBasis", "LandmarkBasis", "OutputBasis"]
+
+
+class Basis(nn.Module):
+    """m functions of a row, with c outputs each: ``forward`` maps ``(n, ...)`` to ``(n c, m)``."""
+
+    outputs = 1
+    __call__: Callable[..., Tensor]
+
+    @property
+    def width(self) -> int | None:
+        """The number of columns of a row; None where rows have another shape."""
+        return None
+
+
+class LandmarkBasis(Basis):
+    r"""Functions :math:`k(x, z_l)` of landmarks z, computed in the finer dtype of x and z.
+
+    Args:
+        kernel: k, held but not registered: it is the map's.
+        landmarks: z ``(m, ...)``.
+    """
+
+    kernel: Kernel
+    landmarks: Tensor
+
+    def __init__(self, kernel: Kernel, landmarks: Tensor) -> None:
+        super().__init__()
+        self.__dict__["kernel"] = kernel
+        self.register_buffer("landmarks", landmarks)
+
+    @property
+    @override
+    def width(self) -> int | None:
+        return self.landmarks.shape[1] if self.landmarks.ndim == 2 else None
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, m)
+        z = self.landmarks
+        if not x.is_floating_point():
+            return self.kernel.gram(x, z)
+        dtype = torch.promote_types(x.dtype, z.dtype)
+        return self.kernel.gram(x.to(dtype), z.to(dtype))
+
+
+class NetworkBasis(Basis):
+    """A network on standardised rows.
+
+    Args:
+        network: Held, and registered: its weights are part of the map.
+        centre: The mean row.
+        spread: The standard deviation of all numbers, ``(c,)``, all alike: a shape travels in the ``state_dict``.
+    """
+
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, network: nn.Module, centre: Tensor, spread: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("centre", centre)
+        self.register_buffer("spread", spread)
+        self.outputs = len(spread)
+
+    @property
+    @override
+    def width(self) -> int | None:
+        return self.centre.shape[0] if self.centre.ndim == 1 else None
+
+    def standardised(self, x: Tensor) -> Tensor:
+        """Rows in the dtype of the weights; indices and tokens as they are."""
+        if not x.is_floating_point():
+            return x
+        weight = next(self.network.parameters())
+        # In float64: a spread of 1e-50 is 0 in float32.
+        return ((x.double() - self.centre) / self.spread[0]).to(weight.dtype)
+
+
+class OutputBasis(NetworkBasis):
+    """The outputs of a network, ``(n, k)`` or ``(n, c, k)``, as ``(n c, k)``."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.network(self.standardised(x))
+        return output.reshape(-1, output.shape[-1])
+
+
+class HiddenBasis(NetworkBasis):
+    """What goes into a network's last linear layer; with c outputs, each feature for each output."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n c, m c)
+        x = self.standardised(x)
+        own = isinstance(self.network, ParallelNetworks | Trunk)
+        hidden: Tensor = self.network.hidden(x) if own else _before_last(self.network, x)  # type: ignore[operator]
+        c = self.outputs
+        if c == 1:
+            return hidden
+        eye = torch.eye(c, dtype=hidden.dtype, device=hidden.device)
+        return torch.einsum("nm,cd->ncmd", hidden, eye).flatten(2).flatten(0, 1)
+
+
+def hidden_width(network: nn.Module) -> int | None:
+    """How many hidden features a network has; None where it has no linear layer to read them at."""
+    if isinstance(network, ParallelNetworks | Trunk):
+        return network.hidden_features
+    if not any(isinstance(layer, nn.Linear) for layer in network.modules()):
+        return None
+    return last_linear(network)[1].in_features
+
+
+def _before_last(network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, m)
+    name = last_linear(network)[0]
+    if not name:
+        return x.flatten(1)
+    # A private copy that shares the weights: the user's network gets no hooks, and threads do not meet in it.
+    shared: dict[int, Any] = {id(t): t for t in (*network.parameters(), *network.buffers())}
+    private = copy.deepcopy(network, shared)
+    private.get_submodule(name.rpartition(".")[0]).register_module(name.rpartition(".")[2], _Tap())
+    try:
+        private(x)
+    except _ReachedError as reached:
+        return reached.value.flatten(1)
+    raise RuntimeError(checks.sentence("NeuralEigenfunctions", f"layer {name} must run in forward", "no call"))
+
+
+class _ReachedError(Exception):
+    """The features before the last layer, on their way out of the forward pass."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class _Tap(nn.Module):
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        raise _ReachedError(x)

@@ -1,0 +1,114 @@
+"""Fitters that train a network: by Algorithm 1 of deng2022, or to take the values of the exact eigenvectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import NetworkKernel
+from ..modules import Readable
+from .bases import HiddenBasis, NetworkBasis, OutputBasis, hidden_width
+from .distillation import distill
+from .exact_extension import exact_pairs
+from .l2_batch_norm import L2BatchNorm
+from .neuralef import train
+from .parallel_networks import ParallelNetworks, Trunk
+from .rayleigh_ritz import Pairs, exact_functions, ritz
+from .standardisation import centre_and_spread
+from .task import Task, normalised, wide
+
+__all__ = ["blank_network_basis", "fit_distilled", "fit_neuralef"]
+
+_HIDDEN = 1024  # functions that Rayleigh-Ritz takes from a network at most
+
+
+def fit_neuralef(task: Task) -> tuple[NetworkBasis, Pairs]:
+    """Algorithm 1 on minibatches, then Rayleigh-Ritz on the hidden features."""
+    centre, spread = _standard(task.rows, task.outputs)
+    network = task.network or _parallel(centre.shape, task.k, task.outputs, task.generator).to(task.rows.device)
+    trained = OutputBasis(network, centre, spread)
+    norm = L2BatchNorm(task.k, momentum=task.training.ema).to(task.rows.device)
+    values = train(trained, norm, task.kernel, task.rows, task.training, task.generator)
+    _freeze(network, task.rows.dtype)
+    if task.ritz:
+        return _best(task, trained)
+    order = values.argsort(descending=True)
+    eye = torch.eye(task.k, dtype=torch.float64, device=task.rows.device)
+    return _as_trained(task, trained, values[order].clamp_min(0), eye[:, order])
+
+
+def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
+    """The exact eigenvectors on the sample, a network that takes their values, then Rayleigh-Ritz."""
+    sample, k, c = task.sample, task.k, task.outputs
+    if isinstance(task.kernel, NetworkKernel):
+        values, functions = exact_functions(task.kernel, sample, k, floor=task.resolution * len(sample))
+    else:
+        _, pairs, functions = exact_pairs(task.kernel, sample, k)
+        values = pairs.values
+    centre, spread = _standard(task.rows, c)
+    network = task.network
+    if network is None:
+        network = Trunk(centre.shape, k, outputs=c, generator=task.generator).to(task.rows.device)
+    trained = OutputBasis(network, centre, spread)
+    weights = (values / values[:1].clamp_min(torch.finfo(torch.float64).tiny)).sqrt()
+    distill(trained, sample, functions.reshape(len(sample), c, k), weights, task.training, task.generator)
+    _freeze(network, task.rows.dtype)
+    if task.ritz:
+        return _best(task, trained)
+    eye = torch.eye(k, dtype=torch.float64, device=task.rows.device)
+    return _as_trained(task, trained, values, eye * (values > 0))
+
+
+def blank_network_basis(
+    network: nn.Module | None, method: str, k: int, ritz: bool, centre: Tensor, spread: Tensor, dtype: torch.dtype
+) -> NetworkBasis:
+    """The basis that a fit of these arguments ends with, to load a state into."""
+    c = len(spread)
+    if network is None:
+        network = Trunk(centre.shape, k, outputs=c) if method == "distill" else _parallel(centre.shape, k, c, None)
+        _freeze(network.to(centre.device), dtype)
+    trained = OutputBasis(network, torch.empty_like(centre), torch.empty_like(spread))
+    return _ritz_basis(trained, k) if ritz else trained
+
+
+def _best(task: Task, trained: OutputBasis) -> tuple[NetworkBasis, Pairs]:
+    basis = _ritz_basis(trained, task.k)
+    values = basis(task.sample)
+    floor = 100 * (torch.finfo(values.dtype).eps)
+    return basis, ritz(task.operator, values, task.k, rows=len(task.sample), floor=floor)
+
+
+def _ritz_basis(trained: OutputBasis, k: int) -> NetworkBasis:
+    """The hidden features where the network has any and they are not too many, else its outputs."""
+    width = hidden_width(trained.network)
+    if width is None or width * trained.outputs > max(_HIDDEN, k):
+        return trained
+    return HiddenBasis(trained.network, trained.centre, trained.spread)
+
+
+def _as_trained(task: Task, basis: OutputBasis, values: Tensor, rotation: Tensor) -> tuple[NetworkBasis, Pairs]:
+    pairs = normalised(basis, Pairs(values, rotation, values), task.sample)
+    functions = basis(wide(task.kernel, task.sample)).double() @ pairs.rotation
+    return basis, Pairs(values, pairs.rotation, task.residuals(functions, values))
+
+
+def _standard(x: Readable, c: int) -> tuple[Tensor, Tensor]:
+    if x.is_floating_point():
+        centre, spread = centre_and_spread(x)
+        return centre, spread.repeat(c)
+    centre = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
+    return centre, centre.new_ones(c)  # indices and tokens are no numbers
+
+
+def _parallel(shape: torch.Size, k: int, c: int, generator: torch.Generator | None) -> ParallelNetworks:
+    width = 32 if 2 * 32 * k <= _HIDDEN else max(4, _HIDDEN // (2 * k))
+    return ParallelNetworks(shape.numel(), k, outputs=c, width=width, generator=generator)
+
+
+def _freeze(network: nn.Module, dtype: torch.dtype) -> None:
+    """Our own networks become constants; small ones in float64, for Rayleigh-Ritz takes small differences."""
+    network.eval()
+    if isinstance(network, ParallelNetworks | Trunk):
+        network.requires_grad_(False)
+        fine = dtype == torch.float64 or isinstance(network, ParallelNetworks)
+        network.to(torch.float64 if fine else torch.float32)

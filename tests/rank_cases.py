@@ -28,7 +28,6 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from mercer import bayes, layerwise, spectral
-from mercer.bayes import linearized_laplace
 from mercer.distributed import gather_rows
 from mercer.features import NeuralEigenfunctions, Nystrom
 from mercer.kernels import RBF, EmpiricalNTK, Kernel, Matern, ReLUGram
@@ -176,9 +175,8 @@ def posterior(own: slice, *, val: bool = True, **options: object) -> dict[str, T
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1 if regression else C)).double()
     targets = Y[:, None] if regression else LABELS
-    model = bayes.LinearizedLaplace(network, k=6, batch_size=16, generator=seeded(), **options)
-    with mock.patch.object(linearized_laplace, "_STUDENT_STEPS", STEPS):
-        model.fit((X[own], targets[own]), (ROWS[own], targets[own]) if val else None)
+    model = bayes.LinearizedLaplace(network, k=6, batch_size=16, network_steps=STEPS, generator=seeded(), **options)
+    model.fit((X[own], targets[own]), (ROWS[own], targets[own]) if val else None)
     mean, covariance = model.logits(X)
     numbers = torch.tensor([model.prior_precision_, model.noise_], dtype=torch.float64)
     rest = {} if regression else {"proba": model.predict_proba(X)}
@@ -195,10 +193,17 @@ def run_of_networks() -> list[nn.Module]:
 
 def trajectory(own: slice) -> dict[str, Tensor]:
     model = bayes.TrajectoryGP(run_of_networks()).fit(None, (ROWS[own], LABELS[own]))
-    noisy = bayes.TrajectoryGP(run_of_networks(), likelihood="regression")
+    noisy = bayes.TrajectoryGP(run_of_networks(), likelihood="regression", network_steps=STEPS, generator=seeded())
     noisy.fit((X[own], ROWS[own]), (X[own], ROWS[own]))
     numbers = torch.tensor([model.precision_, noisy.precision_, noisy.noise_], dtype=torch.float64)
     return {"numbers": numbers, "proba": model.predict_proba(X)}
+
+
+def calibrated(own: slice) -> dict[str, Tensor]:
+    networks = run_of_networks()
+    several = bayes.DeepEnsemble(networks).fit((X[own], LABELS[own]), (X[own], LABELS[own]))
+    one = bayes.TemperatureScaling(networks[0]).fit((X[own], LABELS[own]))
+    return {"several": several.predict_proba(X), "one": one.predict_proba(X)}
 
 
 def kronecker(own: slice) -> dict[str, Tensor]:
@@ -253,6 +258,7 @@ SHARDS: dict[str, Case] = {
     "laplace-evidence": lambda own: posterior(own, val=False, prior_precision="evidence", complement=False),
     "laplace-regression": lambda own: posterior(own, likelihood="regression"),
     "laplace-network": lambda own: posterior(own, prior_precision=1.0, eigenfunctions="network"),
+    "calibrated": calibrated,
     "kronecker": kronecker,
     "trajectory_gp": trajectory,
     "init_from": directions,

@@ -11,10 +11,22 @@ from torch.func import functional_call, jacrev
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from mercer.bayes import LinearizedLaplace, linearized_laplace
-from mercer.bayes.likelihood import curvature_product, curvature_root, laplace_bridge, probit, sampled
-from mercer.bayes.prior_variance import PriorVariance
+from mercer.bayes import LinearizedLaplace
+from mercer.bayes.layer_signals import LayerSignals
+from mercer.bayes.likelihood import Softmax
+from mercer.bayes.links import LaplaceBridge, Probit, Samples
+from mercer.bayes.network import own_network
 from mercer.kernels import EmpiricalNTK
+
+probit, laplace_bridge = Probit(), LaplaceBridge()
+
+
+def sampled(mean, covariance, samples, generator):
+    return Samples(samples, generator)(mean, covariance)
+
+
+def own_kernel(model, x, diagonal):
+    return LayerSignals(own_network(model)).own_kernel(x, diagonal=diagonal)
 
 
 def seeded(seed=0):
@@ -194,7 +206,7 @@ def test_along_a_ray_a_relu_network_keeps_its_share_of_the_prior_and_loses_its_c
         ratio[t] = variance[t] / EmpiricalNTK(model, outputs="full").diag(t * rays).diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(ratio[1e3], ratio[1e4], rtol=0.02, atol=0)  # settles: K(x, x) grows as |x|^2, too
     torch.testing.assert_close(variance[1e4], 100 * variance[1e3], rtol=0.02, atol=0)
-    at_data = f.logits(x)[1].diagonal(dim1=1, dim2=2) / PriorVariance(model)(x, diagonal=True)
+    at_data = f.logits(x)[1].diagonal(dim1=1, dim2=2) / own_kernel(model, x, True)
     assert ratio[1e4].mean() > at_data.mean()
     assert (model(1e4 * rays).softmax(1).amax(1) > 0.999).double().mean() > 0.9
     assert f.predict_proba(1e4 * rays).amax(1).max() < 0.99
@@ -218,7 +230,7 @@ def test_prior_variance_is_that_of_the_jacobian(diagonal):
     for model, x in networks:
         exact = EmpiricalNTK(model, outputs="full").diag(x)
         expected = exact.diagonal(dim1=1, dim2=2) if diagonal else exact
-        torch.testing.assert_close(PriorVariance(model)(x, diagonal=diagonal), expected)
+        torch.testing.assert_close(own_kernel(model, x, diagonal), expected)
 
 
 def peak_bytes(work):
@@ -275,9 +287,9 @@ def test_links():
     f = torch.randn(4, 3, generator=seeded(), dtype=torch.float64)
     u = torch.randn(4, 3, 2, generator=seeded(1), dtype=torch.float64)
     hessian = softmax_hessian(f)
-    torch.testing.assert_close(curvature_product("classification", f, u, 1.0), hessian @ u)
+    torch.testing.assert_close(Softmax().curvature_product(f, u), hessian @ u)
     eye = torch.eye(3, dtype=torch.float64).expand(4, 3, 3)
-    root = curvature_root("classification", f, eye, 1.0)
+    root = Softmax().curvature_root(f, eye)
     torch.testing.assert_close(root @ root.mT, hessian)
     variance = torch.full((4, 3), 0.4, dtype=torch.float64)
     draws = sampled(f, torch.diag_embed(variance), 20_000, seeded(2))
@@ -286,18 +298,17 @@ def test_links():
     assert (laplace_bridge(f, variance).argmax(1) == f.argmax(1)).all()
 
 
-def test_the_small_network_gives_nearly_what_derivatives_give(monkeypatch):
-    monkeypatch.setattr(linearized_laplace, "_STUDENT_STEPS", 500)
+def test_the_small_network_gives_nearly_what_derivatives_give():
     x, y = points(400)
     model = trained(classifier(dtype=torch.float32), x.float(), y, F.cross_entropy)
     new = torch.randn(200, 3, generator=seeded(1))
     make = lambda how: LinearizedLaplace(  # noqa: E731
-        model, k=8, prior_precision=3.0, eigenfunctions=how, generator=seeded()
+        model, k=8, prior_precision=3.0, eigenfunctions=how, network_steps=500, generator=seeded()
     ).fit((x.float(), y))
     slow, fast = make("derivatives"), make("network")
     for a, b in zip(slow.logits(new), fast.logits(new), strict=True):  # by derivatives in both
         torch.testing.assert_close(a, b)
-    variance = [f._mean_and_variance(new)[1] for f in (slow, fast)]
+    variance = [f._moments(new, full=False, gradients=False)[1].detach() for f in (slow, fast)]
     off = ((variance[0] - variance[1]).abs() / variance[0]).mean()
     constant = ((variance[0] - variance[0].mean(0)).abs() / variance[0]).mean()
     assert off < 0.2
@@ -326,5 +337,10 @@ def test_the_laplace_bridge_is_exact_for_the_gaussian_of_a_dirichlet():
     alpha = torch.tensor([[5.0, 2.0, 9.0, 4.0], [3.0, 3.0, 3.0, 3.0]], dtype=torch.float64)
     c = 4
     mean = alpha.log() - alpha.log().mean(1, keepdim=True)
-    variance = (1 - 2 / c) / alpha + (1 / alpha).sum(1, keepdim=True) / c**2
-    torch.testing.assert_close(laplace_bridge(mean, variance), alpha / alpha.sum(1, keepdim=True))
+    inverse = 1 / alpha
+    shared = inverse[:, :, None] + inverse[:, None] - inverse.sum(1)[:, None, None] / c
+    covariance = torch.diag_embed(inverse) - shared / c
+    expected = alpha / alpha.sum(1, keepdim=True)
+    torch.testing.assert_close(laplace_bridge(mean, covariance), expected)
+    common = torch.full_like(covariance, 3.0)  # what all outputs share, a softmax does not see
+    torch.testing.assert_close(laplace_bridge(mean + 2.0, covariance + common), expected)

@@ -1,8 +1,21 @@
-"""Uncertainty for trained networks: linearised Laplace in k directions, a GP over the training run, rivals."""
+"""Uncertainty for trained networks: one family, from a temperature to linearised Laplace and ensembles."""
 
+from .ensembles import DeepEnsemble
 from .kronecker import KroneckerLaplace
 from .linearized_laplace import LinearizedLaplace
+from .posterior import Posterior
+from .snapshots import Snapshots
 from .swag import SWAG
-from .trajectory_gp import Snapshots, TrajectoryGP
+from .temperature_scaling import TemperatureScaling
+from .trajectory_gp import TrajectoryGP
 
-__all__ = ["SWAG", "KroneckerLaplace", "LinearizedLaplace", "Snapshots", "TrajectoryGP"]
+__all__ = [
+    "SWAG",
+    "DeepEnsemble",
+    "KroneckerLaplace",
+    "LinearizedLaplace",
+    "Posterior",
+    "Snapshots",
+    "TemperatureScaling",
+    "TrajectoryGP",
+]

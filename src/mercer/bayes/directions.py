@@ -1,25 +1,30 @@
-"""The k directions of weight space that the data says most about, by products with the Jacobian alone."""
+"""The k directions of weight space that the data says most about, and the Gauss-Newton matrix in them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..distributed import global_slice, sum_over_ranks
-from ..kernels import Tangents
 from ..linalg import slices
 from ..modules import Readable
-from .likelihood import curvature_product, curvature_root
+from .jacobian import Jacobian
+from .likelihood import Likelihood
+
+_RANGE_ROWS = 1024  # directions of more rows differ little: the Gauss-Newton matrix in them is of all rows
+_HELD_BYTES = 256 * 2**20
 
 
 def leading_directions(
-    tangents: Tangents,
+    jacobian: Jacobian,
     x: Readable,
     f: Tensor,
     k: int,
+    density: Likelihood,
     *,
-    likelihood: str,
-    noise: float,
     weighted: bool,
     iterations: int,
     batch_size: int,
@@ -28,39 +33,106 @@ def leading_directions(
     r"""Orthonormal Q near the dominant range of :math:`J^\top \Lambda^{1/2}`.
 
     QR of :math:`J^\top \Lambda^{1/2} \Omega`, then power steps with :math:`J^\top \Lambda J` (Halko, Martinsson and
-    Tropp 2011, Algorithm 4.4). A k of n c or more spans all of it; a k of p or more is every direction there is.
+    Tropp 2011, Algorithm 4.4). A k of n c or more spans all of it; a k of p or more is every direction there is. A
+    smaller k is found on at most 1,024 rows, or 4 k, spread evenly.
 
     Args:
-        tangents: J.
+        jacobian: J.
         x: Rows, this rank's; products are summed over ranks.
         f: Outputs at the rows ``(n, c)``.
         k: Directions.
-        likelihood: Whose :math:`\Lambda`.
-        noise: Variance of a regression's noise.
+        density: Whose :math:`\Lambda`.
         weighted: False leaves :math:`\Lambda` out: the range of the NTK's leading eigenfunctions.
         iterations: Power steps.
         batch_size: Rows at a time.
         seed: Decides :math:`\Omega`.
     """
     own, n = global_slice(len(f))
-    rank = min(k, n * f.shape[1], tangents.size)
-    if rank == tangents.size:
+    rank = min(k, n * f.shape[1], jacobian.size)
+    if rank == jacobian.size:
         return torch.eye(rank, dtype=f.dtype, device=f.device)
+    most = n if rank == n * f.shape[1] else min(n, max(_RANGE_ROWS, 4 * k))
+    chosen = torch.linspace(0, n - 1, most, dtype=torch.float64).round().long().unique()
+    here = ((chosen >= own.start) & (chosen < own.stop)).nonzero()[:, 0]
     draw = torch.Generator(device=f.device).manual_seed(seed)
-    probes = torch.randn(n, f.shape[1], rank, dtype=f.dtype, device=f.device, generator=draw)[own]
+    probes = torch.randn(len(chosen), f.shape[1], rank, dtype=f.dtype, device=f.device, generator=draw)[here]
+    places = chosen[here] - own.start
 
-    def start(part: slice) -> Tensor:
-        return curvature_root(likelihood, f[part], probes[part], noise) if weighted else probes[part]
+    def start(rows: Tensor, at: slice) -> Tensor:
+        return density.curvature_root(f[rows], probes[at]) if weighted else probes[at]
 
-    def powered(part: slice, q: Tensor) -> Tensor:
-        psi = tangents.along(x[part], q)
-        return curvature_product(likelihood, f[part], psi, noise) if weighted else psi
+    def summed(q: Tensor | None) -> Tensor:
+        total = torch.zeros(jacobian.size, rank, dtype=f.dtype, device=f.device)
+        for at in slices(len(places), batch_size):
+            rows = places[at]
+            block = _taken(x, rows)
+            if q is None:
+                u = start(rows, at)
+            else:
+                psi = jacobian.along(block, q)
+                u = density.curvature_product(f[rows], psi) if weighted else psi
+            total += jacobian.transposed(block, u)
+        return sum_over_ranks(total)
 
-    parts = list(slices(len(x), batch_size))
-    zero = torch.zeros(tangents.size, rank, dtype=f.dtype, device=f.device)
-    first = sum((tangents.transposed(x[part], start(part)) for part in parts), zero)
-    q: Tensor = torch.linalg.qr(sum_over_ranks(first))[0]
+    q: Tensor = torch.linalg.qr(summed(None))[0]
     for _ in range(iterations):
-        product = sum((tangents.transposed(x[part], powered(part, q)) for part in parts), zero)
-        q = torch.linalg.qr(sum_over_ranks(product))[0]
+        q = torch.linalg.qr(summed(q))[0]
     return q
+
+
+def _taken(x: Readable, rows: Tensor) -> Tensor:
+    """Some rows in ascending order, read as one stretch."""
+    first = int(rows[0])
+    stretch: Tensor = x[first : int(rows[-1]) + 1]
+    return stretch if len(stretch) == len(rows) else stretch[rows - first]
+
+
+class Curvature:
+    r"""The Gauss-Newton matrix in k directions, :math:`\sum_i \Psi_i^\top \Lambda_i \Psi_i`, for any likelihood.
+
+    :math:`\Psi_i = J(x_i) Q` is held for as many rows as fit 256 MiB, spread evenly.
+
+    Args:
+        jacobian: J.
+        x: Rows, this rank's.
+        f: Outputs at the rows ``(n, c)``.
+        q: Directions ``(p, k)``.
+        batch_size: Rows at a time.
+    """
+
+    def __init__(self, jacobian: Jacobian, x: Readable, f: Tensor, q: Tensor, batch_size: int) -> None:
+        self.f = f
+        self._sweep = partial(_blocks, jacobian, x, q, batch_size)
+        room = max(1, _HELD_BYTES // (f.shape[1] * q.shape[1] * f.dtype.itemsize))
+        self.stride = -(-len(f) // room) if len(f) else 1
+        self.k = q.shape[1]
+        held = [psi[_offset(part.start, self.stride) :: self.stride] for part, psi in self._sweep()]
+        self.psi = torch.cat(held) if held else f.new_zeros(0, f.shape[1], self.k)  # (n / stride, c, k)
+
+    def at(self, density: Likelihood, *, every_row: bool = False) -> Tensor:  # -> (k, k), float64
+        """The matrix for this likelihood; rows that are not held count by those that are, unless ``every_row``."""
+        total = torch.zeros(self.k, self.k, dtype=torch.float64, device=self.f.device)
+        if every_row and self.stride > 1:
+            for part, psi in self._sweep():
+                total += _product(density, self.f[part], psi)
+        else:
+            f = self.f[:: self.stride]
+            for part in slices(len(f), 1024):
+                total += _product(density, f[part], self.psi[part])
+            total *= len(self.f) / max(1, len(f))
+        total = sum_over_ranks(total)
+        return (total + total.mT) / 2
+
+
+def _blocks(jacobian: Jacobian, x: Readable, q: Tensor, batch_size: int) -> Iterator[tuple[slice, Tensor]]:
+    for part in slices(len(x), batch_size):
+        yield part, jacobian.along(x[part], q)
+
+
+def _product(density: Likelihood, f: Tensor, psi: Tensor) -> Tensor:  # (n, c), (n, c, k) -> (k, k)
+    product = density.curvature_product(f, psi)
+    return (psi.flatten(0, 1).mT @ product.flatten(0, 1)).double()
+
+
+def _offset(start: int, stride: int) -> int:
+    return -start % stride

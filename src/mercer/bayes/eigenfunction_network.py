@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,9 +11,12 @@ from typing_extensions import override
 
 from ..features.distillation import distill
 from ..features.neuralef import Training
-from ..kernels.network import evaluating
-from ..modules import as_logits, capture, find_layers, last_linear
+from ..linalg import slices
+from ..modules import capture, find_layers, last_linear
 from ..storage import Savable
+from .layer_signals import flat_logits
+
+_ROWS = 2000
 
 
 class EigenfunctionNetwork(Savable, nn.Module):
@@ -58,7 +63,8 @@ class EigenfunctionNetwork(Savable, nn.Module):
         self.scale.copy_(x.std(0).clamp_min(1e-3 * float(x.std())))
         targets = torch.cat((psi, outside.sqrt()[..., None]), 2)  # (n, c, k + 1)
         # A direction that says little about the data has a small Psi: it is not blown up to count as much.
-        self.unit.copy_(targets.square().mean(0).sqrt().clamp_min(1e-2 * float(targets.square().mean().sqrt())))
+        least = 1e-2 * float(targets.square().mean().sqrt()) or 1.0  # networks that agree: nothing to learn
+        self.unit.copy_(targets.square().mean(0).sqrt().clamp_min(least))
         weights = x.new_ones(self.k + 1)
         weights[self.k] = max(1.0, self.k / 4)
         plan = Training(steps=steps, batch_size=256, lr=2e-3)
@@ -66,19 +72,58 @@ class EigenfunctionNetwork(Savable, nn.Module):
         self.eval().requires_grad_(False)
 
 
-def with_embedding(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d)
+def with_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d)
     """Outputs, and what the small network reads: the input of the last linear layer, its norm and the row's.
 
     The norms are what K(x, x) of a linear layer is made of. A network without linear layers is read by its rows.
+
+    Args:
+        network: A copy of one's own.
+        x: Rows.
     """
-    name = last_linear(model)[0] if find_layers(model, nn.Linear) else None
-    with torch.no_grad(), evaluating(model), capture(model, [] if name is None else [name]) as seen:
-        f = as_logits(model(x))
-        embedding = x.flatten(1) if name is None else seen[name].input.flatten(1)
+    name = last_linear(network)[0] if find_layers(network, nn.Linear) else ""
+    with torch.no_grad(), capture(network, [name] if name else []) as seen:
+        f = flat_logits(network(x))
+        embedding = seen[name].input.flatten(1) if name else x.flatten(1)
     norms = [embedding.norm(dim=1, keepdim=True)]
     if x.is_floating_point():
         norms.append(x.flatten(1).norm(dim=1, keepdim=True))
-    return f.reshape(len(f), -1), torch.cat((embedding, *norms), 1)
+    return f, torch.cat((embedding, *norms), 1)
+
+
+def fitted_network(
+    x: Tensor,
+    parts: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+    network: nn.Module,
+    steps: int,
+    batch_size: int,
+    seed: int,
+    *,
+    mix: bool = True,
+) -> EigenfunctionNetwork:
+    """A small network fitted to Psi and what lies outside, on rows like the training rows and beside them.
+
+    Args:
+        x: Training rows, of all ranks.
+        parts: Outputs ``(n, c)``, Psi ``(n, c, k)`` and the rest's diagonal ``(n, c)`` of some rows.
+        network: A copy of one's own, whose embeddings are read.
+        steps: Training steps.
+        batch_size: Rows at a time.
+        seed: Decides everything random.
+        mix: Whether rows may be mixed, as numbers may and tokens may not.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = (spread_rows(x.cpu(), _ROWS, generator) if mix else x.cpu()[:_ROWS]).to(x.device)
+    f, psi, outside = (
+        torch.cat(column) for column in zip(*(parts(rows[p]) for p in slices(len(rows), batch_size)), strict=True)
+    )
+    read = torch.cat([with_embedding(network, rows[part])[1] for part in slices(len(rows), 4096)])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = EigenfunctionNetwork(read.shape[1], f.shape[1], psi.shape[2])
+    student = student.to(read)
+    student.learn(read, psi, outside, steps=steps, generator=generator)
+    return student
 
 
 def spread_rows(x: Tensor, most: int, generator: torch.Generator) -> Tensor:  # (n, ...) -> (at most 2 most, ...)

@@ -2,89 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from .. import checks
 from ..distributed import gather_rows
 from ..linalg import slices
-from ..modules import unwrap
-from .intake import checked_rows, checked_targets, not_fitted, training_pairs
-from .likelihood import curvature_root, probit
-from .prior_variance import PriorVariance
+from .layer_signals import LayerSignals, Signal
+from .likelihood import Softmax, likelihood_named, mean_over_ranks
+from .network import own_network, weights_of
+from .posterior import NetworkPosterior
+from .search import best_precision
+from .validation import checked_outputs, fitting_rows
 
 
-class KroneckerLaplace:
-    r"""Linearised Laplace of a classifier with a block for each linear layer, each block a Kronecker product.
+class KroneckerLaplace(NetworkPosterior):
+    r"""Linearised Laplace with a block for each linear or convolutional layer, each block a Kronecker product.
 
-    .. math:: \sum_i (a_i a_i^\top) \otimes (B_i^\top \Lambda_i B_i) \approx
-        \Big(\tfrac1n \sum_i a_i a_i^\top\Big) \otimes \Big(\sum_i B_i^\top \Lambda_i B_i\Big) = A \otimes G
+    .. math:: \sum_i J_i^\top \Lambda_i J_i \approx
+        \Big(\tfrac1n \sum_{it} a_{it} a_{it}^\top\Big) \otimes
+        \Big(\tfrac1t \sum_{it} B_{it}^\top \Lambda_i B_{it}\Big) = A \otimes G
 
-    for inputs a (a 1 appended for the bias) and :math:`B = \partial f / \partial z` (Martens and Grosse 2015; Ritter et
-    al. 2018). The posterior's covariance of a layer is :math:`(A \otimes G + \delta I)^{-1}`, by the eigenvectors of
-    the factors, so that the prior is added exactly.
+    for inputs a (a 1 appended for the bias) and :math:`B = \partial f / \partial z` (Martens and Grosse 2015; of
+    convolutions, over the t patches, Grosse and Martens 2016). The posterior's covariance of a layer is
+    :math:`(A \otimes G + \delta I)^{-1}`, by the eigenvectors of the factors, so that the prior is added exactly.
 
     Args:
-        model: A trained classifier whose trained parameters are those of linear layers.
-        prior_precision: :math:`\delta`.
+        model: A trained network whose trained parameters are those of linear and convolutional layers.
+        likelihood: ``"classification"`` or ``"regression"``, whose noise is the mean squared residual.
+        prior_precision: :math:`\delta`: a number, or ``"validation"``, which needs a ``val_loader``.
+        link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"``.
         batch_size: Rows at a time.
+        generator: Source of randomness of samples.
+
+    Attributes:
+        prior_precision_: The number in force.
+        factors_: Eigenvalues and eigenvectors of A and G, by layer.
     """
 
-    def __init__(self, model: nn.Module, *, prior_precision: float = 1.0, batch_size: int = 64) -> None:
-        self.model = unwrap(model)
-        self.prior_precision = checks.positive("KroneckerLaplace", "prior_precision", prior_precision)
-        self.batch_size = checks.integer("KroneckerLaplace", "batch_size", batch_size, 1)
-        self._signals = PriorVariance(self.model)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        likelihood: str = "classification",
+        prior_precision: str | float = 1.0,
+        link: str = "probit",
+        batch_size: int = 64,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__([model], likelihood, link, batch_size, generator)
+        if isinstance(prior_precision, str):
+            checks.choice("KroneckerLaplace", "prior_precision", prior_precision, ("validation",))
+        else:
+            checks.positive("KroneckerLaplace", "prior_precision", prior_precision)
+        self.prior_precision = prior_precision
 
-    def fit(self, loader: Iterable[Any]) -> Self:
-        """Sum the factors over the rows; labels have no part in the Gauss-Newton matrix."""
-        x, y = (gather_rows(part[:]) for part in training_pairs("KroneckerLaplace.fit", loader, self.model))
-        sums: dict[str, tuple[Tensor, Tensor]] = {}
+    def fit(self, loader: Iterable[Any], val_loader: Iterable[Any] | None = None) -> Self:
+        """Sum the factors over the rows; labels have no part in the Gauss-Newton matrix of a classifier."""
+        where = "KroneckerLaplace.fit"
+        if val_loader is None and isinstance(self.prior_precision, str):
+            need, fix = "prior_precision='validation' needs a val_loader", "Give one, or a number."
+            raise ValueError(checks.sentence(where, need, "None", fix))
+        self.weights_ = weights_of(self.model)
+        x, y = (gather_rows(part[:]) for part in self._pairs("loader", loader))
+        signals = LayerSignals(own_network(self.model, self.weights_, self.packing_))
         with torch.no_grad():
-            for part in slices(len(x), self.batch_size):
-                f = self._signals.outputs(x[part])
-                checked_targets("KroneckerLaplace", "classification", y[part], f)
-                for name, (layer, a, b) in self._signals.linear_signals(x[part]).items():
-                    rows = _with_bias(layer, a).double()
-                    roots = curvature_root(
-                        "classification", f, torch.eye(f.shape[1], dtype=f.dtype).expand(len(f), -1, -1), 1.0
-                    )
-                    pulled = (roots.mT @ b).flatten(0, 1).double()  # (n c, out)
-                    left, right = rows.mT @ rows / len(x), pulled.mT @ pulled
-                    old = sums.get(name)
-                    sums[name] = (left, right) if old is None else (old[0] + left, old[1] + right)
-        self.factors_ = {name: (*torch.linalg.eigh(a), *torch.linalg.eigh(g)) for name, (a, g) in sums.items()}
-        self.row_shape_ = tuple(x.shape[1:])
+            fitting_rows(where, lambda row: signals.of(row)[0], x[:1])
+        f = torch.cat([_signals(signals, x[part])[0] for part in slices(len(x), self.batch_size)])
+        density = likelihood_named(self.likelihood)
+        y = density.targets(where, y, checked_outputs("KroneckerLaplace", f))
+        self.temperature_, self.noise_ = 1.0, 1.0
+        if self.likelihood == "regression":
+            self.noise_ = max(mean_over_ranks((y - f).square()), torch.finfo(torch.float32).tiny)
+        self.factors_ = self._factors(signals, x)
+        self.prior_precision_ = 1.0 if isinstance(self.prior_precision, str) else float(self.prior_precision)
+        if isinstance(self.prior_precision, str):
+            assert val_loader is not None
+            self._choose(val_loader)
         return self
 
-    def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c)
-        """Mean and covariance of the outputs."""
-        if not hasattr(self, "row_shape_"):
-            raise not_fitted("KroneckerLaplace")
-        x = checked_rows("KroneckerLaplace", x, self.model, self.row_shape_)
+    def _choose(self, val_loader: Iterable[Any]) -> None:
+        x, y = (gather_rows(part[:]) for part in self._pairs("val_loader", val_loader))
+        density, link = self._likelihood, self._link
+        full = link.needs_covariance and isinstance(density, Softmax)
+
+        def score(precision: float) -> float:
+            self.prior_precision_ = precision
+            mean, covariance = self._moments(x, full=full, gradients=False)
+            return float(density.loss(mean, covariance, density.targets("KroneckerLaplace", y, mean), link).mean())
+
+        self.prior_precision_ = best_precision(score)[0]
+
+    def _factors(self, signals: LayerSignals, x: Tensor) -> dict[str, list[Tensor]]:
+        density = self._likelihood
+        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        for part in slices(len(x), self.batch_size):
+            f, layers = _signals(signals, x[part])
+            eye = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
+            roots = density.curvature_root(f, eye)
+            for name, signal in layers.items():
+                rows = signal.with_bias().flatten(0, 1).double()
+                pulled = torch.einsum("ncd,ncto->ndto", roots, signal.g).flatten(0, 2).double()
+                left, right = rows.mT @ rows / len(x), pulled.mT @ pulled / signal.a.shape[1]
+                old = sums.get(name)
+                sums[name] = (left, right) if old is None else (old[0] + left, old[1] + right)
+        return {name: [*torch.linalg.eigh(a), *torch.linalg.eigh(g)] for name, (a, g) in sums.items()}
+
+    @override
+    def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
         means, covariances = [], []
-        with torch.no_grad():
-            for part in slices(len(x), self.batch_size):
-                f = self._signals.outputs(x[part])
-                total = torch.zeros(*f.shape, f.shape[1], dtype=torch.float64)
-                for name, (layer, a, b) in self._signals.linear_signals(x[part]).items():
-                    value_a, vector_a, value_g, vector_g = self.factors_[name]
-                    rows = (_with_bias(layer, a).double() @ vector_a).square()  # (n, in)
-                    spread = value_a.clamp_min(0)[:, None] * value_g.clamp_min(0)[None] + self.prior_precision
-                    rotated = b.double() @ vector_g  # (n, c, out)
-                    total += (rotated * (rows @ (1 / spread))[:, None]) @ rotated.mT
-                means.append(f)
-                covariances.append(total.to(f.dtype))
+        for f, turned in self._turned(x, gradients):
+            total = f.new_zeros((*f.shape, f.shape[1]) if full else f.shape, dtype=torch.float64)
+            for name, j in turned.items():
+                spread = j / self._deviation(name)
+                total = total + (spread @ spread.mT if full else spread.square().sum(2))
+            means.append(f)
+            covariances.append(total.to(f.dtype))
         return torch.cat(means), torch.cat(covariances)
 
-    def predict_proba(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
-        """Class probabilities by the probit link."""
-        mean, covariance = self.logits(x)
-        return probit(mean, covariance.diagonal(dim1=1, dim2=2))
+    @override
+    def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
+        found = list(self._turned(x, gradients))
+        f = torch.cat([mean for mean, _ in found])
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        for name in self.factors_:
+            j = torch.cat([turned[name] for _, turned in found]) / self._deviation(name)
+            total = total + torch.einsum("ncp,mdp->nmcd", j, j)
+        return f, total.to(f.dtype)
+
+    def _turned(self, x: Tensor, gradients: bool) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Outputs and each layer's Jacobian in the eigenvectors of its factors, ``(n, c, out in)``, in float64."""
+        signals = LayerSignals(own_network(self.model, self.weights_, self.packing_))
+        for part in slices(len(x), self.batch_size):
+            f, layers = _signals(signals, x[part], gradients)
+            turned = {}
+            for name, signal in layers.items():
+                _, vector_a, _, vector_g = self.factors_[name]
+                turned[name] = (vector_g.mT @ signal.jacobian().double() @ vector_a).flatten(2)
+            yield f, turned
+
+    def _deviation(self, name: str) -> Tensor:  # -> (out in,)
+        value_a, _, value_g, _ = self.factors_[name]
+        precision = value_g.clamp_min(0)[:, None] * value_a.clamp_min(0) + self.prior_precision_
+        return precision.sqrt().flatten()
+
+    @override
+    def _fitted(self) -> bool:
+        return hasattr(self, "prior_precision_")
 
 
-def _with_bias(layer: nn.Linear, a: Tensor) -> Tensor:  # (n, in) -> (n, in + 1)
-    return a if layer.bias is None else torch.cat((a, torch.ones_like(a[:, :1])), 1)
+def _signals(signals: LayerSignals, x: Tensor, gradients: bool = False) -> tuple[Tensor, dict[str, Signal]]:
+    f, layers, others = signals.of(x, gradients=gradients)
+    others += [f"{name}.weight" for name, signal in layers.items() if not signal.dense]
+    if others:
+        need, fix = "trained parameters must be those of linear layers and convolutions", "Freeze the others."
+        got = ", ".join(others[:4])
+        raise ValueError(checks.sentence("KroneckerLaplace", need, got, f"{fix[:-1]} with requires_grad_(False)."))
+    return f, layers

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -13,37 +13,30 @@ from typing_extensions import override
 
 from .. import checks
 from ..distributed import gather_rows, shared_generator, sum_over_ranks
-from ..kernels import Tangents
 from ..linalg import slices
-from ..modules import Readable, trainable, unwrap
-from ..storage import Savable
-from .directions import leading_directions
-from .eigenfunction_network import EigenfunctionNetwork, spread_rows, with_embedding
-from .intake import checked_outputs, checked_rows, checked_targets, not_fitted, training_pairs
-from .likelihood import (
-    LIKELIHOODS,
-    LINKS,
-    curvature_product,
-    gaussian_nll,
-    laplace_bridge,
-    negative_log_likelihood,
-    probit,
-    sampled,
-)
-from .prior_choice import least, negative_evidence
-from .prior_variance import PriorVariance
-from .saving import Unattached, check_weights, weights_of
+from ..modules import Readable, last_linear, trainable
+from .directions import Curvature, leading_directions
+from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
+from .jacobian import Jacobian, LastLayerJacobian, NetworkJacobian
+from .likelihood import Gaussian, Likelihood, Softmax, likelihood_named, mean_over_ranks
+from .network import own_network, weights_of
+from .posterior import NetworkPosterior
+from .prior_choice import Rows, by_evidence, by_layer, by_validation, compared_with_temperature, covariance, eigenpairs
+from .search import best_temperature
+from .validation import checked_outputs, fitting_rows, not_fitted
 
 _TINY = torch.finfo(torch.float32).tiny
-_STUDENT_ROWS, _STUDENT_STEPS = 2000, 2500
+_EXACT_WEIGHTS = 2000  # a last layer of no more weights is taken whole
+_PRIORS = ("validation", "evidence", "layer_evidence")
 _log = logging.getLogger("mercer")
 
 
-class LinearizedLaplace(Savable):
+class LinearizedLaplace(NetworkPosterior):
     r"""The Gaussian process of a network linearised at its weights.
 
     .. math:: f(x) \sim N(g(x), \; J(x) \Sigma J(x)^\top), \qquad
-        \Sigma^{-1} = \sum_i J(x_i)^\top \Lambda_i J(x_i) + \tfrac{1}{\sigma_0^2} I
+        \Sigma^{-1} = \sum_i J(x_i)^\top \Lambda_i J(x_i) + \tfrac{1}{\sigma_0^2} I, \qquad
+        p(y | f) = \mathrm{softmax}(f / T)_y
 
     (deng2022, slide "Improve linearised Laplace approximation with NeuralEF"). With :math:`\Psi(x) = J(x) Q` for k
     orthonormal directions Q in weight space,
@@ -59,32 +52,40 @@ class LinearizedLaplace(Savable):
     variance is the prior's, :math:`\sigma_0^2 K(x, x)`; along a ray of a ReLU network both grow as :math:`|x|^2`, and
     their ratio settles, in general below 1.
 
-    The network is held as it is and run in ``eval`` mode: batch normalisation by its running statistics, no dropout.
+    The network is run on a copy in ``eval`` mode: batch normalisation by its running statistics, no dropout.
     Parameters that require grad count; freeze the others. All of ``fit`` runs in the network's dtype, its small
     matrices in float64. ``mercer.save`` keeps the posterior without the network: ``mercer.load(folder).attach(model)``.
 
     Args:
-        model: The trained network, outputs ``(n, c)`` (or an object with ``.logits``).
+        model: The trained network, outputs ``(n, c)`` (or an object with ``.logits``); one output is a logit.
         likelihood: ``"classification"`` (softmax) or ``"regression"`` (Gaussian with learned noise).
         k: Directions.
         complement: Keep the prior variance outside the directions.
         prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` minimises the log-loss on ``val_loader``
             (``"evidence"`` takes its place where there is none, and the log says so), ``"evidence"`` maximises the
-            marginal likelihood on the training rows, or a number. Both choose a regression's noise, too; beside a
-            number it is the mean squared residual.
+            marginal likelihood on the training rows, ``"layer_evidence"`` does so with one precision for each layer, or
+            a number. The first two choose a regression's noise, too; else it is the mean squared residual.
+        parameters: ``"all"`` that require grad, or those of the ``"last"`` linear layer: one forward pass for each
+            prediction, and exact up to 2,000 weights whatever k.
+        temperature: T of a classifier; None chooses it together with the prior precision on ``val_loader``, and is 1
+            where the prior is not chosen there.
         link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"`` (1,000 draws), from Gaussian outputs to probabilities.
         eigenfunctions: How a new row gets its Psi and K: by ``"derivatives"``, k forward and c backward passes, or
-            from a small ``"network"`` fitted to those on the training rows, in one pass; ``logits`` takes derivatives
-            all the same.
+            from a small ``"network"`` fitted to those on the training rows, in one pass; ``logits`` and ``sample`` take
+            derivatives all the same.
+        network_steps: Training steps of that small network.
         batch_size: Rows at a time.
         iterations: Power steps of the range finder.
         generator: Source of randomness.
 
     Attributes:
-        prior_precision_: The number in force.
+        prior_precision_: The number in force; of several layers, their geometric mean over the weights.
+        layer_precisions_: With ``"layer_evidence"``, the number of each layer.
+        temperature_: T.
         noise_: Variance of the noise, of a regression.
         eigenvalues_: ``(k,)`` of the Gauss-Newton matrix in the directions, descending.
         directions_: Q ``(p, k)``.
+        validation_loss_: Log-loss on the validation rows of the network, of the best temperature alone, and of this.
     """
 
     def __init__(
@@ -95,233 +96,270 @@ class LinearizedLaplace(Savable):
         k: int = 20,
         complement: bool = True,
         prior_precision: str | float = "validation",
+        parameters: str = "all",
+        temperature: float | None = None,
         link: str = "probit",
         eigenfunctions: str = "derivatives",
+        network_steps: int = 2500,
         batch_size: int = 64,
         iterations: int = 1,
         generator: torch.Generator | None = None,
     ) -> None:
+        super().__init__([model], likelihood, link, batch_size, generator)
         where = "LinearizedLaplace"
-        if not isinstance(model, nn.Module):
-            raise TypeError(checks.sentence(where, "model must be an nn.Module", type(model).__name__))
         if not trainable(model):
             fix = "Unfreeze some with requires_grad_(True)."
             raise ValueError(checks.sentence(where, "model must have parameters that require grad", "none", fix))
-        self.model = unwrap(model)
-        self.likelihood = checks.choice(where, "likelihood", likelihood, LIKELIHOODS)
         self.k = checks.integer(where, "k", k, 1)
         self.complement = bool(complement)
         if isinstance(prior_precision, str):
-            checks.choice(where, "prior_precision", prior_precision, ("validation", "evidence"))
+            checks.choice(where, "prior_precision", prior_precision, _PRIORS)
         else:
             checks.positive(where, "prior_precision", prior_precision)
+        if prior_precision == "layer_evidence" and not complement:
+            need = "a prior for each layer needs complement=True"
+            raise ValueError(checks.sentence(where, need, "complement=False"))
         self.prior_precision = prior_precision
-        self.link = checks.choice(where, "link", link, LINKS)
+        self.parameters = checks.choice(where, "parameters", parameters, ("all", "last"))
+        self.temperature = None if temperature is None else checks.positive(where, "temperature", temperature)
         self.eigenfunctions = checks.choice(where, "eigenfunctions", eigenfunctions, ("derivatives", "network"))
-        self.batch_size = checks.integer(where, "batch_size", batch_size, 1)
+        self.network_steps = checks.integer(where, "network_steps", network_steps, 0)
         self.iterations = checks.integer(where, "iterations", iterations, 0)
-        self.generator = generator
 
     def fit(self, loader: Iterable[Any], val_loader: Iterable[Any] | None = None) -> Self:
         """Find the directions and the posterior in them, then the prior precision.
 
         Args:
             loader: Training rows and labels (targets ``(n, c)`` for a regression): a loader or one pair, whose rows
-                may stay in a file (`mercer.modules.open_rows`). Of several ranks each gives its own.
+                may stay in a file (`mercer.modules.open_rows`); batches may be dictionaries of the network's arguments
+                with ``labels``. With several ranks, each passes its own.
             val_loader: Rows that ``"validation"`` is decided on; not the training ones.
         """
+        self.weights_ = weights_of(self.model, self._counted())
         x, y = self._pairs("loader", loader)
         with torch.no_grad():
-            f = self._outputs(x)
-            y = checked_targets("LinearizedLaplace", self.likelihood, y, f)
-            residuals = gather_rows(y - f) if self.likelihood == "regression" else None
-            self.noise_ = 1.0 if residuals is None else max(float(residuals.square().mean()), _TINY)
-            self._find_directions(x, f)
-            self.student_ = self._student(gather_rows(x[:])) if self.eigenfunctions == "network" else None
-            self._choose_prior(residuals, val_loader)
-        self.row_shape_ = tuple(x.shape[1:])
-        self.weights_ = weights_of(self.model)
+            jacobian = self._jacobian()
+            if len(x):
+                fitting_rows("LinearizedLaplace.fit, loader", jacobian.outputs, x[:1])
+            f = checked_outputs("LinearizedLaplace", jacobian.outputs_of(x, self.batch_size))
+            y = likelihood_named(self.likelihood).targets("LinearizedLaplace", y, f)
+            val = None
+            if val_loader is not None and self.prior_precision == "validation":
+                val = self._validation_rows(val_loader, jacobian)
+            density = self._first_density(f, y, val)
+            self._fit(x, f, y, density, val, jacobian)
         return self
 
-    def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c)
-        """Mean and covariance of the outputs (of a regression, without the noise)."""
-        x = self._rows(x)
-        means, covariances = [], []
-        with torch.no_grad():
-            for part in slices(len(x), self.batch_size):
-                means.append(self._outputs(x[part]))
-                psi = self._tangents(x).along(x[part], self.directions_)
-                covariance = (psi / (self.eigenvalues_ + self.prior_precision_).to(psi.dtype)) @ psi.mT
-                if self._something_outside():
-                    outside = PriorVariance(self.model)(x[part], diagonal=False) - psi @ psi.mT
-                    outside.diagonal(dim1=1, dim2=2).clamp_(min=0)  # a difference: rounding may take it below
-                    covariance = covariance + outside / self.prior_precision_
-                covariances.append(covariance)
-        return torch.cat(means), checked_outputs("LinearizedLaplace", torch.cat(covariances))
+    def log_marginal_likelihood(self) -> float:
+        r"""Laplace's log evidence of the training rows.
 
-    def predict_proba(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
-        """Class probabilities through the link; only variances are formed, but for ``"samples"``."""
-        if self.likelihood != "classification":
-            fix = "Use predict, which gives mean and variance."
-            raise ValueError(
-                checks.sentence("predict_proba", "likelihood must be 'classification'", "'regression'", fix)
-            )
-        if self.link == "samples":
-            return sampled(*self.logits(x), 1000, self.generator)
-        mean, variance = self._mean_and_variance(self._rows(x))
-        return probit(mean, variance) if self.link == "probit" else laplace_bridge(mean, variance)
+        .. math:: \sum_i \log p(y_i | g(x_i)) - \tfrac{\delta}{2} \|\theta\|^2 -
+            \tfrac12 \sum_j \log(1 + \lambda_j / \delta)
+        """
+        if not hasattr(self, "log_likelihood_"):
+            raise not_fitted("LinearizedLaplace.log_marginal_likelihood")
+        spread = float((1 + self.eigenvalues_.double() / self.prior_precision_).log().sum())
+        value: float = self.log_likelihood_ - (self.prior_precision_ * self.squared_norm_ + spread) / 2
+        return value
 
-    def predict(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Labels ``(n,)``; for a regression mean and variance ``(n, c)`` of a new target, the noise included."""
-        if self.likelihood == "classification":
-            return self.predict_proba(x).argmax(1)
-        mean, variance = self._mean_and_variance(self._rows(x))
-        return mean, variance + self.noise_
+    def _fit(
+        self, x: Readable, f: Tensor, y: Tensor, density: Likelihood, val: tuple[Tensor, ...] | None, jacobian: Jacobian
+    ) -> None:
+        whole = self.parameters == "last" and jacobian.size <= _EXACT_WEIGHTS
+        q = leading_directions(
+            jacobian, x, f, jacobian.size if whole else self.k, density, weighted=self.complement,
+            iterations=self.iterations, batch_size=self.batch_size, seed=self._seed(),
+        )  # fmt: skip
+        curvature = Curvature(jacobian, x, f, q, self.batch_size)
+        self.scales_: dict[str, float] = {}
+        self.directions_: Tensor = q
+        self.rotation_: Tensor | None = None
+        self.student_: EigenfunctionNetwork | None = None
+        if self.prior_precision == "layer_evidence":
+            prior = by_layer(q, curvature.at(density, every_row=True), jacobian.theta)
+            self.layer_precisions_, self.prior_precision_ = prior.precisions, prior.middle
+            self.directions_, self.eigenvalues_ = prior.directions, prior.eigenvalues
+            self.scales_ = {name: prior.middle / value for name, value in prior.precisions.items()}
+        if self.eigenfunctions == "network":
+            rows = gather_rows(x[:])
+            self.student_ = fitted_network(
+                rows, lambda part: self._derived(jacobian, part), jacobian.network, self.network_steps, self.batch_size,
+                self._seed(), mix=self.packing_ is None,
+            )  # fmt: skip
+        if self.prior_precision != "layer_evidence":
+            density = self._choose(curvature, density, y - f if isinstance(density, Gaussian) else None, val, jacobian)
+            self._turn(*eigenpairs(curvature.at(density, every_row=True)))
+        self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
+        self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
+        self.log_likelihood_ = float(sum_over_ranks(density.log_density(f, y).double().sum()))
+        self.squared_norm_ = sum(
+            float(p.double().square().sum()) / self.scales_.get(name.rpartition(".")[0], 1.0)
+            for name, p in jacobian.theta.items()
+        )
 
-    def attach(self, model: nn.Module) -> Self:
-        """Give a posterior that came from ``mercer.load`` its network, which must hold the weights of the fit."""
-        check_weights("LinearizedLaplace.attach", model, getattr(self, "weights_", {}))
-        self.model = unwrap(model)
-        return self
+    def _first_density(self, f: Tensor, y: Tensor, val: tuple[Tensor, ...] | None) -> Likelihood:
+        """The noise of the residuals; the given temperature, or the best one alone on the validation rows."""
+        if self.likelihood == "regression":
+            return Gaussian(max(mean_over_ranks((y - f).square()), _TINY))
+        if self.temperature is not None or val is None:
+            return Softmax(self.temperature or 1.0)
+        return Softmax(best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(val[1], val[2]))))
+
+    def _validation_rows(self, val_loader: Iterable[Any], jacobian: Jacobian) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, their outputs and targets."""
+        shape = self.row_shape_
+        x, y = self._pairs("val_loader", val_loader)
+        if x.shape[1:] != shape:
+            need = f"rows of val_loader must have the shape of loader's, {shape}"
+            raise ValueError(checks.sentence("LinearizedLaplace.fit", need, tuple(x.shape[1:])))
+        rows = x[:]
+        f = checked_outputs("LinearizedLaplace", jacobian.outputs_of(rows, self.batch_size))
+        return rows, f, likelihood_named(self.likelihood).targets("LinearizedLaplace", y, f)
+
+    def _choose(
+        self,
+        curvature: Curvature,
+        density: Likelihood,
+        residuals: Tensor | None,
+        val: tuple[Tensor, ...] | None,
+        jacobian: Jacobian,
+    ) -> Likelihood:
+        """Set the prior precision; give the likelihood with the temperature or noise chosen with it."""
+        if not isinstance(self.prior_precision, str):
+            self.prior_precision_ = float(self.prior_precision)
+            return density
+        if val is None:
+            if self.prior_precision == "validation":
+                _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
+            norm = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
+            values, rest = eigenpairs(curvature.at(density))[0], None if residuals is None else gather_rows(residuals)
+            self.prior_precision_, density = by_evidence(values, density, norm, rest)
+            return density
+        x, f, y = val
+        full = self._link.needs_covariance and isinstance(density, Softmax)
+        rows = Rows(f, y, *self._parts(jacobian, x, full)[1:])
+        self.prior_precision_, density = by_validation(
+            curvature, density, rows, self._link, temperature=self.temperature is None
+        )
+        if isinstance(density, Softmax):
+            losses = rows.loss(density, *eigenpairs(curvature.at(density)), self.prior_precision_, self._link)
+            self.validation_loss_ = compared_with_temperature(rows, losses)
+        return density
+
+    def _turn(self, values: Tensor, vectors: Tensor) -> None:
+        """Take the eigenvectors of the Gauss-Newton matrix for directions."""
+        self.eigenvalues_ = values
+        turn = vectors.to(self.directions_.dtype)
+        self.directions_ = self.directions_ @ turn
+        self.rotation_ = None if self.student_ is None else turn
 
     @override
-    def get_arguments(self) -> dict[str, Any]:
-        """All but the network, which is the user's to save."""
-        return {name: value for name, value in super().get_arguments().items() if name != "model"}
+    def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
+        jacobian = self._jacobian()
+        exact = full or gradients
+        f, psi, outside = self._parts(jacobian, x, full, derivatives=exact, gradients=gradients)
+        if self.student_ is not None and not exact and self.rotation_ is not None:
+            psi = psi @ self.rotation_
+        return f, covariance(psi, outside, self.eigenvalues_, self.prior_precision_)
 
-    @classmethod
-    @override
-    def from_arguments(cls, arguments: Any) -> Self:
-        """A posterior that waits for its network."""
-        return super().from_arguments({"model": Unattached(), **arguments})
-
-    def _mean_and_variance(self, x: Tensor) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, c)
-        with torch.no_grad():
-            f, psi, outside = self._parts(x)
-            variance = self._variance(psi.square(), outside, self.prior_precision_, self.eigenvalues_)
-        return f, checked_outputs("LinearizedLaplace", variance)
-
-    def _parts(self, x: Readable) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c)
-        """Outputs, Psi, and the diagonal of K(x, x) less what Psi holds of it."""
+    def _parts(
+        self, jacobian: Jacobian, x: Tensor, full: bool, *, derivatives: bool = False, gradients: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c) or (n, c, c)
+        """Outputs, Psi, and K(x, x) less what Psi holds of it."""
         if not len(x):  # a rank without rows: the shapes alone
-            f, psi, outside = self._parts(_one_row(x))
+            one = torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
+            f, psi, outside = self._parts(jacobian, one, full, derivatives=derivatives)
             return f[:0], psi[:0], outside[:0]
-        one = self._derived_parts if self.student_ is None else self._distilled_parts
-        size = self.batch_size if self.student_ is None else max(512, self.batch_size)
-        parts = [one(x[part]) for part in slices(len(x), size)]
+        if self.student_ is not None and not full and not derivatives:
+            parts = [self._distilled(jacobian, x[p]) for p in slices(len(x), max(512, self.batch_size))]
+        else:
+            parts = [self._derived(jacobian, x[p], full, gradients) for p in slices(len(x), self.batch_size)]
         f, psi, outside = (torch.cat(column) for column in zip(*parts, strict=True))
-        return checked_outputs("LinearizedLaplace", f), psi, outside
+        return f, psi, outside
 
-    def _derived_parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        f, psi = self._outputs(x), self._tangents(x).along(x, self.directions_)
+    def _derived(
+        self, jacobian: Jacobian, x: Tensor, full: bool = False, gradients: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if not self._something_outside():
-            return f, psi, torch.zeros_like(f)
-        own = PriorVariance(self.model)(x, diagonal=True)
-        return f, psi, (own - psi.square().sum(2)).clamp_min(0)
+            f, psi = jacobian.outputs(x), jacobian.along(x, self.directions_)
+            return f, psi, f.new_zeros(*f.shape, f.shape[1]) if full else torch.zeros_like(f)
+        f, psi, own = jacobian.parts(x, self.directions_, diagonal=not full, scales=self.scales_, gradients=gradients)
+        if not full:
+            return f, psi, (own - psi.square().sum(2)).clamp_min(0)
+        outside = own - psi @ psi.mT
+        below = outside.diagonal(dim1=1, dim2=2).clamp_max(0)  # a difference: rounding may take it below 0
+        return f, psi, outside - torch.diag_embed(below)
 
     def _something_outside(self) -> bool:
         p, k = self.directions_.shape
         return self.complement and k < p
 
-    def _distilled_parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _distilled(self, jacobian: Jacobian, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         assert self.student_ is not None
-        f, read = with_embedding(self.model, x)
+        f, read = with_embedding(jacobian.network, x)
         psi, outside = self.student_.parts(read)
         return f, psi, outside if self.complement else torch.zeros_like(outside)
 
-    def _variance(self, squares: Tensor, outside: Tensor, precision: float, eigenvalues: Tensor) -> Tensor:  # -> (n, c)
-        return squares @ (1 / (eigenvalues + precision)).to(squares.dtype) + outside / precision
+    @override
+    def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
+        jacobian = self._jacobian()
+        f = jacobian.outputs(x)
+        psi = jacobian.along(x, self.directions_)
+        weight = 1 / (self.eigenvalues_ + self.prior_precision_)
+        if self._something_outside():
+            weight = weight - 1 / self.prior_precision_
+        joint = torch.einsum("nck,k,mdk->nmcd", psi, weight.to(psi.dtype), psi)
+        if self._something_outside():
+            joint = joint + jacobian.joint_kernel(x, scales=self.scales_) / self.prior_precision_
+        return f, joint
 
-    def _find_directions(self, x: Readable, f: Tensor) -> None:
-        tangents = self._tangents(x)
-        q = leading_directions(
-            tangents, x, f, self.k, likelihood=self.likelihood, noise=self.noise_, weighted=self.complement,
-            iterations=self.iterations, batch_size=self.batch_size, seed=self._seed(),
-        )  # fmt: skip
-        ggn = torch.zeros(q.shape[1], q.shape[1], dtype=torch.float64, device=x.device)
-        for part in slices(len(x), self.batch_size):
-            psi = tangents.along(x[part], q)
-            product = curvature_product(self.likelihood, f[part], psi, self.noise_)
-            ggn += (psi.flatten(0, 1).mT @ product.flatten(0, 1)).double()
-        ggn = sum_over_ranks(ggn)
-        values, vectors = torch.linalg.eigh((ggn + ggn.mT) / 2)
-        self.eigenvalues_ = values.flip(0).clamp_min(0)
-        self.directions_ = q @ vectors.flip(1).to(q.dtype)  # (p, k)
+    @override
+    def _draws(self, x: Tensor, n: int) -> Tensor:
+        """Weights drawn from the posterior, one forward-mode derivative along each."""
+        jacobian = self._jacobian()
+        p, k = self.directions_.shape
+        directions, dtype = self.directions_, self.directions_.dtype
+        spread = (1 / (self.eigenvalues_ + self.prior_precision_)).sqrt().to(dtype)
+        scale = jacobian.spread(self.scales_)[:, None]  # (p, 1): of a unit prior, over the whole prior's
+        found = []
+        for part in slices(n, max(1, 2**24 // p)):
+            size = part.stop - part.start
+            z = torch.randn(k, size, generator=self.generator, dtype=dtype, device=x.device)
+            drawn = directions @ (spread[:, None] * z)
+            if self._something_outside():
+                free = torch.randn(p, size, generator=self.generator, dtype=dtype, device=x.device)
+                inside = directions @ ((directions / scale.square()).mT @ (scale * free))
+                drawn = drawn + (scale * free - inside) / math.sqrt(self.prior_precision_)
+            blocks = [jacobian.along(x[rows], drawn) for rows in slices(len(x), self.batch_size)]
+            found.append(torch.cat(blocks).permute(2, 0, 1))
+        return jacobian.outputs_of(x, self.batch_size) + torch.cat(found)
 
-    def _student(self, x: Tensor) -> EigenfunctionNetwork:
-        generator = torch.Generator().manual_seed(self._seed())
-        rows = spread_rows(x.cpu(), _STUDENT_ROWS, generator).to(x.device)
-        parts = [self._derived_parts(rows[part]) for part in slices(len(rows), self.batch_size)]
-        f, psi, outside = (torch.cat(column) for column in zip(*parts, strict=True))
-        read = torch.cat([with_embedding(self.model, rows[part])[1] for part in slices(len(rows), 4096)])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed())
-            student = EigenfunctionNetwork(read.shape[1], f.shape[1], psi.shape[2])
-        student = student.to(read)
-        student.learn(read, psi, outside, steps=_STUDENT_STEPS, generator=generator)
-        return student
+    def _counted(self) -> list[str]:
+        if self.parameters == "all":
+            return list(trainable(self.model))
+        name, layer = last_linear(self.model)
+        own = [f"{name}.{kind}".lstrip(".") for kind, p in layer.named_parameters() if p.requires_grad]
+        if f"{name}.weight".lstrip(".") not in own:
+            need, fix = "the weight of the last linear layer must require grad", "Unfreeze it, or use parameters='all'."
+            raise ValueError(checks.sentence("LinearizedLaplace", need, f"{name} frozen", fix))
+        return own
 
-    def _choose_prior(self, residuals: Tensor | None, val_loader: Iterable[Any] | None) -> None:
-        if not isinstance(self.prior_precision, str):
-            self.prior_precision_ = float(self.prior_precision)
-            return
-        if self.prior_precision == "validation" and val_loader is not None:
-            x, y = self._pairs("val_loader", val_loader)
-            f, psi, outside = self._parts(x)
-            y = checked_targets("LinearizedLaplace", self.likelihood, y, f)
-            score = partial(self._validation_score, f, psi.square(), outside, y)
-        else:
-            if self.prior_precision == "validation":
-                _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
-            norm = sum(float(p.double().square().sum()) for p in trainable(self.model).values())
-            score = partial(self._evidence_score, norm, residuals)
-        precision, noise = least(score, noise=None if residuals is None else self.noise_)
-        self.prior_precision_, self.eigenvalues_ = precision, self._eigenvalues_at(noise)
-        self.noise_ = noise
-
-    def _eigenvalues_at(self, noise: float) -> Tensor:
-        scaled: Tensor = self.eigenvalues_ * (self.noise_ / noise)
-        return scaled
-
-    def _evidence_score(self, norm: float, residuals: Tensor | None, precision: float, noise: float) -> float:
-        values = self._eigenvalues_at(noise)
-        return negative_evidence(precision, noise, eigenvalues=values, squared_norm=norm, residuals=residuals)
-
-    def _validation_score(
-        self, f: Tensor, squares: Tensor, outside: Tensor, y: Tensor, precision: float, noise: float
-    ) -> float:
-        variance = self._variance(squares, outside, precision, self._eigenvalues_at(noise))
-        if self.likelihood == "regression":
-            return gaussian_nll(f, variance + noise, y)
-        link = laplace_bridge if self.link == "laplace_bridge" else probit
-        return negative_log_likelihood(link(f, variance), y)
+    def _jacobian(self) -> Jacobian:
+        network = own_network(self.model, self.weights_.keys(), self.packing_)
+        return NetworkJacobian(network) if self.parameters == "all" else LastLayerJacobian(network)
 
     def _seed(self) -> int:
         return int(torch.randint(2**31 - 1, (1,), generator=shared_generator(self.generator)))
 
-    def _tangents(self, x: Readable) -> Tangents:
-        return Tangents(self.model, x[:0], _flat)
+    @override
+    def _fitted(self) -> bool:
+        return hasattr(self, "prior_precision_")
 
-    def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c)
-        if not len(x):
-            return self._outputs(_one_row(x))[:0]
-        tangents = self._tangents(x)
-        return torch.cat([tangents.call(tangents.theta, x[part]) for part in slices(len(x), self.batch_size)])
+    @override
+    def _all_count(self) -> bool:
+        return self.parameters == "all"
 
-    def _pairs(self, name: str, loader: Iterable[Any]) -> tuple[Readable, Tensor]:
-        return training_pairs(f"LinearizedLaplace.fit, {name}", loader, self.model)
-
-    def _rows(self, x: Tensor) -> Tensor:
-        if isinstance(self.model, Unattached):
-            raise self.model.error("LinearizedLaplace")
-        if not hasattr(self, "row_shape_"):
-            raise not_fitted("LinearizedLaplace")
-        return checked_rows("LinearizedLaplace", x, self.model, self.row_shape_)
-
-
-def _one_row(x: Readable) -> Tensor:  # -> (1, ...)
-    return torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
-
-
-def _flat(output: Tensor) -> Tensor:
-    return output.reshape(len(output), -1) if output.ndim > 1 else output[:, None]
+    @override
+    def set_state(self, state: Any) -> None:
+        """Take back what ``get_state`` gave, of the version before, too."""
+        super().set_state({"scales_": {}, "rotation_": None, **state})

@@ -1,32 +1,157 @@
-"""The prior precision, and the noise of a regression: what validation rows or the evidence prefer."""
+"""The prior precision, and with it a temperature or noise: what validation rows or the evidence prefer."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_COARSE = torch.logspace(-4, 8, 61, dtype=torch.float64).tolist()
-_STEP = _COARSE[1] / _COARSE[0]
-_NOISES = torch.logspace(-1, 2, 16, dtype=torch.float64).tolist()
+from ..distributed import sum_over_ranks
+from .directions import Curvature
+from .likelihood import Gaussian, Likelihood, Softmax, mean_over_ranks
+from .links import Link
+from .search import best_precision, best_precision_and_noise, best_temperature
+
+_log = logging.getLogger("mercer")
 
 
-def least(score: Callable[[float, float], float], *, noise: float | None) -> tuple[float, float]:
-    r"""The pair :math:`(1 / \sigma_0^2, \sigma^2)` of least score.
+class Rows(NamedTuple):
+    """Validation rows as the posterior sees them: outputs, targets, Psi ``(n, c, k)``, what lies outside."""
 
-    Precisions from 1e-4 to 1e8, five to a decade, then ten between the neighbours of the best one. Noises are 0.1 to
-    100 times ``noise``.
+    f: Tensor
+    y: Tensor
+    psi: Tensor
+    outside: Tensor
+
+    def loss(self, density: Likelihood, values: Tensor, vectors: Tensor, precision: float, link: Link) -> Tensor:
+        """Of each row ``(n,)``, with these eigenpairs of the Gauss-Newton matrix."""
+        turned = self.psi @ vectors.to(self.psi.dtype)
+        return density.loss(self.f, covariance(turned, self.outside, values, precision), self.y, link)
+
+
+def by_validation(
+    curvature: Curvature, density: Likelihood, rows: Rows, link: Link, *, temperature: bool
+) -> tuple[float, Likelihood]:
+    """The precision and the likelihood of least log-loss on validation rows.
 
     Args:
-        score: Of a precision and a noise.
-        noise: Where to look for the noise; None where there is none, and the score gets 1.
+        curvature: The Gauss-Newton matrix, for any likelihood.
+        density: Where to start from.
+        rows: Validation rows.
+        link: To probabilities.
+        temperature: Whether a classifier's temperature is chosen with the precision.
     """
-    noises = [1.0] if noise is None else [factor * noise for factor in _NOISES]
-    precision, best = min(((p, s) for p in _COARSE for s in noises), key=lambda pair: score(*pair))
-    finer = [precision * _STEP ** (i / 5 - 1) for i in range(11)]
-    return min(((p, best) for p in finer), key=lambda pair: score(*pair))
+    if isinstance(density, Gaussian):
+        values, vectors = eigenpairs(curvature.at(density))
+
+        def score(precision: float, noise: float) -> float:
+            scaled = values * (density.scale / noise)
+            return mean_over_ranks(rows.loss(density.at(noise), scaled, vectors, precision, link))
+
+        precision, noise = best_precision_and_noise(score, density.scale)
+        return precision, density.at(noise)
+
+    def at(scale: float) -> tuple[float, float]:
+        tried = density.at(scale)
+        values, vectors = eigenpairs(curvature.at(tried))
+        turned = rows._replace(psi=rows.psi @ vectors.to(rows.psi.dtype))
+        return best_precision(
+            lambda p: mean_over_ranks(
+                tried.loss(turned.f, covariance(turned.psi, turned.outside, values, p), turned.y, link)
+            )
+        )
+
+    scale = density.scale
+    if temperature:
+        found = best_temperature(lambda t: at(t)[1], scale, 1.6)
+        scale = found if at(found)[1] < at(scale)[1] else scale
+    return at(scale)[0], density.at(scale)
+
+
+def compared_with_temperature(rows: Rows, losses: Tensor) -> dict[str, float]:
+    """Log-loss of the network, of the best temperature alone and of a posterior; the log says where they tie."""
+    t = best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(rows.f, rows.y)))
+    alone = -Softmax(t).log_density(rows.f, rows.y)
+    found = {
+        "network": mean_over_ranks(-Softmax().log_density(rows.f, rows.y)),
+        "temperature": mean_over_ranks(alone),
+        "posterior": mean_over_ranks(losses),
+    }
+    gain, error = _paired_difference(alone, losses)
+    if gain < 2 * error:
+        _log.warning(
+            "LinearizedLaplace: a temperature of %.3g does as well on the validation rows: log-loss %.4f, with the "
+            "posterior %.4f (standard error of the difference %.4f). TemperatureScaling(model) is simpler.",
+            t, found["temperature"], found["posterior"], error,
+        )  # fmt: skip
+    return found
+
+
+def by_evidence(
+    values: Tensor, density: Likelihood, squared_norm: float, residuals: Tensor | None
+) -> tuple[float, Likelihood]:
+    """The precision, and a regression's noise, of most evidence.
+
+    Args:
+        values: Eigenvalues of the Gauss-Newton matrix for ``density``.
+        density: Where to start from.
+        squared_norm: Of the weights.
+        residuals: Of a regression; None of a classifier.
+    """
+
+    def score(precision: float, noise: float) -> float:
+        scaled = values if residuals is None else values * (density.scale / noise)
+        return negative_evidence(precision, noise, eigenvalues=scaled, squared_norm=squared_norm, residuals=residuals)
+
+    if residuals is None:
+        return best_precision(lambda p: score(p, 1.0))[0], density
+    precision, noise = best_precision_and_noise(score, density.scale)
+    return precision, density.at(noise)
+
+
+class LayerPrior(NamedTuple):
+    """A prior precision for each layer.
+
+    Attributes:
+        precisions: By layer.
+        middle: Their geometric mean over the weights.
+        directions: ``(p, k)``, in units in which the prior's precision is ``middle`` for all.
+        eigenvalues: ``(k,)``, in these units.
+    """
+
+    precisions: dict[str, float]
+    middle: float
+    directions: Tensor
+    eigenvalues: Tensor
+
+
+def by_layer(q: Tensor, ggn: Tensor, theta: Mapping[str, Tensor]) -> LayerPrior:
+    """One precision for each layer by the evidence.
+
+    Args:
+        q: Directions ``(p, k)``.
+        ggn: The Gauss-Newton matrix in them.
+        theta: The weights; names up to the last dot are layers.
+    """
+    places: dict[str, list[slice]] = {}
+    norms: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    start = 0
+    for name, p in theta.items():
+        layer = name.rpartition(".")[0]
+        places.setdefault(layer, []).append(slice(start, start + p.numel()))
+        norms[layer] = norms.get(layer, 0.0) + float(p.double().square().sum())
+        sizes[layer] = sizes.get(layer, 0) + p.numel()
+        start += p.numel()
+    first, _ = by_evidence(eigenpairs(ggn)[0], Softmax(), sum(norms.values()), None)
+    found = layer_precisions(q, ggn, {name: (places[name], norms[name]) for name in places}, first)
+    middle = math.exp(sum(sizes[name] * math.log(value) for name, value in found.items()) / start)
+    directions, values = scaled_directions(q, ggn, {name: (places[name], found[name]) for name in places})
+    return LayerPrior(found, middle, (directions * math.sqrt(middle)).to(q.dtype), values * middle)
 
 
 def negative_evidence(
@@ -48,3 +173,76 @@ def negative_evidence(
     if residuals is not None:
         value += float(residuals.double().square().sum()) / noise + residuals.numel() * math.log(noise)
     return value / 2
+
+
+def layer_precisions(
+    q: Tensor, ggn: Tensor, layers: Mapping[str, tuple[list[slice], float]], start: float, *, rounds: int = 50
+) -> dict[str, float]:
+    r"""One prior precision for each layer, by MacKay's fixed point for the evidence.
+
+    .. math:: \delta_l = \gamma_l / \|\theta_l\|^2, \qquad
+        \gamma_l = \sum_j |Q'_{lj}|^2 \frac{\lambda'_j}{1 + \lambda'_j}
+
+    with eigenpairs of the Gauss-Newton matrix :math:`D^{-1/2} Q M Q^\top D^{-1/2}` in units of the prior.
+
+    Args:
+        q: Q ``(p, k)``.
+        ggn: M ``(k, k)``.
+        layers: Where each layer's weights lie in p, and their squared norm.
+        start: The precision all layers start from.
+        rounds: At most; it ends earlier where all change by less than 0.1 %.
+    """
+    found = dict.fromkeys(layers, start)
+    for _ in range(rounds):
+        directions, values = scaled_directions(q, ggn, {name: (layers[name][0], found[name]) for name in layers})
+        share = values / (1 + values)
+        new = {}
+        for name, (places, norm) in layers.items():
+            rows = torch.cat([directions[place] for place in places])
+            determined = float((rows.double().square() * found[name]).sum(0) @ share)
+            new[name] = min(max(determined / max(norm, 1e-12), 1e-6), 1e10)
+        change = max(abs(math.log(new[name] / found[name])) for name in layers)
+        found = new
+        if change < 1e-3:
+            break
+    return found
+
+
+def scaled_directions(
+    q: Tensor, ggn: Tensor, layers: Mapping[str, tuple[list[slice], float]]
+) -> tuple[Tensor, Tensor]:  # -> (p, k), (k,)
+    r""":math:`D^{-1/2} Q'` and :math:`\lambda'`, eigenpairs of the Gauss-Newton matrix in units of the prior D."""
+    scaled = q.double().clone()
+    for places, precision in layers.values():
+        for place in places:
+            scaled[place] /= math.sqrt(precision)
+    basis, r = torch.linalg.qr(scaled)
+    values, vectors = torch.linalg.eigh(r @ ggn @ r.mT)
+    directions = basis @ vectors.flip(1)
+    for places, precision in layers.values():
+        for place in places:
+            directions[place] /= math.sqrt(precision)
+    return directions, values.flip(0).clamp_min(0)
+
+
+def eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (k, k) -> (k,), (k, k)
+    """Of a symmetric matrix, descending, none below 0."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.flip(0).clamp_min(0), vectors.flip(1)
+
+
+def covariance(psi: Tensor, outside: Tensor, values: Tensor, precision: float) -> Tensor:
+    """Within the directions and outside: ``(n, c, c)``, or where ``outside`` is, its diagonal ``(n, c)``."""
+    weights = (1 / (values + precision)).to(psi.dtype)
+    within = (psi * weights) @ psi.mT if outside.ndim == 3 else psi.square() @ weights
+    return within + outside / precision
+
+
+def _paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:  # (n,), (n,)
+    """Mean of a - b over the rows of all ranks, and its standard error."""
+    difference = (a - b).double()
+    n, total, squares = sum_over_ranks(
+        torch.stack((difference.new_tensor(float(len(difference))), difference.sum(), difference.square().sum()))
+    ).tolist()
+    mean = total / n
+    return mean, math.sqrt(max(squares / n - mean**2, 0.0) / max(n - 1, 1))

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from typing_extensions import override
 
 from .. import checks
-from ..kernels.network import evaluating, seed_from
-from ..linalg import slices
-from ..modules import as_logits, unwrap
-from .intake import checked_outputs, checked_rows
+from .ensembles import Ensemble, mixed
+from .likelihood import Softmax
+from .network import own_network
 
 
-class SWAG:
+class SWAG(Ensemble):
     r"""Mean softmax of networks drawn from the Gaussian of a training run (Maddox et al. 2019).
 
     .. math:: \theta = \bar\theta + \sqrt{\tfrac{s}{2}} \Big(\sigma \odot z_1 + \tfrac{1}{\sqrt{M - 1}} D z_2\Big),
         \qquad D_i = \theta_i - \bar\theta, \quad \sigma^2 = \tfrac1M \sum_i D_i^2
 
     with :math:`z_1, z_2` standard normal. Statistics of batch normalisation are drawn along with the weights' mean.
+    A classifier, ready without ``fit``.
 
     Args:
         models: The M >= 2 networks, say ``Snapshots(...).models``.
@@ -41,19 +42,24 @@ class SWAG:
         batch_size: int = 256,
         generator: torch.Generator | None = None,
     ) -> None:
-        if len(models) < 2 or not all(isinstance(model, nn.Module) for model in models):
-            raise ValueError(checks.sentence("SWAG", "models must hold at least 2 networks", f"{len(models)} items"))
-        self.models = [unwrap(model) for model in models]
+        super().__init__(models, "classification", "probit", batch_size, generator)
         self.samples = checks.integer("SWAG", "samples", samples, 1)
         self.scale = checks.non_negative("SWAG", "scale", scale)
-        self.batch_size = checks.integer("SWAG", "batch_size", batch_size, 1)
-        self.seed = seed_from(generator)
+        self.seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        self.temperature_ = 1.0
+
+    def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
+        """Look at the rows and take their shape as that of rows to come; nothing is learned."""
+        for name, rows in (("loader", loader), ("val_loader", val_loader)):
+            if rows is not None:
+                self._read(name, rows)
+        return self
 
     def draws(self) -> Iterator[dict[str, Tensor]]:
         """The states of the networks drawn."""
-        states = [model.state_dict() for model in self.models]
+        states = [model.state_dict() for model in self._networks]
         stacks = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
-        weights = {name for name, _ in self.models[0].named_parameters()}
+        weights = {name for name, _ in self._networks[0].named_parameters()}
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.samples):
             common = torch.randn(len(states), generator=generator, dtype=torch.float64)
@@ -62,20 +68,27 @@ class SWAG:
                 for name, stack in stacks.items()
             }
 
-    def predict_proba(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
-        """Class probabilities."""
-        x = checked_rows("SWAG", x, self.models[0], None)
-        total: Tensor = torch.zeros((), device=x.device)
-        with torch.no_grad(), evaluating(self.models[0]):
-            for state in self.draws():
-                parts = [functional_call(self.models[0], state, (x[part],)) for part in slices(len(x), self.batch_size)]
-                f = checked_outputs("SWAG", torch.cat([as_logits(part) for part in parts]))
-                total = total + f.softmax(1)
-        return total / self.samples
+    @override
+    def predict_proba(self, x: Any, *, gradients: bool = False) -> Tensor:  # (n, ...) -> (n, c)
+        """Mean probabilities of the networks drawn."""
+        with torch.set_grad_enabled(gradients):
+            return mixed(self._outputs(self._rows(x, gradients)), Softmax())
 
-    def predict(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
-        """Labels."""
-        return self.predict_proba(x).argmax(1)
+    @override
+    def _members(self) -> Iterable[nn.Module]:
+        first = own_network(self._networks[0], (), self.packing_)
+        prefix = "" if self.packing_ is None else "model."
+        for state in self.draws():
+            drawn = own_network(first, ())
+            for name, value in state.items():
+                owner, _, last = (prefix + name).rpartition(".")
+                module = drawn.get_submodule(owner)
+                setattr(module, last, nn.Parameter(value, False) if last in dict(module.named_parameters()) else value)
+            yield drawn
+
+    @override
+    def _fitted(self) -> bool:
+        return True
 
     def _drawn(self, stack: Tensor, common: Tensor, generator: torch.Generator) -> Tensor:  # (M, ...) -> (...)
         mean = stack.mean(0)

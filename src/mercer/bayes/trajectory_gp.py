@@ -1,10 +1,10 @@
-"""A Gaussian process over the networks met on the way of training, and the collector of those networks."""
+"""A Gaussian process over the networks met on the way of training."""
 
 from __future__ import annotations
 
-import copy
+import logging
+import math
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -12,87 +12,43 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..kernels import Trajectory
+from ..distributed import gather_rows, shared_generator, sum_over_ranks
 from ..linalg import slices
-from ..modules import Readable, unwrap
-from ..storage import Savable
-from .intake import checked_outputs, checked_rows, checked_targets, not_fitted, training_pairs
-from .likelihood import (
-    LIKELIHOODS,
-    LINKS,
-    gaussian_nll,
-    laplace_bridge,
-    mean_over_ranks,
-    negative_log_likelihood,
-    probit,
-    sampled,
-)
-from .prior_choice import least
+from ..modules import Readable
+from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
+from .ensembles import Ensemble
+from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
+from .network import own_network
+from .search import best_precision, best_precision_and_noise
+
+_TINY = torch.finfo(torch.float32).tiny
+_log = logging.getLogger("mercer")
 
 
-class Snapshots:
-    """Copies of a network as it is trained: call it where one should be kept.
-
-    Args:
-        model: The network in training.
-        every: Keep one in so many calls.
-        most: Keep the last so many; None keeps all.
-    """
-
-    def __init__(self, model: nn.Module, *, every: int = 1, most: int | None = None) -> None:
-        self.model = unwrap(model)
-        self.every = checks.integer("Snapshots", "every", every, 1)
-        self.most = None if most is None else checks.integer("Snapshots", "most", most, 2)
-        self.models: list[nn.Module] = []
-        self._calls = 0
-
-    def __call__(self) -> None:
-        """Count a step; keep a copy when its turn comes."""
-        self._calls += 1
-        if self._calls % self.every == 0:
-            self.models.append(copy.deepcopy(self.model).eval().requires_grad_(False))
-            if self.most is not None:
-                del self.models[: -self.most]
-
-    def averaged(self, loader: Iterable[Any] | None = None) -> nn.Module:
-        """Stochastic weight averaging: one network with the mean of the weights.
-
-        Args:
-            loader: Training batches, on which statistics of batch normalisation are taken anew; without, they are
-                averaged as the weights are.
-        """
-        if not self.models:
-            raise RuntimeError(checks.sentence("Snapshots", "at least one copy must have been kept", "none"))
-        mean = copy.deepcopy(self.models[-1])
-        states = [model.state_dict() for model in self.models]
-        mean.load_state_dict(
-            {
-                name: torch.stack([state[name] for state in states]).mean(0) if value.is_floating_point() else value
-                for name, value in states[-1].items()
-            }
-        )
-        if loader is not None:
-            torch.optim.swa_utils.update_bn(loader, mean)
-        return mean
-
-
-class TrajectoryGP(Savable):
+class TrajectoryGP(Ensemble):
     r"""Network with outputs :math:`f \sim GP(\bar g, \kappa_{SGD} / \tau)`, the kernel `mercer.kernels.Trajectory`.
 
     .. math:: \kappa_{SGD}(x, x') = \tfrac1M \sum_i (g(x, \theta_i) - \bar g(x)) (g(x', \theta_i) - \bar g(x'))^\top,
         \qquad p(y | x) = \int N(f; \bar g(x), \kappa_{SGD}(x, x)) \, p(y | f) \, df
 
-    (deng2022, slide "Bayesian deep learning by modeling SGD trajectory"). M forward passes for each row. The variance
-    outside the run's own directions is 0: far from the data it need not grow.
+    (deng2022, slide "Bayesian deep learning by modeling SGD trajectory"). The kernel's eigenfunctions on the training
+    rows are known, :math:`\Psi = (g_i - \bar g)_i V / \sqrt M` with the leading eigenvectors V of the networks' M x M
+    covariance; a small network that reads the last network's embedding gives them, the mean and the variance outside
+    them in one forward pass. The variance outside the run's own directions is 0: far from the data it need not grow.
 
     Args:
         models: The M >= 2 networks, say ``Snapshots(...).models``.
         likelihood: ``"classification"`` or ``"regression"`` (Gaussian with learned noise).
+        eigenfunctions: ``"network"``: ``predict`` takes one pass of the last network and a small one fitted to k
+            functions on the training rows; ``"models"``: M forward passes a row, exact. ``logits`` and ``sample``
+            always take the M, and so does all of it where ``fit`` was given no training rows.
+        k: Eigenfunctions of the network.
         precision: :math:`\tau`, by which the covariance is divided: ``"validation"`` (1 without a ``val_loader``), or a
             number; the slides have 1.
         link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"``.
+        network_steps: Training steps of the small network.
         batch_size: Rows at a time.
-        generator: Source of randomness of ``"samples"``.
+        generator: Source of randomness.
 
     Attributes:
         precision_: The number in force.
@@ -104,123 +60,131 @@ class TrajectoryGP(Savable):
         models: Sequence[nn.Module],
         *,
         likelihood: str = "classification",
+        eigenfunctions: str = "network",
+        k: int = 10,
         precision: str | float = "validation",
         link: str = "probit",
+        network_steps: int = 2500,
         batch_size: int = 256,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.kernel = Trajectory(models, outputs="full")
-        self.likelihood = checks.choice("TrajectoryGP", "likelihood", likelihood, LIKELIHOODS)
+        super().__init__(models, likelihood, link, batch_size, generator)
+        where = "TrajectoryGP"
+        self.eigenfunctions = checks.choice(where, "eigenfunctions", eigenfunctions, ("network", "models"))
+        self.k = checks.integer(where, "k", k, 1)
+        self.network_steps = checks.integer(where, "network_steps", network_steps, 0)
         if isinstance(precision, str):
-            checks.choice("TrajectoryGP", "precision", precision, ("validation",))
+            checks.choice(where, "precision", precision, ("validation",))
         else:
-            checks.positive("TrajectoryGP", "precision", precision)
+            checks.positive(where, "precision", precision)
         self.precision = precision
-        self.link = checks.choice("TrajectoryGP", "link", link, LINKS)
-        self.batch_size = checks.integer("TrajectoryGP", "batch_size", batch_size, 1)
-        self.generator = generator
+        self.student_: EigenfunctionNetwork | None = None
         if not isinstance(precision, str) and likelihood == "classification":  # nothing is left to learn
-            self.precision_, self.noise_ = float(precision), 0.0
+            self.precision_, self.noise_, self.temperature_ = float(precision), 1.0, 1.0
 
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
-        """Choose the precision on validation rows, and a regression's noise on them or, without, on training rows.
+        """Fit the small network on training rows; choose the precision, and a regression's noise, on validation rows.
 
-        A classifier's training rows are in its networks already: they are checked, and taken as the shape of rows to
-        come. Of several ranks each gives its own.
+        Without validation rows a regression's noise is learned on the training rows. With several ranks, each passes
+        its own.
         """
-        noise = self._first_noise(loader if loader is not None else val_loader)
-        precision = 1.0 if isinstance(self.precision, str) else float(self.precision)
-        if self.precision == "validation" and val_loader is not None:
-            precision, noise = least(partial(self._score, *self._read(val_loader)), noise=noise or None)
-        self.precision_, self.noise_ = precision, noise if self.likelihood == "regression" else 0.0
+        precision, noise = 1.0 if isinstance(self.precision, str) else float(self.precision), 1.0
+        if self.likelihood == "regression" and loader is None and val_loader is None:
+            need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
+            raise ValueError(checks.sentence("TrajectoryGP.fit", need, "neither loader", fix))
+        self.student_ = None
+        if loader is not None:
+            noise = self._learn(loader)
+        if val_loader is not None:
+            mean, variance, y = self._scored(val_loader)
+            if loader is None and self.likelihood == "regression":
+                noise = max(mean_over_ranks((y - mean).square()), _TINY)
+            if self.precision == "validation":
+                precision, noise = self._chosen(mean, variance, y, noise)
+        self.precision_, self.noise_, self.temperature_ = precision, noise, 1.0
         return self
 
-    def _first_noise(self, loader: Iterable[Any] | None) -> float:
-        """Mean squared residual of a regression; 0 for a classifier, whose rows are only looked at."""
-        if self.likelihood == "regression":
-            if loader is None:
-                need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
-                raise ValueError(checks.sentence("TrajectoryGP.fit", need, "neither loader", fix))
-            mean, _, y = self._read(loader)
-            return max(mean_over_ranks((y - mean).square()), torch.finfo(torch.float32).tiny)
-        if loader is not None:
-            x, y = self._pairs(loader)
-            checked_targets("TrajectoryGP", self.likelihood, y, self._outputs(x[:1]).mean(2))
-        return 0.0
-
-    def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c)
-        """Mean and covariance of the outputs (of a regression, without the noise)."""
-        outputs = self._outputs(self._rows(x))
-        centred = outputs - outputs.mean(2, keepdim=True)
-        return outputs.mean(2), centred @ centred.mT / (outputs.shape[2] * self.precision_)
-
-    def predict_proba(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
-        """Class probabilities through the link."""
-        if self.likelihood != "classification":
-            fix = "Use predict, which gives mean and variance."
-            raise ValueError(
-                checks.sentence("predict_proba", "likelihood must be 'classification'", "'regression'", fix)
-            )
-        if self.link == "samples":
-            return sampled(*self.logits(x), 1000, self.generator)
-        mean, variance = self._mean_and_variance(self._rows(x))
-        return (probit if self.link == "probit" else laplace_bridge)(mean, variance / self.precision_)
-
-    def predict(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Labels ``(n,)``; for a regression mean and variance ``(n, c)`` of a new target, the noise included."""
+    def _learn(self, loader: Iterable[Any]) -> float:
+        """Fit the small network; mean squared residual of a regression, 1 of a classifier."""
+        x, y = self._pairs("loader", loader)
+        outputs, y = self._read("loader", loader)
+        if self.eigenfunctions == "network":
+            centred = (outputs - outputs.mean(2, keepdim=True)).flatten(0, 1).double()
+            gram = sum_over_ranks(centred.mT @ centred)
+            vectors = torch.linalg.eigh(gram)[1].flip(1)[:, : min(self.k, len(gram) - 1)]
+            seed = int(torch.randint(2**31 - 1, (1,), generator=shared_generator(self.generator)))
+            network = own_network(self._networks[-1], (), self.packing_)
+            with torch.no_grad():
+                self.student_ = fitted_network(
+                    gather_rows(x[:]), lambda rows: self._parts(rows, vectors), network, self.network_steps,
+                    self.batch_size, seed, mix=self.packing_ is None,
+                )  # fmt: skip
         if self.likelihood == "classification":
-            return self.predict_proba(x).argmax(1)
-        mean, variance = self._mean_and_variance(self._rows(x))
-        return mean, variance / self.precision_ + self.noise_
+            return 1.0
+        return max(mean_over_ranks((y - outputs.mean(2)).square()), _TINY)
 
-    def ensemble_proba(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
-        """The baseline: the mean of the networks' own probabilities; needs no fit."""
-        return self._outputs(checked_rows("TrajectoryGP", x, self._network(), None)).softmax(1).mean(2)
+    def _parts(self, x: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs of the last network; the mean less these and Psi, ``(n, c, 1 + k)``; the variance outside."""
+        outputs = self._outputs(x)
+        last, mean = outputs[..., -1], outputs.mean(2)
+        centred = outputs - mean[..., None]
+        psi = centred @ vectors.to(centred.dtype) / math.sqrt(outputs.shape[2])
+        outside = (outputs.var(2, correction=0) - psi.square().sum(2)).clamp_min(0)
+        return last, torch.cat(((mean - last)[..., None], psi), 2), outside
+
+    def _scored(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance as they will be predicted, without tau, and the targets."""
+        x, y = self._pairs("val_loader", loader)
+        with torch.no_grad():
+            mean, variance = self._mean_and_variance(x)
+        return mean, variance, likelihood_named(self.likelihood).targets("TrajectoryGP", y, mean)
+
+    def _chosen(self, mean: Tensor, variance: Tensor, y: Tensor, noise: float) -> tuple[float, float]:
+        link = self._link
+        if self.likelihood == "regression":
+            return best_precision_and_noise(
+                lambda p, s: mean_over_ranks(Gaussian(s).loss(mean, variance / p, y, link)), noise
+            )
+        return best_precision(lambda p: mean_over_ranks(Softmax().loss(mean, variance / p, y, link)))[0], noise
+
+    def _mean_and_variance(self, x: Readable) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, c)
+        if self.student_ is None:
+            outputs = self._outputs(x)
+            return outputs.mean(2), outputs.var(2, correction=0)
+        if not len(x):
+            mean, variance = self._mean_and_variance(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))
+            return mean[:0], variance[:0]
+        network = own_network(self._networks[-1], (), self.packing_)
+        means, variances = [], []
+        for part in slices(len(x), max(512, self.batch_size)):
+            f, read = with_embedding(network, x[part])
+            psi, outside = self.student_.parts(read)
+            means.append(f + psi[..., 0])
+            variances.append(psi[..., 1:].square().sum(2) + outside)
+        return torch.cat(means), torch.cat(variances)
 
     @override
-    def get_arguments(self) -> dict[str, Any]:
-        """Refuse: there is nothing to save but the networks.
+    def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
+        if full or gradients:
+            mean, covariance = super()._moments(x, full=full, gradients=gradients)
+        else:
+            mean, covariance = self._mean_and_variance(x)
+        return mean, covariance / self.precision_
 
-        Raises:
-            TypeError: Always.
-        """
-        need = "its networks are yours to save, by their state_dict"
-        fix = "Then TrajectoryGP(models, precision=gp.precision_) is the same posterior."
-        raise TypeError(
-            checks.sentence("mercer.save, TrajectoryGP", need, f"{len(self.kernel.networks())} of them", fix)
-        )
+    @override
+    def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
+        mean, covariance = super()._joint(x, gradients)
+        return mean, covariance / self.precision_
 
-    def _score(self, mean: Tensor, variance: Tensor, y: Tensor, precision: float, noise: float) -> float:
-        if self.likelihood == "regression":
-            return gaussian_nll(mean, variance / precision + noise, y)
-        link = laplace_bridge if self.link == "laplace_bridge" else probit
-        return negative_log_likelihood(link(mean, variance / precision), y)
-
-    def _read(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        x, y = self._pairs(loader)
-        mean, variance = self._mean_and_variance(x)
-        return mean, variance, checked_targets("TrajectoryGP", self.likelihood, y, mean)
-
-    def _pairs(self, loader: Iterable[Any]) -> tuple[Readable, Tensor]:
-        x, y = training_pairs("TrajectoryGP.fit", loader, self._network())
-        self.row_shape_ = tuple(x.shape[1:])
-        return x, y
-
-    def _mean_and_variance(self, x: Readable) -> tuple[Tensor, Tensor]:
+    @override
+    def _draws(self, x: Tensor, n: int) -> Tensor:
         outputs = self._outputs(x)
-        return outputs.mean(2), outputs.var(2, correction=0)
+        mean = outputs.mean(2)
+        m = outputs.shape[2]
+        z = torch.randn(m, n, generator=self.generator, dtype=outputs.dtype, device=outputs.device)
+        drawn = (outputs - mean[..., None]) @ z / math.sqrt(m * self.precision_)
+        return mean + drawn.permute(2, 0, 1)
 
-    def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c, M)
-        if not len(x):  # a rank without rows: the shape alone
-            return self._outputs(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))[:0]
-        with torch.no_grad():
-            parts = [self.kernel.outputs_of_all(x[part]) for part in slices(len(x), self.batch_size)]
-        return checked_outputs("TrajectoryGP", torch.cat(parts))
-
-    def _rows(self, x: Tensor) -> Tensor:
-        if not hasattr(self, "precision_"):
-            raise not_fitted("TrajectoryGP")
-        return checked_rows("TrajectoryGP", x, self._network(), getattr(self, "row_shape_", None))
-
-    def _network(self) -> nn.Module:
-        return unwrap(self.kernel.networks()[0])
+    @override
+    def _fitted(self) -> bool:
+        return hasattr(self, "precision_")

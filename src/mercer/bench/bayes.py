@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from .. import metrics
 from ..bayes import KroneckerLaplace, LinearizedLaplace
-from ..bayes.likelihood import curvature_root, probit
+from ..bayes.likelihood import Softmax
+from ..bayes.links import Probit
 from ..data import load
 from ..kernels import Tangents
 from ..linalg import slices
@@ -126,7 +127,7 @@ def exact(task: Task) -> Reader:
         f = tangents.call(tangents.theta, x[part])
         j = torch.cat(tangents.jacobian(x[part]), 2)  # (n, c, p)
         eye = torch.eye(f.shape[1], dtype=f.dtype).expand(len(f), -1, -1)
-        weighted = (curvature_root("classification", f, eye, 1.0).mT @ j).flatten(0, 1)
+        weighted = (Softmax().curvature_root(f, eye).mT @ j).flatten(0, 1)
         ggn += weighted.mT @ weighted
     values, vectors = torch.linalg.eigh(ggn)
 
@@ -136,11 +137,11 @@ def exact(task: Task) -> Reader:
 
     f, squares = moments(task.val[0])
     spread = values.clamp_min(0)
-    precision = _chosen(lambda p: probit(f, squares @ (1 / (spread + p))), task)
+    precision = _chosen(lambda p: Probit()(f, squares @ (1 / (spread + p))), task)
 
     def predict(rows: Tensor) -> Tensor:
         f, squares = moments(rows)
-        return probit(f, squares @ (1 / (spread + precision)))
+        return Probit()(f, squares @ (1 / (spread + precision)))
 
     return predict
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,17 +12,34 @@ from torch import Tensor, nn
 from .. import checks
 from ..distributed import world_size
 from ..modules import Readable, StoredRows, as_tensor, labelled_rows
+from .batches import Packing, unlabelled
 
 
-def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple[Readable, Tensor]:
-    """Rows and labels of a loader, or of one pair, as the network takes them; rows in a file stay there."""
-    if isinstance(loader, tuple) and isinstance(loader[0], StoredRows):
+def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple[Readable, Tensor, Packing | None]:
+    """Rows and labels of a loader, or of one pair, as the network takes them; rows in a file stay there.
+
+    Batches that are dictionaries of the network's arguments are packed; the packing says how.
+    """
+    if isinstance(loader, tuple) and loader and isinstance(loader[0], StoredRows):
         stored = loader[0].then(lambda block: checked_rows(where, block, model, None) if len(block) else block)
         y = checks.finite(where, "y", as_tensor(where, "y", loader[1]))
         checks.same_length(where, "x", stored, "y", y)
-        return stored, y
-    x, y = labelled_rows(where, loader)
-    return checked_rows(where, x, model, None), y.to(x.device)
+        return stored, y, None
+    whole = isinstance(loader, Tensor | tuple | Mapping)
+    data = loader if whole else [tuple(batch) if isinstance(batch, list) else batch for batch in loader]
+    named = unlabelled(where, data)
+    if named is not None:
+        batches, labels = named
+        packing = Packing.of(where, batches[0])
+        rows = torch.cat([packing.pack(where, batch) for batch in batches])
+        y = checks.finite(where, "y", torch.cat(labels))
+        checks.same_length(where, "x", rows, "y", y)
+        return checked_rows(where, rows, model, None), y.to(rows.device), packing
+    if any(isinstance(batch, tuple) and len(batch) > 2 for batch in ([data] if whole else data)):
+        fix = "Give dictionaries of the network's arguments, with 'labels'."
+        raise ValueError(checks.sentence(where, "loader must give pairs (x, y)", "more than 2 items a batch", fix))
+    x, y = labelled_rows(where, data)
+    return checked_rows(where, x, model, None), y.to(x.device), None
 
 
 def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:
@@ -42,19 +59,12 @@ def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...]
         raise ValueError(checks.sentence(where, need, tuple(x.shape)))
     weight = next(iter(model.parameters()))
     checks.same_device(where, "x", x.device, "the network", weight.device)
-    x = x.detach()
     if _reads_tokens(model) and bool((x == x.long()).all()):
-        return x.long()
+        return x.detach().long()
     x = checks.finite(where, "x", checks.floating(x))
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
     several = len(x) == 0 and world_size() > 1  # of several ranks some may have no row
     return checks.squarable(where, "x", x.to(dtype), empty=several)
-
-
-def checked_targets(where: str, likelihood: str, y: Tensor, f: Tensor) -> Tensor:
-    """Labels ``(n,)`` in 0..c-1, or targets of the outputs' shape ``(n, c)``; the outputs themselves are looked at."""
-    checked_outputs(where, f)
-    return _real_targets(where, y, f) if likelihood == "regression" else _labels(where, y, f.shape[1])
 
 
 def checked_outputs(where: str, f: Tensor) -> Tensor:
@@ -65,6 +75,16 @@ def checked_outputs(where: str, f: Tensor) -> Tensor:
     return f
 
 
+def fitting_rows(where: str, call: Callable[[Tensor], Tensor], row: Tensor) -> None:
+    """Run the network on one row; rows of another width than it takes are refused by our own sentence."""
+    try:
+        call(row)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        need, fix = "the network must run on these rows", f"It says: {reason}"
+        raise ValueError(checks.sentence(where, need, f"rows of shape {tuple(row.shape[1:])}", fix)) from error
+
+
 def not_fitted(where: str) -> Exception:
     """scikit-learn's error, in the house's sentence."""
     from sklearn.exceptions import NotFittedError
@@ -73,17 +93,16 @@ def not_fitted(where: str) -> Exception:
     return error
 
 
-def _real_targets(where: str, y: Tensor, f: Tensor) -> Tensor:
+def real_targets(where: str, y: Tensor, f: Tensor) -> Tensor:
+    """Targets of the outputs' shape ``(n, c)``."""
     y = (y.flatten(1) if y.ndim > 1 else y[:, None]).to(f.dtype)
     if y.shape != f.shape:
         raise ValueError(checks.sentence(where, f"targets must be {tuple(f.shape)}", tuple(y.shape)))
     return checks.finite(where, "y", y)
 
 
-def _labels(where: str, y: Tensor, c: int) -> Tensor:
-    if c < 2:
-        fix = "Give a binary network two outputs, or use likelihood='regression'."
-        raise ValueError(checks.sentence(where, "a classifier must have 2 outputs or more", c, fix))
+def class_labels(where: str, y: Tensor, c: int) -> Tensor:
+    """Labels ``(n,)`` in 0..c-1."""
     if y.ndim == 2 and y.shape[1] == 1:
         from sklearn.exceptions import DataConversionWarning
 

@@ -1,0 +1,196 @@
+"""Posteriors of several networks: what their outputs have in common, and how far they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..linalg import slices
+from ..modules import Readable
+from .layer_signals import flat_logits
+from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
+from .network import own_network
+from .posterior import Posterior
+from .search import best_temperature
+from .validation import checked_outputs, fitting_rows
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class Ensemble(Posterior):
+    """Several networks of one shape of outputs; their mean and covariance over the networks.
+
+    A variant writes ``fit``; one whose members are not simply the networks writes ``_members``.
+
+    Args:
+        models: At least 2 networks.
+        likelihood: ``"classification"`` or ``"regression"``.
+        link: See :class:`Posterior`.
+        batch_size: Rows at a time.
+        generator: Source of randomness.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        likelihood: str,
+        link: str,
+        batch_size: int,
+        generator: torch.Generator | None,
+    ) -> None:
+        where = type(self).__name__
+        if len(models) < 2 or not all(isinstance(model, nn.Module) for model in models):
+            raise ValueError(checks.sentence(where, "models must hold at least 2 networks", f"{len(models)} items"))
+        super().__init__(list(models), likelihood, link, batch_size, generator)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The user's networks."""
+        return list(self._networks)
+
+    def ensemble_proba(self, x: Any) -> Tensor:  # (n, ...) -> (n, c)
+        """The mean of the networks' own probabilities."""
+        with torch.no_grad():
+            return mixed(self._outputs(self._rows(x, False)), Softmax(getattr(self, "temperature_", 1.0)))
+
+    def _members(self) -> Iterable[nn.Module]:
+        return (own_network(model, (), self.packing_) for model in self._networks)
+
+    def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c, M)
+        if not len(x):  # a rank without rows: the shape alone
+            return self._outputs(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))[:0]
+        found = []
+        for network in self._members():
+            parts = [flat_logits(network(x[part])) for part in slices(len(x), self.batch_size)]
+            found.append(torch.cat(parts))
+        if len({f.shape[1] for f in found}) > 1:
+            need = "models must have as many outputs"
+            raise ValueError(checks.sentence(type(self).__name__, need, sorted({f.shape[1] for f in found})))
+        return checked_outputs(type(self).__name__, torch.stack(found, 2))
+
+    def _read(self, name: str, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:  # -> (n, c, M), targets
+        """All outputs on a loader's rows, and its targets."""
+        where = type(self).__name__
+        x, y = self._pairs(name, loader)
+        with torch.no_grad():
+            if len(x):
+                first = next(iter(self._members()))
+                fitting_rows(f"{where}.fit, {name}", lambda row: flat_logits(first(row)), x[:1])
+            outputs = self._outputs(x)
+        return outputs, likelihood_named(self.likelihood).targets(where, y, outputs[..., 0])
+
+    @override
+    def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
+        outputs = self._outputs(x)
+        if not full:
+            return outputs.mean(2), outputs.var(2, correction=0)
+        centred = outputs - outputs.mean(2, keepdim=True)
+        return outputs.mean(2), centred @ centred.mT / outputs.shape[2]
+
+    @override
+    def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
+        outputs = self._outputs(x)
+        centred = outputs - outputs.mean(2, keepdim=True)
+        return outputs.mean(2), torch.einsum("nci,mdi->nmcd", centred, centred) / outputs.shape[2]
+
+    @override
+    def get_arguments(self) -> dict[str, Any]:
+        """Refuse: there is nothing to save but the networks.
+
+        Raises:
+            TypeError: Always.
+        """
+        where = type(self).__name__
+        need, got = "its networks are yours to save, by their state_dict", f"{len(self._networks)} of them"
+        fix = f"Then {where}(models) and fit, or the same options, give the same posterior."
+        raise TypeError(checks.sentence(f"mercer.save, {where}", need, got, fix))
+
+
+class DeepEnsemble(Ensemble):
+    r"""Mean of the probabilities of M networks trained apart (Lakshminarayanan et al. 2017).
+
+    .. math:: p(y | x) = \tfrac1M \sum_i \mathrm{softmax}(g_i(x) / T)_y
+
+    ``fit`` may be left out for a classifier: T is then 1. Of a regression: mean and variance over the
+    networks, and noise. ``logits`` gives mean and covariance of the outputs over the networks; ``sample`` draws
+    networks. Costs M forward passes a row, and M trainings.
+
+    Args:
+        models: The M >= 2 networks.
+        likelihood: ``"classification"`` or ``"regression"`` (Gaussian with learned noise).
+        batch_size: Rows at a time.
+        generator: Source of randomness of ``sample``.
+
+    Attributes:
+        temperature_: T.
+        noise_: Variance of the noise, of a regression.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        *,
+        likelihood: str = "classification",
+        batch_size: int = 256,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(models, likelihood, "probit", batch_size, generator)
+        if likelihood == "classification":  # nothing needs to be learned
+            self.temperature_, self.noise_ = 1.0, 1.0
+
+    def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
+        """Choose the temperature on validation rows; a regression's noise on them or, without, on training rows."""
+        if loader is not None:
+            outputs, y = self._read("loader", loader)
+        if val_loader is not None:
+            outputs, y = self._read("val_loader", val_loader)
+        self.temperature_, noise = 1.0, 1.0
+        if self.likelihood == "regression":
+            if loader is None and val_loader is None:
+                need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
+                raise ValueError(checks.sentence("DeepEnsemble.fit", need, "neither loader", fix))
+            spread = outputs.var(2, correction=0)
+            residuals = (y - outputs.mean(2)).square()
+            found = best_temperature(
+                lambda s: mean_over_ranks(residuals / (spread + s) + (spread + s).log()),
+                max(mean_over_ranks(residuals), _TINY), 1000.0,
+            )  # fmt: skip
+            noise = found
+        elif val_loader is not None:
+            labels = y[:, None]
+            self.temperature_ = best_temperature(
+                lambda t: mean_over_ranks(-mixed(outputs, Softmax(t)).gather(1, labels).clamp_min(1e-12).log())
+            )
+        self.noise_ = noise
+        return self
+
+    @override
+    def predict_proba(self, x: Any, *, gradients: bool = False) -> Tensor:
+        """Mean of the networks' probabilities."""
+        density = self._likelihood
+        if isinstance(density, Gaussian):
+            return super().predict_proba(x)
+        with torch.set_grad_enabled(gradients):
+            return mixed(self._outputs(self._rows(x, gradients)), density)
+
+    @override
+    def _draws(self, x: Tensor, n: int) -> Tensor:
+        outputs = self._outputs(x)
+        chosen = torch.randint(outputs.shape[2], (n,), generator=self.generator)
+        return outputs[..., chosen.to(outputs.device)].permute(2, 0, 1)
+
+    @override
+    def _fitted(self) -> bool:
+        return hasattr(self, "noise_")
+
+
+def mixed(outputs: Tensor, density: Softmax) -> Tensor:  # (n, c, M) -> (n, c)
+    """Mean probabilities over the networks."""
+    if outputs.shape[1] == 1:
+        outputs = torch.cat((torch.zeros_like(outputs), outputs), 1)
+    return (outputs / density.temperature).softmax(1).mean(2)

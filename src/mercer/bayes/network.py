@@ -1,0 +1,107 @@
+"""The user's network as a posterior runs it: a copy of its own, so that the user's is never changed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..checks import sentence
+from ..modules import private_copy, trainable
+from .batches import PackedNetwork, Packing
+
+_LOCK = threading.RLock()
+
+
+def own_network(model: nn.Module, counted: Collection[str] | None = None, packing: Packing | None = None) -> nn.Module:
+    """A copy in ``eval`` mode, without hooks, whose weights share the model's memory; half precision becomes float32.
+
+    The parameters are objects of their own: nothing that is done to the copy, in any thread, shows on the model.
+
+    Args:
+        model: The user's network.
+        counted: Parameters that shall require grad; None for those of the model that do.
+        packing: Of a network of several arguments; the copy then takes packed rows.
+    """
+    network = private_copy(model)
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in network.parameters()):
+        network = copy.deepcopy(network).float()
+    network = network if packing is None else PackedNetwork(network, packing)
+    prefix = "" if packing is None else "model."
+    own = {}
+    for name, p in network.named_parameters():
+        counts = p.requires_grad if counted is None else name.removeprefix(prefix) in counted
+        own[id(p)] = nn.Parameter(p.detach(), counts)
+    for module in network.modules():
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(module, name, own[id(p)])
+    return network
+
+
+@contextmanager
+def one_thread_at_a_time() -> Iterator[None]:
+    """Wait for other threads, and take attention in plain operations, which have all derivatives.
+
+    torch keeps the level of forward-mode derivatives and its choice of attention in globals: two threads at once would
+    spoil each other's numbers.
+    """
+    with _LOCK, sdpa_kernel(SDPBackend.MATH):
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class Unattached(nn.Module):
+    """Stands where the user's network will be, after ``mercer.load``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def error(self, where: str) -> RuntimeError:
+        """What to do about it."""
+        fix = "Call attach(model) with the network that it was fitted on."
+        return RuntimeError(sentence(where, "a network must be attached first", "a posterior from a file", fix))
+
+
+def weights_of(model: nn.Module, counted: Collection[str] | None = None) -> dict[str, list[float]]:
+    """Number and norm of each parameter that counts, to know the network by."""
+    own = trainable(model) if counted is None else {n: p for n, p in model.named_parameters() if n in counted}
+    return {name: [p.numel(), _norm(p)] for name, p in own.items()}
+
+
+def check_weights(where: str, model: nn.Module, known: Mapping[str, list[float]], *, every: bool = True) -> None:
+    """Refuse a network other than the one the posterior was fitted on.
+
+    Args:
+        where: Who asks.
+        model: The network offered.
+        known: What :func:`weights_of` said at the fit.
+        every: The parameters that require grad must be these and no others.
+
+    Raises:
+        ValueError: Other parameters require grad, or their values differ.
+    """
+    own = trainable(model) if every else {n: p for n, p in model.named_parameters() if n in known}
+    other = sorted(own.keys() ^ known.keys())
+    if other:
+        fix = "Freeze and unfreeze as it was at fit."
+        raise ValueError(sentence(where, f"parameters that require grad must be {', '.join(known)}", other[0], fix))
+    for name, (size, norm) in known.items():
+        if own[name].numel() != size or not math.isclose(_norm(own[name]), norm, rel_tol=1e-5, abs_tol=1e-12):
+            got = f"{own[name].numel()} numbers of norm {_norm(own[name]):.6g}"
+            fix = "Load the weights that the posterior was fitted at."
+            raise ValueError(sentence(where, f"{name} must hold {size:.0f} numbers of norm {norm:.6g}", got, fix))
+
+
+def _norm(p: Tensor) -> float:
+    return float(p.detach().double().norm())

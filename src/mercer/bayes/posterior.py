@@ -1,0 +1,192 @@
+"""What every posterior offers: fit, logits, predict, predict_proba, sample, and a file without the network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+from ..modules import Readable, unwrap
+from ..storage import Savable
+from .batches import Packing
+from .likelihood import LIKELIHOODS, Gaussian, Softmax, likelihood_named
+from .links import LINKS, Link, draws, link_named
+from .network import Unattached, check_weights
+from .validation import checked_outputs, checked_rows, not_fitted, training_pairs
+
+
+class Posterior(Savable, ABC):
+    """Gaussian outputs of a network, or of several, behind a likelihood.
+
+    A variant writes ``fit`` and ``_moments``; all else is derived. Every public call runs on copies of the networks, so
+    that one posterior can be asked from several threads and the user's networks are never changed. A fit leaves
+    ``temperature_`` (of a classifier, by which outputs are divided) and ``noise_`` (of a regression) behind.
+
+    Args:
+        networks: The user's networks.
+        likelihood: ``"classification"`` (softmax; one output is a logit) or ``"regression"`` (Gaussian).
+        link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"`` (1,000 draws).
+        batch_size: Rows at a time.
+        generator: Source of randomness.
+    """
+
+    temperature_: float
+    noise_: float
+    packing_: Packing | None = None
+    row_shape_: tuple[int, ...] | None = None
+
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        likelihood: str,
+        link: str,
+        batch_size: int,
+        generator: torch.Generator | None,
+    ) -> None:
+        where = type(self).__name__
+        for network in networks:
+            if not isinstance(network, nn.Module):
+                raise TypeError(checks.sentence(where, "model must be an nn.Module", type(network).__name__))
+        self._networks = [unwrap(network) for network in networks]
+        self.likelihood = checks.choice(where, "likelihood", likelihood, LIKELIHOODS)
+        self.link = checks.choice(where, "link", link, LINKS)
+        self.batch_size = checks.integer(where, "batch_size", batch_size, 1)
+        self.generator = generator
+
+    @abstractmethod
+    def fit(self, loader: Iterable[Any], val_loader: Iterable[Any] | None = None) -> Self:
+        """Learn from training rows and labels; validation rows choose what must be chosen."""
+
+    @abstractmethod
+    def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
+        """Mean ``(n, c)``, and covariance ``(n, c, c)`` or, if not ``full``, variance ``(n, c)``."""
+
+    def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
+        """Mean ``(n, c)`` and covariance of all rows, ``(n, n, c, c)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no joint covariance")
+
+    def logits(
+        self, x: Any, *, joint: bool = False, gradients: bool = False
+    ) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c) or (n, n, c, c)
+        """Mean and covariance of the outputs (of a regression, without the noise).
+
+        Args:
+            x: Rows; a dictionary of the network's arguments where ``fit`` saw such.
+            joint: Covariances between rows, too.
+            gradients: Let gradients flow back to ``x``; else nothing requires grad.
+        """
+        with torch.set_grad_enabled(gradients):
+            rows = self._rows(x, gradients)
+            mean, covariance = self._joint(rows, gradients) if joint else self._moments(
+                rows, full=True, gradients=gradients
+            )  # fmt: skip
+        where = type(self).__name__
+        return checked_outputs(where, mean), checked_outputs(where, covariance)
+
+    def predict_proba(self, x: Any, *, gradients: bool = False) -> Tensor:  # (n, ...) -> (n, c)
+        """Class probabilities through the link; of a one-logit network ``(n, 2)``."""
+        density = self._likelihood
+        if not isinstance(density, Softmax):
+            fix = "Use predict, which gives mean and variance."
+            raise ValueError(
+                checks.sentence("predict_proba", "likelihood must be 'classification'", "'regression'", fix)
+            )
+        with torch.set_grad_enabled(gradients):
+            rows, link = self._rows(x, gradients), self._link
+            mean, covariance = self._moments(rows, full=link.needs_covariance, gradients=gradients)
+            checked_outputs(type(self).__name__, mean)
+            return density.proba(mean, checked_outputs(type(self).__name__, covariance), link)
+
+    def predict(self, x: Any, *, gradients: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Labels ``(n,)``; for a regression mean and variance ``(n, c)`` of a new target, the noise included."""
+        density = self._likelihood
+        if not isinstance(density, Gaussian):
+            return self.predict_proba(x).argmax(1)
+        with torch.set_grad_enabled(gradients):
+            mean, variance = self._moments(self._rows(x, gradients), full=False, gradients=gradients)
+        where = type(self).__name__
+        return checked_outputs(where, mean), checked_outputs(where, variance) + density.noise
+
+    def sample(self, x: Any, n: int) -> Tensor:  # (rows, ...) -> (n, rows, c)
+        """Draws of the outputs as functions: the rows of one draw belong together."""
+        checks.integer(f"{type(self).__name__}.sample", "n", n, 1)
+        with torch.no_grad():
+            found = self._draws(self._rows(x, False), n)
+        return checked_outputs(type(self).__name__, found)
+
+    def _draws(self, x: Tensor, n: int) -> Tensor:  # (rows, ...) -> (n, rows, c)
+        mean, covariance = self._joint(x, False)
+        rows, c = mean.shape
+        flat = covariance.transpose(1, 2).reshape(1, rows * c, rows * c)
+        return draws(mean.reshape(1, rows * c), flat, n, self.generator).reshape(n, rows, c)
+
+    @property
+    def _likelihood(self) -> Softmax | Gaussian:
+        regression = self.likelihood == "regression"
+        return likelihood_named(self.likelihood, getattr(self, "noise_" if regression else "temperature_", 1.0))
+
+    @property
+    def _link(self) -> Link:
+        return link_named(self.link, self.generator)
+
+    def _fitted(self) -> bool:
+        return self.row_shape_ is not None
+
+    def _rows(self, x: Any, gradients: bool) -> Tensor:
+        where, first = type(self).__name__, self._networks[0]
+        if isinstance(first, Unattached):
+            raise first.error(where)
+        if not self._fitted():
+            raise not_fitted(where)
+        rows = x if self.packing_ is None else self.packing_.pack(where, x)
+        checked = checked_rows(where, rows, first, self.row_shape_)
+        return checked if gradients else checked.detach()
+
+    def _pairs(self, name: str, loader: Iterable[Any]) -> tuple[Readable, Tensor]:
+        """Rows and labels of a loader; the shape of rows and their packing are kept for rows to come."""
+        where = f"{type(self).__name__}.fit, {name}"
+        x, y, self.packing_ = training_pairs(where, loader, self._networks[0])
+        self.row_shape_ = tuple(x.shape[1:])
+        return x, y
+
+    @override
+    def set_state(self, state: Any) -> None:
+        """Take back what ``get_state`` gave, of the version before, too."""
+        super().set_state({"temperature_": 1.0, "noise_": 1.0, **state})
+
+
+class NetworkPosterior(Posterior):
+    """A posterior of one network: saved without it, ``mercer.load(folder).attach(model)``."""
+
+    weights_: dict[str, list[float]]
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's network."""
+        return self._networks[0]
+
+    def attach(self, model: nn.Module) -> Self:
+        """Give a posterior that came from ``mercer.load`` its network, which must hold the weights of the fit."""
+        check_weights(f"{type(self).__name__}.attach", model, getattr(self, "weights_", {}), every=self._all_count())
+        self._networks = [unwrap(model)]
+        return self
+
+    def _all_count(self) -> bool:
+        """Whether every parameter that requires grad is a weight of the posterior."""
+        return True
+
+    @override
+    def get_arguments(self) -> dict[str, Any]:
+        """All but the network, which is the user's to save."""
+        return {name: value for name, value in super().get_arguments().items() if name != "model"}
+
+    @classmethod
+    @override
+    def from_arguments(cls, arguments: Any) -> Self:
+        """A posterior that waits for its network."""
+        return super().from_arguments({"model": Unattached(), **arguments})

@@ -1,0 +1,59 @@
+"""The networks met on the way of training, kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import checks
+from ..modules import unwrap
+
+
+class Snapshots:
+    """Copies of a network as it is trained: call it where one should be kept.
+
+    Args:
+        model: The network in training.
+        every: Keep one in so many calls.
+        most: Keep the last so many; None keeps all.
+    """
+
+    def __init__(self, model: nn.Module, *, every: int = 1, most: int | None = None) -> None:
+        self.model = unwrap(model)
+        self.every = checks.integer("Snapshots", "every", every, 1)
+        self.most = None if most is None else checks.integer("Snapshots", "most", most, 2)
+        self.models: list[nn.Module] = []
+        self._calls = 0
+
+    def __call__(self) -> None:
+        """Count a step; keep a copy when its turn comes."""
+        self._calls += 1
+        if self._calls % self.every == 0:
+            self.models.append(copy.deepcopy(self.model).eval().requires_grad_(False))
+            if self.most is not None:
+                del self.models[: -self.most]
+
+    def averaged(self, loader: Iterable[Any] | None = None) -> nn.Module:
+        """Stochastic weight averaging: one network with the mean of the weights.
+
+        Args:
+            loader: Training batches, on which statistics of batch normalisation are taken anew; without, they are
+                averaged as the weights are.
+        """
+        if not self.models:
+            raise RuntimeError(checks.sentence("Snapshots", "at least one copy must have been kept", "none"))
+        mean = copy.deepcopy(self.models[-1])
+        states = [model.state_dict() for model in self.models]
+        mean.load_state_dict(
+            {
+                name: torch.stack([state[name] for state in states]).mean(0) if value.is_floating_point() else value
+                for name, value in states[-1].items()
+            }
+        )
+        if loader is not None:
+            torch.optim.swa_utils.update_bn(loader, mean)
+        return mean

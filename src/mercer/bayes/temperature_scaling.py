@@ -1,0 +1,89 @@
+"""One number for all rows: the rival that every uncertainty of a network must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ..linalg import slices
+from ..modules import Readable
+from .layer_signals import flat_logits
+from .likelihood import Softmax, likelihood_named, mean_over_ranks
+from .network import own_network, weights_of
+from .posterior import NetworkPosterior
+from .search import best_temperature
+from .validation import checked_outputs, fitting_rows
+
+
+class TemperatureScaling(NetworkPosterior):
+    r"""Probabilities :math:`\mathrm{softmax}(g(x) / T)` with T of least log-loss (Guo et al. 2017).
+
+    One forward pass a row; labels are the network's own. Nothing is said about single rows: all covariances are 0. Of a
+    regression the same number is the variance of the noise.
+
+    Args:
+        model: The trained network; one output is a logit.
+        likelihood: ``"classification"`` or ``"regression"``.
+        batch_size: Rows at a time.
+
+    Attributes:
+        temperature_: T.
+        noise_: Variance of the noise, of a regression.
+    """
+
+    def __init__(self, model: nn.Module, *, likelihood: str = "classification", batch_size: int = 256) -> None:
+        super().__init__([model], likelihood, "probit", batch_size, None)
+
+    def fit(self, loader: Iterable[Any], val_loader: Iterable[Any] | None = None) -> Self:
+        """Choose T on the validation rows, or on the loader's where there are none.
+
+        Rows that the network was trained on ask for too low a T: give others.
+        """
+        x, y = self._pairs("loader", loader)
+        if val_loader is not None:
+            x, y = self._pairs("val_loader", val_loader)
+        self.weights_ = weights_of(self.model, [name for name, _ in self.model.named_parameters()])
+        with torch.no_grad():
+            f = self._outputs(x)
+            y = likelihood_named(self.likelihood).targets("TemperatureScaling", y, f)
+            self.temperature_, self.noise_ = 1.0, 1.0
+            if self.likelihood == "regression":
+                self.noise_ = max(mean_over_ranks((y - f).square()), torch.finfo(torch.float32).tiny)
+            else:
+                self.temperature_ = best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(f, y)))
+        return self
+
+    @override
+    def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
+        f = self._outputs(x)
+        return f, f.new_zeros((*f.shape, f.shape[1]) if full else f.shape)
+
+    @override
+    def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
+        f = self._outputs(x)
+        return f, f.new_zeros(len(f), len(f), f.shape[1], f.shape[1])
+
+    @override
+    def _draws(self, x: Tensor, n: int) -> Tensor:
+        return self._outputs(x).expand(n, -1, -1).clone()
+
+    def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c)
+        network = own_network(self.model, (), self.packing_)
+        if not len(x):  # a rank without rows: the shape alone
+            return flat_logits(network(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)))[:0]
+        with torch.no_grad():
+            fitting_rows("TemperatureScaling", lambda row: flat_logits(network(row)), x[:1])
+        parts = [flat_logits(network(x[part])) for part in slices(len(x), self.batch_size)]
+        return checked_outputs("TemperatureScaling", torch.cat(parts))
+
+    @override
+    def _all_count(self) -> bool:
+        return False
+
+    @override
+    def _fitted(self) -> bool:
+        return hasattr(self, "temperature_")

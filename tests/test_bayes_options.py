@@ -1,0 +1,337 @@
+"""Every option of the linearised Laplace posterior against dense matrices: last layer, temperature, priors by layer."""
+
+import copy
+import logging
+import math
+from functools import partial
+
+import pytest
+import torch
+from test_bayes import classifier, jacobian, points, seeded, softmax_hessian, trained
+from torch import nn
+from torch.nn import functional as F
+
+from mercer.bayes import DeepEnsemble, KroneckerLaplace, LinearizedLaplace, TemperatureScaling, TrajectoryGP
+from mercer.bayes.likelihood import Gaussian, Softmax
+from mercer.bayes.links import LaplaceBridge, Probit, Samples
+from mercer.bayes.search import best_precision_and_noise
+
+
+@pytest.fixture(scope="module")
+def network():
+    x, y = points(30)
+    return trained(classifier(), x, y, F.cross_entropy)
+
+
+@pytest.fixture(scope="module")
+def new():
+    return 2 * torch.randn(6, 3, generator=seeded(1), dtype=torch.float64)
+
+
+def last_layer(j):
+    return j[..., -27:]  # 8 x 3 weights and 3 biases
+
+
+def covariance_of(j, jt, hessian, precision):
+    ggn = torch.einsum("ncp,ncd,ndq->pq", j, hessian, j)
+    sigma = torch.linalg.inv(ggn + torch.diag(precision.expand(len(ggn))))
+    return torch.einsum("ncp,pq,mdq->nmcd", jt, sigma, jt)
+
+
+@pytest.mark.parametrize("parameters", ["all", "last"])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_every_weights_and_temperatures_posterior_is_the_dense_one(network, new, parameters, temperature):
+    x, y = points(30)
+    f = LinearizedLaplace(
+        network, k=1000, prior_precision=0.5, parameters=parameters, temperature=temperature, generator=seeded()
+    ).fit((x, y))
+    cut = last_layer if parameters == "last" else lambda j: j
+    hessian = softmax_hessian(network(x).detach() / temperature) / temperature**2
+    delta = torch.tensor(0.5, dtype=torch.float64)
+    expected = covariance_of(cut(jacobian(network, x)), cut(jacobian(network, new)), hessian, delta)
+    torch.testing.assert_close(f.logits(new, joint=True)[1], expected, rtol=1e-6, atol=1e-8)
+    own = expected.diagonal(dim1=0, dim2=1).permute(2, 0, 1)
+    torch.testing.assert_close(f.logits(new)[1], own, rtol=1e-6, atol=1e-8)
+    mean, variance = network(new).detach(), own.diagonal(dim1=1, dim2=2)
+    proba = Probit()(mean / temperature, variance / temperature**2)
+    torch.testing.assert_close(f.predict_proba(new), proba, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("parameters", ["all", "last"])
+def test_the_evidence_is_the_dense_formula(network, parameters):
+    x, y = points(30)
+    f = LinearizedLaplace(network, k=1000, prior_precision=0.5, parameters=parameters, temperature=1.5).fit((x, y))
+    j = jacobian(network, x)
+    j = last_layer(j) if parameters == "last" else j
+    theta = torch.cat([p.detach().flatten() for p in network.parameters()])[-j.shape[2] :]
+    outputs = network(x).detach() / 1.5
+    ggn = torch.einsum("ncp,ncd,ndq->pq", j, softmax_hessian(outputs) / 1.5**2, j)
+    p = len(ggn)
+    log_prior = 0.5 * p * math.log(0.5 / (2 * math.pi)) - 0.25 * theta.square().sum()
+    log_det = torch.logdet(ggn + 0.5 * torch.eye(p, dtype=torch.float64))
+    dense_ = -F.cross_entropy(outputs, y, reduction="sum") + log_prior + 0.5 * p * math.log(2 * math.pi) - 0.5 * log_det
+    assert f.log_marginal_likelihood() == pytest.approx(float(dense_), rel=1e-8)
+
+
+def test_the_evidence_of_a_regression_is_the_dense_formula():
+    x, _ = points(30)
+    y = torch.stack((x[:, 0].sin(), x[:, 1]), 1)
+    model = trained(classifier(c=2), x, y, F.mse_loss)
+    f = LinearizedLaplace(model, likelihood="regression", k=1000, prior_precision="evidence").fit((x, y))
+    j, delta, s = jacobian(model, x), f.prior_precision_, f.noise_
+    theta = torch.cat([p.detach().flatten() for p in model.parameters()])
+    ggn = torch.einsum("ncp,ncq->pq", j, j) / s
+    fit = -0.5 * ((model(x).detach() - y).square() / s + math.log(2 * math.pi * s)).sum()
+    log_det = torch.logdet(ggn / delta + torch.eye(len(ggn), dtype=torch.float64))
+    expected = fit - 0.5 * delta * theta.square().sum() - 0.5 * log_det
+    assert f.log_marginal_likelihood() == pytest.approx(float(expected), rel=1e-8)
+
+
+@pytest.mark.parametrize("k", [1000, 40])
+def test_a_prior_for_each_layer_is_the_dense_posterior_at_the_top_of_its_evidence(network, new, k):
+    x, y = points(30)
+    f = LinearizedLaplace(network, k=k, prior_precision="layer_evidence", generator=seeded()).fit((x, y))
+    delta = torch.cat(
+        [p.new_full((p.numel(),), f.layer_precisions_[n.split(".")[0]]) for n, p in network.named_parameters()]
+    )
+    j, jt = jacobian(network, x), jacobian(network, new)
+    hessian = softmax_hessian(network(x).detach())
+    expected = covariance_of(j, jt, hessian, delta.detach())
+    tight = {"rtol": 1e-6, "atol": 1e-8} if k == 1000 else {"rtol": 0.05, "atol": 0.02}
+    torch.testing.assert_close(f.logits(new, joint=True)[1], expected, **tight)
+    if k != 1000:
+        return
+    theta = torch.cat([p.detach().flatten() for p in network.parameters()])
+    ggn = torch.einsum("ncp,ncd,ndq->pq", j, hessian, j)
+
+    def evidence(first, second):
+        d = torch.cat((torch.full((32,), first), torch.full((27,), second))).double()
+        log_det = torch.logdet(ggn / d[:, None] + torch.eye(59, dtype=torch.float64))
+        loss = F.cross_entropy(network(x).detach(), y, reduction="sum")
+        return float(-loss - 0.5 * (d * theta.square()).sum() - 0.5 * log_det)
+
+    a, b = f.layer_precisions_["0"], f.layer_precisions_["2"]
+    assert f.log_marginal_likelihood() == pytest.approx(evidence(a, b), rel=1e-8)
+    for i, j_ in ((1.2, 1), (1 / 1.2, 1), (1, 1.2), (1, 1 / 1.2)):
+        assert evidence(a, b) >= evidence(a * i, b * j_)
+    drawn = f.sample(new[:2], 4000).flatten(1)
+    exact = expected[:2, :2].transpose(1, 2).reshape(6, 6)
+    deviation = exact.diagonal().sqrt()
+    assert ((torch.cov(drawn.mT) - exact) / (deviation[:, None] * deviation)).abs().max() < 0.15
+
+
+def test_samples_hold_what_lies_outside_the_directions(network, new):
+    x, y = points(30)
+    f = LinearizedLaplace(network, k=4, prior_precision=0.7, generator=seeded()).fit((x, y))
+    drawn = f.sample(new[:2], 6000).flatten(1)
+    exact = f.logits(new[:2], joint=True)[1].transpose(1, 2).reshape(6, 6)
+    deviation = exact.diagonal().sqrt()
+    assert ((torch.cov(drawn.mT) - exact) / (deviation[:, None] * deviation)).abs().max() < 0.12
+
+
+def test_precision_and_temperature_are_chosen_together_on_validation_rows(caplog):
+    x, y = points(120)
+    model = trained(classifier(), x[:40], y[:40], F.cross_entropy, 600)
+    val = x[40:80], y[40:80]
+    f = LinearizedLaplace(model, k=1000, generator=seeded()).fit((x[:40], y[:40]), val)
+
+    def loss(precision, temperature):
+        other = LinearizedLaplace(model, k=1000, prior_precision=precision, temperature=temperature, generator=seeded())
+        proba = other.fit((x[:40], y[:40])).predict_proba(val[0])
+        return float(F.nll_loss(proba.log(), val[1]))
+
+    own = loss(f.prior_precision_, f.temperature_)
+    assert f.validation_loss_["posterior"] == pytest.approx(own, rel=1e-6)
+    t = TemperatureScaling(model).fit(val).temperature_
+    for precision, temperature in ((1e8, t), (1.0, 1.0), (10.0, t), (0.1, 1.0)):
+        assert own <= loss(precision, temperature) + 1e-4
+    assert f.validation_loss_["temperature"] == pytest.approx(loss(1e8, t), abs=1e-5)
+    assert f.validation_loss_["network"] == pytest.approx(
+        float(F.cross_entropy(model(val[0]), val[1]).detach()), rel=1e-6
+    )
+
+
+def test_fit_says_where_a_temperature_does_as_well(caplog):
+    x, _ = points(60)
+    noisy = torch.randint(3, (60,), generator=seeded())  # nothing to know: a high temperature is all there is to say
+    model = trained(classifier(), x[:20], noisy[:20], F.cross_entropy, 300)
+    with caplog.at_level(logging.WARNING, "mercer"):
+        LinearizedLaplace(model, parameters="last", generator=seeded()).fit((x[:20], noisy[:20]), (x[20:], noisy[20:]))
+    assert "does as well on the validation rows" in caplog.text
+    assert "TemperatureScaling(model) is simpler" in caplog.text
+
+
+def test_a_last_layer_that_is_not_the_output_is_named():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Softplus()).double()
+    x, y = points()
+    with pytest.raises(ValueError, match=r"outputs must be those of the last linear layer.*Use parameters='all'"):
+        LinearizedLaplace(model, parameters="last", prior_precision=1.0).fit((x, y))
+    frozen = classifier()
+    frozen[2].requires_grad_(False)
+    with pytest.raises(ValueError, match="weight of the last linear layer must require grad; got 2 frozen"):
+        LinearizedLaplace(frozen, parameters="last", prior_precision=1.0).fit((x, y))
+
+
+def test_freezing_the_network_after_the_fit_changes_nothing(network, new):
+    x, y = points(30)
+    model = classifier()
+    f = LinearizedLaplace(model, k=5, prior_precision=1.0, generator=seeded()).fit((x, y))
+    before = f.predict_proba(new)
+    model.requires_grad_(False)
+    torch.testing.assert_close(f.predict_proba(new), before)
+
+
+def test_the_noise_of_a_regression_is_refined_beyond_its_grid():
+    wanted = (0.37, 0.222)
+    score = lambda p, s: (math.log(p / wanted[0])) ** 2 + 3 * math.log(s / wanted[1]) ** 2  # noqa: E731
+    precision, noise = best_precision_and_noise(score, 0.15)
+    assert precision == pytest.approx(wanted[0], rel=0.01)
+    assert noise == pytest.approx(wanted[1], rel=0.01)
+
+
+def test_the_bridge_sees_the_covariance_between_outputs():
+    mean = torch.tensor([[1.0, 0.0, -1.0]], dtype=torch.float64)
+    common = torch.full((1, 3, 3), 2.0, dtype=torch.float64) + 0.2 * torch.eye(3, dtype=torch.float64)
+    truth = Samples(40_000, seeded())(mean, common)
+    bridge = LaplaceBridge()
+    blind = bridge(mean, torch.diag_embed(common[0].diagonal()[None]))
+    assert (bridge(mean, common) - truth).abs().max() < 0.9 * (blind - truth).abs().max()
+    x, y = points(30)
+    model = classifier()
+    f = LinearizedLaplace(model, k=1000, prior_precision=0.05, link="laplace_bridge", generator=seeded()).fit((x, y))
+    torch.testing.assert_close(f.predict_proba(x), bridge(*f.logits(x)))
+
+
+def convolutional():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 2, 2), nn.ReLU(inplace=True), nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3, 2)]
+    return nn.Sequential(*layers).double()
+
+
+def test_kronecker_factors_of_convolutions_are_the_literal_ones():
+    model, x = convolutional(), torch.randn(5, 1, 4, 4, generator=seeded(), dtype=torch.float64)
+    f = KroneckerLaplace(model, prior_precision=0.4).fit((x, torch.arange(5) % 2))
+    j = jacobian(model, x)
+    hessian = softmax_hessian(model(x).detach())
+    first = F.unfold(x, 2).mT  # (n, t, in)
+    maps = model[1](model[0](x)).detach()
+    second = F.unfold(maps, 3).mT
+    hidden = model[2](maps).detach().flatten(1)[:, None]
+    sizes, total = [10, 57, 8], torch.zeros(5, 2, 2, dtype=torch.float64)
+    shapes = [(2, 4), (3, 18), (2, 3)]
+    new = jacobian(model, x)
+    outputs = [lambda z: model[4](model[3](model[2](z.relu()))), lambda z: model[4](model[3](z)), lambda z: z]
+    zs = [model[0](x).detach(), model[2](maps).detach(), model(x).detach()]
+    for a, out, z, part, (rows, columns) in zip(
+        (first, second, hidden), outputs, zs, new.split(sizes, 2), shapes, strict=True
+    ):
+        ones = torch.cat((a, torch.ones_like(a[..., :1])), 2)
+        left = torch.einsum("ntp,ntq->pq", ones, ones) / 5
+        b = torch.autograd.functional.jacobian(lambda z, out=out: out(z).sum(0), z)  # (c, n, out, ...)
+        b = b.flatten(3) if b.ndim > 3 else b[..., None]  # (c, n, out, t)
+        right = torch.einsum("cnot,ncd,dnpt->op", b, hessian, b) / a.shape[1]
+        sigma = torch.linalg.inv(torch.kron(right, left) + 0.4 * torch.eye(part.shape[2], dtype=torch.float64))
+        weight, bias = part[..., : rows * columns].reshape(5, 2, rows, columns), part[..., rows * columns :]
+        whole = torch.cat((weight, bias[..., None]), 3).flatten(2)
+        total += torch.einsum("ncp,pq,ndq->ncd", whole, sigma, whole)
+    torch.testing.assert_close(f.logits(x)[1], total)
+    assert j.shape[2] == sum(sizes)
+
+
+def test_kronecker_chooses_its_prior_on_validation_rows():
+    x, y = points(60)
+    model = trained(classifier(), x[:20], y[:20], F.cross_entropy, 300)
+    f = KroneckerLaplace(model, prior_precision="validation").fit((x[:20], y[:20]), (x[20:], y[20:]))
+
+    def loss(precision):
+        proba = KroneckerLaplace(model, prior_precision=precision).fit((x[:20], y[:20])).predict_proba(x[20:])
+        return float(F.nll_loss(proba.log(), y[20:]))
+
+    assert loss(f.prior_precision_) <= min(loss(p) for p in (1e-2, 0.1, 1.0, 10.0, 100.0)) + 1e-9
+    with pytest.raises(ValueError, match=r"needs a val_loader; got None. Give one, or a number"):
+        KroneckerLaplace(model, prior_precision="validation").fit((x, y))
+
+
+def test_a_temperature_has_the_least_log_loss_and_keeps_the_labels():
+    x, y = points(60)
+    model = trained(classifier(), x[:20], y[:20], F.cross_entropy, 300)
+    f = TemperatureScaling(model).fit((x[:20], y[:20]), (x[20:], y[20:]))
+    logits = model(x).detach()
+    torch.testing.assert_close(f.predict_proba(x), (logits / f.temperature_).softmax(1))
+    torch.testing.assert_close(f.predict(x), logits.argmax(1))
+    best = float(F.cross_entropy(logits[20:] / f.temperature_, y[20:]))
+    assert (
+        best
+        <= min(float(F.cross_entropy(logits[20:] / t, y[20:])) for t in (0.5, 1, 2, 4, f.temperature_ * 1.02)) + 1e-9
+    )
+    assert not f.logits(x)[1].any()
+
+
+def test_a_deep_ensemble_is_the_mean_of_its_networks():
+    x, y = points(60)
+    torch.manual_seed(3)
+    models = [
+        trained(
+            nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double(), x[:20], y[:20], F.cross_entropy, 200
+        )
+        for _ in range(3)
+    ]
+    f = DeepEnsemble(models)
+    outputs = torch.stack([m(x).detach() for m in models])
+    torch.testing.assert_close(f.predict_proba(x), outputs.softmax(2).mean(0))
+    f.fit((x[:20], y[:20]), (x[20:], y[20:]))
+    loss = lambda t: float(F.nll_loss((outputs[:, 20:] / t).softmax(2).mean(0).log(), y[20:]))  # noqa: E731
+    assert loss(f.temperature_) <= min(loss(t) for t in (0.7, 1.0, 1.5, 3.0)) + 1e-9
+    mean, covariance = f.logits(x)
+    torch.testing.assert_close(mean, outputs.mean(0))
+    centred = outputs - outputs.mean(0)
+    torch.testing.assert_close(covariance, torch.einsum("mnc,mnd->ncd", centred, centred) / 3)
+
+
+def test_eigenfunctions_of_a_trajectory_in_one_pass():
+    x, y = points(300)
+    x = x.float()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer, models = torch.optim.SGD(model.parameters(), 0.5), []
+    for step in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[:200]), y[:200]).backward()
+        optimizer.step()
+        if step >= 40 and step % 4 == 0:
+            models.append(copy.deepcopy(model))
+
+    def make(how):
+        gp = TrajectoryGP(models, eigenfunctions=how, precision=1.0, k=3, network_steps=800, generator=seeded())
+        return gp.fit((x[:200], y[:200]))
+
+    fast, slow = make("network"), make("models")
+    assert (fast.predict_proba(x[200:]) - slow.predict_proba(x[200:])).abs().mean() < 0.01
+    for a, b in zip(fast.logits(x[200:]), slow.logits(x[200:]), strict=True):
+        torch.testing.assert_close(a, b)
+    calls = []
+    for m in models:
+        m.register_forward_hook(lambda *_: calls.append(1))
+    fast.predict_proba(x[200:])
+    assert not calls  # the user's own networks are not run at all
+
+
+def test_likelihoods_have_the_curvature_of_their_densities():
+    f = torch.randn(4, 3, generator=seeded(), dtype=torch.float64)
+    cases = [
+        (Softmax(1.7), torch.tensor([0, 1, 2, 0]), 3),
+        (Softmax(0.6), torch.tensor([0, 1, 1, 0]), 1),
+        (Gaussian(0.3), f.sin(), 3),
+    ]
+    for density, y, c in cases:
+        for row, target in zip(f[:, None, :c], y.split(1), strict=True):
+            loss = partial(_surprise, density, target)
+            hessian = torch.autograd.functional.hessian(loss, row)[0, :, 0]
+            eye = torch.eye(c, dtype=torch.float64)[None]
+            torch.testing.assert_close(density.curvature_product(row, eye)[0], hessian)
+            root = density.curvature_root(row, eye)[0]
+            torch.testing.assert_close(root @ root.mT, hessian)
+
+
+def _surprise(density, y, f):
+    return -density.log_density(f, y)[0]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..checks import sentence
-from ..kernels import EmpiricalNTK
-from ..kernels import Tangents
+from ..kernels import EmpiricalNTK, Tangents
 from ..linalg import slices
 from ..modules import Readable, capture, last_linear
 from .layer_signals import ONE, LayerSignals, flat_logits

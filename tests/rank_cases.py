@@ -248,6 +248,7 @@ SHARDS: dict[str, Case] = {
     "ridge-exact": lambda own: ridged(own, Matern(1.5), solver="exact"),
     "ridge-chosen": ridged,
     "ridge-landmarks": lambda own: ridged(own, RBF(0.5), solver="landmarks", landmarks=12),
+    "ridge-eigenpro": lambda own: ridged(own, Matern(0.5), solver="eigenpro"),
     "ridge-partial_fit": ridged_in_parts,
     "stored_rows": streamed,
     "analyze": analyzed,

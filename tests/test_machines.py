@@ -14,8 +14,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mercer
 from mercer import NumericalWarning
-from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Precomputed
-from mercer.machines import KernelRidge, candidate_kernels, dual_fit, dual_path, rank_kernels, tune_penalty
+from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Matern, Precomputed
+from mercer.machines import (
+    KernelRidge,
+    candidate_kernels,
+    dual_fit,
+    dual_path,
+    kernel_ridge,
+    rank_kernels,
+    tune_penalty,
+)
+from mercer.machines.eigenpro import Stopping, eigenpro
 from mercer.modules import open_rows
 
 N, D = 24, 3
@@ -137,6 +146,56 @@ def test_a_first_part_chooses_and_files_are_read_in_blocks(tmp_path):
     torch.testing.assert_close(torch.from_numpy(from_file.predict(stored)), whole.predict(X))
     streamed = KernelRidge(RBF(0.4), penalty=0.1, landmarks=8, random_state=0).partial_fit(X[:12], Y[:12])
     assert len(streamed.anchors_) == 8 and streamed.solver_ == "landmarks"
+
+
+# --- all rows by mini-batches -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rbf", "laplacian", "matern_half", "ntk_relu", "sum", "precomputed"])
+def test_eigenpro_reaches_the_dense_solution(name):
+    kernel = CASES[name]()
+    x, at = rows_for(kernel)
+    with torch.no_grad():
+        expected = literal.ridge(kernel, x, Y[: len(x)], 3.0, at)
+        machine = KernelRidge(kernel, penalty=3.0, solver="eigenpro", random_state=0).fit(x, Y[: len(x)])
+    assert machine.residual_ <= 1.5e-8 and machine.solver_ == "eigenpro"  # the root of float64's eps
+    # an error of the weights is at most the residual over the least eigenvalue, which is at least the penalty
+    torch.testing.assert_close(machine.predict(at), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_eigenpro_on_many_rows_equals_the_exact_machine():
+    x = draw(700, 5)
+    y = torch.stack((x[:, 0].sin(), x[:, 1] * x[:, 2]), 1)
+    exact = KernelRidge(Matern(0.5, 3.0), penalty=0.5, solver="exact").fit(x, y)
+    machine = KernelRidge(Matern(0.5, 3.0), penalty=0.5, solver="eigenpro", random_state=0).fit(x, y)
+    torch.testing.assert_close(machine.predict(x), exact.predict(x), rtol=0, atol=1e-6)
+
+
+def test_eigenpro_stops_by_rows_it_held_out():
+    x = draw(600, 3)
+    clean = x[:, :1].sin() * x[:, 1:2].cos()
+    machine = KernelRidge(Matern(0.5, 2.0), solver="eigenpro", random_state=0).fit(
+        x, clean + 0.2 * draw(600, 1, seed=5)
+    )
+    rows, predicted = machine.held_out()
+    assert len(rows) == 30 and predicted.shape == (30, 1) and machine.loo_ is None
+    fresh = draw(200, 3, seed=6)
+    error = (machine.predict(fresh) - fresh[:, :1].sin() * fresh[:, 1:2].cos()).square().mean()
+    assert float(error) < 0.25 * float(clean.var())
+    assert float(machine.variance(fresh).min()) >= 0 and float(machine.variance(fresh + 100).min()) > 0.99
+
+
+def test_eigenpro_says_when_it_did_not_get_there():
+    x = draw(200, 3)
+    with pytest.warns(NumericalWarning, match="after 2 passes, above"):
+        eigenpro(RBF(0.1), x, x - x.mean(0), penalty=1e-9, stopping=Stopping(passes=2))
+
+
+def test_auto_takes_the_cheaper_solver(monkeypatch):
+    monkeypatch.setattr(kernel_ridge, "EXACT_ROWS", 20)
+    assert KernelRidge(RBF(0.4), random_state=0).fit(X, Y).solver_ == "eigenpro"
+    assert KernelRidge(RBF(0.4), landmarks=5, random_state=0).fit(X, Y).solver_ == "landmarks"
+    assert KernelRidge(RBF(0.4), random_state=0).fit(X[:20], Y[:20]).solver_ == "exact"
 
 
 # --- the kernel is chosen ---------------------------------------------------------------------------------------------

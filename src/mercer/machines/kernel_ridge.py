@@ -11,12 +11,13 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from .. import checks
-from ..distributed import gather_rows, global_slice, shard, shared_generator, take_rows
+from ..distributed import gather_rows, global_slice, shard, shared_generator, sum_over_ranks, take_rows
 from ..kernels import Kernel
 from ..linalg import block_rows, cholesky, slices
 from ..modules import Data, Readable
 from ..storage import Savable
 from .dual import dual_fit, tune_penalty
+from .eigenpro import eigenpro
 from .landmarks import LandmarkMachine, LandmarkSolution, landmark_count, landmark_machine
 from .selection import CHOOSING_ROWS, choose_kernel
 from .validation import checked_rows, checked_training
@@ -26,6 +27,9 @@ __all__ = ["KernelRidge"]
 EXACT_ROWS = 5000
 """Rows up to which ``"auto"`` holds the Gram matrix."""
 
+_PAIR = 30  # what one kernel value costs beside its features: an exponential, a product with the weights
+_WORK = 2e12  # such operations in a pass over all pairs up to which ``"auto"`` uses every row: a minute of one core
+_VARIANCE_ROWS, _VARIANCE_PENALTY = 2000, 1e-3  # of ``"eigenpro"``, which has neither factor nor penalty
 _SOLVERS = ("auto", "exact", "landmarks", "eigenpro")
 
 
@@ -67,6 +71,7 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     solver_: str
     residual_: float
     loo_: Any
+    held_out_: tuple[Tensor, Tensor] | None
     machine_: LandmarkMachine | None
     anchors_: Tensor
     weights_: Tensor
@@ -122,7 +127,8 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         r"""Posterior variance over the prior's: :math:`1 - k_x^T (K + \lambda I)^{-1} k_x / k(x, x)`, ``(n,)``.
 
         In 0..1: 1 far from all rows, near 0 among many of them. 0 where k(x, x) is 0: there f is surely the mean.
-        From landmarks, that of the process with the deterministic training conditional.
+        From landmarks, that of the process with the deterministic training conditional. After ``"eigenpro"``, given
+        2,000 of the rows and a penalty of at least 1e-3 of k(x, x): an upper bound.
         """
         rows = self._rows_at(x)
         with torch.no_grad():
@@ -134,6 +140,19 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
                 share = torch.cat([self._known_share(data[part]) for part in parts])
         return self._like(x, rows, (1 - share).clamp(0, 1))
 
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Numbers of training rows, and predictions ``(v, c)`` of them by fits that did not see them.
+
+        All rows by leave-one-out, or the rows that told ``"eigenpro"`` when to stop.
+        """
+        if self.held_out_ is not None:
+            return self.held_out_
+        if not hasattr(self, "loo_") or self.loo_ is None:
+            need = "held-out predictions need a fit to rows in memory"
+            raise ValueError(checks.sentence("KernelRidge", need, "none", "Call fit(x, y) with tensors or arrays."))
+        found = torch.as_tensor(self.loo_)
+        return torch.arange(len(found)), found[:, None] if self.flat_ else found
+
     def _learn(self, x: Data, y: Data | None, solver: str) -> Self:
         self._check_arguments()
         with torch.no_grad():
@@ -141,10 +160,13 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
             generator = shared_generator(seeded(self.random_state))
             self.kernel_ = self._choose(data, targets, generator) if self.kernel is None else self.kernel
             solver = self._cheapest(data) if solver == "auto" else solver
+            self.machine_, self.held_out_, self.loo_ = None, None, None
             if solver == "exact":
                 self._fit_exact(gather_rows(data[:]), gather_rows(targets))
-            else:
+            elif solver == "landmarks":
                 self._fit_landmarks(data, targets, generator)
+            else:
+                self._fit_eigenpro(data[:], targets, generator)
         self._finish(solver, isinstance(x, Tensor))
         return self
 
@@ -162,7 +184,7 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         self.loo_ = fit.held_out if len(x) > 1 else None
         centred = y - fit.mean
         left = gram @ fit.weights + fit.penalty * fit.weights - centred
-        self.residual_, self.machine_ = _relative(left, centred), None
+        self.residual_ = _relative(left, centred)
 
     def _fit_landmarks(self, x: Readable, y: Tensor, generator: torch.Generator | None) -> None:
         m = landmark_count(global_slice(len(x))[1], self.landmarks)
@@ -173,6 +195,15 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         if isinstance(x, Tensor):  # rows in a file would be read once more
             found = [machine.held_out(solution, phi, y[part]) for part, phi in machine.features(self.kernel_, x)]
             self.loo_ = gather_rows(torch.cat([*found, y[:0]])) if machine.n > 1 else None
+
+    def _fit_eigenpro(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> None:
+        self.mean_ = sum_over_ranks(y.sum(0)) / global_slice(len(x))[1]
+        penalty = None if isinstance(self.penalty, str) else float(self.penalty)
+        fit = eigenpro(self.kernel_, x, y - self.mean_, penalty=penalty, generator=generator)
+        self.anchors_, self.weights_ = gather_rows(x), gather_rows(fit.weights)
+        self.penalty_, self.residual_ = penalty or 0.0, fit.residual
+        if len(fit.rows):
+            self.held_out_ = (fit.rows, fit.held_out + self.mean_.to(fit.held_out))
 
     def _take(self, machine: LandmarkMachine, penalty: float, solution: LandmarkSolution | None = None) -> None:
         solution = machine.solve(penalty) if solution is None else solution
@@ -196,7 +227,10 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     def _cheapest(self, x: Readable) -> str:
         if self.landmarks is not None or not isinstance(x, Tensor):
             return "landmarks"
-        return "exact" if global_slice(len(x))[1] <= EXACT_ROWS else "landmarks"
+        n = global_slice(len(x))[1]
+        if n <= EXACT_ROWS:
+            return "exact"
+        return "eigenpro" if n**2 * (x[:1].numel() + _PAIR) <= _WORK else "landmarks"
 
     def _finish(self, solver: str, tensor: bool) -> None:
         self.solver_ = solver
@@ -207,7 +241,7 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
 
     def _known_share(self, rows: Tensor) -> Tensor:  # (r, ...) -> (r,)
         """Share of the prior variance that the training rows explain."""
-        cross = self.kernel_(self._anchors(), rows).to(self.weights_)
+        cross = self.kernel_(self._conditioned(), rows.to(self._dtype(rows, torch.float64))).double()
         half = torch.linalg.solve_triangular(self._system_factor(), cross, upper=False)
         prior = self.kernel_.diag(rows).to(half)
         return torch.where(prior > 0, half.square().sum(0) / prior.where(prior > 0, torch.ones_like(prior)), 1.0)
@@ -215,18 +249,27 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     def _system_factor(self) -> Tensor:
         """Cholesky factor of the system, made when first asked for: it is n x n, and not saved."""
         if "_factor" not in self.__dict__:
-            gram = self.kernel_(self._anchors()).double()
-            gram.diagonal().add_(self.penalty_)
+            gram = self.kernel_(self._conditioned()).double()
+            least = _VARIANCE_PENALTY * float(gram.diagonal().mean()) if self.solver_ == "eigenpro" else 0.0
+            gram.diagonal().add_(max(self.penalty_, least))
             self.__dict__["_factor"] = cholesky(gram, where="KernelRidge").factor
         factor: Tensor = self.__dict__["_factor"]
         return factor
 
+    def _conditioned(self) -> Tensor:
+        """The rows that the variance knows of: all, or 2,000 of those that ``"eigenpro"`` used."""
+        anchors = self.anchors_
+        if self.solver_ == "eigenpro":
+            few = min(len(anchors), _VARIANCE_ROWS)
+            anchors = anchors[torch.linspace(0, len(anchors) - 1, few, device=anchors.device).round().long()]
+        return anchors.to(self._dtype(anchors, torch.float64))
+
     def _anchors(self) -> Tensor:
         return self.anchors_.to(self._dtype(self.anchors_))
 
-    def _dtype(self, rows: Tensor) -> torch.dtype:
+    def _dtype(self, rows: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
         """Weights alternate in sign and may be large, so kernels are computed in the dtype the weights have."""
-        return self.weights_.dtype if rows.is_floating_point() else rows.dtype
+        return (dtype or self.weights_.dtype) if rows.is_floating_point() else rows.dtype
 
     def _rows_at(self, x: Data) -> Tensor:
         if not hasattr(self, "weights_"):

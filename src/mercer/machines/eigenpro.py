@@ -1,0 +1,235 @@
+r"""Kernel ridge on all rows by preconditioned mini-batches, never a Gram matrix (EigenPro 2: Ma and Belkin 2019).
+
+Gradient descent on :math:`\|f - y\|^2` in the kernel's space moves slowly along eigenfunctions of small eigenvalue,
+because the largest bounds the step. From the q top eigenvectors V of s rows, with eigenvalues :math:`\Sigma`, comes
+
+.. math:: P = I - \sum_{i \le q} (1 - \Sigma_{q+1} / \Sigma_i) \psi_i \otimes \psi_i, \qquad
+    \psi_i = \Sigma_i^{-1/2} \sum_j V_{ji} k(x_j, \cdot),
+
+which levels them. A batch b of m rows with residuals r moves its own weights by :math:`-\eta r / m` and those of the s
+rows by :math:`\eta / m \, V D V^T K_{sb} r`, :math:`D = (1 - \Sigma_{q+1} / \Sigma) / \Sigma`. A pass costs n squared
+kernel values; memory is the rows and their weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..distributed import global_slice, sum_over_ranks, take_rows
+from ..kernels import Kernel
+from ..linalg import SymmetricOperator, randomized_range, slices
+
+__all__ = ["EigenProFit", "Stopping", "eigenpro"]
+
+_SAMPLE = 4000  # s, rows the preconditioner is made from
+_DIRECTIONS = 400  # q at most
+_BATCH = 1000  # m at most
+_TILE = 1000  # columns of the kernel held at a time: a tile stays in the processor's cache
+_HELD_OUT = 2000  # rows that say when to stop, at most; a twentieth of the rows where those are fewer
+_STEP = 1.5  # times the step of fastest worst-case descent; 2 is where descent ends
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When to stop.
+
+    Attributes:
+        passes: Most passes over the rows; None for 10 with held-out rows, 200 without.
+        worth: Least relative fall of the held-out error in a pass that is worth another pass.
+        residual: Relative residual that ends a fit without held-out rows; None for the root of the dtype's eps.
+    """
+
+    passes: int | None = None
+    worth: float = 0.05
+    residual: float | None = None
+
+
+class EigenProFit(NamedTuple):
+    """A fit.
+
+    Attributes:
+        weights: Of this rank's rows, ``(n, c)``.
+        held_out: ``(v, c)``, predictions of the held-out rows when the descent stopped, before they took part.
+        rows: ``(v,)``, which rows those are, numbered over all ranks.
+        residual: Relative residual over the last pass.
+        passes: Passes over the rows.
+        directions: Eigenvectors q in the preconditioner.
+    """
+
+    weights: Tensor
+    held_out: Tensor
+    rows: Tensor
+    residual: float
+    passes: float
+    directions: int
+
+
+class _Preconditioner(NamedTuple):
+    rows: Tensor  # (s, ...)
+    numbers: Tensor  # (s,) among all ranks' rows
+    vectors: Tensor  # (s, q)
+    gains: Tensor  # (q,), D
+    step: float  # eta / m
+    batch: int
+
+
+def eigenpro(
+    kernel: Kernel,
+    x: Tensor,
+    y: Tensor,
+    *,
+    penalty: float | None = None,
+    stopping: Stopping | None = None,
+    generator: torch.Generator | None = None,
+) -> EigenProFit:
+    r"""Weights :math:`\alpha` with :math:`(K + \lambda I) \alpha \approx y`, in the rows' dtype.
+
+    Args:
+        kernel: k.
+        x: Rows, ``(n, ...)``, this rank's.
+        y: Centred targets, ``(n, c)``.
+        penalty: :math:`\lambda`, and the descent goes on till the residual is small; None: no penalty, and the descent
+            stops when the error of held-out rows does not fall enough, which is the regularisation.
+        stopping: When to stop.
+        generator: Randomness of the batches, the same on all ranks.
+    """
+    descent = _Descent(kernel, x, y, 0.0 if penalty is None else penalty, stopping or Stopping(), generator)
+    return descent.run(held_out=penalty is None)
+
+
+class _Descent:
+    def __init__(
+        self,
+        kernel: Kernel,
+        x: Tensor,
+        y: Tensor,
+        penalty: float,
+        stopping: Stopping,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.kernel, self.x, self.y, self.penalty = kernel, x, y.to(_dtype(x)), penalty
+        self.stopping, self.generator = stopping, generator
+        self.place, self.n = global_slice(len(x))
+        self.weights, self.seen = torch.zeros_like(self.y), self.y[:0]
+
+    def run(self, *, held_out: bool) -> EigenProFit:
+        order = torch.randperm(self.n, generator=self.generator)
+        count = min(self.n // 20, _HELD_OUT) if held_out else 0
+        held, rest = order[:count], order[count:]
+        self.precondition(rest, order)
+        self.watch(held)
+        size = float(sum_over_ranks(self.y.double().square().sum())) / max(1, self.n)
+        passes, residual = self.descend(rest, size)
+        predicted = self.seen.clone()
+        for batch in held.split(self.made.batch):  # the held-out rows take part once, when they have said when to stop
+            self.move(batch)
+        return EigenProFit(self.weights, predicted, held, residual, passes, len(self.made.gains))
+
+    def descend(self, rest: Tensor, size: float) -> tuple[float, float]:
+        """Passes over the rows till it is time to stop; how many, and the relative residual over the last."""
+        target = self.stopping.residual or math.sqrt(torch.finfo(self.y.dtype).eps)
+        best, residual, number = math.inf, math.inf, 0
+        most = self.stopping.passes or (10 if len(self.known) else 200)
+        kept, seen = self.weights.clone(), self.seen.clone()
+        while number < most:
+            number += 1
+            before, squares = best, 0.0
+            for batch in rest[torch.randperm(len(rest), generator=self.generator)].split(self.made.batch):
+                squares += self.move(batch)
+                error = self.error()
+                if error < best:
+                    best, kept, seen = error, self.weights.clone(), self.seen.clone()
+            residual = math.sqrt(squares / len(rest) / size) if size > 0 else 0.0
+            if not math.isfinite(residual) or residual > 10:
+                need = "the descent must converge"
+                raise ValueError(checks.sentence("eigenpro", need, f"residual {residual:.1e}", "Use another solver."))
+            if len(self.known):
+                if best > (1 - self.stopping.worth) * before:
+                    break
+            elif residual <= target:
+                break
+        else:
+            if not len(self.known) and residual > target:
+                checks.warn("eigenpro", f"residual {residual:.1e} after {number} passes, above {target:.1e}.")
+        if len(self.known):
+            self.weights, self.seen = kept, seen
+        return float(number), residual
+
+    def precondition(self, rest: Tensor, order: Tensor) -> None:
+        """Eigenvectors of some rows, the step, and the batch that the step allows."""
+        numbers = rest[:_SAMPLE]
+        rows = take_rows(self.x, numbers)
+        gram = self.kernel(rows)
+        q = max(0, min(_DIRECTIONS, len(rows) // 5 - 1))
+        values, vectors = _top(gram, q + 1, self.generator)
+        tail, values, vectors = float(values[-1]), values[:-1], vectors[:, :-1]
+        keep = values > max(tail, 0.0)
+        values, vectors = values[keep], vectors[:, keep]
+        gains = (1 - tail / values) / values
+        judged = take_rows(self.x, order[-_HELD_OUT:])
+        cross = self.kernel(judged, rows).to(vectors) @ vectors  # (v, q)
+        left = self.kernel.diag(judged).to(cross) - cross.square() @ gains
+        beta, top = float(left.max()) + self.penalty, tail / len(rows) + self.penalty / max(1, self.n)
+        batch = max(1, min(_BATCH, len(rest), round(beta / max(top, 1e-12 * beta))))
+        step = _STEP / (beta + (batch - 1) * top)
+        self.made = _Preconditioner(rows, numbers, vectors, gains, step, batch)
+
+    def watch(self, held: Tensor) -> None:
+        """Follow the predictions of the held-out rows, at a batch's cost each step."""
+        self.known, self.judged = take_rows(self.y, held), take_rows(self.x, held)
+        self.seen = torch.zeros_like(self.known)
+        self.judged_sample = self.kernel(self.judged, self.made.rows).to(self.y) if len(held) else self.known[:, :0]
+
+    def error(self) -> float:
+        return float((self.seen - self.known).square().mean()) if len(self.known) else math.inf
+
+    def move(self, batch: Tensor) -> float:
+        """One step on these rows; their squared residuals before it, summed over rows and columns."""
+        made, rows = self.made, take_rows(self.x, batch)
+        fitted = sum_over_ranks(product(self.kernel, rows, self.x, self.weights))
+        residual = fitted - take_rows(self.y, batch)
+        if self.penalty:
+            residual = residual + self.penalty * take_rows(self.weights, batch)
+        change = -made.step * residual
+        pulled = made.vectors.mT @ (self.kernel(made.rows, rows).to(residual) @ change)
+        back = -(made.vectors @ (made.gains[:, None] * pulled))  # (s, c)
+        self.add(batch, change)
+        self.add(made.numbers, back)
+        if len(self.known):
+            self.seen = self.seen + product(self.kernel, self.judged, rows, change) + self.judged_sample @ back
+        return float(residual.double().square().sum())
+
+    def add(self, numbers: Tensor, change: Tensor) -> None:
+        """Add to the weights of rows by their number among all ranks' rows."""
+        own = (numbers >= self.place.start) & (numbers < self.place.stop)
+        self.weights.index_add_(0, numbers[own] - self.place.start, change[own])
+
+
+def product(kernel: Kernel, x: Tensor, y: Tensor, v: Tensor) -> Tensor:  # (n, ...), (m, ...), (m, c) -> (n, c)
+    """``K(x, y) @ v`` in tiles that stay in the processor's cache: half the time of blocks of whole rows."""
+    out = v.new_zeros(len(x), v.shape[1])
+    for columns in slices(len(y), _TILE):
+        right, part = y[columns], v[columns]
+        for rows in slices(len(x), _TILE):
+            out[rows].addmm_(kernel.gram(x[rows], right).to(v.dtype), part)
+    return out
+
+
+def _top(gram: Tensor, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """About the k top eigenpairs, descending: a preconditioner needs no exact ones."""
+    width = min(len(gram), k + max(20, k // 10))
+    start = torch.randn(len(gram), width, generator=generator, dtype=torch.float64).to(gram)
+    basis = randomized_range(SymmetricOperator.from_matrix(gram), start, iterations=2)
+    projected = (basis.mT @ (gram @ basis)).double()
+    values, rotation = torch.linalg.eigh((projected + projected.mT) / 2)
+    return values.flip(0)[:k].to(gram), (basis @ rotation.flip(1)[:, :k].to(gram))
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.float64

@@ -1,8 +1,10 @@
-"""``mercer list``: every entry of the five papers and whether it can run here."""
+"""``mercer list``: every entry of the five papers, whether it can run here, and what its recorded runs show."""
 
 from __future__ import annotations
 
 import json
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,32 +16,46 @@ WORDS = {
     "paper_scale_only": "paper scale only",
     "not_built": "not built yet",
 }
+_WIDTH = 80
 
 
 @click.command("list")
+@click.argument("papers", metavar="[PAPER ...]", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array of entries.")
-def list_entries(as_json: bool) -> None:
-    """Every entry: id, paper, what it shows, data, scale, state."""
-    from mercer.experiments import entries
+def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
+    """List entries: id, paper, what it shows, data, scale, state, verdict.
 
-    rows = [_row(entry) for entry in entries()]
+    PAPER is a paper (chen2022) or an entry (chen2022/fig4); none means all. The state says whether the entry can run
+    here; the verdict whether the recorded runs reproduce the paper.
+    """
+    from mercer.experiments import select
+
+    try:
+        chosen = select(papers)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    rows = [_row(entry) for entry in chosen]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
     for paper in dict.fromkeys(row["paper"] for row in rows):
         click.echo(click.style(paper, bold=True))
         for row in (row for row in rows if row["paper"] == paper):
-            data = ", ".join(row["data"]) or "none"
-            click.echo(f"  {row['id']:<25}{WORDS[row['state']]:<18}{row['what']}")
-            click.echo(
-                click.style(f"  {'':<43}{row['kind']}; data: {data}; scale: {', '.join(row['scale'])}", dim=True)
-            )
+            _print(row)
     click.echo(_totals(rows))
 
 
-def _row(entry: Any) -> dict[str, Any]:
-    from mercer.experiments import SCALES
+def _print(row: dict[str, Any]) -> None:
+    click.echo(f"  {row['id']:<24}{row['verdict']:<26}{WORDS[row['state']]}")
+    data = ", ".join(row["data"]) or "none"
+    for text in (row["what"], f"{row['kind']}; data: {data}; scale: {', '.join(row['scale'])}"):
+        click.echo(click.style(textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    "), dim=True))
 
+
+def _row(entry: Any) -> dict[str, Any]:
+    from mercer.experiments import SCALES, recorded_verdict
+
+    verdict = recorded_verdict(entry)
     return {
         "id": entry.id,
         "paper": entry.paper,
@@ -49,6 +65,8 @@ def _row(entry: Any) -> dict[str, Any]:
         "data": list(entry.data),
         "scale": ["paper"] if entry.scale == "paper" else list(SCALES),
         "state": _state(entry),
+        "verdict": verdict.label,
+        "why": verdict.why,
     }
 
 
@@ -68,4 +86,6 @@ def _totals(rows: Sequence[dict[str, Any]]) -> str:
     kinds = [row["kind"] for row in rows]
     states = [row["state"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {word}" for state, word in WORDS.items() if state in states)
-    return f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}"
+    verdicts = ", ".join(f"{count} {word}" for word, count in Counter(row["verdict"] for row in rows).most_common())
+    lines = f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}. Verdicts: {verdicts}."
+    return textwrap.fill(lines, _WIDTH)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .claims import Claim
+
 PUBLISHED = Path(__file__).parent / "published"
 
 
@@ -44,6 +46,8 @@ class Entry:
         stand_ins: what ours uses in place of what the paper used.
         doubts: where the paper is unclear or does not follow.
         numbers: the published numbers.
+        claims: what is compared for the verdict (`mercer.experiments.claims`).
+        paper_size: the paper's settings that make a training's size, ``{"rows": 50_000, "epochs": 450}``.
         run: ``module``, the module of the paper's folder that runs the entry, and what that module asks for.
     """
 
@@ -61,6 +65,8 @@ class Entry:
     stand_ins: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     numbers: tuple[Number, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    paper_size: Mapping[str, float] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -129,6 +135,7 @@ def _entry(paper: str, table: dict[str, Any], shared: dict[str, Any]) -> Entry:
         own = () if name == "data" and name in table else shared.get(name, ())
         fields[name] = (*own, *table.get(name, ()))
     fields["settings"] = {**shared.get("settings", {}), **table.get("settings", {})}
+    fields["claims"] = tuple(Claim(**claim) for claim in table.get("claims", ()))
     fields["numbers"] = tuple(_numbers(table.get("numbers", {})))
     return Entry(**{**fields, "id": f"{paper}/{table['id']}", "paper": paper})
 

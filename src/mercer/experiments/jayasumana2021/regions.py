@@ -25,7 +25,10 @@ _GRID = (45, 90)  # latitudes, longitudes
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """The data and each classifier's map of the sphere; one draw of the centres, as in the paper."""
     settings = {**SIZES[scale], "grid": list(_GRID)}
-    return [Cell(entry.id, row=row, settings={**settings, "shows": row}, seeds=1) for row in _ROWS]
+    return [
+        Cell(entry.id, row=row, settings={**settings, "shows": row}, seeds=1 if scale == "smoke" else 5)
+        for row in _ROWS
+    ]
 
 
 def run(cell: Cell) -> Outcome:
@@ -46,19 +49,24 @@ def run(cell: Cell) -> Outcome:
         ],
         2,
     ).reshape(-1, 3)
+    best = drawn.posterior(u)[:, 1]
     if shows == "Bayes optimal":
-        orange = drawn.posterior(u)[:, 1]
+        orange = best
     else:
         head = fit_on_sphere(shows, drawn, cell.settings, cell.seed)
         with torch.no_grad():
             orange = head(u).softmax(1)[:, 1]
     shape = (len(latitude), len(longitude))
-    return Outcome(arrays={"orange": orange.reshape(shape).tolist()}, values={"orange share": float(orange.mean())})
+    area = latitude.cos()[:, None].expand(shape).reshape(-1)  # of the sphere that a point of the grid stands for
+    agreement = float((((orange > 0.5) == (best > 0.5)).float() * area).sum() / area.sum())
+    return Outcome(
+        arrays={"orange": orange.reshape(shape).tolist()}, values={"agreement with the Bayes rule": agreement}
+    )
 
 
 def draw(results: list[Result]) -> Figure:
     """Maps of the whole sphere, blue and orange, with the data's points in the first."""
-    by_row = {result.row: result for result in results}
+    by_row = {result.settings["shows"]: result for result in results if result.seed == 0}
     shown = [row for row in _ROWS if row in by_row]
     figure, axes = figures.canvas(columns=len(shown), width=2.7 * len(shown), height=2.4)
     for axis, row in zip(axes, shown, strict=True):

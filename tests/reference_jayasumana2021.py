@@ -66,6 +66,67 @@ def plain_logits(z, weight, alpha, *, prototypes=1, bias=None, temperature=1.0, 
     return scores if bias is None else scores + bias
 
 
+def learned_scale(z, log_scale, exponent):
+    """What multiplies each kernel value: s_j (|z| / sqrt d)^rho, row by row: (n, c)."""
+    lengths = [math.sqrt(sum(v * v for v in row) / len(row)) for row in z.tolist()]
+    return torch.tensor([[math.exp(s) * r**exponent for s in log_scale] for r in lengths], dtype=torch.float64)
+
+
+def scaled_logits(z, weight, alpha, log_scale, exponent, *, prototypes=1, bias=None, dim=None):
+    """Logits with a learned scale, one row, class and prototype at a time."""
+    scale = learned_scale(z, log_scale, exponent)
+    result = []
+    for i, embedding in enumerate(z.tolist()):
+        row = []
+        for j in range(len(weight) // prototypes):
+            total = 0.0
+            for w in weight[j * prototypes : (j + 1) * prototypes].tolist():
+                pair = unit(embedding), unit(w)
+                k = equation_6(*pair, alpha) if dim is None else gegenbauer_series(*pair, alpha, dim)
+                total += math.exp(float(scale[i, j]) * k)
+            row.append(math.log(total) + (0.0 if bias is None else bias[j]))
+        result.append(row)
+    return torch.tensor(result, dtype=torch.float64)
+
+
+def plain_scaled_logits(z, weight, alpha, log_scale, exponent, *, prototypes=1, bias=None, dim=None):
+    """The same by torch operations alone, for gradients."""
+    k = plain_logits(z, weight, alpha, dim=dim)
+    length = (z.square().sum(1) / z.shape[1]).sqrt()[:, None]
+    scores = k * log_scale.exp().repeat_interleave(prototypes) * length**exponent
+    scores = torch.logsumexp(scores.reshape(len(z), -1, prototypes), 2)
+    return scores if bias is None else scores + bias
+
+
+def kernel_mean(places, mask, weight, alpha):
+    """The mean of k(w, place) over the places that count, one number at a time: (n, m)."""
+    result = []
+    for row, counted in zip(places.tolist(), mask.tolist(), strict=True):
+        kept = [place for place, counts in zip(row, counted, strict=True) if counts]
+        means = [sum(equation_6(unit(place), unit(w), alpha) for place in kept) / len(kept) for w in weight.tolist()]
+        result.append(means)
+    return torch.tensor(result, dtype=torch.float64)
+
+
+def read_units(values, z, norm_weight, norm_bias, readout, skip, bias, eps=1e-5):
+    """A LN(values) + B z + b, one row at a time."""
+    result = []
+    for row, embedding in zip(values, z, strict=True):
+        mean = sum(float(v) for v in row) / len(row)
+        variance = sum((float(v) - mean) ** 2 for v in row) / len(row)
+        scaled = [
+            (float(v) - mean) / math.sqrt(variance + eps) * float(w) + float(b)
+            for v, w, b in zip(row, norm_weight, norm_bias, strict=True)
+        ]
+        result.append(
+            [
+                dot(scaled, readout[j].tolist()) + dot(embedding.tolist(), skip[j].tolist()) + float(bias[j])
+                for j in range(len(readout))
+            ]
+        )
+    return torch.tensor(result, dtype=torch.float64)
+
+
 def squared_outer_product(z):
     """Lin et al., 2015: the outer product, signed root, Frobenius length 1, written out."""
     outer = torch.einsum("ni,nj->nij", z, z)

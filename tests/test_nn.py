@@ -8,7 +8,7 @@ import pytest
 import reference_jayasumana2021 as reference
 import safetensors.torch
 import torch
-from head_cases import HEADS, C, D, rows
+from head_cases import HEADS, C, D, randomised, rows
 from torch import nn
 from torch.nn import functional as F
 
@@ -29,14 +29,6 @@ from mercer.nn import (
 def head(request):
     torch.manual_seed(7)  # not the seed of the rows: weights on top of an embedding have a kink in the RBF
     return HEADS[request.param]()
-
-
-def randomised(head):
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(torch.rand(parameter.shape, generator=generator, dtype=torch.float64) + 0.1)
-    return head
 
 
 def test_no_public_head_escapes_the_contract():
@@ -85,7 +77,7 @@ def test_gradcheck_and_gradgradcheck(head):
     "kernel", [Linear(), Polynomial(10, 0.5, 0.5), Matern(), Cosine(), ArcCosine(), RBF() + Linear()], ids=repr
 )
 def test_any_kernel_goes_in(kernel):
-    head = KernelClassifier(D, C, kernel).double()
+    head = KernelClassifier(D, C, kernel, bias=False, temperature=1.0).double()
     z = rows()
     expected = kernel.double()(F.normalize(z), F.normalize(head.weight))
     torch.testing.assert_close(head(10 * z), expected)
@@ -214,14 +206,30 @@ def test_nan_goes_through_as_nan():
     assert logits[0].isnan().all() and torch.isfinite(logits[1:]).all()
 
 
-def test_param_groups_decay_the_kernel_and_not_the_bias():
-    head = KernelClassifier(D, C, bias=True)
-    groups = head.param_groups(weight_decay=1e-4, kernel_lr=0.5)
-    assert [group["weight_decay"] for group in groups] == [1e-4, 1e-4, 0.0]
-    assert groups[1]["lr"] == 0.5 and groups[1]["params"] == [head.kernel.alpha]
-    assert sum(len(group["params"]) for group in groups) == len(list(head.parameters()))
-    torch.optim.SGD(groups, lr=0.1).step()
-    assert len(KernelClassifier(D, C, Linear()).param_groups()) == 1
+def test_param_groups_decay_the_kernel_and_neither_scale_nor_bias():
+    for make in (lambda: KernelClassifier(D, C), lambda: KernelClassifier(D, C, shared=4)):
+        head = make()
+        groups = head.param_groups(weight_decay=1e-4, kernel_lr=0.5)
+        assert [group["weight_decay"] for group in groups] == [1e-4, 1e-4, 0.0]
+        assert groups[1]["lr"] == 0.5 and groups[1]["params"] == [head.kernel.alpha]
+        assert sum(len(group["params"]) for group in groups) == len(list(head.parameters()))
+        undecayed = [dict(head.named_parameters())[name] for name in head.no_weight_decay()]
+        assert {id(p) for p in undecayed} <= {id(p) for p in groups[2]["params"]}
+        torch.optim.SGD(groups, lr=0.1).step()
+    assert KernelClassifier(D, C).no_weight_decay() == {"log_scale", "exponent", "bias"}
+    assert len(KernelClassifier(D, C, Linear(), bias=False, temperature=1.0).param_groups()) == 1
+
+
+def test_weight_decay_alone_leaves_the_scale_at_its_start():
+    """Where a loop decays everything, the scale is pulled to its start, not to 1."""
+    head = KernelClassifier(D, C)
+    start = head.scale.detach().clone()
+    optimizer = torch.optim.AdamW(head.parameters(), 0.1, weight_decay=1.0)
+    for parameter in head.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for _ in range(20):
+        optimizer.step()
+    torch.testing.assert_close(head.scale, start)
 
 
 def test_plot_draws_the_learned_kernel():
@@ -297,6 +305,18 @@ def test_sentences():
         (lambda: KernelClassifier(0, 3), ValueError, r"KernelClassifier: in_features must be a whole number"),
         (lambda: KernelClassifier(3, 3, prototypes=0), ValueError, r"prototypes must be a whole number of at least 1"),
         (lambda: KernelClassifier(3, 3, temperature=0.0), ValueError, r"temperature must be positive; got 0.0\."),
+        (lambda: KernelClassifier(3, 3, shared=4, prototypes=2), ValueError, r"shared needs prototypes=1; got 2"),
+        (lambda: KernelClassifier(3, 3, prototypes="some"), ValueError, r"prototypes must be a whole number"),
+        (
+            lambda: KernelClassifier(3, 3).at_places(torch.ones(2, 3), torch.ones(2, 3)),
+            ValueError,
+            r"places must have shape \(n, s, d\) where z has \(n, d\); got \(2, 3\) and \(2, 3\)",
+        ),
+        (
+            lambda: KernelClassifier(3, 3).at_places(torch.ones(2, 3), torch.ones(2, 4, 3), torch.ones(2, 3)),
+            ValueError,
+            r"mask must have shape \(2, 4\)",
+        ),
         (lambda: KernelClassifier(3, 3, "rbf"), TypeError, r"kernel must be a mercer.kernels.Kernel; got str\."),
         (
             lambda: KernelClassifier(3, 3)(torch.ones(2, 4)),

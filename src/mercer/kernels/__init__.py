@@ -12,6 +12,7 @@ from .network import NetworkKernel
 from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
 from .relu_gram import ReLUGram
+from .sphere_series import read_out
 from .stationary import RBF, Laplacian, Matern
 from .tangents import Tangents
 from .tiled_gram import TiledGram
@@ -48,6 +49,7 @@ __all__ = [
     "check_indices",
     "from_gpytorch",
     "functionals",
+    "read_out",
     "to_gpytorch",
     "truncation_bound",
 ]

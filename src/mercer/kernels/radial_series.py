@@ -15,7 +15,7 @@ from .. import checks
 from ..linalg import unit_rows
 from .base import Kernel
 from .gegenbauer import derivatives, monomial_derivatives, monomials, recurrence
-from .sphere_series import Factors, series, sphere_series
+from .sphere_series import Factors, read_out, series, sphere_series
 
 __all__ = ["Certificate", "RadialSeries", "truncation_bound"]
 
@@ -123,10 +123,29 @@ class RadialSeries(Kernel):
                 with torch.device("cpu"):
                     self._slopes, self._factors = derivatives(self.order, dim), recurrence(self.order, dim)
 
+    def logits(
+        self,
+        x: Tensor,
+        y: Tensor,
+        exponent: Tensor | None = None,
+        log_scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        prototypes: int = 1,
+        *,
+        temperature: float = 1.0,
+    ) -> Tensor:  # (n, d), (m, d) -> (n, m / prototypes)
+        """``read_out(gram(x, y) / temperature, ...)`` in one pass, which keeps only the cosines for the backward."""
+        if self.indicators != "off":
+            return read_out(self.gram(x, y) / temperature, x, exponent, log_scale, bias, prototypes)
+        self._check_width(x)
+        alpha = _activate(self.alpha, self.positivity).to(x.dtype)
+        if temperature != 1.0:
+            alpha = alpha / temperature
+        return sphere_series(x, y, alpha, self._slopes, self._factors, exponent, log_scale, bias, prototypes)
+
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        if self.basis == "gegenbauer" and not isinstance(x, fx.Proxy) and self.dim != x.shape[1]:
-            self._refuse(x.shape[1])
+        self._check_width(x)
         alpha = _activate(self.alpha, self.positivity).to(x.dtype)
         if self.indicators == "off":
             return sphere_series(x, y, alpha, self._slopes, self._factors)
@@ -189,9 +208,11 @@ class RadialSeries(Kernel):
         shown = ", ".join(f"{a:.3g}" for a in self.coefficients.detach().tolist())
         return f"order={self.order}, basis={self.basis!r}, positivity={self.positivity!r}, alpha=[{shown}]"
 
-    def _refuse(self, width: int) -> None:
-        need = f"x has {width} features, and the basis 'gegenbauer' belongs to one sphere"
-        fix = f"Use RadialSeries({self.order}, basis='gegenbauer', dim={width})."
+    def _check_width(self, x: Tensor) -> None:
+        if self.basis != "gegenbauer" or isinstance(x, fx.Proxy) or self.dim == x.shape[1]:
+            return
+        need = f"x has {x.shape[1]} features, and the basis 'gegenbauer' belongs to one sphere"
+        fix = f"Use RadialSeries({self.order}, basis='gegenbauer', dim={x.shape[1]})."
         raise ValueError(checks.sentence("RadialSeries", need, f"dim = {self.dim}", fix))
 
     def _own_dim(self) -> int:

@@ -7,10 +7,11 @@ backward pass, beside what a matrix product keeps.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,18 +19,30 @@ from torch._C._functorch import is_legacy_batchedtensor
 
 from ..linalg import unit_rows
 
-__all__ = ["Factors", "series", "sphere_series"]
+__all__ = ["Factors", "read_out", "series", "sphere_series"]
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 _Workspace = tuple[Tensor, Tensor | None, list[Callable[[], object]]]
 _kept = threading.local()
 _BLOCK = 2**15  # cosines worked on at a time on a CPU: their powers stay in the cache
 _BLOCK_GPU = 2**21
+_LEAST_LENGTH = 1e-3  # of a row over sqrt(d), where its length counts at all; and the inverse of the largest
+_LONGEST = -math.log(_LEAST_LENGTH)
 _USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
 
 
-def sphere_series(x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Factors) -> Tensor:
-    """The series at the cosines between rows: (n, d), (m, d), (order + 1,) -> (n, m).
+def sphere_series(
+    x: Tensor,
+    y: Tensor,
+    a: Tensor,
+    slopes: Tensor,
+    factors: Factors,
+    exponent: Tensor | None = None,
+    log_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    prototypes: int = 1,
+) -> Tensor:
+    """The series at the cosines between rows, read as logits: (n, d), (m, d), (order + 1,) -> (n, m / prototypes).
 
     Args:
         x: Rows; scale does not matter. A row of zeros has the value a_0 with every row.
@@ -37,11 +50,46 @@ def sphere_series(x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Fact
         a: Coefficients of :math:`P_0, P_1, ...`.
         slopes: Row m holds the derivative of :math:`P_m` in the polynomials, float64.
         factors: Of the recurrence of the polynomials; None for powers.
+        exponent: See :func:`read_out`, as the next three.
+        log_scale: ``(m,)``.
+        bias: ``(m / prototypes,)``.
+        prototypes: Rows of y that are joined.
     """
     if _must_be_plain(x):
-        return _plain(x, y, a, factors)
-    result: Tensor = _SphereSeries.apply(x, y, a, slopes, factors)  # type: ignore[no-untyped-call]
+        return read_out(_plain(x, y, a, factors), x, exponent, log_scale, bias, prototypes)
+    result: Tensor = _SphereSeries.apply(x, y, a, exponent, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
     return result
+
+
+def read_out(
+    value: Tensor,
+    x: Tensor,
+    exponent: Tensor | None = None,
+    log_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    prototypes: int = 1,
+) -> Tensor:
+    r"""Logits of kernel values, by plain operations: (n, m) -> (n, m / prototypes).
+
+    .. math:: \log \sum_{p} \exp \left( e^{\lambda_{jp}} r_i^{\rho} \, k_{i,jp} \right) + b_j,
+        \quad r_i = \|x_i\| / \sqrt d
+
+    Args:
+        value: :math:`k`.
+        x: Rows ``(n, d)``, for their length; :math:`r` is held between 1e-3 and 1e3.
+        exponent: :math:`\rho`, ``(1,)``; None for 0.
+        log_scale: :math:`\lambda`, ``(m,)``; None for 0.
+        bias: b; None for 0.
+        prototypes: Columns of ``value`` that are joined, one after the other.
+    """
+    if exponent is not None:
+        squared = x.square().mean(1, keepdim=True).clamp(_LEAST_LENGTH**2, _LEAST_LENGTH**-2)
+        value = value * (0.5 * exponent * squared.log()).exp()
+    if log_scale is not None:
+        value = value * log_scale.exp()
+    if prototypes > 1:
+        value = value.unflatten(1, (-1, prototypes)).logsumexp(2)
+    return value if bias is None else value + bias
 
 
 def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:
@@ -83,14 +131,25 @@ def _plain(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:
 
 class _SphereSeries(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, a: Tensor, slopes: Tensor, factors: Factors) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, a: Tensor, exponent: Tensor | None, log_scale: Tensor | None,
+        bias: Tensor | None, slopes: Tensor, factors: Factors, prototypes: int,
+    ) -> Tensor:  # fmt: skip
         (inverse_x, _), (inverse_y, usual) = _inverse_norms(x), _inverse_norms(y)
         t = torch.mm(x * inverse_x, y.mT)
         value = _values(t, a, factors, inverse_y.mT)
         if factors is not None:
             value = torch.where(_apart(inverse_x, inverse_y), value, a[0])
-        ctx.save_for_backward(x, y, a, t, inverse_x, inverse_y)
-        ctx.slopes, ctx.factors, ctx.usual = slopes, factors, usual
+        length = None if exponent is None else _log_length(inverse_x, x.shape[1])
+        row, column = _scales(length, exponent, log_scale)
+        _scaled_(value, row, column)
+        joined = None
+        if prototypes > 1:
+            value = joined = value.view(len(x), len(y) // prototypes, prototypes).logsumexp(2)
+        if bias is not None:
+            value = value.add_(bias) if joined is None else value + bias
+        ctx.save_for_backward(x, y, a, t, inverse_x, inverse_y, exponent, log_scale, bias, length, joined)
+        ctx.slopes, ctx.factors, ctx.usual, ctx.prototypes = slopes, factors, usual, prototypes
         return value
 
     @staticmethod
@@ -98,7 +157,7 @@ class _SphereSeries(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: checkpointing frees what was read
         # A second derivative, or many gradients at once, is wanted: the plain form has both.
         if torch.is_grad_enabled() or is_legacy_batchedtensor(grads[0]):
-            return _plain_backward(ctx, saved[:3], grads[0])
+            return _plain_backward(ctx, (*saved[:3], *saved[6:9]), grads[0])
         device = saved[0].device.type
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
@@ -107,76 +166,144 @@ class _SphereSeries(torch.autograd.Function):
 
 
 def _plain_backward(ctx: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
-    wanted = [i for i in range(3) if ctx.needs_input_grad[i]]
+    wanted = [i for i in range(6) if ctx.needs_input_grad[i]]
+    x, y, a, exponent, log_scale, bias = inputs
     twice = torch.is_grad_enabled()
-    x, y, a = inputs
     with torch.enable_grad():
-        value = _plain(x, y, a, ctx.factors)
+        value = read_out(_plain(x, y, a, ctx.factors), x, exponent, log_scale, bias, ctx.prototypes)
     found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=twice, materialize_grads=True)
-    grads: list[Tensor | None] = [None] * 5
+    grads: list[Tensor | None] = [None] * 9
     for i, each in zip(wanted, found, strict=True):
         grads[i] = each
     return tuple(grads)
 
 
-def _fast_backward(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, y, a, t, inverse_x, inverse_y = saved
-    elsewhere = None
-    if ctx.factors is not None:  # a row of zeros knows the constant only
-        apart = _apart(inverse_x, inverse_y)
-        elsewhere = torch.where(apart, 0.0, grad).sum()
-        grad = torch.where(apart, grad, 0.0)
-    at_t, along_x, along_y, grad_a = _gradients(grad.contiguous(), t, a, ctx.slopes, ctx.factors, inverse_y.mT)
-    if elsewhere is not None:
-        grad_a[0] += elsewhere
-    unit = x * inverse_x
+def _fast_backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, y, a, t, inverse_x, inverse_y, exponent, log_scale, _, length, joined = saved
+    row, column = _scales(length, exponent, log_scale)
+    reading = _Reading(row, column, joined, ctx.prototypes)
+    apart = None if ctx.factors is None else _apart(inverse_x, inverse_y)  # a row of zeros knows the constant only
+    found = _gradients(grad.contiguous(), t, a, ctx.slopes, ctx.factors, inverse_y.mT, reading, apart)
+    unit, along_x = x * inverse_x, found.along_x
+    grad_exponent = None
+    if length is not None and found.rows is not None:  # a longer row has larger logits
+        grad_exponent = (found.rows * length).sum().reshape(1)
+        along_x = along_x - exponent * torch.where(length.abs() < _LONGEST, found.rows, 0.0)
     grad_x = grad_y = None
     if ctx.needs_input_grad[0]:
-        grad_x = torch.mm(at_t, y).addcmul_(unit, along_x, value=-1).mul_(inverse_x)
+        grad_x = torch.mm(found.cosines, y).addcmul_(unit, along_x, value=-1).mul_(inverse_x)
     if ctx.needs_input_grad[1]:
-        grad_y, pull = torch.mm(at_t.mT, unit), along_y[:, None] * inverse_y
+        grad_y, pull = torch.mm(found.cosines.mT, unit), found.along_y[:, None] * inverse_y
         if ctx.usual:  # one pass less; the square of an inverse norm may overflow elsewhere
             grad_y.addcmul_(y, pull * inverse_y, value=-1)
         else:
             grad_y.addcmul_(y * inverse_y, pull, value=-1)
-    return grad_x, grad_y, grad_a, None, None
+    grad_scale = None if log_scale is None else found.columns
+    grad_bias = grad.sum(0) if ctx.needs_input_grad[5] else None
+    return grad_x, grad_y, found.coefficients, grad_exponent, grad_scale, grad_bias, None, None, None
+
+
+class _Reading(NamedTuple):
+    """What turns kernel values into logits: factors of rows and columns, and the joined prototypes where several."""
+
+    row: Tensor | None  # (n, 1)
+    column: Tensor | None  # (m,)
+    joined: Tensor | None  # (n, m / prototypes)
+    prototypes: int
+
+    def part(self, start: int, stop: int) -> _Reading:
+        row = None if self.row is None else self.row[start:stop]
+        return self._replace(row=row, joined=None if self.joined is None else self.joined[start:stop])
+
+
+class _Gradients(NamedTuple):
+    cosines: Tensor  # (n, m), times the scale
+    along_x: Tensor  # (n, 1): the part along each x
+    along_y: Tensor  # (m,)
+    coefficients: Tensor  # (order + 1,)
+    rows: Tensor | None  # (n, 1): of the logarithm of each row's factor
+    columns: Tensor | None  # (m,)
+
+
+def _log_length(inverse: Tensor, d: int) -> Tensor:  # (n, 1) -> (n, 1)
+    log = -inverse.log() - 0.5 * math.log(d)
+    return torch.where(inverse > 0, log, -_LONGEST).clamp(-_LONGEST, _LONGEST)
+
+
+def _scales(length: Tensor | None, exponent: Any, log_scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    row = None if length is None else (length * exponent).exp()
+    return row, None if log_scale is None else log_scale.exp()
+
+
+def _scaled_(value: Tensor, row: Tensor | None, column: Tensor | None) -> Tensor:
+    if row is not None:
+        value.mul_(row)
+    return value if column is None else value.mul_(column)
 
 
 def _values(t: Tensor, a: Tensor, factors: Factors, scale: Tensor) -> Tensor:
     """The series at the cosines, which are first multiplied by ``scale`` and clamped, in place."""
+    value = torch.empty_like(t)  # not a view of something else: sharded training warns of these
     if _is_one_block(t):
         buffer = _polynomials(t.mul_(scale).clamp_(-1, 1), len(a), factors)
-        value = torch.empty_like(t)  # not a view of something else: sharded training warns of these
         torch.mv(buffer.mT, a, out=value.view(-1))
         return value
-    value = torch.empty_like(t)
     for start, stop, buffer in _blocks(t, len(a), factors, scale):
         torch.mv(buffer.mT, a, out=value[start:stop].view(-1))
     return value
 
 
 def _gradients(
-    grad: Tensor, t: Tensor, a: Tensor, slopes: Tensor, factors: Factors, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of the cosines times ``scale``, (n, m); the parts along each x, (n, 1), and y, (m,); of the coefficients."""
+    grad: Tensor, t: Tensor, a: Tensor, slopes: Tensor, factors: Factors, scale: Tensor, reading: _Reading,
+    apart: Tensor | None,
+) -> _Gradients:  # fmt: skip
     b = torch.mv(slopes.to(a).mT, a)  # the derivative's coefficients
     if _is_one_block(t):
-        buffer = _polynomials(t, len(a), factors)
-        at_t, grad_a = torch.mv(buffer.mT, b).view(t.shape), torch.mv(buffer, grad.view(-1))
-        radial = at_t.mul_(grad) * t
-        return at_t.mul_(scale), radial.sum(1, keepdim=True), radial.sum(0), grad_a
-    at_t, grad_a = torch.empty_like(t), torch.zeros_like(a)
-    along_x, along_y = t.new_zeros(len(t), 1), t.new_zeros(t.shape[1])
+        return _block_gradients(_polynomials(t, len(a), factors), grad, t, a, b, scale, reading, apart)
+    cosines, total = torch.empty_like(t), None
+    along, rows = t.new_zeros(len(t), 1), t.new_zeros(len(t), 1)
     for start, stop, buffer in _blocks(t, len(a), factors, None):
-        rows = at_t[start:stop]
-        torch.mv(buffer.mT, b, out=rows.view(-1))
-        grad_a.addmv_(buffer, grad[start:stop].view(-1))
-        rows.mul_(grad[start:stop])
-        radial = rows * t[start:stop]
-        torch.sum(radial, 1, keepdim=True, out=along_x[start:stop])
-        along_y += radial.sum(0)
-        rows.mul_(scale)
-    return at_t, along_x, along_y, grad_a
+        own = None if apart is None else apart[start:stop]
+        found = _block_gradients(buffer, grad[start:stop], t[start:stop], a, b, scale, reading.part(start, stop), own)
+        cosines[start:stop], along[start:stop] = found.cosines, found.along_x
+        if found.rows is not None:
+            rows[start:stop] = found.rows
+        sums = [found.along_y, found.coefficients, t.new_zeros(1) if found.columns is None else found.columns]
+        total = sums if total is None else [one.add_(other) for one, other in zip(total, sums, strict=True)]
+    if total is None:
+        total = [t.new_zeros(t.shape[1]), torch.zeros_like(a), t.new_zeros(t.shape[1])]
+    return _Gradients(cosines, along, total[0], total[1], rows, total[2])
+
+
+def _block_gradients(
+    buffer: Tensor, grad: Tensor, t: Tensor, a: Tensor, b: Tensor, scale: Tensor, reading: _Reading,
+    apart: Tensor | None,
+) -> _Gradients:  # fmt: skip
+    """Everything that flows back through one block of cosines, whose polynomials are in the buffer."""
+    rows = columns = value = elsewhere = None
+    if reading.row is not None or reading.column is not None or reading.joined is not None:
+        value = torch.mv(buffer.mT, a).view(t.shape)
+        if apart is not None:
+            value = torch.where(apart, value, a[0])
+        if reading.joined is not None:
+            scores = _scaled_(value.clone(), reading.row, reading.column).view(
+                *reading.joined.shape, reading.prototypes
+            )
+            weights = scores.sub_(reading.joined[:, :, None]).exp_()
+            grad = weights.mul_(grad[:, :, None]).view(t.shape)
+        grad = _scaled_(grad.clone(), reading.row, reading.column)
+        radial = value.mul_(grad)
+        rows, columns = radial.sum(1, keepdim=True), radial.sum(0)
+    if apart is not None:
+        elsewhere = torch.where(apart, 0.0, grad).sum()
+        grad = torch.where(apart, grad, 0.0)
+    coefficients = torch.mv(buffer, grad.view(-1))
+    if elsewhere is not None:
+        coefficients[0] += elsewhere
+    cosines = torch.mv(buffer.mT, b).view(t.shape).mul_(grad)
+    radial = cosines * t
+    along_x, along_y = radial.sum(1, keepdim=True), radial.sum(0)
+    return _Gradients(cosines.mul_(scale), along_x, along_y, coefficients, rows, columns)
 
 
 def _is_one_block(t: Tensor) -> bool:

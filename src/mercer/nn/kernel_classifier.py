@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,11 +13,11 @@ from typing_extensions import override
 
 from .. import checks
 from ..distributed import world_size
-from ..kernels import Cosine, Kernel, RadialSeries
+from ..kernels import Cosine, Kernel, RadialSeries, read_out
 from ..linalg import unit_rows
 from ..modules import Data, labelled_rows, rows
 from ..storage import Savable
-from .prototypes import class_directions
+from .prototypes import checked_labels, class_directions, prototypes_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,30 +28,42 @@ _SCALE_FREE = (Cosine, RadialSeries)  # these put their rows on the sphere thems
 
 
 class KernelClassifier(Savable, nn.Module):
-    r"""Logits :math:`k(w_j, z) / T` of an embedding z and class weights :math:`w_j`, all on the unit sphere.
+    r"""Logits of an embedding z by a learned kernel k between it and weights :math:`w_{jp}`, all on the unit sphere.
 
     .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + b_j
 
-    With one prototype a class and no bias this is jayasumana2021, Eq. 3-5; prototypes p and bias are ours.
+    With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default the scale is learned:
+    :math:`1 / T` becomes :math:`s_j (\|z\| / \sqrt d)^{\rho}`, with :math:`\rho = 0` at the start, so that the head can
+    learn what ``nn.Linear`` can (k(t) = t, :math:`\rho` = 1). The start,
+    :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class, at right angles to the
+    others, probability 0.9.
+
     It takes ``(..., in_features)`` and gives ``(..., num_classes)`` as ``nn.Linear`` does; half precision, autocast
     too, is computed and returned in float32, and a float64 embedding in float64.
 
     Args:
         in_features: d, the width of the embedding.
-        num_classes: L.
+        num_classes: c.
         kernel: k; None for :class:`mercer.kernels.RadialSeries`, learned with the weights. Any kernel goes in.
-        prototypes: Weight vectors of each class.
+        prototypes: Weight vectors of each class. ``"auto"``: one, until :meth:`init_from` sees the rows of a class.
+        shared: m units that all classes read: logits :math:`A \, \mathrm{LN}(k(u, z)) + B z + b`, with layer norm LN.
+            For many classes, or in the place of a small MLP.
         bias: Learn b.
-        temperature: T. The paper's are 0.1 for ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
+        temperature: T. None: the learned scale (with ``shared`` none is needed). The paper's are 0.1 for
+            ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
 
-    >>> head = KernelClassifier(16, 3, prototypes=2, bias=True)
+    >>> head = KernelClassifier(16, 3, prototypes=2)
     >>> head(torch.randn(5, 16)).shape
     torch.Size([5, 3])
     """
 
     __call__: Callable[..., Tensor]
+    bias: nn.Parameter | None
+    log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
+    exponent: nn.Parameter | None  # (1,)
+    log_start: Tensor | None  # (1,)
 
     def __init__(
         self,
@@ -57,9 +71,10 @@ class KernelClassifier(Savable, nn.Module):
         num_classes: int,
         kernel: Kernel | None = None,
         *,
-        prototypes: int = 1,
-        bias: bool = False,
-        temperature: float = 1.0,
+        prototypes: int | str = 1,
+        shared: int | None = None,
+        bias: bool = True,
+        temperature: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -67,56 +82,133 @@ class KernelClassifier(Savable, nn.Module):
         where = "KernelClassifier"
         self.in_features = checks.integer(where, "in_features", in_features, 1)
         self.num_classes = checks.integer(where, "num_classes", num_classes, 1)
-        self.prototypes = checks.integer(where, "prototypes", prototypes, 1)
-        self.temperature = checks.positive(where, "temperature", temperature)
+        self.auto = prototypes == "auto"
+        number: Any = 1 if self.auto else prototypes
+        self.prototypes = checks.integer(where, "prototypes", number, 1)
+        self.shared = None if shared is None else checks.integer(where, "shared", shared, 1)
+        if self.shared is not None and prototypes != 1:
+            fix = "Units are shared by all classes: leave prototypes out."
+            raise ValueError(checks.sentence(where, "shared needs prototypes=1", repr(prototypes), fix))
+        self.temperature = None if temperature is None else checks.positive(where, "temperature", temperature)
         if kernel is not None and not isinstance(kernel, Kernel):
             fix = "Use mercer.kernels.FunctionKernel for a function of your own."
             raise TypeError(
                 checks.sentence(where, "kernel must be a mercer.kernels.Kernel", type(kernel).__name__, fix)
             )
-        self.kernel = RadialSeries() if kernel is None else kernel
+        self.kernel = (RadialSeries() if kernel is None else kernel).to(device=device, dtype=dtype)
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
                 part.fill_dim(in_features)
-        self.weight = nn.Parameter(torch.empty(num_classes * prototypes, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(num_classes, device=device, dtype=dtype)) if bias else None
-        self.kernel.to(device=device, dtype=dtype)
+        self._make_parameters(bias, {"device": device, "dtype": dtype})
         self.reset_parameters()
+
+    def _make_parameters(self, bias: bool, place: dict[str, Any]) -> None:
+        count = self.num_classes * self.prototypes if self.shared is None else self.shared
+        self.weight = nn.Parameter(torch.empty(count, self.in_features, **place))
+        self.bias = nn.Parameter(torch.empty(self.num_classes, **place)) if bias else None
+        self.norm = self.readout = self.skip = None
+        if self.shared is not None:
+            self.norm = nn.LayerNorm(self.shared, **place)
+            self.readout = nn.Linear(self.shared, self.num_classes, bias=False, **place)
+            self.skip = nn.Linear(self.in_features, self.num_classes, bias=False, **place)
+        learned = self.temperature is None and self.shared is None
+        self.log_scale = nn.Parameter(torch.empty(self.num_classes, **place)) if learned else None
+        self.exponent = nn.Parameter(torch.empty(1, **place)) if learned else None
+        self.register_buffer("log_start", torch.empty(1, **place) if learned else None)
 
     @property
     def out_features(self) -> int:
-        """L, under the name that ``nn.Linear`` gives it."""
+        """The number of classes, under the name that ``nn.Linear`` gives it."""
         return self.num_classes
 
+    @property
+    def scale(self) -> Tensor:  # (c,)
+        """What multiplies k for each class: the learned scale, or 1 / T."""
+        if self.log_scale is None or self.log_start is None:
+            return self.weight.new_full((self.num_classes,), 1 / (self.temperature or 1.0))
+        return (self.log_start + self.log_scale).exp()
+
     def reset_parameters(self) -> None:
-        """Weights uniform on the sphere, bias 0."""
+        """Weights uniform on the sphere, bias 0, the kernel (where it has one) and the scale at their start."""
+        for part in (self.kernel, self.norm, self.readout, self.skip):
+            getattr(part, "reset_parameters", lambda: None)()
         with torch.no_grad():
             self.weight.normal_()
             self.weight.copy_(unit_rows(self.weight))
-            if self.bias is not None:
-                self.bias.zero_()
+            for parameter in (self.bias, self.log_scale, self.exponent):
+                if parameter is not None:
+                    parameter.zero_()
+            if self.log_start is not None and not self.weight.is_meta:
+                self.log_start.fill_(math.log(self._start()))
+
+    def _start(self) -> float:
+        """The scale at which an embedding on its class's weight, at right angles to the others, has probability 0.9."""
+        own = torch.eye(1, max(2, self.in_features), dtype=torch.float64, device=self.weight.device)
+        other = own.roll(1, 1)
+        if self.in_features == 1:
+            own, other = own[:, :1], -own[:, :1]
+        with torch.no_grad():
+            gap = float(self.kernel(own, own) - self.kernel(own, other))
+        return math.log(9 * max(1, self.num_classes - 1)) / gap if math.isfinite(gap) and gap > 1e-6 else 1.0
 
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
         """Logits of embeddings."""
         if isinstance(z, fx.Proxy):  # a symbol has no sizes to check
             return self._logits(z, self.weight)
         z, weight = self._checked(z)
-        if not z.is_meta and torch.is_autocast_enabled(z.device.type):
-            with torch.autocast(z.device.type, enabled=False):
-                return self._logits(z, weight)
-        return self._logits(z, weight)
+        with _full_precision(z):
+            return self._logits(z, weight)
+
+    def at_places(self, z: Tensor, places: Tensor, mask: Tensor | None = None) -> Tensor:  # (n, d) -> (n, c)
+        """Logits by kernel values that are taken at every place and averaged: the kernel mean embedding.
+
+        Args:
+            z: Pooled embeddings, for the length of a row and the linear part of ``shared``.
+            places: What was pooled, ``(n, s, d)``.
+            mask: ``(n, s)``, True where a place counts; None where all do.
+        """
+        z, weight = self._checked(z)
+        if z.ndim != 2 or places.ndim != 3 or places.shape[0] != z.shape[0] or places.shape[2] != z.shape[1]:
+            need = "places must have shape (n, s, d) where z has (n, d)"
+            raise ValueError(checks.sentence("KernelClassifier", need, f"{tuple(places.shape)} and {tuple(z.shape)}"))
+        with _full_precision(z):
+            flat = self._gram(places.to(z.dtype).reshape(-1, self.in_features), weight)
+            value = masked_mean(flat.unflatten(0, places.shape[:2]), mask)
+            return self._own(z, weight, value) if self.shared is None else self._by_units(z, value)
 
     def _logits(self, z: Tensor, weight: Tensor) -> Tensor:
-        scores = self._gram(z.reshape(-1, self.in_features), weight)
-        if self.temperature != 1.0:
-            scores = scores / self.temperature
-        if self.prototypes > 1:
-            scores = scores.unflatten(1, (self.num_classes, self.prototypes)).logsumexp(2)
-        if self.bias is not None:
-            scores = scores + self.bias.to(scores.dtype)
+        flat = z.reshape(-1, self.in_features)
+        logits = self._own(flat, weight) if self.shared is None else self._by_units(flat, self._gram(flat, weight))
         if not isinstance(z, fx.Proxy) and z.ndim == 2:  # sharded training refuses needless views
-            return scores
-        return scores.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
+            return logits
+        return logits.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
+
+    def _own(self, z: Tensor, weight: Tensor, value: Tensor | None = None) -> Tensor:
+        """Each class by its own weights; ``value`` where kernel values are known."""
+        exponent, bias = _like(self.exponent, z), _like(self.bias, z)
+        log_scale = None
+        if self.log_scale is not None and self.log_start is not None:
+            log_scale = (self.log_start + self.log_scale).to(z.dtype)
+            if self.prototypes > 1:
+                log_scale = log_scale.repeat_interleave(self.prototypes)
+        temperature = self.temperature or 1.0
+        if value is None and isinstance(self.kernel, RadialSeries):
+            read = (exponent, log_scale, bias, self.prototypes)
+            return self.kernel.logits(z, weight, *read, temperature=temperature)
+        value = self._gram(z, weight) if value is None else value
+        return read_out(value / temperature, z, exponent, log_scale, bias, self.prototypes)
+
+    def _by_units(self, z: Tensor, value: Tensor) -> Tensor:
+        """All classes by the values of shared units."""
+        assert self.norm is not None and self.readout is not None and self.skip is not None
+        scaled = nn.functional.layer_norm(
+            value, (self.norm.normalized_shape), _like(self.norm.weight, z), _like(self.norm.bias, z), self.norm.eps
+        )
+        logits = nn.functional.linear(scaled, self.readout.weight.to(z.dtype))
+        logits = logits + nn.functional.linear(z, self.skip.weight.to(z.dtype))
+        if self.temperature is not None:
+            logits = logits / self.temperature
+        return logits if self.bias is None else logits + self.bias.to(z.dtype)
 
     def _gram(self, z: Tensor, weight: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         rows = (z, weight) if isinstance(self.kernel, _SCALE_FREE) else (unit_rows(z), unit_rows(weight))
@@ -125,7 +217,8 @@ class KernelClassifier(Savable, nn.Module):
             return traced
         # The call checks its arguments, by sizes that an exported graph must not know.
         unchecked = isinstance(self.kernel, _SCALE_FREE) or torch.compiler.is_compiling()
-        return self.kernel.gram(*rows) if unchecked else self.kernel(*rows)
+        gram: Tensor = (self.kernel.gram if unchecked else self.kernel)(*rows)
+        return gram
 
     def init_from(
         self,
@@ -136,7 +229,9 @@ class KernelClassifier(Savable, nn.Module):
     ) -> KernelClassifier:
         """Put the weights where the classes are: the mean direction, or k-means directions for several prototypes.
 
-        A class that has no row keeps its weights, and a warning says so. Of several ranks each gives its own rows.
+        Shared units go to k-means directions of all rows. With ``prototypes="auto"`` the number of weights is chosen
+        here: call it before you make the optimizer. A class that has no row keeps its weights, and a warning says so.
+        With several ranks, each passes its own rows.
 
         Args:
             embeddings: ``(n, in_features)``, or a loader of pairs (embedding, label).
@@ -153,22 +248,55 @@ class KernelClassifier(Savable, nn.Module):
             where, "embeddings", checks.matrix(where, "embeddings", z, columns=self.in_features), empty=several
         )
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)
-        labels = _checked_labels(where, labels, z, self.num_classes)
-        directions, missing = class_directions(z, labels, self.num_classes, self.prototypes, generator)
+        labels = checked_labels(where, labels, z, self.num_classes)
+        if self.auto:
+            self._set_prototypes(prototypes_for(labels, self.num_classes))
+        if self.shared is not None:
+            labels, groups, each = torch.zeros_like(labels), 1, self.shared
+        else:
+            groups, each = self.num_classes, self.prototypes
+        directions, missing = class_directions(z, labels, groups, each, generator)
         if missing:
             shown = ", ".join(map(str, missing[:5]))
             checks.warn(where, f"{len(missing)} classes have no row ({shown}); their weights stay as they were.")
-        seen = torch.ones(self.num_classes, dtype=torch.bool, device=z.device)
+        seen = torch.ones(groups, dtype=torch.bool, device=z.device)
         seen[missing] = False
-        chosen = seen.repeat_interleave(self.prototypes)
+        chosen = seen.repeat_interleave(each)
         with torch.no_grad():
             self.weight[chosen] = directions.to(self.weight.dtype)[chosen]
         return self
 
+    def _set_prototypes(self, count: int) -> None:
+        if count != self.prototypes:
+            self.prototypes = count
+            fresh = torch.randn(self.num_classes * count, self.in_features).to(self.weight)
+            self.weight = nn.Parameter(unit_rows(fresh), requires_grad=self.weight.requires_grad)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is not None and self.auto and weight.ndim == 2 and len(weight) % self.num_classes == 0:
+            self._set_prototypes(len(weight) // self.num_classes)
+        if weight is not None and self.log_scale is not None and f"{prefix}log_scale" not in state_dict:
+            # Saved before there was a learned scale: T = 1, and no bias.
+            own = {
+                "log_scale": self.log_scale,
+                "exponent": self.exponent,
+                "log_start": self.log_start,
+                "bias": self.bias,
+            }
+            for name, tensor in own.items():
+                if tensor is not None:
+                    state_dict.setdefault(prefix + name, torch.zeros_like(tensor))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay should leave alone: scale and bias (timm's convention)."""
+        return {name for name in ("log_scale", "exponent", "bias") if getattr(self, name) is not None}
+
     def param_groups(
         self, *, weight_decay: float = 1e-4, kernel_decay: float | None = None, kernel_lr: float | None = None
     ) -> list[dict[str, Any]]:
-        """Groups for an optimizer: weights, kernel (decayed like the rest, jayasumana2021, Appendix A), bias (never).
+        """Groups for an optimizer: weights, kernel (decayed like the rest, jayasumana2021, Appendix A), the undecayed.
 
         Args:
             weight_decay: Of the weights.
@@ -179,9 +307,13 @@ class KernelClassifier(Savable, nn.Module):
         kernel: dict[str, Any] = {"params": list(self.kernel.parameters()), "weight_decay": decay}
         if kernel_lr is not None:
             kernel["lr"] = checks.positive("KernelClassifier.param_groups", "kernel_lr", kernel_lr)
-        groups = [{"params": [self.weight], "weight_decay": weight_decay}, kernel]
-        if self.bias is not None:
-            groups.append({"params": [self.bias], "weight_decay": 0.0})
+        undecayed = self.no_weight_decay() | {"norm.weight", "norm.bias"}
+        own = [(name, p) for name, p in self.named_parameters() if not name.startswith("kernel.")]
+        groups = [
+            {"params": [p for name, p in own if name not in undecayed], "weight_decay": weight_decay},
+            kernel,
+            {"params": [p for name, p in own if name in undecayed], "weight_decay": 0.0},
+        ]
         return [group for group in groups if group["params"]]
 
     def profile(self, t: Tensor) -> Tensor:  # (m,) -> (m,)
@@ -212,7 +344,7 @@ class KernelClassifier(Savable, nn.Module):
         """Sizes, as ``nn.Linear`` shows them."""
         return (
             f"in_features={self.in_features}, num_classes={self.num_classes}, prototypes={self.prototypes}, "
-            f"bias={self.bias is not None}, temperature={self.temperature:g}"
+            f"shared={self.shared}, bias={self.bias is not None}, temperature={self.temperature}"
         )
 
     def _checked(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,16 +357,23 @@ class KernelClassifier(Savable, nn.Module):
         return z.to(common), weight.to(common)
 
 
-def _checked_labels(where: str, labels: Any, z: Tensor, classes: int) -> Tensor:
-    labels = torch.as_tensor(labels).to(z.device)
-    if labels.ndim != 1:
-        fix = "Use labels.ravel() for a column."
-        raise ValueError(checks.sentence(where, "labels must have shape (n,)", tuple(labels.shape), fix))
-    checks.same_length(where, "embeddings", z, "labels", labels)
-    if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(checks.sentence(where, "labels must be whole numbers", labels.dtype))
-    whole: Tensor = labels.long()
-    least, most = (int(whole.min()), int(whole.max())) if len(whole) else (0, 0)
-    if least < 0 or most >= classes:
-        raise ValueError(checks.sentence(where, f"labels must be in 0..{classes - 1}", f"{least}..{most}"))
-    return whole
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:  # (n, s, d), (n, s) -> (n, d)
+    """The mean over places that count; 0 where none does."""
+    if mask is None:
+        return x.mean(1)
+    if mask.shape != x.shape[:2]:
+        need = f"mask must have shape {tuple(x.shape[:2])}, one value for each place"
+        raise ValueError(checks.sentence("masked_mean", need, tuple(mask.shape)))
+    counted = mask.to(x.dtype).unsqueeze(2)
+    return (x * counted).sum(1) / counted.sum(1).clamp(min=1)
+
+
+def _like(parameter: Tensor | None, z: Tensor) -> Tensor | None:
+    return None if parameter is None else parameter.to(z.dtype)
+
+
+def _full_precision(z: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off, where it is on."""
+    if z.is_meta or not torch.is_autocast_enabled(z.device.type):
+        return nullcontext()
+    return torch.autocast(z.device.type, enabled=False)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from .. import checks
 from ..distributed import global_slice, shared_generator, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
-__all__ = ["class_directions"]
+__all__ = ["checked_labels", "class_directions", "prototypes_for"]
 
 _ROWS = 5000  # of one class that k-means looks at
+_ROWS_OF_A_PROTOTYPE = 100  # docs/which-head.md has the trials
+_MOST_PROTOTYPES = 10
 _SPREAD = 1e-2  # what tells copies of one row apart, where a class has fewer rows than prototypes
 
 
@@ -34,6 +39,13 @@ def class_directions(
     return found.to(z.dtype), missing
 
 
+def prototypes_for(labels: Tensor, classes: int) -> int:
+    """Prototypes that the rows can carry: one for each 100 rows of a class, by the median class; 1 to 10."""
+    counts = sum_over_ranks(torch.bincount(labels, minlength=classes).double())
+    typical = float(counts.median())
+    return int(min(_MOST_PROTOTYPES, max(1, typical // _ROWS_OF_A_PROTOTYPE)))
+
+
 def _mean(unit: Tensor) -> Tensor:  # (n, d) -> (1, d)
     mean = sum_over_ranks(unit.sum(0, keepdim=True)) / global_slice(len(unit))[1]
     # Opposite rows cancel: any of them is then a better direction than rounding error.
@@ -54,3 +66,19 @@ def _k_means(unit: Tensor, count: int, generator: torch.Generator | None) -> Ten
         return unit_rows(copies + _SPREAD * noise)
     found = KMeans(count, n_init=1, random_state=seed).fit(unit.cpu().numpy())
     return unit_rows(torch.from_numpy(found.cluster_centers_).to(unit))
+
+
+def checked_labels(where: str, labels: Any, z: Tensor, classes: int) -> Tensor:
+    """Labels as whole numbers on the rows' device."""
+    labels = torch.as_tensor(labels).to(z.device)
+    if labels.ndim != 1:
+        fix = "Use labels.ravel() for a column."
+        raise ValueError(checks.sentence(where, "labels must have shape (n,)", tuple(labels.shape), fix))
+    checks.same_length(where, "embeddings", z, "labels", labels)
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(checks.sentence(where, "labels must be whole numbers", labels.dtype))
+    whole: Tensor = labels.long()
+    least, most = (int(whole.min()), int(whole.max())) if len(whole) else (0, 0)
+    if least < 0 or most >= classes:
+        raise ValueError(checks.sentence(where, f"labels must be in 0..{classes - 1}", f"{least}..{most}"))
+    return whole

@@ -1,0 +1,111 @@
+"""The options of the kernelised head: a learned scale, shared units, places, prototypes from the data."""
+
+import pytest
+import reference_jayasumana2021 as reference
+import torch
+from head_cases import C, D, randomised, rows
+from torch import nn
+
+import mercer
+from mercer.kernels import RBF, Matern, RadialSeries
+from mercer.nn import KernelClassifier
+
+
+@pytest.mark.parametrize("basis", ["monomial", "gegenbauer"])
+@pytest.mark.parametrize("prototypes", [1, 3])
+def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
+    head = KernelClassifier(D, C, RadialSeries(6, basis=basis), prototypes=prototypes).double()
+    head = randomised(head)
+    with torch.no_grad():
+        head.weight.copy_(rows(C * prototypes, seed=1))
+        head.log_start.fill_(0.2)
+    z = rows().requires_grad_()
+    log_scale, dim = head.log_start + head.log_scale, D if basis == "gegenbauer" else None
+    logits, alpha = head(z), head.kernel.coefficients
+    settings = {"prototypes": prototypes, "dim": dim}
+    slow = reference.scaled_logits(
+        z, head.weight, alpha.tolist(), log_scale.tolist(), head.exponent.item(), bias=head.bias.tolist(), **settings
+    )
+    torch.testing.assert_close(logits.detach(), slow)
+    plain = reference.plain_scaled_logits(
+        z, head.weight, alpha[2:], log_scale, head.exponent, bias=head.bias, **settings
+    )
+    wanted, weights = [z, *head.parameters()], rows(len(z), C, seed=2)
+    ours = torch.autograd.grad((logits * weights).sum(), wanted)
+    expected = torch.autograd.grad((plain * weights).sum(), wanted)
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_blocks_of_a_large_head_give_the_same_gradients(monkeypatch):
+    head = randomised(KernelClassifier(D, C, prototypes=2).double())
+    z, weights = rows(9).requires_grad_(), rows(9, C, seed=2)
+    wanted = [z, *head.parameters()]
+    whole = torch.autograd.grad((head(z) * weights).sum(), wanted)
+    monkeypatch.setattr("mercer.kernels.sphere_series._BLOCK", 10)
+    parts = torch.autograd.grad((head(z) * weights).sum(), wanted)
+    torch.testing.assert_close(parts, whole)
+
+
+def test_shared_units_and_places_equal_the_literal_transcription():
+    head = randomised(KernelClassifier(D, C, RadialSeries(6), shared=4).double())
+    with torch.no_grad():
+        head.weight.copy_(rows(4, seed=1))
+    z, places, mask = (
+        rows(3),
+        rows(12, seed=2).reshape(3, 4, D),
+        torch.tensor([[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 0, 1]]),
+    )
+    alpha = head.kernel.coefficients.tolist()
+    read = (head.norm.weight, head.norm.bias, head.readout.weight, head.skip.weight, head.bias)
+    read = [parameter.detach() for parameter in read]
+    alone = reference.kernel_mean(z[:, None], torch.ones(3, 1), head.weight, alpha)
+    torch.testing.assert_close(head(z).detach(), reference.read_units(alone, z, *read))
+    for counted in (None, mask.bool()):
+        means = reference.kernel_mean(places, torch.ones(3, 4) if counted is None else counted, head.weight, alpha)
+        torch.testing.assert_close(head.at_places(z, places, counted).detach(), reference.read_units(means, z, *read))
+    own = randomised(KernelClassifier(D, C, RadialSeries(6), bias=False, temperature=0.5).double())
+    means = reference.kernel_mean(places, mask, own.weight, own.kernel.coefficients.tolist())
+    torch.testing.assert_close(own.at_places(z, places, mask.bool()).detach(), means / 0.5)
+    changed = torch.where(mask.bool()[:, :, None], places, 100.0)
+    torch.testing.assert_close(head.at_places(z, changed, mask.bool()), head.at_places(z, places, mask.bool()))
+
+
+def test_the_scale_starts_where_a_matching_embedding_has_probability_nine_tenths():
+    for c in (2, 10, 1000):
+        for kernel in (RadialSeries(), RBF(2.0), Matern()):
+            head = KernelClassifier(1001, c, kernel, bias=False).double()
+            with torch.no_grad():
+                head.weight.copy_(torch.eye(c, 1001))
+            assert head(3.0 * head.weight[:1]).softmax(1)[0, 0].item() == pytest.approx(0.9, abs=1e-6)
+
+
+def test_the_default_head_contains_the_linear_one():
+    """k(t) = t, rho = 1 and a scale for each class: the logits of nn.Linear."""
+    linear, head = nn.Linear(D, C).double(), KernelClassifier(D, C, RadialSeries(1)).double()
+    with torch.no_grad():
+        head.kernel.alpha.copy_(torch.tensor([0.0, 1.0]))
+        head.weight.copy_(linear.weight)
+        head.bias.copy_(linear.bias)
+        head.exponent.fill_(1.0)
+        head.log_scale.copy_((linear.weight.norm(dim=1) * D**0.5).log() - head.log_start)
+    torch.testing.assert_close(head(rows()), linear(rows()))
+
+
+def test_prototypes_are_chosen_from_the_rows_of_a_class(tmp_path):
+    for count, expected in ((50, 1), (350, 3), (2500, 10)):
+        head = KernelClassifier(D, 2, prototypes="auto")
+        assert head.prototypes == 1
+        head.init_from(rows(2 * count), torch.arange(2 * count) % 2, generator=torch.Generator().manual_seed(0))
+        assert head.prototypes == expected and head.weight.shape == (2 * expected, D)
+    mercer.save(head, tmp_path)
+    torch.testing.assert_close(mercer.load(tmp_path)(rows()), head(rows()))
+    units = KernelClassifier(D, 2, shared=3).init_from(rows(40), torch.arange(40) % 2)
+    torch.testing.assert_close(units.weight.norm(dim=1), torch.ones(3))
+
+
+def test_a_state_without_a_scale_has_temperature_1():
+    old = KernelClassifier(D, C, temperature=1.0, bias=False)
+    new = KernelClassifier(D, C)
+    new.load_state_dict(old.state_dict())
+    torch.testing.assert_close(new(rows()), old(rows()))

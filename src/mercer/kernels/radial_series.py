@@ -253,6 +253,7 @@ def _indicators(t: Tensor, indicators: str, order: int) -> tuple[Tensor, Tensor]
 # fx.symbolic_trace keeps a call to these whole: they ask for sizes and dtypes that a symbol does not have.
 fx.wrap("sphere_series")
 fx.wrap("_indicators")
+fx.wrap("unit_rows")
 
 
 def _activate(raw: Tensor, positivity: str) -> Tensor:

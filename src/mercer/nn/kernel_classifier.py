@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelClassifier"]
 
+fx.wrap("unit_rows")  # symbolic traces keep it whole
+
 _SCALE_FREE = (Cosine, RadialSeries)  # these put their rows on the sphere themselves
 
 

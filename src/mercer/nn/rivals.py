@@ -16,6 +16,8 @@ from .old_states import as_vector
 
 __all__ = ["CosineClassifier", "SecondOrderPooling"]
 
+fx.wrap("unit_rows")  # symbolic traces keep it whole
+
 _SMALLEST = 1e-12
 
 

@@ -86,4 +86,4 @@ def _head(name: str) -> nn.Module:
         kernel = RadialSeries(init="ones", indicators="exact")
         return KernelClassifier(3, 2, kernel, temperature=kernel.temperature, bias=name.endswith("bias"))
     basis = "gegenbauer" if "Gegenbauer" in name else "monomial"
-    return KernelClassifier(3, 2, RadialSeries(basis=basis), prototypes=10, bias=True)
+    return KernelClassifier(3, 2, RadialSeries(basis=basis), prototypes=10, bias=True, temperature=1.0)

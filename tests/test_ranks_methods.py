@@ -66,6 +66,7 @@ def test_two_ranks_equal_one_process(folder, name, split):
 
 
 WITHOUT_ROWS = {  # public names that learn nothing from rows, or not over ranks; why
+    "Familiarity": "gathers the rows, each rank the same",
     "Posterior": "the base class",
     "SWAG": "made of networks alone",
     "Snapshots": "copies of a network",

@@ -1,6 +1,7 @@
 """Uncertainty for trained networks: one family, from a temperature to linearised Laplace and ensembles."""
 
 from .ensembles import DeepEnsemble
+from .familiarity import Familiarity
 from .kronecker import KroneckerLaplace
 from .linearized_laplace import LinearizedLaplace
 from .posterior import Posterior
@@ -12,6 +13,7 @@ from .trajectory_gp import TrajectoryGP
 __all__ = [
     "SWAG",
     "DeepEnsemble",
+    "Familiarity",
     "KroneckerLaplace",
     "LinearizedLaplace",
     "Posterior",

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import checks
 from ..distributed import world_size
-from ..modules import Readable, StoredRows, as_tensor, labelled_rows
+from ..modules import Data, Readable, StoredRows, as_tensor, labelled_rows, rows
 from .batches import Packing, unlabelled
 
 
@@ -31,15 +32,28 @@ def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple
     if named is not None:
         batches, labels = named
         packing = Packing.of(where, batches[0])
-        rows = torch.cat([packing.pack(where, batch) for batch in batches])
+        packed = torch.cat([packing.pack(where, batch) for batch in batches])
         y = checks.finite(where, "y", torch.cat(labels))
-        checks.same_length(where, "x", rows, "y", y)
-        return checked_rows(where, rows, model, None), y.to(rows.device), packing
+        checks.same_length(where, "x", packed, "y", y)
+        return checked_rows(where, packed, model, None), y.to(packed.device), packing
     if any(isinstance(batch, tuple) and len(batch) > 2 for batch in ([data] if whole else data)):
         fix = "Give dictionaries of the network's arguments, with 'labels'."
         raise ValueError(checks.sentence(where, "loader must give pairs (x, y)", "more than 2 items a batch", fix))
     x, y = labelled_rows(where, data)
     return checked_rows(where, x, model, None), y.to(x.device), None
+
+
+def training_rows(where: str, loader: Data, model: nn.Module) -> tuple[Tensor, Packing | None]:
+    """Rows alone, whatever else a loader gives with them; dictionaries of the network's arguments are packed."""
+    whole = isinstance(loader, Tensor | tuple | Mapping | np.ndarray | StoredRows)
+    batches: list[Any] = [loader] if whole else list(loader)  # type: ignore[arg-type]
+    firsts: list[Any] = [batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches]
+    if firsts and all(isinstance(first, Mapping) for first in firsts):
+        packing = Packing.of(where, firsts[0])
+        packed = torch.cat([packing.pack(where, first) for first in firsts])
+        return checked_rows(where, packed, model, None), packing
+    data = firsts[0] if whole else firsts
+    return checked_rows(where, rows(where, data), model, None), None
 
 
 def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:

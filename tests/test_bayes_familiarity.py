@@ -1,0 +1,137 @@
+"""Familiarity: a Gaussian process's variance on what layers see, on the scale of rows that it did not see."""
+
+import copy
+import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+from test_bayes import classifier, seeded, trained
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import mercer
+from mercer.bayes import Familiarity
+
+
+def rows(n, seed=0):
+    return torch.randn(n, 3, generator=seeded(seed), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def network():
+    x = rows(300)
+    return trained(classifier(), x, (x[:, 0] > 0).long(), F.cross_entropy, 60)
+
+
+@pytest.fixture(scope="module")
+def fitted(network):
+    return Familiarity(network, generator=seeded()).fit(rows(1200))
+
+
+def test_one_in_twenty_familiar_rows_is_above_a_half_and_strangers_all_are(fitted):
+    near = fitted.score(rows(2000, 1))
+    assert near.shape == (2000,)
+    assert ((near >= 0) & (near <= 1)).all()
+    share = float((near > 0.5).double().mean())
+    assert abs(share - 0.05) < 0.03  # 300 rows set the tail: five of its standard errors
+    far = fitted.score(6 * F.normalize(rows(200, 2)) + rows(200, 3))
+    assert float((far > 0.5).double().mean()) > 0.9
+    assert fitted.score(torch.full((1, 3), 50.0, dtype=torch.float64)) > 0.9
+
+
+def test_the_score_is_the_variance_of_the_process_on_what_layers_see(network, fitted):
+    assert fitted.layers_ == ["0", "2"]
+    x = rows(40, 4)
+    z = torch.cat((network[0](x), network[1](network[0](x))), 1).detach()  # the first's output, the last one's input
+    z = (z - fitted.shift_) / fitted.scale_
+    variance = fitted.machine_.variance(z)
+    torch.testing.assert_close(fitted.score(x), fitted._scaled(variance))
+    order = variance.argsort()
+    assert (fitted.score(x)[order].diff() >= 0).all()
+    assert not network[0].weight.grad_fn
+    assert all(not module._forward_hooks for module in network.modules())
+
+
+def test_validation_rows_set_the_scale(network):
+    wide = 2 * rows(800, 5)
+    f = Familiarity(network, generator=seeded()).fit(rows(400), wide)
+    assert abs(float((f.score(2 * rows(1000, 6)) > 0.5).double().mean()) - 0.05) < 0.03
+    with pytest.raises(ValueError, match=r"rows of val_loader must have the shape of loader's, \(3,\); got \(2,\)"):
+        Familiarity(network).fit(rows(400), wide[:, :2])
+
+
+def test_pictures_sequences_and_named_layers():
+    torch.manual_seed(0)
+    pictures = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    x = torch.randn(60, 1, 6, 6, generator=seeded())
+    f = Familiarity(pictures, generator=seeded()).fit(DataLoader(TensorDataset(x, torch.zeros(60)), batch_size=16))
+    assert f.layers_ == ["0", "2", "4"]
+    assert f.score(x).shape == (60,)
+    assert f.shift_.shape == (8 + 8 + 16,)  # mean and deviation of each channel, and what the last layer reads
+    named = Familiarity(pictures, layers=["1"], generator=seeded()).fit(x)
+    assert named.shift_.shape == (8,)
+    with pytest.raises(ValueError, match="name must be a layer of Sequential; got 'head'"):
+        Familiarity(pictures, layers=["head"])
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(11, 6), nn.Linear(6, 3)
+
+        def forward(self, input_ids, attention_mask):
+            mask = attention_mask[..., None].float()
+            return self.head((self.embedding(input_ids) * mask).sum(1) / mask.sum(1))
+
+    batch = {"input_ids": torch.randint(11, (40, 5), generator=seeded()), "attention_mask": torch.ones(40, 5).long()}
+    assert Familiarity(Masked(), generator=seeded()).fit([batch]).score(batch).shape == (40,)
+
+
+def test_copies_threads_and_files_give_the_same(network, fitted, tmp_path):
+    x = rows(30, 7)
+    expected = fitted.score(x)
+    unpickled = pickle.loads(pickle.dumps(fitted))  # noqa: S301
+    mercer.save(fitted, tmp_path / "familiarity")
+    loaded = mercer.load(tmp_path / "familiarity")
+    with pytest.raises(RuntimeError, match="a network must be attached first"):
+        loaded.score(x)
+    for other in (copy.deepcopy(fitted), unpickled, loaded.attach(network)):
+        torch.testing.assert_close(other.score(x), expected)
+    with ThreadPoolExecutor(3) as threads:
+        for found in threads.map(fitted.score, [x] * 9):
+            torch.testing.assert_close(found, expected)
+
+
+def test_bad_rows_and_networks_are_named(network, fitted):
+    with pytest.raises(NotFittedError, match="Familiarity: must be fitted first"):
+        Familiarity(network).score(rows(3))
+    bad = rows(5)
+    bad[2, 1] = math.nan
+    for ask in (fitted.score, Familiarity(network).fit):
+        with pytest.raises(ValueError, match="x must be finite; got NaN, first bad row 2"):
+            ask(bad)
+    with pytest.raises(ValueError, match="x has 4 features, expecting 3"):
+        fitted.score(torch.ones(2, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"the network must run on these rows; got rows of shape \(4,\)"):
+        Familiarity(network).fit(torch.ones(9, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="loader must have at least 2 rows; got 1"):
+        Familiarity(network).fit(rows(1))
+    with pytest.raises(TypeError, match=r"model must be an nn.Module; got str"):
+        Familiarity("net")
+    broken = copy.deepcopy(network)
+    f = Familiarity(broken, generator=seeded()).fit(rows(50))
+    with torch.no_grad():
+        broken[0].weight.fill_(math.nan)
+    with pytest.raises(ValueError, match="the network's outputs must be finite"):
+        f.score(rows(3))
+
+
+def test_constant_rows_are_learned(network):
+    same = torch.ones(20, 3, dtype=torch.float64)
+    with pytest.warns(mercer.NumericalWarning, match="all rows of x are equal"):
+        f = Familiarity(network, generator=seeded()).fit(same)
+    assert torch.isfinite(f.score(same)).all()
+    assert (f.score(same + 5) >= f.score(same)).all()

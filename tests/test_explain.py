@@ -6,18 +6,16 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from click.testing import CliRunner
 from test_diagnose import HOSTILE, check_page, measured
 
 import mercer
 from mercer.cli.commands import main
-from mercer.layerwise.network import Indicators, KernelLayer
 from mercer.report import model_page
 from mercer.report.columns import ColumnLine, column_lines
-from mercer.report.model_page import confusions, headline, layer_lines
+from mercer.report.model_page import confusions, headline, machine_lines
 from mercer.tabular import Column, TabularModel
-from mercer.tabular.importance import column_weights, feature_weights, permutation_losses
+from mercer.tabular.importance import column_weights, permutation_losses
 
 
 def table(n=80, seed=0):
@@ -47,35 +45,42 @@ def folder(model, tmp_path_factory):
 
 def test_weights_are_shares_and_find_the_column_that_matters(model, regression):
     for fitted in (model, regression):
-        features, columns = feature_weights(fitted), column_weights(fitted)
-        assert list(features) == fitted.preparation.feature_names
-        assert sum(features.values()) == pytest.approx(1) and sum(columns.values()) == pytest.approx(1)
+        columns = column_weights(fitted)
+        assert sum(columns.values()) == pytest.approx(1)
         assert next(iter(columns)) == "x" and "same" not in columns
-        assert columns["c"] == pytest.approx(sum(v for name, v in features.items() if name.startswith("c is")))
 
 
-def test_weights_are_the_mean_squared_gradients_of_the_network(model):
-    """Against finite differences of the whole network in standardised units."""
-    network = model.estimator.network_
-    layers = list(network.layers)
-    assert not isinstance(layers[0], Indicators) and isinstance(layers[-1], KernelLayer)
-    x = model.preparation.prepare(table().drop(columns="kind")).x
-    outputs = torch.nn.Sequential(*layers)
-    squares = []
-    for j in range(x.shape[1]):
-        step = torch.zeros(x.shape[1], dtype=torch.float64)
-        step[j] = 1e-4 * layers[0].scale[j]
-        slope = (outputs(x + step) - outputs(x - step)) / 2e-4
-        squares.append(float(slope.square().sum(1).mean()))
-    expected = np.array(squares) / sum(squares)
-    assert list(feature_weights(model).values()) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
+@pytest.mark.parametrize("unit", [1.0, 1e4])
+def test_weights_agree_with_finite_differences_in_any_unit(unit):
+    """Of a smooth function, Var(x_j) times the mean squared slope; of words, the squared change from level to level."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"a": draw.normal(size=300), "b": unit * draw.normal(size=300), "w": draw.choice(["p", "q"], 300)}
+    )
+    frame["y"] = 2 * frame["a"] + frame["b"] / unit + 1.0 * (frame["w"] == "p") + 0.01 * draw.normal(size=300)
+    model = TabularModel().fit(frame, "y")
+
+    def answer(changed):
+        return model.predict(changed)["prediction"].to_numpy()
+
+    expected = {}
+    for name, step in (("a", 0.05), ("b", 0.05 * unit)):
+        slope = (answer(frame.assign(**{name: frame[name] + step})) - answer(frame)) / step
+        expected[name] = frame[name].var() * np.square(slope).mean()
+    share = (frame["w"] == "p").mean()
+    jump = answer(frame.assign(w="p")) - answer(frame.assign(w="q"))
+    expected["w"] = share * (1 - share) * np.square(jump).mean()
+    found = column_weights(model)
+    total = sum(expected.values())
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value / total, abs=0.06), name
 
 
 def test_levels_tried_as_columns_of_their_own_count_for_their_feature():
     draw = np.random.default_rng(0)
     frame = pd.DataFrame({"a": draw.integers(0, 3, 120), "b": draw.integers(0, 3, 120)})
     model = TabularModel().fit(frame.assign(y=np.where(frame["a"] == 1, "one", "other")), "y")
-    assert sum(feature_weights(model).values()) == pytest.approx(1) and next(iter(column_weights(model))) == "a"
+    assert next(iter(column_weights(model))) == "a"
 
 
 def test_shuffling_costs_where_the_column_is_needed(model, regression):
@@ -136,10 +141,11 @@ def test_confusions_are_the_largest_off_the_diagonal(model):
     assert all(own != other and of == counts.sum(1)[["down", "up"].index(own)] for own, other, _, of in found)
 
 
-def test_layers_are_said_in_words(model):
-    lines = layer_lines(model)
-    assert len(lines) == model.estimator.n_layers_ and "80 training rows" in lines[-1]["what"]
-    assert lines[-1]["values"] == model.estimator.history_[-1]
+def test_machines_are_said_in_words(model):
+    lines = machine_lines(model)
+    assert len(lines) == len(model.learner.machine.machines_)
+    assert sum(line["values"]["share"] for line in lines) == pytest.approx(1)
+    assert all(line["what"].endswith(".") for line in lines)
 
 
 def test_columns_that_are_treated_alike_share_a_line():
@@ -178,7 +184,7 @@ def test_the_command_writes_the_page_into_the_model(folder):
     done = run("explain", folder)
     assert done.exit_code == 0, done.output
     assert (folder / "explain.html").exists() and done.stdout.splitlines()[-1] == f"Page: {folder / 'explain.html'}"
-    assert re.search(r"\n  x +\d+\.\d%  #{30}\n", done.stdout) and "A Gaussian kernel machine" in done.stdout
+    assert re.search(r"\n  x +\d+\.\d%  #{30}\n", done.stdout) and "How it is built" in done.stdout
     assert isinstance(mercer.load(folder), TabularModel)  # the page does not disturb the folder
 
 
@@ -189,7 +195,7 @@ def test_json_with_data(folder, tmp_path):
     document = json.loads(done.stdout)
     assert document["page"] == str(tmp_path / "p.html") and document["target"] == "kind"
     assert set(document["shuffling_costs"]) == set(document["weights"]) == {"x", "noise", "c"}
-    assert document["layers"][-1]["bandwidth"] > 0 and document["scores"]["accuracy"] > 0.7
+    assert document["machines"][0]["share"] > 0 and document["scores"]["accuracy"] > 0.7
     assert set(document["mistakes"][0]) == {"true", "predicted", "rows", "of"}
 
 

@@ -11,10 +11,9 @@ from sklearn import metrics as sk
 
 import mercer
 from mercer.kernels import RBF
-from mercer.layerwise import KernelNetworkRegressor
-from mercer.tabular import Familiarity, TabularModel, scoring
-from mercer.tabular.model import SCHEMA
+from mercer.tabular import Familiarity, TabularModel
 from mercer.tabular.scoring import score_classes, score_values
+from mercer.tabular.training import SCHEMA
 
 
 def table(n=240, seed=0):
@@ -57,7 +56,11 @@ def test_classes_are_learned_and_scored_on_held_out_rows(classes):
 def test_values_are_learned_and_scored_on_held_out_rows(values):
     new = table(400, seed=1)
     answer = values.predict(new)
-    assert answer.columns.tolist() == ["prediction", "unfamiliar"]
+    assert answer.columns.tolist() == ["prediction", "low", "high", "unfamiliar"]
+    inside = new["value"].between(answer["low"], answer["high"]).mean()
+    assert 0.83 < inside < 0.97, "nine in ten"
+    wide = values.predict(new, level=0.99)
+    assert (wide["high"] - wide["low"] > answer["high"] - answer["low"]).all()
     r2 = sk.r2_score(new["value"], answer["prediction"])
     assert r2 > 0.95 and abs(values.scores["r2"] - r2) < 0.05
     assert len(values.scores["pairs"]["value"]) == 240
@@ -101,26 +104,22 @@ def test_a_category_never_seen_raises_it(classes, caplog):
 
 
 def test_the_variance_is_the_gaussian_processs(generator):
-    """The Nystrom posterior, literally, on the landmarks of the fit; each reference row left out by refitting."""
-    x = torch.randn(120, 3, generator=generator, dtype=torch.float64)
-    estimator = KernelNetworkRegressor(random_state=0).fit(x.numpy(), torch.randn(120, generator=generator).numpy())
-    head = estimator.network_.layers[-1]
-    head.bandwidth = 0.2 * float(torch.pdist(head.anchors).median())  # the Gram matrix is well conditioned
-    estimator.penalty_ = penalty = 0.03
-    anchors, familiarity = head.anchors, Familiarity.of(estimator, torch.Generator().manual_seed(0))
-    kernel, landmarks = RBF(1 / (2 * head.bandwidth**2)), familiarity.landmarks
-    k_nm, k_mm = kernel(anchors, landmarks), kernel(landmarks)
+    """The Nystrom posterior, literally, from landmarks and reference rows; each reference row left out by refitting."""
+    z = 5 * torch.randn(120, 3, generator=generator, dtype=torch.float64)
+    familiarity = Familiarity.of(z, torch.Generator().manual_seed(0))
+    order, penalty = torch.randperm(120, generator=torch.Generator().manual_seed(0)), 1e-3
+    kernel, landmarks = RBF(1 / (2 * familiarity.bandwidth**2)), familiarity.landmarks
+    assert torch.equal(landmarks, z[order[:60]])
+    k_nm, k_mm = kernel(z[order], landmarks), kernel(landmarks)
 
     def variance(rows, others):
         k = kernel(rows, landmarks)
         inside = torch.linalg.solve(penalty * k_mm + others.mT @ others, k.mT)
         return 1 - (k * torch.linalg.solve(k_mm, k.mT).mT).sum(1) + penalty * (k * inside.mT).sum(1)
 
-    z = anchors[:7] + 0.1
-    torch.testing.assert_close(familiarity.variance(z), variance(z, k_nm), rtol=0, atol=1e-9)
-    order = torch.randperm(120, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(landmarks, anchors[order[:60]])
-    left_out = [variance(anchors[i : i + 1], torch.cat((k_nm[:i], k_nm[i + 1 :]))) for i in order[60:]]
+    near = z[:7] + 0.1
+    torch.testing.assert_close(familiarity.variance(near), variance(near, k_nm), rtol=0, atol=1e-9)
+    left_out = [variance(z[order[i] : order[i] + 1], torch.cat((k_nm[:i], k_nm[i + 1 :]))) for i in range(60, 120)]
     quantiles = torch.cat(left_out).clamp(0, 1).quantile(torch.tensor([0.5, 0.95]).double()).clamp_max(0.999)
     assert [familiarity.middle, familiarity.tail] == pytest.approx(quantiles.tolist(), rel=1e-6)
 
@@ -172,10 +171,71 @@ def test_few_rows():
 
 
 def test_of_many_rows_one_fifth_is_held_out(monkeypatch):
-    monkeypatch.setattr(scoring, "MOST_ROWS", 200)
+    monkeypatch.setattr("mercer.machines.stacking._EVERY_ROW", 200)
     scores = TabularModel().fit(table().drop(columns="value"), "kind").scores
     assert (scores["rows"], scores["folds"]) == (48, 1) and np.array(scores["confusion"]).sum() == 48
     assert scores["accuracy"] > 0.8
+
+
+def test_a_table_too_long_for_a_gram_matrix_is_learned_from_landmarks(monkeypatch):
+    monkeypatch.setattr("mercer.tabular.training.MOST_ROWS", 300)
+    monkeypatch.setattr("mercer.tabular.training.FIRST_ROWS", 150)
+    monkeypatch.setattr("mercer.tabular.training.LANDMARKS", 80)
+    model = TabularModel().fit(table(600).drop(columns="value"), "kind")
+    new = table(300, seed=1)
+    assert model.rows == 600 and (model.predict(new)["prediction"] == new["kind"]).mean() > 0.85
+
+
+def test_words_of_many_levels_are_learned_from():
+    rng = np.random.default_rng(0)
+    town = rng.integers(0, 60, 1500)
+    effect = rng.normal(size=60)
+    frame = pd.DataFrame({"town": [f"town {i}" for i in town], "x": rng.normal(size=1500)})
+    frame["y"] = effect[town] + 0.2 * frame["x"] + 0.1 * rng.normal(size=1500)
+    model = TabularModel().fit(frame[:1200], "y")
+    assert sk.r2_score(frame["y"][1200:], model.predict(frame[1200:])["prediction"]) > 0.9
+    assert model.scores["r2"] > 0.9 and next(iter(model.explain().index)) == "town"
+    unseen = model.predict(frame[1200:].assign(town="nowhere"))
+    assert unseen["prediction"].between(frame["y"].min(), frame["y"].max()).all()
+    assert (unseen["unfamiliar"] >= 0.5).all()
+
+
+def test_probabilities_are_never_surer_than_the_rows_allow():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": np.r_[rng.normal(-4, 1, 60), rng.normal(4, 1, 60)], "y": ["a"] * 60 + ["b"] * 60})
+    p = TabularModel().fit(frame, "y").predict(pd.DataFrame({"x": [-9.0, 9.0]}))[["p_a", "p_b"]].to_numpy()
+    assert p.min() >= 1 / (2 * 122) - 1e-12
+
+
+def test_numbers_far_outside_stay_within_the_training_range_and_a_tenth():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=200)})
+    frame["y"] = 3 * frame["x"] + 0.01 * rng.normal(size=200)
+    found = TabularModel().fit(frame, "y").predict(pd.DataFrame({"x": [1e6, -1e6, 1e200]}))["prediction"]
+    low, high = frame["y"].min(), frame["y"].max()
+    assert found.between(low - 0.101 * (high - low), high + 0.101 * (high - low)).all()
+
+
+def test_a_blank_row_is_answered_and_called_unfamiliar(classes, caplog):
+    blank = pd.DataFrame({"size": [None, 0.1], "shape": [None, "round"], "noise": [None, 0.0]})
+    with caplog.at_level(logging.WARNING, "mercer"):
+        answer = classes.predict(blank)
+    assert answer["unfamiliar"][0] >= 0.5 and answer["unfamiliar"][1] < 0.5
+    assert "rows without a value in any column" in caplog.text
+
+
+def test_polars_frames_are_taken(classes):
+    polars = pytest.importorskip("polars")
+    new = table(40, seed=6)
+    pd.testing.assert_frame_equal(classes.predict(polars.DataFrame(new.to_dict("list"))), classes.predict(new))
+
+
+def test_others_are_scored_on_the_same_folds():
+    frame = table(150)
+    for target, gone in (("kind", "value"), ("value", "kind")):
+        beside = TabularModel().fit(frame.drop(columns=gone), target, compare=True).scores["beside"]
+        assert set(beside) == {"linear", "HistGradientBoosting"}
+        assert all(score > 0.5 for one in beside.values() for name, score in one.items() if name != "log_loss")
 
 
 def test_numbers_and_truth_values_as_classes_come_back_as_they_were():
@@ -199,8 +259,8 @@ def test_wrong_use_is_refused(classes):
         TabularModel(task="ranking")
     with pytest.raises(ValueError, match="random_state must be a whole number"):
         TabularModel(random_state=-1)
-    with pytest.raises(ValueError, match=r"must stay below .* got 1.0e\+300"):
-        classes.predict(frame.assign(size=1e300))
+    with pytest.raises(ValueError, match="level must lie between 0 and 1; got 2"):
+        TabularModel().fit(frame.drop(columns="kind"), "value").predict(frame, level=2)
 
 
 def test_the_same_seed_gives_the_same_model():

@@ -34,7 +34,7 @@ _BAR = 30
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) -> None:
-    """Say and draw what MODEL, a folder of `mercer fit`, learned: scores, columns, layers, mistakes."""
+    """Say and draw what MODEL, a folder of `mercer fit`, learned: scores, columns, machines, mistakes."""
     from mercer.cli.predict import load_model
     from mercer.cli.signals import stoppable
     from mercer.process import threads_set
@@ -64,7 +64,7 @@ def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) 
 def _document(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> dict[str, Any]:
-    from mercer.report.model_page import confusions, headline, layer_lines
+    from mercer.report.model_page import confusions, headline, machine_lines
 
     mistakes = confusions(model, 20)
     return {
@@ -76,7 +76,7 @@ def _document(
         "columns": [{"name": c.name, "kind": c.kind, "how": c.how} for c in model.preparation.columns],
         "weights": dict(weights),
         "shuffling_costs": None if losses is None else dict(losses),
-        "layers": [{"what": line["what"], **line["values"]} for line in layer_lines(model)],
+        "machines": [line["values"] for line in machine_lines(model)],
         "mistakes": [{"true": a, "predicted": b, "rows": count, "of": of} for a, b, count, of in mistakes],
         "scores": model.scores,
         "notes": model.notes,
@@ -86,7 +86,7 @@ def _document(
 def _lines(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> Iterator[str]:
-    from mercer.report.model_page import confusions, headline, layer_lines
+    from mercer.report.model_page import confusions, headline, machine_lines
 
     yield from textwrap.wrap(headline(model), _WIDTH)
     yield ""
@@ -95,9 +95,11 @@ def _lines(
     if losses is not None:
         yield click.style("What it needs", bold=True) + "  (points of the score lost when the column is shuffled)"
         yield from _bars(losses)
-    yield click.style("Its layers", bold=True)
-    for place, line in enumerate(layer_lines(model), 1):
-        yield from textwrap.wrap(f"  {place} {line['what']}", _WIDTH, subsequent_indent="    ")
+    yield click.style("How it is built", bold=True)
+    for place, line in enumerate(machine_lines(model), 1):
+        yield from textwrap.wrap(
+            f"  {place} {line['shown']['share']:>6}  {line['what']}", _WIDTH, subsequent_indent="    "
+        )
     mistakes = confusions(model, 3)
     if mistakes:
         yield click.style("Its most frequent mistakes", bold=True)

@@ -60,7 +60,7 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
             fit_file(model, data, target, progress=logging.getLogger("mercer").debug)
             return
         with _kept_if_filled(output):
-            fit_file(model, data, target, progress=_say)
+            fit_file(model, data, target, compare=True, progress=_say)
             _keep(model, output)
     with distributed.alone():
         page = _drawn(model, output)

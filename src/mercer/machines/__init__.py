@@ -5,10 +5,11 @@ from .dual import PENALTIES, DualFit, dual_fit, dual_path, tune_penalty
 from .kernel_ridge import KernelRidge, seeded
 from .landmarks import LandmarkMachine
 from .selection import Choice, candidate_kernels, choose_kernel, median_distance, rank_kernels
-from .stacking import StackedMachine, StackedRidge
+from .stacking import MOST_ROWS, StackedMachine, StackedRidge
 from .views import View
 
 __all__ = [
+    "MOST_ROWS",
     "PENALTIES",
     "Calibration",
     "Choice",

@@ -28,10 +28,11 @@ from .dual import dual_path, tune_penalty
 from .menu import kernels_on, relevance
 from .views import View
 
-__all__ = ["StackedMachine", "StackedRidge", "convex_weights"]
+__all__ = ["MOST_ROWS", "StackedMachine", "StackedRidge", "convex_weights"]
 
 CHOOSING_ROWS = 500
-MOST_ROWS = 12_000  # rows whose Gram matrix is still cheap to factor
+MOST_ROWS = 12_000
+"""Rows whose Gram matrix is still cheap to factor."""
 _EVERY_ROW = 4000  # rows up to which every one is left out in turn; beyond, a random part of them
 _LEFT_OUT = 2000
 _MACHINES, _LARGE_MACHINES = 5, 3  # that stay, of few and of many rows
@@ -148,7 +149,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     def _learn(self, x: Tensor, y: Tensor, stay: list[_Choice], fold: Tensor) -> None:
         """Fit the chosen machines to all rows, and weigh them by the rows left out."""
         n = len(x)
-        self.rows_ = x
+        self.rows_ = x.contiguous()
         self.left_out_ = torch.arange(n) if n <= _EVERY_ROW else (fold == fold[0]).nonzero()[:_LEFT_OUT, 0]
         dtype = torch.float64 if n <= _DOUBLE else torch.float32
         seen = [view(x) for view in self.views_]
@@ -240,7 +241,7 @@ def _solve(
     if int(info) > 0:  # singular to float32's rounding
         factor = cholesky(gram.double(), where="StackedRidge").factor
         y = y.double()
-    weights = torch.cholesky_solve(y, factor)
+    weights = torch.cholesky_solve(y, factor).contiguous()  # in the order it is loaded in, to the last bit
     if len(left_out) == n:
         inverse = torch.cholesky_inverse(factor)
     else:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, figures
-from ..layerwise.network import KernelLayer
 from ..storage import atomic_write
 from ..tabular.importance import column_weights
 from . import numbers
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..tabular import TabularModel
 
-__all__ = ["confusions", "layer_lines", "model_page"]
+__all__ = ["confusions", "headline", "machine_lines", "model_page"]
 
 _CLASSES = 14  # classes up to which the confusion matrix is drawn
 _WEIGHTS = 15  # columns in the picture of weights
@@ -39,7 +38,6 @@ _TILES = {
     "mae": ("mean absolute error", "in the target's unit"),
 }
 _SHARES = ("accuracy", "balanced_accuracy", "r2")
-_METRIC = "A learned metric: stretches the columns that bear on the target, shrinks and mixes the rest."
 
 
 def model_page(
@@ -65,8 +63,8 @@ def model_page(
         "style": own_text("style.css") + own_text("pages.css"),
         "tiles": _tiles(model.scores),
         "confused": confusions(model, _CONFUSIONS),
-        "layers": layer_lines(model),
-        "features": len(model.preparation.feature_names),
+        "machines": machine_lines(model),
+        "features": len(model.feature_names),
         "pictures": _pictures(model, losses),
         "losses": losses,
     }
@@ -103,18 +101,13 @@ def confusions(model: TabularModel, most: int) -> list[tuple[str, str, int, int]
     return sorted(found, key=lambda mistake: -mistake[2])[:most]
 
 
-def layer_lines(model: TabularModel) -> list[dict[str, Any]]:
-    """Each layer: what it does in words, and its record."""
+def machine_lines(model: TabularModel) -> list[dict[str, Any]]:
+    """Each machine: what it does in words, and its numbers, as values and as text."""
     lines = []
-    for layer, record in zip(model.estimator.layers_, model.estimator.history_, strict=True):
-        what = _METRIC
-        if isinstance(layer, KernelLayer):
-            what = (
-                f"A Gaussian kernel machine: compares a row with {len(layer.anchors):,} training rows "
-                f"and adds up their votes."
-            )
-        shown = {name: numbers.plain(value) for name, value in record.items()}
-        lines.append({"what": what, "record": shown, "values": dict(record)})
+    for part in model.learner.parts():
+        shown = {"share": _percent(part["share"])}
+        shown |= {name: "–" if part[name] is None else numbers.plain(part[name], 2) for name in ("penalty", "error")}
+        lines.append({"what": part["what"], "shown": shown, "values": part})
     return lines
 
 
@@ -132,8 +125,7 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
         "weights",
         lambda: _bars({"": weights}, "share of how the prediction moves, %"),
         f"Weights of the columns: {next(iter(weights))} is first.",
-        "How strongly the prediction moves with each column, over the training rows it keeps, every column in units of "
-        "its own spread.",
+        "How far the prediction moves when a column's values are exchanged between training rows.",
     )
     if losses:
         found["losses"] = drawn(

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import kernels
-from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
-from ..layerwise.network import KernelLayer
 from ..linalg import block_rows, blockwise
+from ..machines import median_distance
 from ..storage import Savable
 
 __all__ = ["Familiarity"]
@@ -19,7 +18,8 @@ __all__ = ["Familiarity"]
 _LANDMARKS = 500
 _REFERENCE = 1000  # training rows, none of them a landmark, that say what is usual
 _RANK = 1e-7  # eigenvalues below this share of the largest are rounding
-_NOISE = 1e-3  # the least ridge: variances far below it are rounding, not distance
+_NOISE = 1e-3  # the ridge: variances far below it are rounding, not distance
+_WIDTH = 0.5  # of the median distance
 _TAIL, _FARTHEST = 0.95, 0.999  # what is called far; the farthest that training rows may set it to
 
 
@@ -29,8 +29,7 @@ class Familiarity(Savable, nn.Module):
     The variance of the Gaussian process, prior 1, whose mean the kernel machine is, in its Nystrom form
     :math:`v(z) = 1 - k^T K_{mm}^{-1} k + \lambda k^T (\lambda K_{mm} + K_{mn} K_{nm})^{-1} k`, is compared with that of
     training rows that are left out: 0 up to their median; 0.5 where one in twenty of them is farther; 1 at the prior,
-    where the training rows say nothing. Linear in between. :math:`\lambda` is the kernel machine's ridge, at least
-    0.001.
+    where the training rows say nothing. Linear in between. :math:`\lambda` is 0.001.
 
     Args:
         landmarks: m training rows, ``(m, d)``, as the kernel machine sees them.
@@ -51,28 +50,21 @@ class Familiarity(Savable, nn.Module):
         self._kernel = kernels.RBF(1 / (2 * bandwidth**2))
 
     @classmethod
-    def of(cls, estimator: KernelNetworkClassifier | KernelNetworkRegressor, generator: torch.Generator) -> Self:
-        """Of a fitted estimator with the default solver."""
-        head, sums = estimator.network_.layers[-1], estimator.sums_
-        penalty = max(estimator.penalty_, _NOISE)
-        assert isinstance(head, KernelLayer)
-        order = torch.randperm(len(head.anchors), generator=generator)
-        m = min(_LANDMARKS, len(order) // 2)
-        chosen, rest = order[:m], order[m : m + _REFERENCE]
-        anchors = head.anchors.double()
-        landmarks, reference = anchors[chosen], anchors[rest]
-        kernel = kernels.RBF(1 / (2 * head.bandwidth**2))
-        if sums is None:  # every row is an anchor
-            cross = kernel(anchors, landmarks)
-            scatter = cross.mT @ cross
-        else:
-            scatter = sums.gram[chosen][:, chosen].double()
-        root, leverage = _posterior(kernel(landmarks), scatter, penalty)
-        k = kernel(reference, landmarks)
+    def of(cls, z: Tensor, generator: torch.Generator) -> Self:  # (n, d)
+        """From training rows on scales where distances mean something."""
+        order = torch.randperm(len(z), generator=generator)
+        m = min(_LANDMARKS, max(1, len(order) // 2))
+        landmarks, reference = z[order[:m]].double(), z[order[m : m + _REFERENCE]].double()
+        rows = torch.cat((landmarks, reference))
+        bandwidth = _WIDTH * median_distance(rows)
+        kernel = kernels.RBF(1 / (2 * bandwidth**2))
+        cross = kernel(rows, landmarks)
+        root, leverage = _posterior(cross[:m], cross.mT @ cross, _NOISE)
+        k = cross[m:] if len(reference) else cross
         h = (k @ leverage).square().sum(1).clamp_max(1 - 1e-6)
-        left_out = 1 - (k @ root).square().sum(1) + penalty * h.square() / (1 - h)  # each without itself
+        left_out = 1 - (k @ root).square().sum(1) + _NOISE * h.square() / (1 - h)  # each without itself
         middle, tail = left_out.clamp(0, 1).quantile(torch.tensor([0.5, _TAIL], dtype=left_out.dtype)).tolist()
-        return cls(landmarks, root, head.bandwidth, min(middle, _FARTHEST), min(tail, _FARTHEST))
+        return cls(landmarks, root, bandwidth, min(middle, _FARTHEST), min(tail, _FARTHEST))
 
     def variance(self, z: Tensor) -> Tensor:  # (n, d) -> (n,)
         """The posterior variance over the prior's, in [0, 1]."""

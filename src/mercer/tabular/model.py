@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 import logging
-import platform
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
 
-from .. import __version__, checks
-from ..distributed import shard
-from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
+from .. import checks
 from ..storage import Savable
 from .familiarity import Familiarity
+from .frames import as_pandas
+from .learner import Learner
+from .network_learner import NetworkLearner
 from .preparation import Preparation
-from .scoring import Estimator, class_probabilities, cross_validate
-from .target import TASKS, Target, find_target, present
+from .target import TASKS, Target
+from .target_means import TargetMeans
+from .training import LEVEL, SCHEMA, STATE, Progress, Training
 
 __all__ = ["TabularModel"]
 
-SCHEMA = 1
-"""Version of what a saved model holds; a newer one is refused."""
-
-_UNSEEN = 0.5  # a row with a category that no training row had is at least so unfamiliar
-_STATE = ("preparation", "target", "estimator", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
+_UNSEEN = 0.5  # a row with a category that no training row had, or with no value at all, is at least so unfamiliar
 _log = logging.getLogger("mercer")
 
 
 class TabularModel(Savable):
-    """Classes or a number by a table's other columns, with a network of kernels that needs no tuning.
+    """Classes or a number from a table's other columns, by stacked kernel machines that need no tuning.
 
     Args:
-        task: ``auto`` takes it from the target; or ``classification``, ``regression``.
-        random_state: A whole number that decides folds, subsets and landmarks.
+        task: ``auto`` infers it from the target; or ``classification``, ``regression``.
+        random_state: Random seed of folds and subsets.
 
     Attributes:
         preparation: What was made of the columns.
+        means: Columns of many words as means of the target.
         target: The column to predict.
-        estimator: The classifier or regressor on the prepared matrix.
+        learner: The machine on the prepared matrix, with its calibration.
         familiarity: What ``unfamiliar`` comes from.
-        scores: Cross-validated scores, the confusion matrix and reliability bins, or pairs of value and prediction.
+        scores: Scores of rows left out, the confusion matrix and reliability bins, or pairs of value and prediction;
+            ``beside``, where asked for: those of a linear model and of boosted trees.
         seconds: What fit took.
-        rows: Rows that were learned from.
+        rows: Number of rows learned from.
         notes: Sentences for the user.
         made_with: Versions of Python and the packages.
 
@@ -58,8 +55,9 @@ class TabularModel(Savable):
     """
 
     preparation: Preparation
+    means: TargetMeans
     target: Target
-    estimator: Estimator
+    learner: Learner | NetworkLearner
     familiarity: Familiarity
     scores: dict[str, Any]
     seconds: float
@@ -71,103 +69,91 @@ class TabularModel(Savable):
         self.task = checks.choice("TabularModel", "task", task, TASKS)
         self.random_state = checks.integer("TabularModel", "random_state", random_state, 0)
 
-    def fit(self, frame: pd.DataFrame, target: str, *, progress: Callable[[str], None] | None = None) -> Self:
+    def fit(self, frame: pd.DataFrame, target: str, *, compare: bool = False, progress: Progress | None = None) -> Self:
         """Learn to predict the column ``target`` from the others; rows where it is missing are left out.
 
         Args:
-            frame: The table; of several ranks all give the same, and share its rows.
+            frame: The table, pandas or polars; with several ranks, all pass the same.
             target: Name of a column.
-            progress: Told in words of what is being done.
+            compare: Score a linear model and boosted trees on the same folds, too.
+            progress: Callback that receives progress messages.
         """
-        start = time.perf_counter()
-        progress = progress or _log.debug
-        x, y = self.begin(frame, target)
-        self.scores = self.validate(x, y, progress)
-        progress(f"learning from {len(x)} rows")
-        mine = shard(len(x))
-        self.estimator = self.fresh().fit(x[mine].numpy(), y[mine].numpy())
-        self.end(len(x), time.perf_counter() - start)
+        training = Training(self.task, self.random_state, progress or _log.debug)
+        training.learn(as_pandas("TabularModel", frame), target, compare=compare)
+        self.set_state(training.state())
         return self
 
-    def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Columns ``prediction``, for classes ``p_<class>`` for each, and ``unfamiliar`` from 0 to 1.
+    def predict(self, frame: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+        """Columns ``prediction``, ``p_<class>`` for each class or ``low`` and ``high``, and ``unfamiliar`` from 0 to 1.
 
         What is strange about the rows (categories never seen, columns not needed) is logged as warnings.
+
+        Args:
+            frame: Rows with the columns of the training table.
+            level: Of numbers: the share of rows whose true value lies between ``low`` and ``high``.
         """
-        answer, surprises = self.predict_with_surprises(frame)
+        answer, surprises = self.predict_with_surprises(frame, level=level)
         for what, rows in surprises.items():
             _log.warning("%s (%d rows)", what, rows)
         return answer
 
-    def predict_with_surprises(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, Counter[str]]:
+    def predict_with_surprises(self, frame: pd.DataFrame, *, level: float = LEVEL) -> tuple[pd.DataFrame, Counter[str]]:
         """The same, with what is strange counted: sentence -> rows."""
         self._check_fitted()
+        frame = as_pandas("TabularModel", frame)
         found = self.preparation.prepare(frame)
-        x = checks.squarable("TabularModel", "the table", found.x)
+        x = torch.cat((found.x, self.means.transform(frame)), 1)
+        answer = self.learner.predict(x)
+        if not bool(answer.isfinite().all()):
+            fix = "Fit the model again, or take the file from where it was made."
+            raise ValueError(checks.sentence("TabularModel", "predictions must be finite", "a damaged model", fix))
         columns: dict[str, Any] = {}
-        if isinstance(self.estimator, KernelNetworkClassifier):
-            assert self.target.classes is not None
-            p = class_probabilities(self.estimator, x, len(self.target.classes))
-            columns["prediction"] = self.target.decode(p.argmax(1))
-            columns |= {f"p_{name}": p[:, i].numpy() for i, name in enumerate(self.target.classes)}
+        if self.target.classes is not None:
+            columns["prediction"] = self.target.decode(answer.argmax(1))
+            columns |= {f"p_{name}": answer[:, i].numpy() for i, name in enumerate(self.target.classes)}
         else:
-            columns["prediction"] = self.estimator.predict(x.numpy())
-        unfamiliar = self.unfamiliar(x).numpy()
-        columns["unfamiliar"] = np.where(found.unseen, np.maximum(unfamiliar, _UNSEEN), unfamiliar)
-        surprises = Counter(found.surprises)
+            columns["prediction"] = answer.numpy()
+            half = self.learner.half_width(level)
+            columns |= {"low": columns["prediction"] - half, "high": columns["prediction"] + half}
+        unfamiliar = self.familiarity(self.learner.seen(x)).numpy()
+        strange = found.unseen | found.blank
+        columns["unfamiliar"] = np.where(strange, np.maximum(unfamiliar, _UNSEEN), unfamiliar)
+        return pd.DataFrame(columns, index=frame.index), self._surprises(found.surprises, frame)
+
+    def explain(self) -> pd.DataFrame:
+        """How much each column moves the prediction: ``weight``, shares of 1, the largest first."""
+        from .importance import column_weights
+
+        weights = column_weights(self)
+        return pd.DataFrame({"weight": list(weights.values())}, index=pd.Index(list(weights), name="column"))
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the features the machine sees."""
+        more = self.means.names(self.target.classes)
+        return [*self.preparation.feature_names, *(name for names in more.values() for name in names)]
+
+    def column_features(self) -> dict[str, list[int]]:
+        """For each column in use the numbers of its features."""
+        more, names = self.means.names(self.target.classes), self.feature_names
+        place = {name: i for i, name in enumerate(names)}
+        used = [column for column in self.preparation.columns if not column.dropped]
+        return {c.name: [place[f] for f in (*c.encoder.features, *more.get(c.name, []))] for c in used}
+
+    def _surprises(self, found: Counter[str], frame: pd.DataFrame) -> Counter[str]:
+        surprises = Counter(found)
         for name in self.preparation.extra_columns(frame):
             if name != self.target.name:
                 surprises[f"{name}: a column that the model does not know is passed over"] += len(frame)
-        return pd.DataFrame(columns, index=frame.index), surprises
-
-    def unfamiliar(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
-        """0 to 1 for prepared rows, see :class:`~mercer.tabular.familiarity.Familiarity`."""
-        before = nn.Sequential(*list(self.estimator.network_.layers)[:-1])
-        with torch.no_grad():
-            answer: Tensor = self.familiarity(before(x))
-        return answer
-
-    def begin(self, frame: pd.DataFrame, target: str) -> tuple[Tensor, Tensor]:
-        """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``."""
-        target = find_target(frame.columns, target)
-        there = present(frame[target])
-        self.notes = [f"{_rows(int((~there).sum()))} without {target} left out."] * bool((~there).any())
-        frame = frame[there]
-        if len(frame) < 2:
-            need = f"at least two rows must have a value in {target!r}"
-            raise ValueError(checks.sentence("TabularModel", need, len(frame)))
-        self.target = Target.of(frame[target], task=self.task)
-        self.preparation = Preparation().fit(frame.drop(columns=target))
-        self.notes += self.preparation.notes
-        y = self.target.encode(frame[target])
-        if self.target.classes is not None:
-            self.notes += _lonely(self.target, y)
-        return self.preparation.prepare(frame).x, y
-
-    def validate(self, x: Tensor, y: Tensor, progress: Callable[[str], None]) -> dict[str, Any]:
-        """The cross-validated scores."""
-        return cross_validate(self.fresh, x, y, self.target.classes, seed=self.random_state, progress=progress)
-
-    def fresh(self) -> Estimator:
-        """An estimator that has learned nothing yet."""
-        if self.target.task == "classification":
-            return KernelNetworkClassifier(random_state=self.random_state)
-        return KernelNetworkRegressor(random_state=self.random_state)
-
-    def end(self, rows: int, seconds: float) -> None:
-        """What is known once the estimator has learned."""
-        self.familiarity = Familiarity.of(self.estimator, torch.Generator().manual_seed(self.random_state))
-        self.rows, self.seconds = rows, seconds
-        versions = {"python": platform.python_version(), "mercer": __version__, "torch": str(torch.__version__)}
-        self.made_with = {**versions, "numpy": np.__version__, "pandas": pd.__version__}
+        return surprises
 
     def get_state(self) -> dict[str, Any]:
         """Everything that was learned, with the schema's version."""
         self._check_fitted()
-        return {"schema": SCHEMA, **{name: getattr(self, name) for name in _STATE}}
+        return {"schema": SCHEMA, **{name: getattr(self, name) for name in STATE}}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take it back.
+        """Take it back; a model of schema 1 keeps the network it was made with.
 
         Raises:
             ValueError: The schema is newer than this version of Mercer.
@@ -175,22 +161,11 @@ class TabularModel(Savable):
         if state["schema"] > SCHEMA:
             need, fix = f"the model must have schema {SCHEMA} or before", "Upgrade Mercer to read it."
             raise ValueError(checks.sentence("TabularModel", need, state["schema"], fix))
-        for name in _STATE:
+        if state["schema"] == 1:
+            state = {**state, "means": TargetMeans.none(), "learner": NetworkLearner(state["estimator"])}
+        for name in STATE:
             setattr(self, name, state[name])
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "familiarity"):
-            raise ValueError(checks.sentence("TabularModel", "fit must come first", "a model that has learned nothing"))
-
-
-def _lonely(target: Target, y: Tensor) -> list[str]:
-    assert target.classes is not None
-    counts = torch.bincount(y, minlength=len(target.classes))
-    alone = [str(target.classes[i]) for i in (counts == 1).nonzero()[:, 0].tolist()]
-    if not alone:
-        return []
-    return [f"{target.name}: {', '.join(alone[:5])} has a single row, so it cannot be both learned and checked."]
-
-
-def _rows(count: int) -> str:
-    return f"{count} row" + "s" * (count != 1)
+            raise ValueError(checks.sentence("TabularModel", "fit must come first", "a model that has not been fitted"))

@@ -30,11 +30,13 @@ class Prepared(NamedTuple):
         x: ``(n, d)``.
         surprises: Sentence without its number -> rows, in the order of the columns.
         unseen: ``(n,)``, rows with a category that no training row had.
+        blank: ``(n,)``, rows without a value in any column that is used.
     """
 
     x: Tensor
     surprises: Counter[str]
     unseen: Array
+    blank: Array
 
 
 class Preparation(Savable):
@@ -96,7 +98,7 @@ class Preparation(Savable):
         used = [column for column in self._fitted() if not column.dropped]
         self._check_columns(frame, used)
         surprises: Counter[str] = Counter()
-        unseen, parts = np.zeros(len(frame), dtype=bool), []
+        unseen, blank, parts = np.zeros(len(frame), dtype=bool), np.ones(len(frame), dtype=bool), []
         for column in used:
             series = frame[column.name]
             found = column.encoder(series)
@@ -108,8 +110,11 @@ class Preparation(Savable):
             if found.unseen.any():
                 surprises[f"{column.name}: categories that no training row had"] += int(found.unseen.sum())
             unseen |= found.unseen
+            blank &= found.missing
             parts.append(found.x)
-        return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen)
+        if blank.any():
+            surprises["rows without a value in any column get the commonest answer"] += int(blank.sum())
+        return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen, blank)
 
     def extra_columns(self, frame: pd.DataFrame) -> list[str]:
         """Columns that were not there at :meth:`fit`."""

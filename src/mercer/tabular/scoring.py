@@ -1,73 +1,30 @@
-"""Scores on rows that the model has not seen, and what the pictures of them need."""
+"""Scores on rows that were left out, beside what one would use anyway, and what the pictures of them need."""
 
 from __future__ import annotations
 
-import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import metrics
 from ..data import stratified_folds
-from ..distributed import shard
-from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
 from .values import Array
 
-__all__ = ["Estimator", "class_probabilities", "cross_validate", "score_classes", "score_values"]
-
-Estimator = KernelNetworkClassifier | KernelNetworkRegressor
-Progress = Callable[[str], None]
+__all__ = ["FOLDS", "beside", "deal", "score_classes", "score_values"]
 
 FOLDS = 5
-MOST_ROWS = 3750  # rows up to which every fifth is held out in turn; beyond, one fifth is
 _DRAWN = 1000  # pairs of value and prediction that are kept for the picture
 _BINS = 10
+_BETTER = 0.02  # share of a score by which boosting must be ahead to be recommended
 
 
-def cross_validate(
-    make: Callable[[], Estimator], x: Tensor, y: Tensor, classes: Array | None, *, seed: int, progress: Progress
-) -> dict[str, Any]:
-    """Scores of rows that were held out: five folds in turn, stratified by class, or of many rows one of them.
-
-    None where the rows are too few. The encoding of the columns, which has not seen the target, is that of all rows.
-
-    Args:
-        make: A fresh estimator.
-        x: Rows ``(n, d)``.
-        y: Class numbers or values ``(n,)``.
-        classes: The classes; None for a regression.
-        seed: Decides the folds.
-        progress: Told of each fold.
-    """
-    start = time.perf_counter()
-    folds = min(FOLDS, len(x))
-    strata = y if classes is not None else torch.zeros(len(y), dtype=torch.int64)
-    fold = stratified_folds(strata, folds=folds, seed=seed)
-    turns = folds if len(x) <= MOST_ROWS else 1
-    if not all(_can_train(y[fold != i], classes) for i in range(1, turns + 1)):
-        return {"rows": len(x), "folds": 0, "note": "too few rows of each class to cross-validate"}
-    outputs = x.new_zeros(len(x), 1 if classes is None else len(classes))
-    for i in range(1, turns + 1):
-        progress(f"cross-validation, part {i} of {turns}")
-        held = fold == i
-        train = (~held).nonzero()[:, 0]
-        train = train[shard(len(train))]  # of several ranks each learns from its own rows
-        model = make().fit(x[train].numpy(), y[train].numpy())
-        outputs[held] = _outputs(model, x[held], classes)
-    seen = fold <= turns
-    outputs, y = outputs[seen], y[seen]
-    scores = score_values(outputs[:, 0], y) if classes is None else score_classes(outputs, y)
-    return {"rows": len(y), "folds": turns, **scores, "seconds": time.perf_counter() - start}
-
-
-def class_probabilities(model: KernelNetworkClassifier, x: Tensor, c: int) -> Tensor:  # (n, d) -> (n, c)
-    """By class number; 0 for a class that the training rows did not have."""
-    p = x.new_zeros(len(x), c)
-    p[:, torch.from_numpy(np.asarray(model.classes_))] = torch.from_numpy(model.predict_proba(x.numpy()))
-    return p
+def deal(y: Tensor, classes: int, seed: int) -> Tensor:  # (n,) -> (n,)
+    """A fold ``0..4`` for each row, the classes spread evenly."""
+    strata = y if classes else torch.zeros(len(y), dtype=torch.int64)
+    return stratified_folds(strata, folds=min(FOLDS, len(y)), seed=seed) - 1
 
 
 def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
@@ -108,15 +65,72 @@ def score_values(predicted: Tensor, y: Tensor) -> dict[str, Any]:
     }
 
 
-def _can_train(y: Tensor, classes: Array | None) -> bool:
-    return len(y) >= 2 and (classes is None or len(y.unique()) >= 2)
+def beside(
+    x: Tensor, y: Tensor, fold: Tensor, left_out: Tensor, classes: Array | None, progress: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
+    """A linear model and boosted trees on the same folds: accuracy and log loss, or R2.
+
+    Args:
+        x: Prepared rows ``(n, d)``.
+        y: Class numbers or values ``(n,)``.
+        fold: Fold of each row ``(n,)``.
+        left_out: Numbers of the rows that are scored ``(r,)``.
+        classes: The classes; None for numbers.
+        progress: Callback that receives progress messages.
+    """
+    found = {}
+    for name, make in _OTHERS.items():
+        progress(f"beside: {name}")
+        c = 0 if classes is None else len(classes)
+        outputs = torch.zeros(len(y), max(c, 1), dtype=torch.float64)
+        for number in fold[left_out].unique():
+            held = fold == number
+            model = make(c)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a solver that stops early says so at every fold
+                model.fit(x[~held].numpy(), y[~held].numpy())
+            if c:
+                outputs[held.nonzero(), torch.from_numpy(model.classes_)] = torch.from_numpy(
+                    model.predict_proba(x[held].numpy())
+                )
+            else:
+                outputs[held, 0] = torch.from_numpy(model.predict(x[held].numpy()))
+        scored, truth = outputs[left_out], y[left_out]
+        if c:
+            p = scored.clamp_min(1e-15)
+            found[name] = {"accuracy": metrics.accuracy(p, truth), "log_loss": metrics.nll(p / p.sum(1, True), truth)}
+        else:
+            error = (truth - scored[:, 0]).square().mean() / (truth - truth.mean()).square().mean().clamp_min(1e-300)
+            found[name] = {"r2": float(1 - error)}
+    return found
 
 
-def _outputs(model: Estimator, x: Tensor, classes: Array | None) -> Tensor:  # (n, c) or (n, 1)
-    if isinstance(model, KernelNetworkClassifier):
-        assert classes is not None
-        return class_probabilities(model, x, len(classes))
-    return torch.from_numpy(model.predict(x.numpy()))[:, None]
+def boosting_is_better(scores: dict[str, Any]) -> bool:
+    """Whether boosted trees are clearly ahead of ours in log loss or R2."""
+    other = scores.get("beside", {}).get("HistGradientBoosting")
+    if not other:
+        return False
+    if "r2" in other:
+        return bool(1 - other["r2"] < (1 - _BETTER) * (1 - scores["r2"]))
+    return bool(other["log_loss"] < (1 - _BETTER) * scores["log_loss"])
+
+
+def _linear(c: int) -> Any:
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300) if c else RidgeCV(np.logspace(-3, 3, 7)))
+
+
+def _boosting(c: int) -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    return HistGradientBoostingClassifier(random_state=0) if c else HistGradientBoostingRegressor(random_state=0)
+
+
+_OTHERS: dict[str, Callable[[int], Any]] = {"linear": _linear, "HistGradientBoosting": _boosting}
 
 
 def _without_nan(values: Tensor) -> list[float | None]:

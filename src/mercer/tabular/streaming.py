@@ -1,14 +1,13 @@
 """Files of any length: two passes to learn, one to predict, and never more than a part of the file in memory.
 
 The first pass draws a random sample. A table that is no longer than the sample is learned from as a whole. Of a longer
-one the sample decides on the columns, the metric, the bandwidth, the ridge and the landmarks, and is scored; the second
-pass adds all other rows to the sums that the ridge on landmarks is solved from, so every row counts once. Under
-``torchrun`` every rank reads the file, learns from its own share of the rows, and ends with the same model.
+one the sample decides on the columns, the kernel, the ridge and the landmarks, and is scored; the second pass adds all
+other rows to the sums that the ridge on landmarks is solved from, so every row counts once. Under ``torchrun`` every
+rank reads the file, learns from its own share of the rows, and ends with the same model.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,21 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
-from ..distributed import shard
-from ..layerwise import KernelNetworkClassifier
 from ..storage import atomic_stream
 from .model import TabularModel
 from .reading import read, read_chunks
 from .target import find_target, present
+from .training import Training
 from .values import Array
 
 __all__ = ["Answers", "fit_file", "predict_file"]
 
 SAMPLE_ROWS = 30_000  # rows that are learned from as a whole
-FIRST_ROWS = 5000  # rows of the sample that choose metric, bandwidth, ridge and landmarks of a longer table
-LANDMARKS = 2500
 _CELLS = 10_000_000  # values held at once, of the sample and of a part
 _FEWEST = 1000
 
@@ -66,6 +61,7 @@ def fit_file(
     progress: Progress,
     rows: int | None = None,
     sample: int | None = None,
+    compare: bool = False,
 ) -> TabularModel:
     """Let a model learn from a file.
 
@@ -76,8 +72,8 @@ def fit_file(
         progress: Told in words of what is being done.
         rows: Rows of a part; None for as many as ten million values have.
         sample: Rows of the sample; None for 30,000, or fewer where the columns are many.
+        compare: Score a linear model and boosted trees on the same folds, where all rows fit the sample.
     """
-    start = time.perf_counter()
     columns = read(path, rows=1).columns
     find_target(columns, target)
     rows = rows or _affordable(len(columns), 50_000)
@@ -86,23 +82,12 @@ def fit_file(
     drawn, total = _draw(read_chunks(path, rows=rows), sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
     if total <= sample:
-        return model.fit(drawn, target, progress=progress)
-    x, y = model.begin(drawn, target)
-    model.scores = model.validate(x, y, progress)
-    taken = drawn.index[present(drawn[target])]
-    few = torch.randperm(len(x), generator=torch.Generator().manual_seed(model.random_state))[:FIRST_ROWS].sort().values
-    progress(f"learning from a sample of {len(few)} rows")
-    model.estimator = model.fresh()
-    model.estimator.landmarks = min(LANDMARKS, len(few))
-    mine = few[shard(len(few))]
-    if isinstance(model.estimator, KernelNetworkClassifier):
-        every = np.arange(len(model.target.classes)) if model.target.classes is not None else None
-        model.estimator.partial_fit(x[mine].numpy(), y[mine].numpy(), classes=every)
-    else:
-        model.estimator.partial_fit(x[mine].numpy(), y[mine].numpy())
-    learned = len(few) + _add_rest(model, path, rows, np.asarray(taken)[few.numpy()], progress)
-    model.notes.insert(0, f"Of {total} rows, {len(x)} drawn at random chose the settings and were scored.")
-    model.end(learned, time.perf_counter() - start)
+        return model.fit(drawn, target, compare=compare, progress=progress)
+    training = Training(model.task, model.random_state, progress)
+    few = training.choose(drawn, target)
+    training.notes.insert(0, f"Of {total} rows, {len(few)} drawn at random chose the settings and were scored.")
+    _add_rest(training, path, rows, few, progress)
+    model.set_state(training.state())
     return model
 
 
@@ -125,27 +110,23 @@ def _draw(chunks: Iterator[pd.DataFrame], most: int, seed: int) -> tuple[pd.Data
     return pd.concat(kept), total
 
 
-def _add_rest(model: TabularModel, path: str | Path, rows: int, done: Array, progress: Progress) -> int:
-    """Add every row of the file but those that are ``done``; how many."""
-    target = model.target
-    added = seen = unknown = 0
-    for chunk in read_chunks(path, rows=rows, text=model.preparation.text_columns):
+def _add_rest(training: Training, path: str | Path, rows: int, done: list[int], progress: Progress) -> None:
+    """Add every row of the file but those that are ``done``."""
+    target = training.target
+    seen = unknown = 0
+    for chunk in read_chunks(path, rows=rows, text=training.preparation.text_columns):
         chunk = chunk.set_axis(pd.RangeIndex(seen, seen + len(chunk)), axis=0)
         seen += len(chunk)
         chunk = chunk[~chunk.index.isin(done) & present(chunk[target.name])]
         known = target.known(chunk[target.name])
         unknown += int((~known).sum())
-        chunk = chunk[known]
-        if not len(chunk):
-            continue
-        mine = chunk.iloc[shard(len(chunk))]
-        x, y = model.preparation.prepare(mine).x, target.encode(mine[target.name])
-        model.estimator.partial_fit(x.numpy(), y.numpy())
-        added += len(chunk)
+        if known.any():
+            training.add(chunk[known])
         progress(f"{seen} rows learned from")
     if unknown:
-        model.notes.append(f"{unknown} rows left out: {target.name} is of a class too rare to be drawn, or no number.")
-    return added
+        training.notes.append(
+            f"{unknown} rows left out: {target.name} is of a class too rare to be drawn, or no number."
+        )
 
 
 def predict_file(

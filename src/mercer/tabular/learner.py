@@ -1,0 +1,210 @@
+"""From prepared rows to answers: probabilities that can be believed, numbers with the range they may lie in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..kernels import RBF, Kernel, Laplacian, Matern
+from ..machines import Calibration, KernelRidge, StackedMachine, StackedRidge, View
+from ..storage import Savable
+
+__all__ = ["Learner", "LongMachine", "one_hot"]
+
+_BEYOND = 0.1  # of the training targets' range, that a prediction may lie outside it
+_FOLDS = 5
+
+
+class Machine(Protocol):
+    """What a learner stands on."""
+
+    rows_: Tensor
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Scores ``(n, c)``."""
+
+
+class LongMachine(Savable):
+    """One kernel machine from landmarks, for tables that are read in parts.
+
+    Args:
+        view: The view of the columns that its kernel looks through.
+        ridge: The machine.
+        rows: Some training rows, ``(r, d)``.
+    """
+
+    def __init__(self, view: View, ridge: KernelRidge, rows: Tensor) -> None:
+        self.view, self.ridge, self.rows_ = view, ridge, rows
+
+    @classmethod
+    def of(cls, stack: StackedRidge, landmarks: int) -> LongMachine:
+        """The heaviest machine of a stack, with no rows yet."""
+        best: StackedMachine = stack.machines_[int(stack.shares_.argmax())]
+        kernel, penalty = best.kernel, best.penalty
+        ridge = KernelRidge(kernel, penalty=penalty, solver="landmarks", landmarks=landmarks, random_state=0)
+        return cls(stack.views_[best.view], ridge, stack.rows_)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Learn from more rows: ``(n, d)``, ``(n, c)``; the first ones give the landmarks."""
+        self.ridge.partial_fit(self.view(x), y)
+
+    def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        """Scores."""
+        found: Tensor = self.ridge.predict(self.view(x))
+        return found.double()
+
+    def get_state(self) -> dict[str, object]:
+        """All of it is in the arguments."""
+        return {}
+
+    def get_arguments(self) -> dict[str, object]:
+        """As they are now."""
+        return {"view": self.view, "ridge": self.ridge, "rows": self.rows_}
+
+
+class Learner(Savable):
+    r"""A machine with what was learned from its predictions of rows left out.
+
+    Classes: probabilities by :class:`~mercer.machines.Calibration`. Numbers: predictions are held within the training
+    targets' range and a tenth, and the interval of level p is :math:`f(x) \pm q`, q the quantile of the left-out rows'
+    absolute errors whose rank is :math:`\lceil p (r + 1) \rceil` of r (the jackknife).
+
+    Args:
+        machine: Scores of prepared rows.
+        view: The columns on one scale, for distances.
+        calibration: For classes; None for numbers.
+        errors: Absolute errors of rows left out, ascending, ``(r,)``; empty for classes.
+        low: The least prediction; for numbers.
+        high: The largest.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        view: View,
+        calibration: Calibration | None,
+        errors: Tensor,
+        low: float,
+        high: float,
+    ) -> None:
+        self.machine, self.view, self.calibration = machine, view, calibration
+        self.errors, self.low, self.high = errors, low, high
+
+    @classmethod
+    def of(cls, machine: Machine, left_out: Tensor, y: Tensor, every: Tensor, classes: int) -> Learner:
+        """Learn from predictions ``(r, c)`` of rows left out.
+
+        Args:
+            machine: The machine, fitted to all rows.
+            left_out: Its predictions without them.
+            y: Their class numbers or values, ``(r,)``.
+            every: Those of all rows, ``(n,)``.
+            classes: The number of classes; 0 for numbers.
+        """
+        view = View.of(machine.rows_)
+        if classes:
+            calibration = Calibration.of(class_scores(left_out), y, rows=len(every))
+            return cls(machine, view, calibration, left_out.new_zeros(0), -math.inf, math.inf)
+        low, high = float(every.min()), float(every.max())
+        reach = _BEYOND * (high - low)
+        predicted = left_out[:, 0].clamp(low - reach, high + reach)
+        return cls(machine, view, None, (y - predicted).abs().sort().values, low - reach, high + reach)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Probabilities ``(n, c)``, or numbers ``(n,)``."""
+        return self.answer(self.machine.predict(x))
+
+    def answer(self, scores: Tensor) -> Tensor:
+        """The same from the machine's scores ``(n, c)``."""
+        if self.calibration is None:
+            return scores[:, 0].clamp(self.low, self.high)
+        found: Tensor = self.calibration(class_scores(scores))
+        return found
+
+    def scores(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        """The machine's own scores, before calibration: what is explained."""
+        return self.machine.predict(x)
+
+    @property
+    def rows(self) -> Tensor:
+        """Training rows that the machine keeps, ``(r, d)``."""
+        return self.machine.rows_
+
+    def seen(self, x: Tensor) -> Tensor:  # (n, d) -> (n, d)
+        """The rows on scales where distances mean something."""
+        found: Tensor = self.view(x)
+        return found
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Each machine in words, with its share of the answer, its ridge and its error on rows left out."""
+        machine = self.machine
+        if isinstance(machine, LongMachine):
+            kernel = _words(machine.ridge.kernel_)
+            what = f"{kernel}; {len(machine.ridge.anchors_):,} rows carry what all say."
+            return [{"what": what, "share": 1.0, "penalty": machine.ridge.penalty_, "error": None}]
+        assert isinstance(machine, StackedRidge)
+        order = machine.shares_.argsort(descending=True).tolist()
+        found = []
+        for i in order:
+            one = machine.machines_[i]
+            what = f"{_words(one.kernel)}{_seen_through(machine.views_[one.view])}."
+            found.append({"what": what, "share": float(machine.shares_[i]), "penalty": one.penalty, "error": one.error})
+        return found
+
+    def half_width(self, level: float) -> float:
+        """q: how far from the prediction the truth lies at most in a share ``level`` of rows like these."""
+        if not 0 < level < 1:
+            raise ValueError(checks.sentence("TabularModel", "level must lie between 0 and 1", level, "Say 0.9."))
+        r = len(self.errors)
+        place = math.ceil(level * (r + 1))
+        return math.inf if place > r else float(self.errors[place - 1])
+
+    def get_state(self) -> dict[str, object]:
+        """All of it is in the arguments."""
+        return {}
+
+
+def one_hot(y: Tensor, classes: int) -> Tensor:  # (n,) -> (n, c)
+    """Targets of the machine: numbers as one column; two classes too; of more classes one column each."""
+    if classes == 0:
+        return y.double()[:, None]
+    if classes == 2:
+        return y.double()[:, None]
+    return torch.nn.functional.one_hot(y, classes).double()
+
+
+def class_scores(scores: Tensor) -> Tensor:  # (n, 1) or (n, c) -> (n, c)
+    """One score for each class; of two classes the machine has only that of the second."""
+    return scores if scores.shape[1] > 1 else torch.cat((1 - scores, scores), 1)
+
+
+def cross_calibrated(scores: Tensor, y: Tensor, rows: int) -> Tensor:  # (r, c)
+    """Probabilities of rows left out, each by a calibration that was fitted to the others."""
+    full = class_scores(scores)
+    part = torch.arange(len(y)) % _FOLDS
+    p = torch.zeros_like(full)
+    for number in part.unique():
+        own, others = part == number, part != number
+        use = others if others.any() else own
+        p[own] = Calibration.of(full[use], y[use], rows=rows)(full[own])
+    return p
+
+
+def _words(kernel: Kernel) -> str:
+    if isinstance(kernel, Laplacian):
+        return "Near rows have near answers, column by column, with sharp edges"
+    if isinstance(kernel, Matern):
+        return "Near rows have near answers, with sharp edges"
+    if isinstance(kernel, RBF):
+        return "Near rows have near answers, smoothly"
+    return "A weighted sum of the columns"
+
+
+def _seen_through(view: View) -> str:
+    straight = "; long tails are straightened" if len(view.columns) else ""
+    weighted = "; columns that matter count more" if float(view.weight.max() - view.weight.min()) > 0 else ""
+    return straight + weighted

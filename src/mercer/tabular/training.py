@@ -1,0 +1,180 @@
+"""How a table's model is made: from a frame at once, or from a sample that chooses and parts that are added."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .. import __version__, checks
+from ..distributed import shard
+from ..linalg import slices
+from ..machines import MOST_ROWS, StackedRidge
+from .familiarity import Familiarity
+from .learner import Learner, LongMachine, cross_calibrated, one_hot
+from .preparation import Preparation
+from .scoring import beside, deal, score_classes, score_values
+from .target import Target, find_target, present
+from .target_means import TargetMeans
+
+__all__ = ["LEVEL", "SCHEMA", "STATE", "Progress", "Training"]
+
+SCHEMA = 2
+"""Version of what a saved model holds; a newer one is refused. Schema 1 held a kernel network."""
+
+STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
+"""What a model holds."""
+
+LEVEL = 0.9
+"""Level of the intervals unless another is asked for."""
+
+FEWEST = 5  # rows from which on they can be left out in turn
+FIRST_ROWS = 5000  # rows that choose the machine of a table too long for a Gram matrix
+LANDMARKS = 2500
+_BLOCK = 20_000
+
+Progress = Callable[[str], None]
+
+
+class Training:
+    """Learns from rows and ends with a model's state.
+
+    Args:
+        task: ``auto``, ``classification`` or ``regression``.
+        random_state: Random seed.
+        progress: Callback that receives progress messages.
+    """
+
+    preparation: Preparation
+    means: TargetMeans
+    target: Target
+    learner: Learner
+    familiarity: Familiarity
+    scores: dict[str, Any]
+
+    def __init__(self, task: str, random_state: int, progress: Progress) -> None:
+        self.task, self.random_state, self.progress = task, random_state, progress
+        self.notes: list[str] = []
+        self.rows = 0
+        self._start = time.perf_counter()
+
+    def learn(self, frame: pd.DataFrame, target: str, *, compare: bool = False) -> None:
+        """Learn from a whole table."""
+        x, y = self._read(frame, target)
+        if len(x) <= MOST_ROWS:
+            self._stack(x, y, compare=compare)
+            self.rows = len(x)
+            return
+        few = self._few(len(x))
+        self._first(x[few], y[few], compare=compare)
+        rest = torch.ones(len(x), dtype=torch.bool)
+        rest[few] = False
+        for part in slices(int(rest.sum()), _BLOCK):
+            self._add(x[rest][part], y[rest][part])
+
+    def choose(self, sample: pd.DataFrame, target: str) -> list[int]:
+        """Learn from some rows of a long table what its machine is to be; the index of those it has learned from."""
+        x, y = self._read(sample, target)
+        few = self._few(len(x))
+        self._first(x[few], y[few], compare=False)
+        index: list[int] = sample.index[present(sample[self.target.name])][few.numpy()].tolist()
+        return index
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Learn from more rows; all must have a target that is known."""
+        x = torch.cat((self.preparation.prepare(frame).x, self.means.transform(frame)), 1)
+        self._add(x, self.target.encode(frame[self.target.name]))
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was learned."""
+        versions = {"python": platform.python_version(), "mercer": __version__, "torch": str(torch.__version__)}
+        self.made_with = {**versions, "numpy": np.__version__, "pandas": pd.__version__}
+        self.seconds = time.perf_counter() - self._start
+        return {"schema": SCHEMA, **{name: getattr(self, name) for name in STATE}}
+
+    def _read(self, frame: pd.DataFrame, target: str) -> tuple[Tensor, Tensor]:
+        """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``."""
+        target = find_target(frame.columns, target)
+        there = present(frame[target])
+        self.notes = [f"{_rows(int((~there).sum()))} without {target} left out."] * bool((~there).any())
+        frame = frame[there]
+        if len(frame) < 2:
+            need = f"at least two rows must have a value in {target!r}"
+            raise ValueError(checks.sentence("TabularModel", need, len(frame)))
+        self.target = Target.of(frame[target], task=self.task)
+        columns = frame.drop(columns=target)
+        self.preparation = Preparation().fit(columns)
+        y = self.target.encode(frame[target])
+        self.notes += [*self.preparation.notes, *_lonely(self.target, y)]
+        self.means = TargetMeans()
+        more = self.means.fit_transform(columns, self.preparation.columns, self._targets(y), self._fold(y))
+        return torch.cat((self.preparation.prepare(columns).x, more), 1), y
+
+    def _stack(self, x: Tensor, y: Tensor, *, compare: bool) -> StackedRidge:
+        """Fit the machines to all rows given, and score them on rows left out."""
+        fold = self._fold(y)
+        self.progress(f"learning from {_rows(len(x))}")
+        stack = StackedRidge(random_state=self.random_state).fit(x, self._targets(y), fold)
+        out = stack.left_out_
+        self.learner = Learner.of(stack, stack.loo_, y[out], y, self._classes)
+        self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
+        self.scores = self._scores(stack, y, fold)
+        if compare and self.scores["folds"]:
+            self.scores["beside"] = beside(x, y, fold, out, self.target.classes, self.progress)
+        return stack
+
+    def _first(self, x: Tensor, y: Tensor, *, compare: bool) -> None:
+        """Let some rows choose, and begin a machine that more rows can be added to."""
+        stack = self._stack(x, y, compare=compare)
+        self.learner.machine = LongMachine.of(stack, min(LANDMARKS, len(x)))
+        self._add(x, y)
+
+    def _add(self, x: Tensor, y: Tensor) -> None:
+        machine = self.learner.machine
+        assert isinstance(machine, LongMachine)
+        mine = shard(len(x))
+        machine.add(x[mine], self._targets(y)[mine])
+        self.rows += len(x)
+
+    def _scores(self, stack: StackedRidge, y: Tensor, fold: Tensor) -> dict[str, Any]:
+        out = stack.left_out_
+        truth = y[out]
+        if len(y) < FEWEST:
+            return {"rows": len(y), "folds": 0, "note": "too few rows of each class to cross-validate"}
+        kept = {"rows": len(out), "folds": len(fold[out].unique())}
+        if self._classes:
+            return {**kept, **score_classes(cross_calibrated(stack.held_out_, truth, len(y)), truth)}
+        return {**kept, **score_values(self.learner.answer(stack.held_out_), truth)}
+
+    def _few(self, n: int) -> Tensor:
+        return torch.randperm(n, generator=torch.Generator().manual_seed(self.random_state))[:FIRST_ROWS].sort().values
+
+    def _fold(self, y: Tensor) -> Tensor:
+        return deal(y, self._classes, self.random_state)
+
+    @property
+    def _classes(self) -> int:
+        return 0 if self.target.classes is None else len(self.target.classes)
+
+    def _targets(self, y: Tensor) -> Tensor:
+        return one_hot(y, self._classes)
+
+
+def _lonely(target: Target, y: Tensor) -> list[str]:
+    if target.classes is None:
+        return []
+    counts = torch.bincount(y, minlength=len(target.classes))
+    alone = [str(target.classes[i]) for i in (counts == 1).nonzero()[:, 0].tolist()]
+    if not alone:
+        return []
+    return [f"{target.name}: {', '.join(alone[:5])} has a single row, so it cannot be both learned and checked."]
+
+
+def _rows(count: int) -> str:
+    return f"{count} row" + "s" * (count != 1)

@@ -36,10 +36,15 @@ def private_copy(model: nn.Module) -> nn.Module:
                 memo[id(value)] = type(value)((key, hook) for key, hook in value.items() if _makes_a_weight(hook))
             memo.update((id(tensor), tensor) for tensor in _tensors(value))
     try:
-        return copy.deepcopy(model, memo).eval()
+        own = copy.deepcopy(model, memo).eval()
     except (TypeError, RuntimeError, NotImplementedError) as error:
         fix = "Remove what copy.deepcopy refuses, or give the module a __deepcopy__."
         raise TypeError(sentence("private_copy", "model must be a module that can be copied", error, fix)) from error
+    for module in list(own.modules()):
+        attach = getattr(module, "attach_to", None)  # heads before the pooling, which hooks of their own serve
+        if callable(attach):
+            attach(own)
+    return own
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

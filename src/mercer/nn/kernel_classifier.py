@@ -17,6 +17,7 @@ from ..kernels import Cosine, Kernel, RadialSeries, read_out
 from ..linalg import unit_rows
 from ..modules import Data, labelled_rows, rows
 from ..storage import Savable
+from .before_pooling import masked_mean
 from .prototypes import checked_labels, class_directions, prototypes_for
 
 if TYPE_CHECKING:
@@ -357,17 +358,6 @@ class KernelClassifier(Savable, nn.Module):
         z, weight = checks.floating(z), checks.floating(self.weight)
         common = torch.promote_types(z.dtype, weight.dtype)
         return z.to(common), weight.to(common)
-
-
-def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:  # (n, s, d), (n, s) -> (n, d)
-    """The mean over places that count; 0 where none does."""
-    if mask is None:
-        return x.mean(1)
-    if mask.shape != x.shape[:2]:
-        need = f"mask must have shape {tuple(x.shape[:2])}, one value for each place"
-        raise ValueError(checks.sentence("masked_mean", need, tuple(mask.shape)))
-    counted = mask.to(x.dtype).unsqueeze(2)
-    return (x * counted).sum(1) / counted.sum(1).clamp(min=1)
 
 
 def _like(parameter: Tensor | None, z: Tensor) -> Tensor | None:

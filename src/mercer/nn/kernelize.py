@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import checks
-from ..modules import find_layers, unwrap
+from ..modules import Data, find_layers, private_copy, run_model, unwrap
 from ..modules import layer as layer_named
+from .before_pooling import BeforePooling
 from .kernel_classifier import KernelClassifier
 from .rectification import take_relu_off
 
 __all__ = ["kernelize"]
 
 _log = logging.getLogger("mercer")
+_UNITS = 128  # shared units before pooling, where no head is given
+_ROWS = 20_000  # that the start of a head looks at
+_PLACES = 4  # of each of them
 _SPREAD = 1e-2  # how far the prototypes of one class start from each other, relative to their length
 
 
@@ -27,6 +33,8 @@ def kernelize(
     layer: str | None = None,
     head: Callable[[int, int], nn.Module] | None = None,
     rectify: bool = False,
+    place: str = "head",
+    loader: Data | None = None,
 ) -> nn.Module:
     """Swap the last linear layer of a classifier for a kernelised one, in place.
 
@@ -40,9 +48,15 @@ def kernelize(
         model: A classifier of torch, timm or transformers, or your own.
         layer: The name, in ``model.named_modules()``, of the ``nn.Linear`` to swap; None to find it: the one that
             timm's ``get_classifier()`` gives, else the last of the model.
-        head: ``head(in_features, num_classes)`` makes the new one; None for ``KernelClassifier``.
+        head: ``head(in_features, num_classes)`` makes the new one; None for ``KernelClassifier``, before pooling with
+            128 shared units.
         rectify: Leave the ReLU on the embedding. By default one that stands as a module of its own right before the
             head is taken off, for the whole sphere to be used (jayasumana2021, Appendix D.4).
+        place: ``"head"``: the head reads the pooled embedding. ``"before_pooling"``: kernel values are taken at every
+            place of a map, or at every token that is not masked, and averaged; the first pass finds where (a plain one,
+            not a compiled one). The head is then found at ``<layer>.head``.
+        loader: Batches ``(x, y)``, or dictionaries with ``labels``, of training rows. The head's weights then start
+            where the classes are (``head.init_from``), and ``prototypes="auto"`` is settled.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     >>> kernelize(model)[2].weight.shape
@@ -50,23 +64,80 @@ def kernelize(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(checks.sentence("kernelize", "model must be an nn.Module", type(model).__name__))
+    checks.choice("kernelize", "place", place, ("head", "before_pooling"))
     inner = unwrap(model)
     name, old = _find(inner) if layer is None else (layer, _checked(inner, layer))
-    make = KernelClassifier if head is None else head
+    pooled = place == "head"
+    make = head if head is not None else KernelClassifier if pooled else partial(KernelClassifier, shared=_UNITS)
     new = make(old.in_features, old.out_features)
     if not isinstance(new, nn.Module):
         raise TypeError(checks.sentence("kernelize", "head must return an nn.Module", type(new).__name__))
-    new.to(device=old.weight.device, dtype=old.weight.dtype)
-    new.train(old.training)
+    outer = new if pooled else BeforePooling(new, old.in_features)
+    outer.to(device=old.weight.device, dtype=old.weight.dtype)
+    outer.train(old.training)
     warm = _warm_start(new, old)
     relu = "kept" if rectify else take_relu_off(inner, name)
     parent, _, own = name.rpartition(".")
-    setattr(inner.get_submodule(parent), own, new)
+    setattr(inner.get_submodule(parent), own, outer)
+    if isinstance(outer, BeforePooling):
+        outer.attach_to(inner)
+    if loader is not None:
+        _start_from(inner, name, loader)
     _log.info(
         "kernelize: %s, Linear(%d, %d), became %s; weights %s; ReLU before it: %s.",
-        name, old.in_features, old.out_features, type(new).__name__, "taken over" if warm else "new", relu,
+        name, old.in_features, old.out_features, type(new).__name__,
+        "from the loader" if loader is not None else "taken over" if warm else "new", relu,
     )  # fmt: skip
     return _wrapped_again(model) if isinstance(model, DistributedDataParallel) else model
+
+
+def _start_from(model: nn.Module, name: str, loader: Data) -> None:
+    """Run the model over training rows, find the places, and put the head's weights where the classes are."""
+    outer = model.get_submodule(name)
+    own = private_copy(model)
+    reader = own.get_submodule(name)
+    seen: list[Tensor] = []
+    labels: list[Tensor] = []
+    # What the head reads: embeddings, or a few places of every row.
+    target, at = (reader.head, 1) if isinstance(reader, BeforePooling) else (reader, 0)
+    method = "at_places" if at else "forward"
+    original = getattr(target, method)
+
+    def read(*args: Tensor) -> Tensor:
+        z = args[at].detach()
+        if at:
+            chosen = torch.linspace(0, z.shape[1] - 1, min(_PLACES, z.shape[1])).long()
+            z = z[:, chosen.to(z.device)]
+        seen.append(z)
+        found: Tensor = original(*args)
+        return found
+
+    setattr(target, method, read)
+    with torch.no_grad():
+        for batch in loader if isinstance(loader, Iterable) and not isinstance(loader, tuple) else [loader]:
+            run_model("kernelize", own, batch)
+            labels.append(torch.as_tensor(_labels(batch)))
+            if sum(map(len, labels)) >= _ROWS:
+                break
+    if isinstance(outer, BeforePooling) and isinstance(reader, BeforePooling) and reader.source is not None:
+        outer.settle(reader.source, reader.mask)
+    inside = outer.head if isinstance(outer, BeforePooling) else outer
+    if isinstance(inside, KernelClassifier):
+        z, y = torch.cat(seen), torch.cat(labels)
+        if at:
+            z, y = z.flatten(0, 1), y.repeat_interleave(z.shape[1])
+        inside.init_from(z, y)
+
+
+def _labels(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        found = batch.get("labels", batch.get("label"))
+        if found is not None:
+            return found
+    elif isinstance(batch, tuple | list) and len(batch) > 1:
+        return batch[1]
+    need = "loader must give pairs (x, y), or dictionaries with labels"
+    raise ValueError(checks.sentence("kernelize", need, type(batch).__name__, "Use DataLoader(TensorDataset(x, y))."))
 
 
 def _find(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -112,6 +183,8 @@ def _checked(model: nn.Module, name: str) -> nn.Linear:
 
 def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
     """Take over the old weights: as directions, once for each prototype with a little noise between them."""
+    if isinstance(new, KernelClassifier) and new.skip is not None and new.readout is not None:
+        return _as_the_old(new, old)
     weight = getattr(new, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or old.weight.is_meta:
         return False
@@ -127,6 +200,19 @@ def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
         bias = getattr(new, "bias", None)
         if isinstance(bias, Tensor) and old.bias is not None and bias.shape == old.bias.shape:
             bias.copy_(old.bias)
+    return True
+
+
+def _as_the_old(new: KernelClassifier, old: nn.Linear) -> bool:
+    """Shared units start silent beside the old layer, so that a trained model gives its old logits."""
+    assert new.skip is not None and new.readout is not None
+    if old.weight.is_meta or new.temperature is not None:
+        return False
+    with torch.no_grad():
+        new.skip.weight.copy_(old.weight)
+        new.readout.weight.zero_()
+        if new.bias is not None and old.bias is not None:
+            new.bias.copy_(old.bias)
     return True
 
 

@@ -97,6 +97,7 @@ class SecondOrderPooling(Savable, nn.Module):
     Args:
         in_features: d.
         num_classes: L.
+        rank: r: a learned linear map to r features comes first, for r (r + 1) / 2 products; None for all d.
         bias: Learn b.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
@@ -109,6 +110,7 @@ class SecondOrderPooling(Savable, nn.Module):
         in_features: int,
         num_classes: int,
         *,
+        rank: int | None = None,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -116,8 +118,12 @@ class SecondOrderPooling(Savable, nn.Module):
         super().__init__()
         self.in_features = checks.integer("SecondOrderPooling", "in_features", in_features, 1)
         self.num_classes = checks.integer("SecondOrderPooling", "num_classes", num_classes, 1)
-        width = in_features * (in_features + 1) // 2
-        self.linear = nn.Linear(width, num_classes, bias=bias, device=device, dtype=dtype)
+        self.rank = None if rank is None else checks.integer("SecondOrderPooling", "rank", rank, 1)
+        kept = in_features if self.rank is None else self.rank
+        width = kept * (kept + 1) // 2
+        place = {"device": device, "dtype": dtype}
+        self.project = None if self.rank is None else nn.Linear(in_features, self.rank, bias=False, **place)
+        self.linear = nn.Linear(width, num_classes, bias=bias, **place)
 
     @property
     def out_features(self) -> int:
@@ -132,12 +138,25 @@ class SecondOrderPooling(Savable, nn.Module):
         logits: Tensor = self.linear(self.pool(z).to(self.linear.weight.dtype))
         return logits
 
+    def at_places(self, z: Tensor, places: Tensor, mask: Tensor | None = None) -> Tensor:  # (n, s, d) -> (n, c)
+        """Logits of what was pooled; ``z``, the pooled embedding, is not read."""
+        logits: Tensor = self.linear(self._products(places, mask).to(self.linear.weight.dtype))
+        return logits
+
     def pool(self, z: Tensor) -> Tensor:  # (n, d, *places) -> (n, d (d + 1) / 2)
         """The pooled, rooted and normalised features, each row of length 1."""
-        z = z if isinstance(z, fx.Proxy) else checks.floating(z)
-        places = z.unsqueeze(-1).flatten(2)  # (n, d, s)
-        outer = places @ places.mT / places.shape[2]  # (n, d, d)
-        upper = torch.triu_indices(self.in_features, self.in_features, device=z.device)
+        return self._products(z.unsqueeze(-1).flatten(2).mT, None)
+
+    def _products(self, places: Tensor, mask: Tensor | None) -> Tensor:  # (n, s, d) -> (n, r (r + 1) / 2)
+        places = places if isinstance(places, fx.Proxy) else checks.floating(places)
+        if self.project is not None:
+            places = nn.functional.linear(places, self.project.weight.to(places.dtype))
+        if mask is not None:
+            places = places * mask.to(places.dtype).unsqueeze(2)
+        count = places.shape[1] if mask is None else mask.sum(1).clamp(min=1).to(places.dtype)[:, None, None]
+        outer = places.mT @ places / count  # (n, r, r)
+        size = self.in_features if self.rank is None else self.rank
+        upper = torch.triu_indices(size, size, device=places.device)
         half = outer[:, upper[0], upper[1]]
         # The root has no slope at 0, so that a feature that never fires sends no infinite gradient back.
         rooted = torch.where(half.abs() > _SMALLEST, half.sign() * half.abs().clamp(min=_SMALLEST).sqrt(), 0.0)

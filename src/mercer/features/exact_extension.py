@@ -20,7 +20,7 @@ from ..modules import Readable
 from .bases import LandmarkBasis
 from .landmarks import sample
 from .rayleigh_ritz import Pairs
-from .task import Task, wide
+from .task import Task, normalised, wide
 
 __all__ = ["EXACT_ROWS", "exact_pairs", "fit_all_rows", "fit_sample", "tiles_fit"]
 
@@ -45,7 +45,8 @@ def fit_all_rows(task: Task) -> tuple[LandmarkBasis, Pairs]:
     if loss > _LOSS * found.truncation:
         return basis, pairs
     _log.info("NeuralEigenfunctions: %d rows compressed to %d landmarks at a loss of %.1e of K.", len(x), m, loss)
-    return LandmarkBasis(task.kernel, z), Pairs(pairs.values, projection, pairs.residuals)
+    basis = LandmarkBasis(task.kernel, z)
+    return basis, normalised(basis, Pairs(pairs.values, projection, pairs.residuals), task.rows)
 
 
 def fit_sample(task: Task, *, rows: int = _SAMPLE_ROWS) -> tuple[LandmarkBasis, Pairs]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from ..kernels import NetworkKernel
 from .bases import Basis
 from .rayleigh_ritz import Pairs
-from .task import Task, normalised
+from .task import Task
 
 __all__ = ["ProductBasis", "fit_factorized", "traced"]
 
@@ -56,7 +56,6 @@ def fit_factorized(task: Task, fitter: Callable[[Task], tuple[Basis, Pairs]]) ->
     """The eigenfunctions of the trace kernel by any fitter, times the eigenvectors of the matrix of outputs."""
     assert isinstance(task.kernel, NetworkKernel)
     basis, pairs = fitter(dataclasses.replace(task, kernel=traced(task.kernel)))
-    pairs = normalised(basis, pairs, task.rows)
     values, picks, mixing = top_products(pairs.values, output_matrix(task.kernel, task.sample), task.k)
     product = ProductBasis(basis, pairs.rotation, picks, mixing * (values > 0))
     functions = product(task.sample).double()

@@ -12,7 +12,7 @@ from .exact_extension import EXACT_ROWS, fit_all_rows, fit_sample, tiles_fit
 from .learned_landmarks import choose, learn
 from .rayleigh_ritz import Pairs, ritz
 from .standardisation import centre_and_spread
-from .task import Task, wide
+from .task import Task, normalised, wide
 
 __all__ = ["fit_landmarks"]
 
@@ -48,4 +48,5 @@ def _fit_chosen(task: Task) -> tuple[LandmarkBasis, Pairs]:
     if not task.ritz:  # Nystrom: the operator of the approximate kernel
         operator = SymmetricOperator(lambda v: phi @ (phi.mT @ v) / n, n, device=phi.device)
     pairs = ritz(operator, phi, task.k, rows=n, floor=max(n, len(z)) * eps)
-    return LandmarkBasis(kernel, z), Pairs(pairs.values, white @ pairs.rotation, pairs.residuals)
+    basis = LandmarkBasis(kernel, z)
+    return basis, normalised(basis, Pairs(pairs.values, white @ pairs.rotation, pairs.residuals), task.rows)

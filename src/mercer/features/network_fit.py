@@ -75,7 +75,8 @@ def _best(task: Task, trained: OutputBasis) -> tuple[NetworkBasis, Pairs]:
     basis = _ritz_basis(trained, task.k)
     values = basis(task.sample)
     floor = 100 * (torch.finfo(values.dtype).eps)
-    return basis, ritz(task.operator, values, task.k, rows=len(task.sample), floor=floor)
+    pairs = ritz(task.operator, values, task.k, rows=len(task.sample), floor=floor)
+    return basis, normalised(basis, pairs, task.rows)
 
 
 def _ritz_basis(trained: OutputBasis, k: int) -> NetworkBasis:
@@ -89,7 +90,7 @@ def _ritz_basis(trained: OutputBasis, k: int) -> NetworkBasis:
 def _as_trained(task: Task, basis: OutputBasis, values: Tensor, rotation: Tensor) -> tuple[NetworkBasis, Pairs]:
     pairs = normalised(basis, Pairs(values, rotation, values), task.sample)
     functions = basis(wide(task.kernel, task.sample)).double() @ pairs.rotation
-    return basis, Pairs(values, pairs.rotation, task.residuals(functions, values))
+    return basis, normalised(basis, Pairs(values, pairs.rotation, task.residuals(functions, values)), task.rows)
 
 
 def _standard(x: Readable, c: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from .landmark_fit import fit_landmarks
 from .network_fit import blank_network_basis, fit_distilled, fit_neuralef
 from .neuralef import DEFLATIONS, Training
 from .old_states import upgrade
-from .task import Task, normalised
+from .task import Task
 
 STRATEGIES = ("joint", "factorized")
 METHODS = ("auto", "neuralef", "landmarks", "distill")
@@ -147,11 +147,8 @@ class NeuralEigenfunctions(FeatureMap):
             _log.info("NeuralEigenfunctions: auto picks %r for %s: %s.", chosen, kind, _WHY[chosen])
         network = self.given_network[0]
         task = Task(self.exact, x, self.k, self.ritz, self.plan, self.generator, network, self.given_landmarks)
-        if self._factorizes():
-            self.basis, pairs = fit_factorized(task, _FITTERS[chosen])
-        else:
-            self.basis, pairs = _FITTERS[chosen](task)
-            pairs = normalised(self.basis, pairs, x)
+        fitter = _FITTERS[chosen]
+        self.basis, pairs = fit_factorized(task, fitter) if self._factorizes() else fitter(task)
         self.eigenvalues, self.projection, self.residuals = pairs.values, pairs.rotation, pairs.residuals
         if self.rank < self.k:
             rank = f"the kernel has rank {self.rank} on these rows, below k = {self.k}"

@@ -56,7 +56,8 @@ class TiledGram(SymmetricOperator):
         """The Gram matrix of rows that all ranks hold, each tile computed in the dtype of the rows."""
         gram = cls(len(x), storage, x.device)
         for i, j, rows, columns in gram.pairs():
-            gram.put(i, j, kernel.gram(x[rows], x[columns]))
+            left = x[rows]
+            gram.put(i, j, kernel.gram(left, left if i == j else x[columns]))  # kernels know rows with themselves
         return gram.settle()
 
     @property

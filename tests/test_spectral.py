@@ -18,6 +18,14 @@ from mercer.kernels import RBF, Linear, Precomputed, ReLUGram
 from mercer.spectral import analyze
 
 
+@pytest.fixture(params=["dense", "lanczos"])
+def way(request, monkeypatch):
+    """Both ways to the complexity: a Cholesky factor, and Lanczos as for many rows."""
+    if request.param == "lanczos":
+        monkeypatch.setattr("mercer.spectral.factor._DENSE_ROWS", 0)
+    return request.param
+
+
 def problem(n=40, d=6, seed=0, columns=1):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, d, dtype=torch.float64, generator=generator)
@@ -26,7 +34,7 @@ def problem(n=40, d=6, seed=0, columns=1):
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-def test_equals_the_papers_equations(columns):
+def test_equals_the_papers_equations(columns, way):
     x, y = problem(12, 4, columns=columns)
     h = reference.gram(x)
     spectrum = analyze(ReLUGram(), x, y)
@@ -78,7 +86,7 @@ def test_dimension_and_alignment_follow_their_definitions():
     assert spectrum.mean_diagonal == pytest.approx(0.5)
 
 
-def test_bracket_holds_the_exact_value_in_200_problems():
+def test_bracket_holds_the_exact_value_in_200_problems(way):
     generator, tight = torch.Generator().manual_seed(1), 0
     for trial in range(200):
         n, d = (int(torch.randint(low, high, (1,), generator=generator)) for low, high in ((5, 90), (2, 30)))
@@ -92,7 +100,8 @@ def test_bracket_holds_the_exact_value_in_200_problems():
     assert tight >= 180
 
 
-def test_bracket_closes_before_the_space_is_exhausted():
+def test_bracket_closes_before_the_space_is_exhausted(monkeypatch):
+    monkeypatch.setattr("mercer.spectral.factor._DENSE_ROWS", 0)
     x, y = problem(900, 30)
     spectrum = analyze(ReLUGram(), x, y, tolerance=1e-3)
     low, high = spectrum.bracket
@@ -100,7 +109,7 @@ def test_bracket_closes_before_the_space_is_exhausted():
     assert spectrum._run.steps < 200
 
 
-def test_without_a_floor_there_is_no_upper_bound_and_a_given_floor_gives_one():
+def test_without_a_floor_there_is_no_upper_bound_and_a_given_floor_gives_one(way):
     x, y = problem()
     kernel = RBF(3.0)
     h = kernel(x)
@@ -115,7 +124,7 @@ def test_without_a_floor_there_is_no_upper_bound_and_a_given_floor_gives_one():
 
 
 @pytest.mark.parametrize("storage", ["auto", "float32", "int16"])
-def test_duplicates_with_opposite_targets_are_infinitely_complex_and_it_is_said(storage):
+def test_duplicates_with_opposite_targets_are_infinitely_complex_and_it_is_said(storage, way):
     x, _ = problem(60)
     x = torch.cat((x, x[:1]))
     y = torch.where(torch.arange(61) < 30, 1.0, -1.0)
@@ -166,8 +175,8 @@ def test_classes_may_be_names_booleans_objects_or_a_column(kind):
 
 
 @pytest.mark.parametrize("storage", ["float64", "float32", "int16"])
-def test_tiles_change_little(storage):
-    x, y = problem(1100, 20)
+def test_tiles_change_little(storage, way):
+    x, y = problem(600, 20)
     exact = reference.complexity(ReLUGram()(x), y)
     spectrum = analyze(ReLUGram(), x, y, storage=storage)
     accuracy = {"float64": 1e-8, "float32": 1e-5, "int16": 1e-3}[storage]
@@ -224,6 +233,24 @@ def test_shuffled_targets_are_a_control():
     assert control.complexity == pytest.approx(analyze(ReLUGram(), x, y[order]).complexity)
 
 
+def test_targets_of_one_matrix_share_its_factor(monkeypatch):
+    x, y = problem(80, columns=3)
+    spectrum = analyze(ReLUGram(), x, y)
+    others = [spectrum.against(y[:, 0]), spectrum.shuffled(), spectrum.against(y).shuffled()]
+    assert others[0].complexity == pytest.approx(reference.complexity(ReLUGram()(x), y[:, 0]), rel=1e-8)
+    _ = [other.complexity for other in others]
+    assert all(other._factor is spectrum._factor for other in others)
+    monkeypatch.setattr("mercer.spectral.factor._DENSE_ROWS", 0)
+    many = analyze(ReLUGram(), x, y)
+    steps = [many.shuffled(torch.Generator().manual_seed(seed)) for seed in range(12)]
+    found = [one.complexity for one in steps]
+    assert steps[0]._run.steps > 0 and steps[-1]._run.steps == 0  # products were spent until a factor had been cheaper
+    order = torch.randperm(80, generator=torch.Generator().manual_seed(11))
+    assert found[-1] == pytest.approx(reference.complexity(ReLUGram()(x), y[order]), rel=1e-8)
+    with pytest.raises(ValueError, match="targets"):
+        spectrum.against(y[:5])
+
+
 def test_nothing_is_computed_before_it_is_asked_for():
     x, y = problem()
     spectrum = analyze(ReLUGram(), x, y)
@@ -242,6 +269,7 @@ def test_a_rate_above_the_largest_stable_one_warns():
 
 def test_an_unfinished_complexity_warns_with_what_is_left(monkeypatch):
     x, y = problem(300, 4)
+    monkeypatch.setattr("mercer.spectral.factor._DENSE_ROWS", 0)
     monkeypatch.setattr("mercer.spectral.spectrum._LIMIT", 20)
     with pytest.warns(NumericalWarning, match=r"still to grow by about .* of itself after 20 products"):
         value = analyze(ReLUGram(), x, y).complexity

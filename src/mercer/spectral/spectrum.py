@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import checks
 from ..linalg import Lanczos, gauss, radau, top_eigh
+from .factor import Factor
 from .gram_matrices import Gram
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ _NULL = 1e-12  # share of the targets that must lie in the null space to call th
 class Spectrum:
     r"""Spectral reading of targets Y by a Gram matrix :math:`H = \sum_i \lambda_i v_i v_i^T`.
 
-    Nothing is decomposed: a Lanczos process started at the targets carries the convergence curve and the
-    complexity, and grows only as far as each needs. Made by :func:`~mercer.spectral.analyze`.
+    A Lanczos process started at the targets carries the convergence curve, the bracket and, where rows are many, the
+    complexity, and grows only as far as each needs. Where rows are few the complexity comes from a Cholesky factor,
+    which all targets of one H share. Made by :func:`~mercer.spectral.analyze`.
 
     Args:
         gram: H.
@@ -35,12 +37,21 @@ class Spectrum:
         k: How many eigenvalues :attr:`eigenvalues` holds.
         floor: A true lower bound on the least eigenvalue, or a function that proves one; None for none.
         tolerance: Relative accuracy asked of :attr:`complexity`.
+        factor: Of H, where another spectrum has it.
     """
 
     def __init__(
-        self, gram: Gram, columns: Tensor, *, k: int, floor: float | Callable[[], float] | None, tolerance: float
+        self,
+        gram: Gram,
+        columns: Tensor,
+        *,
+        k: int,
+        floor: float | Callable[[], float] | None,
+        tolerance: float,
+        factor: Factor | None = None,
     ) -> None:
         self.k, self.tolerance = k, tolerance
+        self._factor = Factor(gram) if factor is None else factor
         self._gram, self._columns, self._given_floor = gram, columns, floor
         self._run = Lanczos(gram, columns)
 
@@ -78,9 +89,24 @@ class Spectrum:
     def complexity(self) -> float:
         r""":math:`\sum_c y_c^T H^{-1} y_c` (spectral2019, Eq. 5-6); ``inf`` where targets are in its null space.
 
-        Run until what is still to come, by the rate at which the rule grows, is below ``tolerance``; a run that
-        does not get there warns with what was left.
+        By the Cholesky factor of H where that is the cheaper way. Else Lanczos runs until what is still to come, by
+        the rate at which the rule grows, is below ``tolerance``; a run that does not get there warns with what is left.
         """
+        if self._dense is not None:
+            return self._dense
+        before = self._run.steps
+        found = self._gauss
+        self._factor.spend((self._run.steps - before) * self._columns.shape[1])
+        return found
+
+    @functools.cached_property
+    def _dense(self) -> float | None:
+        """The complexity by the factor; None where there was none when it was first asked for."""
+        half = self._factor.half(self._columns)
+        return None if half is None else float(half.square().sum())
+
+    @functools.cached_property
+    def _gauss(self) -> float:
         sums: list[float] = []
         left = math.inf
         while left > self.tolerance and not self._run.finished and self._run.steps < _LIMIT:
@@ -105,15 +131,21 @@ class Spectrum:
 
     @functools.cached_property
     def bracket(self) -> tuple[float, float]:
-        """Certain bounds ``(low, high)`` on the complexity: Gauss below, Gauss-Radau above.
+        """Certain bounds ``(low, high)`` on the complexity.
 
-        ``high`` is ``inf`` unless a floor on the least eigenvalue is known: given, or proved as for
-        ``ReLUGram``. Both are moved outwards by what the rounding of products and the storage of H can do at
-        worst.
+        From a Cholesky factor: the value and the worst that rounding can do to it. Else Gauss below, Gauss-Radau above,
+        moved outwards by what the rounding of products and the storage of H can do at worst. ``high`` is ``inf`` unless
+        a floor on the least eigenvalue is known: given, or proved as for ``ReLUGram``.
         """
         if math.isinf(self.complexity):
             return self._last_finite_sum(), math.inf
         floor = self.floor
+        if floor is not None and self._dense is not None:
+            slack = self._factor.slack(floor)
+            if slack < _BRACKET:
+                return self._dense * (1 - slack), self._dense * (1 + slack)
+        if math.isinf(self._gauss):
+            return self._last_finite_sum(), math.inf
         low, high = self._inverse_sum(), math.inf
         while floor is not None:
             low, high = self._inverse_sum(), self._radau_sum(floor)
@@ -136,11 +168,13 @@ class Spectrum:
         floor = self._given_floor() if callable(self._given_floor) else self._given_floor
         if floor is None:
             return None
-        self._run.extend(_STRIDE - min(self._run.steps, _STRIDE))
-        least = min(float(self._rule(c)[0].min()) for c in self._live)
-        if not callable(self._given_floor) and floor > least * (1 + 1e-9):
-            need = "floor must not lie above the least eigenvalue"
-            raise ValueError(checks.sentence("Spectrum", need, f"{floor:g}, where a Rayleigh quotient is {least:g}"))
+        if not callable(self._given_floor):
+            self._run.extend(_STRIDE - min(self._run.steps, _STRIDE))
+            least = min(float(self._rule(c)[0].min()) for c in self._live)
+            if floor > least * (1 + 1e-9):
+                need = "floor must not lie above the least eigenvalue"
+                came = f"{floor:g}, where a Rayleigh quotient is {least:g}"
+                raise ValueError(checks.sentence("Spectrum", need, came))
         floor -= self._gram.error
         return floor if floor > 0 else None
 
@@ -225,7 +259,19 @@ class Spectrum:
     def shuffled(self, generator: torch.Generator | None = None) -> Spectrum:
         """The same H against the same targets in random order: what no structure looks like."""
         order = torch.randperm(self._gram.n, generator=generator).to(self._columns.device)
-        return Spectrum(self._gram, self._columns[order], k=self.k, floor=self._given_floor, tolerance=self.tolerance)
+        return self._with(self._columns[order])
+
+    def against(self, targets: Tensor) -> Spectrum:
+        """The same H against other targets, floating ``(n,)`` or ``(n, c)``; what was factored is used again."""
+        checks.finite("Spectrum.against", "targets", targets)
+        columns = targets.detach().double().reshape(len(targets), -1).to(self._columns.device)
+        checks.same_length("Spectrum.against", "targets", columns, "H", self._columns)
+        return self._with(columns)
+
+    def _with(self, columns: Tensor) -> Spectrum:
+        return Spectrum(
+            self._gram, columns, k=self.k, floor=self._given_floor, tolerance=self.tolerance, factor=self._factor
+        )
 
     def plot(self) -> Figure:
         """Eigenvalues and cumulated projections, and the predicted loss (spectral2019, Figure 1)."""

@@ -115,11 +115,12 @@ def test_compare_ranks_what_suits_the_targets_first():
     noise = rows(150, 8, seed=7)
     table = compare({"noise": noise, "inputs": ReLUGram(), "map": nn.Identity()}, x, y)
     assert list(table.index)[-1] == "noise"
-    assert table["scaled"].is_monotonic_increasing
+    assert table["ratio"].is_monotonic_increasing
+    assert table.loc["inputs", "ratio"] == pytest.approx(analyze(ReLUGram(), x, y).ratio, rel=1e-5)
     assert table.loc["map", "complexity"] == pytest.approx(table.loc["inputs", "complexity"])
     assert table.loc["noise", "ratio"] == pytest.approx(1.0, abs=0.1)
     assert table.loc["inputs", "ratio"] < 0.9
-    columns = ["complexity", "scaled", "shuffled", "ratio", "bound", "residual", "largest_stable_lr", "alignment"]
+    columns = ["ratio", "complexity", "shuffled", "scaled", "bound", "residual", "largest_stable_lr", "alignment"]
     assert list(table.columns) == [*columns, "effective_dimension"]
     spectrum = analyze(ReLUGram(), x, y)
     assert table.loc["inputs", "complexity"] == pytest.approx(spectrum.complexity, rel=1e-5)
@@ -160,6 +161,23 @@ def test_layers_reads_a_network_in_one_order():
     assert model.training
 
 
+def test_layers_pools_maps_and_reads_all_of_them_in_one_pass(caplog):
+    caplog.set_level(logging.INFO, "mercer")
+    x, y = torch.randn(90, 2, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    pooled = layers(model, (x, y), ["0", "1", "3"], rows=60)
+    assert "60 of 90 rows are read" in caplog.text
+    assert not calls  # a private copy ran
+    kept = torch.randperm(90, generator=torch.Generator().manual_seed(0))[:60].sort().values
+    maps = model[0](x[kept]).detach()
+    assert pooled.loc["0", "complexity"] == pytest.approx(analyze(ReLUGram(), maps.mean((2, 3)), y[kept]).complexity)
+    flat = layers(model, (x[kept], y[kept]), ["0"], pool=False)
+    assert flat.loc["0", "complexity"] == pytest.approx(analyze(ReLUGram(), maps.flatten(1), y[kept]).complexity)
+    assert list(pooled.columns) == ["ratio", "complexity", "shuffled"] and pooled["ratio"].is_monotonic_increasing
+
+
 def test_bad_candidates_are_refused():
     x, y = rows(), rows()[:, 0]
     with pytest.raises(ValueError, match="compare: candidates must name at least one; got none"):
@@ -176,4 +194,6 @@ def test_pictures_hold_one_line_for_each_spectrum():
     found = spectra({"a": ReLUGram(), "b": ReLUGram(RBF(1.0))}, rows(), rows()[:, 0], k=8)
     figure = picture(found, steps=20)
     assert [len(axis.lines) for axis in figure.axes] == [2, 2, 2]
-    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["a", "b"]
+    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == [
+        f"{name} (ratio {one.ratio:.2f})" for name, one in found.items()
+    ]

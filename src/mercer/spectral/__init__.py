@@ -1,7 +1,8 @@
 """Read a representation by its spectrum: what will be learned, how fast, how well it generalises."""
 
 from .analysis import analyze
-from .comparison import compare, layers, spectra
+from .comparison import compare, spectra
+from .layers import layers
 from .network import Descent, TwoLayerNet, neural_embedding, train_two_layer
 from .picture import picture
 from .spectrum import Spectrum

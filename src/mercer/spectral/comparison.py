@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from .. import checks
 from ..distributed import gather_rows
 from ..kernels import Kernel, ReLUGram
-from ..modules import Data, embeddings, labelled_rows, rows
+from ..modules import Data, rows
 from .analysis import DEFAULT_K, gather, prover, resolve, target_columns
 from .gram_matrices import gram_matrices
-from .spectrum import Spectrum
+from .spectrum import Spectrum, complexity_ratio
 
-__all__ = ["compare", "layers", "spectra"]
+__all__ = ["compare", "spectra"]
 
 Candidate: TypeAlias = Kernel | nn.Module | Tensor | NDArray[Any]
 
 _STEPS = 100
-_BATCH = 256
 
 
 def spectra(
@@ -78,10 +77,11 @@ def compare(
     tolerance: float = 1e-6,
     generator: torch.Generator | None = None,
 ) -> pd.DataFrame:
-    """A table of representations, the most promising first.
+    """A table of representations, the most promising first: the number to read is ``ratio``.
 
-    Ranked by ``scaled``, the complexity times the mean of H's diagonal, which does not change when a kernel is
-    multiplied by a number (for ``ReLUGram`` it is half the complexity).
+    It is the complexity of the targets over that of the same targets in random order: 1 means that they look like noise
+    to the representation, 0 that they are nothing but its leading directions. It does not change when a kernel is
+    multiplied by a number.
 
     Args:
         candidates: By name, as in :func:`spectra`.
@@ -92,10 +92,10 @@ def compare(
         generator: Order of the shuffled targets; None is a fixed seed.
 
     Returns:
-        One row a candidate, by name: ``complexity``, ``scaled``, ``shuffled`` (the same with the targets in random
-        order), ``ratio`` (complexity over shuffled: 1 means that the targets look like noise), ``bound`` (Arora et
-        al.), ``residual`` (predicted after 100 steps at half the largest stable rate), ``largest_stable_lr``,
-        ``alignment``, ``effective_dimension``.
+        One row a candidate, by name, sorted by ``ratio``; then ``complexity``, ``shuffled`` (the same with the targets
+        in random order), ``scaled`` (complexity times the mean of H's diagonal), ``bound`` (Arora et al.), ``residual``
+        (predicted after 100 steps at half the largest stable rate), ``largest_stable_lr``, ``alignment``,
+        ``effective_dimension``. Singular kernels come last.
     """
     found = spectra(candidates, x, targets, storage=storage, tolerance=tolerance, where="compare")
     seed = torch.Generator().manual_seed(0) if generator is None else generator
@@ -104,32 +104,7 @@ def compare(
     for name, spectrum in found.items():
         seed.set_state(state)  # every candidate is held against the same shuffle
         table[name] = _row(spectrum, seed)
-    return pd.DataFrame.from_dict(table, orient="index").sort_values(["scaled", "residual"])
-
-
-def layers(
-    model: nn.Module,
-    loader: Data,
-    names: Sequence[str],
-    *,
-    storage: str = "auto",
-    tolerance: float = 1e-6,
-    generator: torch.Generator | None = None,
-) -> pd.DataFrame:
-    """The same table for what comes out of the named layers of a network, flattened.
-
-    Args:
-        model: Any module; it runs in ``eval`` mode and is not changed.
-        loader: Batches ``(x, y)``, read once, so it may shuffle.
-        names: Names of ``model.named_modules()``.
-        storage: As in :func:`analyze`.
-        tolerance: Relative accuracy of each complexity.
-        generator: Order of the shuffled targets; None is a fixed seed.
-    """
-    x, targets = labelled_rows("layers", loader)
-    batches = list(x.split(_BATCH)) if x.ndim > 1 else [x[:, None]]
-    seen: dict[str, Candidate] = {name: embeddings(model, batches, name) for name in names}
-    return compare(seen, x, targets, storage=storage, tolerance=tolerance, generator=generator)
+    return ranked(table)
 
 
 def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kernel, Tensor]:
@@ -140,15 +115,19 @@ def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kerne
     return ReLUGram(), checks.squarable(where, name, seen.double())
 
 
+def ranked(table: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    """Rows sorted by ``ratio``, singular kernels last."""
+    frame = pd.DataFrame.from_dict(dict(table), orient="index")
+    singular = frame["complexity"].isin([math.inf])
+    order = frame.assign(_singular=singular).sort_values(["_singular", "ratio"], kind="stable").index
+    return frame.loc[order]
+
+
 def _row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float]:
-    control = spectrum.shuffled(generator)
-    rate = 0.5 * spectrum.largest_stable_lr
-    curve = spectrum.convergence(rate, _STEPS)
+    curve = spectrum.convergence(0.5 * spectrum.largest_stable_lr, _STEPS)
     return {
-        "complexity": spectrum.complexity,
+        **ratio_row(spectrum, generator),
         "scaled": spectrum.complexity * spectrum.mean_diagonal,
-        "shuffled": control.complexity,
-        "ratio": _ratio(spectrum.complexity, control.complexity),
         "bound": spectrum.bound,
         "residual": float(curve[-1] / curve[0]),
         "largest_stable_lr": spectrum.largest_stable_lr,
@@ -157,7 +136,8 @@ def _row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float]:
     }
 
 
-def _ratio(complexity: float, control: float) -> float:
-    if math.isinf(control):
-        return 1.0 if math.isinf(complexity) else 0.0
-    return complexity / control
+def ratio_row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float]:
+    """The number to read and the two it is made of."""
+    control = spectrum.shuffled(generator).complexity
+    ratio = complexity_ratio(spectrum.complexity, control)
+    return {"ratio": ratio, "complexity": spectrum.complexity, "shuffled": control}

@@ -19,7 +19,7 @@ def picture(spectra: Mapping[str, Spectrum], *, steps: int = 200, theme: str = "
     """Three panels over the spectra: where H's mass lies, where the targets' mass lies, how fast it is learned.
 
     Args:
-        spectra: By name; an empty name gets no legend.
+        spectra: By name; an empty name gets no legend. The legend has each ratio, the number to read.
         steps: Steps of the predicted curve, at half of each spectrum's largest stable rate.
         theme: ``light`` or ``dark``.
     """
@@ -27,7 +27,7 @@ def picture(spectra: Mapping[str, Spectrum], *, steps: int = 200, theme: str = "
     for name, spectrum in spectra.items():
         index = range(1, spectrum.k + 1)
         values.plot(index, spectrum.eigenvalues.clamp_min(1e-300).cpu().numpy(), label=name)
-        shares.plot(index, spectrum.projections.cumsum(0).cpu().numpy(), label=name)
+        shares.plot(index, spectrum.projections.cumsum(0).cpu().numpy(), label=f"{name} (ratio {spectrum.ratio:.2f})")
         curve = spectrum.convergence(0.5 * spectrum.largest_stable_lr, steps)
         losses.plot((curve / curve[0]).cpu().numpy(), label=name)
     values.set(xlabel="eigenvalue, by rank", title="Eigenvalues of H", xscale="log", yscale="log")

@@ -130,6 +130,14 @@ class Spectrum:
         return self._inverse_sum()
 
     @functools.cached_property
+    def ratio(self) -> float:
+        """The number to read: the complexity over that of the same targets in random order (one shuffle, fixed seed).
+
+        1 means that the targets look like noise to H, 0 that they are nothing but its leading directions.
+        """
+        return complexity_ratio(self.complexity, self.shuffled(torch.Generator().manual_seed(0)).complexity)
+
+    @functools.cached_property
     def bracket(self) -> tuple[float, float]:
         """Certain bounds ``(low, high)`` on the complexity.
 
@@ -349,6 +357,13 @@ class Spectrum:
             nodes, weights = gauss(alphas, betas) if ended else radau(alphas, betas, floor)
             total += float((weights / nodes).sum() * self._run.norms[column].square())
         return total
+
+
+def complexity_ratio(complexity: float, control: float) -> float:
+    """The complexity over that of shuffled targets; 1 where both are infinite."""
+    if math.isinf(control):
+        return 1.0 if math.isinf(complexity) else 0.0
+    return complexity / control
 
 
 def _still_to_come(sums: list[float]) -> float:

@@ -193,8 +193,9 @@ def test_nothing_that_could_run_is_exit_1(fake):
     assert "Nothing could be run" in done.stderr
 
 
-def test_no_download_is_kept_for_the_resume(fake):
-    done = fake("reproduce", "fake2000/needs-data", "--scale", "smoke", "--no-download", "-o", "run")
+@pytest.mark.parametrize("flag", ["--bundled", "--no-download"])  # the second is the old name
+def test_bundled_is_kept_for_the_resume(fake, flag):
+    done = fake("reproduce", "fake2000/needs-data", "--scale", "smoke", flag, "-o", "run")
     assert done.exit_code == 0
     assert read_run(Path("run"))["asked"]["download"] is False
     assert fake("reproduce", "--resume", "run").exit_code == 0
@@ -210,7 +211,7 @@ def test_no_download_is_kept_for_the_resume(fake):
         (["reproduce", "fake2000/count", "--set", "rows=5"], "a setting's name must be one of 'i'; got 'rows'"),
         (["reproduce", "--seeds", "0"], "0 is not in the range x>=1"),
         (["reproduce", "--resume", "nowhere"], "Directory 'nowhere' does not exist"),
-        (["reproduce", "fake2000", "--resume", "fake"], "the run's own ID and options hold"),
+        (["reproduce", "fake2000", "--resume", "fake"], "the run keeps its own ID and options"),
         (["bench", "nothing"], "AREA must be one of"),
         (["report", "nowhere"], "Directory 'nowhere' does not exist"),
         (["explore"], "No such command 'explore'"),
@@ -327,3 +328,10 @@ def test_bench_shows_costs_scores_and_goals_within_100_columns(monkeypatch):
     document = json.loads(CliRunner().invoke(main, ["bench", "--json"]).stdout)
     assert [line["who"] for line in document] == ["mercer", "peer", "other"]
     assert document[1]["ratios"] == {"cpu": 2.0} and document[0]["met"] == {"memory": False}
+
+
+def test_a_device_that_is_not_here_is_refused(fake):
+    refused = fake("reproduce", "fake2000/count", "--device", "cuda:99")
+    assert refused.exit_code == 2 and "device 'cuda:99' must be usable" in refused.stderr
+    assert fake("reproduce", "fake2000/thmA", "--scale", "smoke", "--device", "cpu", "-o", "run").exit_code == 0
+    assert json.loads(Path("run/run.json").read_text())["asked"]["device"] == "cpu"

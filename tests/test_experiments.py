@@ -293,7 +293,7 @@ def test_only_some_cells_of_an_entry_may_run(fake):
 def test_no_download_leaves_out_what_needs_data_and_says_so(fake):
     results = runner.run(started("fake2000/needs-data", download=False), Silent())
     assert {r.row: r.status for r in results} == {"with": "missing", "without": "done"}
-    assert next(r for r in results if r.row == "with").note == "Left out by --no-download: needs mnist."
+    assert next(r for r in results if r.row == "with").note == "Left out by --bundled: needs mnist."
 
 
 def test_resuming_keeps_what_is_done_and_tries_the_rest_again(fake):
@@ -321,6 +321,7 @@ def test_a_run_says_with_what_and_where_it_was_made_but_not_on_whose_machine(fak
     document = read_run(folder)
     session = document["sessions"][0]
     asked = {"ids": ["fake2000/thmA"], "scale": "smoke", "seeds": None, "download": True, "settings": {}, "only": []}
+    asked["device"] = "cpu"
     assert document["asked"] == asked
     assert session["versions"].keys() >= {"python", "mercer", "torch", "numpy"}
     assert session["machine"]["cores"] >= 1 and session["machine"]["cpu"]

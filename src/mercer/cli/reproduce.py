@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WORDS = {
     "done": "done",
     "failed": "failed",
-    "missing": "data missing",
+    "missing": "data or package missing",
     "paper_scale_only": "paper scale only",
     "not_built": "not built yet",
 }
@@ -30,15 +30,21 @@ _SCALES = ("smoke", "small", "paper")
     "--resume",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="RUN",
-    help="Go on with a run; its ID and options hold.",
+    help="Resume a run with its original options.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="RUN", help="Folder.  [default: runs/<time>]")
-@click.option("--no-download", is_flag=True, help="Only what needs no data from MERCER_DATA.")
-@click.option("--seeds", type=click.IntRange(1), help="In place of the entries' own number of seeds.")
+@click.option("--bundled", is_flag=True, help="Run only what needs no data from MERCER_DATA.")
+@click.option("--no-download", is_flag=True, hidden=True, help="The old name of --bundled.")
+@click.option("--seeds", type=click.IntRange(1), help="Override the number of seeds.")
+@click.option("--device", metavar="DEVICE", help="Train networks there: cpu, cuda, cuda:1, mps.  [default: cpu]")
 @click.option(
-    "--set", "changes", metavar="NAME=VALUE", multiple=True, help="A cell's setting, for a run between two scales."
+    "--set",
+    "changes",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Override a setting, as rows=6000 or epochs=20.",
 )
-@click.option("--only", metavar="TEXT", multiple=True, help="Cells with this in their row or column.")
+@click.option("--only", metavar="TEXT", multiple=True, help="Run only cells with this in their row or column.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes; one cell each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document in place of the table.")
 def reproduce(
@@ -46,8 +52,10 @@ def reproduce(
     scale: str | None,
     resume: Path | None,
     output: Path | None,
+    bundled: bool,
     no_download: bool,
     seeds: int | None,
+    device: str | None,
     changes: tuple[str, ...],
     only: tuple[str, ...],
     jobs: int,
@@ -59,11 +67,14 @@ def reproduce(
     """
     from mercer import distributed
 
-    if resume is not None and (ids or scale or output or seeds or no_download or changes or only):
-        raise click.UsageError("--resume goes with --jobs and --json alone: the run's own ID and options hold.")
+    bundled = bundled or no_download
+    if resume is not None and (ids or scale or output or seeds or bundled or changes or only or device):
+        raise click.UsageError("--resume takes only --jobs and --json: the run keeps its own ID and options.")
     with distributed.joined():
         if resume is None:
-            resume = _create((ids, scale or "small", seeds, not no_download, _settings(changes), only), output)
+            resume = _create(
+                (ids, scale or "small", seeds, not bundled, _settings(changes), only, device or "cpu"), output
+            )
         results = _run(resume, jobs)
         if distributed.rank():
             return  # rank 0 shows what all did

@@ -41,6 +41,8 @@ class Recorded:
         words = ["mercer reproduce", *self.asked["ids"], f"--scale {self.asked['scale']}"]
         words += [f"--set {name}={value}" for name, value in self.asked.get("settings", {}).items()]
         words += [f"--only {text!r}" if " " in text else f"--only {text}" for text in self.asked.get("only", ())]
+        if not self.asked.get("download", True):
+            words.append("--bundled")
         seeds = self.asked.get("seeds")
         return " ".join([*words, f"--seeds {seeds}"] if seeds else words)
 

@@ -31,7 +31,7 @@ yet*. There is nothing to register. What was published (title, numbers, doubts, 
   nothing is random.
 - ``data=["mnist"]`` names the sets looked for in ``MERCER_DATA`` (the names of ``mercer.data.load``). One that is not
   there makes the cell *missing*, with how to get it. What ships with a dependency (digits, wine, breast_cancer) or is
-  synthetic is not named. ``--no-download`` runs only the cells that name none.
+  synthetic is not named. ``--bundled`` runs only the cells that name none.
 - An optional package that is absent: raise ``MissingPackage`` with how to get it; the cell is *missing* too.
 - A stand-in (another set, a smaller network) is a line of ``stand_ins`` in the TOML; say it in ``note`` too where it
   is of one cell.
@@ -105,6 +105,7 @@ class Request:
         settings: in place of the cells' own, for a run between two scales: ``{"rows": 25_000}``. A cell without that
             setting stays as it is.
         only: texts; a cell runs where its row or column holds one of them. None mean all cells.
+        device: where networks are trained; entries that train none ignore it.
     """
 
     ids: tuple[str, ...] = ()
@@ -113,11 +114,13 @@ class Request:
     download: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     only: tuple[str, ...] = ()
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         checks.choice("reproduce", "scale", self.scale, SCALES)
         if self.seeds is not None:
             checks.integer("reproduce", "seeds", self.seeds, 1)
+        _check_device(self.device)
         chosen = select(self.ids)
         if self.settings or self.only:
             self._check_cells(chosen)
@@ -251,11 +254,21 @@ def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell
         return [line(status="failed", error=f"{type(error).__name__}: {error}")], []
     kept_out = [] if request.download else [cell for cell in cells if cell.data]
     chosen = cells if request.download else [cell for cell in cells if not cell.data]
-    changed = [_with_settings(cell, request.settings) for cell in chosen]
+    changed = [replace(_with_settings(cell, request.settings), device=request.device) for cell in chosen]
     seeded = [each for cell in changed for each in cell.over_seeds(request.seeds)]
     # Seed 0 of every cell first: a run that is cut short still has every row of its table.
     seeded.sort(key=lambda cell: cell.seed)
     return [_left_out(cell, request.scale) for cell in kept_out], seeded
+
+
+def _check_device(name: str) -> None:
+    """A device that torch cannot use is refused before anything runs."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        fix = "Use cpu, or a device that this machine and this torch have."
+        raise ValueError(checks.sentence("reproduce", f"device {name!r} must be usable", reason, fix)) from error
 
 
 def _with_settings(cell: Cell, settings: Mapping[str, Any]) -> Cell:
@@ -264,7 +277,7 @@ def _with_settings(cell: Cell, settings: Mapping[str, Any]) -> Cell:
 
 
 def _left_out(cell: Cell, scale: str) -> Result:
-    note = f"Left out by --no-download: needs {', '.join(cell.data)}."
+    note = f"Left out by --bundled: needs {', '.join(cell.data)}."
     return replace(blank_result(cell, scale), status="missing", note=note, started="")
 
 

@@ -1,12 +1,13 @@
-"""Numbers as a reader wants them: the paper's as printed, ours to the deviation's digits, the difference signed."""
+"""Numbers as a reader wants them: the paper's as printed, ours to the deviation's digits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["difference", "duration", "machine", "plain", "verdict", "with_deviation"]
+__all__ = ["duration", "machine", "mean_and_deviation", "plain", "printed", "with_deviation"]
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -51,23 +52,9 @@ def with_deviation(mean: float, deviation: float | None) -> str:
     return f"{mean:,.{places}f} ± {deviation:,.{places}f}".replace("-", MINUS)
 
 
-def difference(ours: float, published: float) -> tuple[str, str]:
-    """Ours less theirs, and the same in percent of theirs (empty where theirs is 0)."""
-    gap = ours - published
-    share = f"{100 * gap / abs(published):+.1f} %" if published else ""
-    if share[1:] == "0.0 %":
-        share = "0.0 %"
-    return ("+" if gap > 0 else "") + plain(gap, 3), share.replace("-", MINUS)
-
-
-def verdict(ours: float, published: float, better: str, deviation: float | None) -> str:
-    """``better``, ``worse`` or ``within ±`` (the deviation); nothing where the entry does not say which is better."""
-    gap = ours - published
-    if deviation is not None and abs(gap) <= deviation:
-        return "within ±"
-    if not better or gap == 0:
-        return ""
-    return "better" if (gap > 0) == (better == "higher") else "worse"
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample deviation; None for one value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def duration(seconds: float) -> str:

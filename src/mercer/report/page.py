@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..experiments import Result, entries, read_results, read_run
+from ..experiments import VERDICTS, Result, entries, read_results, read_run
 from ..storage import atomic_write
 from . import numbers
 from .pictures import pictures
 from .rendering import fill, own_text, words
-from .sections import STATES, Section, sections, unknown_entries
+from .sections import STATES, VERDICT_MARKS, Section, sections, unknown_entries
 
 __all__ = ["build"]
 
@@ -45,8 +44,8 @@ class Paper:
 
     @property
     def absent(self) -> bool:
-        """Whether the run did not ask for any of them."""
-        return all(section.state.key == "not_run" for section in self.sections)
+        """Whether there is nothing to show of any of them."""
+        return not self.shown
 
     @property
     def seconds(self) -> str:
@@ -71,21 +70,34 @@ def build(run_folder: Path) -> Path:
 
 def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
     """The page's text. All that comes from results or published files is escaped by the template."""
-    script = own_text("sort.js")
-    counts = [(state, sum(section.state == state for section in found)) for state in STATES.values()]
+    script = own_text("sort.js") + own_text("run.js")
     values = {
-        "counts": counts,
+        "verdicts": _tally(found),
+        "counts": [(state, sum(section.state == state for section in found)) for state in STATES.values()],
         "total": len(found),
-        "ran": sum(section.shown for section in found),
+        "ran": sum(section.ran for section in found),
         "facts": _facts(run, found),
         "papers": _papers(found),
         "pictures": {section.entry.id: pictures(section) for section in found},
         "states": STATES,
-        "style": own_text("style.css"),
+        "style": own_text("style.css") + own_text("run.css"),
         "script": script,
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
     return fill("run.html", values)
+
+
+def _tally(found: Sequence[Section]) -> list[dict[str, Any]]:
+    """Each verdict with its mark, its count and its entries."""
+    return [
+        {
+            "word": word,
+            "tone": word.replace(" ", "_"),
+            "mark": VERDICT_MARKS[word],
+            "sections": [section for section in found if section.verdict.word == word],
+        }
+        for word in VERDICTS
+    ]
 
 
 def _papers(found: Sequence[Section]) -> list[Paper]:
@@ -110,7 +122,7 @@ def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
         "Numbers": _agreement(found),
         "Claims": _claims(found),
         "Cells": f"{_count(results, 'done')} done, {_count(results, 'failed')} failed, "
-        f"{_count(results, 'missing')} without data",
+        f"{_count(results, 'missing')} missing",
         "Time": f"{numbers.duration(sum(result.seconds for result in results))} in the cells, "
         f"{numbers.duration(sum(result.cpu_seconds for result in results))} CPU",
         "Started": min(starts, default=str(session.get("started", ""))).replace("T", " ").replace("+00:00", " UTC"),
@@ -128,16 +140,18 @@ def _count(results: Sequence[Result], status: str) -> int:
 
 
 def _agreement(found: Sequence[Section]) -> str:
-    """How far ours are from the published numbers, over all tables."""
-    gaps = [abs(line.difference_order) for s in found for line in s.lines if line.difference_order is not None]
-    if not gaps:
-        return ""
-    near = ", ".join(f"{sum(gap <= bound for gap in gaps)} within {bound:.0%}" for bound in (0.01, 0.05, 0.2))
-    median = statistics.median(gaps)
-    return f"{len(gaps)} of ours beside a published one: {near}; median difference {median:.1%}"
+    """How many of our numbers stand beside a published one."""
+    paired = sum(section.matrix.paired for section in found)
+    tables = sum(bool(section.matrix.paired) for section in found)
+    return f"{paired} of ours beside a published one, in {tables} tables" if paired else ""
 
 
 def _claims(found: Sequence[Section]) -> str:
-    """How the papers' theorems and claims fared."""
-    claims = [line.claim for section in found for line in section.lines if line.claim]
-    return f"{sum(claim == 'holds' for claim in claims)} of {len(claims)} checked hold" if claims else ""
+    """How the comparisons that the verdicts rest on came out."""
+    outcomes = [c.outcome for section in found for c in section.verdict.comparisons if not c.claim.finding]
+    return (
+        f"{outcomes.count('holds')} of {len(outcomes)} comparisons hold, {outcomes.count('fails')} fail, "
+        f"{outcomes.count('open')} are open"
+        if outcomes
+        else ""
+    )

@@ -1,25 +1,28 @@
-"""From the lines of a run to what the page shows: the state of every entry, its table, its doubts."""
+"""From the lines of a run to what the page shows: state, verdict, table, doubts of every entry."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..experiments import Entry, Number, Recorded, Result, Summary, recorded, summarise
+from ..experiments import Entry, Recorded, Result, Verdict, judge, recorded, recorded_verdict
 from . import numbers
+from .matrix import Matrix, matrix
 
-__all__ = ["STATES", "Detail", "Line", "Longer", "Section", "State", "sections", "unknown_entries"]
+__all__ = ["STATES", "VERDICT_MARKS", "Detail", "Section", "State", "sections", "unknown_entries"]
 
-
-_MANY_WAITING = 8
-_LEFT_OUT = "Left out by --no-download: needs "
+_LEFT_OUT = "Left out by --bundled: needs "
+VERDICT_MARKS = {
+    "reproduces": "\N{CHECK MARK}",
+    "partly": "\N{CIRCLE WITH LEFT HALF BLACK}",
+    "does not": "\N{MULTIPLICATION SIGN}",
+    "cannot tell": "?",
+}
 
 
 @dataclass(frozen=True)
 class State:
-    """A state of an entry: its name on the page, and what that means."""
+    """Whether an entry ran: its name on the page, and what that means."""
 
     key: str
     label: str
@@ -30,51 +33,16 @@ class State:
 STATES = {
     state.key: state
     for state in (
-        State("done", "done", "\N{CHECK MARK}", "every cell ran"),
-        State(
-            "partly",
-            "in part",
-            "\N{CIRCLE WITH LEFT HALF BLACK}",
-            "some cells ran; the others want data, or --resume",
-        ),
+        State("done", "ran", "\N{CHECK MARK}", "every cell ran"),
+        State("in_part", "ran in part", "\N{CIRCLE WITH LEFT HALF BLACK}", "the rest need data or --resume"),
         State("failed", "failed", "\N{MULTIPLICATION SIGN}", "at least one cell ended with an error"),
-        State("missing", "missing data", "\N{WHITE CIRCLE}", "its data is not here; how to get it is said"),
-        State(
-            "paper_scale_only",
-            "paper scale only",
-            "\N{UPWARDS ARROW}",
-            "needs the paper's own scale and a GPU",
-        ),
+        State("missing", "data missing", "\N{WHITE CIRCLE}", "its data is not here; the entry says how to get it"),
+        State("package", "package missing", "\N{WHITE CIRCLE}", "an optional package is not installed"),
+        State("paper_scale_only", "paper scale only", "\N{UPWARDS ARROW}", "needs the paper's own scale and a GPU"),
         State("not_built", "not built yet", "\N{MIDDLE DOT}", "the code for this entry is not written"),
         State("not_run", "not in this run", "\N{EN DASH}", "built, but not asked for, or not reached"),
     )
 }
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of an entry's table: the published number beside ours.
-
-    ``*_order`` are what a column is sorted by; None comes last.
-    """
-
-    row: str
-    column: str
-    published: str = ""
-    published_order: float | None = None
-    ours: str = ""
-    ours_order: float | None = None
-    difference: str = ""
-    share: str = ""
-    gap_order: float | None = None
-    difference_order: float | None = None
-    verdict: str = ""
-    claim: str = ""
-    seeds: int = 0
-    seconds: str = ""
-    seconds_order: float | None = None
-    state: str = "done"
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,30 +56,20 @@ class Detail:
 
 
 @dataclass(frozen=True)
-class Longer:
-    """A longer run of the entry that is kept with the package, not part of the run on the page."""
-
-    command: str
-    machine: str
-    seconds: float
-    cpu_seconds: float
-    lines: tuple[Line, ...]
-
-
-@dataclass(frozen=True)
 class Section:
-    """One entry on the page."""
+    """One entry on the page. ``kept`` is the recorded run shown beside this one, None where there is none."""
 
     entry: Entry
     state: State
+    verdict: Verdict
     anchor: str
-    lines: tuple[Line, ...] = ()
+    matrix: Matrix = field(default_factory=Matrix)
     details: tuple[Detail, ...] = ()
     notes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    longer: tuple[Longer, ...] = ()
+    kept: Recorded | None = None
     results: tuple[Result, ...] = field(default=(), repr=False)
 
     @property
@@ -120,41 +78,37 @@ class Section:
         return self.entry.id.split("/", 1)[-1]
 
     @property
-    def shown(self) -> bool:
-        """Whether there is more to say than the state and its reason."""
+    def ran(self) -> bool:
+        """Whether this run has something of it to show."""
         return any(result.status in ("done", "failed") for result in self.results)
 
     @property
-    def folded(self) -> tuple[Line, ...]:
-        """Published lines that did not run, where they are so many that they would bury what did."""
-        waiting = tuple(line for line in self.lines if not line.ours and line.state in ("missing", "not_run"))
-        return waiting if len(waiting) > _MANY_WAITING else ()
+    def shown(self) -> bool:
+        """Whether there is more to say than the state and its reason."""
+        return self.ran or self.kept is not None
 
     @property
-    def open_lines(self) -> tuple[Line, ...]:
-        """The lines of the entry's main table."""
-        folded = self.folded
-        return tuple(line for line in self.lines if line not in folded)
+    def mark(self) -> str:
+        """The verdict's sign."""
+        return VERDICT_MARKS[self.verdict.word]
 
     @property
-    def named_columns(self) -> bool:
-        """Whether a column of the table has a name to show."""
-        return any(line.column for line in self.lines)
+    def tone(self) -> str:
+        """The verdict as a CSS class."""
+        return self.verdict.word.replace(" ", "_")
 
     @property
-    def compares(self) -> bool:
-        """Whether the paper printed a number for a line of the table."""
-        return any(line.published for line in self.lines)
+    def kept_machine(self) -> str:
+        """Where the recorded run was made."""
+        if self.kept is None:
+            return ""
+        threads = f", {self.kept.threads} thread{'s' if self.kept.threads != 1 else ''}" if self.kept.threads else ""
+        return numbers.machine(self.kept.machine) + threads
 
     @property
-    def judged(self) -> bool:
-        """Whether a line says if ours is better than the published number."""
-        return any(line.verdict for line in self.lines)
-
-    @property
-    def claims(self) -> bool:
-        """Whether a line says if the paper's claim holds."""
-        return any(line.claim for line in self.lines)
+    def kept_cpu(self) -> float:
+        """CPU seconds of the recorded run."""
+        return sum(result.cpu_seconds for result in self.kept.results) if self.kept else 0.0
 
 
 def sections(
@@ -182,31 +136,30 @@ def _current(results: list[Result]) -> list[Result]:
 
 
 def _section(entry: Entry, results: list[Result], planned: int) -> Section:
-    cells = [result for result in results if result.status in ("done", "failed")]
+    runs = recorded(entry.id)
+    kept = max(runs, key=lambda run: len(run.results)) if runs else None
+    longer = list(kept.results) if kept else []
+    ran = any(result.status in ("done", "failed") for result in results)
     return Section(
         entry=entry,
         state=STATES[_state(entry, results, planned)],
+        verdict=_verdict(entry, results),
         anchor="entry-" + "".join(c if c.isalnum() else "-" for c in entry.id),
-        lines=tuple(_lines(entry, results)) if cells else (),
+        matrix=matrix(entry, results if ran else [], longer) if ran or longer else Matrix(),
         details=tuple(_details(results)),
         notes=tuple(dict.fromkeys(result.note for result in results if result.status == "done" and result.note)),
         reasons=(*_reasons(results), *_interrupted(results, planned)),
         seconds=sum(result.seconds for result in results),
         cpu_seconds=sum(result.cpu_seconds for result in results),
-        longer=tuple(_longer(entry, kept) for kept in recorded(entry.id)) if cells else (),
+        kept=kept,
         results=tuple(results),
     )
 
 
-def _longer(entry: Entry, kept: Recorded) -> Longer:
-    threads = f", {kept.threads} thread{'s' if kept.threads != 1 else ''}" if kept.threads else ""
-    return Longer(
-        command=kept.command,
-        machine=numbers.machine(kept.machine) + threads,
-        seconds=sum(result.seconds for result in kept.results),
-        cpu_seconds=sum(result.cpu_seconds for result in kept.results),
-        lines=tuple(line for line in _lines(entry, list(kept.results)) if line.ours),
-    )
+def _verdict(entry: Entry, results: list[Result]) -> Verdict:
+    """This run's, unless it cannot tell and a recorded one can."""
+    own, kept = judge(entry, results), recorded_verdict(entry)
+    return max(own, kept, key=lambda v: (v.word != "cannot tell", v.size if v.comparisons else 0, len(v.comparisons)))
 
 
 def _state(entry: Entry, results: list[Result], planned: int) -> str:
@@ -216,9 +169,10 @@ def _state(entry: Entry, results: list[Result], planned: int) -> str:
     if "failed" in seen:
         return "failed"
     if "missing" in seen:
-        return "partly" if "done" in seen else "missing"
+        package = all(not result.data for result in results if result.status == "missing" and result.row)
+        return "in_part" if "done" in seen else "package" if package and any(r.row for r in results) else "missing"
     if "done" in seen and len(results) < planned:
-        return "partly"
+        return "in_part"
     return next((status for status in ("done", "paper_scale_only") if status in seen), "not_built")
 
 
@@ -236,86 +190,12 @@ def _interrupted(results: list[Result], planned: int) -> list[str]:
     return [f"The run ended after {done} of {planned} cells; --resume goes on with it."] if done < planned else []
 
 
-def _lines(entry: Entry, results: list[Result]) -> Iterable[Line]:
-    """Published numbers first, in the paper's order, then what only we have."""
-    ours = {(summary.row, summary.column): summary for summary in summarise(results)}
-    theirs = {(number.row, number.column): number for number in entry.numbers}
-    cells: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        if result.row or result.column or result.status == "done":
-            cells.setdefault((result.row, result.column), []).append(result)
-    places = dict.fromkeys([*theirs, *ours, *(p for p in cells if _adds_a_line(p, cells[p], theirs, ours))])
-    for place in places:
-        own = cells.get(place) or cells.get((place[0], ""), [])
-        yield _line(entry, place, theirs.get(place), ours.get(place), own)
-
-
-def _adds_a_line(
-    place: tuple[str, str],
-    cell: list[Result],
-    theirs: dict[tuple[str, str], Number],
-    ours: dict[tuple[str, str], Summary],
-) -> bool:
-    """A cell with no number of its own still has a line: it failed, is missing, or only checks a claim."""
-    covered = any(row == place[0] for row, _ in [*theirs, *ours])
-    return any(result.passed is not None for result in cell) or not (covered or _only_curves(cell))
-
-
-def _only_curves(cell: list[Result]) -> bool:
-    return all(result.status == "done" for result in cell)
-
-
-def _line(
-    entry: Entry, place: tuple[str, str], number: Number | None, summary: Summary | None, cell: list[Result]
-) -> Line:
-    gap, share, gap_order, order, verdict = "", "", None, None, ""
-    if number is not None and summary is not None:
-        gap, share = numbers.difference(summary.mean, number.value)
-        gap_order = summary.mean - number.value
-        order = gap_order / abs(number.value) if number.value else gap_order
-        spread = math.hypot(summary.deviation or 0.0, number.deviation or 0.0) or None
-        if all(result.scale == "paper" for result in cell):  # on other data, better is not better
-            verdict = numbers.verdict(summary.mean, number.value, entry.better, spread)
-    bad = next((result for result in cell if result.status != "done"), None)
-    seconds = summary.seconds if summary else sum(result.seconds for result in cell)
-    return Line(
-        row=place[0],
-        column=place[1],
-        published=numbers.printed(number.value, number.deviation) if number else "",
-        published_order=number.value if number else None,
-        ours=numbers.with_deviation(summary.mean, summary.deviation) if summary else "",
-        ours_order=summary.mean if summary else None,
-        difference=gap,
-        share=share,
-        gap_order=gap_order,
-        difference_order=order,
-        verdict=verdict,
-        claim=_claim(cell),
-        seeds=summary.seeds if summary else len([result for result in cell if result.status == "done"]),
-        seconds=numbers.duration(seconds) if cell else "",
-        seconds_order=seconds if cell else None,
-        state=bad.status if bad is not None and summary is None else ("done" if cell else "not_run"),
-        why=(bad.error or bad.note) if bad is not None else "",
-    )
-
-
-def _claim(cell: list[Result]) -> str:
-    held = Counter(result.passed for result in cell if result.passed is not None)
-    if not held:
-        return ""
-    if held[True] and held[False]:
-        return f"holds in {held[True]} of {held.total()} seeds"
-    return "holds" if held[True] else "does not hold"
-
-
 def _details(results: Iterable[Result]) -> Iterable[Detail]:
-    """The further ``values`` of cells that have a column, or a number of their own, over their seeds."""
+    """The further ``values`` of cells that have a column, over their seeds."""
     groups: dict[tuple[str, str, str], list[float]] = {}
     for result in results:
         if result.status == "done" and result.column:
             for name, value in result.values.items():
                 groups.setdefault((result.row, result.column, name), []).append(value)
     for (row, column, name), values in groups.items():
-        mean = math.fsum(values) / len(values)
-        spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else None
-        yield Detail(row, column, name, numbers.with_deviation(mean, spread))
+        yield Detail(row, column, name, numbers.with_deviation(*numbers.mean_and_deviation(values)))

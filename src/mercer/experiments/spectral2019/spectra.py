@@ -87,7 +87,7 @@ def _gram_kernel(s: Any, x: Tensor, generator: torch.Generator) -> tuple[Kernel,
 
 def draw(results: Sequence[Result]) -> Figure | None:
     """Eigenvalues of H / n on the left, cumulated projections on the right."""
-    if results[0].settings["shows"] == "complexity":
+    if results[0].settings.get("shows") != "spectrum":
         return None
     figure, (left, right) = figures.canvas(1, 2, width=10.4, height=4.2)
     handles: dict[str, Any] = {}

@@ -126,8 +126,8 @@ def _in_their_span(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:
 
 def draw(results: Sequence[Result]) -> Figure | None:
     """One curve of each cell against the step, a panel for each data set; the first seed is drawn."""
-    shows = results[0].settings["shows"]
-    if shows == "table":
+    shows = results[0].settings.get("shows")
+    if shows not in _LABELS:
         return None
     sets = list(dict.fromkeys(result.column for result in results))
     figure, axes = figures.canvas(1, len(sets), width=5.2 * len(sets) + (1.2 if len(sets) == 1 else 0), height=4.2)

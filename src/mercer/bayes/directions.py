@@ -11,7 +11,7 @@ from torch import Tensor
 from ..distributed import global_slice, sum_over_ranks
 from ..linalg import slices
 from ..modules import Readable
-from .jacobian import Jacobian
+from .jacobian import Jacobian, LastLayerJacobian
 from .likelihood import Likelihood
 
 _RANGE_ROWS = 1024  # directions of more rows differ little: the Gauss-Newton matrix in them is of all rows
@@ -90,7 +90,8 @@ def _taken(x: Readable, rows: Tensor) -> Tensor:
 class Curvature:
     r"""The Gauss-Newton matrix in k directions, :math:`\sum_i \Psi_i^\top \Lambda_i \Psi_i`, for any likelihood.
 
-    :math:`\Psi_i = J(x_i) Q` is held for as many rows as fit 256 MiB, spread evenly.
+    :math:`\Psi_i = J(x_i) Q` is held for as many rows as fit 256 MiB, spread evenly. Of a whole last layer it is
+    :math:`\sum_i \Lambda_i \otimes \phi_i \phi_i^\top`, from the features alone.
 
     Args:
         jacobian: J.
@@ -102,17 +103,25 @@ class Curvature:
 
     def __init__(self, jacobian: Jacobian, x: Readable, f: Tensor, q: Tensor, batch_size: int) -> None:
         self.f = f
+        self.features: Tensor | None = None
+        self.k = q.shape[1]
+        if isinstance(jacobian, LastLayerJacobian) and self.k == jacobian.size:  # Q is the identity
+            self.layer, self.stride = jacobian, 1
+            parts = [jacobian.features(x[part])[1] for part in slices(len(x), batch_size)]
+            self.features = torch.cat(parts) if parts else f.new_zeros(0, self.k // f.shape[1])
+            return
         self._sweep = partial(_blocks, jacobian, x, q, batch_size)
         room = max(1, _HELD_BYTES // (f.shape[1] * q.shape[1] * f.dtype.itemsize))
         self.stride = -(-len(f) // room) if len(f) else 1
-        self.k = q.shape[1]
         held = [psi[_offset(part.start, self.stride) :: self.stride] for part, psi in self._sweep()]
         self.psi = torch.cat(held) if held else f.new_zeros(0, f.shape[1], self.k)  # (n / stride, c, k)
 
     def at(self, density: Likelihood, *, every_row: bool = False) -> Tensor:  # -> (k, k), float64
         """The matrix for this likelihood; rows that are not held count by those that are, unless ``every_row``."""
         total = torch.zeros(self.k, self.k, dtype=torch.float64, device=self.f.device)
-        if every_row and self.stride > 1:
+        if self.features is not None:
+            total = self.layer.curvature(self.features, _hessians(density, self.f)).double()
+        elif every_row and self.stride > 1:
             for part, psi in self._sweep():
                 total += _product(density, self.f[part], psi)
         else:
@@ -127,6 +136,11 @@ class Curvature:
 def _blocks(jacobian: Jacobian, x: Readable, q: Tensor, batch_size: int) -> Iterator[tuple[slice, Tensor]]:
     for part in slices(len(x), batch_size):
         yield part, jacobian.along(x[part], q)
+
+
+def _hessians(density: Likelihood, f: Tensor) -> Tensor:  # (n, c) -> (n, c, c)
+    eye = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
+    return density.curvature_product(f, eye.expand(len(f), -1, -1))
 
 
 def _product(density: Likelihood, f: Tensor, psi: Tensor) -> Tensor:  # (n, c), (n, c, k) -> (k, k)

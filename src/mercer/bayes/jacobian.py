@@ -146,6 +146,31 @@ class LastLayerJacobian(Jacobian):
         """J times directions of rows whose features are known."""
         return torch.einsum("nd,cdk->nck", phi, self._shaped(directions, phi.shape[1]))
 
+    def covariance_blocks(self, directions: Tensor, weights: Tensor) -> Tensor:  # (p, k), (k,) -> (c, d + 1, d + 1)
+        """Each output's own block of the weights' covariance ``directions diag(weights) directions^T``."""
+        width = self.theta[f"{self.name}.weight".lstrip(".")].shape[1] + int(self.bias)
+        shaped = self._shaped(directions.double() * weights.double().sqrt(), width)  # (c, d + 1, k)
+        return (shaped @ shaped.mT).to(directions.dtype)
+
+    def variances(self, x: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c)
+        """Outputs and their variances, from the blocks alone."""
+        f, phi = self.features(x)
+        return f, ((phi @ blocks) * phi).sum(2).mT
+
+    def curvature(self, phi: Tensor, hessians: Tensor) -> Tensor:  # (n, d + 1), (n, c, c) -> (p, p)
+        r""":math:`\sum_i \Lambda_i \otimes \phi_i \phi_i^\top`, in the order of the weights."""
+        c, width = hessians.shape[1], phi.shape[1]
+        total = phi.new_zeros(c, width, c, width)
+        for i in range(c):
+            for j in range(i + 1):
+                total[i, :, j] = (phi * hessians[:, i, j, None]).mT @ phi
+                total[j, :, i] = total[i, :, j]
+        order = torch.arange(c * width, device=phi.device).reshape(c, width)
+        if self.bias:
+            order = torch.cat((order[:, :-1].flatten(), order[:, -1]))
+        order = order.flatten()
+        return total.reshape(c * width, c * width)[order][:, order]
+
     @override
     def transposed(self, x: Tensor, u: Tensor) -> Tensor:
         phi = self.features(x)[1]

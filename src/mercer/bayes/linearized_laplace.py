@@ -256,11 +256,24 @@ class LinearizedLaplace(NetworkPosterior):
     @override
     def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
         jacobian = self._jacobian()
+        if isinstance(jacobian, LastLayerJacobian) and not full and not self._something_outside():
+            blocks = self._blocks(jacobian)
+            parts = [jacobian.variances(x[part], blocks) for part in slices(len(x), max(512, self.batch_size))]
+            return torch.cat([f for f, _ in parts]), torch.cat([variance for _, variance in parts])
         exact = full or gradients
         f, psi, outside = self._parts(jacobian, x, full, derivatives=exact, gradients=gradients)
         if self.student_ is not None and not exact and self.rotation_ is not None:
             psi = psi @ self.rotation_
         return f, covariance(psi, outside, self.eigenvalues_, self.prior_precision_)
+
+    def _blocks(self, jacobian: LastLayerJacobian) -> Tensor:
+        """Each output's block of the weights' covariance, made once for a prior precision."""
+        held = getattr(self, "_held_blocks", None)
+        if held is None or held[0] is not self.directions_ or held[1] != self.prior_precision_:
+            found = jacobian.covariance_blocks(self.directions_, 1 / (self.eigenvalues_ + self.prior_precision_))
+            held = self._held_blocks = (self.directions_, self.prior_precision_, found)
+        blocks: Tensor = held[2]
+        return blocks
 
     def _parts(
         self, jacobian: Jacobian, x: Tensor, full: bool, *, derivatives: bool = False, gradients: bool = False

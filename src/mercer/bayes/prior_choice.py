@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from ..distributed import sum_over_ranks
 from .directions import Curvature
 from .likelihood import Gaussian, Likelihood, Softmax, mean_over_ranks
 from .links import Link
-from .search import best_precision, best_precision_and_noise, best_temperature
+from .search import best_precision, best_precision_and_noise, best_precision_and_scale, best_temperature
 
 _log = logging.getLogger("mercer")
 
@@ -48,28 +48,36 @@ def by_validation(
     if isinstance(density, Gaussian):
         values, vectors = eigenpairs(curvature.at(density))
 
-        def score(precision: float, noise: float) -> float:
+        def noisy(precision: float, noise: float) -> float:
             scaled = values * (density.scale / noise)
             return mean_over_ranks(rows.loss(density.at(noise), scaled, vectors, precision, link))
 
-        precision, noise = best_precision_and_noise(score, density.scale)
-        return precision, density.at(noise)
-
-    def at(scale: float) -> tuple[float, float]:
-        tried = density.at(scale)
-        values, vectors = eigenpairs(curvature.at(tried))
-        turned = rows._replace(psi=rows.psi @ vectors.to(rows.psi.dtype))
-        return best_precision(
-            lambda p: mean_over_ranks(
-                tried.loss(turned.f, covariance(turned.psi, turned.outside, values, p), turned.y, link)
-            )
-        )
-
+        chosen, noise = best_precision_and_noise(noisy, density.scale)
+        return chosen, density.at(noise)
+    precision: float | None = None
+    for _ in range(2 if temperature else 0):  # the curvature follows the temperature, and changes little
+        score = _score(curvature, density, rows, link)
+        precision, scale = best_precision_and_scale(score, precision, density.scale)
+        density = density.at(scale)
+    score = _score(curvature, density, rows, link)
     scale = density.scale
-    if temperature:
-        found = best_temperature(lambda t: at(t)[1], scale, 1.6)
-        scale = found if at(found)[1] < at(scale)[1] else scale
-    return at(scale)[0], density.at(scale)
+    return best_precision(lambda p: score(p, scale))[0], density
+
+
+def _score(curvature: Curvature, density: Likelihood, rows: Rows, link: Link) -> Callable[[float, float], float]:
+    """Log-loss at a precision and a temperature, with the curvature of ``density``."""
+    values, vectors = eigenpairs(curvature.at(density))
+    turned = rows.psi @ vectors.to(rows.psi.dtype)
+    squares = turned.square() if rows.outside.ndim == 2 else None  # made once: most of the cost
+
+    def score(precision: float, scale: float) -> float:
+        if squares is None:
+            spread = covariance(turned, rows.outside, values, precision)
+        else:
+            spread = squares @ (1 / (values + precision)).to(squares.dtype) + rows.outside / precision
+        return mean_over_ranks(density.at(scale).loss(rows.f, spread, rows.y, link))
+
+    return score
 
 
 def compared_with_temperature(rows: Rows, losses: Tensor) -> dict[str, float]:

@@ -33,12 +33,27 @@ def best_precision_and_noise(score: Callable[[float, float], float], noise: floa
         noise: Noises from 0.1 to 100 times this are tried.
     """
     start = min(((p, s * noise) for p in _PRECISIONS for s in _NOISES), key=lambda pair: score(*pair))
+    return _refined(score, start, (1e-3 * noise, 1e3 * noise))
+
+
+def best_precision_and_scale(
+    score: Callable[[float, float], float], precision: float | None, scale: float
+) -> tuple[float, float]:
+    """The precision and the temperature of least score, refined together from these, or from the best precision."""
+    start = min(_PRECISIONS, key=lambda p: score(p, scale)) if precision is None else precision
+    return _refined(score, (start, scale), (scale / 4, scale * 4), 1e-2)
+
+
+def _refined(
+    score: Callable[[float, float], float], start: tuple[float, float], reach: tuple[float, float], near: float = 1e-3
+) -> tuple[float, float]:
+    """Nelder and Mead in the logarithms of both."""
     found = minimize(
         lambda logs: score(math.exp(logs[0]), math.exp(logs[1])),
         [math.log(value) for value in start],
         method="Nelder-Mead",
-        bounds=[(math.log(1e-4), math.log(1e8)), (math.log(1e-3 * noise), math.log(1e3 * noise))],
-        options={"xatol": 1e-3, "fatol": 1e-10, "maxfev": 120},
+        bounds=[(math.log(1e-4), math.log(1e8)), (math.log(reach[0]), math.log(reach[1]))],
+        options={"xatol": near, "fatol": 1e-6 * near, "maxfev": 120},
     )
     refined = (math.exp(found.x[0]), math.exp(found.x[1]))
     return refined if found.fun < score(*start) else start

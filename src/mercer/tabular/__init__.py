@@ -2,6 +2,7 @@
 
 from .columns import Column
 from .diagnosis import Diagnosis, Reading, diagnose
+from .estimators import TabularClassifier, TabularRegressor
 from .familiarity import Familiarity
 from .frames import as_pandas
 from .model import TabularModel
@@ -15,7 +16,9 @@ __all__ = [
     "Familiarity",
     "Preparation",
     "Reading",
+    "TabularClassifier",
     "TabularModel",
+    "TabularRegressor",
     "Target",
     "as_pandas",
     "diagnose",

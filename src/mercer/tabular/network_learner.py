@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
+from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor, Standardize
 from ..storage import Savable
 
 __all__ = ["NetworkLearner"]
+
+_DRAWN = 300
 
 
 class NetworkLearner(Savable):
@@ -27,10 +29,10 @@ class NetworkLearner(Savable):
 
     @property
     def rows(self) -> Tensor:
-        """Training rows as the machine sees them, ``(m, d)``."""
-        anchors = self.estimator.network_.layers[-1].anchors
-        assert isinstance(anchors, Tensor)
-        return anchors.double()
+        """Rows to explain by, ``(300, d)``: these models kept none, so normal draws with the columns' spreads stand in."""
+        first = next(layer for layer in self.estimator.network_.layers if isinstance(layer, Standardize))
+        draws = torch.randn(_DRAWN, len(first.mean), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return first.mean + first.scale * draws
 
     def predict(self, x: Tensor) -> Tensor:
         """Probabilities ``(n, c)``, or numbers ``(n,)``."""

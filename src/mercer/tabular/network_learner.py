@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor, Standardize
+from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
 from ..storage import Savable
 
 __all__ = ["NetworkLearner"]
@@ -29,10 +29,12 @@ class NetworkLearner(Savable):
 
     @property
     def rows(self) -> Tensor:
-        """Rows to explain by, ``(300, d)``: these models kept none, so normal draws with the columns' spreads stand in."""
-        first = next(layer for layer in self.estimator.network_.layers if isinstance(layer, Standardize))
-        draws = torch.randn(_DRAWN, len(first.mean), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        return first.mean + first.scale * draws
+        """Rows to explain by, ``(300, d)``: normal draws with the columns' spreads, for these models kept none."""
+        first = next(layer for layer in self.estimator.network_.layers if hasattr(layer, "scale"))
+        mean, scale = first.mean, first.scale
+        assert isinstance(mean, Tensor) and isinstance(scale, Tensor)
+        draws = torch.randn(_DRAWN, len(mean), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return mean + scale * draws
 
     def predict(self, x: Tensor) -> Tensor:
         """Probabilities ``(n, c)``, or numbers ``(n,)``."""

@@ -12,7 +12,7 @@ import mercer
 ROOT = Path(mercer.__file__).parent
 TIERS = [  # from the ground up; names on one line do not know each other
     {"checks"},
-    {"linalg", "distributed", "storage", "figures", "metrics", "process"},
+    {"linalg", "distributed", "storage", "figures", "metrics", "process", "user_text"},
     {"modules"},
     {"kernels"},
     {"features"},

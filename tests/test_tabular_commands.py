@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import mercer
-from mercer import data
+from mercer import data, storage
 from mercer.cli import main
 from mercer.cli.signals import stoppable
 from mercer.kernels import RBF
@@ -80,9 +81,10 @@ def test_predict_writes_the_columns_of_the_contract(home, tmp_path):
     done = run("predict", home / "model", home / "new.csv", "-o", tmp_path / "out.csv")
     assert done.exit_code == 0, done.output
     out = pd.read_csv(tmp_path / "out.csv")
-    assert out.columns.tolist() == ["prediction", "p_left", "p_stayed", "unfamiliar"]
+    assert out.columns.tolist() == ["prediction", "p_left", "p_stayed", "unfamiliar", "customer"]
     assert len(out) == 60 and out["unfamiliar"].between(0, 1).all()
     new = pd.read_csv(home / "new.csv")
+    assert out["customer"].equals(new["customer"]), "the column that names the row is kept"
     accuracy = (out["prediction"] == new["churned"]).mean()
     assert f"accuracy on the 60 rows whose churned is in the file: {accuracy:.4g}" in done.stdout
     assert accuracy > 0.6 and list(tmp_path.iterdir()) == [tmp_path / "out.csv"]
@@ -213,3 +215,121 @@ def test_numbers_in_the_messy_table_are_told_apart(tables):
     frame = tables.messy(200)
     assert frame.equals(tables.messy(200)) and not frame.equals(tables.messy(200, seed=1))
     assert np.isin(["?", ""], frame["calls"].unique().tolist() + frame["spent"].unique().tolist()).all()
+
+
+def test_predict_keeps_the_columns_asked_for(home, tmp_path):
+    out = tmp_path / "out.csv"
+    done = run("predict", home / "model", home / "new.csv", "-o", out, "--keep", "joined", "--keep", "calls")
+    assert done.exit_code == 0 and "kept columns: joined, calls" in done.stdout
+    found, new = pd.read_csv(out, dtype=str), pd.read_csv(home / "new.csv", dtype=str)
+    assert found.columns.tolist()[-2:] == ["joined", "calls"]
+    assert found["joined"].tolist() == new["joined"].tolist(), "as it is written"
+    done = run("predict", home / "model", home / "new.csv", "-o", out, "--keep", "jioned")
+    assert done.exit_code == 1 and "Did you mean 'joined'?" in done.stderr
+
+
+def test_predict_says_when_the_rows_are_training_rows(home, tmp_path):
+    old = run("predict", home / "model", home / "old.csv", "-o", tmp_path / "o.csv")
+    new = run("predict", home / "model", home / "new.csv", "-o", tmp_path / "o.csv")
+    assert "Note: these are the rows that the model was fitted on" in old.stdout and "fitted on" not in new.stdout
+
+
+def test_58_predictions_for_a_spreadsheet(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"=x": rng.normal(size=60), "who": [f"@{i}" for i in range(60)]})
+    frame["y"] = np.where(frame["=x"] > 0, "=HYPERLINK()", "-no")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert run("fit", tmp_path / "t.csv", "--target", "y", "-o", tmp_path / "m").exit_code == 0
+    for option, expected in (((), {"=HYPERLINK()", "-no"}), (("--spreadsheet",), {"'=HYPERLINK()", "'-no"})):
+        done = run("predict", tmp_path / "m", tmp_path / "t.csv", "-o", tmp_path / "o.csv", *option)
+        found = pd.read_csv(tmp_path / "o.csv")
+        assert done.exit_code == 0 and set(found["prediction"]) == expected
+        assert found["who"].str.startswith("'").all() == bool(option)
+
+
+def test_a_model_of_another_target_is_not_replaced(home, tmp_path):
+    """Issue 14, item 17."""
+    folder = tmp_path / "m"
+    shutil.copytree(home / "model", folder)
+    before = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
+    done = run("fit", home / "old.csv", "--target", "calls", "-o", folder)
+    assert done.exit_code == 1 and "must hold a model of 'calls'; got one of 'churned'. Pass --force" in done.stderr
+    mercer.save(RBF(1.0), tmp_path / "kernel")
+    done = run("fit", home / "old.csv", "--target", "calls", "-o", tmp_path / "kernel")
+    assert done.exit_code == 1 and "got mercer.kernels.RBF. Pass --force" in done.stderr
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "explain.html").write_text("mine")
+    done = run("fit", home / "old.csv", "--target", "calls", "-o", tmp_path / "pages")
+    assert done.exit_code == 1 and "explain.html in it" in done.stderr
+    assert before == sorted((path.name, path.read_bytes()) for path in folder.iterdir())
+    assert run("fit", home / "new.csv", "--target", "calls", "-o", folder, "--force").exit_code == 0
+    assert mercer.load(folder).target.name == "calls" and mercer.load(folder, previous=True).target.name == "churned"
+
+
+def test_46_a_folder_is_held_from_start_to_page(home, tmp_path, monkeypatch):
+    folder = tmp_path / "m"
+    with storage.lock(make(folder)):
+        done = run("fit", home / "new.csv", "--target", "churned", "-o", folder)
+    assert done.exit_code == 1 and "must be used by one run at a time" in done.stderr
+    seen = []
+
+    def page(model, path, **options):
+        with pytest.raises(RuntimeError, match="one run at a time"), storage.lock(folder):
+            pass
+        seen.append(path)
+
+    monkeypatch.setattr("mercer.report.model_page", page)
+    assert run("fit", home / "new.csv", "--target", "churned", "-o", folder).exit_code == 0 and seen
+
+
+def test_54_any_failure_is_one_sentence(home, tmp_path, monkeypatch):
+    def broken(*args, **options):
+        raise AttributeError("'NoneType' object has no attribute 'columns'\x1b[2J")
+
+    monkeypatch.setattr("mercer.tabular.TabularModel.predict_with_surprises", broken)
+    done = run("predict", home / "model", home / "new.csv", "-o", tmp_path / "o.csv")
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert "Error: AttributeError: 'NoneType' object has no attribute 'columns'\\x1b[2J. This is a bug" in done.stderr
+
+
+def test_53_outputs_are_not_written_through_links(home, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("theirs")
+    (tmp_path / "o.csv").symlink_to(outside)
+    done = run("predict", home / "model", home / "new.csv", "-o", tmp_path / "o.csv")
+    assert done.exit_code == 1 and "must be a regular file; got a symbolic link" in done.stderr
+    assert outside.read_text() == "theirs" and (tmp_path / "o.csv").is_symlink()
+    done = run("predict", home / "model", home / "new.csv", "-o", "/dev/null")
+    assert done.exit_code == 1 and "got a device" in done.stderr
+
+
+def test_58_names_cannot_steer_the_terminal(tmp_path):
+    rng = np.random.default_rng(0)
+    names = ["\x1b[31mred", "n" * 100_000, "価格", "#4269d0"]
+    frame = pd.DataFrame(rng.normal(size=(60, 4)), columns=names)
+    frame["\x1b]0;y\x07"] = np.where(frame["価格"] > 0, "\x1b[2Jyes", "no")
+    frame.to_parquet(tmp_path / "t.parquet")
+    model, data = tmp_path / "a b", tmp_path / "t.parquet"
+    done = run("fit", data, "--target", "\x1b]0;y\x07", "-o", model)
+    assert done.exit_code == 0 and "Warning" not in done.stderr, done.stderr
+    more = [run("predict", model, data, "-o", tmp_path / "o.csv"), run("explain", model, "-o", tmp_path / "p.html")]
+    more.append(run("diagnose", data, "--target", "nothing", "-o", tmp_path / "d.html"))
+    assert [one.exit_code for one in more] == [0, 0, 1]
+    for one in (done, *more):
+        assert "\x1b" not in one.output and "\x07" not in one.output
+        lines = [line for line in one.output.splitlines() if str(tmp_path) not in line and not line.startswith("Error")]
+        assert max(map(len, lines), default=0) <= 80 and max(map(len, one.output.splitlines())) < 2100
+    assert f"mercer predict '{model}'" in done.stdout, "quoted for the shell"
+    assert "#4269d0" in (model / "explain.html").read_text(), "a name that looks like a colour stays a name"
+
+
+def test_seeds_are_as_large_as_scikit_learn_takes_them(home, tmp_path):
+    for command in (("fit", home / "new.csv", "-o", tmp_path / "m"), ("diagnose", home / "new.csv")):
+        done = run(*command, "--target", "churned", "--seed", 2**32)
+        assert done.exit_code == 2 and "4294967296 is not in the range 0<=x<=4294967295" in done.stderr
+    assert run("fit", home / "new.csv", "--target", "churned", "-o", tmp_path / "m", "--seed", 2**32 - 1).exit_code == 0
+
+
+def make(folder):
+    folder.mkdir()
+    return folder

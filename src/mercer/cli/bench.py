@@ -12,33 +12,44 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mercer.cli.options import examples, json_option
+from mercer.cli.output import WIDTH, closest, progress, say
+from mercer.user_text import shortened, shown
+
 if TYPE_CHECKING:
     from mercer.bench import Line
 
 COLUMNS = {"CPU s": 9, "wall s": 9, "CPU ratio": 11, "peak MiB": 10, "accuracy": 10}
-_NAME = 24
-_WIDTH = 98  # a line of the page fits a terminal of 100
+_NAME = 29
 _INDENT = " " * 4
 _UNITS = {"cpu": " s", "wall": " s", "memory": " MiB"}
 
 
-@click.command()
+@click.command(
+    epilog=examples("mercer bench tables", "mercer bench head bayes --repeats 3 -o run", "mercer bench growth -o run")
+)
 @click.argument("areas", metavar="[AREA ...]", nargs=-1)
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Rounds; contenders take turns.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="For ours and peers alike.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Number of rounds.",
+)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for all contenders.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="RUN",
-    help="Folder for lines as they are measured, the JSON and the picture; one that is there is gone on with.",
+    help="Folder for the results, the JSON and the picture. An existing folder is resumed.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def bench(areas: tuple[str, ...], repeats: int, threads: int, output: Path | None, as_json: bool) -> None:
-    """Ours side by side with peers: time, memory, accuracy. A ratio is the peer's cost over ours.
+    """Compare time, memory and accuracy with other libraries. A ratio is the other's cost over ours.
 
-    AREA is one of the areas, all by default; or `growth`, which measures how time and memory grow with n, d, c and k:
-    what `mercer estimate` foretells from.
+    Without AREA all areas run. The area `growth` runs alone: it measures how time and memory grow with n, d, c and k,
+    which `mercer estimate` uses.
     """
     from mercer.bench import area_names
     from mercer.cli.growth import GROWTH, measure_growth
@@ -48,8 +59,9 @@ def bench(areas: tuple[str, ...], repeats: int, threads: int, output: Path | Non
         return
     unknown = [area for area in areas if area not in area_names()]
     if unknown:
-        known = ", ".join([*area_names(), f"{GROWTH} alone"])
-        raise click.UsageError(f"bench: AREA must be one of {known}; got {unknown[0]!r}.")
+        known = [*area_names(), GROWTH]
+        need = f"bench: AREA must be one of {', '.join(known)} (alone)"
+        raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], known)}")
     lines = _measured(areas, repeats, threads, output)
     if as_json:
         click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
@@ -65,20 +77,16 @@ def _measured(areas: tuple[str, ...], repeats: int, threads: int, output: Path |
 
     record = None if output is None else Record(output, {"repeats": repeats, "threads": threads}, session())
     try:
-        with Interruption():
-            lines = run(areas, repeats=repeats, threads=threads, progress=_progress, record=record)
+        with Interruption(), progress() as report:
+            lines = run(
+                areas, repeats=repeats, threads=threads, progress=lambda line: report(_said(line)), record=record
+            )
     except Interrupted as interrupted:
-        click.echo(
-            "Interrupted." if output is None else f"Interrupted: go on with the same command, {output}", err=True
-        )
+        say("Interrupted." if output is None else f"Interrupted. The same command resumes {output}.")
         raise click.exceptions.Exit(interrupted.exit_code) from None
     if record is not None:
-        click.echo(f"{record.finish(lines)}", err=True)
+        say(record.finish(lines))
     return lines
-
-
-def _progress(line: Line) -> None:
-    click.echo(f"{line.area}: {line.case}, {line.who}: {line.state}", err=True)
 
 
 def _page(lines: list[Line]) -> Iterator[str]:
@@ -105,19 +113,19 @@ def _speed_lines(lines: list[Line]) -> Iterator[str]:
         yield click.style("every goal, those missed first", bold=True)
     for line, measure, goal in sorted(goals, key=lambda one: order[one[0].met.get(one[1])]):
         who = "" if line.who == "mercer" else f", against {line.who}"
-        yield from textwrap.wrap(f"{line.area}: {line.case}{who}", _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield from textwrap.wrap(f"{line.area}: {line.case}{who}", WIDTH, initial_indent="  ", subsequent_indent="  ")
         yield _INDENT + _goal(line, measure, goal)
 
 
 def _title(ours: Line) -> Iterator[str]:
-    yield click.style(ours.case, underline=True)
+    yield from (click.style(text, underline=True) for text in textwrap.wrap(ours.case, WIDTH))
     score = f"accuracy: {ours.accuracy_name}, {ours.better} is better; " if ours.accuracy_name else ""
     if ours.repeats:
         yield click.style(f"  {score}rounds: {ours.repeats}; threads: {ours.threads}", dim=True)
 
 
 def _contender(line: Line) -> Iterator[str]:
-    name = f"  {line.who} {line.version}".rstrip()
+    name = f"  {shortened(f'{line.who} {line.version}'.rstrip(), _NAME - 3)}"
     if line.state != "measured":
         yield f"{name}: {line.state}"
         yield from _why(line)
@@ -132,7 +140,7 @@ def _contender(line: Line) -> Iterator[str]:
 
 
 def _why(line: Line) -> list[str]:
-    return textwrap.wrap(line.why, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    return textwrap.wrap(line.why, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
 def _goal(line: Line, measure: str, goal: float) -> str:
@@ -152,3 +160,7 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _said(line: Line) -> str:
+    return f"{line.area}: {line.case}, {line.who}: {line.state}"

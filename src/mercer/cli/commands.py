@@ -6,6 +6,7 @@ Nothing heavy is imported here: ``mercer --help`` must not wait for torch.
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import click
@@ -18,9 +19,14 @@ from mercer.cli.estimate import estimate
 from mercer.cli.explain import explain
 from mercer.cli.fit import fit
 from mercer.cli.listing import list_entries
+from mercer.cli.options import examples
+from mercer.cli.output import closest
 from mercer.cli.predict import predict
 from mercer.cli.report import report
 from mercer.cli.reproduce import reproduce
+from mercer.user_text import shown
+
+_LONGEST = 2000  # letters of an error
 
 
 class _Commands(click.Group):
@@ -33,22 +39,47 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(130)
-        except BrokenPipeError:
+        except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except (ValueError, OSError, MemoryError) as error:
             logging.getLogger("mercer").debug("the command failed", exc_info=error)
-            raise click.ClickException(_text(error)) from error
+            raise click.ClickException(shown(_text(error), _LONGEST)) from error
+        except Exception as error:
+            logging.getLogger("mercer").debug("the command failed", exc_info=error)
+            text = f"{type(error).__name__}: {_text(error)}. This is a bug or a damaged file: -vv shows where."
+            raise click.ClickException(shown(text, _LONGEST)) from error
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            message = shown(error.message, 200) + closest(args[0], self.list_commands(ctx))
+            raise click.UsageError(message, ctx) from error
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    epilog=examples(
+        "mercer diagnose houses.csv --target price",
+        "mercer fit houses.csv --target price -o model",
+        "mercer predict model new.csv -o predictions.csv",
+    ),
+)
 @click.version_option(__version__, prog_name="mercer")
 @click.option("-v", "--verbose", count=True, help="Log more to stderr; twice for everything.")
-def main(verbose: int) -> None:
-    """Kernels in deep networks: an answer about your own table, the papers' results again, peers beside us.
+@click.pass_context
+def main(context: click.Context, verbose: int) -> None:
+    """Kernels in deep networks: fit your tables, reproduce the papers, benchmark against other libraries.
 
-    Results go to stdout, progress and logs to stderr. Exit 0 done, 1 the work or its data failed, 2 bad usage,
+    Results go to stdout, progress and logs to stderr. Exit codes: 0 done, 1 the work or its data failed, 2 bad usage,
     130 or 143 interrupted.
     """
+    if os.environ.get("NO_COLOR"):
+        context.color = False
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s %(message)s", tracebacks=verbose > 0))
     logger = logging.getLogger("mercer")
@@ -76,10 +107,11 @@ class _Formatter(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        if self._tracebacks or not record.exc_info:
+        if self._tracebacks and record.exc_info:
             return super().format(record)
-        error = record.exc_info[1]
-        return f"{record.levelname} {record.getMessage()}: {type(error).__name__}: {error}"
+        error = record.exc_info[1] if record.exc_info else None
+        why = f": {type(error).__name__}: {error}" if error is not None else ""
+        return f"{record.levelname} {shown(record.getMessage() + why, _LONGEST)}"
 
 
 def _text(error: BaseException) -> str:

@@ -4,42 +4,47 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import task_option
+from mercer.cli.options import examples, json_option, seed_option, task_option
+from mercer.cli.output import elapsed, note, progress, table, wrapped
+from mercer.user_text import shown
 
 if TYPE_CHECKING:
     from mercer.tabular import Diagnosis, Reading
 
-_WIDTH = 98
-_NAME = 28
-_COLUMNS = {"right": 7, "explained": 11, "of shuffled": 13, "complexity in": 18, "steps": 7, "alignment": 11}
+_NAME = 29
+_COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignment": 11}
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "mercer diagnose houses.csv --target price",
+        "mercer diagnose embeddings.npz --target label -o page.html",
+    )
+)
 @click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--target", required=True, metavar="COLUMN", help="What is to be predicted.")
+@click.option("--target", required=True, metavar="COLUMN", help="Column to predict.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PAGE.html",
-    help="The page.  [default: DATA-diagnosis.html here]",
+    help="File for the page.  [default: DATA-diagnosis.html here]",
 )
 @task_option
 @click.option("--rows", type=click.IntRange(10), default=1500, show_default=True, help="Rows to read at most.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the rows and the control.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@seed_option("the rows and the shuffled labels")
+@json_option
 def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int, seed: int, as_json: bool) -> None:
     """Rank kernels and embeddings by how well they suit COLUMN, before anything is trained.
 
-    DATA is csv, tsv, parquet or npz; the arrays (n, m) of an npz file are embeddings, each a candidate. The page has
-    the verdict, the table with every number explained, and the pictures.
+    DATA is csv, tsv, parquet or npz; each array (n, m) of an npz file is an embedding to rank. The page has the
+    verdict, the table with every number explained, and the pictures.
     """
     from mercer.cli.signals import stoppable
     from mercer.process import threads_set
@@ -50,7 +55,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     page = output or Path(f"{data.name.split('.')[0]}-diagnosis.html")
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
-    with stoppable(), threads_set(1):
+    with stoppable(), threads_set(1), progress() as report:
         part = sample(data)
         found = read(
             part.frame,
@@ -62,7 +67,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
             source=str(data),
             notes=part.notes,
             jobs=min(2, os.cpu_count() or 1),
-            progress=lambda name: click.echo(f"reading {name}", err=True),
+            progress=lambda name: report(f"reading {name}"),
         )
         diagnosis_page(found, page, source=data.name)
     if as_json:
@@ -73,23 +78,19 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
 
 
 def _lines(found: Diagnosis, page: Path) -> Iterator[str]:
-    yield from textwrap.wrap(found.verdict.headline, _WIDTH)
+    yield from wrapped(found.verdict.headline, "")
     yield ""
     columns = {name: width for name, width in _COLUMNS.items() if found.classes or name != "right"}
-    yield click.style(f"{'':<{_NAME}}" + "".join(f"{name:>{width}}" for name, width in columns.items()), bold=True)
-    for place, reading in enumerate(found.readings, 1):
-        cells = _cells(reading)
-        name = f"{place:>2} {reading.name}"
-        name = name if len(name) < _NAME else name[: _NAME - 2] + "~"
-        yield f"{name:<{_NAME}}" + "".join(f"{cells[key]:>{width}}" for key, width in columns.items())
+    rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(found.readings, 1)]
+    yield from table(columns, [[name, *(cells[key] for key in columns)] for name, cells in rows], _NAME)
     yield ""
-    yield from (line for text in found.verdict.reasons for line in _wrapped(text))
-    yield from (line for text in found.notes for line in _wrapped(f"Note: {text}"))
+    yield from (line for text in found.verdict.reasons for line in wrapped(text))
+    yield from (line for text in found.notes for line in note(text))
     yield ""
-    yield from (line for text in found.verdict.advice for line in _wrapped(text))
-    yield from (f"  {command}" for command in found.verdict.commands)
+    yield from (line for text in found.verdict.advice for line in wrapped(text))
+    yield from (f"  {shown(command, 1000)}" for command in found.verdict.commands)
     yield ""
-    yield f"Page: {page} ({found.seconds:.0f} s; every number is explained there)"
+    yield f"Page: {page} ({elapsed():.0f} s; every number is explained there)"
 
 
 def _cells(reading: Reading) -> dict[str, str]:
@@ -97,16 +98,6 @@ def _cells(reading: Reading) -> dict[str, str]:
         "right": "" if reading.accuracy is None else f"{reading.accuracy:.1%}",
         "explained": f"{reading.explained:.1%}",
         "of shuffled": f"{reading.ratio:.1%}",
-        "complexity in": _interval(*reading.bracket),
         "steps": ">1000" if reading.steps is None else str(reading.steps),
         "alignment": f"{reading.alignment:.3f}",
     }
-
-
-def _interval(low: float, high: float) -> str:
-    digits = 0 if high >= 10_000 else 1 if high >= 100 else 3
-    return f"{low:,.{digits}f}-{high:,.{digits}f}"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")

@@ -1,4 +1,4 @@
-"""``mercer estimate``: what a run will cost, from the growth that was measured."""
+"""``mercer estimate``: what a run will cost, from measured growth."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mercer.cli.options import examples, json_option
+from mercer.cli.output import closest, wrapped
+from mercer.user_text import shown
+
 if TYPE_CHECKING:
     from mercer.bench.cost_model import Estimate
 
@@ -17,22 +21,22 @@ if TYPE_CHECKING:
 _UNITS = (("years", 365.25 * 86400), ("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 
 
-@click.command()
+@click.command(epilog=examples("mercer estimate", "mercer estimate nystrom --n 1000000 --d 784 --ranks 1 --ranks 8"))
 @click.argument("method", required=False)
-@click.option("--n", type=click.IntRange(1), help="Rows, or what the method's n is.")
-@click.option("--d", type=click.IntRange(1), help="Columns.")
-@click.option("--c", type=click.IntRange(1), help="Classes.")
-@click.option("--k", type=click.IntRange(1), help="Functions, landmarks or directions.")
+@click.option("--n", type=click.IntRange(1), help="Number of rows (see the method's list).")
+@click.option("--d", type=click.IntRange(1), help="Number of columns.")
+@click.option("--c", type=click.IntRange(1), help="Number of classes.")
+@click.option("--k", type=click.IntRange(1), help="Number of functions, landmarks or directions.")
 @click.option(
-    "--ranks", type=click.IntRange(1), multiple=True, help="Processes; may be given again.  [default: 1 2 8 64]"
+    "--ranks", type=click.IntRange(1), multiple=True, help="Number of processes; may be repeated.  [default: 1 2 8 64]"
 )
 @click.option(
     "--measured",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="growth.json of `mercer.bench.cost_model -o RUN` on your own machine, in place of ours.",
+    help="growth.json of `mercer.bench.cost_model -o RUN` on your own machine.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def estimate(
     method: str | None,
     n: int | None,
@@ -43,9 +47,9 @@ def estimate(
     measured: Path | None,
     as_json: bool,
 ) -> None:
-    """Foretell CPU seconds and peak memory of METHOD at a size; without METHOD, list the methods.
+    """Estimate CPU time and peak memory of METHOD; without METHOD, list the methods.
 
-    Seconds are those of one thread of the machine the growth was measured on, which is said.
+    The output names the machine the figures come from; times are of one thread of it.
     """
     from mercer.bench.cost_model import MEASURED, METHODS, RANKS
     from mercer.bench.cost_model import estimate as predicted
@@ -54,10 +58,12 @@ def estimate(
     if method is None:
         for one in METHODS:
             letters = ", ".join(f"{letter} {what}" for letter, what in one.letters.items())
-            click.echo(f"{one.name:<24}{one.what}\n{'':<24}{letters}")
+            for line in (*wrapped(one.what, " " * 24, f"{one.name:<24}"), *wrapped(letters, " " * 24, " " * 24)):
+                click.echo(line)
         return
     if method not in known:
-        raise click.UsageError(f"estimate: METHOD must be one of {', '.join(known)}; got {method!r}.")
+        need = f"estimate: METHOD must be one of {', '.join(known)}"
+        raise click.UsageError(f"{need}; got {shown(method)!r}.{closest(method, list(known))}")
     if n is None:
         raise click.UsageError(f"estimate: --n is needed, {known[method].letters['n']}.")
     try:
@@ -74,18 +80,20 @@ def estimate(
 def _page(found: Estimate, what: str) -> Iterator[str]:
     size = ", ".join(f"{letter} = {value:,}" for letter, value in found.size.items())
     yield click.style(f"{found.method}: {size}", bold=True)
-    yield f"  {what}"
+    yield from wrapped(what, "  ", "  ")
     yield f"  {'ranks':>7}{'CPU time of each':>20}{'peak memory of each':>22}"
     for cost in found.costs:
         yield f"  {cost.ranks:>7,}{duration(cost.seconds):>20}{volume(cost.mib):>22}"
     bands = f"time within {found.seconds_factor:.2g}x, memory within {found.mib_factor:.2g}x"
-    yield f"  {bands} at the sizes measured; the rows themselves come on top"
+    yield from wrapped(f"{bands} at the sizes measured; the rows themselves come on top", "  ", "  ")
     growth = ", ".join(f"{letter}^{power:.2f}" for letter, power in found.exponents.items())
     yield f"  time grows as {growth} around the measured base"
     busy = "" if found.load is None else f", at load {found.load:g} of {found.machine['cores']} cores"
-    yield f"  measured with one thread of {found.machine['cpu']}, torch {found.versions['torch']}{busy}"
+    where = f"measured with one thread of {found.machine['cpu']}, torch {found.versions['torch']}{busy}"
+    yield from wrapped(where, "  ", "  ")
     for beyond in found.beyond:
-        yield click.style(f"  warning: {beyond}: an extrapolation, no band holds", fg="yellow")
+        for line in wrapped(f"warning: {beyond}: an extrapolation, no band holds", "    ", "  "):
+            yield click.style(line, fg="yellow")
 
 
 def duration(seconds: float) -> str:

@@ -10,29 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mercer.cli.options import examples, json_option
+from mercer.cli.output import say, wrapped
+from mercer.user_text import shown
+
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
 
-_WIDTH = 98
+_WIDTH = 79
 _SHOWN = 10  # columns whose weights are listed
 _BAR = 30
 
 
-@click.command()
+@click.command(epilog=examples("mercer explain model", "mercer explain model --data held-out.csv -o page.html"))
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PAGE.html",
-    help="The page.  [default: MODEL/explain.html]",
+    help="File for the page.  [default: MODEL/explain.html]",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Rows with the target, to measure what shuffling each column costs.",
+    help="Rows with the target: measures what shuffling each column costs.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) -> None:
     """Say and draw what MODEL, a folder of `mercer fit`, learned: scores, columns, machines, mistakes."""
     from mercer.cli.predict import load_model
@@ -50,7 +54,7 @@ def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) 
     with stoppable(), threads_set(1):
         losses = None
         if data is not None:
-            click.echo(f"shuffling columns of {data.name}", err=True)
+            say(f"shuffling columns of {data.name}")
             losses = permutation_losses(loaded, read(data, rows=SCANNED), random_state=0)
         model_page(loaded, page, folder=str(model), losses=losses)
         weights = column_weights(loaded)
@@ -88,7 +92,7 @@ def _lines(
 ) -> Iterator[str]:
     from mercer.report.model_page import confusions, headline, machine_lines
 
-    yield from textwrap.wrap(headline(model), _WIDTH)
+    yield from wrapped(headline(model))
     yield ""
     yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
     yield from _bars(weights)
@@ -103,16 +107,16 @@ def _lines(
     mistakes = confusions(model, 3)
     if mistakes:
         yield click.style("Its most frequent mistakes", bold=True)
-        yield from (f"  {true} taken for {predicted}: {count} of {of} rows" for true, predicted, count, of in mistakes)
+        for true, predicted, count, of in mistakes:
+            yield f"  {shown(true, 20)} taken for {shown(predicted, 20)}: {count} of {of} rows"
     yield ""
     yield f"Page: {page}"
 
 
 def _bars(shares: Mapping[str, float]) -> Iterator[str]:
-    shown = dict(list(shares.items())[:_SHOWN])
-    largest = max([*shown.values(), 1e-12])
-    for name, share in shown.items():
-        name = name if len(name) <= 28 else name[:27] + "~"
-        yield f"  {name:<30}{100 * share:>6.1f}%  {'#' * round(_BAR * max(share, 0) / largest)}".rstrip()
+    first = dict(list(shares.items())[:_SHOWN])
+    largest = max([*first.values(), 1e-12])
+    for name, share in first.items():
+        yield f"  {shown(name, 28):<30}{100 * share:>6.1f}%  {'#' * round(_BAR * max(share, 0) / largest)}".rstrip()
     if len(shares) > _SHOWN:
         yield f"  and {len(shares) - _SHOWN} more on the page"

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import textwrap
+import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import task_option
+from mercer.cli.options import examples, json_option, seed_option, task_option
+from mercer.cli.output import WIDTH, command_line, elapsed, note, progress, wrapped
+from mercer.user_text import shown
 
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
 
-_WIDTH = 98
+PAGE = "explain.html"
 _SHOWN = 12  # columns and classes that are listed; beyond, counted
+_NAME = 24
 _SCORES = {
     "accuracy": "accuracy",
     "always_most_frequent": "always the most frequent class",
@@ -34,36 +38,53 @@ _SCORES = {
 _SMALL = 10_000_000  # bytes of a table whose matrices are too small to share among threads
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "mercer fit houses.csv --target price -o model",
+        "mercer fit survey.parquet --target answer --task classification -o model",
+    )
+)
 @click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--target", required=True, metavar="COLUMN", help="What to predict.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, file_okay=False), metavar="MODEL")
+@click.option("--target", required=True, metavar="COLUMN", help="Column to predict.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="MODEL",
+    help="Folder for the model. A model of the same target that is there is replaced.",
+)
+@click.option("--force", is_flag=True, help="Replace a model of another target, too.")
 @task_option
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of folds, subsets and landmarks.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bool) -> None:
-    """Learn to predict COLUMN from the other columns of DATA, and keep the model in the folder MODEL.
+@seed_option("folds, subsets and landmarks")
+@json_option
+def fit(data: Path, target: str, output: Path, force: bool, task: str, seed: int, as_json: bool) -> None:
+    """Learn to predict COLUMN from the other columns of DATA.
 
-    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. Scores are of rows that were held out. Under
-    torchrun its ranks share the rows.
+    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. The scores come from rows that were held out.
+    Under torchrun the ranks share the rows.
     """
     from mercer import distributed
     from mercer.cli.signals import stoppable
     from mercer.process import threads_set
     from mercer.tabular import TabularModel
-    from mercer.tabular.streaming import fit_file
+    from mercer.tabular.streaming import fingerprint, fit_file
 
+    _check_output(output, target, force)
     threads = threads_set(1) if data.stat().st_size < _SMALL else contextlib.nullcontext()
-    with stoppable(), threads, distributed.joined():
-        model = TabularModel(task=task, random_state=seed)
-        if distributed.rank():  # rank 0 keeps and shows what all learn
-            fit_file(model, data, target, progress=logging.getLogger("mercer").debug)
-            return
-        with _kept_if_filled(output):
-            fit_file(model, data, target, compare=True, progress=_say)
+    with stoppable(), threads, contextlib.ExitStack() as held:
+        with distributed.joined():
+            model = TabularModel(task=task, random_state=seed)
+            if distributed.rank():  # rank 0 keeps and shows what all learn
+                fit_file(model, data, target, progress=logging.getLogger("mercer").debug)
+                return
+            held.enter_context(_held(output))
+            with progress() as report:
+                fit_file(model, data, target, compare=True, progress=report)
+            model.made_with["data"] = fingerprint(data)
             _keep(model, output)
-    with distributed.alone():
-        page = _drawn(model, output)
+        with distributed.alone():
+            page = _drawn(model, output)
     if as_json:
         click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
         return
@@ -71,8 +92,30 @@ def fit(data: Path, target: str, output: Path, task: str, seed: int, as_json: bo
         click.echo(line)
 
 
-def _say(message: str) -> None:
-    click.echo(message, err=True)
+def _check_output(folder: Path, target: str, force: bool) -> None:
+    """Refuse, before any work, a folder whose content would be lost."""
+    from mercer.storage import read_manifest
+
+    way_out = "Pass --force to replace it, or choose another folder."
+    if force or not folder.exists():
+        return
+    if not (folder / "mercer.json").exists():
+        if (folder / PAGE).exists():
+            raise click.ClickException(f"{folder} must be no folder of your own pages; got {PAGE} in it. {way_out}")
+        return
+    try:
+        saved = read_manifest(folder)["object"]
+    except ValueError as error:
+        raise click.ClickException(f"{error} {way_out}") from error
+    if saved["$object"] != "mercer.tabular.TabularModel":
+        raise click.ClickException(f"{folder} must hold a model of `mercer fit`; got {saved['$object']}. {way_out}")
+    try:
+        known = saved["state"]["target"]["arguments"]["name"]
+    except (KeyError, TypeError):
+        known = None
+    if known != target:
+        got = f"one of {shown(known)!r}"
+        raise click.ClickException(f"{folder} must hold a model of {shown(target)!r}; got {got}. {way_out}")
 
 
 def _keep(model: TabularModel, folder: Path) -> None:
@@ -85,17 +128,25 @@ def _keep(model: TabularModel, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _kept_if_filled(folder: Path) -> Iterator[None]:
-    """A folder that can be written, or an error at once: minutes of work must not end there. Empty, it goes again."""
-    from mercer.storage import atomic_write
+def _held(folder: Path) -> Iterator[None]:
+    """The folder for this run alone, from its start to its page; an error at once where it cannot be written.
+
+    A folder that was made for nothing is removed.
+    """
+    from mercer.storage import atomic_write, lock
 
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / ".writable"
+    probe = folder / f".mercer-{os.getpid()}-probe.tmp"
     try:
-        atomic_write(probe, b"")
-        probe.unlink(missing_ok=True)
-        yield
+        with lock(folder):
+            atomic_write(probe, b"")  # minutes of work must not end at a full disk
+            probe.unlink()
+            yield
+    except RuntimeError as error:
+        if "used by one run at a time" not in str(error):
+            raise
+        raise click.ClickException(str(error)) from error
     finally:
         if made:
             with contextlib.suppress(OSError):  # it is not empty
@@ -107,7 +158,7 @@ def _drawn(model: TabularModel, folder: Path) -> Path | None:
     try:
         from mercer.report import model_page
 
-        return model_page(model, folder / "explain.html", folder=str(folder))
+        return model_page(model, folder / PAGE, folder=str(folder))
     except Exception as error:
         logging.getLogger("mercer").error("the page could not be drawn; the model is kept", exc_info=error)
         return None
@@ -132,32 +183,32 @@ def _document(model: TabularModel, folder: Path) -> dict[str, Any]:
 
 
 def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> Iterator[str]:
-    columns = model.preparation.columns
-    yield click.style(f"{data.name}: {model.rows} rows, {len(columns)} columns beside {model.target.name}", bold=True)
-    yield f"{model.target.why}."
+    columns, target = model.preparation.columns, shown(model.target.name)
+    title = f"{shown(data.name)}: {model.rows} rows, {len(columns)} columns beside {target}"
+    yield click.style(title, bold=True)
+    yield from wrapped(f"{model.target.why}.")
     yield ""
     yield from _columns(model)
-    yield from (line for note in model.notes for line in textwrap.wrap(f"Note: {note}", _WIDTH, subsequent_indent="  "))
+    yield from (line for text in model.notes for line in note(text))
     yield ""
     yield from _scores(model)
-    yield f"{model.seconds:.1f} seconds"
+    yield f"{elapsed():.1f} seconds"
     yield ""
     yield f"Model: {folder}"
     if page is not None:
         yield f"Page:  {page}"
-    yield f"Next:  mercer predict {folder} {data} -o predictions.csv"
-    yield f"       mercer explain {folder} --data {data}"
+    yield "Next:  " + command_line("mercer", "predict", folder, data, "-o", "predictions.csv")
+    yield "       " + command_line("mercer", "explain", folder, "--data", data)
 
 
 def _columns(model: TabularModel) -> Iterator[str]:
     columns = model.preparation.columns
-    width = min(28, max(len(column.name) for column in columns[:_SHOWN]) + 2)
-    for column in columns[:_SHOWN]:
-        text = f"  {column.name:<{width}}{column.kind:<13}{column.how}"
-        yield from textwrap.wrap(text, _WIDTH, subsequent_indent=" " * (width + 15), drop_whitespace=True)
-    kinds: dict[str, int] = {}
-    for column in columns[_SHOWN:]:
-        kinds[column.kind] = kinds.get(column.kind, 0) + 1
+    names = [shown(column.name, _NAME) for column in columns[:_SHOWN]]
+    width = max(map(len, names), default=0) + 2
+    for name, column in zip(names, columns, strict=False):
+        first = f"  {name:<{width}}{column.kind:<13}"
+        yield from wrapped(column.how, " " * len(first), first)
+    kinds = Counter(column.kind for column in columns[_SHOWN:])
     if kinds:
         yield "  and " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
@@ -165,7 +216,7 @@ def _columns(model: TabularModel) -> Iterator[str]:
 def _scores(model: TabularModel) -> Iterator[str]:
     scores = model.scores
     if not scores["folds"]:
-        yield f"No scores: {scores['note']}."
+        yield from wrapped(f"No scores: {scores['note']}.")
         return
     folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else "one fifth,"
     yield click.style(f"On held-out rows ({folds} {scores['rows']} rows)", bold=True)
@@ -179,8 +230,11 @@ def _scores(model: TabularModel) -> Iterator[str]:
 def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
     if len(classes) > _SHOWN:
         return
-    short = [name if len(name) <= 12 else name[:11] + "~" for name in classes]
+    short = [shown(name, 10) for name in classes]
     width = max(6, *(len(name) + 2 for name in short), *(len(str(count)) + 2 for row in counts for count in row))
+    if 2 + width * (len(classes) + 1) > WIDTH:
+        yield "  the confusion matrix is on the page"
+        return
     yield "  held-out rows: true class down, predicted across"
     yield "  " + " " * width + "".join(f"{name:>{width}}" for name in short)
     for name, row in zip(short, counts, strict=True):

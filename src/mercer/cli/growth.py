@@ -10,8 +10,11 @@ from typing import Any
 
 import click
 
+from mercer.cli.output import say
+from mercer.user_text import shortened
+
 GROWTH = "growth"
-_NAME = 24
+_NAME = 23
 _LETTERS = ("n", "d", "c", "k")
 
 
@@ -29,7 +32,7 @@ def measure_growth(output: Path | None, as_json: bool) -> None:
         with Interruption():
             points = measure(path=None if output is None else output / "growth.jsonl", progress=_progress)
     except Interrupted as interrupted:
-        click.echo("Interrupted: the same command with the same folder goes on.", err=True)
+        say("Interrupted. The same command with the same folder resumes.")
         raise click.exceptions.Exit(interrupted.exit_code) from None
     found = document(points, where)
     text = json.dumps(found, allow_nan=False, indent=1)
@@ -59,11 +62,12 @@ def exponent_table(found: dict[str, Any]) -> Iterator[str]:
             cells = [_powers(along[letter]) if letter in along else "" for letter in _LETTERS]
             yield _row(name, cells, f"{held['fits'][measure]['factor']:.2g}x")
         yield ""
-    yield "exponents over all sizes (and between the two largest); within: largest factor by which the fit is off"
+    yield "exponents over all sizes (and between the two largest)"
+    yield "within: the largest factor by which the fit is off"
 
 
 def _row(name: str, cells: list[str], last: str) -> str:
-    return f"{name:<{_NAME}}" + "".join(f"{cell:>14}" for cell in cells) + f"{last:>9}"
+    return f"{shortened(name, _NAME):<{_NAME}}" + "".join(f"{cell:>12}" for cell in cells) + f"{last:>8}"
 
 
 def _powers(along: dict[str, float]) -> str:
@@ -72,4 +76,4 @@ def _powers(along: dict[str, float]) -> str:
 
 def _progress(method: str, point: dict[str, Any]) -> None:
     size = ", ".join(f"{letter} = {value:,}" for letter, value in point.items() if letter in "ndck")
-    click.echo(f"{method}: {size}: {point['seconds']:.3g} s, {point['mib']:,.3g} MiB", err=True)
+    say(f"{method}: {size}: {point['seconds']:.3g} s, {point['mib']:,.3g} MiB")

@@ -9,32 +9,59 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mercer.cli.options import examples, json_option
+from mercer.cli.output import note, progress, say, wrapped
+from mercer.user_text import shown
+
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import Answers
 
 _SHOWN = 10  # classes that are listed
+_TRAINED = (
+    "these are the rows that the model was fitted on. Any score on them is too good: `mercer fit` printed the scores "
+    "on held-out rows, and `mercer explain` shows them."
+)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "mercer predict model new.csv -o predictions.csv",
+        "mercer predict model new.csv -o predictions.csv --keep customer --keep joined",
+    )
+)
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.csv")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document about the predictions.")
-def predict(model: Path, data: Path, output: Path, as_json: bool) -> None:
-    """Predict every row of DATA with MODEL, a folder of `mercer fit`, into OUT.csv.
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.csv",
+    help="File for the predictions; an existing one is replaced.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="COLUMN",
+    help="Copy a column of DATA; may be repeated.  [default: columns that name the row]",
+)
+@click.option("--spreadsheet", is_flag=True, help="Quote texts that a spreadsheet would run as formulas.")
+@json_option
+def predict(model: Path, data: Path, output: Path, keep: tuple[str, ...], spreadsheet: bool, as_json: bool) -> None:
+    """Predict every row of DATA with MODEL, a folder of `mercer fit`.
 
-    Columns: prediction, p_<class> for each class, and unfamiliar: 0 for a row like the training rows, 0.5 for one
-    farther from them than 19 in 20 of themselves, 1 for one unlike all of them.
+    Columns of OUT.csv: prediction; p_<class> for each class, or low and high for a number; unfamiliar, from 0 for a row
+    like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of the training rows); the kept ones.
     """
     from mercer.cli.signals import stoppable
     from mercer.tabular.streaming import predict_file
 
     loaded = load_model(model)
-    with stoppable():
-        answers = predict_file(loaded, data, output, progress=lambda message: click.echo(message, err=True))
+    with stoppable(), progress() as report:
+        answers = predict_file(loaded, data, output, progress=report, keep=keep or None, spreadsheet=spreadsheet)
     for what, rows in answers.surprises.items():
-        click.echo(f"Warning: {what} ({rows} rows).", err=True)
+        say(f"Warning: {what} ({rows} rows).")
     if as_json:
         click.echo(json.dumps(_document(loaded, answers, output), indent=2, allow_nan=False))
         return
@@ -66,25 +93,34 @@ def _document(model: TabularModel, answers: Answers, output: Path) -> dict[str, 
         "rows": answers.rows,
         "target": model.target.name,
         "task": model.target.task,
+        "kept": answers.kept,
         "predicted": dict(answers.classes),
         "unfamiliar_above_half": answers.far,
         "warnings": dict(answers.surprises),
+        "training_rows": answers.trained,
         "scored_rows": answers.scored,
         _score_name(model): answers.score,
     }
 
 
 def _page(model: TabularModel, answers: Answers, output: Path) -> Iterator[str]:
+    name = shown(model.target.name)
     yield click.style(f"{answers.rows} rows predicted: {output}", bold=True)
+    if answers.kept:
+        yield from wrapped(f"kept columns: {', '.join(shown(column, 30) for column in answers.kept)}")
     if answers.classes:
         most = answers.classes.most_common(_SHOWN)
         more = ", ..." if len(answers.classes) > _SHOWN else ""
-        yield f"{model.target.name}: " + ", ".join(f"{name} {count}" for name, count in most) + more
+        yield from wrapped(f"{name}: " + ", ".join(f"{shown(one, 30)} {count}" for one, count in most) + more)
     share = answers.far / answers.rows
-    yield f"unfamiliar above 0.5: {answers.far} rows ({share:.1%}; about 5% where rows are like the training rows)"
+    yield from wrapped(
+        f"unfamiliar at least 0.5: {answers.far} rows ({share:.1%}; about 5% where rows are like the training rows)"
+    )
     if answers.score is not None:
         what = _score_name(model).replace("r2", "R2")
-        yield f"{what} on the {answers.scored} rows whose {model.target.name} is in the file: {answers.score:.4g}"
+        yield from wrapped(f"{what} on the {answers.scored} rows whose {name} is in the file: {answers.score:.4g}")
+    if answers.trained:
+        yield from note(_TRAINED)
 
 
 def _score_name(model: TabularModel) -> str:

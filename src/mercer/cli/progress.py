@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import click
+from mercer.cli.output import say
 
 if TYPE_CHECKING:
     from mercer.experiments import Cell, Result
@@ -27,7 +27,7 @@ class Lines:
     def planned(self, total: int, kept: int) -> None:
         """Say what is ahead."""
         self._total, self._count = total, kept
-        click.echo(f"{total} cells, {kept} done before", err=True)
+        say(f"{total} cells, {kept} done before")
 
     def began(self, cell: Cell) -> None:
         """Nothing: the line comes when the cell has ended."""
@@ -35,7 +35,7 @@ class Lines:
     def ended(self, result: Result) -> None:
         """One line for the cell."""
         self._count += 1
-        click.echo(f"[{self._count}/{self._total}] {describe(result)}", err=True)
+        say(f"[{self._count}/{self._total}] {describe(result)}")
 
 
 class Bar:
@@ -76,7 +76,7 @@ class Bar:
 
 def watcher() -> Bar | Lines:
     """A bar where stderr is a terminal, else lines."""
-    return Bar() if sys.stderr.isatty() else Lines()
+    return Bar() if sys.stderr is not None and sys.stderr.isatty() else Lines()
 
 
 def describe(result: Result) -> str:

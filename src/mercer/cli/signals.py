@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import click
 
+from mercer.cli.output import say
+
 
 @contextmanager
 def stoppable() -> Iterator[None]:
@@ -31,4 +33,4 @@ def _show(
     file: object = None,
     line: object = None,
 ) -> None:
-    click.echo(f"Warning: {message}", err=True)
+    say(f"Warning: {message}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -153,14 +154,19 @@ def svg(figure: Figure) -> str:
 
     buffer = io.StringIO()
     _write_plain_powers(figure)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mercer"}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mercer"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)  # text stays text: the browser has the letters
         figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), text)
+    text = re.sub(r"<[^>]*>", _recoloured, text)  # tags only: a name may look like a colour
     text = re.sub(r"'DejaVu Sans'(, [^;\"]*)?sans-serif", "system-ui, sans-serif", text)
     end = text.index(">") + 1
     return f"{text[:end]}\n <style>{_DARK_RULE}</style>{text[end:]}"
+
+
+def _recoloured(tag: re.Match[str]) -> str:
+    return re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), tag[0])
 
 
 def png(figure: Figure, dpi: int = 160) -> bytes:

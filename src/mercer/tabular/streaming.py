@@ -9,25 +9,28 @@ rank reads the file, learns from its own share of the rows, and ends with the sa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ..storage import atomic_stream
+from .. import checks
+from ..storage import atomic_stream, sha256
+from ..user_text import spreadsheet_safe
 from .model import TabularModel
 from .reading import read, read_chunks
 from .target import find_target, present
 from .training import Training
 from .values import Array
 
-__all__ = ["Answers", "fit_file", "predict_file"]
+__all__ = ["Answers", "fingerprint", "fit_file", "predict_file"]
 
 SAMPLE_ROWS = 30_000  # rows that are learned from as a whole
 _CELLS = 10_000_000  # values held at once, of the sample and of a part
 _FEWEST = 1000
+_ANSWERS = ("prediction", "low", "high", "unfamiliar")
 
 Progress = Callable[[str], None]
 
@@ -40,7 +43,9 @@ class Answers:
         rows: How many.
         surprises: Sentence -> rows.
         classes: Predicted class -> rows; empty for a regression.
-        far: Rows more unfamiliar than 19 in 20 training rows (above 0.5).
+        far: Rows at least as unfamiliar as the farthest 5 % of the training rows (0.5 or more).
+        kept: Columns of the file that were copied.
+        trained: Whether the file is the one the model was fitted on.
         scored: Rows whose true value was in the file.
         score: Their accuracy or R2; None where there are none.
     """
@@ -49,6 +54,8 @@ class Answers:
     surprises: Counter[str] = field(default_factory=Counter)
     classes: Counter[str] = field(default_factory=Counter)
     far: int = 0
+    kept: list[str] = field(default_factory=list)
+    trained: bool = False
     scored: int = 0
     score: float | None = None
 
@@ -129,19 +136,46 @@ def _add_rest(training: Training, path: str | Path, rows: int, done: list[int], 
         )
 
 
+def fingerprint(path: str | Path) -> str:
+    """What a file is recognised by: the start of its SHA-256."""
+    return sha256(path)[:16]
+
+
 def predict_file(
-    model: TabularModel, path: str | Path, out: str | Path, *, progress: Progress, rows: int | None = None
+    model: TabularModel,
+    path: str | Path,
+    out: str | Path,
+    *,
+    progress: Progress,
+    rows: int | None = None,
+    keep: Sequence[str] | None = None,
+    spreadsheet: bool = False,
 ) -> Answers:
-    """Predict every row of a file into the csv file ``out``, which appears whole or not at all."""
-    answers, moments = Answers(), np.zeros(4)
-    rows = rows or _affordable(len(read(path, rows=1).columns), 50_000)
+    """Predict every row of a file into the csv file ``out``, which appears whole or not at all.
+
+    Args:
+        model: Fitted.
+        path: A csv, tsv, parquet or npz file.
+        out: The csv file.
+        progress: Callback that receives progress messages.
+        rows: Rows held at once; None for as many as ten million values have.
+        keep: Columns of the file to copy; None for those that name the row.
+        spreadsheet: Put a quote mark before texts that a spreadsheet would run as formulas.
+    """
+    columns = list(map(str, read(path, rows=1).columns))
+    answers, moments = Answers(kept=_kept(model, columns, keep)), np.zeros(4)
+    answers.trained = model.made_with.get("data") == fingerprint(path)
+    rows = rows or _affordable(len(columns), 50_000)
+    text = [*model.preparation.text_columns, *answers.kept]
     with atomic_stream(out) as file:
-        for chunk in read_chunks(path, rows=rows, text=model.preparation.text_columns):
+        for chunk in read_chunks(path, rows=rows, text=text):
             found, surprises = model.predict_with_surprises(chunk)
-            found.to_csv(file, index=False, header=answers.rows == 0, lineterminator="\n")
+            _written(chunk[answers.kept], found, spreadsheet).to_csv(
+                file, index=False, header=answers.rows == 0, lineterminator="\n"
+            )
             answers.rows += len(chunk)
             answers.surprises += surprises
-            answers.far += int((found["unfamiliar"] > 0.5).sum())
+            answers.far += int((found["unfamiliar"] >= 0.5).sum())
             if model.target.classes is not None:
                 answers.classes.update(map(str, found["prediction"]))
             moments += _moments(model, chunk, found)
@@ -153,6 +187,29 @@ def predict_file(
         spread = moments[3] - moments[2] ** 2 / moments[0]
         answers.score = float(1 - moments[1] / spread) if spread > 0 else None
     return answers
+
+
+def _kept(model: TabularModel, columns: list[str], keep: Sequence[str] | None) -> list[str]:
+    """The columns to copy, each once, in the order asked for or of the file."""
+    if keep is None:
+        naming = {column.name for column in model.preparation.columns if column.kind == "identifier"}
+        return [name for name in columns if name in naming and name not in _ANSWERS]
+    for name in keep:
+        find_target(columns, name)
+        if name in _ANSWERS or name.startswith("p_"):
+            raise ValueError(
+                checks.sentence("keep", "must not be a column of the predictions", repr(name), "Rename it.")
+            )
+    return list(dict.fromkeys(keep))
+
+
+def _written(kept: pd.DataFrame, found: pd.DataFrame, spreadsheet: bool) -> pd.DataFrame:
+    whole = pd.concat([found, kept], axis=1)
+    if not spreadsheet:
+        return whole
+    texts = [name for name in whole.columns if whole[name].dtype.kind == "O"]
+    safe = whole.assign(**{name: whole[name].map(spreadsheet_safe) for name in texts})
+    return safe.rename(columns={name: str(spreadsheet_safe(name)) for name in safe.columns})
 
 
 def _moments(model: TabularModel, chunk: pd.DataFrame, found: pd.DataFrame) -> Array:

@@ -98,7 +98,7 @@ def test_json_is_one_document_on_stdout(home, tmp_path):
         "regression, as asked",
         found["scores"]["rows"],
     )
-    assert {"r2", "rmse", "mae", "pairs"} <= found["scores"].keys() and "cross-validation" in done.stderr
+    assert {"r2", "rmse", "mae", "pairs"} <= found["scores"].keys() and "learning from" in done.stderr
     done = run("predict", tmp_path / "m", home / "new.csv", "-o", tmp_path / "o.csv", "--json")
     found = json.loads(done.stdout)
     assert found["rows"] == 60 and found["r2"] is not None

@@ -1,7 +1,8 @@
 """Longer runs kept with the package: folders of ``mercer reproduce`` that took hours, so that every page can show them.
 
 ``recorded/<name>/`` holds the ``run.json`` and ``results.jsonl`` of one run, as the run left them. To add one, run
-``mercer reproduce ID --set rows=25000 ... -o RUN`` and copy the two files; nothing in them is written by hand.
+``mercer reproduce ID --set rows=25000 ... -o RUN`` and then ``python tools/record_run.py RUN NAME``; nothing in them is
+written by hand.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class Recorded:
         machine: where it ran.
         threads: of each process.
         results: the entry's lines.
+        folder: the run's name in ``recorded``.
     """
 
     asked: Mapping[str, Any]
     machine: Mapping[str, Any]
     threads: int | None
     results: tuple[Result, ...]
+    folder: str = ""
 
     @property
     def command(self) -> str:
@@ -67,4 +70,4 @@ def _part(folder: Path, entry: str) -> Recorded:
     run, results = _read(folder)
     session = run["sessions"][-1]
     own = tuple(result for result in results if result.entry == entry and result.status == "done")
-    return Recorded(run["asked"], session["machine"], session.get("threads"), own)
+    return Recorded(run["asked"], session["machine"], session.get("threads"), own, folder.name)

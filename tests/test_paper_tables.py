@@ -1,0 +1,40 @@
+"""The tables of docs/papers are made from recorded runs, never typed."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from mercer.experiments import entries, recorded
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tables():
+    path = ROOT / "tools" / "paper_tables.py"
+    if not path.exists():
+        pytest.skip("tools is not part of this checkout")
+    spec = importlib.util.spec_from_file_location("paper_tables", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_are_what_the_recorded_runs_say(tables, capsys):
+    assert tables.main(check=True) == 0, capsys.readouterr().out
+
+
+def test_a_page_that_was_edited_by_hand_is_found(tables, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "PAGES", tmp_path)
+    page = tmp_path / "chen2022.md"
+    page.write_text("<!-- verdicts chen2022/thm3.1 -->\nreproduces, surely\n<!-- end -->\n")
+    assert tables.main(check=True) == 1 and "chen2022.md" in capsys.readouterr().out
+    assert tables.main(check=False) == 0 and tables.main(check=True) == 0
+    assert "surely" not in page.read_text() and "chen2022/thm3.1" in page.read_text()
+
+
+def test_every_recorded_run_names_the_command_that_repeats_it():
+    for run in (run for entry in entries() for run in recorded(entry.id)):
+        assert run.command.startswith("mercer reproduce ") and run.results
+        assert all(result.status == "done" for result in run.results)

@@ -1,0 +1,102 @@
+"""Tables of docs/papers, made from the recorded runs: ``python tools/paper_tables.py`` rewrites them in place.
+
+A page holds markers; what stands between one and its end is generated and never typed::
+
+    <!-- verdicts chen2022 -->
+    <!-- recorded chen2022-matrices: chen2022/table4 chen2022/fig4 pivot test accuracy -->
+    <!-- recorded checks: chen2022/thm3.1 -->
+    <!-- end -->
+
+``pivot COLUMN`` puts rows named "set, variant" into a grid of variants by sets; else rows and columns are the entry's.
+``--check`` changes nothing and fails where a page is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from mercer.experiments import Recorded, Result, Summary, recorded, recorded_verdict, select, summarise
+from mercer.experiments.recorded_runs import RECORDED
+
+PAGES = Path(__file__).parents[1] / "docs" / "papers"
+_BLOCK = re.compile(r"<!-- (verdicts|recorded) (.+?) -->\n.*?<!-- end -->", re.S)
+
+
+def main(check: bool) -> int:
+    """Rewrite the pages, or say which are out of date."""
+    stale = []
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        made = _BLOCK.sub(_filled, text)
+        if made != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(made, encoding="utf-8")
+    if check and stale:
+        sys.stdout.write(f"Out of date: {', '.join(stale)}. Run python tools/paper_tables.py.\n")
+    return int(check and bool(stale))
+
+
+def _filled(block: re.Match[str]) -> str:
+    kind, asked = block[1], block[2]
+    table = _verdicts(asked) if kind == "verdicts" else _numbers(asked)
+    return f"<!-- {kind} {asked} -->\n{table}\n<!-- end -->"
+
+
+def _verdicts(papers: str) -> str:
+    lines = ["| entry | what | verdict | why |", "|---|---|---|---|"]
+    for entry in select(papers.split()):
+        found = recorded_verdict(entry)
+        why = found.why.replace("|", "/")
+        lines.append(f"| `{entry.id}` | {entry.title} | **{found.label}** | {why} |")
+    return "\n".join(lines)
+
+
+def _numbers(asked: str) -> str:
+    name, _, rest = asked.partition(": ")
+    ids, _, pivot = rest.partition(" pivot ")
+    run, results = _run(name, ids.split())
+    done = summarise(results)
+    table = _grid(*(_pivoted(done, pivot) if pivot else _plain(done)))
+    cpu = sum(result.cpu_seconds for result in results) / 60
+    return f"`{run.command}` ({cpu:.0f} CPU minutes)\n\n{table}"
+
+
+def _run(name: str, ids: list[str]) -> tuple[Recorded, list[Result]]:
+    """The recorded run of that folder and its lines of these entries."""
+    found = [(run, run.folder) for entry in ids for run in recorded(entry)]
+    own = [run for run, folder in found if folder == name]
+    if not own:
+        raise SystemExit(f"{name} of {RECORDED} must hold {', '.join(ids)}.")
+    return own[0], [result for run in own for result in run.results]
+
+
+def _pivoted(done: list[Summary], column: str) -> tuple[list[str], list[str], dict[tuple[str, str], str]]:
+    cells: dict[tuple[str, str], str] = {}
+    for summary in done:
+        if summary.column == column:
+            first, _, variant = summary.row.partition(", ")
+            cells[variant, first] = _number(summary)
+    return list(dict.fromkeys(v for v, _ in cells)), list(dict.fromkeys(s for _, s in cells)), cells
+
+
+def _plain(done: list[Summary]) -> tuple[list[str], list[str], dict[tuple[str, str], str]]:
+    cells = {(summary.row, summary.column): _number(summary) for summary in done}
+    return list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells)), cells
+
+
+def _grid(rows: list[str], columns: list[str], cells: dict[tuple[str, str], str]) -> str:
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {row} | " + " | ".join(cells.get((row, column), "") for column in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _number(summary: Summary) -> str:
+    spread = f" ± {summary.deviation:.2g}" if summary.deviation is not None else ""
+    return f"{summary.mean:.4g}{spread}"
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -21,6 +21,7 @@ from mercer.optim import (
     state_bytes,
 )
 from mercer.optim.eigenpro import eigenpro_plan
+from mercer.optim.inverses import low_rank_inverse
 from mercer.optim.multi_batch_lbfgs import two_loop
 
 
@@ -475,3 +476,111 @@ def test_eigenpro_reads_out_frozen_random_features_in_one_epoch_untuned():
     for rows in torch.randperm(len(x), generator=generator).split(64):
         step(model, optimizer, x[rows], y[rows])
     assert (model(x_test).argmax(1) == y_test).double().mean() >= 0.94  # 95 to 98 % by seed
+
+
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_eigenpro_does_not_diverge_untuned_on_a_network_that_trains(layers):
+    x, y, _, _ = digits()
+    for seed in range(10):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10))
+        optimizer = EigenProSGD(model.parameters(), model=model, layers=layers)
+        for rows in torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).split(64):
+            step(model, optimizer, x[rows], y[rows])
+        assert F.cross_entropy(model(x), y) < 1.2  # log 10 = 2.3 at the start
+
+
+def spectrum(d, n, decay, seed=0):
+    """Rows whose moment has eigenvalues falling as a power."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.arange(1, d + 1, dtype=torch.float64) ** -decay
+    return torch.randn(n, d, generator=generator, dtype=torch.float64) * scales
+
+
+@pytest.mark.parametrize("tolerance", [0.05, 0.3, 1.0, 3.0])
+def test_the_low_rank_inverse_is_as_near_the_dense_one_as_it_says(tolerance):
+    x, found = spectrum(60, 300, 0.8), None
+    for step_count in range(3):  # from nothing, then from the directions of last time
+        a = x.mT @ x / len(x)
+        lam = float(a.trace()) / 60
+        start = None if found is None else found.vectors
+        found = low_rank_inverse(a, lam, tolerance, start, seed=step_count)
+        if found is None:
+            assert tolerance == 0.05  # more than half of the directions are above
+            return
+        eye = torch.eye(60, dtype=torch.float64)
+        p = (eye - (found.vectors * found.shrink) @ found.vectors.mT) / found.outside
+        off = torch.linalg.matrix_norm(p @ (a + lam * eye) - eye, 2)
+        assert off <= found.error * (1 + 1e-9)
+        values = torch.linalg.eigvalsh(a).flip(0)
+        q = found.vectors.shape[1]
+        assert values[q + 4] <= 1.1 * tolerance * found.outside  # nothing of weight was left out
+        x = x + 0.1 * spectrum(60, 300, 0.8, seed=step_count + 1)
+
+
+def test_the_low_rank_step_is_the_dense_one_to_its_bound():
+    x, y = spectrum(80, 200, 0.7)[:, :79], torch.randint(4, (200,), generator=torch.Generator().manual_seed(0))
+    moved, bound = {}, 0.0
+    for tolerance in (0.0, 0.5):
+        torch.manual_seed(0)
+        model = nn.Linear(79, 4).double()
+        before = model.weight.detach().clone()
+        optimizer = FunctionSpaceSGD(model.parameters(), 0.1, model=model, rank_tolerance=tolerance)
+        step(model, optimizer, x, y)
+        moved[tolerance] = model.weight.detach() - before
+        bound = optimizer.state[model.weight].get("error", 0.0)
+        assert ("vectors" in optimizer.state[model.weight]) is (tolerance > 0)
+    # u_low - u = u (A + lambda) (P - (A + lambda)^-1): the bound times the length of the dense step, bias included
+    whole = moved[0.0].norm() * 2
+    assert 0 < (moved[0.5] - moved[0.0]).norm() <= bound * whole
+
+
+def test_moments_are_renewed_more_rarely_once_they_settle_and_again_when_the_inputs_change():
+    torch.manual_seed(0)
+    model = nn.Linear(12, 4).double()
+    optimizer = FunctionSpaceSGD(model.parameters(), 0.01, model=model, update_every=2)
+    x, y = data(200)
+    for _ in range(200):
+        step(model, optimizer, x, y)
+    state = optimizer.state[model.weight]
+    settled = state["refreshes"]
+    assert state["interval"] > 16 and settled < 20
+    while optimizer.steps < state["next"]:
+        step(model, optimizer, x, y)
+    before = state["interval"]
+    step(model, optimizer, 10 * x, y)  # the moment grows a hundredfold
+    assert state["interval"] < before
+
+
+def test_layers_move_their_outputs_as_far_as_the_logits_relative_to_their_size():
+    x, y = data(64)
+    model = network()
+    optimizer = FunctionSpaceSGD(model.parameters(), 0.3, model=model, rank_tolerance=0.0, update_every=1)
+    for _ in range(5):
+        first, last = model[0](x).detach(), model(x).detach()
+        step(model, optimizer, x, y)
+    with torch.no_grad():
+        hidden = (model[0](x) - first).square().mean().sqrt() / first.square().mean().sqrt()
+        logits = (model[2](first.relu()) - last).square().mean().sqrt()  # by the read-out alone
+    size = last.square().mean().sqrt().clamp(min=1.0)
+    assert 0.3 < float(hidden / (logits / size)) < 3  # damping counts as change: equal to a factor
+
+
+def test_a_rate_of_one_is_safe_and_schedulers_rule_the_automatic_one():
+    x, y, _, _ = digits()
+    ends = {}
+    for lr in ("auto", 0.1, 0.3, 1.0, 30.0):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10))
+        optimizer = FunctionSpaceSGD(model.parameters(), lr, model=model)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 46)
+        for _ in range(2):
+            for rows in torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).split(64):
+                step(model, optimizer, x[rows], y[rows])
+                scheduler.step()
+        ends[lr] = float(F.cross_entropy(model(x), y).detach())
+        before = model[0].weight.detach().clone()
+        step(model, optimizer, x[:64], y[:64])
+        assert (model[0].weight - before).norm() < 1e-3 * before.norm()  # the schedule has come down to 0
+    assert all(math.isfinite(value) for value in ends.values())
+    assert ends["auto"] <= 1.05 * min(ends[0.1], ends[0.3], ends[1.0])

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from .. import checks
 
-__all__ = ["CheckedOptimizer", "Closure", "descend"]
+__all__ = ["CheckedOptimizer", "Closure", "descend", "signed"]
 
 STEPS = "steps"  # kept with the first parameter
 
@@ -151,8 +151,14 @@ def _all_finite(gradients: list[Tensor]) -> bool:
     return math.isfinite(float(torch.stack(norms).sum()) if same else sum(map(float, norms)))
 
 
+def signed(group: dict[str, Any], lr: float | None = None) -> float:
+    """What a direction is multiplied by: minus the rate, or plus where the group maximizes."""
+    lr = float(group["lr"]) if lr is None else lr
+    return lr if group["maximize"] else -lr
+
+
 def descend(
-    parameters: Sequence[Tensor], directions: Sequence[Tensor], group: dict[str, Any], lr: float | None = None
+    parameters: Sequence[Tensor], directions: Sequence[Tensor | None], group: dict[str, Any], lr: float | None = None
 ) -> None:
     r""":math:`p \leftarrow (1 - \eta \delta) p - \eta u`, or plus where the group maximizes.
 
@@ -167,13 +173,13 @@ def descend(
         return
     lr = float(group["lr"]) if lr is None else lr
     decay = 1 - lr * group.get("weight_decay", 0.0)
-    alpha = lr if group["maximize"] else -lr
+    alpha = signed(group, lr)
     if group["foreach"]:
         if decay != 1:
             torch._foreach_mul_(list(parameters), decay)
-        torch._foreach_add_(list(parameters), list(directions), alpha=alpha)
+        torch._foreach_add_(list(parameters), list(directions), alpha=alpha)  # type: ignore[arg-type]
         return
     for p, u in zip(parameters, directions, strict=True):
         if decay != 1:
             p.mul_(decay)
-        p.add_(u, alpha=alpha)
+        p.add_(u, alpha=alpha)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,10 +11,13 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks, distributed
-from .base import Closure, descend
+from ..linalg import SymmetricOperator, randomized_range
+from .base import Closure, descend, signed
+from .directions import Part
 from .inverses import LowRank
 from .layers import Layer
-from .listening import ListeningOptimizer
+from .lengths import Move, lengthened, measure_outputs
+from .listening import ListeningOptimizer, readout_of
 from .preconditioner import finite_everywhere
 from .recording import Record
 
@@ -22,7 +26,9 @@ __all__ = ["EigenProSGD", "eigenpro_plan"]
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
 TOTAL, ROWS, NEXT = "total", "rows", "next"  # sum of g g^T, rows in it, rows at the next decomposition
 VECTORS, SHRINK, RATE = "vectors", "shrink", "rate"
+SAFE = "safe"  # the largest rate at which the latest batch's own loss would not rise
 
+_FRESH = 0.05  # weight of the latest batch in the size of outputs
 _ROWS = 4096  # patches of a convolution, or tokens, that a batch gives
 
 
@@ -35,14 +41,17 @@ class EigenProSGD(ListeningOptimizer):
     squared norm of a preconditioned row, and the rate is :math:`\eta = m / (\beta + (m - 1) \lambda_{k+1})` (Ma,
     Bassily and Belkin 2018, Theorem 4; the preconditioner of Ma and Belkin 2017). Made for a read-out on
     fixed features, where it needs no tuning; the loss should have curvature of at most 1 in its logits, as
-    cross-entropy and half the squared error have.
+    cross-entropy and half the squared error have. Where the features change, the rate is at most what the latest batch
+    bears.
 
     Args:
         params: Parameters, named parameters or groups.
         lr: ``"auto"`` for the rate above (the groups' ``lr`` is then a factor, 1, that schedulers may change), or a
             number in its place.
         model: Where the features are seen, plain or wrapped in DDP.
-        layers: The last linear layer, or all linear and 2-d convolutional ones, each with its own eigensystem and rate.
+        layers: The last linear layer, or all linear and 2-d convolutional ones, each with its own eigensystem. The rate
+            is then the read-out's; the others' outputs move, relative to their size, as far as the logits, and never by
+            more than a tenth, for no rate is known to be safe below a read-out.
         k: Directions to flatten; None chooses as above.
         rest_lr: Rate of SGD steps for all other parameters.
         max_samples: Rows after which the eigensystem is final.
@@ -77,51 +86,89 @@ class EigenProSGD(ListeningOptimizer):
         self.rest_lr = checks.non_negative(where, "rest_lr", rest_lr)
         self.max_samples = checks.integer(where, "max_samples", max_samples, 1)
         self._layers = self.choose_layers(model, layers, exclude)
+        self._every, self._readout = layers == "all", readout_of(model)
         self.listen_to(model, {layer.name: layer.module for layer in self._layers})
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
-        directions: dict[int, Tensor] = {}
-        for layer in self._layers:
-            state, record = self.state[layer.weight], self._recorder.records[layer.name]
-            if layer.weight.grad is not None and (record.inputs or RATE in state):
-                if record.inputs and state.get(ROWS, 0) < self.max_samples:
-                    self._learn(layer, state, record)
-                directions |= self._direction(layer, state)
+        directions = self._directions()
         for group in self.param_groups:
             own = [p for p in group["params"] if p.grad is not None]
             rest = self.rest_lr * (float(group["lr"]) if self.automatic else 1.0)
-            for rate, chosen in (
-                (None, [p for p in own if id(p) in directions]),
-                (rest, [p for p in own if id(p) not in directions]),
-            ):
-                descend(chosen, [directions.get(id(p), p.grad) for p in chosen], group, rate)
+            for p in own:
+                if id(p) in directions:
+                    part, scale = directions[id(p)]
+                    part.add_to(p, signed(group) * scale)
+            others = [p for p in own if id(p) not in directions]
+            descend(others, [p.grad for p in others], group, rest)
         self._recorder.clear()
 
-    def _direction(self, layer: Layer, state: dict[str, Any]) -> dict[int, Tensor]:
-        outside = 1 / state[RATE] if self.automatic else 1.0
-        u = LowRank(state[VECTORS], state[SHRINK], outside, 0.0).direction(*layer.gradients())
-        return layer.keyed(u.weight, u.bias)
+    def _directions(self) -> dict[int, tuple[Part, float]]:
+        """The direction of every parameter that has one, by the parameter's ``id``."""
+        rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        moves = []
+        for layer in self._layers:
+            state, record = self.state[layer.weight], self._recorder.records[layer.name]
+            if layer.weight.grad is not None and record.inputs:
+                self._learn(layer, state, record)
+            if layer.weight.grad is not None and RATE in state:
+                outside = 1 / min(state[RATE], state[SAFE]) if self.automatic else 1.0
+                u = LowRank(state[VECTORS], state[SHRINK], outside, 0.0).direction(*layer.gradients())
+                moves.append(Move(layer, state, u, rates[id(layer.weight)]))
+        if self.automatic and self._every and moves:
+            # (I - E) A is at most lambda_{k+1}, and the rate times that at most 1: a product bounds the change here too
+            moves = lengthened(moves, self._readout, 1.0, "auto", lambda move: 0.0)
+        return {key: part for move in moves for key, part in move.layer.keyed(move.direction).items()}
 
     def _learn(self, layer: Layer, state: dict[str, Any], record: Record) -> None:
         g = layer.rows(record, _ROWS).double()  # (n, d)
         if not finite_everywhere(g):
             checks.warn("EigenProSGD", f"the input of layer {layer.name!r} is not finite; it was not learned from.")
             return
+        measure_outputs(state, layer, record, _FRESH)
         rows = distributed.sum_over_ranks(torch.tensor(float(len(g)), dtype=torch.float64, device=g.device))
         total = distributed.sum_over_ranks(g.mT @ g)
-        state[TOTAL] = total if TOTAL not in state else state[TOTAL] + total
-        state[ROWS] = state.get(ROWS, 0) + int(rows)
+        if state.get(ROWS, 0) < self.max_samples:
+            state[TOTAL] = total if TOTAL not in state else state[TOTAL] + total
+            state[ROWS] = state.get(ROWS, 0) + int(rows)
+            self._decompose(layer, state, g)
+        if self.automatic:
+            state[SAFE] = safe_rate(total / float(rows), state[VECTORS], state[SHRINK])
+
+    def _fixed(self) -> bool:
+        """Whether the features are: nothing is trained but the read-out."""
+        own = {id(p) for layer in self._layers for p in (layer.weight, layer.bias)}
+        return len(self._layers) == 1 and all(id(p) in own for p in self.parameters if p.requires_grad)
+
+    def _decompose(self, layer: Layer, state: dict[str, Any], g: Tensor) -> None:
         if state[ROWS] >= state.get(NEXT, 0):
             state[NEXT] = 2 * state[ROWS]
             batch = distributed.gather_rows(g)
-            k, vectors, shrink, rate = eigenpro_plan(state[TOTAL] / state[ROWS], batch, state[ROWS], self.k)
+            a, fixed = state[TOTAL] / state[ROWS], self._fixed()
+            k, vectors, shrink, rate = eigenpro_plan(a, batch, state[ROWS], self.k, fixed=fixed)
             dtype = layer.weight.dtype
             state.update({VECTORS: vectors[:, :k].to(dtype), SHRINK: shrink.to(dtype), RATE: rate})
 
 
+def safe_rate(a: Tensor, vectors: Tensor, shrink: Tensor) -> float:  # (d, d), (d, k), (k,)
+    r"""One over the largest eigenvalue of :math:`P^{1/2} A P^{1/2}`, found by four power steps on four columns.
+
+    The planned rate is right for the features it was planned on; these may have grown since.
+    """
+    v, root = vectors.double(), 1 - (1 - shrink.double()).clamp(min=0).sqrt()
+
+    def flat(x: Tensor) -> Tensor:
+        return x - v @ (root[:, None] * (v.mT @ x))
+
+    operator = SymmetricOperator(lambda x: flat(a @ flat(x)), len(a), device=a.device)
+    start = torch.randn(len(a), min(4, len(a)), generator=torch.Generator().manual_seed(0), dtype=a.dtype).to(a.device)
+    basis = randomized_range(operator, start, iterations=4)
+    largest = float(torch.linalg.eigvalsh(basis.mT @ (operator @ basis))[-1])
+    return 1 / (1.1 * largest) if largest > 0 else math.inf  # what four steps have not found yet is below a tenth
+
+
 def eigenpro_plan(
-    a: Tensor, batch: Tensor, rows: int, k: int | None = None
+    a: Tensor, batch: Tensor, rows: int, k: int | None = None, *, fixed: bool = True
 ) -> tuple[int, Tensor, Tensor, float]:  # (d, d), (m, d)
     r"""k, the eigenvectors ``(d, d)``, the factors :math:`1 - \lambda_{k+1} / \lambda_i` ``(k,)``, and the rate.
 
@@ -130,6 +177,8 @@ def eigenpro_plan(
         batch: A batch of them.
         rows: How many rows the moment has: at most half as many directions are trusted.
         k: Directions to flatten; None takes the least for which the critical batch size is twice the batch.
+        fixed: Whether the features stay as they are. Where they change, only directions above the mean eigenvalue are
+            flattened: beyond it the read-out's weights, and with them the features' steps, would grow without bound.
     """
     values, vectors = torch.linalg.eigh(a)
     values, vectors = values.flip(0), vectors.flip(1)
@@ -140,6 +189,8 @@ def eigenpro_plan(
     tail = energies.sum(1, keepdim=True) - energies.cumsum(1) + energies  # (m, d): energy from direction j on
     scaled = (energies / values).cumsum(1) - energies / values  # energy over eigenvalue before direction j
     beta = (tail + values * scaled).max(0).values  # (d,): largest row once the first j directions are flat
+    if not fixed:
+        most = min(most, int((values > values.mean()).sum()))
     reached = (beta / values >= 2 * m).nonzero()
     if k is None:
         k = min(most, int(reached[0, 0]) if len(reached) else most)

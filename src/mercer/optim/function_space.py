@@ -14,14 +14,16 @@ from typing_extensions import override
 from .. import checks
 from ..kernels import Kernel
 from ..modules import unwrap
-from .base import Closure, descend
+from .base import Closure, descend, signed
+from .directions import Direction, Part, Whole
 from .fixed_kernel import fixed_kernel_direction, sample_inverse
-from .inverses import Direction
-from .listening import ListeningOptimizer
+from .lengths import TRUST, Move, lengthened
+from .listening import ListeningOptimizer, readout_of
 from .preconditioner import NEXT, REFRESHES, Memory, Preconditioner
 
 __all__ = ["FunctionSpaceSGD"]
 
+_AUTO_RATE = 1.0
 MOMENTUM = "momentum"  # the one key of the state that is of every parameter; the others are Preconditioner's
 
 
@@ -39,9 +41,13 @@ class FunctionSpaceSGD(ListeningOptimizer):
     accumulation, loss scaling, frozen parameters and DDP keep their meaning. Layers are chosen at construction;
     parameters of groups added later take SGD steps.
 
+    The read-out, the last linear layer, moves the logits by so much; every other layer's direction is lengthened or
+    shortened so that its outputs move, relative to their size, ``balance`` times as far. Without it the layers of an
+    MLP move too far for its logits and convolutions hardly at all. A network of one layer is not changed by this.
+
     Args:
         params: Parameters, named parameters or groups.
-        lr: :math:`\eta`; 0.3 suits most networks at the default damping.
+        lr: :math:`\eta`. ``"auto"`` is 1, which the bound on the step makes safe; the groups then hold that number.
         model: Where the layers' inputs are seen, plain or wrapped in DDP.
         layers: Precondition all linear and (ungrouped) 2-d convolutional layers, or the last linear one.
         damping: :math:`\lambda` in units of the mean eigenvalue of the moment.
@@ -53,8 +59,11 @@ class FunctionSpaceSGD(ListeningOptimizer):
         output_factor: Precondition at the layer's output as well, by the moment of D with unit mean diagonal (K-FAC
             with the empirical Fisher).
         graft: Give each layer's direction the norm of its gradient (``"sgd"``).
+        balance: How far the outputs of other layers move where the logits move by 1, relative to their size; averaged
+            over steps, so that every step stays linear in the gradient. None leaves every layer the length it has.
         max_change: Shorten a layer's step so that its outputs move by at most this, in root mean square over rows
-            and outputs; None for no bound. 3 is out of a sane step's way.
+            and outputs. ``"auto"`` is a tenth of their size, three times the read-out's (at least 3), and a tenth of
+            the size of parameters that take SGD steps; None is no bound.
         kernel: A fixed kernel on the model's inputs in the place of :math:`G G^\top` (labelled so: the identity above
             then no longer holds); every step has its own matrix.
         base: Makes the optimizer of the remaining parameters from their list; None gives them SGD steps. Its rate
@@ -74,7 +83,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float,
+        lr: float | str = "auto",
         *,
         model: nn.Module,
         layers: str = "all",
@@ -86,7 +95,8 @@ class FunctionSpaceSGD(ListeningOptimizer):
         update_every: int = 10,
         output_factor: bool = False,
         graft: str = "none",
-        max_change: float | None = 3.0,
+        balance: float | None = 1.0,
+        max_change: float | str | None = "auto",
         kernel: Kernel | None = None,
         base: Callable[[list[Tensor]], Optimizer] | None = None,
         exclude: Sequence[str] = (),
@@ -101,9 +111,16 @@ class FunctionSpaceSGD(ListeningOptimizer):
         where = "FunctionSpaceSGD"
         own = {"momentum": _share(where, "momentum", momentum), "nesterov": bool(nesterov)}
         own |= {"weight_decay": checks.non_negative(where, "weight_decay", weight_decay), "foreach": foreach}
+        if isinstance(lr, str):
+            checks.choice(where, "lr", lr, ("auto",))
+            lr = _AUTO_RATE
         super().__init__(params, {"lr": lr, **own}, maximize=maximize, differentiable=differentiable)
         self.graft = checks.choice(where, "graft", graft, ("none", "sgd"))
-        self.max_change = None if max_change is None else checks.positive(where, "max_change", max_change)
+        self.balance = None if balance is None else checks.positive(where, "balance", balance)
+        if isinstance(max_change, str):
+            self.max_change: float | str | None = checks.choice(where, "max_change", max_change, ("auto",))
+        else:
+            self.max_change = None if max_change is None else checks.positive(where, "max_change", max_change)
         self.kernel = kernel
         self.memory = Memory(
             damping=checks.positive(where, "damping", damping),
@@ -116,6 +133,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
             drift=checks.non_negative(where, "drift", drift),
         )
         chosen = self.choose_layers(model, layers, exclude)
+        self._readout = readout_of(model)
         self._preconditioners = [Preconditioner(where, layer, self.memory) for layer in chosen]
         heard = {layer.name: layer.module for layer in chosen}
         self.listen_to(model, heard if kernel is None else {**heard, "": unwrap(model)})
@@ -131,13 +149,43 @@ class FunctionSpaceSGD(ListeningOptimizer):
         rest = set() if self._base is None else {id(p) for g in self._base.param_groups for p in g["params"]}
         for group in self.param_groups:
             own = [p for p in group["params"] if p.grad is not None and id(p) not in rest]
-            moves = [directions.get(id(p), p.grad) for p in own]
-            if group["momentum"]:
-                moves = [self._with_momentum(p, u, group) for p, u in zip(own, moves, strict=True)]
-            descend(own, moves, group)
+            if not group["momentum"]:
+                others = [p for p in own if id(p) not in directions]
+                descend(others, self._bounded_gradients(others, float(group["lr"])), group)
+                own = [p for p in own if id(p) in directions]
+            for p in own:
+                self._move(p, *directions.get(id(p), (Whole(p.grad), 1.0)), group)
         self._step_base()
         self._recorder.clear()
         self._listen(self.steps + 1)
+
+    def _move(self, p: Tensor, direction: Part, scale: float, group: dict[str, Any]) -> None:
+        alpha, momentum = signed(group), group["momentum"]
+        if group["weight_decay"]:
+            p.mul_(1 - float(group["lr"]) * group["weight_decay"])
+        if not momentum:
+            direction.add_to(p, alpha * scale)
+            return
+        if MOMENTUM not in self.state[p]:
+            self.state[p][MOMENTUM] = torch.zeros_like(p)
+        buffer = self.state[p][MOMENTUM].mul_(momentum)
+        direction.add_to(buffer, scale)
+        p.add_(buffer, alpha=alpha * (momentum if group["nesterov"] else 1.0))
+        if group["nesterov"]:
+            direction.add_to(p, alpha * scale)
+
+    def _bounded_gradients(self, parameters: list[Tensor], lr: float) -> list[Tensor]:
+        """The gradients of parameters that take SGD steps, no step longer than a tenth of the values' size, or of 1."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if self.max_change != "auto" or not gradients:
+            return gradients
+        sizes = torch.stack(torch._foreach_norm(parameters)).tolist()
+        norms = torch.stack(torch._foreach_norm(gradients)).tolist()
+        limits = [TRUST * max(size, p.numel() ** 0.5) for p, size in zip(parameters, sizes, strict=True)]
+        return [
+            g if lr * norm <= limit else g * (limit / (lr * norm))
+            for g, norm, limit in zip(gradients, norms, limits, strict=True)
+        ]
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -159,26 +207,35 @@ class FunctionSpaceSGD(ListeningOptimizer):
         due = [a.name for a in layers if self.kernel is not None or self.state[a.weight].get(NEXT, 0) <= step]
         self._recorder.listen(due if self.kernel is None else [*due, ""])
 
-    def _directions(self) -> dict[int, Tensor]:
+    def _directions(self) -> dict[int, tuple[Part, float]]:
         """The preconditioned direction of every parameter that has one, by the parameter's ``id``."""
         inverse = None
         if self.kernel is not None and self._recorder.records[""].inputs:
             inverse = sample_inverse(self.kernel, self._recorder.records[""], self.memory.damping)
-        found = [
-            (own, made)
-            for own in self._preconditioners
-            if own.layer.weight.grad is not None and (made := self._direction(own, inverse)) is not None
-        ]
-        if self.max_change is not None and self.kernel is None and found:
-            found = self._bounded(found, self.max_change)
-        return {key: u for own, made in found for key, u in own.layer.keyed(made.weight, made.bias).items()}
+        rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        moves, owners = [], {}
+        for own in self._preconditioners:
+            layer = own.layer
+            if layer.weight.grad is not None and (made := self._direction(own, inverse)) is not None:
+                moves.append(Move(layer, self.state[layer.weight], made, rates[id(layer.weight)]))
+                owners[layer.name] = own
+        if self.kernel is None and moves:
+            balance = self.balance if self.graft == "none" else None
+            moves = lengthened(
+                moves,
+                self._readout,
+                balance,
+                self.max_change,
+                lambda move: owners[move.layer.name].change(move.state, move.direction),
+            )
+        return {key: part for move in moves for key, part in move.layer.keyed(move.direction).items()}
 
     def _direction(self, own: Preconditioner, inverse: Tensor | None) -> Direction | None:
         layer = own.layer
         state, record = self.state[layer.weight], self._recorder.records[layer.name]
         if inverse is not None and record.inputs:
             u = fixed_kernel_direction(layer, record, inverse)
-            return self._grafted(own, Direction(*layer.parts(u), u.new_zeros(())))
+            return self._grafted(own, layer.whole(u, u.new_zeros(())))
         if record.inputs:
             own.refresh(state, record, self.steps)
         if REFRESHES not in state:
@@ -189,29 +246,8 @@ class FunctionSpaceSGD(ListeningOptimizer):
     def _grafted(self, own: Preconditioner, u: Direction) -> Direction:
         if self.graft == "none":
             return u
-        norm = u.weight.square().sum() + (0.0 if u.bias is None else u.bias.square().sum())
-        return u.scaled(own.layer.gradient().norm() / norm.sqrt().clamp(min=torch.finfo(u.weight.dtype).tiny))
-
-    def _bounded(
-        self, found: list[tuple[Preconditioner, Direction]], most: float
-    ) -> list[tuple[Preconditioner, Direction]]:
-        """Directions shortened where they move a layer's outputs by more than ``most``; one look at all layers."""
-        rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
-        products = torch.stack([u.product.double() for _, u in found]).tolist()
-        bounded = []
-        for (own, u), product in zip(found, products, strict=True):
-            lr = rates[id(own.layer.weight)]
-            if lr * lr * product > most * most:  # the product alone is no less than the change: most steps end here
-                change = lr * own.change(self.state[own.layer.weight], u) ** 0.5
-                u = u.scaled(min(1.0, most / change)) if change else u
-            bounded.append((own, u))
-        return bounded
-
-    def _with_momentum(self, p: Tensor, u: Tensor, group: dict[str, Any]) -> Tensor:
-        buffer = self.state[p].get(MOMENTUM)
-        buffer = u.clone() if buffer is None else buffer.mul_(group["momentum"]).add_(u)
-        self.state[p][MOMENTUM] = buffer
-        return u.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+        norm = u.squares() ** 0.5
+        return u.scaled(float(own.layer.gradient().norm()) / norm if norm else 1.0)
 
     def _step_base(self) -> None:
         if self._base is not None:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .. import distributed
 from ..linalg import SymmetricOperator, cholesky, randomized_range
+from .directions import Direction, Projected, Whole
 
-__all__ = ["Direction", "LowRank", "damped_inverse", "dual", "dual_operator", "low_rank_inverse", "moment", "ridge"]
+__all__ = ["LowRank", "damped_inverse", "dual", "dual_operator", "low_rank_inverse", "moment", "ridge"]
 
 _SPARE = 8  # random columns beside the directions of last time: they find what has grown since
 
@@ -40,18 +41,6 @@ def damped_inverse(a: Tensor, damping: float, *, where: str) -> Tensor:  # (d, d
     return torch.cholesky_inverse(cholesky(shifted, where=where).factor)
 
 
-class Direction(NamedTuple):
-    """A preconditioned gradient u of a layer, in two parts, and its product with the gradient."""
-
-    weight: Tensor  # (c, d - 1)
-    bias: Tensor | None  # (c,)
-    product: Tensor  # (): u . g, which is no less than the squared change of the outputs
-
-    def scaled(self, by: float | Tensor) -> Direction:
-        """The direction times a number, with the product of the longer one."""
-        return Direction(self.weight * by, None if self.bias is None else self.bias * by, self.product * by * by)
-
-
 class LowRank(NamedTuple):
     r"""The inverse :math:`P = (I - U \operatorname{diag}(D)\, U^\top) / \mu` of :math:`A + \lambda I`, nearly.
 
@@ -77,16 +66,17 @@ class LowRank(NamedTuple):
         w = weight.to(vectors.dtype)
         inner = vectors if bias is None else vectors[:-1]
         along = w @ inner  # (c, q)
+        total = torch.dot(w.flatten(), w.flatten())
+        column = None
         if bias is not None:
             b = bias.to(vectors.dtype)
-            along = torch.addr(along, b, vectors[-1])
+            along.addr_(b, vectors[-1])
+            total = total + torch.dot(b, b)
         back = along * self.shrink
-        product = w.square().sum() - (along * back).sum()
-        u = torch.addmm(w, back, inner.mT, beta=1 / mu, alpha=-1 / mu).to(weight.dtype)
-        if bias is None:
-            return Direction(u, None, product / mu)
-        column = torch.addmv(b, back, vectors[-1], beta=1 / mu, alpha=-1 / mu).to(bias.dtype)
-        return Direction(u, column, (product + b.square().sum()) / mu)
+        if bias is not None:
+            column = Whole(torch.addmv(b, back, vectors[-1], beta=1 / mu, alpha=-1 / mu))
+        product = (total - torch.dot(along.flatten(), back.flatten())) / mu
+        return Direction(Projected(w, back, inner, mu), column, product)
 
 
 def low_rank_inverse(a: Tensor, lam: float, tolerance: float, start: Tensor | None, seed: int) -> LowRank | None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from .. import checks, distributed
 from ..modules import unwrap
+from .directions import Direction, Part, Whole
 from .recording import Record
 
 __all__ = ["Layer", "layer_rows", "trained_layers"]
@@ -43,16 +44,18 @@ class Layer:
             return weight, None
         return weight, self.bias.grad if self.bias.grad is not None else torch.zeros_like(self.bias)
 
-    def parts(self, direction: Tensor) -> tuple[Tensor, Tensor | None]:  # (c, d) -> (c, d - 1), (c,)
-        """A direction of weight and bias as two."""
-        return (direction, None) if self.bias is None else (direction[:, :-1], direction[:, -1])
+    def whole(self, direction: Tensor, product: Tensor) -> Direction:  # (c, d)
+        """A direction of weight and bias, given as one matrix."""
+        if self.bias is None:
+            return Direction(Whole(direction), None, product)
+        return Direction(Whole(direction[:, :-1]), Whole(direction[:, -1]), product)
 
-    def keyed(self, weight: Tensor, bias: Tensor | None) -> dict[int, Tensor]:
-        """Directions of weight and bias, in the parameters' shapes, by the parameters' ``id``."""
-        parts = {id(self.weight): weight.reshape(self.weight.shape)}
-        if self.bias is not None and self.bias.grad is not None and bias is not None:
-            parts[id(self.bias)] = bias
-        return parts
+    def keyed(self, direction: Direction) -> dict[int, tuple[Part, float]]:
+        """The direction of each parameter that has a gradient and its scale, by the parameter's ``id``."""
+        found = {id(self.weight): (direction.weight, direction.scale)}
+        if self.bias is not None and self.bias.grad is not None and direction.bias is not None:
+            found[id(self.bias)] = (direction.bias, direction.scale)
+        return found
 
     def rows(self, record: Record, most: int) -> Tensor:  # (n, d)
         """What weight and bias multiply, scaled so that the mean over rows is a sum over places, mean over samples.

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..modules import last_linear
+from ..modules import find_layers, last_linear
 from .base import CheckedOptimizer
 from .layers import Layer, trained_layers
 from .recording import Recorder
 
-__all__ = ["ListeningOptimizer"]
+__all__ = ["ListeningOptimizer", "readout_of"]
 
 
 class ListeningOptimizer(CheckedOptimizer):
@@ -57,3 +57,9 @@ class ListeningOptimizer(CheckedOptimizer):
         bias = module._parameters.get("bias")
         ours = bias is not None and bias.requires_grad and any(p is bias for p in self.parameters)
         return bias if ours else None
+
+
+def readout_of(model: nn.Module) -> str | None:
+    """Name of the last linear layer, which makes the logits; None where there is none."""
+    names = list(find_layers(model, nn.Linear))
+    return names[-1] if names else None

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from .. import checks, distributed
-from .inverses import Direction, LowRank, damped_inverse, dual, dual_operator, low_rank_inverse, moment, ridge
+from .directions import Direction, Whole
+from .inverses import LowRank, damped_inverse, dual, dual_operator, low_rank_inverse, moment, ridge
 from .layers import Layer
+from .lengths import measure_outputs, outputs_of
 from .recording import Record
 
 __all__ = ["Memory", "Preconditioner", "finite_everywhere"]
 
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
-REFRESHES, PLACES = "refreshes", "places"  # how often the moments were renewed; outputs of one sample
+REFRESHES = "refreshes"  # how often the moments were renewed
 INTERVAL, NEXT = "interval", "next"  # steps between two renewals; the step of the next one
 MOMENT, RIDGE = "moment", "ridge"  # EMA of G^T G / n; lambda
 INVERSE = "inverse"  # its damped inverse
@@ -66,7 +68,6 @@ class Preconditioner:
             checks.warn(self.where, f"the input of layer {name!r} is not finite; its moment was left as it was.")
             return
         state[REFRESHES] = state.get(REFRESHES, 0) + 1
-        state[PLACES] = self.layer.places(record.inputs[0], record.gradients[0])
         n = distributed.global_slice(len(g))[1]  # all ranks must take the same side
         drift = 1.0
         if g.shape[1] > self.memory.max_width or (self.memory.ema == 0 and n < g.shape[1]):
@@ -75,6 +76,7 @@ class Preconditioner:
         else:
             drift = self._average(state, MOMENT, moment(g))
             self._invert(state)
+        measure_outputs(state, self.layer, record, self._weight(state))
         if self.memory.output_factor:
             self._refresh_output(state, record)
         self._schedule(state, step, drift)
@@ -91,7 +93,7 @@ class Preconditioner:
                 u = (dual_operator(state[ROWS], state[CORE], state[RIDGE]) @ g.mT).mT.to(g.dtype)
             else:
                 u = (g.to(state[INVERSE].dtype) @ state[INVERSE]).to(g.dtype)
-            made = Direction(*self.layer.parts(u), (u * g).sum())
+            made = self.layer.whole(u, (u * g).sum())
         return self._at_output(state, made, weight, bias)
 
     def change(self, state: State, u: Direction) -> float:
@@ -99,9 +101,8 @@ class Preconditioner:
 
         :math:`u (A + \lambda I) u^\top` is the product that the direction came with.
         """
-        squares = u.weight.double().square().sum() + (0.0 if u.bias is None else u.bias.double().square().sum())
-        inside = float(u.product) - float(state[RIDGE]) * float(squares)
-        return max(0.0, inside) / (len(u.weight) * int(state[PLACES]))
+        inside = float(u.product) - float(state[RIDGE]) * u.squares()
+        return u.scale**2 * max(0.0, inside) / outputs_of(state, self.layer)
 
     def _invert(self, state: State) -> None:
         a, memory = state[MOMENT], self.memory
@@ -135,10 +136,13 @@ class Preconditioner:
     def _at_output(self, state: State, u: Direction, weight: Tensor, bias: Tensor | None) -> Direction:
         if OUTPUT_INVERSE not in state:
             return u
-        left = state[OUTPUT_INVERSE].to(u.weight.dtype)
-        w, b = left @ u.weight, None if u.bias is None else left @ u.bias
+        left = state[OUTPUT_INVERSE].to(weight.dtype)
+        w = left @ u.weight.dense().to(weight.dtype)
         product = (w * (left @ weight)).sum()
-        return Direction(w, b, product if b is None or bias is None else product + (b * (left @ bias)).sum())
+        if u.bias is None or bias is None:
+            return Direction(Whole(w), None, product)
+        b = left @ u.bias.dense().to(bias.dtype)
+        return Direction(Whole(w), Whole(b), product + (b * (left @ bias)).sum())
 
     def _refresh_output(self, state: State, record: Record) -> None:
         d = self.layer.output_gradients(record)  # (n, c)
@@ -154,12 +158,15 @@ class Preconditioner:
         if key not in state or self.memory.ema == 0:
             state[key] = fresh
             return 1.0
-        kept = self.memory.ema
-        weight = (1 - kept) / (1 - kept ** state[REFRESHES])  # of a bias-corrected average
         before = state[key].to(fresh.dtype)
-        state[key] = torch.lerp(before, fresh, weight)
+        state[key] = torch.lerp(before, fresh, self._weight(state))
         norm = float(state[key].norm())
         return float((state[key] - before).norm()) / norm if norm else 0.0
+
+    def _weight(self, state: State) -> float:
+        """Of a fresh value in a bias-corrected average."""
+        kept = self.memory.ema
+        return float((1 - kept) / (1 - kept ** state[REFRESHES]))
 
 
 def finite_everywhere(g: Tensor) -> bool:

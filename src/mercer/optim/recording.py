@@ -25,11 +25,18 @@ class Record:
 
     Attributes:
         inputs: First tensor it was called with, detached.
+        outputs: What came of it, detached.
         gradients: Gradient of the loss at its output.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget them."""
+        for kept in (self.inputs, self.outputs, self.gradients):
+            kept.clear()
 
 
 class Recorder:
@@ -91,8 +98,7 @@ class Recorder:
     def clear(self) -> None:
         """Forget what was seen."""
         for record in self.records.values():
-            record.inputs.clear()
-            record.gradients.clear()
+            record.clear()
 
     def close(self) -> None:
         """Take the hooks off the model for good."""
@@ -124,7 +130,7 @@ class Recorder:
         if not result.requires_grad or not given:
             return
         self._refuse_second_run(name)
-        result.register_hook(_WeakHook(self, "_keep", name, given[0].detach()))
+        result.register_hook(_WeakHook(self, "_keep", name, given[0].detach(), result.detach()))
 
     def _refuse_second_run(self, name: str) -> None:
         recomputed = torch._C._current_graph_task_id() != -1  # inside a backward pass: checkpointing
@@ -135,9 +141,11 @@ class Recorder:
                 raise RuntimeError(checks.sentence(self.where, need, f"{name!r} twice", fix))
             self._ran.add(name)
 
-    def _keep(self, name: str, given: Tensor, gradient: Tensor) -> None:
-        self.records[name].inputs.append(given)
-        self.records[name].gradients.append(gradient.detach())
+    def _keep(self, name: str, given: Tensor, output: Tensor, gradient: Tensor) -> None:
+        record = self.records[name]
+        record.inputs.append(given)
+        record.outputs.append(output)
+        record.gradients.append(gradient.detach())
 
 
 class _WeakHook:

@@ -7,10 +7,15 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import RidgeClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -155,6 +160,30 @@ def test_rows_of_tiny_numbers_are_standardised_before_they_are_rounded(case):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mercer.NumericalWarning)  # all rows look alike to RBF(0.5)
         assert case().fit(x)(x).isfinite().all()
+
+
+def test_goes_into_a_scikit_learn_pipeline(case):
+    x = rows()
+    labels = (x[:, 0] > 0).long().numpy()
+    twin = clone(case())
+    assert type(twin) is type(case())
+    pipeline = make_pipeline(StandardScaler(), twin, RidgeClassifier()).fit(x.numpy(), labels)
+    scaled = torch.as_tensor(StandardScaler().fit_transform(x.numpy()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = clone(pipeline)
+    assert again.get_params().keys() == pipeline.get_params().keys()
+    found = pipeline[:-1].transform(x.numpy())
+    assert isinstance(found, np.ndarray) and found.shape == (N, twin.m)
+    np.testing.assert_allclose(np.abs(found), case().fit(scaled)(scaled).abs().numpy(), rtol=1e-6, atol=1e-8)
+    assert pipeline.predict(x.numpy()).shape == (N,)
+    np.testing.assert_allclose(np.abs(case().fit_transform(scaled.numpy())), np.abs(found), rtol=1e-6, atol=1e-8)
+    name, value = next((n, v) for n, v in twin.get_params().items() if n in ("m", "k"))
+    assert pipeline.set_params(**{f"{type(twin).__name__.lower()}__{name}": value}).named_steps is not None
+    with pytest.raises(NotFittedError):
+        twin.transform(x.numpy())
+    with pytest.raises(ValueError, match="a parameter must be one of"):
+        twin.set_params(wrong=1)
 
 
 def test_saves_and_loads(case, tmp_path):

@@ -22,7 +22,7 @@ from mercer.spectral import analyze
 def way(request, monkeypatch):
     """Both ways to the complexity: a Cholesky factor, and Lanczos as for many rows."""
     if request.param == "lanczos":
-        monkeypatch.setattr("mercer.spectral.factor._DENSE_ROWS", 0)
+        monkeypatch.setattr("mercer.spectral.factor._FINE_ROWS", 0)
     return request.param
 
 
@@ -240,7 +240,7 @@ def test_targets_of_one_matrix_share_its_factor(monkeypatch):
     assert others[0].complexity == pytest.approx(reference.complexity(ReLUGram()(x), y[:, 0]), rel=1e-8)
     _ = [other.complexity for other in others]
     assert all(other._factor is spectrum._factor for other in others)
-    monkeypatch.setattr("mercer.spectral.factor._DENSE_ROWS", 0)
+    monkeypatch.setattr("mercer.spectral.factor._FINE_ROWS", 0)
     many = analyze(ReLUGram(), x, y)
     steps = [many.shuffled(torch.Generator().manual_seed(seed)) for seed in range(12)]
     found = [one.complexity for one in steps]
@@ -269,7 +269,7 @@ def test_a_rate_above_the_largest_stable_one_warns():
 
 def test_an_unfinished_complexity_warns_with_what_is_left(monkeypatch):
     x, y = problem(300, 4)
-    monkeypatch.setattr("mercer.spectral.factor._DENSE_ROWS", 0)
+    monkeypatch.setattr("mercer.spectral.factor._FINE_ROWS", 0)
     monkeypatch.setattr("mercer.spectral.spectrum._LIMIT", 20)
     with pytest.warns(NumericalWarning, match=r"still to grow by about .* of itself after 20 products"):
         value = analyze(ReLUGram(), x, y).complexity

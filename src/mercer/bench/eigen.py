@@ -1,4 +1,4 @@
-"""Eigenfunctions and kernels of networks: ours against NeuralEF, scikit-learn's Nystroem and finite differences.
+"""Eigenfunctions and kernels of networks: ours against scipy, NeuralEF, Nystrom maps and finite differences.
 
 Every case runs three seeds in one work; its score is the worst of them.
 """
@@ -6,6 +6,7 @@ Every case runs three seeds in one work; its score is the worst of them.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..features import NeuralEigenfunctions
-from ..kernels import NTK, RBF, EmpiricalNTK, Kernel, Polynomial
+from ..checks import NumericalWarning
+from ..features import NeuralEigenfunctions, Nystrom
+from ..kernels import NTK, RBF, EmpiricalNTK, Kernel, Matern, Polynomial
 from .timing import Case, Peer
 
 SEEDS = (0, 1, 2)
+K = 16
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,80 @@ def _gram_error(data: Tangent, grams: list[Tensor]) -> float:
     return max(float((gram - data.gram).norm() / data.gram.norm()) for gram in grams)
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """Rows to fit on, new rows to score on, and the kernel's Gram matrix there."""
+
+    kernel: Kernel
+    x: Tensor  # (n, d)
+    new: Tensor  # (1000, d)
+    gram: Tensor  # (1000, 1000)
+
+
+def _clusters(kind: str, n: int) -> Fresh:
+    """Eight clusters in ten dimensions, in float32; bandwidths by the median."""
+    generator = _seeded(0)
+    centres = 1.5 * torch.randn(8, 10, generator=generator)
+    x = centres[torch.randint(8, (n + 1000,), generator=generator)] + torch.randn(n + 1000, 10, generator=generator)
+    gaussian = RBF.from_data(x[:n], generator=_seeded(0))
+    width = (2 * float(gaussian.gamma)) ** -0.5
+    kernel = {"RBF": gaussian, "NTK(3)": NTK(3), "Matern": Matern(1.5, width)}[kind]
+    return Fresh(kernel, x[:n], x[n:], kernel(x[n:].double()).detach())
+
+
+def _extended(data: Fresh) -> Tensor:
+    return NeuralEigenfunctions(data.kernel, K, generator=_seeded(0)).fit(data.x)(data.new).detach()
+
+
+def _eigsh(data: Fresh) -> Tensor:
+    from scipy.sparse.linalg import eigsh
+
+    with torch.no_grad():
+        values, vectors = eigsh(data.kernel(data.x).numpy(), k=K, which="LA")
+        roots = torch.as_tensor(values).clamp_min(1e-30).sqrt()
+        features: Tensor = data.kernel(data.new, data.x) @ (torch.as_tensor(vectors) / roots)
+        return features
+
+
+def _nystrom(data: Fresh, *, m: int) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)  # of a rank below m
+        return Nystrom(data.kernel, m, generator=_seeded(0)).fit(data.x)(data.new)[:, :K].detach()
+
+
+def _new_error(data: Fresh, features: Tensor) -> float:
+    phi = features.double()
+    return float((phi @ phi.mT - data.gram).norm() / data.gram.norm())
+
+
+def _fresh_case(kind: str, n: int, peers: Mapping[str, Peer], repeats: int) -> Case:
+    return Case(
+        f"{kind}, n = {n:,}, k = {K}: fit and 1,000 new rows",
+        setup=partial(_clusters, kind, n),
+        ours=_extended,
+        peers=peers,
+        accuracy=_new_error,
+        accuracy_name="relative error on new rows",
+        repeats=repeats,
+        memory=False,
+    )
+
+
+def _against_scipy(kind: str, n: int) -> Case:
+    peer = Peer(_eigsh, needs=("scipy",), goals={"cpu": 1.0, "accuracy": 0.999}, once=n > 10_000)
+    return _fresh_case(kind, n, {"Gram + scipy eigsh + exact extension": peer}, 5 if n <= 2000 else 2)
+
+
+def _against_nystrom(kind: str, m: int) -> Case:
+    goals = {"cpu": 2.0, "accuracy": 0.999}
+    return _fresh_case(kind, 50_000, {f"Nystrom({m}) + eigh": Peer(partial(_nystrom, m=m), goals=goals)}, 2)
+
+
+_KINDS = ("RBF", "NTK(3)", "Matern")
+
 CASES = [
+    *[_against_scipy(kind, n) for n in (1000, 5000, 20_000) for kind in _KINDS],
+    *[_against_nystrom(kind, m) for kind, m in (("RBF", 256), ("NTK(3)", 1024), ("Matern", 512))],
     *_toy_cases(
         "RBF, U[-2, 2], N = 2048, k = 10",
         lambda: _toy(RBF(0.5), 10, partial(_uniform, 2.0, 1, 2048)),

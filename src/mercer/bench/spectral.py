@@ -17,6 +17,7 @@ __all__ = ["CASES"]
 
 RATE = 2e-4  # the paper's eta
 STEPS = 100
+SHUFFLES = 10
 LAZY = {"width": 4000, "scale": 1.0, "rate": 2e-3, "steps": 50}
 
 
@@ -125,7 +126,42 @@ def _lazy(data: Problem) -> float:
     return float((predicted / measured - 1).abs().max())
 
 
+def _reading(data: Problem) -> list[float]:
+    """Complexity, the last point of the curve, and ten shuffled controls."""
+    spectrum = analyze(ReLUGram(), data.x, data.y)
+    controls = [spectrum.shuffled(torch.Generator().manual_seed(seed)).complexity for seed in range(SHUFFLES)]
+    return [spectrum.complexity, float(spectrum.convergence(RATE, STEPS)[-1]), *controls]
+
+
+def _plain_reading(data: Problem) -> list[float]:
+    """The same by plain torch: one Cholesky factor, and gradient descent step by step."""
+    with torch.no_grad():
+        gram = torch.cat([ReLUGram()(rows, data.x) for rows in data.x.split(500)])
+    orders = [torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed)) for seed in range(SHUFFLES)]
+    columns = torch.stack([data.y, *(data.y[order] for order in orders)], 1)
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(gram), columns, upper=False)
+    residual = data.y
+    for _ in range(STEPS):
+        residual = residual - RATE * (gram @ residual)
+    found: list[float] = half.square().sum(0).tolist()
+    return [found[0], float(residual.norm()), *found[1:]]
+
+
+def _reading_case(n: int, goal: float) -> Case:
+    return Case(
+        f"complexity, curve and ten shuffles, n = {n:,}",
+        setup=lambda: zeros_and_ones(n, given=False),
+        ours=_reading,
+        peers={"plain torch, one Cholesky": Peer(_plain_reading, goals={"cpu": goal}, once=n > 5000)},
+        repeats=3 if n <= 5000 else 1,
+        memory=False,
+    )
+
+
 CASES = [
+    _reading_case(2000, 1.0),
+    _reading_case(5000, 1.0),
+    _reading_case(10_000, 4.0),
     Case(
         "curve of 100 steps, n = 5000, H given",
         setup=lambda: zeros_and_ones(5000, given=True),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
@@ -28,6 +29,7 @@ class FeatureMap(Savable, nn.Module):
     """
 
     FITTED: ClassVar[tuple[str, ...]] = ()
+    _captures = True
     __call__: Callable[..., Tensor]
 
     def __init__(self, kernel: Kernel, generator: torch.Generator | None = None) -> None:
@@ -49,21 +51,62 @@ class FeatureMap(Savable, nn.Module):
         """The features of checked rows; what a variant must write."""
         raise NotImplementedError(f"{type(self).__name__} must define features(x)")
 
-    def fit(self, x: Readable | DataLoader[Any]) -> Self:
+    def fit(self, x: Readable | DataLoader[Any] | ArrayLike, y: object = None) -> Self:
         """Learn the map from rows, from a loader of them, or from a file (`mercer.modules.open_rows`), block by block.
 
-        Half precision is learned in float32. Of several ranks each gives its own rows: see `mercer.distributed`.
+        Half precision is learned in float32. With several ranks each passes its own rows: see `mercer.distributed`.
+        ``y`` is not used; it is there for scikit-learn's pipelines.
         """
         with torch.no_grad(), self._agreed():
             self.learn(self._rows(x))
         return self
 
-    def fit_transform(self, x: Tensor | DataLoader[Any]) -> Tensor:  # (n, d) -> (n, m)
-        """``fit(x)`` and the features of ``x``, in one pass where the map has one."""
+    @overload
+    def fit_transform(self, x: Tensor | DataLoader[Any], y: object = None) -> Tensor: ...
+
+    @overload
+    def fit_transform(self, x: ArrayLike, y: object = None) -> NDArray[Any]: ...
+
+    def fit_transform(self, x: Any, y: object = None) -> Tensor | NDArray[Any]:  # (n, d) -> (n, m)
+        """``fit(x)`` and the features of ``x``, in one pass where the map has one; an array for an array."""
         with torch.no_grad(), self._agreed():
-            data = self._rows(x)[:]
-            self.learn(data)
-            return self.features(data)
+            features = self._learn_features(self._rows(x)[:])
+        return features if isinstance(x, Tensor | DataLoader) else features.cpu().numpy()
+
+    def transform(self, x: ArrayLike) -> NDArray[Any]:  # (n, d) -> (n, m)
+        """The features of an array as an array: the map as a step of a scikit-learn pipeline."""
+        self._check_fitted()
+        data = rows(type(self).__name__, np.asarray(x))
+        with torch.no_grad():
+            features = self(data.to(getattr(self, self.FITTED[0]).device))
+        return features.cpu().numpy()
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments, for scikit-learn's ``clone`` and pipelines."""
+        return dict(self.get_arguments())
+
+    def set_params(self, **params: Any) -> Self:
+        """Construct the map anew, unfitted, with some arguments changed."""
+        known = self.get_params()
+        for name in params:
+            checks.choice(type(self).__name__, "a parameter", name, known)
+        fresh = type(self).from_arguments({**known, **params})
+        self.__dict__ = fresh.__dict__
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether ``fit`` was called."""
+        return bool(getattr(self, self.FITTED[0]).numel())
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks of a step: a transformer that needs no targets."""
+        from sklearn.utils import Tags, TargetTags, TransformerTags
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False), transformer_tags=TransformerTags())
+
+    def _learn_features(self, data: Tensor) -> Tensor:
+        self.learn(data)
+        return self.features(data)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
         """The features of rows."""

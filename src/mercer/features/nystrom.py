@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from .. import checks
@@ -93,14 +90,11 @@ class Nystrom(FeatureMap):
         self._rotate(x, whitener, second, diag)
 
     @override
-    def fit_transform(self, x: Tensor | DataLoader[Any]) -> Tensor:  # (n, d) -> (n, m)
-        """``fit(x)`` and the features of ``x`` from one pass over the kernel."""
-        with torch.no_grad(), self._agreed():
-            data = self._rows(x)[:]
-            whitener = self._whitener(data)
-            phi = self._whitened(data, whitener)
-            rotation = self._rotate(data, whitener, (phi.mT @ phi).double(), self.exact.diag(data).double().sum())
-            return phi @ rotation.to(phi.dtype)
+    def _learn_features(self, data: Tensor) -> Tensor:  # (n, d) -> (n, m), from one pass over the kernel
+        whitener = self._whitener(data)
+        phi = self._whitened(data, whitener)
+        rotation = self._rotate(data, whitener, (phi.mT @ phi).double(), self.exact.diag(data).double().sum())
+        return phi @ rotation.to(phi.dtype)
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)

@@ -13,7 +13,9 @@ from .gram_matrices import Gram
 
 __all__ = ["Factor"]
 
-_DENSE_ROWS = 6000  # up to here a factor costs less than one run of Lanczos, by `mercer bench spectral`
+_DENSE_ROWS = 6000  # up to here a factor costs less than one run of Lanczos, by `mercer bench spectral`,
+_FINE_ROWS = 10_000  # and up to here less than two runs to an accuracy below _FINE: the targets and their control
+_FINE = 1e-7
 _PRODUCT = 8.0  # flops of a product count so much beside those of a factor: they wait for memory
 
 
@@ -22,10 +24,12 @@ class Factor:
 
     Args:
         gram: H.
+        tolerance: Relative accuracy that products would have to reach.
     """
 
-    def __init__(self, gram: Gram) -> None:
+    def __init__(self, gram: Gram, tolerance: float) -> None:
         self._gram = gram
+        self._rows = _FINE_ROWS if tolerance < _FINE else _DENSE_ROWS
         self._spent = 0.0
 
     def spend(self, products: int) -> None:
@@ -36,7 +40,7 @@ class Factor:
     def pays(self) -> bool:
         """Whether the factor is there, or worth its n^3 / 3 flops and fits the free memory."""
         n, free = self._gram.n, checks.available_memory()
-        worth = "lower" in self.__dict__ or n <= _DENSE_ROWS or self._spent >= n**3 / 3
+        worth = "lower" in self.__dict__ or n <= self._rows or self._spent >= n**3 / 3
         return worth and (free is None or 4 * 8 * n**2 <= free)
 
     @functools.cached_property

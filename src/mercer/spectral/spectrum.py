@@ -51,7 +51,7 @@ class Spectrum:
         factor: Factor | None = None,
     ) -> None:
         self.k, self.tolerance = k, tolerance
-        self._factor = Factor(gram) if factor is None else factor
+        self._factor = Factor(gram, tolerance) if factor is None else factor
         self._gram, self._columns, self._given_floor = gram, columns, floor
         self._run = Lanczos(gram, columns)
 

@@ -32,6 +32,7 @@ class Savable:
     """
 
     _mixed = False
+    _captures = False  # True where get_params reads the captured arguments
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -40,7 +41,7 @@ class Savable:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: D102
         self = super().__new__(cls, *args, **kwargs) if cls._mixed else super().__new__(cls)
-        if not hasattr(cls, "get_params"):  # scikit-learn forbids attributes beyond the parameters
+        if cls._captures or not hasattr(cls, "get_params"):  # an estimator's attributes are its parameters
             try:
                 bound = _signature(cls).bind(None, *args, **kwargs)
             except TypeError:  # a copy, which brings its own; or a wrong call, which __init__ will report
@@ -54,7 +55,7 @@ class Savable:
         """The constructor's arguments by name, as they are now."""
         if dataclasses.is_dataclass(self):
             return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
-        if hasattr(self, "get_params"):
+        if hasattr(self, "get_params") and not self._captures:
             return dict(self.get_params(deep=False))
         held = {**vars(self), **vars(self).get("_modules", {})}
         captured: dict[str, Any] = vars(self).get(_ARGUMENTS, {})

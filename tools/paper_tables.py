@@ -88,7 +88,8 @@ def _plain(done: list[Summary]) -> tuple[list[str], list[str], dict[tuple[str, s
 
 
 def _grid(rows: list[str], columns: list[str], cells: dict[tuple[str, str], str]) -> str:
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    heads = [column.replace("|", "\\|") or "value" for column in columns]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {row} | " + " | ".join(cells.get((row, column), "") for column in columns) + " |" for row in rows]
     return "\n".join(lines)
 

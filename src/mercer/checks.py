@@ -28,6 +28,7 @@ __all__ = [
     "integer",
     "matrix",
     "memory",
+    "no_overflow",
     "non_negative",
     "positive",
     "same_device",
@@ -129,10 +130,14 @@ def squarable(where: str, name: str, x: Tensor, *, empty: bool = False) -> Tenso
     """Finite, with at least one row (unless ``empty``), and small enough that squared norms do not overflow."""
     if len(x) == 0 and not empty:
         raise ValueError(sentence(where, f"{name} must have at least one row", tuple(x.shape)))
-    finite(where, name, x)
+    return no_overflow(where, name, finite(where, name, x))
+
+
+def no_overflow(where: str, name: str, x: Tensor) -> Tensor:
+    """Numbers whose squares, summed over a row, stay finite; NaN and infinity are not looked for."""
     largest = _largest(x)
     limit = math.sqrt(torch.finfo(x.dtype).max / (8 * max(1, x.shape[1:].numel())))
-    if largest > limit:
+    if limit < largest < math.inf:
         raise ValueError(
             sentence(
                 where,

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from .. import checks
+from ..linalg import transformed
 from .base import Kernel
 from .gaussian_moments import check_activation, moments, variances
 
@@ -71,7 +72,13 @@ class ConvNNGP(Kernel):
         if x.ndim != 4:
             fix = f"Use {name}[:, None] for grey pictures, {name}.reshape(-1, c, h, w) for rows."
             raise ValueError(checks.sentence(where, f"{name} must have shape (n, c, h, w)", tuple(x.shape), fix))
-        return checks.floating(checks.matrix(where, name, x.flatten(1))).reshape(x.shape)
+        x = checks.floating(checks.matrix(where, name, x.flatten(1))).reshape(x.shape)
+        if x.numel() == 0 and len(x):
+            raise ValueError(checks.sentence(where, f"{name} must have at least one pixel", tuple(x.shape)))
+        unread = (
+            torch.compiler.is_compiling() or transformed() or x.device.type != "cpu"
+        )  # a value would stall or break
+        return x if unread else checks.no_overflow(where, name, x)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, c, h, w), (m, c, h, w) -> (n, m)

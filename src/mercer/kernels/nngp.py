@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
@@ -11,8 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
+from ..linalg import differentiated, norms_and_units, safe_sqrt, slices
 from .base import Kernel
-from .gaussian_moments import check_activation, moments, relu_step, variances
+from .gaussian_moments import check_activation, gain, inverse_of, own_moments, pair_moments
 
 _TILE = 256  # a tile and its temporaries stay in the cache
 
@@ -22,6 +22,19 @@ class WideKernels(NamedTuple):
 
     nngp: Tensor
     ntk: Tensor
+
+
+class _Rows(NamedTuple):
+    """One side of a Gram matrix, layer by layer."""
+
+    unit: Tensor  # (n, d): products are the correlations of the first layer, less the bias's share
+    deviation: list[Tensor]  # depth + 1 of (n,)
+    gain: list[Tensor]  # depth of (n,): factor of the moments in the next correlation
+    bias: list[Tensor]  # depth + 1 of (n,): standard deviation of the bias over that of the row
+
+    def part(self, rows: slice) -> _Rows:
+        """Some of the rows."""
+        return _Rows(self.unit[rows], *([t[rows] for t in each] for each in self[1:]))
 
 
 class NNGP(Kernel):
@@ -56,7 +69,7 @@ class NNGP(Kernel):
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
-        return self._variances(x)[-1]
+        return self._diagonals(self._rows(x), tangent=False)[0]
 
     @override
     def extra_repr(self) -> str:
@@ -64,88 +77,70 @@ class NNGP(Kernel):
 
     def _kernels(self, x: Tensor, y: Tensor, *, tangent: bool) -> tuple[Tensor, ...]:
         """The NNGP kernel and, where asked for, the NTK."""
-        vx = self._variances(x)
-        vy = vx if y is x else self._variances(y)
-        taped = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-        if torch.compiler.is_compiling() or taped or max(len(x), len(y)) <= _TILE:
-            whole = self._tile(x, y, vx, vy, tangent)
-            return _with_diagonals(whole, self._diagonals(vx, tangent)) if y is x else whole
-        return self._tiles(x, y, vx, vy, tangent)
+        left = self._rows(x)
+        right = left if y is x else self._rows(y)
+        if not differentiated(x, y) and x.device.type == "cpu" and max(len(x), len(y)) > _TILE:
+            return self._tiles(left, right, tangent)
+        whole = self._tile(left, right, tangent)
+        return _with_diagonals(whole, self._diagonals(left, tangent)) if y is x else whole
 
-    def _tiles(self, x: Tensor, y: Tensor, vx: list[Tensor], vy: list[Tensor], tangent: bool) -> tuple[Tensor, ...]:
+    def _tiles(self, x: _Rows, y: _Rows, tangent: bool) -> tuple[Tensor, ...]:
         symmetric = y is x
-        diagonals = self._diagonals(vx, tangent)
-        tile = self._tile
-        if self.activation == "relu":
-            tile = self._relu_tile
-            x = self._unit_variance(x, vx[0])
-            y = x if symmetric else self._unit_variance(y, vy[0])
-        whole: tuple[Tensor, ...] = ()
-        for i in range(0, len(x), _TILE):
-            rows = slice(i, i + _TILE)
-            left, vl = x[rows], [v[rows] for v in vx]
-            for j in range(i if symmetric else 0, len(y), _TILE):
-                columns = slice(j, j + _TILE)
-                parts = tile(left, y[columns], vl, [v[columns] for v in vy], tangent)
-                if symmetric and i == j:
+        diagonals = self._diagonals(x, tangent)
+        whole = tuple(x.unit.new_empty(len(x.unit), len(y.unit)) for _ in diagonals)
+        for rows in slices(len(x.unit), _TILE):
+            left = x.part(rows)
+            for columns in slices(len(y.unit), _TILE):
+                if symmetric and columns.start < rows.start:
+                    continue
+                parts = self._tile(left, y.part(columns), tangent)
+                if symmetric and rows == columns:
                     parts = _with_diagonals(parts, tuple(d[rows] for d in diagonals))
-                whole = whole or tuple(part.new_empty(len(x), len(y)) for part in parts)
                 for gram, part in zip(whole, parts, strict=True):
                     gram[rows, columns] = part
-                    if symmetric and i != j:
+                    if symmetric and rows != columns:
                         gram[columns, rows] = part.mT
         return whole
 
-    def _tile(self, x: Tensor, y: Tensor, vx: list[Tensor], vy: list[Tensor], tangent: bool) -> tuple[Tensor, ...]:
-        s = x @ y.mT * (self.weight_var / x.shape[1]) + self.bias_var
-        ntk = s
-        for qx, qy in zip(vx[:-1], vy[:-1], strict=True):
-            moment, slope = moments(self.activation, s, qx[:, None], qy[None], slope=tangent)
-            s = self._layer(moment)
-            if slope is not None:
-                ntk = s + ntk * slope * self.weight_var
-        return (s, ntk) if tangent else (s,)
-
-    def _relu_tile(self, x: Tensor, y: Tensor, vx: list[Tensor], vy: list[Tensor], tangent: bool) -> tuple[Tensor, ...]:
-        """As `_tile`, on correlations of rows of unit variance, in place: half the passes over memory, no gradient."""
-        rx, ry = [v.sqrt()[:, None] for v in vx], [v.sqrt()[None] for v in vy]
-        t = x @ y.mT
+    def _tile(self, x: _Rows, y: _Rows, tangent: bool) -> tuple[Tensor, ...]:
+        r"""The recursion on correlations; the NTK as :math:`\Theta / r_x r_y`."""
+        rho = x.unit @ y.unit.mT
         if self.bias_var:
-            t += (self.bias_var / rx[0]) / ry[0]
-        ntk = t.clone() if tangent else None
-        for depth in range(self.depth):
-            t, reach = relu_step(t)
-            if self.bias_var:  # the correlation falls to alpha J + (1 - alpha); without a bias alpha is 1
-                shrink = (self.weight_var / 2 * rx[depth] / rx[depth + 1]) * (ry[depth] / ry[depth + 1])
-                t = t.mul_(shrink).add_((self.bias_var / rx[depth + 1]) / ry[depth + 1])
-                reach *= shrink
-            ntk = None if ntk is None else ntk.mul_(reach).add_(t)
-        norms = rx[-1] * ry[-1]
-        return (t.mul_(norms),) if ntk is None else (t.mul_(norms), ntk.mul_(norms))
+            rho = torch.addcmul(rho, x.bias[0][:, None], y.bias[0][None])
+        theta = rho
+        for layer in range(self.depth):
+            value, slope = pair_moments(self.activation, rho, x.deviation[layer][:, None], y.deviation[layer][None])
+            if self.bias_var or self.activation != "relu":  # without a bias relu keeps its scale: all gains are 1
+                gains = x.gain[layer][:, None] * y.gain[layer][None]
+                value, slope = value * gains, slope * gains
+            rho = torch.addcmul(value, x.bias[layer + 1][:, None], y.bias[layer + 1][None]) if self.bias_var else value
+            if tangent:
+                theta = torch.addcmul(rho, theta, slope)
+        scales = (x.deviation[-1][:, None], y.deviation[-1][None])  # one after the other: their product may overflow
+        return tuple(gram * scales[0] * scales[1] for gram in ((rho, theta) if tangent else (rho,)))
 
-    def _unit_variance(self, x: Tensor, v: Tensor) -> Tensor:  # (n, d), (n,) -> (n, d)
-        """Rows whose products are the correlations of the first layer, less what the biases add."""
-        inverse = math.sqrt(self.weight_var / x.shape[1]) / torch.where(v > 0, v, 1.0).sqrt()
-        return x * inverse[:, None]
-
-    def _variances(self, x: Tensor) -> list[Tensor]:  # depth + 1 of (n,)
-        """The diagonal of every layer's kernel, inputs first."""
-        diagonal = [x.square().sum(1) * (self.weight_var / x.shape[1]) + self.bias_var]
+    def _rows(self, x: Tensor) -> _Rows:
+        """What every row needs to know of itself, layer by layer."""
+        norm, unit = norms_and_units(x)
+        sigma, bias = math.sqrt(self.weight_var), math.sqrt(self.bias_var)
+        scaled = norm * (sigma / math.sqrt(x.shape[1]))
+        deviation, gains = [self._with_bias(scaled)], []
         for _ in range(self.depth):
-            diagonal.append(self._layer(variances(self.activation, diagonal[-1])[0]))
-        return diagonal
+            grown = gain(self.activation, deviation[-1])
+            after = self._with_bias(sigma * grown * safe_sqrt(own_moments(self.activation, deviation[-1])[0]))
+            gains.append(sigma * grown * inverse_of(after))
+            deviation.append(after)
+        share = (scaled * inverse_of(deviation[0]))[:, None] if self.bias_var else 1.0
+        return _Rows(unit * share, deviation, gains, [bias * inverse_of(r) for r in deviation])
 
-    def _diagonals(self, v: list[Tensor], tangent: bool) -> tuple[Tensor, ...]:
-        if not tangent:
-            return (v[-1],)
-        ntk = v[0]
-        for q, after in itertools.pairwise(v):
-            ntk = after + ntk * variances(self.activation, q)[1] * self.weight_var
-        return v[-1], ntk
+    def _with_bias(self, r: Tensor) -> Tensor:
+        return torch.hypot(r, torch.full_like(r, math.sqrt(self.bias_var))) if self.bias_var else r
 
-    def _layer(self, moment: Tensor) -> Tensor:
-        scaled = moment * self.weight_var
-        return scaled + self.bias_var if self.bias_var else scaled
+    def _diagonals(self, x: _Rows, tangent: bool) -> tuple[Tensor, ...]:
+        last, theta = x.deviation[-1], torch.ones_like(x.deviation[0])
+        for r, grown in zip(x.deviation, x.gain, strict=False):
+            theta = 1 + theta * own_moments(self.activation, r)[1] * grown.square()
+        return (last.square(), theta * last * last) if tangent else (last.square(),)
 
 
 class NTK(NNGP):
@@ -171,7 +166,7 @@ class NTK(NNGP):
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
-        return self._diagonals(self._variances(x), tangent=True)[1]
+        return self._diagonals(self._rows(x), tangent=True)[1]
 
     def both(self, x: Tensor, y: Tensor | None = None) -> WideKernels:  # (n, d), (m, d) -> (n, m), (n, m)
         """NNGP and NTK from one pass over the layers."""

@@ -3,7 +3,7 @@
 from .autodiff import differentiated, transformed
 from .blocks import block_rows, blockwise, blockwise_matmul, slices
 from .cholesky import Cholesky, cholesky
-from .distances import angles, clamp_cosines, cosines, plain, safe_sqrt, squared_distances, unit_rows
+from .distances import angles, clamp_cosines, cosines, norms_and_units, plain, safe_sqrt, squared_distances, unit_rows
 from .eigen import TopEigh, randomized_range, top_eigh
 from .inverse_root import inverse_root
 from .lanczos import Lanczos, gauss, radau
@@ -27,6 +27,7 @@ __all__ = [
     "gauss",
     "inverse_root",
     "kernel_ridge_loo",
+    "norms_and_units",
     "plain",
     "radau",
     "randomized_range",

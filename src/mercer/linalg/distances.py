@@ -6,7 +6,8 @@ import math
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+
+from .autodiff import transformed
 
 # A sum of d products carries a rounding error of a few units in the last place of |x|^2 + |y|^2.
 _RESOLUTION = 8.0
@@ -70,9 +71,7 @@ def _centre(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
 
 def _overflowed(rows: Tensor, columns: Tensor) -> bool:
     """Whether a sum of squares is near it; looked at on the CPU alone, where that neither waits nor breaks a trace."""
-    if torch.compiler.is_compiling() or rows.device.type != "cpu":
-        return False
-    if is_functorch_wrapped_tensor(rows) or is_functorch_wrapped_tensor(columns):
+    if torch.compiler.is_compiling() or rows.device.type != "cpu" or transformed():
         return False
     limit = torch.finfo(rows.dtype).max / 8
     return bool((rows.detach() > limit).any() | (columns.detach() > limit).any())
@@ -94,12 +93,18 @@ def safe_sqrt(squared: Tensor) -> Tensor:
     return torch.where(zero, torch.zeros_like(squared), torch.where(zero, torch.ones_like(squared), squared).sqrt())
 
 
+def norms_and_units(x: Tensor) -> tuple[Tensor, Tensor]:  # (n, d) -> (n,), (n, d)
+    """Lengths of the rows, and the rows on the unit sphere; a row of zeros stays zero."""
+    scale = x.detach().abs().amax(-1, keepdim=True)  # squares of tiny or huge entries would under- or overflow
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    x = x / scale
+    norm = safe_sqrt(x.square().sum(-1, keepdim=True))
+    return (norm * scale)[..., 0], x / torch.where(norm > 0, norm, torch.ones_like(norm))
+
+
 def unit_rows(x: Tensor) -> Tensor:  # (n, d) -> (n, d)
     """Rows on the unit sphere; a row of zeros stays zero."""
-    scale = x.detach().abs().amax(-1, keepdim=True)  # squares of tiny or huge entries would under- or overflow
-    x = x / torch.where(scale > 0, scale, torch.ones_like(scale))
-    norm = safe_sqrt(x.square().sum(-1, keepdim=True))
-    return x / torch.where(norm > 0, norm, torch.ones_like(norm))
+    return norms_and_units(x)[1]
 
 
 def cosines(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

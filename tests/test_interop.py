@@ -1,5 +1,9 @@
 """Doors to other libraries: scikit-learn, gpytorch, the Hub's mixin, torch.export and ONNX. Both sides must agree."""
 
+import copy
+import io
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +19,19 @@ from torch import nn
 import mercer
 from mercer import kernels
 from mercer.features import Nystrom
-from mercer.kernels import NTK, RBF, Linear, Matern, Polynomial, RadialSeries, Scaled, from_gpytorch, to_gpytorch
+from mercer.kernels import (
+    NTK,
+    RBF,
+    Linear,
+    Matern,
+    Periodic,
+    Polynomial,
+    RadialSeries,
+    RationalQuadratic,
+    Scaled,
+    from_gpytorch,
+    to_gpytorch,
+)
 from mercer.layerwise import KernelNetworkClassifier, KernelNetworkRegressor
 from mercer.nn import KernelClassifier, kernelize
 
@@ -73,6 +89,8 @@ def pairs(gp):
         "matern0.5": (k.MaternKernel(nu=0.5), Matern(0.5, scale)),
         "matern1.5": (k.MaternKernel(nu=1.5), Matern(1.5, scale)),
         "matern2.5": (k.MaternKernel(nu=2.5), Matern(2.5, scale)),
+        "rq": (k.RQKernel(), RationalQuadratic(scale, scale)),
+        "periodic": (k.PeriodicKernel(), Periodic(scale, scale**0.5)),
         "linear": (k.LinearKernel(), scale * Linear()),
         "polynomial": (k.PolynomialKernel(power=3), Polynomial(3, coef0=scale)),
         "algebra": (
@@ -83,7 +101,7 @@ def pairs(gp):
 
 
 @pytest.mark.parametrize(
-    "case", ["rbf", "ard", "matern0.5", "matern1.5", "matern2.5", "linear", "polynomial", "algebra"]
+    "case", ["rbf", "ard", "matern0.5", "matern1.5", "matern2.5", "rq", "periodic", "linear", "polynomial", "algebra"]
 )
 def test_gpytorch_kernels_come_in(case, gp):
     theirs, same = pairs(gp)[case]
@@ -127,6 +145,22 @@ def test_kernels_go_out_to_gpytorch(make, gp):
     both = theirs(batch, y).to_dense()
     torch.testing.assert_close(both, torch.stack([kernel(x, y), kernel(2 * x, y)])[:, None])
     torch.testing.assert_close(theirs(batch, diag=True), torch.stack([kernel.diag(x), kernel.diag(2 * x)])[:, None])
+    other = rows(9, seed=3)  # the diagonal of two sets of rows is not that of the first
+    torch.testing.assert_close(theirs(x, other, diag=True), kernel(x, other).diagonal())
+    torch.testing.assert_close(theirs(batch, other, diag=True)[1, 0], kernel(2 * x, other).diagonal())
+
+
+@pytest.mark.parametrize(("kernel", "stationary"), [(2.0 * RBF(0.4) + Matern(), True), (RBF() * Linear(), False)])
+def test_what_went_out_to_gpytorch_is_copied_and_stored(kernel, stationary, gp):
+    theirs, x = to_gpytorch(kernel).double(), rows()
+    assert theirs.is_stationary is stationary and from_gpytorch(gp.kernels.RBFKernel()).is_stationary
+    file = io.BytesIO()
+    torch.save(theirs, file)
+    file.seek(0)
+    unpickled = pickle.loads(pickle.dumps(theirs))  # noqa: S301
+    for other in (unpickled, copy.deepcopy(theirs), torch.load(file, weights_only=False)):
+        torch.testing.assert_close(other(x).to_dense(), kernel(x))
+        assert other.kernel is not kernel
 
 
 def test_an_exact_gp_of_gpytorch_trains_a_mercer_kernel_as_its_own(gp):

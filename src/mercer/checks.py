@@ -23,6 +23,7 @@ from torch import Tensor
 __all__ = [
     "NumericalWarning",
     "choice",
+    "dense",
     "finite",
     "floating",
     "integer",
@@ -31,6 +32,7 @@ __all__ = [
     "no_overflow",
     "non_negative",
     "positive",
+    "real",
     "same_device",
     "same_length",
     "sentence",
@@ -100,10 +102,21 @@ def matrix(where: str, name: str, x: object, *, columns: int | None = None) -> T
         raise ValueError(sentence(where, f"{name} must have shape (n, d)", tuple(x.shape), hint))
     if columns is not None and x.shape[1] != columns:
         raise ValueError(sentence(where, f"{name} has {x.shape[1]} features, expecting {columns}", tuple(x.shape)))
-    if x.is_complex():
-        raise TypeError(sentence(where, f"{name} must be real", x.dtype, f"Use torch.view_as_real({name})."))
+    real(where, name, x)
+    return dense(where, name, x)
+
+
+def dense(where: str, name: str, x: Tensor) -> Tensor:
+    """No sparse tensor."""
     if x.layout is not torch.strided:
         raise TypeError(sentence(where, f"{name} must be dense", x.layout, f"Use {name}.to_dense()."))
+    return x
+
+
+def real(where: str, name: str, x: Tensor) -> Tensor:
+    """No complex numbers: their imaginary part would be lost."""
+    if x.is_complex():
+        raise TypeError(sentence(where, f"{name} must be real", x.dtype, f"Use torch.view_as_real({name})."))
     return x
 
 

@@ -1,7 +1,7 @@
 """Kernels k(x, y): every one an ``nn.Module``, closed under ``+``, ``*``, ``**`` and ``normalized()``."""
 
 from . import functionals
-from .algebra import Normalized, Power, Product, Scaled, Sum
+from .algebra import Constant, Normalized, Power, Product, Scaled, Sum
 from .base import Kernel
 from .conv_nngp import ConvNNGP, ConvNTK
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
@@ -13,7 +13,7 @@ from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
 from .relu_gram import ReLUGram
 from .sphere_series import read_out
-from .stationary import RBF, Laplacian, Matern
+from .stationary import RBF, Laplacian, Matern, Periodic, RationalQuadratic
 from .tangents import Tangents
 from .tiled_gram import TiledGram
 from .user_kernels import FunctionKernel, Precomputed, check_indices
@@ -23,6 +23,7 @@ __all__ = [
     "NTK",
     "RBF",
     "ArcCosine",
+    "Constant",
     "ConvNNGP",
     "ConvNTK",
     "Cosine",
@@ -35,11 +36,13 @@ __all__ = [
     "MonteCarloNNGP",
     "NetworkKernel",
     "Normalized",
+    "Periodic",
     "Polynomial",
     "Power",
     "Precomputed",
     "Product",
     "RadialSeries",
+    "RationalQuadratic",
     "ReLUGram",
     "Scaled",
     "Sum",

@@ -8,7 +8,8 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg import safe_sqrt
-from .base import Kernel, Positive
+from .base import Kernel
+from .positive import Positive
 
 
 class _Pair(Kernel):
@@ -16,6 +17,11 @@ class _Pair(Kernel):
         super().__init__()
         self.left = left
         self.right = right
+
+    @property
+    @override
+    def is_stationary(self) -> bool:
+        return self.left.is_stationary and self.right.is_stationary
 
     @override
     def prepare(self, name: str, x: Tensor) -> Tensor:
@@ -65,10 +71,57 @@ class Product(_Pair):
         return self.left.frequencies(normal, generator) + self.right.frequencies(second, generator)
 
 
+class Constant(Kernel):
+    """:math:`k(x, y) = c` for a number c > 0; what ``k + c`` adds.
+
+    Args:
+        value: c.
+        learnable: Learn the logarithm of c.
+    """
+
+    def __init__(self, value: float = 1.0, *, learnable: bool = False) -> None:
+        super().__init__()
+        self.value = Positive("Constant", "value", value, learnable)
+
+    @property
+    @override
+    def is_stationary(self) -> bool:
+        return True
+
+    @override
+    def prepare(self, name: str, x: Tensor) -> Tensor:
+        """Rows of any shape, so that a number can be added to every kernel."""
+        if not isinstance(x, Tensor):
+            raise TypeError(checks.sentence("Constant", f"{name} must be a tensor", type(x).__name__))
+        if x.ndim == 0:
+            raise ValueError(checks.sentence("Constant", f"{name} must have shape (n, ...)", tuple(x.shape)))
+        self._same_device(name, x)
+        return checks.floating(checks.real("Constant", name, x))
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.gram_diag(x)[:, None].expand(-1, y.shape[0]).clone()
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:
+        x = checks.floating(x)  # beside a precomputed Gram matrix the rows are indices
+        return self.value(x).expand(x.shape[0]).clone()
+
+    @override
+    def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A constant has all its mass at frequency 0."""
+        return torch.zeros_like(normal)
+
+
 class _Wrapped(Kernel):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.kernel = kernel
+
+    @property
+    @override
+    def is_stationary(self) -> bool:
+        return self.kernel.is_stationary
 
     @override
     def prepare(self, name: str, x: Tensor) -> Tensor:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.checkpoint import checkpoint
 
 from .. import checks
 from ..distributed import shards
-from ..linalg import block_rows, blockwise_matmul, slices
+from ..linalg import block_rows, blockwise_matmul, differentiated, slices, transformed
 from ..modules import as_tensor
 from ..storage import Savable
 
@@ -36,6 +35,7 @@ class Kernel(Savable, nn.Module):
     """
 
     __call__: Callable[..., Tensor]
+    RECOMPUTED: ClassVar[bool] = True  # in the backward pass of `matmul`; not by kernels that use torch.func themselves
 
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """The Gram matrix of checked rows; what a variant must write."""
@@ -52,13 +52,22 @@ class Kernel(Savable, nn.Module):
                 type(self).__name__,
                 "random Fourier features need a stationary kernel with a known spectral density",
                 type(self).__name__,
-                "Use RBF, Laplacian, Matern, their sums, products and multiples, or Nystrom.",
+                "Use RBF, Laplacian, Matern, RationalQuadratic, their sums, products and multiples, or Nystrom.",
             )
         )
+
+    @property
+    def is_stationary(self) -> bool:
+        """Whether k(x, y) is known to depend on x - y alone."""
+        return False
 
     def prepare(self, name: str, x: Tensor) -> Tensor:
         """Check one argument's shape, dtype and device; network kernels accept ``(n, *shape)``."""
         x = checks.floating(checks.matrix(type(self).__name__, name, x))
+        if x.shape[1] == 0:
+            raise ValueError(
+                checks.sentence(type(self).__name__, f"{name} must have at least one feature", tuple(x.shape))
+            )
         self._same_device(name, x)
         return x
 
@@ -101,9 +110,8 @@ class Kernel(Savable, nn.Module):
         x, y = self._pair(x, y)
         if v.ndim not in (1, 2) or len(v) != len(y):
             raise ValueError(checks.sentence(where, f"v must have shape ({len(y)},) or ({len(y)}, c)", tuple(v.shape)))
-        tensors = (x, y, v, *self.parameters())
-        transformed = any(is_functorch_wrapped_tensor(t) for t in tensors)
-        if not transformed and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        checks.real(where, "v", v)
+        if not differentiated(x, y, v, *self.parameters()):
             return blockwise_matmul(self.gram, x, y, v, block=block)
 
         def product(part: Tensor) -> Tensor:
@@ -112,7 +120,7 @@ class Kernel(Savable, nn.Module):
 
         rows = block_rows(3 * max(1, len(y)) * v.element_size()) if block is None else block
         parts = [x[part] for part in slices(len(x), checks.integer(where, "block", rows, 1))] or [x]
-        if transformed:  # torch.func has no checkpoints
+        if torch.compiler.is_compiling() or transformed() or not self.RECOMPUTED:  # torch.func has no checkpoints
             return torch.cat([product(part) for part in parts])
         return torch.cat([checkpoint(product, part, use_reentrant=False) for part in parts])
 
@@ -135,9 +143,13 @@ class Kernel(Savable, nn.Module):
         return Normalized(self)
 
     def __add__(self, other: object) -> Kernel:
-        from .algebra import Sum
+        from .algebra import Constant, Sum
 
+        if isinstance(other, (int, float)):
+            return Sum(self, Constant(other)) if other != 0 else self  # 0: the start of ``sum([k1, k2])``
         return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
+
+    __radd__ = __add__
 
     def __mul__(self, other: object) -> Kernel:
         from .algebra import Product, Scaled
@@ -147,9 +159,6 @@ class Kernel(Savable, nn.Module):
         return Scaled(self, float(other)) if isinstance(other, (int, float)) else NotImplemented
 
     __rmul__ = __mul__
-
-    def __radd__(self, other: object) -> Kernel:
-        return self if other == 0 else NotImplemented  # the start of ``sum([k1, k2])``
 
     def __pow__(self, exponent: int) -> Kernel:
         from .algebra import Power
@@ -173,54 +182,3 @@ class Kernel(Savable, nn.Module):
         own = next(itertools.chain(self.parameters(), self.buffers()), None)
         if own is not None:
             checks.same_device(type(self).__name__, name, x.device, "the kernel", own.device)
-
-
-class Positive(nn.Module):
-    """A hyper-parameter above 0: a constant, or learned as its logarithm.
-
-    Args:
-        where: The kernel, for the error sentence.
-        name: The argument, for the error sentence.
-        value: A number, or a tensor ``(d,)`` of one number for each feature.
-        learnable: Make the logarithm an ``nn.Parameter``.
-    """
-
-    log: nn.Parameter
-    constant: Tensor
-    __call__: Callable[..., Tensor]
-
-    def __init__(self, where: str, name: str, value: float | Tensor, learnable: bool) -> None:
-        super().__init__()
-        self.number: float | None = None
-        if isinstance(value, (list, tuple, np.ndarray)):
-            value = torch.as_tensor(np.asarray(value, dtype=float))
-        if isinstance(value, Tensor) and value.ndim == 1:
-            if not bool((value > 0).all()) or not bool(torch.isfinite(value).all()):
-                raise ValueError(checks.sentence(where, f"{name} must be positive", value.tolist()))
-            vector = checks.floating(value.detach().clone())
-        else:
-            number: Any = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-            self.number = checks.positive(where, name, number)
-            vector = torch.tensor(self.number)
-        if learnable:
-            self.number = None
-            self.log = nn.Parameter(vector.log())
-        elif self.number is None:
-            self.register_buffer("constant", vector)
-
-    def forward(self, like: Tensor) -> Tensor:
-        """The value in the dtype and on the device of ``like``."""
-        if self.number is not None:
-            return like.new_full((), self.number)
-        value: Tensor = self.log.exp() if "log" in self._parameters else self.constant
-        return value.to(like.dtype)
-
-    def extra_repr(self) -> str:
-        """The value, shown in ``repr(kernel)``."""
-        if self.number is not None:
-            return f"{self.number:g}"
-        value = self(torch.zeros((), dtype=torch.float64)).detach()
-        return f"{value.item():g}, learnable" if value.ndim == 0 else f"{len(value)} values"
-
-    def __float__(self) -> float:
-        return float(self(torch.zeros((), dtype=torch.float64)).detach())

@@ -69,6 +69,7 @@ class ConvNNGP(Kernel):
             raise TypeError(
                 checks.sentence(where, f"{name} must be a tensor", type(x).__name__, "Use torch.as_tensor.")
             )
+        checks.dense(where, name, x)
         if x.ndim != 4:
             fix = f"Use {name}[:, None] for grey pictures, {name}.reshape(-1, c, h, w) for rows."
             raise ValueError(checks.sentence(where, f"{name} must have shape (n, c, h, w)", tuple(x.shape), fix))

@@ -8,7 +8,8 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg import angles, cosines
-from .base import Kernel, Positive
+from .base import Kernel
+from .positive import Positive
 
 
 class Linear(Kernel):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["from_gpytorch", "to_gpytorch"]
 
+_DIAG_ROWS = 64  # rows of a small Gram matrix whose diagonal is taken
+
 
 def from_gpytorch(kernel: gpytorch.kernels.Kernel) -> Kernel:
     """A kernel of gpytorch as one of Mercer: the same values, and the same hyper-parameters, not copies of them.
@@ -63,6 +65,11 @@ class _Incoming(Kernel):
         super().__init__()
         self.kernel = kernel
 
+    @property
+    @override
+    def is_stationary(self) -> bool:
+        return bool(self.kernel.is_stationary)
+
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         outputs = self.kernel.num_outputs_per_input(x, y)
@@ -92,23 +99,43 @@ def _outgoing_class() -> Any:
             self.kernel = kernel
 
         def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-            """The Gram matrix ``(..., n, m)``, or its diagonal, which gpytorch asks for with ``x1`` equal to ``x2``."""
+            """The Gram matrix ``(..., n, m)``, or with ``diag`` the kernel of each row of x1 with that of x2."""
             if params.get("last_dim_is_batch", False):
                 fix = "Sum or multiply kernels of single features instead."
                 need = "the features of a row must stay together"
                 raise ValueError(checks.sentence("to_gpytorch", need, "last_dim_is_batch", fix))
             batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+            own = x1 is x2
             if not batch:
-                return self._values(x1, x2, diag)
+                return self._values(x1, None if own else x2, diag)
             first, second = (x.expand(*batch, *x.shape[-2:]).flatten(0, -3) for x in (x1, x2))
-            parts = [self._values(a, b, diag) for a, b in zip(first, second, strict=True)]
+            parts = [self._values(a, None if own else b, diag) for a, b in zip(first, second, strict=True)]
             return torch.stack(parts).reshape(*batch, *parts[0].shape)
 
-        def _values(self, x: Tensor, y: Tensor, diag: bool) -> Tensor:  # (n, d), (m, d) -> (n, m) or (n,)
-            values: Tensor = self.kernel.diag(x) if diag else self.kernel(x, y)
-            return values
+        @property
+        def is_stationary(self) -> bool:
+            """Whether the kernel depends on the difference of two rows alone."""
+            return self.kernel.is_stationary
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _blank, (), vars(self).copy()  # the class is made when gpytorch is there: it has no address
+
+        def _values(self, x: Tensor, y: Tensor | None, diag: bool) -> Tensor:  # (n, d), (m, d) -> (n, m) or (n,)
+            if not diag:
+                gram: Tensor = self.kernel(x, y)
+                return gram
+            if y is None:
+                return self.kernel.diag(x)
+            pairs = zip(x.split(_DIAG_ROWS), y.split(_DIAG_ROWS), strict=True)
+            return torch.cat([self.kernel(a, b).diagonal() for a, b in pairs])
 
     return MercerKernel
+
+
+def _blank() -> Any:
+    """A kernel of gpytorch without state, for ``pickle`` to fill."""
+    outgoing = _outgoing_class()
+    return outgoing.__new__(outgoing)
 
 
 def _gpytorch(where: str) -> Any:

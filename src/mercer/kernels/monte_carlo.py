@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,8 +12,10 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from .. import checks
-from ..modules import as_logits, unwrap
-from .network import NetworkKernel, evaluating, in_dtype, seed_from
+from ..modules import as_logits, output_rows, plain_attention, private_copy
+from .network import NetworkKernel, in_dtype, seed_from
+
+_global_generator = threading.Lock()  # one for all threads; networks draw their weights from it
 
 
 class MonteCarloNNGP(NetworkKernel):
@@ -44,10 +47,11 @@ class MonteCarloNNGP(NetworkKernel):
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, 1, S c)
         parts = []
-        with torch.random.fork_rng(devices=[]):
-            for sample in range(self.samples):
+        for sample in range(self.samples):
+            with _global_generator, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed + sample)
-                parts.append(self.chosen(_outputs(self.make_model(), x)))
+                model = self.make_model()
+            parts.append(self.chosen(_outputs(model, x)))
         features = torch.stack(parts, 2)  # (n, c, S)
         return features.flatten(1)[:, None] / math.sqrt(features.shape[1] * self.samples)
 
@@ -91,8 +95,9 @@ class Trajectory(NetworkKernel):
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Tensor:
-    plain = unwrap(model)
+    plain = private_copy(model)
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     state = in_dtype({**dict(plain.named_parameters()), **dict(plain.named_buffers())}, dtype)
-    with evaluating(plain):
-        return as_logits(functional_call(plain, state, (x,)))
+    with plain_attention():
+        output = as_logits(functional_call(plain, state, (x,)))
+    return output_rows("Trajectory", output, x.shape[0])

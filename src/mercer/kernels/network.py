@@ -22,14 +22,16 @@ class NetworkKernel(Kernel):
     r"""A kernel :math:`k(x, y) = \sum_f \varphi_f(x) \varphi_f(y)^\top` of networks with c outputs.
 
     A variant writes :meth:`features`. The networks are held, not registered: ``parameters()`` and ``state_dict()`` of
-    the kernel do not show them, and they are run in ``eval`` mode (batch normalisation by its running statistics, no
-    dropout), their modes put back afterwards. Rows may have any shape; whole numbers stay so for a network with an
-    embedding layer. The data's dtype wins over the weights'.
+    the kernel do not show them. Private copies are run in ``eval`` mode (batch normalisation by its running statistics,
+    no dropout), so that the networks themselves never change and several threads can call one kernel. Rows may have
+    any shape; whole numbers stay so for a network with an embedding layer. The data's dtype wins over the weights'.
 
     Args:
         outputs: ``"trace"`` sums over the outputs, ``(n, m)``; ``"full"`` keeps a ``(c, c)`` matrix for each pair,
             ``(n, m, c, c)``; a number picks one output.
     """
+
+    RECOMPUTED = False
 
     def __init__(self, outputs: str | int) -> None:
         super().__init__()
@@ -57,13 +59,15 @@ class NetworkKernel(Kernel):
     def prepare(self, name: str, x: Tensor) -> Tensor:
         where = type(self).__name__
         if not isinstance(x, Tensor):
-            raise TypeError(
-                checks.sentence(where, f"{name} must be a tensor", type(x).__name__, "Use torch.as_tensor.")
-            )
+            fix = "Use torch.as_tensor; for a batch of named tensors, wrap the network so that forward takes one."
+            raise TypeError(checks.sentence(where, f"{name} must be a tensor", type(x).__name__, fix))
+        checks.dense(where, name, x)
         if x.ndim < 2:
             fix = f"Use {name}[:, None] for one feature, {name}[None] for one row."
             raise ValueError(checks.sentence(where, f"{name} must have shape (n, ...)", tuple(x.shape), fix))
         checks.matrix(where, name, x.flatten(1) if len(x) else x.reshape(0, 1))
+        if x.shape[1:].numel() == 0:
+            raise ValueError(checks.sentence(where, f"{name} must have at least one feature", tuple(x.shape)))
         for network in self.networks():
             weight = next(unwrap(network).parameters(), None)
             if weight is not None:
@@ -109,9 +113,8 @@ class NetworkKernel(Kernel):
         (n, c, _), m = fx.shape, len(fy)
         return (fx.flatten(0, 1) @ fy.flatten(0, 1).mT).reshape(n, c, m, c).transpose(1, 2)
 
-    def chosen(self, output: Tensor) -> Tensor:  # (n, ...) -> (n, c)
-        """A network's outputs as ``(n, c)``, or ``(n, 1)`` where ``outputs`` picks one."""
-        flat = output.reshape(len(output), -1) if output.ndim > 1 else output[:, None]
+    def chosen(self, flat: Tensor) -> Tensor:  # (n, c) -> (n, c) or (n, 1)
+        """All outputs of a network, or the one that ``outputs`` picks."""
         if isinstance(self.outputs, str):
             return flat
         if self.outputs >= flat.shape[1]:

@@ -1,88 +1,99 @@
-"""Kernels of the difference x - y: Gaussian, Laplacian, Matern. Each knows its spectral density."""
+"""Kernels of the difference x - y: Gaussian, Laplacian, Matern, rational quadratic, periodic."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
+from scipy import special
 from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
 from ..distributed import global_slice, shared_generator, take_rows, world_size
-from ..linalg import plain, safe_sqrt, squared_distances
+from ..linalg import differentiated, map_distances, median_distance, safe_sqrt
 from ..modules import Data, rows
-from .base import Kernel, Positive
+from .base import Kernel
+from .positive import Positive
 
 _MEDIAN_ROWS = 1000
 _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN at infinity
 
 
-def _decay(fresh: Tensor, rate: Tensor) -> Tensor:
+def _decay(fresh: Tensor, rate: Tensor | None = None) -> Tensor:
     """``exp(-rate * fresh)``, in place where nothing records it: three quarters of the time is memory traffic."""
-    return fresh.mul_(-rate).exp_() if plain(fresh, rate) else (-rate * fresh).exp()
+    rate = fresh.new_ones(()) if rate is None else rate
+    return (-rate * fresh).exp() if differentiated(fresh, rate) else fresh.mul_(-rate).exp_()
 
 
-class _UnitDiagonal(Kernel):
+class Stationary(Kernel):
+    """A kernel with :math:`k(x, x) = 1` of a distance between rows; a variant writes ``gram``.
+
+    A large Gram matrix that needs no derivative is computed tile by tile, and takes no memory beside itself.
+    """
+
+    @property
+    @override
+    def is_stationary(self) -> bool:
+        return True
+
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
-        return x.new_ones(len(x))
+        return x.new_ones(x.shape[0])
 
 
-class RBF(_UnitDiagonal):
+class RBF(Stationary):
     r"""Gaussian kernel :math:`k(x, y) = \exp(-\gamma \|x - y\|^2)`.
 
     Args:
-        gamma: :math:`\gamma > 0`, a number, or a tensor ``(d,)`` of one for each feature. Learned as its logarithm
-            when ``learnable``.
-        learnable: Make ``gamma`` a parameter.
+        gamma: :math:`\gamma > 0`: a number, or a tensor ``(d,)`` with one for each feature,
+            :math:`\exp(-\sum_k \gamma_k (x_k - y_k)^2)`.
+        learnable: Make ``gamma`` a parameter, learned as its logarithm.
     """
 
-    def __init__(self, gamma: float | Tensor = 1.0, *, learnable: bool = False) -> None:
+    def __init__(self, gamma: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False) -> None:
         super().__init__()
-        self.gamma = Positive("RBF", "gamma", gamma, learnable)
+        self.gamma = Positive("RBF", "gamma", gamma, learnable, per_feature=True)
 
     @classmethod
     def from_data(cls, x: Data, *, learnable: bool = False, generator: torch.Generator | None = None) -> RBF:  # (n, d)
-        r"""Bandwidth by the median: :math:`\gamma = 1 / \mathrm{median}_{i<j} \|x_i - x_j\|^2`.
+        r"""Bandwidth by the median: :math:`\gamma = 1 / m^2` with the median m of the distances above 0 between rows.
 
-        Of a tensor, an array or a loader, of all ranks' rows; over at most 1,000 drawn without replacement. Where the
-        median is 0 (mostly duplicates) the mean of the distances above 0 takes its place; where all rows are equal,
-        gamma is 1 and a warning says so.
+        Args:
+            x: A tensor, an array or a loader, of which at most 1,000 rows are used. With several ranks, each passes
+                its own rows.
+            learnable: As in the constructor.
+            generator: Draws the rows where there are more.
+
+        Warns:
+            NumericalWarning: All rows are equal (gamma is 1), or so close that gamma is held at its largest.
         """
-        x = checks.matrix("RBF.from_data", "x", rows("RBF.from_data", x))
-        n = global_slice(len(checks.squarable("RBF.from_data", "x", x, empty=world_size() > 1)))[1]
+        where = "RBF.from_data"
+        x = checks.matrix(where, "x", rows(where, x))
+        n = global_slice(len(checks.squarable(where, "x", x, empty=world_size() > 1)))[1]
         if n == 0:
-            raise ValueError(checks.sentence("RBF.from_data", "x must have at least one row", tuple(x.shape)))
+            raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
         order = torch.arange(n) if n <= _MEDIAN_ROWS else torch.randperm(n, generator=shared_generator(generator))
-        x = take_rows(x, order[:_MEDIAN_ROWS].to(x.device)).double()
-        largest = x.abs().max()
-        x = x / largest if largest > 0 else x  # squares of denormal values would vanish
-        squared = squared_distances(x, x)[torch.ones(len(x), len(x), device=x.device).triu(1).bool()]
-        apart = squared[squared > 0]
-        if not len(apart):
+        x = take_rows(x, order[:_MEDIAN_ROWS].to(x.device))
+        typical = median_distance(x)
+        if typical == 0:
             if len(x) > 1:
-                checks.warn("RBF.from_data", "all rows of x are equal; gamma = 1 stands in for the median.")
+                checks.warn(where, "all rows of x are equal; gamma = 1 stands in for the median.")
             return cls(1.0, learnable=learnable)
-        typical = float(squared.median()) or float(apart.mean())
-        gamma = 1.0 / typical / float(largest) ** 2 if float(largest) ** 2 > 0 else math.inf
         limit = torch.finfo(torch.float32).max
+        gamma = 1 / typical**2 if typical**2 > 0 else math.inf
         if gamma > limit:
-            checks.warn(
-                "RBF.from_data",
-                f"x is of scale {float(largest):.1e}; gamma is held at its largest, {limit:.1e}.",
-            )
+            checks.warn(where, f"the rows of x are {typical:.1e} apart; gamma is held at its largest, {limit:.1e}.")
         return cls(min(gamma, limit), learnable=learnable)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         gamma = self.gamma(x)
-        if gamma.ndim == 0:
-            return _decay(squared_distances(x, y), gamma)
-        if len(gamma) != x.shape[1]:
-            need = f"x must have a feature for each of the {len(gamma)} values of gamma"
-            raise ValueError(checks.sentence("RBF", need, tuple(x.shape)))
-        return _decay(squared_distances(x * gamma.sqrt(), y * gamma.sqrt()), x.new_ones(()))
+        if gamma.ndim:
+            x, y = self.gamma.scale(gamma.sqrt(), x, y)
+            return map_distances("squared", x, y, _decay, [gamma])
+        return map_distances("squared", x, y, lambda squared: _decay(squared, gamma), [gamma])
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -90,21 +101,26 @@ class RBF(_UnitDiagonal):
         return normal * (2 * self.gamma(normal)).sqrt()
 
 
-class Laplacian(_UnitDiagonal):
+class Laplacian(Stationary):
     r"""Laplacian kernel :math:`k(x, y) = \exp(-\gamma \|x - y\|_1)`.
 
     Args:
-        gamma: :math:`\gamma > 0`.
+        gamma: :math:`\gamma > 0`: a number, or a tensor ``(d,)`` with one for each feature,
+            :math:`\exp(-\sum_k \gamma_k |x_k - y_k|)`.
         learnable: Make ``gamma`` a parameter, learned as its logarithm.
     """
 
-    def __init__(self, gamma: float = 1.0, *, learnable: bool = False) -> None:
+    def __init__(self, gamma: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False) -> None:
         super().__init__()
-        self.gamma = Positive("Laplacian", "gamma", gamma, learnable)
+        self.gamma = Positive("Laplacian", "gamma", gamma, learnable, per_feature=True)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        return (-self.gamma(x) * torch.cdist(x, y, p=1.0)).exp()
+        gamma = self.gamma(x)
+        if gamma.ndim:
+            x, y = self.gamma.scale(gamma, x, y)
+            return map_distances("manhattan", x, y, _decay, [gamma])
+        return map_distances("manhattan", x, y, lambda distance: _decay(distance, gamma), [gamma])
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -113,7 +129,25 @@ class Laplacian(_UnitDiagonal):
         return self.gamma(normal) * torch.tan(torch.pi * (ranks - 0.5))
 
 
-class Matern(_UnitDiagonal):
+class _Radial(Stationary):
+    r"""A function of the Euclidean distance over a length-scale."""
+
+    lengthscale: Positive
+
+    def profile(self, squared: Tensor, scale: Tensor | float) -> Tensor:
+        """The kernel at squared distances for one length-scale; what a variant must write."""
+        raise NotImplementedError(f"{type(self).__name__} must define profile(squared, scale)")
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        scale = self.lengthscale(x)
+        if scale.ndim:
+            x, y = self.lengthscale.scale(1 / scale, x, y)
+            return map_distances("squared", x, y, lambda squared: self.profile(squared, 1.0), list(self.parameters()))
+        return map_distances("squared", x, y, lambda squared: self.profile(squared, scale), list(self.parameters()))
+
+
+class Matern(_Radial):
     r"""Matern kernel of the Euclidean distance r, with :math:`s = \sqrt{2 \nu} \, r / \ell`.
 
     .. math:: e^{-s}, \quad (1 + s) e^{-s}, \quad (1 + s + s^2 / 3) e^{-s}
@@ -121,28 +155,29 @@ class Matern(_UnitDiagonal):
 
     Args:
         nu: :math:`\nu`, one of 0.5, 1.5, 2.5.
-        lengthscale: :math:`\ell > 0`.
+        lengthscale: :math:`\ell > 0`: a number, or a tensor ``(d,)`` with one for each feature.
         learnable: Make ``lengthscale`` a parameter, learned as its logarithm.
     """
 
-    def __init__(self, nu: float = 1.5, lengthscale: float = 1.0, *, learnable: bool = False) -> None:
+    def __init__(
+        self, nu: float = 1.5, lengthscale: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False
+    ) -> None:
         super().__init__()
         if nu not in (0.5, 1.5, 2.5):
             raise ValueError(checks.sentence("Matern", "nu must be one of 0.5, 1.5, 2.5", nu))
         self.nu = float(nu)
-        self.lengthscale = Positive("Matern", "lengthscale", lengthscale, learnable)
+        self.lengthscale = Positive("Matern", "lengthscale", lengthscale, learnable, per_feature=True)
 
     @override
-    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        distances = safe_sqrt(squared_distances(x, y))
-        rate = math.sqrt(2 * self.nu) / self.lengthscale(x)
+    def profile(self, squared: Tensor, scale: Tensor | float) -> Tensor:
+        s = safe_sqrt(squared) / scale * math.sqrt(2 * self.nu)
         if self.nu == 0.5:
-            return _decay(distances, rate)
-        scaled = (rate * distances).clamp_max(_FAR)
-        decay = (-scaled).exp()
+            return _decay(s)
+        s = s.clamp_max(_FAR)
+        decay = (-s).exp()
         if self.nu == 1.5:
-            return (1 + scaled) * decay
-        return (1 + scaled + scaled.square() / 3) * decay
+            return (1 + s) * decay
+        return (1 + s + s.square() / 3) * decay
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -150,3 +185,68 @@ class Matern(_UnitDiagonal):
         degrees = round(2 * self.nu)
         chi = torch.randn(len(normal), degrees, generator=generator, dtype=normal.dtype, device=normal.device)
         return normal / self.lengthscale(normal) / chi.square().mean(1, keepdim=True).sqrt()
+
+
+class RationalQuadratic(_Radial):
+    r"""Rational quadratic kernel :math:`k(x, y) = (1 + \|x - y\|^2 / (2 \alpha \ell^2))^{-\alpha}`.
+
+    It is a mixture of Gaussian kernels of many length-scales; as :math:`\alpha \to \infty` it becomes one of them.
+
+    Args:
+        alpha: :math:`\alpha > 0`; small values give a heavy tail.
+        lengthscale: :math:`\ell > 0`: a number, or a tensor ``(d,)`` with one for each feature.
+        learnable: Make both parameters, learned as their logarithms.
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, lengthscale: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False
+    ) -> None:
+        super().__init__()
+        self.alpha = Positive("RationalQuadratic", "alpha", alpha, learnable)
+        self.lengthscale = Positive("RationalQuadratic", "lengthscale", lengthscale, learnable, per_feature=True)
+
+    @override
+    def profile(self, squared: Tensor, scale: Tensor | float) -> Tensor:
+        alpha = self.alpha(squared)
+        return (-alpha * torch.log1p(squared / scale / scale / (2 * alpha))).exp()
+
+    @override
+    def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        r""":math:`\omega \sim N(0, \tau / \ell^2)` with :math:`\tau` from a gamma law of shape and rate alpha."""
+        ranks = torch.rand(len(normal), 1, generator=generator, dtype=normal.dtype, device=normal.device)
+        alpha = float(self.alpha)
+        tau = torch.from_numpy(special.gammaincinv(alpha, ranks.cpu().numpy())).to(normal) / alpha
+        return normal * tau.sqrt() / self.lengthscale(normal)
+
+
+class Periodic(Stationary):
+    r"""Periodic kernel :math:`k(x, y) = \exp(-2 \sum_k \sin^2(\pi (x_k - y_k) / p) / \ell_k^2)`.
+
+    It repeats itself in every feature. It is the Gaussian kernel on a circle for each feature, and so positive
+    semi-definite for any number of them (scikit-learn's ``ExpSineSquared``, equal for one feature, is not).
+
+    Args:
+        period: p > 0.
+        lengthscale: :math:`\ell > 0`: a number, or a tensor ``(d,)`` with one for each feature.
+        learnable: Make both parameters, learned as their logarithms.
+    """
+
+    def __init__(
+        self, period: float = 1.0, lengthscale: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False
+    ) -> None:
+        super().__init__()
+        self.period = Positive("Periodic", "period", period, learnable)
+        self.lengthscale = Positive("Periodic", "lengthscale", lengthscale, learnable, per_feature=True)
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        left = self._circle(x)
+        right = left if y is x else self._circle(y)
+        return map_distances("squared", left, right, lambda squared: _decay(squared, squared.new_full((), 0.5)))
+
+    def _circle(self, x: Tensor) -> Tensor:  # (n, d) -> (n, 2 d)
+        angle = x * (2 * torch.pi / self.period(x))
+        scale = self.lengthscale(x)
+        if scale.ndim:
+            self.lengthscale.scale(scale, x, x)
+        return torch.cat((angle.cos() / scale, angle.sin() / scale), 1)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
-from ..linalg import slices
-from ..modules import as_logits, trainable
-from .network import evaluating, in_dtype
+from ..linalg import SymmetricOperator, forward_mode, randomized_range, slices
+from ..modules import as_logits, output_rows, plain_attention, private_copy, trainable
+from .network import in_dtype
 
+_forward_mode = threading.Lock()  # torch has one forward mode for all threads, and none inside another
 _CHUNK_BYTES = 64 * 2**20  # tangents of outputs and weights carried side by side
 
 Weights: TypeAlias = "dict[str, Tensor]"
@@ -22,13 +25,14 @@ class Tangents:
     r"""The Jacobian :math:`J(x) = \partial_\theta g(x, \theta)` of one network in the data's dtype.
 
     Args:
-        model: The network g; its parameters that require grad are :math:`\theta`.
+        model: The network g; its parameters that require grad are :math:`\theta`. A private copy of it is run, so that
+            several threads can differentiate one network.
         x: Rows, for their dtype.
-        chosen: Picks and shapes the outputs, to ``(n, c)``.
+        chosen: Picks from outputs ``(n, c)``.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, chosen: Callable[[Tensor], Tensor]) -> None:
-        self.model, self.chosen = model, chosen
+        self.model, self.chosen = private_copy(model), chosen
         self.dtype = x.dtype if x.is_floating_point() else next(iter(trainable(model).values())).dtype
         self.theta = in_dtype(trainable(model), self.dtype)
         everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -37,11 +41,12 @@ class Tangents:
 
     def call(self, theta: Weights, x: Tensor) -> Tensor:  # -> (n, c)
         """The outputs at other weights."""
-        with evaluating(self.model):
-            return self.chosen(as_logits(functional_call(self.model, {**theta, **self.fixed}, (x,))))
+        with plain_attention():
+            output = as_logits(functional_call(self.model, {**theta, **self.fixed}, (x,)))
+        return self.chosen(output_rows("Tangents", output, x.shape[0]))
 
     def outputs(self, x: Tensor) -> int:
-        """C."""
+        """The number of outputs c."""
         with torch.no_grad():
             return self.call(self.theta, x[:1]).shape[1]
 
@@ -60,14 +65,25 @@ class Tangents:
     def along(self, x: Tensor, directions: Tensor) -> Tensor:  # (n, ...), (p, r) -> (n, c, r)
         """J(x) times directions, by forward-mode derivatives, some directions side by side."""
 
-        def product(direction: Tensor) -> Tensor:
-            tangent = self._shaped(direction)
-            derivative: Tensor = jvp(lambda theta: self.call(theta, x), (self.theta,), (tangent,))[1]
+        def forward(direction: Tensor) -> Tensor:
+            derivative: Tensor = jvp(lambda theta: self.call(theta, x), (self.theta,), (self._shaped(direction),))[1]
             return derivative
 
-        directions = directions.to(self.dtype)
-        products: Tensor = vmap(product, in_dims=1, out_dims=2, chunk_size=self._chunk(x))(directions)
+        directions, chunk = directions.to(self.dtype), self._chunk(x)
+        alone = not forward_mode() and _forward_mode.acquire(blocking=False)
+        product = forward if alone else self._twice_backward(x)
+        try:
+            products: Tensor = vmap(product, in_dims=1, out_dims=2, chunk_size=chunk)(directions)
+        finally:
+            if alone:
+                _forward_mode.release()
         return products
+
+    def _twice_backward(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        r"""J(x) times a direction without forward mode: :math:`J^\top u` is linear in u, and its transpose is J."""
+        output, pull, *_ = vjp(lambda theta: self.call(theta, x), self.theta)
+        _, push, *_ = vjp(lambda u: pull(u)[0], torch.zeros_like(output))
+        return lambda direction: push(self._shaped(direction))[0]
 
     def differences(self, x: Tensor, directions: Tensor, epsilon: float | None) -> Tensor:  # -> (n, c, r)
         r""":math:`(g(x, \theta + \epsilon v) - g(x, \theta)) / \epsilon` for each direction, one forward pass each."""
@@ -93,27 +109,25 @@ class Tangents:
         return products
 
     def range_of(self, x: Tensor, rank: int, iterations: int, seed: int, block: int | None) -> Tensor:  # -> (p, r)
-        r"""Orthonormal directions near the dominant range of :math:`J^\top`: QR of :math:`J^\top \Omega`, power steps.
-
-        Halko, Martinsson and Tropp (2011), Algorithm 4.4, with the products of J and its transpose in blocks of rows.
-        """
+        r"""Orthonormal directions near the dominant range of :math:`J^\top`, by products in blocks of rows."""
         c = self.outputs(x)
         rank = min(rank, len(x) * c, self.size)
         generator = torch.Generator(device=x.device).manual_seed(seed)
         probes = torch.randn(len(x), c, rank, dtype=self.dtype, device=x.device, generator=generator)
         parts = list(slices(len(x), block or len(x)))
-        q = _orthonormal(sum((self.transposed(x[p], probes[p]) for p in parts), torch.zeros(())))
-        for _ in range(iterations):
-            products = torch.cat([self.along(x[p], q) for p in parts])  # (n, c, r)
-            left = torch.linalg.qr(products.flatten(0, 1))[0].reshape(products.shape)
-            q = _orthonormal(sum((self.transposed(x[p], left[p]) for p in parts), torch.zeros(())))
-        return q
+        zero = torch.zeros(self.size, rank, dtype=self.dtype, device=x.device)
+
+        def gram(q: Tensor) -> Tensor:  # J^T J q
+            return sum((self.transposed(x[p], self.along(x[p], q)) for p in parts), zero)
+
+        start = sum((self.transposed(x[p], probes[p]) for p in parts), zero)
+        operator = SymmetricOperator(gram, self.size, dtype=self.dtype, device=x.device)
+        return randomized_range(operator, start, iterations=iterations)
 
     def random_signs(self, samples: int, seed: int, x: Tensor) -> Tensor:  # -> (p, S)
         """Directions with E[v v^T] = I."""
-        generator = torch.Generator(device=x.device).manual_seed(seed)
-        bits = torch.randint(2, (self.size, samples), generator=generator, device=x.device, dtype=torch.int8)
-        return (2 * bits - 1).to(self.dtype)
+        bits = np.random.default_rng(seed).integers(2, size=(self.size, samples), dtype=np.int8)  # vmap refuses torch's
+        return torch.from_numpy(2 * bits - 1).to(x.device, self.dtype)
 
     def _shaped(self, direction: Tensor) -> Weights:
         sizes = [value.numel() for value in self.theta.values()]
@@ -122,8 +136,3 @@ class Tangents:
 
     def _chunk(self, x: Tensor) -> int:
         return max(1, _CHUNK_BYTES // (self.dtype.itemsize * (self.size + 8 * max(1, x.numel()))))
-
-
-def _orthonormal(directions: Tensor) -> Tensor:  # (p, r) -> (p, r)
-    q: Tensor = torch.linalg.qr(directions)[0]
-    return q

@@ -1,14 +1,25 @@
 """Linear algebra on tensors: distances, factorisations, Krylov methods, ridge regression."""
 
-from .autodiff import differentiated, transformed
+from .autodiff import differentiated, forward_mode, transformed
 from .blocks import block_rows, blockwise, blockwise_matmul, slices
 from .cholesky import Cholesky, cholesky
-from .distances import angles, clamp_cosines, cosines, norms_and_units, plain, safe_sqrt, squared_distances, unit_rows
+from .distances import (
+    angles,
+    clamp_cosines,
+    cosines,
+    median_distance,
+    norms_and_units,
+    safe_sqrt,
+    squared_distances,
+    unit_rows,
+)
 from .eigen import TopEigh, randomized_range, top_eigh
 from .inverse_root import inverse_root
 from .lanczos import Lanczos, gauss, radau
+from .manhattan import manhattan_distances
 from .operators import SymmetricOperator
 from .ridge import Ridge, kernel_ridge_loo, ridge_loo
+from .tiles import fill_tiles, map_distances
 
 __all__ = [
     "Cholesky",
@@ -24,11 +35,15 @@ __all__ = [
     "clamp_cosines",
     "cosines",
     "differentiated",
+    "fill_tiles",
+    "forward_mode",
     "gauss",
     "inverse_root",
     "kernel_ridge_loo",
+    "manhattan_distances",
+    "map_distances",
+    "median_distance",
     "norms_and_units",
-    "plain",
     "radau",
     "randomized_range",
     "ridge_loo",

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
-__all__ = ["differentiated", "transformed"]
+__all__ = ["differentiated", "forward_mode", "transformed"]
 
 
 def transformed() -> bool:
@@ -15,7 +15,12 @@ def transformed() -> bool:
 
     Code must then use operations that they can see through: none in place, none that reads a value.
     """
-    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return peek_interpreter_stack() is not None or forward_mode()
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation is active, in this thread or in another: torch counts them together."""
+    return forward_ad._current_level >= 0
 
 
 def differentiated(*tensors: Tensor) -> bool:

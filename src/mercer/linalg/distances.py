@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .autodiff import transformed
+from .autodiff import differentiated, transformed
+from .manhattan import manhattan_distances
 
 # A sum of d products carries a rounding error of a few units in the last place of |x|^2 + |y|^2.
 _RESOLUTION = 8.0
@@ -25,40 +27,71 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
     away as the dtype can say, and neither changes the distances between the others.
     """
     if x.shape[-1] <= _FEW_FEATURES:
-        total = x.new_zeros(x.shape[0], y.shape[0])  # len() would fix the rows of an exported graph
-        for feature in range(x.shape[-1]):
-            total = total + (x[:, feature, None] - y[None, :, feature]).square()
-        return total
-    centre = _centre(x.detach(), y.detach())
-    x, y = x - centre, y - centre
-    rows, columns = x.square().sum(-1), y.square().sum(-1)
-    if _overflowed(rows, columns):
-        x, y = _held(x), _held(y)
-        rows, columns = x.square().sum(-1), y.square().sum(-1)
-    if plain(x, y):
-        return _by_one_product(x, y, rows, columns)
+        return _by_differences(x, y)
+    if not differentiated(x, y):
+        left, right = _with_norms_inside(x, y)
+        return (left @ right.mT).clamp_min_(0)
+    x, y, rows, columns = _with_norms(x, y)
     norms = rows[:, None] + columns[None]  # (n, m)
     squared = torch.addmm(norms, x, y.mT, alpha=-2.0)
     floor = _RESOLUTION * torch.finfo(x.dtype).eps * norms.detach()
     return torch.where(squared < floor, 0.0, squared)  # NaN is not below the floor
 
 
-def plain(*tensors: Tensor) -> bool:
-    """Whether nothing records what is done to these: work in place is allowed then."""
-    if torch.compiler.is_compiling() or any(is_functorch_wrapped_tensor(t) for t in tensors):
-        return False
-    return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+def squared_tiles(x: Tensor, y: Tensor) -> Callable[[slice, slice], Tensor]:
+    """The same between some rows and some columns; what all tiles share is computed once."""
+    if x.shape[-1] <= _FEW_FEATURES:
+        return lambda rows, columns: _by_differences(x[rows], y[columns])
+    left, right = _with_norms_inside(x, y)
+    return lambda rows, columns: (left[rows] @ right[columns].mT).clamp_min_(0)
 
 
-def _by_one_product(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The same numbers with nothing of size (n, m) but the result: the norms ride in the product as two more features.
+def _by_differences(x: Tensor, y: Tensor) -> Tensor:
+    total = x.new_zeros(x.shape[0], y.shape[0])  # len() would fix the rows of an exported graph
+    for feature in range(x.shape[-1]):
+        total = total + (x[:, feature, None] - y[None, :, feature]).square()
+    return total
+
+
+def _with_norms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    centre = _centre(x.detach(), y.detach())
+    x, y = x - centre, y - centre
+    rows, columns = x.square().sum(-1), y.square().sum(-1)
+    if _overflowed(rows, columns):
+        x, y = _held(x), _held(y)
+        rows, columns = x.square().sum(-1), y.square().sum(-1)
+    return x, y, rows, columns
+
+
+def _with_norms_inside(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # (n, d), (m, d) -> (n, d + 2), (m, d + 2)
+    """Rows whose products are the squared distances: the norms ride along as two more features.
 
     They are lowered by the rounding error of the sum, so that what cannot be told from 0 falls below it.
     """
+    x, y, rows, columns = _with_norms(x, y)
     keep = 1 - _RESOLUTION * torch.finfo(x.dtype).eps
     left = torch.cat((-2 * x, keep * rows[:, None], torch.ones_like(rows)[:, None]), 1)
-    right = torch.cat((y, torch.ones_like(columns)[:, None], keep * columns[:, None]), 1)
-    return (left @ right.mT).clamp_min_(0)
+    return left, torch.cat((y, torch.ones_like(columns)[:, None], keep * columns[:, None]), 1)
+
+
+def median_distance(x: Tensor, *, p: int = 2, rows: int = 1000) -> float:  # (n, d)
+    """Median of the distances above 0 between rows; 0 where all rows are equal. The usual start of a bandwidth.
+
+    Args:
+        x: Rows, finite.
+        p: 2 for Euclidean distances, 1 for sums of absolute differences.
+        rows: Evenly spaced rows that are looked at.
+    """
+    x = x.detach()[torch.linspace(0, len(x) - 1, min(len(x), rows), device=x.device).round().long()].double()
+    largest = float(x.abs().max()) if x.numel() else 0.0
+    if not largest > 0:
+        return 0.0
+    x = x / largest  # squares of tiny values would vanish
+    distances = manhattan_distances(x, x) if p == 1 else squared_distances(x, x)
+    apart = distances[distances > 0]
+    if not len(apart):
+        return 0.0
+    return float(apart.median()) ** (1 if p == 1 else 0.5) * largest
 
 
 def _centre(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
@@ -87,7 +120,7 @@ def _held(x: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root with gradient 0, not infinite, at 0."""
-    if plain(squared):
+    if not differentiated(squared):
         return squared.clamp_min(0).sqrt_()
     zero = squared <= 0
     return torch.where(zero, torch.zeros_like(squared), torch.where(zero, torch.ones_like(squared), squared).sqrt())

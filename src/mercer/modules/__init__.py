@@ -1,7 +1,8 @@
 """Looking into a torch model: layers, hooks, a private copy, embeddings of a loader."""
 
+from .attention import plain_attention
 from .capture import Seen, capture
-from .layers import as_logits, find_layers, last_linear, layer, trainable, unwrap
+from .layers import as_logits, find_layers, last_linear, layer, output_rows, trainable, unwrap
 from .loading import Data, as_tensor, embeddings, labelled_rows, rows, run_model
 from .private_copy import private_copy
 from .stored_rows import Readable, StoredRows, open_rows
@@ -20,6 +21,8 @@ __all__ = [
     "last_linear",
     "layer",
     "open_rows",
+    "output_rows",
+    "plain_attention",
     "private_copy",
     "rows",
     "run_model",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import sentence
 
-__all__ = ["as_logits", "find_layers", "last_linear", "layer", "trainable", "unwrap"]
+__all__ = ["as_logits", "find_layers", "last_linear", "layer", "output_rows", "trainable", "unwrap"]
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -88,3 +88,13 @@ def as_logits(output: Any) -> Tensor:
         fix = "Wrap the model so that forward returns its logits."
         raise TypeError(sentence("as_logits", "a model's output must hold logits", type(output).__name__, fix))
     return found
+
+
+def output_rows(where: str, output: Tensor, n: int) -> Tensor:  # (n, ...) -> (n, c)
+    """A model's output for n rows as ``(n, c)``; ``(n,)``, and ``()`` of a squeezed row, are one logit."""
+    if output.shape[:1] == (n,):
+        return output.reshape(n, -1 if n else output.shape[1:].numel())
+    if n == 1 and output.ndim <= 1:
+        return output.reshape(1, -1)
+    fix = "Wrap the model so that forward keeps the rows first."
+    raise ValueError(sentence(where, f"the model must give an output for each of {n} rows", tuple(output.shape), fix))

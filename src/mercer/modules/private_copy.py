@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..checks import sentence
@@ -14,6 +15,7 @@ from .layers import unwrap
 __all__ = ["private_copy"]
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def private_copy(model: nn.Module) -> nn.Module:
     """The model in ``eval`` mode, without hooks, sharing every parameter and buffer with the original.
 

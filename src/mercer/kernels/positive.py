@@ -1,0 +1,100 @@
+"""Hyper-parameters above 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from .. import checks
+
+
+class Positive(nn.Module):
+    """A hyper-parameter above 0: a constant, or learned as its logarithm.
+
+    A learned number is a parameter of shape ``(1,)``, because FSDP takes none of shape ``()``; files that hold the
+    latter still load.
+
+    Args:
+        where: The kernel, for the error sentence.
+        name: The argument, for the error sentence.
+        value: A number, or, ``per_feature``, a tensor ``(d,)``.
+        learnable: Make the logarithm an ``nn.Parameter``.
+        per_feature: Whether one number for each feature is allowed.
+    """
+
+    log: nn.Parameter
+    constant: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(
+        self,
+        where: str,
+        name: str,
+        value: float | Tensor | Sequence[float],
+        learnable: bool,
+        *,
+        per_feature: bool = False,
+    ) -> None:
+        super().__init__()
+        self.where, self.name = where, name
+        self.number: float | None = None
+        if isinstance(value, (list, tuple, np.ndarray)):
+            value = torch.as_tensor(np.asarray(value, dtype=float))
+        self.is_vector = isinstance(value, Tensor) and value.ndim == 1 and (per_feature or len(value) != 1)
+        if isinstance(value, Tensor) and self.is_vector:
+            vector = _checked_vector(where, name, value, per_feature)
+        else:
+            number: Any = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            self.number = checks.positive(where, name, number)
+            vector = torch.tensor([self.number])
+        if learnable:
+            self.number = None
+            self.log = nn.Parameter(vector.log())
+        elif self.number is None:
+            self.register_buffer("constant", vector)
+
+    def forward(self, like: Tensor) -> Tensor:
+        """The value, ``()`` or ``(d,)``, in the dtype and on the device of ``like``."""
+        if self.number is not None:
+            return like.new_full((), self.number)
+        value: Tensor = self.log.exp() if "log" in self._parameters else self.constant
+        return (value if self.is_vector else value.reshape(())).to(like.dtype)
+
+    def scale(self, by: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sets of rows times ``by`` ``(d,)``; rows that are one tensor stay one."""
+        if len(by) != x.shape[1]:
+            need = f"x must have a feature for each of the {len(by)} values of {self.name}"
+            raise ValueError(checks.sentence(self.where, need, tuple(x.shape)))
+        left = x * by
+        return left, left if y is x else y * by
+
+    def extra_repr(self) -> str:
+        """The value, shown in ``repr(kernel)``."""
+        if self.number is not None:
+            return f"{self.number:g}"
+        value = self(torch.zeros((), dtype=torch.float64)).detach()
+        return f"{value.item():g}, learnable" if value.ndim == 0 else f"{len(value)} values"
+
+    def __float__(self) -> float:
+        return float(self(torch.zeros((), dtype=torch.float64)).detach())
+
+    @override
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        stored = state_dict.get(prefix + "log")
+        if stored is not None and stored.ndim == 0:  # as version 0.1 wrote it
+            state_dict[prefix + "log"] = stored.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _checked_vector(where: str, name: str, value: Tensor, per_feature: bool) -> Tensor:
+    if not per_feature:
+        need = f"{name} must be one number"
+        raise ValueError(checks.sentence(where, need, f"shape {tuple(value.shape)}", "Scale the rows themselves."))
+    if not len(value) or not bool((value > 0).all()) or not bool(torch.isfinite(value).all()):
+        raise ValueError(checks.sentence(where, f"{name} must be positive", value.tolist()))
+    return checks.floating(value.detach().clone())

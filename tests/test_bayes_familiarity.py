@@ -43,16 +43,24 @@ def test_one_in_twenty_familiar_rows_is_above_a_half_and_strangers_all_are(fitte
     assert fitted.score(torch.full((1, 3), 50.0, dtype=torch.float64)) > 0.9
 
 
-def test_the_score_is_the_variance_of_the_process_on_what_layers_see(network, fitted):
+def test_the_score_is_made_of_variances_on_what_layers_see(network, fitted):
     assert fitted.layers_ == ["0", "2"]
     x = rows(40, 4)
-    z = torch.cat((network[0](x), network[1](network[0](x))), 1).detach()  # the first's output, the last one's input
-    z = (z - fitted.shift_) / fitted.scale_
-    variance = fitted.machine_.variance(z)
-    torch.testing.assert_close(fitted.score(x), fitted._scaled(variance))
-    order = variance.argsort()
+    hidden = network[1](network[0](x)).detach()
+    z = torch.cat((network[0](x).detach(), hidden), 1)  # the first's output, the last one's input
+    views = fitted._views(network, x)
+    torch.testing.assert_close(views[:, 0], fitted.machine_.variance((z - fitted.shift_) / fitted.scale_))
+    torch.testing.assert_close(views[:, 1], fitted.direction_.variance(F.normalize(hidden)))
+    torch.testing.assert_close(views[:, 2], -network(x).detach().logsumexp(1))
+    known = fitted.reference_
+    literal = torch.zeros(40, dtype=torch.float64)
+    for view, column in zip(views.T, known.T, strict=True):
+        share = (column[None] >= view[:, None]).sum(1).add(1) / (len(column) + 1)
+        middle, tail = column.quantile(0.5), column.quantile(0.95)
+        literal += -share.log() + ((view - tail) / (tail - middle)).clamp_min(0)
+    torch.testing.assert_close(fitted._surprise(views), literal)
+    order = literal.argsort()
     assert (fitted.score(x)[order].diff() >= 0).all()
-    assert not network[0].weight.grad_fn
     assert all(not module._forward_hooks for module in network.modules())
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from typing_extensions import override
 
 from .. import checks
@@ -25,19 +26,25 @@ _LANDMARKS, _LEARNED, _REFERENCE, _LAYERS = 500, 4000, 1000, 4
 _TINY = torch.finfo(torch.float32).tiny
 _NOISE = 1e-2  # of the Gaussian process: variances far below it are rounding, not distance
 _TAIL = 0.95
+_NARROW = 4.0
+_LEAST, _MOST = 1e-9, 1e6  # against dividing by a spread of 0
 
 
 class Familiarity(Savable):
     r"""From 0, as familiar as rows can be, to 1, unlike all rows seen; above 0.5 for one in twenty familiar rows.
 
-    Some layers' outputs, averaged over positions, standardised and put side by side, are z(x). A Gaussian process with
-    a Gaussian kernel on z that saw the training rows has the posterior variance
+    Three views of a row, all from one forward pass:
 
-    .. math:: v(x) = 1 - k_x^\top (K + \lambda I)^{-1} k_x
+    1. Some layers' outputs (of maps, mean and deviation of each channel), standardised and side by side, are z(x). A
+       Gaussian process with a Gaussian kernel on z that saw the training rows has the posterior variance
+       :math:`v(x) = 1 - k_x^\top (K + \lambda I)^{-1} k_x` (`mercer.machines.KernelRidge.variance`, 500 landmarks).
+    2. The same of the last layer's direction, :math:`z / \|z\|`, with a kernel four times narrower: strangers shrink
+       the last hidden layer, which brings them nearer to everything unless lengths are left out.
+    3. The energy :math:`-\log \sum_j e^{f_j}` of two or more outputs.
 
-    (`mercer.machines.KernelRidge.variance`, from 500 landmarks): near 0 among training rows, 1 far from all of them.
-    The score is v put on the scale of rows that the process did not see: :math:`F(v) / 1.9` up to their 95 % quantile
-    q, then :math:`\tfrac12 + \tfrac12 \frac{v - q}{1 - q}`. One forward pass a row, and a product with the landmarks.
+    Each view becomes a surprise, :math:`-\log p` with p the share of reference rows that are at least as strange, plus
+    how far it lies beyond their 95 % quantile. Their sum is put on the scale of the reference rows: half its rank up to
+    the 95 % quantile, which is 0.5, then towards 1.
 
     A network fits its own training rows closely: fresh rows of the same kind look less familiar than they are. Give
     ``fit`` validation rows, where there are some, to set the scale.
@@ -51,7 +58,8 @@ class Familiarity(Savable):
 
     Attributes:
         layers_: The layers that are read.
-        machine_: The kernel machine.
+        machine_: The kernel machine on the layers.
+        direction_: The kernel machine on the last one's direction.
     """
 
     def __init__(
@@ -109,52 +117,63 @@ class Familiarity(Savable):
         network = self._network()
         rows = x if self.packing_ is None else self.packing_.pack("Familiarity", x)
         rows = checked_rows("Familiarity", rows, self.model, self.row_shape_).detach()
-        return self._scaled(self._variance(network, rows)).to(self.shift_.dtype)
+        return self._scaled(self._surprise(self._views(network, rows))).to(self.shift_.dtype)
 
     def _learn(self, network: nn.Module, rows: Tensor, reference: Tensor, generator: torch.Generator) -> None:
-        raw = self._read(network, rows)
+        raw, _ = self._read(network, rows)
         self.shift_ = torch.cat([part.mean(0) for part in raw])
         deviations = [part.std(0).clamp_min(max(1e-3 * float(part.std()), _TINY)) for part in raw]
         self.scale_ = torch.cat([d * part.shape[1] ** 0.5 for d, part in zip(deviations, raw, strict=True)])
-        z = (torch.cat(raw, 1) - self.shift_) / self.scale_
-        landmarks = min(_LANDMARKS, len(z))
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-        machine = KernelRidge(
-            RBF.from_data(z[:1000]), penalty=_NOISE, solver="landmarks", landmarks=landmarks, random_state=seed
-        )
         with alone():
-            self.machine_ = machine.fit(z, torch.zeros(len(z), dtype=z.dtype, device=z.device))
-        known = self._variance(network, reference).sort().values
-        levels = torch.linspace(0, _TAIL, 96, dtype=known.dtype, device=known.device)
-        self.knots_ = known.quantile(levels)
+            self.machine_ = _machine((torch.cat(raw, 1) - self.shift_) / self.scale_, 1.0, seed)
+            self.direction_ = _machine(F.normalize(raw[-1]), _NARROW, seed)
+        views = self._views(network, reference)
+        self.reference_ = views.sort(0).values
+        levels = torch.linspace(0, _TAIL, 96, dtype=views.dtype, device=views.device)
+        self.knots_ = self._surprise(views).quantile(levels)
 
-    def _scaled(self, v: Tensor) -> Tensor:
+    def _views(self, network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, 2 or 3), float64
+        raw, f = self._read(network, x)
+        layers = self.machine_.variance((torch.cat(raw, 1) - self.shift_) / self.scale_)
+        views = [layers, self.direction_.variance(F.normalize(raw[-1]))]
+        if f.shape[1] > 1:
+            views.append(-f.logsumexp(1))
+        return torch.stack([view.double() for view in views], 1)
+
+    def _surprise(self, views: Tensor) -> Tensor:  # (n, v) -> (n,)
+        known = self.reference_  # (m, v), each column ascending
+        below = torch.searchsorted(known.mT.contiguous(), views.mT.contiguous()).mT
+        share = (len(known) - below + 1) / (len(known) + 1)
+        middle, tail = known.quantile(torch.tensor([0.5, _TAIL], dtype=known.dtype, device=known.device), 0)
+        beyond = ((views - tail) / (tail - middle).clamp_min(_LEAST)).clamp(0, _MOST)
+        total: Tensor = (beyond - share.log()).sum(1)
+        return total
+
+    def _scaled(self, surprise: Tensor) -> Tensor:
         """The reference rows' distribution up to its tail, the way to 1 beyond."""
         knots = self.knots_
-        above = torch.searchsorted(knots, v.contiguous(), right=True).clamp(1, len(knots) - 1)
+        above = torch.searchsorted(knots, surprise.contiguous(), right=True).clamp(1, len(knots) - 1)
         low, high = knots[above - 1], knots[above]
-        within = ((v - low) / (high - low).clamp_min(_TINY)).clamp(0, 1)
+        within = ((surprise - low) / (high - low).clamp_min(_LEAST)).clamp(0, 1)
         rank = (above - 1 + within) / (len(knots) - 1)
-        beyond = ((v - knots[-1]) / (1 - knots[-1]).clamp_min(_TINY)).clamp(0, 1)
-        return torch.where(v > knots[-1], 0.5 + beyond / 2, rank / 2)
-
-    def _variance(self, network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n,), float64
-        z = (torch.cat(self._read(network, x), 1) - self.shift_) / self.scale_
-        variance: Tensor = self.machine_.variance(z).double()
-        return variance
+        beyond = (surprise - knots[-1]) / (knots[-1] - knots[len(knots) // 2]).clamp_min(_LEAST)
+        return torch.where(surprise > knots[-1], 0.5 + 0.5 * beyond / (1 + beyond), rank / 2)
 
     @torch.no_grad()
-    def _read(self, network: nn.Module, x: Tensor) -> list[Tensor]:  # (n, ...) -> (n, d_l) for each layer
+    def _read(self, network: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """What each layer sees, ``(n, d_l)``, and the outputs ``(n, c)``."""
         parts: dict[str, list[Tensor]] = {name: [] for name in self.layers_}
+        outputs = []
         with capture(network, self.layers_) as seen:
             for part in slices(len(x), self.batch_size):
-                checked_outputs("Familiarity", flat_logits(network(x[part])))
+                outputs.append(checked_outputs("Familiarity", flat_logits(network(x[part]))))
                 for name, found in seen.items():
                     last = isinstance(layer(network, name), nn.Linear) and name == self.layers_[-1]
                     parts[name].append(_pooled(found.input if last and self.layers is None else found.output))
                     found.inputs.clear()
                     found.outputs.clear()
-        return [torch.cat(found) for found in parts.values()]
+        return [torch.cat(found) for found in parts.values()], torch.cat(outputs)
 
     def _network(self) -> nn.Module:
         if isinstance(self.model, Unattached):
@@ -188,6 +207,16 @@ class Familiarity(Savable):
         return made
 
 
+def _machine(z: Tensor, narrower: float, seed: int) -> KernelRidge:
+    """A Gaussian process that saw these rows; what it was told about them does not matter."""
+    kernel = RBF.from_data(z[:1000])
+    kernel = RBF(narrower**2 * float(kernel.gamma(z)))
+    machine = KernelRidge(
+        kernel, penalty=_NOISE, solver="landmarks", landmarks=min(_LANDMARKS, len(z)), random_state=seed
+    )
+    return machine.fit(z, torch.zeros(len(z), dtype=z.dtype, device=z.device))
+
+
 def _spread_layers(network: nn.Module, row: Tensor) -> list[str]:
     """Up to four convolutions and linear layers in the order they run, first and last among them."""
     names: list[str] = []
@@ -214,4 +243,5 @@ def _pooled(maps: Tensor) -> Tensor:  # (n, d), (n, t, d) or (n, c, *positions) 
     if maps.ndim == 2:
         return maps
     channels = maps.mT if maps.ndim == 3 else maps.flatten(2)  # (n, channels, positions)
-    return torch.cat((channels.mean(2), channels.var(2, correction=0).sqrt()), 1)
+    variance, mean = torch.var_mean(channels, 2, correction=0)
+    return torch.cat((mean, variance.sqrt()), 1)

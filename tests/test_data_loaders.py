@@ -259,6 +259,9 @@ def test_car_and_divorce_from_their_public_files(folder):
     (folder / "car.data").write_text("vhigh,low,5more,2,small,high,unacc\nlow,low,2,more,big,vgood\n")
     with pytest.raises(data.CorruptData, match=r"car.data: line 2 must have six levels and a class"):
         data.load("car")
+    (folder / "car.data").write_text("\n")
+    with pytest.raises(data.CorruptData, match=r"car.data: the table must have at least one row; got an empty file"):
+        data.load("car")
     (folder / "divorce.csv").write_text(
         "head\n" + (";".join(["4"] * 54 + ["1"]) + "\n" + ";".join(["0"] * 55) + "\n") * 10
     )

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 import mercer
 from mercer import data, storage
 from mercer.cli import main
+from mercer.cli.fit import _beside
 from mercer.cli.signals import stoppable
 from mercer.kernels import RBF
 
@@ -137,7 +138,7 @@ def test_surprises_are_warned_of(home, tmp_path):
     done = run("predict", home / "model", tmp_path / "s.csv", "-o", tmp_path / "o.csv")
     assert done.exit_code == 0, done.output
     assert "Warning: plan: categories that no training row had (60 rows)." in done.stderr
-    assert "Warning: calls: values that are no numbers count as missing (1 rows)." in done.stderr
+    assert "Warning: calls: values that are no numbers count as missing, first " in done.stderr
     assert "Warning: extra: a column that the model does not know is passed over (60 rows)." in done.stderr
     assert (pd.read_csv(tmp_path / "o.csv")["unfamiliar"] >= 0.5).all() and "accuracy" not in done.stdout
 
@@ -328,6 +329,38 @@ def test_seeds_are_as_large_as_scikit_learn_takes_them(home, tmp_path):
         done = run(*command, "--target", "churned", "--seed", 2**32)
         assert done.exit_code == 2 and "4294967296 is not in the range 0<=x<=4294967295" in done.stderr
     assert run("fit", home / "new.csv", "--target", "churned", "-o", tmp_path / "m", "--seed", 2**32 - 1).exit_code == 0
+
+
+def test_fit_shows_others_on_the_same_folds(home):
+    text = (home / "fit.txt").read_text()
+    assert "Beside others, on the same folds" in text
+    scores = mercer.load(home / "model").scores
+    for name, found in {**scores["beside"], "this model": scores}.items():
+        row = next(line.split() for line in text.splitlines() if line.startswith(f"  {name} "))
+        assert row[-2:] == [f"{found['accuracy']:.4g}", f"{found['log_loss']:.4g}"]
+    assert max(len(line) for line in text.splitlines() if str(home) not in line) < 80
+
+
+def test_fit_says_when_boosting_is_better():
+    scores = {"accuracy": 0.8, "log_loss": 0.5, "always_most_frequent": 0.6}
+    worse = {"linear": {"accuracy": 0.7, "log_loss": 0.6}, "HistGradientBoosting": {"accuracy": 0.9, "log_loss": 0.3}}
+    assert any("Boosted trees are better on this table" in line for line in _beside({**scores, "beside": worse}))
+    alike = {"HistGradientBoosting": {"accuracy": 0.8, "log_loss": 0.5}}
+    assert not any("Boosted" in line for line in _beside({**scores, "beside": alike}))
+
+
+def test_predict_passes_the_level_on(home, tmp_path):
+    assert (
+        run("fit", home / "new.csv", "--target", "calls", "--task", "regression", "-o", tmp_path / "m").exit_code == 0
+    )
+    widths = []
+    for level in (0.5, 0.9):
+        out = tmp_path / f"{level}.csv"
+        assert run("predict", tmp_path / "m", home / "new.csv", "-o", out, "--level", level).exit_code == 0
+        found = pd.read_csv(out)
+        assert found.columns.tolist()[:4] == ["prediction", "low", "high", "unfamiliar"]
+        widths.append((found["high"] - found["low"]).mean())
+    assert 0 < widths[0] < widths[1]
 
 
 def make(folder):

@@ -55,12 +55,17 @@ def test_missing_numbers_become_the_median_and_a_flag():
     assert few.encoder.features == ["c"]
 
 
+INFINITE = "c: values that are infinite or no numbers count as missing"
+
+
 def test_numbers_as_text_with_marks():
     values = pd.Series([f" {i / 4}" for i in range(N)])
     values[:5] = ["?", "NA", "", "n.a.", "unknown"]
     column, x, preparation = one(values)
     assert column.kind == "numeric" and x[5:, 0].tolist() == [i / 4 for i in range(5, N)]
-    assert preparation.notes == ["c: values that are infinite or no numbers count as missing (1 row)."]
+    assert preparation.notes == [
+        "c: values that are infinite or no numbers count as missing (1 row, first 'unknown' in row 4)."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +82,40 @@ def test_infinite_values_count_as_missing_and_are_said():
     values[[1, 2]] = np.inf, -np.inf
     _, x, preparation = one(values)
     assert x[1, 0] == x[2, 0] == np.median(np.delete(values, [1, 2]))
-    assert preparation.notes == ["c: values that are infinite or no numbers count as missing (2 rows)."]
+    assert preparation.notes == [
+        "c: values that are infinite or no numbers count as missing (2 rows, first 'inf' in row 1)."
+    ]
 
 
-def test_values_whose_squares_overflow_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"column 'c' must stay below 1e\+140; got 1.0e\+200. Take its logarithm"):
-        one([1e200, 1.0, 2.0])
+def test_57_one_absurd_cell_is_missing_and_named():
+    _, x, preparation = one([1e200, 1.0, 2.0, 4.0])
+    assert x[0, 0] == 2.0 and "(1 row, first '1e+200' in row 0)" in preparation.notes[0]
+    found = preparation.prepare(pd.DataFrame({"c": [1.0, -1e300], "z": 0.0}))
+    assert dict(found.surprises) == {"c: values that are no numbers count as missing, first '-1e+300' in row 1": 1}
+    assert found.unseen.tolist() == [False, True]
+    with pytest.raises(ValueError, match=r"column 'c' must hold a finite number below 1e\+140; got 1e\+200"):
+        one([1e200, 2e200, 3e200])
+
+
+def test_59_denormal_numbers_are_zero():
+    column, x, _ = one([1e-310, 2e-310, 1.0, 3.0])
+    assert column.kind == "numeric" and x[:, 0].tolist() == [0.0, 0.0, 1.0, 3.0]
+    preparation = Preparation().fit(pd.DataFrame({"c": [1e-310, 2e-310, 3e-310], "d": [1.0, 2.0, 4.0]}))
+    assert preparation.columns[0].how == "dropped: every value is 0"
+
+
+@pytest.mark.parametrize(
+    ("values", "need"),
+    [
+        ([1.5e306, 2.0, 3.5], r"numbers below 1e\+140 for regression; got 1.5e\+306 in row 0"),
+        ([1e-310, 2e-310, 3e-310], "must vary; got 0 in every row"),
+        ([1e-200, 2e-200, 3.5e-200], "must vary by more than 1e-140"),
+    ],
+    ids=["huge", "denormal", "tiny"],
+)
+def test_targets_beyond_any_unit_are_refused(values, need):
+    with pytest.raises(ValueError, match=need):
+        Target.of(pd.Series(values, name="y"), task="regression")
 
 
 def test_categories_get_a_column_each_and_rare_ones_share_one():
@@ -227,11 +260,11 @@ def test_surprises_are_counted(mixed, caplog):
     strange.loc[9, "when"] = "soon"
     found = preparation.prepare(strange)
     assert dict(found.surprises) == {
-        "size: values that are no numbers count as missing": 2,
+        "size: values that are no numbers count as missing, first 'tall' in row 5": 2,
         "colour: categories that no training row had": 3,
-        "when: values that are no dates count as missing": 1,
+        "when: values that are no dates count as missing, first 'soon' in row 9": 1,
     }
-    assert found.unseen.tolist() == [True] * 3 + [False] * (N - 3)
+    assert np.flatnonzero(found.unseen).tolist() == [0, 1, 2, 5, 6, 9]
     assert torch.isfinite(found.x).all()
     with caplog.at_level(logging.WARNING, "mercer"):
         preparation.transform(strange)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mercer.cli.options import examples, json_option, seed_option, task_option
-from mercer.cli.output import WIDTH, command_line, elapsed, note, progress, wrapped
+from mercer.cli.output import WIDTH, command_line, elapsed, note, progress, table, wrapped
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -223,8 +223,27 @@ def _scores(model: TabularModel) -> Iterator[str]:
     for name, words in _SCORES.items():
         if scores.get(name) is not None:
             yield f"  {words:<38}{scores[name]:.4g}"
+    yield from _beside(scores)
     if model.target.classes is not None:
         yield from _confusion([str(name) for name in model.target.classes], scores["confusion"])
+
+
+def _beside(scores: dict[str, Any]) -> Iterator[str]:
+    """Other models on the same folds, and a plain word where one of them is better."""
+    from mercer.tabular import boosting_is_better
+
+    others = scores.get("beside") or {}
+    if not others:
+        return
+    measures = list(next(iter(others.values())))
+    guess = scores.get("always_most_frequent")
+    rows = [["  always the commonest class", f"{guess:.4g}", ""] if guess is not None else ["  always the mean", "0"]]
+    for name, found in [("this model", scores), *others.items()]:
+        rows.append([f"  {name}", *(f"{found[measure]:.4g}" for measure in measures)])
+    yield click.style("Beside others, on the same folds", bold=True)
+    yield from table({_SCORES[measure]: 12 for measure in measures}, rows, 40)
+    if boosting_is_better(scores):
+        yield from wrapped("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
 
 
 def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:

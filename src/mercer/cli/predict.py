@@ -46,9 +46,18 @@ _TRAINED = (
     metavar="COLUMN",
     help="Copy a column of DATA; may be repeated.  [default: columns that name the row]",
 )
+@click.option(
+    "--level",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.9,
+    show_default=True,
+    help="Of a number: share of rows whose true value lies between low and high.",
+)
 @click.option("--spreadsheet", is_flag=True, help="Quote texts that a spreadsheet would run as formulas.")
 @json_option
-def predict(model: Path, data: Path, output: Path, keep: tuple[str, ...], spreadsheet: bool, as_json: bool) -> None:
+def predict(
+    model: Path, data: Path, output: Path, keep: tuple[str, ...], level: float, spreadsheet: bool, as_json: bool
+) -> None:
     """Predict every row of DATA with MODEL, a folder of `mercer fit`.
 
     Columns of OUT.csv: prediction; p_<class> for each class, or low and high for a number; unfamiliar, from 0 for a row
@@ -59,7 +68,9 @@ def predict(model: Path, data: Path, output: Path, keep: tuple[str, ...], spread
 
     loaded = load_model(model)
     with stoppable(), progress() as report:
-        answers = predict_file(loaded, data, output, progress=report, keep=keep or None, spreadsheet=spreadsheet)
+        answers = predict_file(
+            loaded, data, output, progress=report, keep=keep or None, level=level, spreadsheet=spreadsheet
+        )
     for what, rows in answers.surprises.items():
         say(f"Warning: {what} ({rows} rows).")
     if as_json:

@@ -99,6 +99,8 @@ def car(paths: list[Path], kept: bool) -> Raw:
         if len(words) != 7 or any(word not in levels for word, levels in zip(words, allowed, strict=True)):
             raise corrupt(path, f"line {number} must have six levels and a class", line[:60])
         codes.append([levels.index(word) for word, levels in zip(words, allowed, strict=True)])
+    if not codes:
+        raise corrupt(path, "the table must have at least one row", "an empty file")
     table = np.array(codes)
     return Raw(table_part(path, table[:, :6], table[:, 6], 6, 4), None, CAR_CLASSES, tuple(CAR_LEVELS))
 

@@ -19,7 +19,7 @@ _POWER = 0.35  # of the mean squared derivatives: between the root that xRFM tak
 
 def kernels_on(z: Tensor, *, linear: bool) -> list[Kernel]:  # (n, d)
     """Laplacian kernels, column by column and Euclidean, Gaussian ones and, where asked for, the linear one."""
-    apart, sums = median_distance(z), median_distance(z, 1.0)
+    apart, sums = max(median_distance(z), 1e-150), median_distance(z, 1.0)  # a square that does not underflow to 0
     found: list[Kernel] = [Laplacian(1 / (factor * sums)) for factor in _PER_COLUMN]
     found += [Matern(0.5, factor * apart) for factor in _EUCLIDEAN]
     found += [RBF(1 / (2 * (factor * apart) ** 2)) for factor in _GAUSSIAN]

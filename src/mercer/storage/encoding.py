@@ -123,7 +123,8 @@ class Decoder:
         except Exception as error:
             if isinstance(error, ValueError) and str(error).startswith("mercer.load: "):
                 raise
-            raise self._wrong("what this version can build", error or type(error).__name__) from error
+            text = str(error).rstrip(".") or type(error).__name__
+            raise self._wrong("what this version can build", text) from error
 
     def value(self, value: Any) -> Any:
         """One decoded value."""

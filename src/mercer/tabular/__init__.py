@@ -8,6 +8,7 @@ from .frames import as_pandas
 from .model import TabularModel
 from .preparation import Preparation
 from .reading import read, read_chunks
+from .scoring import boosting_is_better
 from .target import Target
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "TabularRegressor",
     "Target",
     "as_pandas",
+    "boosting_is_better",
     "diagnose",
     "read",
     "read_chunks",

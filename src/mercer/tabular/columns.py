@@ -11,8 +11,9 @@ import pandas as pd
 
 from .. import checks
 from ..storage import Savable
+from ..user_text import shown
 from .encoders import Dates, Dropped, Encoder, Levels, Numbers, Truths, date_parts
-from .values import TRUTHS, Array, date_format, dates, is_nested, is_text, numbers, truths, words
+from .values import LARGEST, TRUTHS, Array, date_format, dates, is_nested, is_text, numbers, truths, words
 
 __all__ = ["Column", "describe"]
 
@@ -25,7 +26,6 @@ _NAMED = 20  # rows from which on that can be told
 _WORDS, _LETTERS = 5, 60  # mean words or letters of a text
 _STRAY = 0.05  # share, and
 _STRAYS = 3  # kinds of words among numbers that count as missing
-_LARGEST = 1e140  # squares and their sums stay finite
 _ID = re.compile(r"(^|[_\W])(id|uuid|guid|key|rownum|rowid|index)$|[a-z]I[dD]$|^unnamed|^column 1$", re.IGNORECASE)
 
 
@@ -107,10 +107,12 @@ def _text(name: str, why: str) -> Column:
 
 def _numeric(name: str, series: pd.Series[Any]) -> Column:
     values = numbers(series)
-    if values.dtype.kind == "c" or np.nanmax(np.abs(values[np.isfinite(values)]), initial=0.0) > _LARGEST:
+    if not np.isfinite(values).any():
+        need = f"column {name!r} must hold a finite number below {LARGEST:.0e}"
         fix = "Take its logarithm or give it another unit."
-        got = f"{np.nanmax(np.abs(values[np.isfinite(values)])):.1e}"
-        raise ValueError(checks.sentence("Preparation", f"column {name!r} must stay below {_LARGEST:.0e}", got, fix))
+        raise ValueError(checks.sentence("Preparation", need, shown(_first(series), 30), fix))
+    if len(np.unique(values[np.isfinite(values)])) == 1 and np.isfinite(values).all():
+        return Column(name, "constant", f"dropped: every value is {values[0]:g}")
     if _counts_rows(name, series, values):
         how = "dropped: it numbers the rows"
         return Column(name, "identifier", how, notes=[_left_out(name, how)])
@@ -119,7 +121,11 @@ def _numeric(name: str, series: pd.Series[Any]) -> Column:
     fill = float(np.median(values[np.isfinite(values)]))
     flagged = missing >= _few(len(values))
     how = f"a number{_missing_words(missing, f'the median {fill:.6g}', flagged)}"
-    notes = [f"{name}: values that are infinite or no numbers count as missing ({_rows(strange)})."] if strange else []
+    notes = []
+    if strange:
+        where = int(np.flatnonzero(found.unreadable)[0])
+        first = f"first {shown(series.iloc[where], 30)!r} in row {series.index[where]}"
+        notes = [f"{name}: values that are infinite or no numbers count as missing ({_rows(strange)}, {first})."]
     features = [name, f"{name} is missing"] if flagged else [name]
     return Column(name, "numeric", how, Numbers(features, fill, flagged), notes)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import checks
 from ..storage import Savable
+from ..user_text import shown
 from .columns import Column, describe
 from .values import Array, is_nested, words
 
@@ -104,12 +105,13 @@ class Preparation(Savable):
             found = column.encoder(series)
             _check_kind(column, series, found.unreadable)
             if found.unreadable.any():
-                surprises[f"{column.name}: values that are no {_plural(column)} count as missing"] += int(
-                    found.unreadable.sum()
-                )
+                where = int(np.flatnonzero(found.unreadable)[0])
+                first = f"first {shown(series.iloc[where], 30)!r} in row {series.index[where]}"
+                what = f"{column.name}: values that are no {_plural(column)} count as missing, {first}"
+                surprises[what] += int(found.unreadable.sum())
             if found.unseen.any():
                 surprises[f"{column.name}: categories that no training row had"] += int(found.unseen.sum())
-            unseen |= found.unseen
+            unseen |= found.unseen | found.unreadable
             blank &= found.missing
             parts.append(found.x)
         if blank.any():

@@ -22,7 +22,7 @@ from ..user_text import spreadsheet_safe
 from .model import TabularModel
 from .reading import read, read_chunks
 from .target import find_target, present
-from .training import Training
+from .training import LEVEL, Training
 from .values import Array
 
 __all__ = ["Answers", "fingerprint", "fit_file", "predict_file"]
@@ -149,6 +149,7 @@ def predict_file(
     progress: Progress,
     rows: int | None = None,
     keep: Sequence[str] | None = None,
+    level: float = LEVEL,
     spreadsheet: bool = False,
 ) -> Answers:
     """Predict every row of a file into the csv file ``out``, which appears whole or not at all.
@@ -160,6 +161,7 @@ def predict_file(
         progress: Callback that receives progress messages.
         rows: Rows held at once; None for as many as ten million values have.
         keep: Columns of the file to copy; None for those that name the row.
+        level: Of numbers: share of rows whose true value lies between ``low`` and ``high``.
         spreadsheet: Put a quote mark before texts that a spreadsheet would run as formulas.
     """
     columns = list(map(str, read(path, rows=1).columns))
@@ -169,7 +171,7 @@ def predict_file(
     text = [*model.preparation.text_columns, *answers.kept]
     with atomic_stream(out) as file:
         for chunk in read_chunks(path, rows=rows, text=text):
-            found, surprises = model.predict_with_surprises(chunk)
+            found, surprises = model.predict_with_surprises(chunk, level=level)
             _written(chunk[answers.kept], found, spreadsheet).to_csv(
                 file, index=False, header=answers.rows == 0, lineterminator="\n"
             )

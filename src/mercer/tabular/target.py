@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .. import checks
 from ..storage import Savable
-from .values import Array, date_format, is_nested, is_text, numbers, words
+from ..user_text import shown
+from .values import LARGEST, Array, date_format, is_nested, is_text, numbers, words
 
 __all__ = ["TASKS", "Target", "find_target"]
 
@@ -59,9 +60,17 @@ class Target(Savable):
         if chosen == "classification":
             return cls(name, chosen, _classes(name, series), why)
         values = numbers(series)
+        if len(values) and np.isinf(values).any() and np.isfinite(values[~np.isinf(values)]).all():
+            need = f"column {name!r} must hold numbers below {LARGEST:.0e} for regression"
+            where = int(np.flatnonzero(np.isinf(values))[0])
+            got = f"{shown(series.iloc[where], 30)} in row {series.index[where]}"
+            raise ValueError(checks.sentence("Target", need, got, "Take its logarithm or give it another unit."))
         if not np.isfinite(values).all() or series.dtype.kind == "b":
             got = repr(words(series)[~np.isfinite(values)].iloc[0])[:40] if series.dtype.kind != "b" else "truth values"
             raise ValueError(checks.sentence("Target", f"column {name!r} must hold finite numbers for regression", got))
+        if 0 < np.ptp(values) < 1 / LARGEST:
+            need, fix = f"column {name!r} must vary by more than {1 / LARGEST:.0e}", "Give it another unit."
+            raise ValueError(checks.sentence("Target", need, f"{np.ptp(values):.1e}", fix))
         if np.ptp(values) == 0:
             raise ValueError(checks.sentence("Target", f"column {name!r} must vary", f"{values[0]:g} in every row"))
         return cls(name, chosen, None, why)

@@ -5,7 +5,19 @@ import torch
 from torch.func import grad, vmap
 
 from mercer.kernels import RBF, Laplacian, Matern
-from mercer.linalg import angles, clamp_cosines, cosines, safe_sqrt, squared_distances, unit_rows
+from mercer.linalg import (
+    angles,
+    clamp_cosines,
+    cosines,
+    differentiated,
+    forward_mode,
+    median_distance,
+    safe_sqrt,
+    squared_distances,
+    transformed,
+    unit_rows,
+)
+from mercer.linalg.manhattan import manhattan_tiles
 
 WIDTHS = [1, 4, 5, 40]  # up to four features by differences, beyond by a product
 
@@ -98,3 +110,61 @@ def test_cosines_of_copies_are_exactly_1_and_stay_in_range(generator):
     assert cosines(torch.zeros(1, 9), x).abs().max() == 0
     edge = torch.tensor([1 - 1e-7, 0.5], dtype=torch.float64)
     assert torch.equal(clamp_cosines(edge), edge)  # only what rounding cannot tell from 1 becomes 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_manhattan_tiles_equal_the_sums_of_differences(dtype, generator):
+    numbers = torch.randn(40, 5, generator=generator, dtype=dtype)
+    levels = torch.randint(4, (40, 6), generator=generator).to(dtype) * 0.7 - 1
+    constant = torch.full((40, 1), 3.0, dtype=dtype)
+    for x in (numbers, levels, torch.cat((numbers, levels, constant), 1)):
+        x = x.clone()
+        x[7] = x[3]
+        y = x[:9] * 1.0
+        for other in (x, y):
+            exact = (x[:, None].double() - other[None].double()).abs().sum(-1)
+            found = manhattan_tiles(x, other)(slice(0, 40), slice(0, len(other)))
+            room = 100 * torch.finfo(dtype).eps * float(exact.max())
+            torch.testing.assert_close(found.double(), exact, rtol=0, atol=room)
+            assert (found[exact == 0] == 0).all()
+
+
+def test_columns_of_different_scales_are_not_coded_together(generator):
+    x = torch.randint(2, (30, 2), generator=generator) * torch.tensor([1e6, 1.0])
+    exact = (x[:, None] - x[None]).abs().sum(-1)
+    assert torch.equal(manhattan_tiles(x, x)(slice(0, 30), slice(0, 30)), exact)
+    bad = torch.randint(2, (30, 2), generator=generator).float()
+    bad[4, 1] = torch.nan
+    found = manhattan_tiles(bad, bad)(slice(0, 30), slice(0, 30))
+    assert found[4].isnan().all() and torch.isfinite(found[:4, :4]).all()
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_median_distance(p, generator):
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    exact = float(torch.pdist(x, p=p).median())
+    for scale in (1.0, 1e-200, 1e150):
+        assert median_distance(x * scale, p=p) == pytest.approx(exact * scale, rel=1e-9)
+    assert median_distance(torch.cat((x, x)), p=p) == pytest.approx(exact, rel=1e-9)
+    assert median_distance(torch.ones(5, 2), p=p) == 0.0 == median_distance(torch.zeros(0, 2), p=p)
+
+
+def test_torch_says_when_derivatives_are_taken():
+    x, seen = torch.ones(2), []
+
+    def look(z):
+        seen.append((transformed(), forward_mode(), differentiated(z)))
+        return z.sum()
+
+    look(x)
+    torch.func.vmap(look)(x[None])
+    torch.func.grad(look)(x)
+    torch.func.jvp(look, (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        look(torch.autograd.forward_ad.make_dual(x, x))
+    look(x.clone().requires_grad_())
+    with torch.no_grad():
+        look(x.clone().requires_grad_())
+    no, yes = (False,) * 3, (True,) * 3
+    reverse = (True, False, True)
+    assert seen == [no, reverse, reverse, yes, yes, (False, False, True), no]

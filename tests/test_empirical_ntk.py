@@ -1,6 +1,8 @@
 """Kernels of finite networks: Jacobian products, blocks, sampled directions, low rank, trajectories."""
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -277,3 +279,58 @@ def test_sentences():
     ]:
         with pytest.raises(error, match=match):
             make()
+
+
+class Squeezed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+
+    def forward(self, x):
+        return self.net(x).squeeze()
+
+
+@pytest.mark.parametrize("method", ["exact", "jvp", "finite_difference", "low_rank"])
+def test_one_logit_however_it_is_shaped(method):
+    torch.manual_seed(0)
+    model, x = Squeezed().double(), torch.randn(5, 4, dtype=torch.float64)
+    seeded = [torch.Generator().manual_seed(0) for _ in range(2)]
+    squeezed = EmpiricalNTK(model, method=method, samples=4, generator=seeded[0])
+    kept = EmpiricalNTK(model.net, method=method, samples=4, generator=seeded[1])
+    torch.testing.assert_close(squeezed(x), kept(x))
+    torch.testing.assert_close(squeezed(x[:1]), kept(x[:1]))
+
+
+def test_batches_of_named_tensors_and_mixed_rows_are_refused():
+    kernel = EmpiricalNTK(mlp())
+    with pytest.raises(
+        TypeError, match=r"EmpiricalNTK: x must be a tensor; got dict\. .*wrap the network so that forward"
+    ):
+        kernel({"input_ids": torch.ones(2, 4)})
+    with pytest.raises(ValueError, match=r"the model must give an output for each of 2 rows; got \(8,\)\. Wrap"):
+        EmpiricalNTK(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)))(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("method", ["exact", "jvp", "low_rank"])
+def test_threads_never_see_the_model_changed(method, network):
+    model, x = network
+    model.train()
+    kernel = EmpiricalNTK(model, method=method, samples=4, generator=torch.Generator().manual_seed(0)).fit(x)
+    expected = kernel(x)
+    seen, stop = [], threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            modes = all(m.training for m in model.modules())
+            seen.append(modes and all(p.requires_grad for p in model.parameters()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            for gram in pool.map(lambda _: kernel(x), range(6)):
+                torch.testing.assert_close(gram, expected)
+    finally:
+        stop.set()
+        watcher.join()
+    assert all(seen) and torch.backends.mha.get_fastpath_enabled()

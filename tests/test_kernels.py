@@ -580,3 +580,36 @@ def test_large_values_do_not_turn_into_nan():
         for value, dtype in ((1e18, torch.float32), (1e150, torch.float64)):
             x = torch.tensor([[value, 0.0], [0.0, value], [-value, 1.0]], dtype=dtype)
             assert torch.isfinite(kernel(x)).all()
+
+
+@pytest.mark.parametrize("make", [lambda: RBF(0.7, learnable=True), lambda: Polynomial(2, 0.5, 1.5, learnable=True)])
+def test_learned_numbers_have_an_axis_and_old_files_load(make):
+    kernel, fresh = make(), make()
+    assert all(parameter.shape == (1,) for parameter in kernel.parameters())  # FSDP2 refuses shape ()
+    old = {name: value.reshape(()) + 0.2 for name, value in kernel.state_dict().items()}
+    fresh.load_state_dict(old)
+    for parameter in kernel.parameters():
+        nn.init.constant_(parameter, float(parameter) + 0.2)
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fresh(x), kernel(x))
+
+
+def test_new_kernels_equal_scikit_learn():
+    from sklearn.gaussian_process import kernels as theirs
+
+    x = np.random.default_rng(0).normal(size=(20, 4))
+    np.testing.assert_allclose(RationalQuadratic(0.8, 1.7).numpy(x), theirs.RationalQuadratic(1.7, 0.8)(x), atol=1e-12)
+    one = x[:, :1]
+    np.testing.assert_allclose(Periodic(2.5, 1.7).numpy(one), theirs.ExpSineSquared(1.7, 2.5)(one), atol=1e-12)
+    ard = [0.5, 1.0, 2.0, 3.0]
+    np.testing.assert_allclose(Matern(1.5, ard).numpy(x), theirs.Matern(ard, nu=1.5)(x), atol=1e-12)
+
+
+def test_frequencies_of_the_rational_quadratic_have_its_spectral_density(generator):
+    kernel = RationalQuadratic(1.5, 0.8)
+    normal = torch.randn(40_000, 2, generator=generator, dtype=torch.float64)
+    omega = kernel.frequencies(normal, generator)
+    x = torch.tensor([[0.3, -0.4], [1.0, 0.5]], dtype=torch.float64)
+    means = (x @ omega.mT).cos()
+    error = means.std(1) / means.shape[1] ** 0.5
+    assert ((means.mean(1) - kernel(x, torch.zeros(1, 2, dtype=torch.float64))[:, 0]).abs() < 4 * error).all()

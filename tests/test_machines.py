@@ -97,7 +97,7 @@ def test_equal_rows_and_long_length_scales_stay_finite():
 # --- landmarks --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"precomputed"}))
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"precomputed", "constant"}))  # of rank 1 they are singular
 def test_landmarks_equal_their_normal_equations(name):
     kernel = CASES[name]()
     with torch.no_grad():

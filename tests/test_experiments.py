@@ -26,7 +26,8 @@ from mercer.experiments import (
     summarise,
 )
 from mercer.experiments.cells import non_finite
-from mercer.experiments.results import append, mend
+from mercer.experiments.results import append
+from mercer.storage import mend_lines
 
 IDS = {
     "jayasumana2021": [*(f"table{i}" for i in range(1, 13)), "fig1", "fig2", "sec7.4", "thmE.1"],
@@ -176,7 +177,7 @@ def test_a_torn_last_line_is_passed_over_then_cut(tmp_path):
     append(path, Result("a/b", "k2", "done", "smoke", value=2.0))
     path.write_bytes(path.read_bytes()[:-7])
     assert [r.key for r in read_results(tmp_path)] == ["k1"]
-    mend(path)
+    mend_lines(path)
     assert path.read_bytes() == whole
     append(path, Result("a/b", "k2", "done", "smoke", value=2.0))
     assert [r.value for r in read_results(tmp_path)] == [1.0, 2.0]
@@ -189,6 +190,37 @@ def test_the_later_of_two_lines_holds_and_cells_speak_for_their_entry(tmp_path):
     append(path, Result("a/b", "k1", "failed", "smoke", error="ValueError: no"))
     append(path, Result("a/b", "k1", "done", "smoke", value=3.0))
     assert [(r.key, r.status) for r in read_results(tmp_path)] == [("a/c", "not_built"), ("k1", "done")]
+
+
+@pytest.mark.parametrize(
+    ("change", "need"),
+    [
+        ({"value": "1"}, "a finite number or null at value; got '1'"),
+        ({"value": 1e999}, "a finite number or null at value; got inf"),
+        ({"seed": 0.5}, "a whole number at seed"),
+        ({"values": [1.0]}, "an object at values"),
+        ({"curves": {"c": {"x": ["a"]}}}, "a finite number at curves.c.x[0]"),
+        ({"status": "perfect"}, "one of done, failed"),
+        ({"data": "mnist"}, "a list at data"),
+    ],
+)
+def test_a_line_that_was_edited_is_refused_by_its_number(tmp_path, change, need):
+    path = tmp_path / "results.jsonl"
+    append(path, Result("a/b", "k1", "done", "smoke"))
+    edited = {"entry": "a/b", "key": "k2", "status": "done", "scale": "smoke", **change}
+    path.write_text(path.read_text() + json.dumps(edited) + "\n")
+    with pytest.raises(ValueError, match=re.escape(need)) as refused:
+        read_results(tmp_path)
+    assert "results.jsonl line 2" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "document", [[], {"sessions": {}}, {"asked": {"ids": "all"}}, {"planned": {"a/b": 1.5}}, {"schema": "1"}]
+)
+def test_a_run_json_that_was_edited_is_refused(tmp_path, document):
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"run\.json must hold"):
+        read_run(tmp_path)
 
 
 def test_a_line_is_strict_json():
@@ -344,7 +376,7 @@ def test_two_runs_into_one_folder_do_not_mix(fake):
     ("text", "sentence"),
     [
         ("{", "must be JSON"),
-        ("[]", "must hold a JSON object; got list"),
+        ("[]", "must hold an object; got []"),
         ('{"schema": 2}', "must be in 1..1; got 2"),
         ('{"schema": 1, "asked": {"ids": [], "scale": "tiny"}}', "scale must be one of 'smoke', 'small', 'paper'"),
         ('{"schema": 1, "asked": {"no": 1}}', "must say what was asked"),

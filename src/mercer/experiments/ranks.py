@@ -16,7 +16,7 @@ from mercer import storage
 from mercer.checks import sentence
 from mercer.distributed import gather_json, rank, world_size
 from mercer.experiments.cells import Cell
-from mercer.experiments.results import RESULTS, mend, read_results
+from mercer.experiments.results import RESULTS, read_results
 
 _CLAIMS = ".claims"
 _LOCK = ".mercer.rank{}.lock"
@@ -45,9 +45,9 @@ def results_path(folder: Path) -> Path:
 
 def collect(folder: Path) -> None:
     """Put the lines of other ranks, of this session or of one that was killed, into ``results.jsonl``."""
-    mend(folder / RESULTS)
+    storage.mend_lines(folder / RESULTS)
     for path in sorted(folder.glob("results.rank*.jsonl")):
-        mend(path)
+        storage.mend_lines(path)
         with (folder / RESULTS).open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()  # killed before this, the lines are there twice: of two with one key the later holds

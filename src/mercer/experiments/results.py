@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -13,6 +11,51 @@ from typing import Any
 
 RESULTS = "results.jsonl"
 RUN = "run.json"
+_LONGEST = 2**24  # bytes of a run.json
+_RESULT_SHAPE: dict[Any, Any] = {
+    "entry": str,
+    "key": str,
+    "status": {"done", "failed", "missing", "paper_scale_only", "not_built"},
+    "scale": str,
+    "row?": str,
+    "column?": str,
+    "seed?": int,
+    "value?": (float, None),
+    "values?": {str: float},
+    "curves?": {str: {str: [float]}},
+    "arrays?": {str: [object]},
+    "passed?": (bool, None),
+    "note?": str,
+    "error?": str,
+    "settings?": {str: object},
+    "data?": [str],
+    "seconds?": float,
+    "cpu_seconds?": float,
+    "started?": str,
+    "...": object,  # fields of a later version
+}
+_RUN_SHAPE: dict[Any, Any] = {
+    "schema?": int,
+    "asked?": {
+        "ids?": [str],
+        "scale?": str,
+        "seeds?": (int, None),
+        "settings?": {str: object},
+        "only?": [str],
+        "...": object,
+    },
+    "sessions?": [
+        {
+            "started?": str,
+            "versions?": {str: str},
+            "machine?": {str: object},
+            "threads?": (int, None),
+            "...": object,
+        }
+    ],
+    "planned?": {str: int},
+    "...": object,
+}
 
 
 @dataclass(frozen=True)
@@ -59,49 +102,26 @@ class Summary:
 
 
 def append(path: Path, result: Result) -> None:
-    """Add a line with one write and one fsync, so that a kill leaves whole lines and at most one torn.
+    """Add a line with one write and one fsync, so that a kill leaves whole lines and at most one torn."""
+    from ..storage import append_line
 
-    Raises:
-        OSError: the disk is full or the file cannot be written; the lines before are intact.
-    """
-    line = result.line().encode()
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            before = os.fstat(descriptor).st_size
-            if os.write(descriptor, line) != len(line):
-                os.ftruncate(descriptor, before)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        fix = "The lines before are intact: free space, then resume the run."
-        raise OSError(error.errno, f"reproduce: {path} must take one more line; got {reason}. {fix}") from error
-
-
-def mend(path: Path) -> None:
-    """Cut a torn last line off, so that the next append starts a line of its own."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        text = file.read()
-        whole = text.rfind(b"\n") + 1
-        if whole != len(text):
-            file.truncate(whole)
-            os.fsync(file.fileno())
+    append_line(path, result.line().rstrip("\n").encode())
 
 
 def read_results(run: Path) -> list[Result]:
     """The results of a run folder in the order of their first line; of two with one key the later holds.
 
     Lines that are not whole JSON objects (torn by a kill) are passed over.
+
+    Raises:
+        ValueError: A whole line has not the fields of a result, or not their types; the sentence names it.
     """
+    from ..storage import read_lines
+
     latest: dict[str, Result] = {}
     path = Path(run) / RESULTS
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        result = _parse(line)
+    for number, line in enumerate(read_lines(path), 1):
+        result = _parse(line, f"{path} line {number}")
         if result is not None:
             latest[result.key] = result
     by_cells = {result.entry for result in latest.values() if result.key != result.entry}
@@ -111,16 +131,18 @@ def read_results(run: Path) -> list[Result]:
 
 def read_run(run: Path) -> dict[str, Any]:
     """The run's ``run.json``: what was asked, and the sessions' versions and machines."""
+    from ..storage import check_schema, open_to_read
+
     path = Path(run) / RUN
+    if not path.exists():
+        raise FileNotFoundError(f"{run}: not a run folder, for it has no {RUN}; got {_contents(Path(run))}.")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{run}: not a run folder, for it has no {RUN}; got {_contents(Path(run))}.") from None
+        with open_to_read(path) as file:
+            document = json.loads(file.read(_LONGEST))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: must be JSON; got {error}. Start the run again.") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"{path}: must hold a JSON object; got {type(document).__name__}. Start the run again.")
-    return document
+    checked: dict[str, Any] = check_schema("reproduce", str(path), document, _RUN_SHAPE)
+    return checked
 
 
 def summarise(results: Iterable[Result]) -> list[Summary]:
@@ -162,14 +184,17 @@ def _summary(entry: str, row: str, column: str, group: list[tuple[float, Result]
     )
 
 
-def _parse(line: bytes) -> Result | None:
+def _parse(line: bytes, source: str) -> Result | None:
+    from ..storage import check_schema
+
     try:
         document = json.loads(line)
-        known = {f.name for f in fields(Result)}
-        named = {name: value for name, value in document.items() if name in known}
-        return Result(**{**named, "data": tuple(named.get("data", ()))})
-    except (ValueError, TypeError, AttributeError):
+    except ValueError:
         return None
+    check_schema("reproduce", source, document, _RESULT_SHAPE)
+    known = {f.name for f in fields(Result)}
+    named = {name: value for name, value in document.items() if name in known}
+    return Result(**{**named, "data": tuple(named.get("data", ()))})
 
 
 def _contents(folder: Path) -> str:

@@ -4,6 +4,8 @@ Blocks of one document run in order, in one folder. A comment right before a blo
 
     <!-- needs: gpytorch -->            skip the block where the package is absent
     <!-- not run: it takes an hour -->  never run it; the reason is for the reader of the source
+
+A block ``output`` right after a block of Python is what that one prints.
 """
 
 import contextlib
@@ -44,7 +46,7 @@ def test_blocks_run(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MERCER_DATA", raising=False)  # a reader may have none
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    absent = set()
+    absent, printed = set(), ""
     for number, (marker, text, language, code) in enumerate(blocks(document)):
         torch.manual_seed(0)
         lacking = {name for name in text.split() if importlib.util.find_spec(name) is None} if marker == "needs" else ()
@@ -52,8 +54,11 @@ def test_blocks_run(document, tmp_path, monkeypatch):
         if marker == "not run" or lacking:
             continue
         if language == "python":
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(compile(code, f"<{document.name}, block {number}>", "exec"), {"__name__": "document"})
+            printed = out.getvalue()
+        elif language == "output":
+            assert printed == code, f"{document.name}, block {number}: what the block before it prints"
         elif language in ("sh", "console"):
             run_commands(code, f"{document.name}, block {number}")
     if absent:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .checks import NumericalWarning
     from .storage import load, save
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = (
     "bayes",

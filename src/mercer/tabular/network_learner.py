@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from ..kernels import RBF
 from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
+from ..linalg import block_rows, blockwise
 from ..storage import Savable
 
-__all__ = ["NetworkLearner"]
+__all__ = ["NetworkFamiliarity", "NetworkLearner", "scaled"]
 
 _DRAWN = 300
 
@@ -68,3 +71,40 @@ class NetworkLearner(Savable):
     def get_state(self) -> dict[str, object]:
         """All of it is in the arguments."""
         return {}
+
+
+class NetworkFamiliarity(Savable, nn.Module):
+    r"""How far a row is from the network's landmarks: :math:`v(z) = 1 - \|k(z)^T R\|^2`, on the scale of left-out rows.
+
+    Args:
+        landmarks: m training rows, ``(m, d)``, as the kernel machine sees them.
+        root: R, ``(m, r)``.
+        bandwidth: :math:`\sigma` of the Gaussian kernel.
+        middle: Median of v over left-out training rows.
+        tail: Their 95 % quantile.
+    """
+
+    landmarks: Tensor
+    root: Tensor
+
+    def __init__(self, landmarks: Tensor, root: Tensor, bandwidth: float, middle: float, tail: float) -> None:
+        super().__init__()
+        self.register_buffer("landmarks", landmarks)
+        self.register_buffer("root", root)
+        self.bandwidth, self.middle, self.tail = bandwidth, middle, tail
+        self._kernel = RBF(1 / (2 * bandwidth**2))
+
+    @override
+    def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n,)
+        def variance(part: Tensor) -> Tensor:
+            return 1 - (self._kernel(part, self.landmarks) @ self.root).square().sum(1)
+
+        v = blockwise(variance, z.to(self.root), block=block_rows(3 * len(self.landmarks) * 8))
+        return scaled(v.clamp(0, 1), self.middle, self.tail)
+
+
+def scaled(v: Tensor, middle: float, tail: float) -> Tensor:  # (n,)
+    """Variances as 0 up to the middle, 0.5 at the tail, 1 at 1; linear in between."""
+    near = ((v - middle) / max(tail - middle, 1e-12)).clamp(0, 1)
+    far = ((v - tail) / (1 - tail)).clamp(0, 1)
+    return (near + far) / 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -335,3 +336,54 @@ def test_a_device_that_is_not_here_is_refused(fake):
     assert refused.exit_code == 2 and "device 'cuda:99' must be usable" in refused.stderr
     assert fake("reproduce", "fake2000/thmA", "--scale", "smoke", "--device", "cpu", "-o", "run").exit_code == 0
     assert json.loads(Path("run/run.json").read_text())["asked"]["device"] == "cpu"
+
+
+# --- the shell around it
+
+
+def shell(script, **env):
+    command = [sys.executable, "-m", "mercer.cli"]
+    text = script.replace("mercer ", shlex.join(command) + " ")
+    return subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={**os.environ, **env}, check=False)
+
+
+def test_a_deleted_working_directory_is_a_sentence(tmp_path):
+    done = shell(f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; mercer list")
+    assert done.returncode == 1 and "the working directory must exist; got one that was deleted" in done.stderr
+
+
+def test_a_closed_stderr_does_not_stop_the_work():
+    assert shell("mercer --help 2>&-").returncode == 0
+    code = "from mercer.cli.output import say\nfor _ in range(50000): say('working')\nprint('done')"
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -c {shlex.quote(code)} 2> >(head -1 >/dev/null)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "done\n"
+
+
+def test_no_color_is_kept(monkeypatch):
+    runner = CliRunner()
+    assert "\x1b[" in runner.invoke(main, ["estimate", "nystrom", "--n", "5"], color=True).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in runner.invoke(main, ["estimate", "nystrom", "--n", "5"], color=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "near"),
+    [(["fti"], "fit"), (["bench", "fetures"], "features"), (["estimate", "nystorm", "--n", "5"], "nystrom")],
+    ids=["command", "area", "method"],
+)
+def test_a_mistyped_name_gets_a_suggestion(args, near):
+    done = CliRunner().invoke(main, args)
+    assert done.exit_code == 2 and f"Did you mean '{near}'?" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["fit", "predict", "explain", "diagnose", "bench", "estimate"])
+def test_every_help_has_an_example_and_fits_80_columns(command):
+    text = CliRunner().invoke(main, [command, "--help"], terminal_width=80).stdout
+    assert f"Examples:\n  mercer {command}" in text.replace("\n\n", "\n") or f"mercer {command} " in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Foretell" not in text and "gone on with" not in text

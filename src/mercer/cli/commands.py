@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -80,6 +81,12 @@ def main(context: click.Context, verbose: int) -> None:
     """
     if os.environ.get("NO_COLOR"):
         context.color = False
+    try:
+        Path.cwd()
+    except OSError as error:  # torch's libraries end the process there
+        raise click.ClickException(
+            "the working directory must exist; got one that was deleted. Go to another."
+        ) from error
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s %(message)s", tracebacks=verbose > 0))
     logger = logging.getLogger("mercer")

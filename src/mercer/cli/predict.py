@@ -27,7 +27,7 @@ _TRAINED = (
 @click.command(
     epilog=examples(
         "mercer predict model new.csv -o predictions.csv",
-        "mercer predict model new.csv -o predictions.csv --keep customer --keep joined",
+        "mercer predict model new.csv -o predictions.csv --keep customer",
     )
 )
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))

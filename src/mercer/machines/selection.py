@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import checks, linalg
 from ..kernels import NTK, RBF, Kernel, Laplacian, Linear, Matern, Polynomial
-from ..linalg import squared_distances
 from .dual import DualFit, dual_path
 
 __all__ = ["CHOOSING_ROWS", "Choice", "candidate_kernels", "choose_kernel", "median_distance", "rank_kernels"]
@@ -31,12 +30,7 @@ class Choice(NamedTuple):
 
 def median_distance(x: Tensor, p: float = 2.0) -> float:
     """Median distance in the p-norm between 400 evenly spaced rows; 1 where all are equal."""
-    rows = x[torch.linspace(0, len(x) - 1, min(len(x), _MEDIAN_ROWS), device=x.device).round().long()]
-    largest = float(rows.abs().max()) or 1.0  # squares of denormal values would vanish
-    rows = rows / largest
-    distances = squared_distances(rows, rows).sqrt() if p == 2 else torch.cdist(rows, rows, p=p)
-    apart = distances[distances > 0]
-    return float(apart.median()) * largest if len(apart) else 1.0
+    return linalg.median_distance(x, p=int(p), rows=_MEDIAN_ROWS) or 1.0
 
 
 def candidate_kernels(x: Tensor) -> list[Kernel]:

@@ -1,6 +1,7 @@
 """The estimators: scikit-learn's own checks, every fault that applies, export, saving, updates."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,9 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import mercer
 from mercer import NumericalWarning
-from mercer.layerwise import KernelNetworkClassifier, KernelNetworkRegressor
-from mercer.layerwise.calibration import inverse_temperature
-from mercer.layerwise.dependence import gaussian_gram
-from mercer.layerwise.kernel_ridge import dual_fit
+from mercer.kernels import Laplacian
+from mercer.layerwise import KernelNetworkClassifier, KernelNetworkRegressor, auto
+from mercer.layerwise.dependence import gaussian
 from mercer.layerwise.metric import average_gradient_outer_product
 from mercer.layerwise.network import Indicators, Standardize
 
@@ -41,6 +41,17 @@ def classifier(request):
 @pytest.fixture(params=ESTIMATORS)
 def estimator(request):
     return ESTIMATORS[request.param]()
+
+
+def assert_answers(fitted, X):
+    """Finite scores, probabilities that sum to 1; labels are always finite."""
+    if isinstance(fitted, KernelNetworkRegressor):
+        values = fitted.predict(X)
+        assert np.isfinite(values).all()
+        return
+    p = fitted.predict_proba(X)
+    assert np.isfinite(fitted.decision_function(X)).all() and (p >= 0).all()
+    np.testing.assert_allclose(p.sum(1), 1)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +102,7 @@ def test_levels_become_columns_where_that_helps(generator):
     X = torch.randint(0, 4, (400, 5), generator=generator).numpy().astype(float)
     y = ((X[:, 0] == 1) ^ (X[:, 1] == 2)).astype(int)  # the order of the levels says nothing
     fitted = KernelNetworkClassifier(random_state=0).fit(X[:300], y[:300])
-    assert isinstance(fitted.network_.layers[0], Indicators)
+    assert any(isinstance(module, Indicators) for module in fitted.network_.modules())
     assert fitted.score(X[300:], y[300:]) == 1.0
     assert fitted.predict(np.full((1, 5), 9.0)).shape == (1,)  # levels never seen
 
@@ -109,33 +120,64 @@ def test_a_metric_is_learned_where_it_helps(generator):
 # --- parts --------------------------------------------------------------------------------------------------
 
 
-def test_leave_one_out_equals_fitting_without_the_row(generator):
-    x = torch.randn(12, 3, dtype=torch.float64, generator=generator)
-    y = torch.randn(12, 2, dtype=torch.float64, generator=generator)
-    K = gaussian_gram(x, x, 1.0)
-    held_out = dual_fit(K, y, 0.3).held_out
-    for i in range(12):
-        keep = [j for j in range(12) if j != i]
-        inner = K[keep][:, keep] + 0.3 * torch.eye(11, dtype=torch.float64)
-        torch.testing.assert_close(held_out[i], K[i, keep] @ torch.linalg.solve(inner, y[keep]))
-
-
 def test_average_gradient_outer_product_equals_autograd(generator):
     x = torch.randn(9, 3, dtype=torch.float64, generator=generator)
     w = torch.randn(9, 2, dtype=torch.float64, generator=generator)
     total = torch.zeros(3, 3, dtype=torch.float64)
     for row in x:
-        jacobian = torch.autograd.functional.jacobian(lambda p: (gaussian_gram(p[None], x, 0.8) @ w)[0], row)
+        jacobian = torch.autograd.functional.jacobian(lambda p: (gaussian(0.8)(p[None], x) @ w)[0], row)
         total += jacobian.T @ jacobian
     torch.testing.assert_close(average_gradient_outer_product(x, x, w, 0.8), total / 9)
 
 
-def test_temperature_is_the_least_cross_entropy(generator):
-    scores = torch.randn(50, 3, generator=generator, dtype=torch.float64)
-    labels = (scores + torch.randn(50, 3, generator=generator, dtype=torch.float64)).argmax(1)
-    beta = inverse_temperature(scores, labels)
-    loss = [float(torch.nn.functional.cross_entropy(b * scores, labels)) for b in (0.95 * beta, beta, 1.05 * beta)]
-    assert min(loss) == loss[1]
+def test_no_probability_is_below_what_so_many_rows_can_tell():
+    X, y = load_wine(return_X_y=True)
+    fitted = SOLVERS["auto"]().fit(X[::2], y[::2])
+    assert fitted.predict_proba(np.r_[X, 100 * X]).min() >= 0.999 / (2 * (len(X[::2]) + 3))
+
+
+def test_many_rows_all_take_part(generator, monkeypatch):
+    monkeypatch.setattr(auto, "EXACT_ROWS", 200)
+    x = torch.randn(500, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] * x[:, 1] > 0).long().numpy()
+    fitted = KernelNetworkClassifier(random_state=0).fit(x[:400], y[:400])
+    assert len(fitted.network_.layers[-1].anchors) == 400
+    assert fitted.score(x[400:].numpy(), y[400:]) > 0.85
+    with pytest.raises(ValueError, match="partial_fit needs landmarks; got 400 rows by eigenpro"):
+        fitted.partial_fit(x[400:], y[400:])
+    value = KernelNetworkRegressor(random_state=0).fit(x[:400], x[:400, 0] * x[:400, 1])
+    assert value.score(x[400:].numpy(), (x[400:, 0] * x[400:, 1]).numpy()) > 0.6
+
+
+def test_wide_rows_are_projected_on_principal_components(generator, monkeypatch):
+    monkeypatch.setattr(auto, "EXACT_ROWS", 200)
+    low = torch.randn(500, 5, generator=generator, dtype=torch.float64)
+    x = low @ torch.randn(5, 160, generator=generator, dtype=torch.float64)
+    y = (low[:, 0] > 0).long().numpy()
+    fitted = KernelNetworkClassifier(random_state=0).fit(x[:400], y[:400])
+    assert fitted.network_.layers[-1].anchors.shape == (400, 100)
+    assert fitted.score(x[400:].numpy(), y[400:]) > 0.9
+
+
+@pytest.mark.parametrize("name", ["classifier", "landmarks", "spectral", "closed_form", "regressor"])
+def test_networks_saved_by_the_last_version_load(name):
+    folder = Path(__file__).parent / "saved" / "layerwise_0_1"
+    with np.load(folder / "expected.npz") as expected:
+        rows, answer = expected["rows"], expected[name]
+    loaded = mercer.load(folder / name)
+    predict = loaded.predict if name == "regressor" else loaded.predict_proba
+    np.testing.assert_allclose(predict(rows), answer, rtol=1e-9)
+    if name in ("classifier", "landmarks", "regressor"):
+        loaded.partial_fit(rows, answer if name == "regressor" else loaded.predict(rows))
+        assert np.abs(predict(rows) - answer).max() < 0.1 * max(1, np.abs(answer).max())
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", Laplacian(0.2)], ids=["gaussian", "given"])
+@pytest.mark.parametrize("landmarks", [None, 20])
+def test_a_kernel_can_be_given(kernel, landmarks, small):
+    X, y = small
+    fitted = KernelNetworkClassifier(kernel=kernel, landmarks=landmarks, random_state=0).fit(X, y)
+    assert fitted.score(X, y) > 0.85 and fitted.history_[-1]["bandwidth"] > 0
 
 
 # --- export, saving, updates --------------------------------------------------------------------------------
@@ -184,7 +226,7 @@ def test_save_load_pickle_clone(estimator, small, tmp_path):
 
 def test_partial_fit_equals_one_fit_of_all_sums(small):
     X, y = small
-    whole = KernelNetworkClassifier(landmarks=20, random_state=0).partial_fit(X[:60], y[:60])
+    whole = KernelNetworkClassifier(kernel="gaussian", landmarks=20, random_state=0).partial_fit(X[:60], y[:60])
     in_parts = clone(whole).partial_fit(X[:60], y[:60])
     whole.partial_fit(X[60:], y[60:])
     for start in range(60, 90, 10):
@@ -192,12 +234,11 @@ def test_partial_fit_equals_one_fit_of_all_sums(small):
     np.testing.assert_allclose(in_parts.predict_proba(X), whole.predict_proba(X), atol=1e-7)
     head = whole.network_.layers[-1]
     z = torch.nn.Sequential(*list(whole.network_.layers)[:-1])(torch.from_numpy(X))
-    K = gaussian_gram(z, head.anchors, head.bandwidth)
+    K = gaussian(head.bandwidth)(z, head.anchors)
     Y = torch.nn.functional.one_hot(torch.from_numpy(y), 3).double()
-    Kc, Yc = K - K.mean(0), Y - Y.mean(0)
-    system = Kc.T @ Kc + whole.penalty_ * gaussian_gram(head.anchors, head.anchors, head.bandwidth)
-    exact = Kc @ torch.linalg.solve(system, Kc.T @ Yc) + Y.mean(0)
-    torch.testing.assert_close(head(z), exact, rtol=1e-4, atol=1e-5)  # the system is badly conditioned
+    system = K.T @ K + whole.penalty_ * gaussian(head.bandwidth)(head.anchors)
+    exact = K @ torch.linalg.solve(system, K.T @ (Y - Y.mean(0))) + Y.mean(0)
+    torch.testing.assert_close(head(z), exact, rtol=1e-5, atol=1e-6)  # the literal system is badly conditioned
 
 
 def test_partial_fit_goes_on_after_fit_and_knows_its_classes(small):
@@ -255,41 +296,39 @@ def test_4_5_huge_values(estimator, small):
     X, y = small
     with pytest.raises(ValueError, match="for its squares overflow; got 2"):
         estimator.fit(X / np.abs(X).max() * 2e200, y)
-    fitted = clone(estimator).fit(X * 1e30, y)
-    out = fitted.predict(X * 1e30)
-    assert np.isfinite(out).all()
+    assert_answers(clone(estimator).fit(X * 1e30, y), X * 1e30)
 
 
 @pytest.mark.filterwarnings("ignore::mercer.NumericalWarning")
 def test_6_denormal_scale(estimator, small):
     X, y = small
     fitted = estimator.fit(X * 1e-40, y)
-    assert np.isfinite(fitted.predict(X * 1e-40)).all()
+    assert_answers(fitted, X * 1e-40)
 
 
 def test_7_constant_x_warns_and_fits(estimator, small):
     with pytest.warns(NumericalWarning):
         fitted = estimator.fit(np.ones((90, 3)), small[1])
-    assert np.isfinite(fitted.predict(np.ones((2, 3)))).all()
+    assert_answers(fitted, np.ones((2, 3)))
 
 
 def test_8_one_constant_feature(estimator, small):
     X = np.c_[small[0], np.full(90, 7.0)]
     fitted = estimator.fit(X, small[1])
-    assert np.isfinite(fitted.predict(X)).all()
+    assert_answers(fitted, X)
 
 
 @pytest.mark.filterwarnings("ignore::mercer.NumericalWarning")
 def test_9_all_rows_duplicated_and_with_different_labels(estimator, small):
     X, y = small
     fitted = estimator.fit(np.r_[X, X], np.r_[y, (y + 1) % 3])
-    assert np.isfinite(fitted.predict(X)).all()
+    assert_answers(fitted, X)
 
 
 def test_10_near_duplicates(estimator, small):
     X, y = small
     fitted = estimator.fit(np.r_[X, X + 1e-9], np.r_[y, y])
-    assert np.isfinite(fitted.predict(X)).all()
+    assert_answers(fitted, X)
 
 
 def test_11_12_too_few_rows(estimator, small):
@@ -402,6 +441,7 @@ def test_32_more_landmarks_than_rows(small):
         ({"solver": "closed_form", "rule": "mine"}, "rule must be one of 'leave_one_out', 'authors'; got 'mine'"),
         ({"max_layers": 0}, "max_layers must be a whole number of at least 1; got 0"),
         ({"landmarks": -1}, "landmarks must be a whole number of at least 1; got -1"),
+        ({"kernel": "laplace"}, "kernel must be one of 'auto', 'gaussian'; got 'laplace'"),
         ({"features": 0}, "features must be a whole number of at least 1; got 0"),
     ],
 )

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mercer
 from mercer import NumericalWarning
-from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Matern, Precomputed
+from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Matern, Polynomial, Precomputed
 from mercer.machines import (
     KernelRidge,
     candidate_kernels,
@@ -189,6 +189,14 @@ def test_eigenpro_says_when_it_did_not_get_there():
     x = draw(200, 3)
     with pytest.warns(NumericalWarning, match="after 2 passes, above"):
         eigenpro(RBF(0.1), x, x - x.mean(0), penalty=1e-9, stopping=Stopping(passes=2))
+
+
+def test_eigenpro_shortens_a_step_that_diverges():
+    x = draw(300, 3)
+    x[::50] *= 6  # few rows whose k(x, x) is far above the others'
+    y = (x[:, :1] * x[:, 1:2]).clamp(-3, 3)
+    machine = KernelRidge(Polynomial(2), solver="eigenpro", random_state=1).fit(x, y)
+    assert bool(machine.predict(x).isfinite().all()) and machine.residual_ < 2
 
 
 def test_auto_takes_the_cheaper_solver(monkeypatch):

@@ -16,46 +16,60 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..distributed import gather_rows, global_slice, sum_over_ranks, take_rows
-from .dependence import gaussian_gram
-from .kernel_ridge import DualFit, Setting, dual_fit, dual_weights, loss, median_of_rows, search, tune_penalty
-from .landmarks import Sums, landmark_fit, narrow
+from ..kernels import Kernel
+from ..linalg import slices
+from ..machines import dual_fit, median_distance
+from .dependence import gaussian
+from .heads import Ending, averaged, fit_all_rows, fit_from_landmarks, fit_gaussian, fit_stack, refined_kernel
 from .metric import average_gradient_outer_product, metric_root
-from .network import Indicators, KernelLayer, MetricLayer, Standardize
+from .network import AverageLayer, Indicators, MetricLayer, Standardize
+from .search import Setting, loss, search
 
 __all__ = ["EXACT_ROWS", "AutoFit", "fit_auto", "learn_metrics"]
 
 EXACT_ROWS = 3000
-"""Rows up to which every row is an anchor; beyond, landmarks are."""
+"""Rows up to which the Gram matrix is held; beyond, every row still takes part, by EigenPro."""
 
+_METRIC_WIDTH = 50  # columns beyond which many rows need no learned metric: they tell the directions apart themselves
+_COMPONENTS_FROM, _COMPONENTS = 150, 100  # columns from which many rows are projected on so many directions
+_BLOCK = 5000  # rows of a block
+_WORK = 2e12  # operations of a pass over all pairs of rows up to which every row takes part
+_NARROWING_ROWS, _NARROWER = 1500, 0.75
 _PILOT = 250  # rows of the search for bandwidth and penalty
 _HALF = 500  # rows of a half that decides on the metric
 _METRIC_ROWS = 1000  # rows a metric is learned from
 _MULTIPLES = [0.15, 0.25, 0.4, 0.65, 1.1]
 _FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
 _LEVELS = 8  # values a feature may take for its levels to be tried as columns of their own
-_NEAR = 0.5  # standard errors within which losses count as equal: the simpler network is taken
+_NEAR = 1.0  # standard errors within which losses count as equal: the simpler network is taken
 
 
 class AutoFit(NamedTuple):
     """What the default solver learned.
 
     Attributes:
-        layers: Modules before the last: indicators or not, standardisation, metrics.
-        head: The last layer.
-        held_out: ``(r, c)``, leave-one-out predictions of ``rows``.
-        rows: ``(r,)``, which training rows those are, numbered over all ranks.
-        error: Mean squared leave-one-out error.
-        penalty: The ridge.
-        sums: What an exact update needs; None where every row is an anchor.
+        encoding: Modules that prepare the columns: indicators or not, standardisation, principal components.
+        metrics: The learned metrics.
+        ending: The last layer.
+        whole: From the rows as they came to the outputs, where the last layer is averaged with others; else None.
+        kept: Share of the variance that the principal components keep; 1 where there are none.
     """
 
-    layers: list[nn.Module]
-    head: KernelLayer
-    held_out: Tensor
-    rows: Tensor
-    error: float
-    penalty: float
-    sums: Sums | None
+    encoding: list[nn.Module]
+    metrics: list[MetricLayer]
+    ending: Ending
+    kept: float = 1.0
+    whole: AverageLayer | None = None
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """From the rows as they came to the outputs."""
+        return [*self.encoding, *self.metrics, self.ending.head] if self.whole is None else [self.whole]
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """What counts as layers: the metrics, and what ends the network."""
+        return [*self.metrics, self.ending.head if self.whole is None else self.whole]
 
 
 class _Plan(NamedTuple):
@@ -72,16 +86,18 @@ def fit_auto(
     task: str,
     max_layers: int = 4,
     landmarks: int | None = None,
+    kernel: Kernel | str = "auto",
     generator: torch.Generator | None = None,
 ) -> AutoFit:
-    """Learn encoding, metrics, bandwidth and ridge for rows ``(n, d)`` and centred targets ``(n, c)``.
+    """Learn encoding, metrics, kernels and ridges for rows ``(n, d)`` and targets ``(n, c)``.
 
     Args:
         x: Rows, as they came, this rank's.
         y: Targets.
         task: ``"classes"`` or ``"values"``, see :func:`loss`.
-        max_layers: Most layers, the kernel machine's included.
-        landmarks: Anchors; None takes every row up to 3,000 rows, landmarks beyond.
+        max_layers: Most layers, the last included.
+        landmarks: Anchors; None takes every row.
+        kernel: ``"auto"`` chooses and stacks; ``"gaussian"`` takes the Gaussian; or the kernel of the last layer.
         generator: Randomness of subsets and landmarks, the same on all ranks.
     """
     n = global_slice(len(x))[1]
@@ -92,37 +108,81 @@ def fit_auto(
     few, few_y = (take_rows(rows, order[:EXACT_ROWS]) for rows in (x, y))  # all choices are made on these
     if not bool(sum_over_ranks((x != few[0]).sum())):
         checks.warn("KernelNetwork", "all rows of X are equal; the Gram matrix has rank 1.")
-    plan = _plan(few, few_y, task, max_layers - 1)
-    first = nn.Sequential(*plan.first)
+    many = n > EXACT_ROWS and landmarks is None and kernel != "gaussian"
+    plan = _plan(few, few_y, task, 0 if many and few.shape[1] > _METRIC_WIDTH else max_layers - 1)
+    encoding, kept = list(plan.first), 1.0
+    if many and nn.Sequential(*encoding)(few[:1]).shape[1] > _COMPONENTS_FROM:
+        components, kept = _principal_components(nn.Sequential(*encoding), x)
+        encoding.append(components)
+    first = nn.Sequential(*encoding)
     learn = first(few[:_METRIC_ROWS])
     metrics = learn_metrics(learn, few_y[:_METRIC_ROWS], plan.stack, plan.setting.multiple, plan.setting.penalty)
-    layers = [*plan.first, *metrics]
-    z, seen, setting = _apply(metrics, first(x)), _apply(metrics, first(few)), plan.setting
-    if metrics:
-        setting = search(seen[:_PILOT], few_y[:_PILOT], _MULTIPLES)
-    middle = median_of_rows(seen)
-    if landmarks is None and n <= EXACT_ROWS:
+    network = nn.Sequential(first, *metrics)
+    seen = network(few)
+    if many:
+        z = torch.cat([network(x[rows]).float() for rows in slices(len(x), _BLOCK)] or [network(x).float()])
+        if n**2 * (z.shape[1] + 30) <= _WORK:
+            seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+            given = kernel if isinstance(kernel, Kernel) else None
+            return AutoFit(encoding, metrics, fit_all_rows(z, y, seen, few_y, given, seed), kept)
+    setting = search(seen[:_PILOT], few_y[:_PILOT], _MULTIPLES) if metrics else plan.setting
+    ending = _ending(network(x), y, seen, few_y, setting, order, landmarks, kernel, generator)
+    if kernel != "auto" or landmarks is not None or n > EXACT_ROWS:
+        return AutoFit(encoding, metrics, ending, kept)
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+    whole, ending = averaged([*encoding, *metrics], ending, gather_rows(x), gather_rows(y), seed)
+    return AutoFit(encoding, metrics, ending, kept, whole)
+
+
+def _ending(
+    z: Tensor,
+    y: Tensor,
+    seen: Tensor,
+    seen_y: Tensor,
+    setting: Setting,
+    order: Tensor,
+    landmarks: int | None,
+    kernel: Kernel | str,
+    generator: torch.Generator | None,
+) -> Ending:
+    """The last layer: a stack or a Gaussian on every row, or one kernel on landmarks."""
+    middle = median_distance(seen)
+    if landmarks is None and len(order) <= EXACT_ROWS:
         z, y = gather_rows(z), gather_rows(y)
-        fit, bandwidth = _fit_all(z, y, setting, middle)
-        head = KernelLayer(z, fit.weights, y.new_zeros(y.shape[1]), bandwidth)
-        return AutoFit(layers, head, fit.held_out, torch.arange(n), fit.error, fit.penalty, None)
+        if kernel == "gaussian":
+            return fit_gaussian(z, y, setting, middle)
+        return fit_stack(z, y, order, [kernel] if isinstance(kernel, Kernel) else None)
+    if kernel != "gaussian":
+        one = kernel if isinstance(kernel, Kernel) else refined_kernel(seen, seen_y)
+        return fit_from_landmarks(z, y, one, None, landmarks, generator)
     bandwidth = setting.multiple * middle
-    if n > EXACT_ROWS:
-        more, more_y = (take_rows(rows, order[: 2 * EXACT_ROWS]) for rows in (z, y))
-        bandwidth = narrow(more, more_y, bandwidth, setting.penalty)
-    ending = landmark_fit(z, y, bandwidth, setting.penalty, m=landmarks, order=order)
-    return AutoFit(layers, ending.head, ending.held_out, ending.rows, ending.error, ending.penalty, ending.sums)
+    if len(order) > EXACT_ROWS:
+        bandwidth = _narrow(seen, seen_y, bandwidth, setting.penalty)
+    return fit_from_landmarks(z, y, gaussian(bandwidth), bandwidth, landmarks, generator)
 
 
-def _fit_all(z: Tensor, y: Tensor, setting: Setting, middle: float) -> tuple[DualFit, float]:
-    """The ridge on all rows, and the bandwidth, which shrinks as rows grow in number."""
-    bandwidth = setting.multiple * middle
-    best = tune_penalty(gaussian_gram(z, z, bandwidth), y, setting.penalty)
-    if len(z) > _PILOT:
-        trial = dual_fit(gaussian_gram(z, z, 0.7 * bandwidth), y, best.penalty)
-        if trial.error < best.error:
-            return trial, 0.7 * bandwidth
-    return best, bandwidth
+def _narrow(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
+    """The bandwidth for many rows, from one found on few: shrunk while the leave-one-out error falls."""
+    z, y, least = z[:_NARROWING_ROWS], y[:_NARROWING_ROWS], math.inf
+    while True:
+        error = dual_fit(gaussian(bandwidth)(z), y, penalty).error
+        if error >= least:
+            return bandwidth / _NARROWER
+        least, bandwidth = error, bandwidth * _NARROWER
+
+
+def _principal_components(first: nn.Module, x: Tensor) -> tuple[MetricLayer, float]:
+    """The 100 directions of largest variance of the rows of all ranks, and the share of it that they keep."""
+    width = first(x[:1]).shape[1] if len(x) else 0
+    total, second = x.new_zeros(width), x.new_zeros(width, width)
+    for rows in slices(len(x), _BLOCK):
+        part = first(x[rows])
+        total, second = total + part.sum(0), second + part.mT @ part
+    n = global_slice(len(x))[1]
+    total, second = sum_over_ranks(total) / n, sum_over_ranks(second) / n
+    values, vectors = torch.linalg.eigh(second - torch.outer(total, total))
+    kept = values[-_COMPONENTS:].sum() / values.sum().clamp_min(1e-300)
+    return MetricLayer(vectors[:, -_COMPONENTS:].flip(1).contiguous()), float(kept)
 
 
 def learn_metrics(x: Tensor, y: Tensor, kinds: tuple[str, ...], multiple: float, penalty: float) -> list[MetricLayer]:
@@ -130,8 +190,8 @@ def learn_metrics(x: Tensor, y: Tensor, kinds: tuple[str, ...], multiple: float,
     metrics: list[MetricLayer] = []
     z = x
     for kind in kinds:
-        bandwidth = multiple * median_of_rows(z)
-        weights = dual_weights(gaussian_gram(z, z, bandwidth), y, penalty)
+        bandwidth = multiple * median_distance(z)
+        weights = dual_fit(gaussian(bandwidth)(z), y, penalty).weights
         root = metric_root(average_gradient_outer_product(z, z, weights, bandwidth), kind)
         if root is None:
             break
@@ -180,9 +240,9 @@ def _judge_stacks(z: Tensor, y: Tensor, setting: Setting, task: str, most: int) 
 
 
 def _held_out_loss(z: Tensor, y: Tensor, setting: Setting, task: str) -> float:
-    middle = median_of_rows(z)
+    middle = median_distance(z)
     fits = [
-        dual_fit(gaussian_gram(z, z, share * setting.multiple * middle), y, penalty)
+        dual_fit(gaussian(share * setting.multiple * middle)(z), y, penalty)
         for share, penalty in ((1.0, setting.penalty), (0.6, setting.penalty / 5))
     ]
     return loss(y, min(fits, key=lambda fit: fit.error).held_out, task)

@@ -11,7 +11,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import checks
 from ..distributed import (
@@ -19,26 +19,18 @@ from ..distributed import (
     gather_rows,
     global_slice,
     shared_generator,
-    sum_over_ranks,
     take_rows,
     world_size,
 )
-from ..linalg import ridge_loo
-from .auto import fit_auto
-from .calibration import inverse_temperature
-from .closed_form import Chain, fit_closed_form
-from .dependence import gaussian_gram, one_hot
+from ..machines import Calibration
+from .dependence import one_hot
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
-from .kernel_ridge import median_of_rows
-from .network import KernelLayer, KernelNetwork, LinearLayer, Standardize
-from .record import measure_gram
-from .spectral import SpectralLayer, fit_spectral
+from .network import KernelNetwork
+from .solvers import AutoSolver, ClosedFormSolver, Solver, SpectralSolver
 
 __all__ = ["KernelNetworkClassifier"]
 
 _SOLVERS = ("auto", "spectral", "closed_form")
-_RIDGES = [10.0**e for e in range(-6, 3)]
-_RECORDED = 1000  # rows on which the default solver's layers are measured
 
 
 def _is_auto(estimator: KernelNetworkClassifier) -> bool:
@@ -51,12 +43,14 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
     Args:
         solver: ``"auto"`` is kernel ridge in a metric that it learns where that helps. ``"spectral"`` and
             ``"closed_form"`` are the poster's :math:`W^*` and :math:`W_s` (masoomi2020, Eq. 9 and 2) with a ridge head.
+        kernel: Of ``auto``: a kernel of the library for the last layer, or ``"auto"``: chosen by leave-one-out among
+            Laplacian (by column and Euclidean), Matern, Gaussian, network, polynomial and linear kernels, the best few
+            averaged. ``"gaussian"`` keeps to the Gaussian.
         max_layers: Most layers.
         rule: How ``closed_form`` chooses bandwidths: ``"leave_one_out"``, or ``"authors"``: the first that raises HSIC.
         extra_dimensions: Columns of ``closed_form`` for the wrongly assigned rows of each class.
         features: Random Fourier features of a layer of ``spectral``.
-        landmarks: Anchors of ``auto``; None: every row up to 3,000 rows; beyond, 2,000 and 8 % of the rows, at most
-            6,500.
+        landmarks: Number of rows that carry weights in ``auto``; None: all of them, beyond 3,000 rows by EigenPro.
         random_state: Randomness of features, subsets and landmarks.
         verbose: Log the layers at level INFO rather than DEBUG, to ``logging.getLogger("mercer")``.
 
@@ -78,6 +72,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         self,
         *,
         solver: str = "auto",
+        kernel: Any = "auto",
         max_layers: int = 12,
         rule: str = "leave_one_out",
         extra_dimensions: bool = False,
@@ -87,6 +82,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         verbose: bool = False,
     ) -> None:
         self.solver = solver
+        self.kernel = kernel
         self.max_layers = max_layers
         self.rule = rule
         self.extra_dimensions = extra_dimensions
@@ -107,7 +103,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """Probabilities ``(n, c)``, calibrated on leave-one-out scores."""
+        """Probabilities ``(n, c)``, calibrated on the scores of rows left out; none below 1 / (2 (rows + classes))."""
         return self._outputs(X).softmax(1).numpy()
 
     def predict(self, X: ArrayLike) -> Array:
@@ -139,7 +135,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         )
         x = checks.squarable(where, "X", torch.from_numpy(np.array(checked[0])), empty=True)
         labels = self._encode(np.asarray(checked[1]))
-        self._extend(x, one_hot(labels, len(self.classes_)) - self.target_mean_, self.target_mean_)
+        self._extend(x, one_hot(labels, len(self.classes_)))
         return self
 
     def _checked(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> tuple[Tensor, Tensor]:
@@ -167,51 +163,24 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
             raise ValueError(checks.sentence(type(self).__name__, need, repr(y[wrong][0])))
         return torch.from_numpy(places.astype(np.int64))
 
-    def _fit(self, x: Tensor, labels: Tensor, landmarks: int | None = None) -> None:
-        with torch.no_grad():
-            if self.solver == "auto":
-                self._fit_auto(x, labels, self.landmarks if landmarks is None else landmarks)
-            else:
-                self._fit_chain(x, labels)
-
-    def _fit_auto(self, x: Tensor, labels: Tensor, landmarks: int | None) -> None:
-        c = len(self.classes_)
-        targets = one_hot(labels, c)
-        mean = sum_over_ranks(targets.sum(0)) / global_slice(len(x))[1]
-        fit = fit_auto(
-            x,
-            targets - mean,
-            task="classes",
-            max_layers=self.max_layers,
-            landmarks=landmarks,
-            generator=shared_generator(seeded(self.random_state)),
-        )
-        fit.head.intercept = fit.head.intercept + mean
-        beta = inverse_temperature(fit.held_out + mean, take_rows(labels, fit.rows))
-        network = KernelNetwork([*fit.layers, fit.head], x.shape[1], torch.full((1,), beta).double(), mean.new_zeros(c))
-        self.sums_, self.target_mean_, self.penalty_ = fit.sums, mean, fit.penalty
-        self._finish(*_auto_history(fit.layers, fit.head, x, labels, c), network)
-
-    def _fit_chain(self, x: Tensor, labels: Tensor) -> None:
-        c = len(self.classes_)
-        x, labels = gather_rows(x), gather_rows(labels)  # kernels between all pairs of rows: every rank learns the same
-        first = Standardize.of(x)
-        chain = self._chain(first(x), labels, c)
-        last = chain.layers[-1]
-        representation = last.features(chain.outputs) if isinstance(last, SpectralLayer) else chain.outputs
-        spread = float(representation.std()) or 1.0
-        ridge = ridge_loo(representation / spread, one_hot(labels, c), _RIDGES)
-        head = LinearLayer(ridge.coefficients / spread, ridge.intercept)
-        beta = inverse_temperature(ridge.held_out, labels)
-        layers = [first, *chain.layers, head]
-        network = KernelNetwork(layers, x.shape[1], torch.full((1,), beta).double(), x.new_zeros(c))
-        self._finish(chain.layers, [record.row() for record in chain.history], network)
-
-    def _chain(self, z: Tensor, labels: Tensor, c: int) -> Chain:
+    def _solver(self, landmarks: int | None) -> Solver:
         if self.solver == "spectral":
-            generator = shared_generator(seeded(self.random_state))
-            return fit_spectral(z, labels, c, max_layers=self.max_layers, features=self.features, generator=generator)
-        return fit_closed_form(z, labels, c, rule=self.rule, max_layers=self.max_layers, extra=self.extra_dimensions)
+            return SpectralSolver(self.max_layers, self.features)
+        if self.solver == "closed_form":
+            return ClosedFormSolver(self.rule, self.max_layers, self.extra_dimensions)
+        return AutoSolver(self.kernel, self.max_layers, landmarks)
+
+    def _fit(self, x: Tensor, labels: Tensor, landmarks: int | None = None) -> None:
+        c, generator = len(self.classes_), shared_generator(seeded(self.random_state))
+        n = global_slice(len(x))[1]
+        with torch.no_grad():
+            solved = self._solver(landmarks or self.landmarks).fit(x, labels, c, generator)
+            known = gather_rows(labels) if len(solved.rows) == n else take_rows(labels, solved.rows)
+            fitted = Calibration.of(solved.scores, known, rows=n)
+        scale = torch.full((1,), fitted.scale, dtype=torch.float64)
+        network = KernelNetwork(solved.modules, x.shape[1], scale, fitted.bias, fitted.floor)
+        self.sums_, self.penalty_ = solved.sums, solved.penalty
+        self._finish(solved.layers, solved.history, network)
 
 
 def _of_all_ranks(classes: Array) -> Array:
@@ -220,21 +189,3 @@ def _of_all_ranks(classes: Array) -> Array:
         return classes
     seen = [label for labels in gather_json(classes.tolist()) for label in labels]
     return np.unique(np.array(seen))
-
-
-def _auto_history(
-    before: list[nn.Module], head: KernelLayer, x: Tensor, labels: Tensor, c: int
-) -> tuple[list[nn.Module], list[dict[str, float]]]:
-    """The metrics and the kernel machine as layers, each with its record on at most 1,000 rows."""
-    n = global_slice(len(x))[1]
-    rows = torch.linspace(0, n - 1, min(n, _RECORDED)).round().long()
-    z, labels = take_rows(x, rows), take_rows(labels, rows)
-    depth = next(i for i, layer in enumerate(before) if isinstance(layer, Standardize)) + 1
-    z = nn.Sequential(*before[:depth])(z)
-    layers, history = [*before[depth:], head], []
-    for layer in layers:
-        z = layer(z)
-        spread = median_of_rows(z)
-        sigma = head.bandwidth if layer is head else spread
-        history.append(measure_gram(gaussian_gram(z, z, spread), z, labels, c, sigma).row())
-    return layers, history

@@ -13,7 +13,7 @@ from .. import checks
 from ..linalg import block_rows, blockwise
 from ..storage import Savable
 from .bandwidths import VANISHED, median_distance, most_dependent, walk_down
-from .dependence import class_sums, gaussian_gram
+from .dependence import class_sums, gaussian
 from .record import LayerRecord, measure_gram
 
 __all__ = ["Chain", "ClosedFormLayer", "class_norms", "fit_closed_form"]
@@ -50,7 +50,7 @@ class ClosedFormLayer(Savable, nn.Module):
     @override
     def forward(self, z: Tensor) -> Tensor:  # (n, q) -> (n, c')
         rows = block_rows(2 * len(self.anchors) * z.element_size())
-        return blockwise(lambda part: gaussian_gram(part, self.anchors, self.bandwidth) @ self.weights, z, block=rows)
+        return blockwise(lambda part: gaussian(self.bandwidth)(part, self.anchors) @ self.weights, z, block=rows)
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,14 @@ class Chain:
         history: One record for each layer.
         outputs: ``(n, q)``, the last layer's outputs in IDS for the training rows.
         bandwidth: The bandwidth of the kernel on those outputs.
+        representation: ``(n, m)``, what a linear head reads: the outputs, or their features.
     """
 
     layers: list[nn.Module]
     history: list[LayerRecord]
     outputs: Tensor
     bandwidth: float
+    representation: Tensor
 
 
 def class_norms(gram: Tensor, labels: Tensor, c: int, normalize: str) -> Tensor:  # (n, n), (n,) -> (c,)
@@ -119,7 +121,7 @@ def fit_closed_form(
     checks.choice("closed_form", "normalize", normalize, ("class", "scalar"))
     checks.memory("closed_form", f"a kernel on {len(x)} rows", 4 * len(x) ** 2 * 8, "Use solver='auto' or 'spectral'.")
     start = most_dependent(x, labels, c, least=10 * _SHRINK, middle=median_distance("closed_form", x))
-    record = measure_gram(gaussian_gram(x, x, start), x, labels, c, start)
+    record = measure_gram(gaussian(start)(x), x, labels, c, start)
     best: Chain | None = None
     for attempt in range(restarts + 1):
         chain = _stack(
@@ -165,7 +167,7 @@ def _stack(
         step = found
         if step.record.hsic >= enough:
             break
-    return Chain(layers, history, step.outputs, step.bandwidth)
+    return Chain(layers, history, step.outputs, step.bandwidth, step.outputs)
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _next(before: _Step, labels: Tensor, c: int, rule: str, steps: int, extra: b
 
 def _try(before: _Step, labels: Tensor, c: int, bandwidth: float, held_out: bool, extra: bool, normalize: str) -> _Step:
     z = before.outputs
-    gram = gaussian_gram(z, z, bandwidth)
+    gram = gaussian(bandwidth)(z)
     groups = _groups(z, labels, c, extra)  # (n, c')
     if held_out:
         counts = groups.sum(0)
@@ -202,7 +204,7 @@ def _try(before: _Step, labels: Tensor, c: int, bandwidth: float, held_out: bool
         weights = groups / norms
         outputs = gram @ weights
     after = most_dependent(outputs, labels, c, least=0.0 if held_out else _SHRINK, middle=_spread(outputs))
-    record = measure_gram(gaussian_gram(outputs, outputs, after), outputs, labels, c, bandwidth)
+    record = measure_gram(gaussian(after)(outputs), outputs, labels, c, bandwidth)
     return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
 
 

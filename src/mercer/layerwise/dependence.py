@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import block_rows, slices, squared_distances
+from ..kernels import RBF
+from ..linalg import block_rows, slices
 
 __all__ = [
     "class_sums",
@@ -19,7 +20,7 @@ __all__ = [
     "feature_hsic",
     "feature_ism_matrix",
     "gamma_table",
-    "gaussian_gram",
+    "gaussian",
     "hsic",
     "ism_matrix",
     "linear_ism_matrix",
@@ -42,9 +43,9 @@ def gamma_table(labels: Tensor, c: int) -> Tensor:  # (n,) -> (c, c)
     return torch.eye(c, dtype=torch.float64, device=labels.device) - shares[:, None] - shares + shares.square().sum()
 
 
-def gaussian_gram(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:  # (n, d), (m, d) -> (n, m)
+def gaussian(bandwidth: float) -> RBF:
     r""":math:`\exp(-\|x - y\|^2 / (2 \sigma^2))`, the poster's form of the Gaussian kernel."""
-    return squared_distances(x, y).div_(-2 * bandwidth**2).exp_()
+    return RBF(1 / (2 * bandwidth**2))
 
 
 def class_sums(x: Tensor, labels: Tensor, c: int) -> Tensor:  # (n, m), (n,) -> (c, m)

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from .. import checks
 from ..distributed import world_size
+from ..kernels import Kernel
+from ..machines import LandmarkMachine, seeded
 from ..storage import Savable
 from .landmarks import Sums, extend
-from .network import KernelLayer, KernelNetwork
+from .network import AverageLayer, KernelLayer, KernelNetwork, StackLayer
 
 __all__ = ["KernelNetworkEstimator", "least_rows", "rows_of", "seeded"]
 
@@ -35,7 +36,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     network_: KernelNetwork
     layers_: list[nn.Module]
     history_: list[dict[str, float]]
-    sums_: Sums | None
+    sums_: LandmarkMachine | Sums | None
     penalty_: float
 
     def to_module(self) -> nn.Module:
@@ -53,22 +54,30 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         x = torch.from_numpy(np.array(checked))
         checks.squarable(type(self).__name__, "X", x)
         with torch.no_grad():
-            return self.network_(x)
+            return checks.finite(type(self).__name__, "the outputs", self.network_(x))
 
-    def _extend(self, x: Tensor, targets: Tensor, offset: Tensor) -> None:
-        """Put more rows into the kernel machine: (n, d), centred targets (n, c), what was taken off them (c,)."""
+    def _extend(self, x: Tensor, targets: Tensor) -> None:
+        """Put more rows into the last layer: (n, d), (n, c)."""
         *before, head = self.network_.layers
-        assert isinstance(head, KernelLayer)
+        if isinstance(head, AverageLayer):  # the network itself goes on; what it was averaged with cannot
+            *before, head = head.branches[0].children()
+        assert isinstance(head, KernelLayer | StackLayer)
         with torch.no_grad():
-            fresh, self.sums_ = extend(head, self.sums_, self.penalty_, nn.Sequential(*before)(x), targets)
-            fresh.intercept = fresh.intercept + offset.to(fresh.intercept)
-        network = KernelNetwork([*before, fresh], self.network_.width, self.network_.scale, self.network_.shift)
-        self.layers_, self.network_ = [*self.layers_[:-1], fresh], network
+            sums = self.sums_
+            if isinstance(sums, Sums):  # of version 0.1, whose classifier took the mean off the targets
+                offset = getattr(self, "target_mean_", torch.zeros(targets.shape[1]))
+                sums = sums.whitened(head.heaviest()[0], head.anchors, offset)
+            fresh, self.sums_ = extend(head, sums, self.penalty_, nn.Sequential(*before)(x), targets)
+        old = self.network_
+        self.network_ = KernelNetwork([*before, fresh], old.width, old.scale, old.shift, old.floor)
+        self.layers_ = [*self.layers_[:-1], fresh]
 
     def _check_arguments(self, where: str) -> None:
         checks.integer(where, "max_layers", self.max_layers, 1)
         if self.landmarks is not None:
             checks.integer(where, "landmarks", self.landmarks, 1)
+        if not isinstance(self.kernel, Kernel):
+            checks.choice(where, "kernel", self.kernel, ("auto", "gaussian"))
         checks.integer(where, "verbose", int(self.verbose), 0)
 
     def _report(self, message: str) -> None:
@@ -92,8 +101,3 @@ def rows_of(X: Any) -> Any:
 def least_rows(one_process: int) -> int:
     """The rows that a fit asks of this process: of several ranks some may have none."""
     return one_process if world_size() == 1 else 0
-
-
-def seeded(random_state: Any) -> torch.Generator:
-    """A torch generator from scikit-learn's ``random_state``."""
-    return torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))

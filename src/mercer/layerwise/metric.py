@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import block_rows, slices
-from .dependence import gaussian_gram
+from .dependence import gaussian
 
 __all__ = ["average_gradient_outer_product", "metric_root"]
 
@@ -28,7 +28,7 @@ def average_gradient_outer_product(z: Tensor, anchors: Tensor, weights: Tensor, 
     c, d = weights.shape[1], z.shape[1]
     spread = torch.einsum("mc,md->mcd", weights, anchors).reshape(len(anchors), c * d)
     for rows in slices(len(z), block_rows((2 * len(anchors) + 2 * c * d) * z.element_size())):
-        gram = gaussian_gram(z[rows], anchors, bandwidth)
+        gram = gaussian(bandwidth)(z[rows], anchors)
         pulled = (gram @ spread).reshape(-1, c, d)
         gradient = (pulled - (gram @ weights)[:, :, None] * z[rows][:, None]).reshape(-1, d)
         total += gradient.mT @ gradient

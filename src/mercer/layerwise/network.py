@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,11 +10,21 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import block_rows, blockwise
+from ..kernels import Kernel
+from ..machines import LandmarkMachine, tiled_product
 from ..storage import Savable
-from .dependence import gaussian_gram
+from .dependence import gaussian
 
-__all__ = ["Indicators", "KernelLayer", "KernelNetwork", "LinearLayer", "MetricLayer", "Standardize"]
+__all__ = [
+    "AverageLayer",
+    "Indicators",
+    "KernelLayer",
+    "KernelNetwork",
+    "LinearLayer",
+    "MetricLayer",
+    "StackLayer",
+    "Standardize",
+]
 
 
 class Indicators(Savable, nn.Module):
@@ -94,7 +105,7 @@ class MetricLayer(Savable, nn.Module):
     r""":math:`z M^{1/2}`: distances afterwards are :math:`(z - z')^T M (z - z')`.
 
     Args:
-        root: :math:`M^{1/2}`, ``(d, d)``, or ``(d,)`` for feature weights.
+        root: :math:`M^{1/2}`, ``(d, d)``; ``(d,)`` for feature weights; ``(d, q)`` for q principal components.
     """
 
     root: Tensor
@@ -133,13 +144,96 @@ class KernelLayer(Savable, nn.Module):
 
     @override
     def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c)
-        rows = block_rows(3 * len(self.anchors) * self.anchors.element_size())
+        return gaussian(self.bandwidth).matmul(z.to(self.anchors), self.anchors, self.weights) + self.intercept
 
-        def scores(part: Tensor) -> Tensor:
-            gram = gaussian_gram(part.to(self.anchors.dtype), self.anchors, self.bandwidth)
-            return gram @ self.weights + self.intercept
+    def heaviest(self) -> tuple[Kernel, Tensor]:
+        """The kernel, and its weights."""
+        return gaussian(self.bandwidth), self.weights
 
-        return blockwise(scores, z, block=rows)
+    def solved(self, machine: LandmarkMachine, penalty: float) -> KernelLayer:
+        """The layer of a machine with this kernel."""
+        weights = machine.whitener @ machine.solve(penalty).coefficients[:, :-1]
+        return KernelLayer(machine.landmarks, weights, machine.mean, self.bandwidth)
+
+
+class StackLayer(Savable, nn.Module):
+    r""":math:`b + \sum_h s_h \sum_j \alpha_{hj} k_h(z, z_j)`: kernel machines on the same rows, averaged.
+
+    Args:
+        kernels: :math:`k_h`.
+        shares: :math:`s_h`, ``(h,)``, of sum 1.
+        anchors: Training rows or landmarks, ``(m, d)``.
+        weights: :math:`\alpha`, ``(h, m, c)``.
+        intercept: b, ``(c,)``.
+        bandwidth: Length scale of the kernel of largest share.
+    """
+
+    shares: Tensor
+    anchors: Tensor
+    weights: Tensor
+    intercept: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        shares: Tensor,
+        anchors: Tensor,
+        weights: Tensor,
+        intercept: Tensor,
+        bandwidth: float,
+    ) -> None:
+        super().__init__()
+        self.kernels = nn.ModuleList(kernels)
+        for name, value in {"shares": shares, "anchors": anchors, "weights": weights, "intercept": intercept}.items():
+            self.register_buffer(name, value)
+        self.bandwidth = bandwidth
+
+    @override
+    def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        z = z.to(self.anchors)
+        recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (z, self.anchors, self.weights))
+        total = self.intercept.to(z)
+        for kernel, share, weights in zip(self.kernels, self.shares, self.weights, strict=True):
+            assert isinstance(kernel, Kernel)
+            product = kernel.matmul if recorded else functools.partial(tiled_product, kernel)
+            total = total + share.to(z) * product(z, self.anchors, weights)
+        return total
+
+    def heaviest(self) -> tuple[Kernel, Tensor]:
+        """The kernel of largest share, and its weights."""
+        h = int(self.shares.argmax())
+        kernel = self.kernels[h]
+        assert isinstance(kernel, Kernel)
+        return kernel, self.weights[h]
+
+    def solved(self, machine: LandmarkMachine, penalty: float) -> StackLayer:
+        """The layer of one machine, with the kernel of largest share."""
+        weights = machine.whitener @ machine.solve(penalty).coefficients[:, :-1]
+        one = weights.new_ones(1)
+        return StackLayer([self.heaviest()[0]], one, machine.landmarks, weights[None], machine.mean, self.bandwidth)
+
+
+class AverageLayer(Savable, nn.Module):
+    r""":math:`\sum_i s_i f_i(x)` of networks that each start from the rows as they came.
+
+    Args:
+        branches: The modules of each network, first to last.
+        shares: :math:`s_i`, ``(b,)``, of sum 1.
+    """
+
+    shares: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, branches: Sequence[Sequence[nn.Module]], shares: Tensor) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Sequential(*modules) for modules in branches)
+        self.register_buffer("shares", shares)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        parts = [share * branch(x) for share, branch in zip(self.shares, self.branches, strict=True)]
+        return torch.stack(parts).sum(0)
 
 
 class LinearLayer(Savable, nn.Module):
@@ -172,16 +266,19 @@ class KernelNetwork(Savable, nn.Module):
         width: Features d of a row.
         scale: ``(1,)``, what the outputs are multiplied with: the inverse temperature of calibrated logits, or the
             targets' deviation.
-        shift: ``(c,)``, added last: the targets' mean, 0 for logits.
+        shift: ``(c,)``, added last: a regression's mean, or each class's bias.
+        floor: Least probability of a class; the outputs are then logarithms of probabilities.
     """
 
     scale: Tensor
     shift: Tensor
     __call__: Callable[..., Tensor]
 
-    def __init__(self, layers: Sequence[nn.Module], width: int, scale: Tensor, shift: Tensor) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], width: int, scale: Tensor, shift: Tensor, floor: float = 0.0
+    ) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.floor = width, floor
         self.layers = nn.ModuleList(layers)
         self.register_buffer("scale", scale)
         self.register_buffer("shift", shift)
@@ -193,7 +290,10 @@ class KernelNetwork(Savable, nn.Module):
         z = x.to(self.scale.dtype)
         for layer in self.layers:
             z = layer(z)
-        return z.to(self.scale.dtype) * self.scale + self.shift
+        out = z.to(self.scale.dtype) * self.scale + self.shift
+        if self.floor:
+            out = ((1 - out.shape[1] * self.floor) * out.softmax(1) + self.floor).log()
+        return out
 
     def trainable(self) -> KernelNetwork:
         """This network with every floating buffer made a parameter, so that an optimizer can go on from here."""

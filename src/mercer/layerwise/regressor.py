@@ -9,13 +9,13 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import checks
 from ..distributed import global_slice, shared_generator, sum_over_ranks
 from .auto import fit_auto
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
-from .network import KernelNetwork, Standardize
+from .network import KernelNetwork
 
 __all__ = ["KernelNetworkRegressor"]
 
@@ -24,8 +24,11 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
     """Kernel ridge in a metric that it learns where that helps; everything by leave-one-out.
 
     Args:
+        kernel: Of the last layer: a kernel of the library, or ``"auto"``: chosen by leave-one-out among Laplacian (by
+            column and Euclidean), Matern, Gaussian, network, polynomial and linear kernels, the best few averaged.
+            ``"gaussian"`` keeps to the Gaussian.
         max_layers: Most layers.
-        landmarks: Anchors; None: every row up to 3,000 rows; beyond, 2,000 and 8 % of the rows, at most 6,500.
+        landmarks: Number of rows that carry weights; None: all of them, beyond 3,000 rows by EigenPro.
         random_state: Randomness of subsets and landmarks.
         verbose: Log the layers at level INFO rather than DEBUG, to ``logging.getLogger("mercer")``.
 
@@ -43,8 +46,15 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
     """
 
     def __init__(
-        self, *, max_layers: int = 12, landmarks: int | None = None, random_state: Any = None, verbose: bool = False
+        self,
+        *,
+        kernel: Any = "auto",
+        max_layers: int = 12,
+        landmarks: int | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
     ) -> None:
+        self.kernel = kernel
         self.max_layers = max_layers
         self.landmarks = landmarks
         self.random_state = random_state
@@ -71,7 +81,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
             self._fit(x, targets, self.landmarks or min(global_slice(len(x))[1], 2000))
         else:
             centred = (targets - self.network_.shift) / self.network_.scale
-            self._extend(x, centred, torch.zeros_like(self.network_.shift))
+            self._extend(x, centred)
         return self
 
     def _checked(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Tensor]:
@@ -101,15 +111,15 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
                 task="values",
                 max_layers=self.max_layers,
                 landmarks=landmarks,
+                kernel=self.kernel,
                 generator=shared_generator(seeded(self.random_state)),
             )
-        depth = next(i for i, layer in enumerate(fit.layers) if isinstance(layer, Standardize)) + 1
-        layers: list[nn.Module] = [*fit.layers[depth:], fit.head]
-        history = [{"width": float(x.shape[1])} for _ in fit.layers[depth:]]
-        history.append({"bandwidth": fit.head.bandwidth, "width": 1.0, "penalty": fit.penalty, "mse": fit.error})
+        end = fit.ending
+        history = [{"width": float(x.shape[1])} for _ in fit.metrics]
+        history.append({"bandwidth": end.head.bandwidth, "width": 1.0, "penalty": end.penalty, "mse": end.error})
         scale = torch.full((1,), spread, dtype=torch.float64)
-        self.sums_, self.penalty_ = fit.sums, fit.penalty
-        self._finish(layers, history, KernelNetwork([*fit.layers, fit.head], x.shape[1], scale, mean))
+        self.sums_, self.penalty_ = end.sums, end.penalty
+        self._finish(fit.layers, history, KernelNetwork(fit.modules, x.shape[1], scale, mean))
 
     def predict(self, X: ArrayLike) -> Array:
         """Predicted targets ``(n,)``."""

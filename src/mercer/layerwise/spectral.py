@@ -16,10 +16,9 @@ from ..storage import Savable
 from .bandwidths import median_distance, most_dependent
 from .closed_form import Chain
 from .dependence import (
-    class_sums,
     feature_hsic,
     feature_ism_matrix,
-    gaussian_gram,
+    gaussian,
     hsic,
     ism_matrix,
     linear_ism_matrix,
@@ -157,7 +156,7 @@ class _Objective:
             return float(hsic((z @ z.mT + self.coef0).pow(self.degree), self.labels, self.c))
         if self.features is not None:
             return float(feature_hsic(self.features(z), self.labels, self.c))
-        return float(hsic(gaussian_gram(z, z, self.bandwidth), self.labels, self.c))
+        return float(hsic(gaussian(self.bandwidth)(z), self.labels, self.c))
 
     def matrix(self, w: Tensor) -> Tensor:
         if self.kernel == "polynomial":
@@ -165,7 +164,7 @@ class _Objective:
         z = self.r @ w
         if self.features is not None:
             return feature_ism_matrix(self.features(z), self.r, self.labels, self.c)
-        return ism_matrix(gaussian_gram(z, z, self.bandwidth), self.r, self.labels, self.c)
+        return ism_matrix(gaussian(self.bandwidth)(z), self.r, self.labels, self.c)
 
 
 def _ascend(
@@ -288,7 +287,7 @@ def fit_spectral(
         z, r, reached = layer.project(r), layer(r), record.hsic
         if reached >= enough:
             break
-    return Chain(layers, history, z, history[-1].bandwidth)
+    return Chain(layers, history, z, history[-1].bandwidth, r)
 
 
 def _next(
@@ -328,8 +327,3 @@ def _at_fixed_point(layer: SpectralLayer, r: Tensor, labels: Tensor, c: int, sig
         tolerance=_CLOSE,
     ).w
     return SpectralLayer(w, layer.frequencies, layer.phases, layer.centre)
-
-
-def class_centres(features: Tensor, labels: Tensor, c: int) -> Tensor:  # (n, D), (n,) -> (c, D)
-    """Mean feature vector of every class."""
-    return class_sums(features, labels, c) / torch.bincount(labels, minlength=c).clamp_min(1)[:, None].to(features)

@@ -2,10 +2,11 @@
 
 from .calibration import Calibration
 from .dual import PENALTIES, DualFit, dual_fit, dual_path, tune_penalty
+from .eigenpro import tiled_product
 from .kernel_ridge import KernelRidge, seeded
-from .landmarks import LandmarkMachine
-from .selection import Choice, candidate_kernels, choose_kernel, median_distance, rank_kernels
-from .stacking import MOST_ROWS, StackedMachine, StackedRidge
+from .landmarks import LandmarkMachine, landmark_count, landmark_machine
+from .selection import Choice, candidate_kernels, choose_kernel, median_distance, narrowed, rank_kernels
+from .stacking import MOST_ROWS, StackedMachine, StackedRidge, convex_weights
 from .views import View
 
 __all__ = [
@@ -21,10 +22,15 @@ __all__ = [
     "View",
     "candidate_kernels",
     "choose_kernel",
+    "convex_weights",
     "dual_fit",
     "dual_path",
+    "landmark_count",
+    "landmark_machine",
     "median_distance",
+    "narrowed",
     "rank_kernels",
     "seeded",
+    "tiled_product",
     "tune_penalty",
 ]

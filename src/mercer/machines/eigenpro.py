@@ -25,13 +25,15 @@ from ..distributed import global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
 from ..linalg import SymmetricOperator, randomized_range, slices
 
-__all__ = ["EigenProFit", "Stopping", "eigenpro"]
+__all__ = ["EigenProFit", "Stopping", "eigenpro", "tiled_product"]
 
 _SAMPLE = 4000  # s, rows the preconditioner is made from
 _DIRECTIONS = 400  # q at most
 _BATCH = 1000  # m at most
 _TILE = 1000  # columns of the kernel held at a time: a tile stays in the processor's cache
 _HELD_OUT = 2000  # rows that say when to stop, at most; a twentieth of the rows where those are fewer
+_FAR, _ATTEMPTS = 100.0, 5  # mean squares of residuals over the targets' that end an attempt; steps tried
+_LEAST_LEFT = 1e-3  # share of k(x, x) that the preconditioner cannot take away, to rounding
 _STEP = 1.5  # times the step of fastest worst-case descent; 2 is where descent ends
 
 
@@ -68,6 +70,10 @@ class EigenProFit(NamedTuple):
     residual: float
     passes: float
     directions: int
+
+
+class _DivergedError(Exception):
+    """The step is too long."""
 
 
 class _Preconditioner(NamedTuple):
@@ -117,6 +123,7 @@ class _Descent:
         self.stopping, self.generator = stopping, generator
         self.place, self.n = global_slice(len(x))
         self.weights, self.seen = torch.zeros_like(self.y), self.y[:0]
+        self.made: _Preconditioner
 
     def run(self, *, held_out: bool) -> EigenProFit:
         order = torch.randperm(self.n, generator=self.generator)
@@ -125,7 +132,16 @@ class _Descent:
         self.precondition(rest, order)
         self.watch(held)
         size = float(sum_over_ranks(self.y.double().square().sum())) / max(1, self.n)
-        passes, residual = self.descend(rest, size)
+        for attempt in range(_ATTEMPTS):
+            try:
+                passes, residual = self.descend(rest, size)
+                break
+            except _DivergedError:  # a far row has a larger k(x, x) than those the step was made for
+                if attempt == _ATTEMPTS - 1:
+                    need, fix = "the descent must converge", "Use solver='landmarks', or another kernel."
+                    raise ValueError(checks.sentence("eigenpro", need, f"step {self.made.step:.1e}", fix)) from None
+                self.made = self.made._replace(step=self.made.step / 4)
+                self.weights, self.seen = torch.zeros_like(self.weights), torch.zeros_like(self.seen)
         predicted = self.seen.clone()
         for batch in held.split(self.made.batch):  # the held-out rows take part once, when they have said when to stop
             self.move(batch)
@@ -141,14 +157,14 @@ class _Descent:
             number += 1
             before, squares = best, 0.0
             for batch in rest[torch.randperm(len(rest), generator=self.generator)].split(self.made.batch):
-                squares += self.move(batch)
+                moved = self.move(batch)
+                if not moved <= _FAR * len(batch) * max(size, torch.finfo(self.y.dtype).tiny):
+                    raise _DivergedError
+                squares += moved
                 error = self.error()
                 if error < best:
                     best, kept, seen = error, self.weights.clone(), self.seen.clone()
             residual = math.sqrt(squares / len(rest) / size) if size > 0 else 0.0
-            if not math.isfinite(residual) or residual > 10:
-                need = "the descent must converge"
-                raise ValueError(checks.sentence("eigenpro", need, f"residual {residual:.1e}", "Use another solver."))
             if len(self.known):
                 if best > (1 - self.stopping.worth) * before:
                     break
@@ -168,13 +184,15 @@ class _Descent:
         gram = self.kernel(rows)
         q = max(0, min(_DIRECTIONS, len(rows) // 5 - 1))
         values, vectors = _top(gram, q + 1, self.generator)
-        tail, values, vectors = float(values[-1]), values[:-1], vectors[:, :-1]
-        keep = values > max(tail, 0.0)
+        least = 10 * torch.finfo(gram.dtype).eps * float(values[0])  # below, directions are rounding
+        tail, values, vectors = max(float(values[-1]), least), values[:-1], vectors[:, :-1]
+        keep = values > tail
         values, vectors = values[keep], vectors[:, keep]
         gains = (1 - tail / values) / values
         judged = take_rows(self.x, order[-_HELD_OUT:])
         cross = self.kernel(judged, rows).to(vectors) @ vectors  # (v, q)
-        left = self.kernel.diag(judged).to(cross) - cross.square() @ gains
+        whole = self.kernel.diag(judged).to(cross)
+        left = torch.maximum(whole - cross.square() @ gains, _LEAST_LEFT * whole)
         beta, top = float(left.max()) + self.penalty, tail / len(rows) + self.penalty / max(1, self.n)
         batch = max(1, min(_BATCH, len(rest), round(beta / max(top, 1e-12 * beta))))
         step = _STEP / (beta + (batch - 1) * top)
@@ -192,7 +210,7 @@ class _Descent:
     def move(self, batch: Tensor) -> float:
         """One step on these rows; their squared residuals before it, summed over rows and columns."""
         made, rows = self.made, take_rows(self.x, batch)
-        fitted = sum_over_ranks(product(self.kernel, rows, self.x, self.weights))
+        fitted = sum_over_ranks(tiled_product(self.kernel, rows, self.x, self.weights))
         residual = fitted - take_rows(self.y, batch)
         if self.penalty:
             residual = residual + self.penalty * take_rows(self.weights, batch)
@@ -202,7 +220,7 @@ class _Descent:
         self.add(batch, change)
         self.add(made.numbers, back)
         if len(self.known):
-            self.seen = self.seen + product(self.kernel, self.judged, rows, change) + self.judged_sample @ back
+            self.seen = self.seen + tiled_product(self.kernel, self.judged, rows, change) + self.judged_sample @ back
         return float(residual.double().square().sum())
 
     def add(self, numbers: Tensor, change: Tensor) -> None:
@@ -211,7 +229,7 @@ class _Descent:
         self.weights.index_add_(0, numbers[own] - self.place.start, change[own])
 
 
-def product(kernel: Kernel, x: Tensor, y: Tensor, v: Tensor) -> Tensor:  # (n, ...), (m, ...), (m, c) -> (n, c)
+def tiled_product(kernel: Kernel, x: Tensor, y: Tensor, v: Tensor) -> Tensor:  # (n, ...), (m, ...), (m, c) -> (n, c)
     """``K(x, y) @ v`` in tiles that stay in the processor's cache: half the time of blocks of whole rows."""
     out = v.new_zeros(len(x), v.shape[1])
     for columns in slices(len(y), _TILE):

@@ -98,6 +98,11 @@ class LandmarkMachine(Savable):
         for part in slices(len(x), block_rows(4 * len(z) * 8)):
             yield part, kernel(wide(x[part]), z).double() @ self.whitener
 
+    def scatter(self, kernel: Kernel) -> Tensor:  # (m, m)
+        r""":math:`\sum_i k(z, x_i) k(z, x_i)^T`, from the whitened sums."""
+        root = kernel(wide(self.landmarks)).double() @ self.whitener
+        return root @ self.second @ root.mT
+
     @property
     def mean(self) -> Tensor:
         """Mean of the targets, ``(c,)``."""

@@ -13,7 +13,15 @@ from .. import checks, linalg
 from ..kernels import NTK, RBF, Kernel, Laplacian, Linear, Matern, Polynomial
 from .dual import DualFit, dual_path
 
-__all__ = ["CHOOSING_ROWS", "Choice", "candidate_kernels", "choose_kernel", "median_distance", "rank_kernels"]
+__all__ = [
+    "CHOOSING_ROWS",
+    "Choice",
+    "candidate_kernels",
+    "choose_kernel",
+    "median_distance",
+    "narrowed",
+    "rank_kernels",
+]
 
 CHOOSING_ROWS = 400
 """Rows on which kernels are compared: an eigendecomposition each."""
@@ -77,6 +85,17 @@ def rank_kernels(
 def choose_kernel(x: Tensor, y: Tensor) -> Choice:
     """The kernel of least leave-one-out error: ``(n, d)`` rows in random order, ``(n, c)`` targets."""
     return rank_kernels(x, y)[0]
+
+
+def narrowed(kernel: Kernel, factor: float) -> Kernel | None:
+    """The kernel with its length scale times ``factor``; None for kernels without one."""
+    if isinstance(kernel, RBF) and kernel.gamma.number is not None:
+        return RBF(_held(kernel.gamma.number / factor**2))
+    if isinstance(kernel, Laplacian) and kernel.gamma.number is not None:
+        return Laplacian(_held(kernel.gamma.number / factor))
+    if isinstance(kernel, Matern) and kernel.lengthscale.number is not None:
+        return Matern(kernel.nu, _held(kernel.lengthscale.number * factor))
+    return None
 
 
 def _held(value: float) -> float:

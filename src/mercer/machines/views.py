@@ -88,7 +88,7 @@ def _quantiles(x: Tensor) -> tuple[Tensor, Tensor]:  # (n, q) -> (q, p), (q, p)
     p = min(_KNOTS, len(x))
     if x.shape[1] == 0:
         return x.new_zeros(0, p), x.new_zeros(0, p)
-    ordered = x.mT.sort(1).values  # (q, n)
+    ordered = x.mT.sort(1).values.contiguous()  # (q, n)
     knots = ordered[:, torch.linspace(0, len(x) - 1, p).round().long()].contiguous()
     below, upto = torch.searchsorted(ordered, knots), torch.searchsorted(ordered, knots, right=True)
     ranks = (below + upto).double() / 2 / len(x)

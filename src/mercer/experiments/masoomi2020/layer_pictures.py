@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import figures
 from ...layerwise import Chain, SpectralLayer
 from ...layerwise.bandwidths import most_dependent
-from ...layerwise.dependence import gaussian_gram
+from ...layerwise.dependence import gaussian
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
@@ -46,7 +46,7 @@ def run(cell: Cell) -> Outcome:
     arrays: dict[str, list[object]] = {"labels": parts.y_train.tolist(), "stages": [i + 1 for i in stages]}
     for i in stages:
         z = places[i]
-        gram = gaussian_gram(z, z, most_dependent(z, parts.y_train, parts.c))
+        gram = gaussian(most_dependent(z, parts.y_train, parts.c))(z)
         arrays[f"ids {i + 1}"] = _plane(z).tolist()
         arrays[f"rkhs {i + 1}"] = gram[rows][:, rows].tolist()
     last = chain.history[-1]

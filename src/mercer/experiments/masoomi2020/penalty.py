@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...layerwise.dependence import gamma_table, gaussian_gram
+from ...layerwise.dependence import gamma_table, gaussian
 
 __all__ = ["ImplicitPenalty", "implicit_penalty"]
 
@@ -48,7 +48,7 @@ def implicit_penalty(
     """
     z = r @ w
     gamma = gamma_table(labels, c).to(r.dtype)[labels][:, labels]  # (n, n)
-    gram = gaussian_gram(z, z, bandwidth)
+    gram = gaussian(bandwidth)(z)
     same = labels[:, None] == labels
     signed = torch.where(same, gamma, -gamma.abs()) if as_printed else gamma
     penalties = (signed * gram).sum(1) / bandwidth**2

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...layerwise import Chain, SpectralLayer, fit_closed_form, fit_spectral
 from ...layerwise.bandwidths import most_dependent, walk_down
 from ...layerwise.closed_form import class_norms
-from ...layerwise.dependence import gaussian_gram, one_hot
+from ...layerwise.dependence import gaussian, one_hot
 from ...layerwise.record import measure_gram
 from ...linalg import ridge_loo
 from .sets import Fold
@@ -46,14 +46,14 @@ def stacked(parts: Fold, layers: int, enough: float, halvings: int) -> list[floa
     """
     z, y, c = parts.x_train, parts.y_train, parts.c
     bandwidth = most_dependent(z, y, c) / 2**halvings
-    found = [measure_gram(gaussian_gram(z, z, bandwidth), z, y, c, bandwidth).hsic]
+    found = [measure_gram(gaussian(bandwidth)(z), z, y, c, bandwidth).hsic]
     for _ in range(layers):
         tried: list[tuple[float, Tensor, float]] = []
         for candidate in walk_down(bandwidth, 0.1 * bandwidth, 10):
-            gram = gaussian_gram(z, z, candidate)
+            gram = gaussian(candidate)(z)
             outputs = gram @ (one_hot(y, c) / class_norms(gram, y, c, "class"))
             after = most_dependent(outputs, y, c)
-            h = measure_gram(gaussian_gram(outputs, outputs, after), outputs, y, c, candidate).hsic
+            h = measure_gram(gaussian(after)(outputs), outputs, y, c, candidate).hsic
             tried.append((h, outputs, after))
             if h > found[-1]:
                 break

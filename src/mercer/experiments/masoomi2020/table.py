@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...layerwise.bandwidths import most_dependent
-from ...layerwise.dependence import gaussian_gram, one_hot
+from ...layerwise.dependence import gaussian, one_hot
 from ...layerwise.record import LayerRecord, measure_gram
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
@@ -82,7 +82,7 @@ def _trained(cell: Cell, parts: Fold) -> Outcome:
         outputs = network(parts.x_train.float()).double()
         test = network(parts.x_test.float())
     sigma = most_dependent(outputs, parts.y_train, c)
-    record = measure_gram(gaussian_gram(outputs, outputs, sigma), outputs, parts.y_train, c, sigma)
+    record = measure_gram(gaussian(sigma)(outputs), outputs, parts.y_train, c, sigma)
     values = {**_columns(record), "L": float(s["depth"]), "time": seconds}
     values["train"] = float((outputs.argmax(1) == parts.y_train).double().mean())
     values["test"] = float((test.argmax(1) == parts.y_test).double().mean())

@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import figures
 from ...layerwise import fit_spectral, ism
 from ...layerwise.bandwidths import most_dependent
-from ...layerwise.dependence import class_sums, gamma_table, gaussian_gram, ism_matrix
+from ...layerwise.dependence import class_sums, gamma_table, gaussian, ism_matrix
 from ...layerwise.spectral import riemannian_gradient
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
@@ -133,7 +133,7 @@ def _stationary(parts: Fold, _: Any) -> Outcome:
 
 def _relative(r: Tensor, y: Tensor, c: int, sigma: float, w: Tensor) -> float:
     z = r @ w
-    q = ism_matrix(gaussian_gram(z, z, sigma), r, y, c)
+    q = ism_matrix(gaussian(sigma)(z), r, y, c)
     return float(riemannian_gradient(q, w).norm() / (q @ w).norm())
 
 
@@ -147,7 +147,7 @@ def _reformulated(parts: Fold, s: Any) -> Outcome:
     w = ism(r, y, c, sigma, width=min(c - 1, r.shape[1])).w
     z = r @ w
     ours, printed = implicit_penalty(r, w, y, c, sigma), implicit_penalty(r, w, y, c, sigma, as_printed=True)
-    eq1 = float((gamma_table(y, c).to(r.dtype)[y][:, y] * gaussian_gram(z, z, sigma)).sum())
+    eq1 = float((gamma_table(y, c).to(r.dtype)[y][:, y] * gaussian(sigma)(z)).sum())
     eq11 = printed.attraction - float((printed.penalties * z.norm(dim=1)).sum())
     values = {
         "Eq. 1": eq1,

@@ -1,6 +1,8 @@
 """The optimizers' steps against the papers' equations, transcribed literally."""
 
+import importlib.util
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -555,7 +557,7 @@ def test_moments_are_renewed_more_rarely_once_they_settle_and_again_when_the_inp
 def test_layers_move_their_outputs_as_far_as_the_logits_relative_to_their_size():
     x, y = data(64)
     model = network()
-    optimizer = FunctionSpaceSGD(model.parameters(), 0.3, model=model, rank_tolerance=0.0, update_every=1)
+    optimizer = FunctionSpaceSGD(model.parameters(), 0.3, model=model, rank_tolerance=0.0, update_every=1, balance=1.0)
     for _ in range(5):
         first, last = model[0](x).detach(), model(x).detach()
         step(model, optimizer, x, y)
@@ -584,3 +586,15 @@ def test_a_rate_of_one_is_safe_and_schedulers_rule_the_automatic_one():
         assert (model[0].weight - before).norm() < 1e-3 * before.norm()  # the schedule has come down to 0
     assert all(math.isfinite(value) for value in ends.values())
     assert ends["auto"] <= 1.05 * min(ends[0.1], ends[0.3], ends[1.0])
+
+
+@pytest.mark.parametrize("problem", ["cnn", "resnet8", "transformer"])
+def test_the_defaults_do_not_diverge(problem):
+    """The cheap part of benchmarks/optim_divergence.py, which has 20 seeds and 6 problems."""
+    where = Path(__file__).parent.parent / "benchmarks" / "optim_divergence.py"
+    spec = importlib.util.spec_from_file_location("optim_divergence", where)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    x, y, _, _ = digits()
+    _, shape, make = script.PROBLEMS[problem]
+    assert script.final_loss(shape(x[:640]), y[:640], make, seed=0, epochs=3) < 2.0  # log 10 = 2.3 at the start

@@ -76,6 +76,7 @@ def test_trajectory_gp_and_snapshots():
     torch.testing.assert_close(covariance, torch.einsum("mnc,mnd->ncd", centred, centred) / 6)
     torch.testing.assert_close(gp.predict_proba(x), Probit()(mean, covariance.diagonal(dim1=1, dim2=2)))
     torch.testing.assert_close(gp.ensemble_proba(x), outputs.softmax(2).mean(0))
+    torch.testing.assert_close(TrajectoryGP(snapshots.models).ensemble_proba(x), outputs.softmax(2).mean(0))  # no fit
     fitted = TrajectoryGP(snapshots.models).fit(None, (x[40:], y[40:]))
 
     def nll(precision):

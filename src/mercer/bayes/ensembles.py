@@ -54,9 +54,9 @@ class Ensemble(Posterior):
         return list(self._networks)
 
     def ensemble_proba(self, x: Any) -> Tensor:  # (n, ...) -> (n, c)
-        """The mean of the networks' own probabilities."""
+        """The mean of the networks' own probabilities; needs no fit."""
         with torch.no_grad():
-            return mixed(self._outputs(self._rows(x, False)), Softmax(getattr(self, "temperature_", 1.0)))
+            return mixed(self._outputs(self._checked(x, False)), Softmax(getattr(self, "temperature_", 1.0)))
 
     def _members(self) -> Iterable[nn.Module]:
         return (own_network(model, (), self.packing_) for model in self._networks)

@@ -143,6 +143,10 @@ class Posterior(Savable, ABC):
             raise first.error(where)
         if not self._fitted():
             raise not_fitted(where)
+        return self._checked(x, gradients)
+
+    def _checked(self, x: Any, gradients: bool) -> Tensor:
+        where, first = type(self).__name__, self._networks[0]
         rows = x if self.packing_ is None else self.packing_.pack(where, x)
         checked = checked_rows(where, rows, first, self.row_shape_)
         return checked if gradients else checked.detach()

@@ -31,7 +31,6 @@ from mercer import bayes, layerwise, spectral
 from mercer.distributed import gather_rows
 from mercer.features import NeuralEigenfunctions, Nystrom
 from mercer.kernels import RBF, EmpiricalNTK, Kernel, Matern, ReLUGram
-from mercer.layerwise import auto
 from mercer.machines import KernelRidge
 from mercer.modules import open_rows
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
@@ -82,8 +81,7 @@ def classified(own: slice, labels: object = LABELS, **options: object) -> dict[s
 
 
 def classified_by_landmarks(own: slice) -> dict[str, Tensor]:
-    with mock.patch.object(auto, "EXACT_ROWS", 25):  # rows beyond which landmarks take over
-        return classified(own)
+    return classified(own, landmarks=25)
 
 
 def grown(own: slice) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ __all__ = ["EigenProFit", "Stopping", "eigenpro", "tiled_product"]
 _SAMPLE = 4000  # s, rows the preconditioner is made from
 _DIRECTIONS = 400  # q at most
 _BATCH = 1000  # m at most
+_LEAST_BATCH, _MANY = 256, 2000  # m at least, for more rows than these
 _TILE = 1000  # columns of the kernel held at a time: a tile stays in the processor's cache
 _HELD_OUT = 2000  # rows that say when to stop, at most; a twentieth of the rows where those are fewer
 _FAR, _ATTEMPTS = 100.0, 5  # mean squares of residuals over the targets' that end an attempt; steps tried
@@ -194,7 +195,8 @@ class _Descent:
         whole = self.kernel.diag(judged).to(cross)
         left = torch.maximum(whole - cross.square() @ gains, _LEAST_LEFT * whole)
         beta, top = float(left.max()) + self.penalty, tail / len(rows) + self.penalty / max(1, self.n)
-        batch = max(1, min(_BATCH, len(rest), round(beta / max(top, 1e-12 * beta))))
+        least_batch = _LEAST_BATCH if self.n > _MANY else 1  # of many rows smaller batches are all overhead
+        batch = max(least_batch, min(_BATCH, len(rest), round(beta / max(top, 1e-12 * beta))))
         step = _STEP / (beta + (batch - 1) * top)
         self.made = _Preconditioner(rows, numbers, vectors, gains, step, batch)
 

@@ -2,7 +2,7 @@
 
 from .analysis import analyze
 from .comparison import compare, spectra
-from .layers import layers
+from .layer_ranking import layers
 from .network import Descent, TwoLayerNet, neural_embedding, train_two_layer
 from .picture import picture
 from .spectrum import Spectrum

@@ -5,10 +5,11 @@ import reference_jayasumana2021 as reference
 import torch
 from head_cases import C, D, randomised, rows
 from torch import nn
+from torch.nn import functional as F
 
 import mercer
 from mercer.kernels import RBF, Matern, RadialSeries
-from mercer.nn import KernelClassifier
+from mercer.nn import KernelClassifier, sampled_cross_entropy
 
 
 @pytest.mark.parametrize("basis", ["monomial", "gegenbauer"])
@@ -109,3 +110,24 @@ def test_a_state_without_a_scale_has_temperature_1():
     new = KernelClassifier(D, C)
     new.load_state_dict(old.state_dict())
     torch.testing.assert_close(new(rows()), old(rows()))
+
+
+@pytest.mark.parametrize("prototypes", [1, 2])
+def test_sampled_cross_entropy_is_exact_with_all_classes_and_unbiased_in_its_sum(prototypes):
+    torch.manual_seed(0)
+    c = 40
+    head = KernelClassifier(D, c, prototypes=prototypes).double()
+    z, labels = rows(6), torch.tensor([3, 3, 11, 0, 39, 7])
+    exact = F.cross_entropy(head(z), labels)
+    torch.testing.assert_close(sampled_cross_entropy(head, z, labels, samples=c), exact)
+    torch.testing.assert_close(head.of_classes(z, labels), head(z)[:, labels])
+    wanted = list(head.parameters())
+    ours = torch.autograd.grad(sampled_cross_entropy(head, z, labels, samples=c), wanted)
+    for found, expected in zip(ours, torch.autograd.grad(exact, wanted), strict=True):
+        torch.testing.assert_close(found, expected)
+    generator = torch.Generator().manual_seed(0)
+    losses = [sampled_cross_entropy(head, z, labels, samples=10, generator=generator).detach() for _ in range(200)]
+    # The denominator is estimated from 10 of 35 classes; the mean of 200 losses is within a few per cent of the loss.
+    assert torch.stack(losses).mean().item() == pytest.approx(exact.item(), rel=0.05)
+    with pytest.raises(TypeError, match=r"with weights for each class; got shared units"):
+        sampled_cross_entropy(KernelClassifier(D, c, shared=3), z, labels)

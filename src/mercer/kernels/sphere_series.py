@@ -187,8 +187,9 @@ def _fast_backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor
     unit, along_x = x * inverse_x, found.along_x
     grad_exponent = None
     if length is not None and found.rows is not None:  # a longer row has larger logits
-        grad_exponent = (found.rows * length).sum().reshape(1)
-        along_x = along_x - exponent * torch.where(length.abs() < _LONGEST, found.rows, 0.0)
+        grad_exponent = torch.mm(found.rows.mT, length).view(1)
+        inside = found.rows.mul_(length.abs() < _LONGEST)
+        along_x = torch.addcmul(along_x, inside, exponent, value=-1)
     grad_x = grad_y = None
     if ctx.needs_input_grad[0]:
         grad_x = torch.mm(found.cosines, y).addcmul_(unit, along_x, value=-1).mul_(inverse_x)
@@ -226,8 +227,9 @@ class _Gradients(NamedTuple):
 
 
 def _log_length(inverse: Tensor, d: int) -> Tensor:  # (n, 1) -> (n, 1)
-    log = -inverse.log() - 0.5 * math.log(d)
-    return torch.where(inverse > 0, log, -_LONGEST).clamp(-_LONGEST, _LONGEST)
+    # A row of zeros has the inverse 0, whose logarithm is clamped with those of rows too long: turn it around first.
+    short = torch.where(inverse > 0, inverse, math.inf)
+    return short.log_().neg_().sub_(0.5 * math.log(d)).clamp_(-_LONGEST, _LONGEST)
 
 
 def _scales(length: Tensor | None, exponent: Any, log_scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -291,7 +293,10 @@ def _block_gradients(
             )
             weights = scores.sub_(reading.joined[:, :, None]).exp_()
             grad = weights.mul_(grad[:, :, None]).view(t.shape)
-        grad = _scaled_(grad.clone(), reading.row, reading.column)
+        if reading.column is not None:
+            grad = grad * reading.column
+        if reading.row is not None:
+            grad = grad.mul_(reading.row) if reading.column is not None else grad * reading.row
         radial = value.mul_(grad)
         rows, columns = radial.sum(1, keepdim=True), radial.sum(0)
     if apart is not None:

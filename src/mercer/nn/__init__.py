@@ -6,6 +6,7 @@ from .kernel_classifier import KernelClassifier
 from .kernelize import kernelize
 from .kervolution import Kervolution2d
 from .rivals import CosineClassifier, SecondOrderPooling
+from .sampled_softmax import sampled_cross_entropy
 
 __all__ = [
     "CosineClassifier",
@@ -15,4 +16,5 @@ __all__ = [
     "SecondOrderPooling",
     "distillation_loss",
     "kernelize",
+    "sampled_cross_entropy",
 ]

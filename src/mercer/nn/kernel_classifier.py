@@ -179,6 +179,13 @@ class KernelClassifier(Savable, nn.Module):
             value = masked_mean(flat.unflatten(0, places.shape[:2]), mask)
             return self._own(z, weight, value) if self.shared is None else self._by_units(z, value)
 
+    def of_classes(self, z: Tensor, classes: Tensor) -> Tensor:  # (n, d), (k,) -> (n, k)
+        """``self(z)[:, classes]`` at the cost of k classes; not for shared units."""
+        z, _ = self._checked(z)
+        chosen = (classes[:, None] * self.prototypes + torch.arange(self.prototypes, device=classes.device)).flatten()
+        with _full_precision(z):
+            return self._own(z, self.weight[chosen].to(z.dtype), classes=classes)
+
     def _logits(self, z: Tensor, weight: Tensor) -> Tensor:
         flat = z.reshape(-1, self.in_features)
         logits = self._own(flat, weight) if self.shared is None else self._by_units(flat, self._gram(flat, weight))
@@ -186,12 +193,14 @@ class KernelClassifier(Savable, nn.Module):
             return logits
         return logits.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
 
-    def _own(self, z: Tensor, weight: Tensor, value: Tensor | None = None) -> Tensor:
-        """Each class by its own weights; ``value`` where kernel values are known."""
-        exponent, bias = _like(self.exponent, z), _like(self.bias, z)
-        log_scale = None
-        if self.log_scale is not None and self.log_start is not None:
-            log_scale = (self.log_start + self.log_scale).to(z.dtype)
+    def _own(self, z: Tensor, weight: Tensor, value: Tensor | None = None, classes: Tensor | None = None) -> Tensor:
+        """Each class by its own weights; ``value`` where kernel values are known, ``classes`` where some are wanted."""
+        exponent, bias, log_scale = _like(self.exponent, z), _like(self.bias, z), _like(self.log_scale, z)
+        if classes is not None:
+            bias = None if bias is None else bias[classes]
+            log_scale = None if log_scale is None else log_scale[classes]
+        if log_scale is not None and self.log_start is not None:
+            log_scale = self.log_start.to(z.dtype) + log_scale
             if self.prototypes > 1:
                 log_scale = log_scale.repeat_interleave(self.prototypes)
         temperature = self.temperature or 1.0

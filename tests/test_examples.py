@@ -74,3 +74,19 @@ def test_sentiment_runs_from_sentences_to_probabilities(papers_data, tmp_path, m
     assert len(scores) == 5
     assert all(float(accuracy) > 0.55 for accuracy, _, _ in scores)
     assert (tmp_path / "r.svg").exists()
+
+
+def test_finetune_says_what_is_missing(monkeypatch):
+    monkeypatch.delenv("MERCER_DATA", raising=False)
+    with pytest.raises(SystemExit, match="MERCER_DATA"):
+        run(ROOT / "examples" / "finetune.py", monkeypatch=monkeypatch)
+
+
+def test_finetune_trains_every_head_from_a_start_of_its_own(monkeypatch, capsys):
+    """Two heads on 16 pictures where the data folder is there; the others differ in the head alone."""
+    if not data.available("cifar100_subset"):
+        pytest.skip("no CIFAR-100 subset in MERCER_DATA")
+    arguments = ("--rows", 16, "--test-rows", 8, "--epochs", 1, "--heads", "shared units", "before pooling")
+    run(ROOT / "examples" / "finetune.py", *arguments, monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    assert len(re.findall(r"^(?:shared units|before pooling) +[\d.]+ +[\d.]+ +[\d.]+", shown, re.M)) == 2

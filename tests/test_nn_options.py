@@ -131,3 +131,11 @@ def test_sampled_cross_entropy_is_exact_with_all_classes_and_unbiased_in_its_sum
     assert torch.stack(losses).mean().item() == pytest.approx(exact.item(), rel=0.05)
     with pytest.raises(TypeError, match=r"with weights for each class; got shared units"):
         sampled_cross_entropy(KernelClassifier(D, c, shared=3), z, labels)
+
+
+def test_learned_kernels_take_states_of_shape_from_before():
+    head = KernelClassifier(D, C, RBF(2.0, learnable=True))
+    state = {name: t.reshape(()) if name == "kernel.gamma.log" else t for name, t in head.state_dict().items()}
+    fresh = KernelClassifier(D, C, RBF(1.0, learnable=True))
+    fresh.load_state_dict(state)
+    torch.testing.assert_close(fresh(rows()), head(rows()))

@@ -7,7 +7,7 @@ from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from mercer.kernels import RBF, Cosine, Matern, RadialSeries
+from mercer.kernels import Cosine, Matern, RadialSeries
 from mercer.nn import KernelClassifier
 
 
@@ -113,8 +113,6 @@ def test_skipped_and_late_initialisation(head, request):
 
 
 def test_parameters_are_sharded_by_fsdp2(head, tmp_path):
-    if isinstance(getattr(head, "kernel", None), RBF):
-        pytest.skip("until learned hyper-parameters of kernels have a dimension")
     z = rows(dtype=torch.float32)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
@@ -131,6 +129,4 @@ def test_parameters_are_sharded_by_fsdp2(head, tmp_path):
 
 
 def test_every_parameter_has_a_dimension(head):
-    if isinstance(getattr(head, "kernel", None), RBF):
-        pytest.skip("until learned hyper-parameters of kernels have one")
     assert all(p.ndim > 0 for p in head.parameters())

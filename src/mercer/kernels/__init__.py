@@ -11,8 +11,8 @@ from .monte_carlo import MonteCarloNNGP, Trajectory
 from .network import NetworkKernel
 from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
+from .read_out import read_out
 from .relu_gram import ReLUGram
-from .sphere_series import read_out
 from .stationary import RBF, Laplacian, Matern, Periodic, RationalQuadratic
 from .tangents import Tangents
 from .tiled_gram import TiledGram

@@ -18,16 +18,16 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 
 from ..linalg import unit_rows
+from .read_out import LEAST_LENGTH, read_out
 
-__all__ = ["Factors", "read_out", "series", "sphere_series"]
+__all__ = ["Factors", "series", "sphere_series"]
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 _Workspace = tuple[Tensor, Tensor | None, list[Callable[[], object]]]
 _kept = threading.local()
 _BLOCK = 2**15  # cosines worked on at a time on a CPU: their powers stay in the cache
 _BLOCK_GPU = 2**21
-_LEAST_LENGTH = 1e-3  # of a row over sqrt(d), where its length counts at all; and the inverse of the largest
-_LONGEST = -math.log(_LEAST_LENGTH)
+_LONGEST = -math.log(LEAST_LENGTH)
 _USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
 
 
@@ -59,37 +59,6 @@ def sphere_series(
         return read_out(_plain(x, y, a, factors), x, exponent, log_scale, bias, prototypes)
     result: Tensor = _SphereSeries.apply(x, y, a, exponent, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
     return result
-
-
-def read_out(
-    value: Tensor,
-    x: Tensor,
-    exponent: Tensor | None = None,
-    log_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    prototypes: int = 1,
-) -> Tensor:
-    r"""Logits of kernel values, by plain operations: (n, m) -> (n, m / prototypes).
-
-    .. math:: \log \sum_{p} \exp \left( e^{\lambda_{jp}} r_i^{\rho} \, k_{i,jp} \right) + b_j,
-        \quad r_i = \|x_i\| / \sqrt d
-
-    Args:
-        value: :math:`k`.
-        x: Rows ``(n, d)``, for their length; :math:`r` is held between 1e-3 and 1e3.
-        exponent: :math:`\rho`, ``(1,)``; None for 0.
-        log_scale: :math:`\lambda`, ``(m,)``; None for 0.
-        bias: b; None for 0.
-        prototypes: Columns of ``value`` that are joined, one after the other.
-    """
-    if exponent is not None:
-        squared = x.square().mean(1, keepdim=True).clamp(_LEAST_LENGTH**2, _LEAST_LENGTH**-2)
-        value = value * (0.5 * exponent * squared.log()).exp()
-    if log_scale is not None:
-        value = value * log_scale.exp()
-    if prototypes > 1:
-        value = value.unflatten(1, (-1, prototypes)).logsumexp(2)
-    return value if bias is None else value + bias
 
 
 def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:

@@ -2,19 +2,17 @@
 
 How to write an entry
 ---------------------
-An entry is a module found by its name: ``spectral2019/table1`` is ``mercer/experiments/spectral2019/table1.py``,
-``sec7.4`` is ``sec7_4.py``, ``mlp-gp`` is ``mlp_gp.py``, ``thmE.1`` is ``thme_1.py`` (lower case, ``.`` and ``-``
-become ``_``). Each paper's folder has an ``__init__.py`` with a docstring only. No module: the entry is *not built
-yet*. There is nothing to register. What was published (title, numbers, doubts, stand-ins, ``scale``) is in
-``published/<paper>.toml``, not in the module::
+An entry is declared in ``published/<paper>.toml`` (title, numbers, claims, doubts, stand-ins, ``scale``). Its ``run``
+table names the module of the paper's folder that runs it and holds what that module asks for; several entries may
+share one. ``mercer/experiments/spectral2019/spectra.py``::
 
     from mercer.experiments.cells import Cell, Outcome
 
     ROWS = {"smoke": 64, "small": 2000, "paper": 10_000}
 
-    def cells(scale: str) -> list[Cell]:            # cheap: no data is read here
+    def cells(entry: Entry, scale: str) -> list[Cell]:  # cheap: no data is read here
         return [
-            Cell("spectral2019/table1", row="gamma 1, RFF 500", column="MNIST", data=["mnist"], seeds=3,
+            Cell(entry.id, row="gamma 1, RFF 500", column="MNIST", data=["mnist"], seeds=3,
                  settings={"gamma": 1.0, "m": 500, "n": ROWS[scale]})
         ]
 

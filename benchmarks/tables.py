@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/tables.py lines.jsonl                  # every method, every table; resumes
     OMP_NUM_THREADS=1 python benchmarks/tables.py lines.jsonl mercer linear    # these methods only
     python benchmarks/tables.py lines.jsonl --ranks                            # what the lines say so far
+    python benchmarks/tables.py lines.jsonl --picture docs/img/tables.svg      # mean ranks, drawn
 
 MERCER_DATA names the folder that holds ``tables``; ``--folder`` names another folder of tables with an ``index.csv``.
 CPU seconds are those of fitting and predicting five folds on one thread.
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from mercer import figures
 from mercer.bench.table_rivals import RIVALS
 from mercer.bench.tables import OURS, answers, index, load, score
 
@@ -67,6 +69,18 @@ def ranks(path: Path) -> None:
     print("\nCPU s\n" + cpu.round(1).to_string())
 
 
+def picture(path: Path, out: Path) -> None:
+    """Mean rank over the tables on which every method ran, by log loss for classes and by R2 for numbers."""
+    every = pd.DataFrame(lines(path))
+    both = []
+    for metric, less in (("log_loss", True), ("r2", False)):
+        scores = every.dropna(subset=[metric]).pivot_table(index="table", columns="method", values=metric).dropna()
+        both.append(scores.rank(axis=1, ascending=less))
+    rank = pd.concat(both).mean().sort_values()
+    label = f"mean rank of {len(rank)} methods on {sum(map(len, both))} tables, by log loss or R2 (1 is best)"
+    out.write_text(figures.svg(figures.bars({"": rank.to_dict()}, x_label=label)))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lines", type=Path)
@@ -74,7 +88,10 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--tables", nargs="*", default=[])
     parser.add_argument("--ranks", action="store_true")
+    parser.add_argument("--picture", type=Path)
     asked = parser.parse_args()
-    if not asked.ranks:
+    if asked.picture:
+        picture(asked.lines, asked.picture)
+    elif not asked.ranks:
         measure(asked.lines, asked.methods or [OURS, *RIVALS], asked.folder, asked.tables)
     ranks(asked.lines)

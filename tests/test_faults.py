@@ -27,7 +27,7 @@ def rows(generator):
 
 def test_the_table_has_every_row_and_names_tests_that_exist():
     lines = [line.split("|") for line in TABLE.read_text().splitlines() if re.match(r"\| *\d+ ", line)]
-    assert [int(cells[1]) for cells in lines] == list(range(1, len(lines) + 1)) and len(lines) >= 50
+    assert [int(cells[1]) for cells in lines] == list(range(1, 63))
     for file, name in re.findall(r"`(test_\w+)::(test_\w+)`", TABLE.read_text()):
         assert f"def {name}(" in (TESTS / f"{file}.py").read_text(), f"{file}::{name}"
     untested = [cells[1].strip() for cells in lines if "`test_" not in cells[4] and not cells[4].strip()]

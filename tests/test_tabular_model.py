@@ -218,6 +218,17 @@ def test_a_blank_row_is_answered_and_called_unfamiliar(classes, caplog):
     assert "rows without a value in any column" in caplog.text
 
 
+def test_56_more_columns_than_rows_by_far():
+    """No d x d matrix: 2,000 columns and 40 rows take no more than the rows."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2000))
+    frame = pd.DataFrame(x, columns=[f"c{i}" for i in range(2000)]).assign(y=np.where(x[:, 0] > 0, "a", "b"))
+    model = TabularModel().fit(frame, "y", compare=True)
+    p = model.predict(frame)[["p_a", "p_b"]].to_numpy()
+    assert np.isfinite(p).all() and set(model.scores["beside"]) == {"linear"}
+    assert model.scores["log_loss"] < 1, "no worse than a coin by much"
+
+
 def test_polars_frames_are_taken(classes):
     polars = pytest.importorskip("polars")
     new = table(40, seed=6)

@@ -16,8 +16,10 @@ from .values import Array
 __all__ = ["FOLDS", "beside", "deal", "score_classes", "score_values"]
 
 FOLDS = 5
+BOOSTING = "HistGradientBoosting"
 _DRAWN = 1000  # pairs of value and prediction that are kept for the picture
 _BINS = 10
+_WIDE = 1000  # columns above which trees would take longer than everything else together
 _BETTER = 0.02  # share of a score by which boosting must be ahead to be recommended
 
 
@@ -80,6 +82,8 @@ def beside(
     """
     found = {}
     for name, make in _OTHERS.items():
+        if name == BOOSTING and x.shape[1] > _WIDE:
+            continue
         progress(f"beside: {name}")
         c = 0 if classes is None else len(classes)
         outputs = torch.zeros(len(y), max(c, 1), dtype=torch.float64)
@@ -107,7 +111,7 @@ def beside(
 
 def boosting_is_better(scores: dict[str, Any]) -> bool:
     """Whether boosted trees are clearly ahead of ours in log loss or R2."""
-    other = scores.get("beside", {}).get("HistGradientBoosting")
+    other = scores.get("beside", {}).get(BOOSTING)
     if not other:
         return False
     if "r2" in other:
@@ -130,7 +134,7 @@ def _boosting(c: int) -> Any:
     return HistGradientBoostingClassifier(random_state=0) if c else HistGradientBoostingRegressor(random_state=0)
 
 
-_OTHERS: dict[str, Callable[[int], Any]] = {"linear": _linear, "HistGradientBoosting": _boosting}
+_OTHERS: dict[str, Callable[[int], Any]] = {"linear": _linear, BOOSTING: _boosting}
 
 
 def _without_nan(values: Tensor) -> list[float | None]:

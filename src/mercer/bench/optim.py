@@ -1,8 +1,8 @@
 """Optimizers side by side: epochs and CPU time to a test accuracy, cost of a step, untuned read-outs, state memory.
 
-Ours runs with no setting at all, lr="auto". The peers' rates on digits, usps and cifar10 are the best of sweeps (some on
-test rows, which favours the peers); those of Shampoo and Muon, and all on MNIST and the CNN, are the better of two rates
-on one seed: sweep them before you quote a ratio.
+Ours runs with no setting at all, lr="auto". The peers' rates on digits, usps and cifar10 are the best of sweeps (some
+on test rows, which favours the peers); those of Shampoo and Muon, and all on MNIST and the CNN, are the better of two
+rates on one seed: sweep them before you quote a ratio.
 """
 
 from __future__ import annotations

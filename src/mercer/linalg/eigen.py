@@ -130,7 +130,7 @@ def _fill(q: Tensor, tail: Tensor, basis: Tensor, scale: float) -> Tensor:
     if bool(lost.any()):
         fixed = torch.Generator(device=q.device).manual_seed(basis.shape[1])
         q = torch.where(lost, torch.randn(q.shape, dtype=q.dtype, device=q.device, generator=fixed), q)
-    for _ in range(1 + int(lost.any())):
+    for _ in range(2):
         q = torch.linalg.qr(q - basis @ (basis.mT @ q))[0]
     return q
 

@@ -109,7 +109,7 @@ def _decomposed(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[Decomp
         top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise)
     floor = n * float(torch.finfo(torch.float64).eps) if storage == "float64" else 8 * gram.noise
     alive = top.values > floor * top.values[:1].clamp_min(0)
-    functions = top.vectors * (alive * math.sqrt(n))
+    functions = top.vectors * alive * math.sqrt(n)  # a mask times a number would be float32
     rotation = functions / torch.where(alive, top.values, 1.0)
     pairs = Pairs(top.values * alive / n, rotation, top.residuals * alive / n).padded(k)
     whole = Pairs(pairs.values, functions, pairs.values).padded(k).rotation

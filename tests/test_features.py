@@ -228,7 +228,7 @@ def test_layout_of_the_rows_does_not_matter(case, layout):
         (torch.full((4, 3), 1e30), "its squares overflow"),
         (torch.full((4, 3), 1e200, dtype=torch.float64), "its squares overflow"),
         (torch.ones(0, 3), "x must have at least one row"),
-        (torch.ones(4, 0), "x must have at least one column"),
+        (torch.ones(4, 0), "x must have at least one feature"),
         (torch.ones(4), r"Use x\[:, None\]"),
         (torch.ones(2, 3, 4), r"Use x.flatten\(1\)"),
     ],

@@ -142,8 +142,6 @@ class FeatureMap(Savable, nn.Module):
         data = self._prepared(x)
         if distributed.global_slice(len(data))[1] == 0:
             raise ValueError(checks.sentence(type(self).__name__, "x must have at least one row", tuple(data.shape)))
-        if not data.shape[1:].numel():
-            raise ValueError(checks.sentence(type(self).__name__, "x must have at least one column", tuple(data.shape)))
         return data
 
     def _prepared(self, x: Any) -> Readable:

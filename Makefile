@@ -30,7 +30,7 @@ $(VENV)/.dev-stamp: $(VENV)/.run-stamp
 install: $(VENV)/.run-stamp
 
 demo: $(VENV)/.run-stamp
-	$(BIN)/mercer reproduce --scale small --no-download --jobs 2
+	$(BIN)/mercer reproduce --scale small --bundled --jobs 2
 
 lint: $(VENV)/.dev-stamp
 	$(BIN)/ruff check .

@@ -86,6 +86,7 @@ def test_a_header_alone_does_not_make_us_allocate(tmp_path):
         header("{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }", version=3),
         b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + b" " * 64,
     ],
+    ids=["empty", "words", "code", "record", "date", "version-3", "huge"],
 )
 def test_strange_headers_are_refused(tmp_path, content):
     with pytest.raises(CorruptData, match=r"a\.npz: x\.npy must"):
@@ -178,6 +179,7 @@ def test_checksum_is_computed_once_for_each_state_of_a_file(tmp_path, monkeypatc
         ("label\ttext\n0\ta\n".encode("utf-16"), "the text must be UTF-8; got UTF-16 or binary bytes"),
         (b"label\ttext\n0\tok\n1\t\xff\n", "the text must be UTF-8; got another byte in line 3"),
     ],
+    ids=["empty", "no-rows", "no-text", "three-columns", "one-column", "utf-16", "a-byte"],
 )
 def test_bad_tables_are_refused_by_line(tmp_path, content, message):
     path = tmp_path / "t.tsv"
@@ -192,7 +194,9 @@ def test_tables_keep_quotes_and_drop_marks_of_windows(tmp_path):
     assert text_table(path, ("text", "label")) == {"text": ['"a" NA', "\u2028ü"], "label": ["0", "1"]}
 
 
-@pytest.mark.parametrize("bad", ["", "1.0", "x", "²", "--1", "9" * 30])
+@pytest.mark.parametrize(
+    "bad", ["", "1.0", "x", "²", "--1", "9" * 30], ids=["empty", "decimal", "letter", "raised", "signs", "long"]
+)
 def test_labels_must_be_whole_numbers(tmp_path, bad):
     with pytest.raises(CorruptData, match="label must be a whole number in row 1"):
         whole_numbers(tmp_path / "t.tsv", "label", ["-1", bad])

@@ -187,7 +187,19 @@ def test_an_estimator_saves_parameters_and_fitted_attributes(made, tmp_path):
         torch.tensor([0.5, -1.25], dtype=torch.bfloat16),
         np.array(4, dtype=np.int8),
     ],
-    ids=str,
+    ids=[
+        "dtype",
+        "device",
+        "nested",
+        "infinity",
+        "keys",
+        "numpy-bool",
+        "no-rows",
+        "bool",
+        "strided",
+        "bfloat16",
+        "numpy-0-d",
+    ],
 )
 def test_every_kind_of_value_comes_back_as_it_was(made, tmp_path, value):
     back = round_trip(made.Estimator(c=value), tmp_path).c
@@ -535,6 +547,7 @@ def test_atomic_write_replaces_and_needs_its_folder(tmp_path):
         (b"", "must be JSON; got Expecting value"),
         (b" " * 2_000_000, "at most 1000000 bytes; got 2000000 bytes"),
     ],
+    ids=["nan", "pickle", "deep", "empty", "long"],
 )
 def test_read_json_refuses(tmp_path, data, reason):
     (tmp_path / "x.json").write_bytes(data)

@@ -7,11 +7,11 @@ from .conv_nngp import ConvNNGP, ConvNTK
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
 from .empirical_ntk import EmpiricalNTK
 from .gpytorch import from_gpytorch, to_gpytorch
+from .logits import read_out
 from .monte_carlo import MonteCarloNNGP, Trajectory
 from .network import NetworkKernel
 from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
-from .read_out import read_out
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern, Periodic, RationalQuadratic
 from .tangents import Tangents

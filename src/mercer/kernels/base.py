@@ -118,9 +118,11 @@ class Kernel(Savable, nn.Module):
             gram = self.gram(part, y)
             return gram @ v.to(gram.dtype)
 
+        if torch.compiler.is_compiling():  # blocks would fix the number of rows in an exported graph
+            return product(x)
         rows = block_rows(3 * max(1, len(y)) * v.element_size()) if block is None else block
         parts = [x[part] for part in slices(len(x), checks.integer(where, "block", rows, 1))] or [x]
-        if torch.compiler.is_compiling() or transformed() or not self.RECOMPUTED:  # torch.func has no checkpoints
+        if transformed() or not self.RECOMPUTED:  # torch.func has no checkpoints
             return torch.cat([product(part) for part in parts])
         return torch.cat([checkpoint(product, part, use_reentrant=False) for part in parts])
 

@@ -88,7 +88,7 @@ def _relu_pair_in_place(rho: Tensor) -> tuple[Tensor, Tensor]:
 def _erf_parts(r: Tensor) -> tuple[Tensor, Tensor]:
     r""":math:`\sqrt{2} r / \sqrt{1 + 2 r^2}` and :math:`1 / \sqrt{1 + 2 r^2}`, without the square."""
     scaled = math.sqrt(2) * r
-    inverse = 1 / torch.hypot(scaled, torch.ones_like(scaled))
+    inverse = 1 / hypotenuse(scaled, 1.0)
     return scaled * inverse, inverse
 
 
@@ -114,3 +114,11 @@ def inverse_of(r: Tensor) -> Tensor:
 def check_activation(where: str, activation: str) -> str:
     """One of the activations with closed moments."""
     return checks.choice(where, "activation", activation, ACTIVATIONS)
+
+
+def hypotenuse(r: Tensor, b: float) -> Tensor:
+    r""":math:`\sqrt{r^2 + b^2}` without overflow; a compiled graph says it in operations that every runtime has."""
+    if torch.compiler.is_compiling():
+        larger = r.abs().clamp_min(b)
+        return larger * ((r / larger).square() + (b / larger).square()).sqrt()
+    return torch.hypot(r, torch.full_like(r, b))

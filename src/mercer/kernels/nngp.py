@@ -12,7 +12,7 @@ from typing_extensions import override
 from .. import checks
 from ..linalg import differentiated, fill_tiles, norms_and_units, safe_sqrt
 from .base import Kernel
-from .gaussian_moments import check_activation, gain, inverse_of, own_moments, pair_moments
+from .gaussian_moments import check_activation, gain, hypotenuse, inverse_of, own_moments, pair_moments
 
 _TILE = 256  # a tile and its temporaries stay in the cache
 
@@ -129,7 +129,7 @@ class NNGP(Kernel):
         return _Rows(unit * share, deviation, gains, [bias * inverse_of(r) for r in deviation])
 
     def _with_bias(self, r: Tensor) -> Tensor:
-        return torch.hypot(r, torch.full_like(r, math.sqrt(self.bias_var))) if self.bias_var else r
+        return hypotenuse(r, math.sqrt(self.bias_var)) if self.bias_var else r
 
     def _diagonals(self, x: _Rows, tangent: bool) -> tuple[Tensor, ...]:
         last, theta = x.deviation[-1], torch.ones_like(x.deviation[0])

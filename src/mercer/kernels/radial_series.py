@@ -15,7 +15,7 @@ from .. import checks
 from ..linalg import unit_rows
 from .base import Kernel
 from .gegenbauer import derivatives, monomial_derivatives, monomials, recurrence
-from .read_out import read_out
+from .logits import read_out
 from .sphere_series import Factors, series, sphere_series
 
 __all__ = ["Certificate", "RadialSeries", "truncation_bound"]

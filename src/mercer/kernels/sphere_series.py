@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 
 from ..linalg import unit_rows
-from .read_out import LEAST_LENGTH, read_out
+from .logits import LEAST_LENGTH, read_out
 
 __all__ = ["Factors", "series", "sphere_series"]
 

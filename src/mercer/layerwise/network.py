@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
+from ..linalg import differentiated
 from ..machines import LandmarkMachine, tiled_product
 from ..storage import Savable
 from .dependence import gaussian
@@ -192,7 +193,7 @@ class StackLayer(Savable, nn.Module):
     @override
     def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c)
         z = z.to(self.anchors)
-        recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (z, self.anchors, self.weights))
+        recorded = differentiated(z, self.anchors, self.weights)
         total = self.intercept.to(z)
         for kernel, share, weights in zip(self.kernels, self.shares, self.weights, strict=True):
             assert isinstance(kernel, Kernel)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..distributed import alone
 from ..kernels import Laplacian
 from ..machines import KernelRidge, median_distance
 from ..storage import Savable
@@ -46,7 +47,8 @@ class Familiarity(Savable):
         """From training rows on scales where distances mean something."""
         rows = z[torch.randperm(len(z), generator=generator)[:_ROWS]].double()
         kernel = Laplacian(1 / median_distance(rows, 1.0))
-        machine = KernelRidge(kernel, penalty=_NOISE, solver="exact").fit(rows, torch.zeros(len(rows), 1))
+        with alone():  # every rank has all of these rows
+            machine = KernelRidge(kernel, penalty=_NOISE, solver="exact").fit(rows, torch.zeros(len(rows), 1))
         system = kernel(rows)
         system.diagonal().add_(_NOISE)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(system))

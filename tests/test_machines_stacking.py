@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 import mercer
 from mercer.kernels import RBF
 from mercer.machines import Calibration, StackedRidge, View
-from mercer.machines.stacking import _solve, convex_weights
+from mercer.machines.stacking import _factor, _solve, convex_weights
 
 
 def rows(n=60, d=3, seed=0):
@@ -24,7 +24,7 @@ def test_rows_and_folds_left_out_equal_literal_refits(part):
     kernel, penalty = RBF(0.3), 0.05
     left_out = torch.arange(40) if part == "all" else torch.arange(0, 40, 4)
     fold = left_out % 5 if part == "all" else torch.zeros(len(left_out), dtype=torch.int64)
-    weights, single, whole = _solve(kernel(x), y, penalty, left_out, fold)
+    weights, single, whole = _solve(_factor(kernel, x, penalty), y, left_out, fold)
 
     def without(gone, at):
         stay = torch.tensor([i for i in range(40) if i not in gone])
@@ -37,6 +37,17 @@ def test_rows_and_folds_left_out_equal_literal_refits(part):
         torch.testing.assert_close(single[place], without({row}, [row])[0], rtol=1e-8, atol=1e-8)
         mates = set(left_out[fold == fold[place]].tolist())
         torch.testing.assert_close(whole[place], without(mates, [row])[0], rtol=1e-8, atol=1e-8)
+
+
+def test_a_ridge_below_float32s_rounding_is_factored_in_float64(monkeypatch):
+    """A smooth kernel without noise on many rows: its least eigenvalues are below what float32 can tell from 0."""
+    monkeypatch.setattr("mercer.machines.stacking._DOUBLE", 50)
+    x = torch.linspace(0, 1, 400, dtype=torch.float64)[:, None]
+    factor = _factor(RBF(0.5), x, 1e-7)
+    assert factor.dtype == torch.float64
+    system = RBF(0.5)(x) + 1e-7 * torch.eye(400, dtype=torch.float64)
+    torch.testing.assert_close(factor @ factor.mT, system, rtol=0, atol=1e-12)
+    assert _factor(RBF(0.5), x, 0.1).dtype == torch.float32
 
 
 def test_weights_are_the_best_convex_ones():

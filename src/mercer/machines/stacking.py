@@ -151,13 +151,12 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         n = len(x)
         self.rows_ = x.contiguous()
         self.left_out_ = torch.arange(n) if n <= _EVERY_ROW else (fold == fold[0]).nonzero()[:_LEFT_OUT, 0]
-        dtype = torch.float64 if n <= _DOUBLE else torch.float32
         seen = [view(x) for view in self.views_]
         truth, fold = y[self.left_out_], fold[self.left_out_]
         self.machines_, singles, folds = [], [], []
         for choice in stay:
-            gram = choice.kernel(seen[choice.view].to(dtype))
-            weights, single, whole = _solve(gram, y.to(dtype), choice.penalty, self.left_out_, fold)
+            factor = _factor(choice.kernel, seen[choice.view], choice.penalty)
+            weights, single, whole = _solve(factor, y, self.left_out_, fold)
             error = float((truth - single).square().mean())
             self.machines_.append(StackedMachine(choice.view, choice.kernel, choice.penalty, weights, error))
             singles.append(single)
@@ -227,20 +226,27 @@ def _tried(number: int, z: Tensor, y: Tensor, *, linear: bool) -> list[_Choice]:
     return found
 
 
+def _factor(kernel: Kernel, z: Tensor, penalty: float) -> Tensor:  # (n, d) -> (n, n)
+    r"""Cholesky factor of :math:`K + \lambda I`; of many rows in float32, where its rounding is far below the ridge."""
+    rounding = len(z) * torch.finfo(torch.float32).eps
+    for dtype in (torch.float32, torch.float64)[len(z) <= _DOUBLE or penalty < rounding :]:
+        gram = kernel(z.to(dtype))
+        gram.diagonal().add_(penalty)
+        factor, info = torch.linalg.cholesky_ex(gram)
+        if int(info) == 0:
+            return factor
+    return cholesky(gram, where="StackedRidge").factor
+
+
 def _solve(
-    gram: Tensor, y: Tensor, penalty: float, left_out: Tensor, fold: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:  # (n, c), (r, c), (r, c)
+    factor: Tensor, y: Tensor, left_out: Tensor, fold: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # (n, n), (n, c), (r,), (r,) -> (n, c), (r, c), (r, c)
     r"""With :math:`A = K + \lambda I`: weights :math:`\alpha = A^{-1} y` and predictions of rows left out.
 
     The fit without the rows B misses them by :math:`([A^{-1}]_{BB})^{-1} \alpha_B`: with B one row, and with B a fold.
-    K is overwritten.
     """
-    n = len(gram)
-    gram.diagonal().add_(penalty)
-    factor, info = torch.linalg.cholesky_ex(gram)
-    if int(info) > 0:  # singular to float32's rounding
-        factor = cholesky(gram.double(), where="StackedRidge").factor
-        y = y.double()
+    n = len(factor)
+    y = y.to(factor)
     weights = torch.cholesky_solve(y, factor).contiguous()  # in the order it is loaded in, to the last bit
     if len(left_out) == n:
         inverse = torch.cholesky_inverse(factor)

@@ -232,6 +232,7 @@ def _factor(kernel: Kernel, z: Tensor, penalty: float) -> Tensor:  # (n, d) -> (
     for dtype in (torch.float32, torch.float64)[len(z) <= _DOUBLE or penalty < rounding :]:
         gram = kernel(z.to(dtype))
         gram.diagonal().add_(penalty)
+        factor: Tensor
         factor, info = torch.linalg.cholesky_ex(gram)
         if int(info) == 0:
             return factor

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _UNITS = (("years", 365.25 * 86400), ("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 
 
-@click.command(epilog=examples("mercer estimate", "mercer estimate nystrom --n 1000000 --d 784 --ranks 1 --ranks 8"))
+@click.command(
+    short_help="Estimate CPU time and memory of a method.",
+    epilog=examples("mercer estimate", "mercer estimate nystrom --n 1000000 --d 784 --ranks 1 --ranks 8"),
+)
 @click.argument("method", required=False)
 @click.option("--n", type=click.IntRange(1), help="Number of rows (see the method's list).")
 @click.option("--d", type=click.IntRange(1), help="Number of columns.")

@@ -22,7 +22,10 @@ _SHOWN = 10  # columns whose weights are listed
 _BAR = 30
 
 
-@click.command(epilog=examples("mercer explain model", "mercer explain model --data held-out.csv -o page.html"))
+@click.command(
+    short_help="Summarise and plot what a model learned.",
+    epilog=examples("mercer explain model", "mercer explain model --data held-out.csv -o page.html"),
+)
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
     "-o",

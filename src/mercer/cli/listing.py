@@ -19,7 +19,7 @@ WORDS = {
 _WIDTH = 80
 
 
-@click.command("list")
+@click.command("list", short_help="List the papers' entries and their verdicts.")
 @click.argument("papers", metavar="[PAPER ...]", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array of entries.")
 def list_entries(papers: tuple[str, ...], as_json: bool) -> None:

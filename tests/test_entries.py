@@ -31,6 +31,13 @@ def test_an_entry_runs_at_smoke_scale(entry):
     assert picture is None or type(picture).__name__ == "Figure"
 
 
+def test_what_an_entry_needs_is_what_its_cells_ask_for():
+    for entry in BUILT:
+        asked = {tuple(cell.data) for cell in entry.load().cells(entry, "small")}
+        needs = () if () in asked else tuple(sorted(name for (name,) in asked))
+        assert entry.needs == needs, entry.id
+
+
 @pytest.mark.skipif(not BUILT, reason="no entry is built yet")
 @pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.id)
 def test_a_cell_depends_on_nothing_but_itself(entry):

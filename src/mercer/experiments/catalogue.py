@@ -41,6 +41,7 @@ class Entry:
         metric: what the numbers are, with the unit.
         better: ``"higher"``, ``"lower"`` or ``""``.
         data: the paper's data sets.
+        needs: data sets of which one must be found for a cell to run at ``small`` scale; empty where a cell needs none.
         scale: the least scale with cells: ``"smoke"`` or ``"paper"`` (a GPU, or data of that size, is needed).
         settings: the paper's settings, as printed.
         stand_ins: what ours uses in place of what the paper used.
@@ -60,6 +61,7 @@ class Entry:
     metric: str = ""
     better: str = ""
     data: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     scale: str = "smoke"
     settings: Mapping[str, Any] = field(default_factory=dict)
     stand_ins: tuple[str, ...] = ()
@@ -134,6 +136,7 @@ def _entry(paper: str, table: dict[str, Any], shared: dict[str, Any]) -> Entry:
     for name in ("data", "stand_ins", "doubts"):
         own = () if name == "data" and name in table else shared.get(name, ())
         fields[name] = (*own, *table.get(name, ()))
+    fields["needs"] = tuple(table.get("needs", ()))
     fields["settings"] = {**shared.get("settings", {}), **table.get("settings", {})}
     fields["claims"] = tuple(Claim(**claim) for claim in table.get("claims", ()))
     fields["numbers"] = tuple(_numbers(table.get("numbers", {})))

@@ -15,7 +15,6 @@ from .layers import unwrap
 __all__ = ["private_copy"]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def private_copy(model: nn.Module) -> nn.Module:
     """The model in ``eval`` mode, without hooks, sharing every parameter and buffer with the original.
 
@@ -30,6 +29,13 @@ def private_copy(model: nn.Module) -> nn.Module:
     Raises:
         TypeError: The model holds something that cannot be copied, such as a lock or an open file.
     """
+    if torch.compiler.is_compiling():  # as a decorator it would import the compiler, two seconds, with every command
+        copied: nn.Module = torch.compiler.disable(_copied)(model)
+        return copied
+    return _copied(model)
+
+
+def _copied(model: nn.Module) -> nn.Module:
     model = unwrap(model)
     memo: dict[int, Any] = {}
     for module in model.modules():

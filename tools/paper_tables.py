@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from mercer.experiments import Recorded, Result, Summary, recorded, recorded_verdict, select, summarise
-from mercer.experiments.recorded_runs import RECORDED
+from mercer.experiments import Recorded, Summary, recorded, recorded_verdict, select, summarise
 
 PAGES = Path(__file__).parents[1] / "docs" / "papers"
 _BLOCK = re.compile(r"<!-- (verdicts|recorded) (.+?) -->\n.*?<!-- end -->", re.S)
@@ -57,20 +57,20 @@ def _verdicts(papers: str) -> str:
 def _numbers(asked: str) -> str:
     name, _, rest = asked.partition(": ")
     ids, _, pivot = rest.partition(" pivot ")
-    run, results = _run(name, ids.split())
-    done = summarise(results)
+    run = _run(name, ids.split())
+    done = summarise(run.results)
     table = _grid(*(_pivoted(done, pivot) if pivot else _plain(done)))
-    cpu = sum(result.cpu_seconds for result in results) / 60
-    return f"`{run.command}` ({cpu:.0f} CPU minutes)\n\n{table}"
+    cpu = sum(result.cpu_seconds for result in run.results)
+    cost = f"{cpu / 60:.0f} CPU minutes" if cpu >= 90 else f"{cpu:.0f} CPU seconds"
+    return f"`{run.command}` ({cost})\n\n{table}"
 
 
-def _run(name: str, ids: list[str]) -> tuple[Recorded, list[Result]]:
-    """The recorded run of that folder and its lines of these entries."""
-    found = [(run, run.folder) for entry in ids for run in recorded(entry)]
-    own = [run for run, folder in found if folder == name]
+def _run(name: str, ids: list[str]) -> Recorded:
+    """What the recorded run of that name holds of these entries."""
+    own = [run for entry in ids for run in recorded(entry) if run.folder == name]
     if not own:
-        raise SystemExit(f"{name} of {RECORDED} must hold {', '.join(ids)}.")
-    return own[0], [result for run in own for result in run.results]
+        raise SystemExit(f"recorded/{name} must hold {', '.join(ids)}.")
+    return replace(own[0], results=tuple(result for run in own for result in run.results))
 
 
 def _pivoted(done: list[Summary], column: str) -> tuple[list[str], list[str], dict[tuple[str, str], str]]:

@@ -41,14 +41,17 @@ class Recorded:
 
     @property
     def command(self) -> str:
-        """The command that asks for the same again."""
-        words = ["mercer reproduce", *self.asked["ids"], f"--scale {self.asked['scale']}"]
-        words += [f"--set {name}={value}" for name, value in self.asked.get("settings", {}).items()]
-        words += [f"--only {text!r}" if " " in text else f"--only {text}" for text in self.asked.get("only", ())]
-        if not self.asked.get("download", True):
-            words.append("--bundled")
-        seeds = self.asked.get("seeds")
-        return " ".join([*words, f"--seeds {seeds}"] if seeds else words)
+        """The command that gives these results again, whatever the default number of seeds is by now."""
+        entries = dict.fromkeys(result.entry for result in self.results)
+        words = ["mercer reproduce", *entries, f"--scale {self.asked['scale']}"]
+        used = {name for result in self.results for name in result.settings}
+        words += [f"--set {name}={value}" for name, value in self.asked.get("settings", {}).items() if name in used]
+        named = {text for result in self.results for text in (result.row, result.column)}
+        only = [text for text in self.asked.get("only", ()) if any(text in name for name in named)]
+        words += [f'--only "{text}"' if " " in text else f"--only {text}" for text in only]
+        words += [] if self.asked.get("download", True) else ["--bundled"]
+        seeds = 1 + max(result.seed for result in self.results)
+        return " ".join([*words, f"--seeds {seeds}"] if seeds > 1 or self.asked.get("seeds") else words)
 
 
 def recorded(entry: str) -> list[Recorded]:

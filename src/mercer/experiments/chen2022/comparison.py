@@ -13,7 +13,7 @@ from ... import figures
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .sets import KINDS, SIZES, needed
+from .sets import KINDS, needed, size
 from .training import Plan, Run, searched
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def _cell(entry: Entry, scale: str, name: str, variant: str, changes: dict[str, 
         "matrix": "RBF",
         "layers": "last",
         "batch": 64,
-        **SIZES[scale][KINDS[name]],
+        **size(name, scale),
         **changes,
         "variant": variant,
         "shows": [f"{shown}{suffix}" for shown in entry.run["shows"]],
     }
-    seeds = {"smoke": 1, "small": 3 if KINDS[name] == "table" else 1, "paper": 5}[scale]
+    seeds = {"smoke": 1, "small": 3 if name in ("mnist", "usps") else 1, "paper": 5}[scale]
     row = name if suffix else f"{name}, {variant}"
     return Cell(entry.id, row=row, settings=settings, data=needed(name), seeds=seeds)
 

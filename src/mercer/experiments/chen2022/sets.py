@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ...data import load
 
-__all__ = ["KINDS", "SIZES", "Rows", "bag_of_words", "needed", "rows_of"]
+__all__ = ["KINDS", "Rows", "bag_of_words", "needed", "rows_of", "size"]
 
 KINDS = {
     "mnist": "table",
@@ -24,11 +24,11 @@ KINDS = {
     "imdb": "text",
     "digits": "table",  # ours, beside the paper's six: it ships with scikit-learn
 }
-BUNDLED = ("digits",)
+_BUNDLED = ("digits",)
 
 # What a cell's training depends on, by scale and kind. Rows are counted before the validation split.
 _TEXT = {"words": 2000, "length": 60}
-SIZES: dict[str, dict[str, dict[str, int | str | None]]] = {
+_SIZES: dict[str, dict[str, dict[str, int | str | None]]] = {
     "smoke": {
         "table": {"rows": 160, "test_rows": 80, "epochs": 2, "tries": 1},
         "image": {"rows": 80, "test_rows": 40, "epochs": 1, "tries": 1, "network": "ResNet-8, half width"},
@@ -67,9 +67,15 @@ class Rows:
         return Rows(**{**vars(self), **moved})
 
 
+def size(name: str, scale: str) -> dict[str, int | str | None]:
+    """What a training on a set depends on; at small scale what is bundled is quick, for the demo runs it."""
+    found = _SIZES[scale][KINDS[name]]
+    return {**found, "tries": 4} if scale == "small" and name in _BUNDLED else found
+
+
 def needed(name: str) -> list[str]:
     """What the runner must find in MERCER_DATA for a set."""
-    return [] if name in BUNDLED else [name]
+    return [] if name in _BUNDLED else [name]
 
 
 @functools.lru_cache(maxsize=2)

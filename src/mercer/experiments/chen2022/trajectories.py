@@ -19,7 +19,7 @@ from ..cells import Cell, Outcome
 from ..results import Result
 from .networks import mlp
 from .optimizers import Choice, advance, make, tries
-from .sets import SIZES, needed, rows_of
+from .sets import needed, rows_of, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,12 +92,12 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             settings={
                 "data": name,
                 "shows": row,
-                "rows": SIZES[scale]["table"]["rows"],
-                "tries": SIZES[scale]["table"]["tries"],
+                "rows": size(name, scale)["rows"],
+                "tries": size(name, scale)["tries"],
                 "steps": STEPS[scale],
             },
             data=needed(name),
-            seeds=1 if scale == "smoke" else 5,
+            seeds=1 if scale == "smoke" or (scale == "small" and not needed(name)) else 5,
         )
         for name in ("usps", "digits")
         for row in (*METHODS, SURFACE)

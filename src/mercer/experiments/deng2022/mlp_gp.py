@@ -37,7 +37,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             entry.id,
             row=row,
             column=column,
-            seeds=1 if scale == "smoke" else 3,
+            seeds=3 if scale == "paper" else 1,
             settings={
                 "rows": n,
                 "samples": samples,

@@ -35,7 +35,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             row=row,
             column=column,
             data=data,
-            seeds=1 if scale == "smoke" else 3,
+            seeds=1 if scale == "smoke" or (scale == "small" and not data) else 3,
             settings={**settings, "set": column, "method": row},
         )
         for column, data in (("digits", []), ("CIFAR-10", ["cifar10"]))

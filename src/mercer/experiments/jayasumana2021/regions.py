@@ -26,7 +26,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     """The data and each classifier's map of the sphere; one draw of the centres, as in the paper."""
     settings = {**SIZES[scale], "grid": list(_GRID)}
     return [
-        Cell(entry.id, row=row, settings={**settings, "shows": row}, seeds=1 if scale == "smoke" else 5)
+        Cell(entry.id, row=row, settings={**settings, "shows": row}, seeds={"smoke": 1, "small": 3, "paper": 5}[scale])
         for row in _ROWS
     ]
 

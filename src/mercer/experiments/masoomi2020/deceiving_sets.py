@@ -21,7 +21,7 @@ RESTARTS = {", one walk": 0, ", up to 8 restarts": 8}  # the authors' walk stall
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Both sets, with and without restarts; the seeds are the folds that stay out."""
-    seeds = {"smoke": 1, "small": 5, "paper": 10}[scale]
+    seeds = {"smoke": 1, "small": 3, "paper": 10}[scale]
     return [
         Cell(entry.id, row=row + walk, seeds=seeds, settings={"set": name, "restarts": restarts})
         for name, row in ROWS.items()

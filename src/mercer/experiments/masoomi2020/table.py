@@ -24,8 +24,7 @@ EPOCHS = {"smoke": 5, "small": 150, "paper": 1000}
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """A row of the table a cell; the seeds are the folds."""
     sets = ("random", "wine") if scale == "smoke" else SETS
-    folds = {"smoke": 1, "small": FOLDS, "paper": FOLDS}[scale]
-    few = {"smoke": 1, "small": 3, "paper": FOLDS}[scale]
+    folds = {"smoke": 1, "small": 3, "paper": FOLDS}[scale]
     solved = [
         Cell(
             entry.id,
@@ -42,7 +41,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             entry.id,
             row=f"{name}, {method}",
             data=NEEDS.get(name, []),
-            seeds=few,
+            seeds=folds,
             settings={"set": name, "by": method, "epochs": EPOCHS[scale], "depth": DEPTH[name]},
         )
         for name in sets

@@ -26,7 +26,7 @@ def laplace(model=None, **options):
 POSTERIORS = {  # a new posterior joins the whole suite by adding one line here
     "laplace": laplace,
     "kronecker": lambda: KroneckerLaplace(classifier()),
-    "trajectory": lambda: TrajectoryGP(others(), precision=1.0),
+    "trajectory": lambda: TrajectoryGP(others(), precision=1.0, network_steps=5),
 }
 PREDICTORS = {name: (lambda make=make: make().fit(points())) for name, make in POSTERIORS.items()} | {
     "swag": lambda: SWAG(others(), samples=3, generator=seeded())
@@ -90,7 +90,9 @@ def test_another_shape_of_pictures_is_named():
 
 
 @pytest.mark.parametrize(
-    "make", [laplace, POSTERIORS["kronecker"], lambda: TrajectoryGP(others())], ids=["laplace", "kronecker", "gp"]
+    "make",
+    [laplace, POSTERIORS["kronecker"], lambda: TrajectoryGP(others(), network_steps=5)],
+    ids=["laplace", "kronecker", "gp"],
 )
 def test_prediction_before_fit_is_refused(make):
     with pytest.raises(NotFittedError, match=r"must be fitted first; got no fit. Call fit"):
@@ -149,7 +151,7 @@ def test_options_are_listed():
         (lambda: TrajectoryGP(others(), precision="evidence"), "precision must be one of 'validation'; got 'evidence'"),
         (lambda: TrajectoryGP(others(), likelihood="poisson"), "TrajectoryGP: likelihood must be one of"),
         (lambda: TrajectoryGP(others()[:1]), "models must hold at least 2 networks"),
-        (lambda: SWAG(others()[:1]), "SWAG: models must hold at least 2 networks; got 1 items"),
+        (lambda: SWAG(others()[:1]), "SWAG: models must hold at least 2 networks; got 1"),
         (lambda: SWAG(others(), scale=-1.0), "scale must be 0 or more; got -1.0"),
     ]:
         with pytest.raises(ValueError, match=sentence):
@@ -162,7 +164,7 @@ def test_likelihoods_are_kept_apart():
         laplace(likelihood="regression").fit((x, y.double()))
     with pytest.raises(ValueError, match="y must be finite; got NaN"):
         laplace(likelihood="regression").fit((x, spoiled(math.nan)))
-    for f in (laplace(likelihood="regression"), TrajectoryGP(others(), likelihood="regression")):
+    for f in (laplace(likelihood="regression"), TrajectoryGP(others(), likelihood="regression", network_steps=5)):
         with pytest.raises(ValueError, match="Use predict, which gives mean and variance"):
             f.fit((x, x)).predict_proba(x)
     with pytest.raises(ValueError, match=r"learns its noise from rows; got neither loader. Give loader or val_loader"):

@@ -12,9 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from mercer.bayes import DeepEnsemble, KroneckerLaplace, LinearizedLaplace, TemperatureScaling, TrajectoryGP
-from mercer.bayes.likelihood import Gaussian, Softmax
-from mercer.bayes.links import LaplaceBridge, Probit, Samples
-from mercer.bayes.search import best_precision_and_noise
+from mercer.bayes.likelihood import Gaussian, LaplaceBridge, Probit, Samples, Softmax
+from mercer.bayes.prior_choice import best_precision_and_noise
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from mercer.bayes import SWAG, KroneckerLaplace, Snapshots, TrajectoryGP
-from mercer.bayes.links import Probit
+from mercer.bayes.likelihood import Probit
 from mercer.bench import bayes as bench
 
 

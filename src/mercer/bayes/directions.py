@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..distributed import global_slice, sum_over_ranks
-from ..linalg import slices
+from ..linalg import SymmetricOperator, randomized_range, slices
 from ..modules import Readable
 from .jacobian import Jacobian, LastLayerJacobian
 from .likelihood import Likelihood
@@ -32,9 +32,9 @@ def leading_directions(
 ) -> Tensor:  # -> (p, min(k, n c, p))
     r"""Orthonormal Q near the dominant range of :math:`J^\top \Lambda^{1/2}`.
 
-    QR of :math:`J^\top \Lambda^{1/2} \Omega`, then power steps with :math:`J^\top \Lambda J` (Halko, Martinsson and
-    Tropp 2011, Algorithm 4.4). A k of n c or more spans all of it; a k of p or more is every direction there is. A
-    smaller k is found on at most 1,024 rows, or 4 k, spread evenly.
+    `mercer.linalg.randomized_range` of :math:`J^\top \Lambda J` from :math:`J^\top \Lambda^{1/2} \Omega`. A k of n c or
+    more spans all of it; a k of p or more is every direction there is. A smaller k is found on at most 1,024 rows, or
+    4 k, spread evenly.
 
     Args:
         jacobian: J.
@@ -58,26 +58,25 @@ def leading_directions(
     probes = torch.randn(len(chosen), f.shape[1], rank, dtype=f.dtype, device=f.device, generator=draw)[here]
     places = chosen[here] - own.start
 
-    def start(rows: Tensor, at: slice) -> Tensor:
-        return density.curvature_root(f[rows], probes[at]) if weighted else probes[at]
-
-    def summed(q: Tensor | None) -> Tensor:
+    def summed(pulled: Callable[[Tensor, Tensor, slice], Tensor]) -> Tensor:
         total = torch.zeros(jacobian.size, rank, dtype=f.dtype, device=f.device)
         for at in slices(len(places), batch_size):
-            rows = places[at]
-            block = _taken(x, rows)
-            if q is None:
-                u = start(rows, at)
-            else:
-                psi = jacobian.along(block, q)
-                u = density.curvature_product(f[rows], psi) if weighted else psi
-            total += jacobian.transposed(block, u)
+            block = _taken(x, places[at])
+            total += jacobian.transposed(block, pulled(block, f[places[at]], at))
         return sum_over_ranks(total)
 
-    q: Tensor = torch.linalg.qr(summed(None))[0]
-    for _ in range(iterations):
-        q = torch.linalg.qr(summed(q))[0]
-    return q
+    def start(_: Tensor, outputs: Tensor, at: slice) -> Tensor:
+        return density.curvature_root(outputs, probes[at]) if weighted else probes[at]
+
+    def product(q: Tensor) -> Tensor:
+        def pulled(block: Tensor, outputs: Tensor, _: slice) -> Tensor:
+            psi = jacobian.along(block, q)
+            return density.curvature_product(outputs, psi) if weighted else psi
+
+        return summed(pulled)
+
+    operator = SymmetricOperator(product, jacobian.size, dtype=f.dtype, device=f.device)
+    return randomized_range(operator, summed(start), iterations=iterations)
 
 
 def _taken(x: Readable, rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from ..features.neuralef import Training
 from ..linalg import slices
 from ..modules import capture, find_layers, last_linear
 from ..storage import Savable
-from .layer_signals import flat_logits
+from .network import flat_logits
 
 _ROWS = 2000
 

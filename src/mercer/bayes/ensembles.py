@@ -12,11 +12,10 @@ from typing_extensions import override
 from .. import checks
 from ..linalg import slices
 from ..modules import Readable
-from .layer_signals import flat_logits
 from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
-from .network import own_network
+from .network import flat_logits, own_network
 from .posterior import Posterior
-from .search import best_temperature
+from .prior_choice import best_temperature
 from .validation import checked_outputs, fitting_rows
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -26,27 +25,9 @@ class Ensemble(Posterior):
     """Several networks of one shape of outputs; their mean and covariance over the networks.
 
     A variant writes ``fit``; one whose members are not simply the networks writes ``_members``.
-
-    Args:
-        models: At least 2 networks.
-        likelihood: ``"classification"`` or ``"regression"``.
-        link: See :class:`Posterior`.
-        batch_size: Rows at a time.
-        generator: Source of randomness.
     """
 
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        likelihood: str,
-        link: str,
-        batch_size: int,
-        generator: torch.Generator | None,
-    ) -> None:
-        where = type(self).__name__
-        if len(models) < 2 or not all(isinstance(model, nn.Module) for model in models):
-            raise ValueError(checks.sentence(where, "models must hold at least 2 networks", f"{len(models)} items"))
-        super().__init__(list(models), likelihood, link, batch_size, generator)
+    least_networks = 2
 
     @property
     def models(self) -> list[nn.Module]:

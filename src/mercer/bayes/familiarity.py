@@ -16,10 +16,8 @@ from ..kernels import RBF
 from ..linalg import slices
 from ..machines import KernelRidge
 from ..modules import Data, capture, layer, unwrap
-from ..storage import Savable
 from .batches import Packing
-from .layer_signals import flat_logits
-from .network import Unattached, check_weights, own_network, weights_of
+from .network import SavedWithoutNetwork, Unattached, flat_logits, own_network, weights_of
 from .validation import checked_outputs, checked_rows, fitting_rows, not_fitted, training_rows
 
 _LANDMARKS, _LEARNED, _REFERENCE, _LAYERS = 500, 4000, 1000, 4
@@ -30,7 +28,7 @@ _NARROW = 4.0
 _LEAST, _MOST = 1e-9, 1e6  # against dividing by a spread of 0
 
 
-class Familiarity(Savable):
+class Familiarity(SavedWithoutNetwork):
     r"""From 0, as familiar as rows can be, to 1, unlike all rows seen; above 0.5 for one in twenty familiar rows.
 
     Three views of a row, all from one forward pass:
@@ -186,24 +184,16 @@ class Familiarity(Savable):
         rows, packing = training_rows(f"Familiarity.fit, {name}", loader, self.model)
         return gather_rows(rows), packing
 
-    def attach(self, model: nn.Module) -> Self:
-        """Give a score that came from ``mercer.load`` its network, which must hold the weights of the fit."""
-        check_weights("Familiarity.attach", model, getattr(self, "weights_", {}), every=False)
-        self.model = unwrap(model)
-        return self
-
     @override
-    def get_arguments(self) -> dict[str, Any]:
-        """All but the network, which is the user's to save."""
-        return {name: value for name, value in super().get_arguments().items() if name != "model"}
+    def _all_count(self) -> bool:
+        return False
 
     @classmethod
     @override
     def from_arguments(cls, arguments: Any) -> Self:
-        """A score that waits for its network."""
-        chosen = arguments.get("layers")
-        made = super().from_arguments({**arguments, "model": Unattached(), "layers": None})
-        made.layers = chosen
+        """A score that waits for its network; the layers named are looked for in it when it comes."""
+        made = super().from_arguments({**arguments, "layers": None})
+        made.layers = arguments.get("layers")
         return made
 
 

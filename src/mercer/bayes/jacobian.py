@@ -13,8 +13,8 @@ from ..checks import sentence
 from ..kernels import EmpiricalNTK, Tangents
 from ..linalg import slices
 from ..modules import Readable, capture, last_linear
-from .layer_signals import ONE, LayerSignals, flat_logits
-from .network import one_thread_at_a_time, own_network
+from .layer_signals import ONE, LayerSignals
+from .network import flat_logits, one_thread_at_a_time, own_network
 
 
 class Jacobian(ABC):
@@ -53,12 +53,6 @@ class Jacobian(ABC):
         """J(x)^T times u, summed over the rows."""
 
     @abstractmethod
-    def own_kernel(
-        self, x: Tensor, *, diagonal: bool, scales: Mapping[str, float] = ONE, gradients: bool = False
-    ) -> Tensor:  # (n, ...) -> (n, c) or (n, c, c)
-        """J(x) J(x)^T of each row with itself, each layer's share times its scale."""
-
-    @abstractmethod
     def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:  # (n, ...) -> (n, n, c, c)
         """J(x) J(x')^T of all rows with each other."""
 
@@ -70,18 +64,11 @@ class Jacobian(ABC):
         ]
         return torch.cat(parts)
 
+    @abstractmethod
     def parts(
-        self,
-        x: Tensor,
-        q: Tensor,
-        *,
-        diagonal: bool,
-        scales: Mapping[str, float] = ONE,
-        gradients: bool = False,
+        self, x: Tensor, q: Tensor, *, diagonal: bool, scales: Mapping[str, float], gradients: bool
     ) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c) or (n, c, c)
-        """Outputs, J(x) times directions, and J(x) J(x)^T."""
-        own = self.own_kernel(x, diagonal=diagonal, scales=scales, gradients=gradients)
-        return self.outputs(x), self.along(x, q), own
+        """Outputs, J(x) times directions, and J(x) J(x)^T of each row, each layer's share times its scale."""
 
 
 class NetworkJacobian(Jacobian):
@@ -98,10 +85,11 @@ class NetworkJacobian(Jacobian):
             return self._tangents(x).transposed(x, u)
 
     @override
-    def own_kernel(
-        self, x: Tensor, *, diagonal: bool, scales: Mapping[str, float] = ONE, gradients: bool = False
-    ) -> Tensor:
-        return LayerSignals(self.network).own_kernel(x, diagonal=diagonal, scales=scales, gradients=gradients)
+    def parts(
+        self, x: Tensor, q: Tensor, *, diagonal: bool, scales: Mapping[str, float], gradients: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        own = LayerSignals(self.network).own_kernel(x, diagonal=diagonal, scales=scales, gradients=gradients)
+        return self.outputs(x), self.along(x, q), own
 
     @override
     def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:
@@ -189,30 +177,15 @@ class LastLayerJacobian(Jacobian):
         return torch.cat((weight.reshape(c, width - 1, k), bias[:, None]), 1)
 
     @override
-    def own_kernel(
-        self, x: Tensor, *, diagonal: bool, scales: Mapping[str, float] = ONE, gradients: bool = False
-    ) -> Tensor:
-        return self._own(*self.features(x), diagonal, scales)
-
-    @override
     def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:
         f, phi = self.features(x)
         eye = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
         return scales.get(self.name, 1.0) * (phi @ phi.mT)[:, :, None, None] * eye
 
-    def _own(self, f: Tensor, phi: Tensor, diagonal: bool, scales: Mapping[str, float]) -> Tensor:
-        size = scales.get(self.name, 1.0) * phi.square().sum(1)[:, None].expand(f.shape)
-        return size if diagonal else torch.diag_embed(size)
-
     @override
     def parts(
-        self,
-        x: Tensor,
-        q: Tensor,
-        *,
-        diagonal: bool,
-        scales: Mapping[str, float] = ONE,
-        gradients: bool = False,
+        self, x: Tensor, q: Tensor, *, diagonal: bool, scales: Mapping[str, float], gradients: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         f, phi = self.features(x)
-        return f, self.along_features(phi, q), self._own(f, phi, diagonal, scales)
+        size = scales.get(self.name, 1.0) * phi.square().sum(1)[:, None].expand(f.shape)
+        return f, self.along_features(phi, q), size if diagonal else torch.diag_embed(size)

@@ -16,7 +16,7 @@ from .layer_signals import LayerSignals, Signal
 from .likelihood import Softmax, likelihood_named, mean_over_ranks
 from .network import own_network, weights_of
 from .posterior import NetworkPosterior
-from .search import best_precision
+from .prior_choice import best_precision
 from .validation import checked_outputs, fitting_rows
 
 

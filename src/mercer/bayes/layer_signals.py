@@ -18,8 +18,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from ..linalg import block_rows, slices
-from ..modules import as_logits
-from .network import one_thread_at_a_time
+from .network import flat_logits, one_thread_at_a_time
 
 _BUDGET = 64 * 2**20
 _Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm
@@ -213,9 +212,3 @@ def _arranged(module: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         a = F.batch_norm(a, module.running_mean, module.running_var, eps=module.eps)  # type: ignore[arg-type]
         return a.reshape(*a.shape[:2], -1), g.reshape(*g.shape[:3], -1)
     return a.reshape(len(a), -1, a.shape[-1]), g.reshape(*g.shape[:2], -1, g.shape[-1])
-
-
-def flat_logits(output: Any) -> Tensor:  # -> (n, c)
-    """A network's outputs as a matrix; one number a row is one column."""
-    found = as_logits(output)
-    return found.reshape(len(found), -1) if found.ndim > 1 else found[:, None]

@@ -21,8 +21,16 @@ from .jacobian import Jacobian, LastLayerJacobian, NetworkJacobian
 from .likelihood import Gaussian, Likelihood, Softmax, likelihood_named, mean_over_ranks
 from .network import own_network, weights_of
 from .posterior import NetworkPosterior
-from .prior_choice import Rows, by_evidence, by_layer, by_validation, compared_with_temperature, covariance, eigenpairs
-from .search import best_temperature
+from .prior_choice import (
+    Rows,
+    best_temperature,
+    by_evidence,
+    by_layer,
+    by_validation,
+    compared_with_temperature,
+    covariance,
+    eigenpairs,
+)
 from .validation import checked_outputs, fitting_rows, not_fitted
 
 _TINY = torch.finfo(torch.float32).tiny

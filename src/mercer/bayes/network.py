@@ -7,13 +7,16 @@ import math
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
 
 from ..checks import sentence
-from ..modules import private_copy, trainable
+from ..modules import as_logits, private_copy, trainable, unwrap
+from ..storage import Savable
 from .batches import PackedNetwork, Packing
 
 _LOCK = threading.RLock()
@@ -73,6 +76,34 @@ class Unattached(nn.Module):
         return RuntimeError(sentence(where, "a network must be attached first", "a posterior from a file", fix))
 
 
+class SavedWithoutNetwork(Savable):
+    """What is saved without the user's network: ``mercer.load(folder).attach(model)`` gives it one again."""
+
+    model: nn.Module
+    weights_: dict[str, list[float]]
+
+    def attach(self, model: nn.Module) -> Self:
+        """Give what came from ``mercer.load`` its network, which must hold the weights of the fit."""
+        check_weights(f"{type(self).__name__}.attach", model, getattr(self, "weights_", {}), every=self._all_count())
+        self.model = unwrap(model)
+        return self
+
+    def _all_count(self) -> bool:
+        """Whether every parameter that requires grad is a weight that counts."""
+        return True
+
+    @override
+    def get_arguments(self) -> dict[str, Any]:
+        """All but the network, which is the user's to save."""
+        return {name: value for name, value in super().get_arguments().items() if name != "model"}
+
+    @classmethod
+    @override
+    def from_arguments(cls, arguments: Any) -> Self:
+        """An object that waits for its network."""
+        return super().from_arguments({"model": Unattached(), **arguments})
+
+
 def weights_of(model: nn.Module, counted: Collection[str] | None = None) -> dict[str, list[float]]:
     """Number and norm of each parameter that counts, to know the network by."""
     own = trainable(model) if counted is None else {n: p for n, p in model.named_parameters() if n in counted}
@@ -105,3 +136,9 @@ def check_weights(where: str, model: nn.Module, known: Mapping[str, list[float]]
 
 def _norm(p: Tensor) -> float:
     return float(p.detach().double().norm())
+
+
+def flat_logits(output: Any) -> Tensor:  # -> (n, c)
+    """A network's outputs as a matrix; one number a row is one column."""
+    found = as_logits(output)
+    return found.reshape(len(found), -1) if found.ndim > 1 else found[:, None]

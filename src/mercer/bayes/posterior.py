@@ -14,9 +14,8 @@ from .. import checks
 from ..modules import Readable, unwrap
 from ..storage import Savable
 from .batches import Packing
-from .likelihood import LIKELIHOODS, Gaussian, Softmax, likelihood_named
-from .links import LINKS, Link, draws, link_named
-from .network import Unattached, check_weights
+from .likelihood import LIKELIHOODS, LINKS, Gaussian, Link, Softmax, draws, likelihood_named, link_named
+from .network import SavedWithoutNetwork, Unattached
 from .validation import checked_outputs, checked_rows, not_fitted, training_pairs
 
 
@@ -35,6 +34,7 @@ class Posterior(Savable, ABC):
         generator: Source of randomness.
     """
 
+    least_networks = 1
     temperature_: float
     noise_: float
     packing_: Packing | None = None
@@ -52,6 +52,9 @@ class Posterior(Savable, ABC):
         for network in networks:
             if not isinstance(network, nn.Module):
                 raise TypeError(checks.sentence(where, "model must be an nn.Module", type(network).__name__))
+        if len(networks) < self.least_networks:
+            need = f"models must hold at least {self.least_networks} networks"
+            raise ValueError(checks.sentence(where, need, len(networks)))
         self._networks = [unwrap(network) for network in networks]
         self.likelihood = checks.choice(where, "likelihood", likelihood, LIKELIHOODS)
         self.link = checks.choice(where, "link", link, LINKS)
@@ -164,33 +167,14 @@ class Posterior(Savable, ABC):
         super().set_state({"temperature_": 1.0, "noise_": 1.0, **state})
 
 
-class NetworkPosterior(Posterior):
+class NetworkPosterior(SavedWithoutNetwork, Posterior):
     """A posterior of one network: saved without it, ``mercer.load(folder).attach(model)``."""
-
-    weights_: dict[str, list[float]]
 
     @property
     def model(self) -> nn.Module:
         """The user's network."""
         return self._networks[0]
 
-    def attach(self, model: nn.Module) -> Self:
-        """Give a posterior that came from ``mercer.load`` its network, which must hold the weights of the fit."""
-        check_weights(f"{type(self).__name__}.attach", model, getattr(self, "weights_", {}), every=self._all_count())
-        self._networks = [unwrap(model)]
-        return self
-
-    def _all_count(self) -> bool:
-        """Whether every parameter that requires grad is a weight of the posterior."""
-        return True
-
-    @override
-    def get_arguments(self) -> dict[str, Any]:
-        """All but the network, which is the user's to save."""
-        return {name: value for name, value in super().get_arguments().items() if name != "model"}
-
-    @classmethod
-    @override
-    def from_arguments(cls, arguments: Any) -> Self:
-        """A posterior that waits for its network."""
-        return super().from_arguments({"model": Unattached(), **arguments})
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        self._networks = [model]

@@ -11,11 +11,10 @@ from typing_extensions import override
 
 from ..linalg import slices
 from ..modules import Readable
-from .layer_signals import flat_logits
 from .likelihood import Softmax, likelihood_named, mean_over_ranks
-from .network import own_network, weights_of
+from .network import flat_logits, own_network, weights_of
 from .posterior import NetworkPosterior
-from .search import best_temperature
+from .prior_choice import best_temperature
 from .validation import checked_outputs, fitting_rows
 
 

@@ -19,7 +19,7 @@ from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_em
 from .ensembles import Ensemble
 from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
 from .network import own_network
-from .search import best_precision, best_precision_and_noise
+from .prior_choice import best_precision, best_precision_and_noise
 
 _TINY = torch.finfo(torch.float32).tiny
 _log = logging.getLogger("mercer")

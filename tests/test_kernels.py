@@ -520,6 +520,7 @@ def test_sentences_of_bad_hyper_parameters():
         (lambda: RBF(torch.tensor([1.0, -1.0])), r"RBF: gamma must be positive; got \[1.0, -1.0\]\."),
         (lambda: Laplacian(0.0), r"Laplacian: gamma must be positive"),
         (lambda: Matern(1.0), r"Matern: nu must be one of 0.5, 1.5, 2.5; got 1.0\."),
+        (lambda: Matern(torch.ones(2)), r"Matern: nu must be one of 0.5, 1.5, 2.5; got tensor"),
         (lambda: Matern(lengthscale=0), r"Matern: lengthscale must be positive"),
         (lambda: Polynomial(0), r"Polynomial: degree must be a whole number of at least 1; got 0\."),
         (lambda: Polynomial(coef0=-1), r"Polynomial: coef0 must be 0 or more"),

@@ -163,7 +163,7 @@ class Matern(_Radial):
         self, nu: float = 1.5, lengthscale: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False
     ) -> None:
         super().__init__()
-        if nu not in (0.5, 1.5, 2.5):
+        if not isinstance(nu, (int, float)) or nu not in (0.5, 1.5, 2.5):
             raise ValueError(checks.sentence("Matern", "nu must be one of 0.5, 1.5, 2.5", nu))
         self.nu = float(nu)
         self.lengthscale = Positive("Matern", "lengthscale", lengthscale, learnable, per_feature=True)

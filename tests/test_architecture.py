@@ -1,6 +1,7 @@
 """The drawing of the house, executable: imports run strictly down, never sideways within a line."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,25 @@ def imported_units(path: Path) -> set[str]:
     return {name for name in units if name in HEIGHT}
 
 
+def deep_imports(path: Path) -> list[str]:
+    """Modules of another unit that a file imports past that unit's ``__init__``; a module in ``__all__`` is public."""
+    package = ["mercer", *path.relative_to(ROOT).parts[:-1]]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            modules = [[*base, *(node.module.split(".") if node.module else [])]]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name.split(".") for alias in node.names]
+        else:
+            continue
+        for names in modules:
+            past = names[0] == "mercer" and len(names) > 2 and names[1] != unit(path)
+            if past and names[2] not in importlib.import_module(f"mercer.{names[1]}").__all__:
+                found.append(".".join(names))
+    return found
+
+
 def test_every_unit_has_a_place():
     units = {unit(path) for path in FILES} - {"__init__", "__main__"}
     assert units <= set(HEIGHT), f"no place in the drawing for {units - set(HEIGHT)}"
@@ -60,6 +80,11 @@ def test_imports_run_strictly_down():
         if name != own and HEIGHT[name] >= HEIGHT[own]
     ]
     assert wrong == []
+
+
+def test_a_package_is_entered_by_its_front_door():
+    deep = {str(path.relative_to(ROOT)): found for path in FILES if (found := deep_imports(path))}
+    assert deep == {}, "export the name from the package's __init__"
 
 
 def test_files_are_small_and_named_for_an_idea():

@@ -91,6 +91,14 @@ WITHOUT_ROWS = {  # public names that learn nothing from rows, or not over ranks
     "Ism": "what ism gives",
     "ism": "one layer on rows in memory; the classifier gathers them",
     "fit_spectral": "a solver on rows in memory; the classifier gathers them",
+    "bandwidths": "formulas of a Gram matrix",
+    "dependence": "formulas of a Gram matrix",
+    "measure_gram": "a formula of a Gram matrix",
+    "class_norms": "a formula of a layer",
+    "riemannian_gradient": "a formula of a layer",
+    "Standardize": "a layer",
+    "Training": "settings",
+    "distill": "trains a network on rows in memory",
     "fit_closed_form": "a solver on rows in memory; the classifier gathers them",
 }
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ..features.distillation import distill
-from ..features.neuralef import Training
+from ..features import Training, distill
 from ..linalg import slices
 from ..modules import capture, find_layers, last_linear
 from ..storage import Savable

@@ -6,4 +6,12 @@ from .compare import Line, area_names, run
 from .record import Record
 from .timing import Case, Peer
 
-__all__ = ["Case", "Line", "Peer", "Record", "area_names", "run"]
+__all__ = [
+    "Case",
+    "Line",
+    "Peer",
+    "Record",
+    "area_names",
+    "cost_model",
+    "run",
+]

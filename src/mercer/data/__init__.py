@@ -1,6 +1,7 @@
 """Data sets: frozen splits, synthetic sets with known answers, loaders for the papers' files."""
 
 from ..storage import CorruptData
+from . import sources
 from .loaders import available, how_to_get, load, names, resnet20_weights
 from .sources import MissingData
 from .sphere import Sphere, sphere
@@ -20,6 +21,7 @@ __all__ = [
     "names",
     "random_labels",
     "resnet20_weights",
+    "sources",
     "sphere",
     "spiral",
     "stratified_folds",

@@ -24,11 +24,13 @@ __all__ = [
     "entries",
     "entry",
     "entry_status",
+    "execution",
     "judge",
     "read_results",
     "read_run",
     "recorded",
     "recorded_verdict",
+    "runner",
     "select",
     "summarise",
 ]

@@ -1,8 +1,10 @@
 """Explicit maps: k(x, y) ~ phi(x) . phi(y)."""
 
 from .base import FeatureMap
+from .distillation import distill
 from .l2_batch_norm import L2BatchNorm
 from .neural_eigenfunctions import NeuralEigenfunctions
+from .neuralef import Training
 from .nystrom import Nystrom
 from .parallel_networks import ParallelNetworks
 from .random_fourier import PositiveRandomFeatures, RandomFourier
@@ -17,4 +19,6 @@ __all__ = [
     "PositiveRandomFeatures",
     "RandomFourier",
     "SpectralInference",
+    "Training",
+    "distill",
 ]

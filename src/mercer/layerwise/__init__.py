@@ -1,11 +1,12 @@
 """Networks that learn layer by layer, without back-propagation (masoomi2020)."""
 
+from . import bandwidths, dependence
 from .classifier import KernelNetworkClassifier
-from .closed_form import Chain, ClosedFormLayer, fit_closed_form
-from .network import KernelNetwork
-from .record import LayerRecord
+from .closed_form import Chain, ClosedFormLayer, class_norms, fit_closed_form
+from .network import KernelNetwork, Standardize
+from .record import LayerRecord, measure_gram
 from .regressor import KernelNetworkRegressor
-from .spectral import Ism, SpectralLayer, fit_spectral, ism
+from .spectral import Ism, SpectralLayer, fit_spectral, ism, riemannian_gradient
 
 __all__ = [
     "Chain",
@@ -16,7 +17,13 @@ __all__ = [
     "KernelNetworkRegressor",
     "LayerRecord",
     "SpectralLayer",
+    "Standardize",
+    "bandwidths",
+    "class_norms",
+    "dependence",
     "fit_closed_form",
     "fit_spectral",
     "ism",
+    "measure_gram",
+    "riemannian_gradient",
 ]

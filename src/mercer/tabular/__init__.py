@@ -24,6 +24,10 @@ __all__ = [
     "as_pandas",
     "boosting_is_better",
     "diagnose",
+    "diagnosis",
+    "importance",
+    "problem",
     "read",
     "read_chunks",
+    "streaming",
 ]

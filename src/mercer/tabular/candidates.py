@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import NNGP, NTK, RBF, Kernel, Laplacian, Linear, Matern, Polynomial, ReLUGram
-from ..layerwise.network import Standardize
+from ..layerwise import Standardize
 
 __all__ = ["Candidate", "of_columns", "of_embeddings"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ... import data
 from ...data import Dataset
-from ...layerwise.network import Standardize
+from ...layerwise import Standardize
 
 SETS = ("random", "adver", "spiral", "wine", "cancer", "car", "face", "divorce")
 NEEDS = {"car": ["car"], "face": ["cmu_faces"], "divorce": ["divorce"]}

@@ -7,11 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...layerwise import Chain, SpectralLayer, fit_closed_form, fit_spectral
+from ...layerwise import Chain, SpectralLayer, class_norms, fit_closed_form, fit_spectral, measure_gram
 from ...layerwise.bandwidths import most_dependent, walk_down
-from ...layerwise.closed_form import class_norms
 from ...layerwise.dependence import gaussian, one_hot
-from ...layerwise.record import measure_gram
 from ...linalg import ridge_loo
 from .sets import Fold
 

@@ -7,9 +7,9 @@ import time
 import torch
 from torch import Tensor, nn
 
+from ...layerwise import LayerRecord, measure_gram
 from ...layerwise.bandwidths import most_dependent
 from ...layerwise.dependence import gaussian, one_hot
-from ...layerwise.record import LayerRecord, measure_gram
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .sets import FOLDS, NEEDS, SETS, Fold, fold

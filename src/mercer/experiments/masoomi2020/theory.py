@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ... import figures
-from ...layerwise import fit_spectral, ism
+from ...layerwise import fit_spectral, ism, riemannian_gradient
 from ...layerwise.bandwidths import most_dependent
 from ...layerwise.dependence import class_sums, gamma_table, gaussian, ism_matrix
-from ...layerwise.spectral import riemannian_gradient
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result

@@ -55,4 +55,5 @@ def test_public_names_are_in_the_reference(site):
         html = (site / "reference" / module / "index.html").read_text()
         names = re.findall(r'^    "(\w+)",', (ROOT / "src" / "mercer" / module / "__init__.py").read_text(), re.M)
         shown = set(re.findall(rf'id="mercer\.{module}\.(?:\w+\.)?(\w+)"', html))
-        assert set(names) - shown <= {"functionals"}, f"mercer.{module}: {set(names) - shown}"  # it has its own page
+        modules = {"functionals", "bandwidths", "dependence", "sources"}  # not names: the first has its own page
+        assert set(names) - shown <= modules, f"mercer.{module}: {set(names) - shown}"

@@ -21,7 +21,7 @@ from .networks import make_network
 from .optimizers import KERNEL_SGD, Choice, advance, make, tries
 from .sets import Rows, bag_of_words, rows_of
 
-__all__ = ["Plan", "Run", "searched"]
+__all__ = ["Plan", "Run", "overlapping", "searched"]
 
 _TOLERANCE, _PATIENCE = 1e-4, 3  # the paper's: |change of loss| < 1e-4 in 3 epochs running
 _OVERLAP = 0.2  # share of a batch of R-L-BFGS that the next one has too (Berahas et al. 2016, Section 4)
@@ -152,10 +152,14 @@ def _batches(plan: Plan, order: Tensor, generator: torch.Generator) -> Iterator[
         batches = order.split(plan.batch)
         yield from ((batches[i], None) for i in torch.randperm(len(batches), generator=generator).tolist())
         return
-    order = order[torch.randperm(len(order), generator=generator)]
-    shared = max(1, round(_OVERLAP * plan.batch))
-    for start in range(0, max(1, len(order) - shared), plan.batch - shared):
-        batch = order[start : start + plan.batch]
+    yield from overlapping(order[torch.randperm(len(order), generator=generator)], plan.batch)
+
+
+def overlapping(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of R-L-BFGS, each with the rows that the next one has too."""
+    shared = max(1, round(_OVERLAP * size))
+    for start in range(0, max(1, len(order) - shared), size - shared):
+        batch = order[start : start + size]
         yield batch, batch[-shared:]
 
 

@@ -20,6 +20,7 @@ from ..results import Result
 from .networks import mlp
 from .optimizers import Choice, advance, make, tries
 from .sets import needed, rows_of, size
+from .training import overlapping
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,7 +130,10 @@ def run(cell: Cell) -> Outcome:
 def _trajectory(task: Problem, method: str, choice: Choice, steps: int) -> tuple[list[list[float]], list[float]]:
     optimizer = make(method, choice, task.model)
     start = task.weight.detach().clone()
-    batches = torch.arange(len(task.x)).split(BATCH)
+    order = torch.arange(len(task.x))
+    batches: list[tuple[Tensor, Tensor | None]] = [(rows, None) for rows in order.split(BATCH)]
+    if method == "R-L-BFGS":
+        batches = list(overlapping(order, BATCH))
 
     def only_two() -> None:
         assert task.weight.grad is not None
@@ -137,8 +141,9 @@ def _trajectory(task: Problem, method: str, choice: Choice, steps: int) -> tuple
 
     path, losses = [task.place()], [float(task.loss().detach())]
     for step in range(steps):
-        rows = batches[step % len(batches)]
-        advance(method, optimizer, functools.partial(task.loss, rows), change=only_two)
+        rows, shared = batches[step % len(batches)]
+        overlap = None if shared is None else functools.partial(task.loss, shared)
+        advance(method, optimizer, functools.partial(task.loss, rows), overlap=overlap, change=only_two)
         with torch.no_grad():  # Eq. 8 mixes columns: what it did to the others is undone
             task.weight.copy_(torch.where(task.mask.bool(), task.weight, start))
             losses.append(float(task.loss()))

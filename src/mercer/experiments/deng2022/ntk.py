@@ -12,6 +12,7 @@ from ... import figures
 from ...data import load
 from ...features import NeuralEigenfunctions
 from ...kernels import EmpiricalNTK
+from ..backbones import normalised, published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 OURS, RANDOM, EXACT, LOW = "Mercer, k = 10", "Random features, S = 10", "Exact", "Low rank by VJP and JVP, S = 10"
 K = 10
 SIZES = {"smoke": (40, 20, 5, 10), "small": (300, 100, 150, 400), "paper": (5000, 500, 2000, 5000)}
+RESNET = "CIFAR-10, ResNet-20"  # the slide's network, whose NTK is only sampled: rows, test rows, directions
+RESNET_SIZES = {"small": (64, 40, 64), "paper": (5000, 500, 4000)}
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
-    """Digits, which need no download, and CIFAR-10; two classes of each."""
+    """Digits, which need no download, and CIFAR-10; two classes of each, by a small network and by ResNet-20."""
     train, test, fit, steps = SIZES[scale]
     settings = {"rows": train, "test_rows": test, "network steps": fit, "steps": steps, "k": K}
-    return [
+    small = [
         Cell(
             entry.id,
             row=row,
@@ -41,6 +44,14 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         for column, data in (("digits", []), ("CIFAR-10", ["cifar10"]))
         for row in (OURS, RANDOM, LOW, EXACT)
     ]
+    if scale not in RESNET_SIZES:
+        return small
+    train, test, directions = RESNET_SIZES[scale]
+    own = {"set": RESNET, "rows": train, "test_rows": test, "directions": directions, "steps": steps, "k": K}
+    return small + [
+        Cell(entry.id, row=row, column=RESNET, data=["cifar10"], seeds=3, settings={**own, "method": row})
+        for row in (OURS, RANDOM, EXACT)
+    ]
 
 
 def run(cell: Cell) -> Outcome:
@@ -51,7 +62,11 @@ def run(cell: Cell) -> Outcome:
     x, test = _pictures(data.x_train), _pictures(data.x_test)
     order = data.y_test.argsort(stable=True)
     test = test[order]
-    network = _trained(x, data.y_train, settings["network steps"], cell.seed)
+    if settings["set"] == RESNET:
+        network: nn.Module = published_resnet20().eval()
+        x, test = (normalised(part) for part in (x, test))
+    else:
+        network = _trained(x, data.y_train, settings["network steps"], cell.seed)
     exact = EmpiricalNTK(network, outputs=0)(test).detach()
     found = exact if settings["method"] == EXACT else _approximation(cell, network, x, test)
     error = best_rank(exact, K) if settings["method"] == EXACT else relative_error(found, exact)
@@ -66,6 +81,9 @@ def _approximation(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> T
     generator = seeded(cell.seed + 1)
     if cell.settings["method"] == OURS:
         kernel = EmpiricalNTK(network, outputs=0)
+        if "directions" in cell.settings:  # Monte Carlo, as the slide has it
+            samples = cell.settings["directions"]
+            kernel = EmpiricalNTK(network, outputs=0, method="jvp", samples=samples, generator=seeded(cell.seed + 2))
         f = NeuralEigenfunctions(kernel, K, steps=cell.settings["steps"], generator=generator)
         return f.fit(x).kernel(test).detach()
     method = "finite_difference" if cell.settings["method"] == RANDOM else "low_rank"

@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ... import data
 from ...nn import distillation_loss
+from ..backbones import published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .heads import backbone, build
+from .heads import build
 from .pictures import accuracy, fit, logits
 from .trained import SIZES, STAND_IN, pictures_of
 
@@ -21,7 +21,7 @@ _TEMPERATURE = 20.0
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
-    """Both students of one teacher; CIFAR-100 waits for a teacher of its own, at paper scale."""
+    """The students of one teacher; CIFAR-100 waits for a teacher of its own, at paper scale."""
     made_up = scale == "smoke"
     sets = {"CIFAR-10": ("cifar10", 10)} | ({"CIFAR-100": ("cifar100", 100)} if scale == "paper" else {})
     return [
@@ -32,7 +32,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
                       "teacher": "fresh" if made_up else "trained" if scale == "paper" else "published ResNet-20"},
         )
         for row, (name, classes) in sets.items()
-        for head in ("Softmax", "Kernelized")
+        for head in ("Softmax", "Softmax, scale 10", "Kernelized")
     ]  # fmt: skip
 
 
@@ -60,9 +60,7 @@ def _scaled_distillation(student: Tensor, teacher: Tensor, *, temperature: float
 
 def _teacher(kind: str, classes: int, x: Tensor, y: Tensor, settings: object, seed: int) -> nn.Module:
     if kind == "published ResNet-20":
-        model = backbone("ResNet-20", 10)
-        model.load_state_dict(data.resnet20_weights(), strict=False)
-        return model
+        return published_resnet20()
     model = build("ResNet-56" if kind == "trained" else STAND_IN, "Softmax", classes)
     if kind == "trained":
         fit(model, x, y, epochs=450, generator=torch.Generator().manual_seed(seed))

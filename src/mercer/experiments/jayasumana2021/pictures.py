@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from ... import data
 from ...nn import KernelClassifier
+from ..backbones import normalised
 
 __all__ = ["Pictures", "accuracy", "cifar", "fit", "logits", "squared_loss"]
 
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _WARM_UP = 0.1  # share of the steps
 _WEIGHT_DECAY = 1e-4
 Pictures = tuple[Tensor, Tensor, Tensor, Tensor]  # training pictures and labels, test pictures and labels
@@ -27,9 +27,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def cifar(name: str, rows: int | None, test_rows: int | None) -> Pictures:
     """``"cifar10"``, ``"cifar100"`` or ``"cifar100_subset"``, its first rows, normalised as ImageNet's pictures are."""
     found = data.load(name, rows=None if rows is None else (rows, test_rows or rows))
-    mean, deviation = (torch.tensor(v).reshape(1, 3, 1, 1) for v in (_MEAN, _DEVIATION))
-    train, test = ((x - mean) / deviation for x in (found.x_train, found.x_test))
-    return train, found.y_train, test, found.y_test
+    return normalised(found.x_train), found.y_train, normalised(found.x_test), found.y_test
 
 
 def synthetic_pictures(n: int, classes: int, seed: int) -> Pictures:

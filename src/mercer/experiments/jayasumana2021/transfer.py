@@ -15,10 +15,10 @@ from ... import data
 from ...data.sources import SOURCES, data_folder, locate
 from ...modules import embeddings
 from ...storage import read_npz
+from ..backbones import published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .embedded import FROZEN_HEADS, fit_head
-from .heads import backbone
 from .pictures import cifar
 
 __all__ = ["cells", "run"]
@@ -66,8 +66,7 @@ def _embedded(labels: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z, y = torch.randn(80, 8, generator=generator), torch.arange(80) % 4
         return z[:40], y[:40], z[40:], y[40:]
     x, y, x_test, y_test = cifar("cifar100_subset", None, None)
-    model = backbone("ResNet-20", 10)
-    model.load_state_dict(data.resnet20_weights(), strict=False)
+    model = published_resnet20()
     z, z_test = (embeddings(model, list(part.split(250)), layer="pool") for part in (x, x_test))
     if labels == "coarse":
         coarse = _coarse_of_fine()

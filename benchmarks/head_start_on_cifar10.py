@@ -13,7 +13,7 @@ import statistics
 import torch
 
 from mercer.experiments.jayasumana2021.heads import backbone
-from mercer.experiments.jayasumana2021.pictures import accuracy, cifar, fit
+from mercer.experiments.jayasumana2021.trained import accuracy, cifar, fit
 from mercer.nn import KernelClassifier, kernelize
 
 STARTS = [(1.0, 1, 1.0), (4.0, 1, 1.0), (10.0, 1, 1.0), (4.0, 3, 1.0), (4.0, 3, 0.4), (1.0, 3, 0.1)]

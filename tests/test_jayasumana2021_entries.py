@@ -9,7 +9,7 @@ from mercer.experiments.catalogue import entry
 from mercer.experiments.execution import execute
 from mercer.experiments.jayasumana2021 import active_learning, distillation, sentences, transfer
 from mercer.experiments.jayasumana2021.heads import backbone, build, make_head
-from mercer.experiments.jayasumana2021.pictures import cifar, fit, squared_loss
+from mercer.experiments.jayasumana2021.trained import cifar, fit, squared_loss
 
 
 def _noise(generator):

@@ -12,8 +12,7 @@ from ...modules import embeddings
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .heads import build
-from .pictures import accuracy, fit, logits
-from .trained import SIZES, STAND_IN, pictures_of
+from .trained import SIZES, STAND_IN, accuracy, fit, logits, pictures_of
 
 __all__ = ["cells", "k_center", "margin", "run"]
 
@@ -42,9 +41,9 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """Select in one shot without labels, train afresh on the selection, score on the test part."""
     s = cell.settings
-    x, y, x_test, y_test = pictures_of(s, cell.seed)
+    x, y, x_test, y_test = pictures_of(s, cell.seed, cell.device)
     names = ("network", "set", "rows", "test_rows", "classes", "epochs", "batch", "lr")
-    scores, places = _seed_model(*(s[name] for name in names), seed=cell.seed)
+    scores, places = _seed_model(*(s[name] for name in names), seed=cell.seed, device=cell.device)
     count = round(len(x) * s["budget"] / 100)
     generator = torch.Generator().manual_seed(cell.seed)
     if s["selection"] == "random":
@@ -78,14 +77,14 @@ def k_center(places: Tensor, count: int, generator: torch.Generator) -> Tensor: 
 @lru_cache(maxsize=1)
 def _seed_model(
     network: str, name: str, rows: int | None, test_rows: int | None, classes: int, epochs: int, batch: int, lr: float,
-    seed: int,
+    seed: int, device: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Logits and embeddings of all pictures by a model that saw the labels of a tenth of them."""
     settings = {"set": name, "rows": rows, "test_rows": test_rows, "classes": classes}
-    x, y, _, _ = pictures_of(settings, seed)
+    x, y, _, _ = pictures_of(settings, seed, device)
     generator = torch.Generator().manual_seed(1000 + seed)
     labelled = torch.randperm(len(x), generator=generator)[: max(batch, round(_SEED_SHARE * len(x)))]
     torch.manual_seed(1000 + seed)
     model: nn.Module = build(network, "Softmax", classes)
     fit(model, x[labelled], y[labelled], epochs=epochs, batch=batch, lr=lr, generator=generator)
-    return logits(model, x), embeddings(model, list(x.split(500)), layer="pool")
+    return logits(model, x).cpu(), embeddings(model, list(x.split(500)), layer="pool").cpu()

@@ -12,8 +12,7 @@ from ..backbones import published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .heads import build
-from .pictures import accuracy, fit, logits
-from .trained import SIZES, STAND_IN, pictures_of
+from .trained import SIZES, STAND_IN, accuracy, fit, logits, pictures_of
 
 __all__ = ["cells", "run"]
 
@@ -40,7 +39,7 @@ def run(cell: Cell) -> Outcome:
     """The student learns from the teacher's softened logits alone; the teacher sees each picture once, unmoved."""
     s = cell.settings
     torch.manual_seed(cell.seed)
-    x, y, x_test, y_test = pictures_of(s, cell.seed)
+    x, y, x_test, y_test = pictures_of(s, cell.seed, cell.device)
     teacher = _teacher(s["teacher"], s["classes"], x, y, s, cell.seed)
     targets = logits(teacher, x)
     student = build("LeNet-5", s["head"], s["classes"])

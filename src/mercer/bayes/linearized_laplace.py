@@ -69,10 +69,11 @@ class LinearizedLaplace(NetworkPosterior):
         likelihood: ``"classification"`` (softmax) or ``"regression"`` (Gaussian with learned noise).
         k: Directions.
         complement: Keep the prior variance outside the directions.
-        prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` minimises the log-loss on ``val_loader``
-            (``"evidence"`` takes its place where there is none, and the log says so), ``"evidence"`` maximises the
-            marginal likelihood on the training rows, ``"layer_evidence"`` does so with one precision for each layer, or
-            a number. The first two choose a regression's noise, too; else it is the mean squared residual.
+        prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` takes the least whose log-loss on ``val_loader`` is as
+            good as the best, within a standard error or 1 % (of a regression, the best; ``"evidence"`` takes its
+            place where there is no ``val_loader``, and the log says so), ``"evidence"`` maximises the marginal
+            likelihood on the training rows, ``"layer_evidence"`` does so with one precision for each layer, or a
+            number. The first two choose a regression's noise, too; else it is the mean squared residual.
         parameters: ``"all"`` that require grad, or those of the ``"last"`` linear layer: one forward pass for each
             prediction, and exact up to 2,000 weights whatever k.
         temperature: T of a classifier; None chooses it together with the prior precision on ``val_loader``, and is 1

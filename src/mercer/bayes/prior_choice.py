@@ -18,6 +18,7 @@ from .likelihood import Gaussian, Likelihood, Link, Softmax, mean_over_ranks
 _PRECISIONS = torch.logspace(-4, 8, 37, dtype=torch.float64).tolist()
 _STEP = math.log(_PRECISIONS[1] / _PRECISIONS[0])
 _NOISES = torch.logspace(-1, 2, 7, dtype=torch.float64).tolist()
+_NOTHING = 0.01  # of a log-loss
 _log = logging.getLogger("mercer")
 
 
@@ -38,7 +39,7 @@ class Rows(NamedTuple):
 def by_validation(
     curvature: Curvature, density: Likelihood, rows: Rows, link: Link, *, temperature: bool
 ) -> tuple[float, Likelihood]:
-    """The precision and the likelihood of least log-loss on validation rows.
+    """The precision and the likelihood that do best on validation rows; of a classifier's ties, the least precision.
 
     Args:
         curvature: The Gauss-Newton matrix, for any likelihood.
@@ -56,30 +57,50 @@ def by_validation(
 
         chosen, noise = best_precision_and_noise(noisy, density.scale)
         return chosen, density.at(noise)
-    precision: float | None = None
-    for _ in range(2 if temperature else 0):  # the curvature follows the temperature, and changes little
-        score = _score(curvature, density, rows, link)
-        precision, scale = best_precision_and_scale(score, precision, density.scale)
+    for _ in range(2):  # the curvature follows the temperature, and changes little
+        tried = _tried(curvature, density, rows, link, temperature)
+        precision, scale, _ = least_as_good(tried)
         density = density.at(scale)
-    score = _score(curvature, density, rows, link)
-    scale = density.scale
-    return best_precision(lambda p: score(p, scale))[0], density
+    return precision, density
 
 
-def _score(curvature: Curvature, density: Likelihood, rows: Rows, link: Link) -> Callable[[float, float], float]:
-    """Log-loss at a precision and a temperature, with the curvature of ``density``."""
+class Trial(NamedTuple):
+    """A precision, the temperature that suits it, and the log-loss of each validation row."""
+
+    precision: float
+    scale: float
+    losses: Tensor
+
+
+def _tried(curvature: Curvature, density: Likelihood, rows: Rows, link: Link, temperature: bool) -> list[Trial]:
+    """Precisions from 1e-4 to 1e8, ascending, with the curvature of ``density``."""
     values, vectors = eigenpairs(curvature.at(density))
     turned = rows.psi @ vectors.to(rows.psi.dtype)
-    squares = turned.square() if rows.outside.ndim == 2 else None  # made once: most of the cost
+    found = []
+    for precision in _PRECISIONS:
+        spread = covariance(turned, rows.outside, values, precision)
 
-    def score(precision: float, scale: float) -> float:
-        if squares is None:
-            spread = covariance(turned, rows.outside, values, precision)
-        else:
-            spread = squares @ (1 / (values + precision)).to(squares.dtype) + rows.outside / precision
-        return mean_over_ranks(density.at(scale).loss(rows.f, spread, rows.y, link))
+        def losses(scale: float, spread: Tensor = spread) -> Tensor:
+            return density.at(scale).loss(rows.f, spread, rows.y, link)
 
-    return score
+        scale = best_temperature(lambda t: mean_over_ranks(losses(t))) if temperature else density.scale
+        found.append(Trial(precision, scale, losses(scale)))
+    return found
+
+
+def least_as_good(trials: list[Trial]) -> Trial:
+    """The least precision whose log-loss is as good as the best: within a standard error of it, or within 1 %.
+
+    Validation rows lie near the data. Where they are easy, every precision from some value on does as well, up to no
+    posterior at all; the least of them keeps most of the uncertainty far away.
+    """
+    best = min(trials, key=lambda trial: mean_over_ranks(trial.losses))
+    nothing = _NOTHING * mean_over_ranks(best.losses)
+    for trial in trials:
+        gap, error = _paired_difference(trial.losses, best.losses)
+        if gap <= max(error, nothing):
+            return trial
+    return best
 
 
 def compared_with_temperature(rows: Rows, losses: Tensor) -> dict[str, float]:
@@ -279,14 +300,6 @@ def best_precision_and_noise(score: Callable[[float, float], float], noise: floa
     """
     start = min(((p, s * noise) for p in _PRECISIONS for s in _NOISES), key=lambda pair: score(*pair))
     return _refined(score, start, (1e-3 * noise, 1e3 * noise))
-
-
-def best_precision_and_scale(
-    score: Callable[[float, float], float], precision: float | None, scale: float
-) -> tuple[float, float]:
-    """The precision and the temperature of least score, refined together from these, or from the best precision."""
-    start = min(_PRECISIONS, key=lambda p: score(p, scale)) if precision is None else precision
-    return _refined(score, (start, scale), (scale / 4, scale * 4), 1e-2)
 
 
 def _refined(

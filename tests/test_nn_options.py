@@ -38,14 +38,30 @@ def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
         torch.testing.assert_close(a, b)
 
 
-def test_blocks_of_a_large_head_give_the_same_gradients(monkeypatch):
-    head = randomised(KernelClassifier(D, C, prototypes=2).double())
+@pytest.mark.parametrize("prototypes", [1, 2])
+def test_blocks_of_a_large_head_give_the_same_gradients(monkeypatch, prototypes):
+    head = randomised(KernelClassifier(D, C, prototypes=prototypes).double())
     z, weights = rows(9).requires_grad_(), rows(9, C, seed=2)
     wanted = [z, *head.parameters()]
     whole = torch.autograd.grad((head(z) * weights).sum(), wanted)
-    monkeypatch.setattr("mercer.kernels.sphere_series._BLOCK", 10)
+    monkeypatch.setattr("mercer.kernels.cosine_buffer.BLOCK", 10)
     parts = torch.autograd.grad((head(z) * weights).sum(), wanted)
     torch.testing.assert_close(parts, whole)
+
+
+def test_a_head_called_between_a_pass_and_its_backward_changes_no_gradient():
+    heads = [randomised(KernelClassifier(D, C).double()) for _ in range(2)]
+    z, weights = rows(9).requires_grad_(), rows(9, C, seed=2)
+
+    def gradients(logits, head):
+        return torch.autograd.grad((logits * weights).sum(), [z, *head.parameters()], retain_graph=True)
+
+    alone = [gradients(head(z), head) for head in heads]
+    first, second = (head(z) for head in heads)
+    heads[0](rows(4))  # of another size
+    torch.testing.assert_close(gradients(first, heads[0]), alone[0], rtol=0, atol=0)
+    torch.testing.assert_close(gradients(second, heads[1]), alone[1], rtol=0, atol=0)
+    torch.testing.assert_close(gradients(first, heads[0]), alone[0], rtol=0, atol=0)
 
 
 def test_shared_units_and_places_equal_the_literal_transcription():

@@ -81,7 +81,7 @@ def test_blocks_do_not_change_the_answer(monkeypatch):
     x, y = rows(9, 4), rows(11, 4, seed=1)
     whole = kernel(x, y)
     grads = torch.autograd.grad(whole.square().sum(), kernel.alpha)
-    monkeypatch.setattr("mercer.kernels.sphere_series._BLOCK", 10)
+    monkeypatch.setattr("mercer.kernels.cosine_buffer.BLOCK", 10)
     torch.testing.assert_close(kernel(x, y), whole)
     torch.testing.assert_close(torch.autograd.grad(kernel(x, y).square().sum(), kernel.alpha), grads)
 

@@ -14,9 +14,10 @@ from typing_extensions import override
 from .. import checks
 from ..linalg import unit_rows
 from .base import Kernel
+from .cosine_buffer import Factors
 from .gegenbauer import derivatives, monomial_derivatives, monomials, recurrence
 from .logits import read_out
-from .sphere_series import Factors, series, sphere_series
+from .sphere_series import series, sphere_series
 
 __all__ = ["Certificate", "RadialSeries", "truncation_bound"]
 
@@ -133,16 +134,24 @@ class RadialSeries(Kernel):
         bias: Tensor | None = None,
         prototypes: int = 1,
         *,
+        start: Tensor | None = None,
         temperature: float = 1.0,
     ) -> Tensor:  # (n, d), (m, d) -> (n, m / prototypes)
-        """``read_out(gram(x, y) / temperature, ...)`` in one pass, which keeps only the cosines for the backward."""
+        """``read_out(gram(x, y) / temperature, ...)`` in one pass, which keeps only the cosines for the backward.
+
+        ``start`` is added to ``log_scale``.
+        """
         if self.indicators != "off":
+            if start is not None and log_scale is not None:
+                log_scale = log_scale + start
             return read_out(self.gram(x, y) / temperature, x, exponent, log_scale, bias, prototypes)
         self._check_width(x)
-        alpha = _activate(self.alpha, self.positivity).to(x.dtype)
+        relu = self.positivity == "relu"
+        alpha = (self.alpha if relu else _activate(self.alpha, self.positivity)).to(x.dtype)
         if temperature != 1.0:
-            alpha = alpha / temperature
-        return sphere_series(x, y, alpha, self._slopes, self._factors, exponent, log_scale, bias, prototypes)
+            alpha = alpha / temperature  # of a positive part the positive part again
+        read = (exponent, log_scale, bias, prototypes)
+        return sphere_series(x, y, alpha, self._slopes, self._factors, *read, start=start, relu=relu)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

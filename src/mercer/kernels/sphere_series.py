@@ -7,9 +7,8 @@ backward pass, beside what a matrix product keeps.
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,17 +17,11 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 
 from ..linalg import unit_rows
-from .logits import LEAST_LENGTH, read_out
+from . import cosine_buffer
+from .cosine_buffer import LONGEST, Factors, Norms, blocks, norms, polynomials, scratch, slopes_like
+from .logits import read_out
 
-__all__ = ["Factors", "series", "sphere_series"]
-
-Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
-_Workspace = tuple[Tensor, Tensor | None, list[Callable[[], object]]]
-_kept = threading.local()
-_BLOCK = 2**15  # cosines worked on at a time on a CPU: their powers stay in the cache
-_BLOCK_GPU = 2**21
-_LONGEST = -math.log(LEAST_LENGTH)
-_USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
+__all__ = ["series", "sphere_series"]
 
 
 def sphere_series(
@@ -41,6 +34,9 @@ def sphere_series(
     log_scale: Tensor | None = None,
     bias: Tensor | None = None,
     prototypes: int = 1,
+    *,
+    start: Tensor | None = None,
+    relu: bool = False,
 ) -> Tensor:
     """The series at the cosines between rows, read as logits: (n, d), (m, d), (order + 1,) -> (n, m / prototypes).
 
@@ -54,11 +50,27 @@ def sphere_series(
         log_scale: ``(m,)``.
         bias: ``(m / prototypes,)``.
         prototypes: Rows of y that are joined.
+        start: ``(1,)``, added to ``log_scale``.
+        relu: Take the positive part of a.
     """
     if _must_be_plain(x):
+        a, log_scale = _begun(a, log_scale, start, relu)
         return read_out(_plain(x, y, a, factors), x, exponent, log_scale, bias, prototypes)
-    result: Tensor = _SphereSeries.apply(x, y, a, exponent, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
+    result: Tensor
+    if factors is None and prototypes == 1 and len(a) > 1 and _is_one_block(x, y):
+        result = _SmallSeries.apply(x, y, a, exponent, log_scale, bias, start, slopes, relu)  # type: ignore[no-untyped-call]
+        return result
+    a, log_scale = _begun(a, log_scale, start, relu)
+    result = _SphereSeries.apply(x, y, a, exponent, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
     return result
+
+
+def _is_one_block(x: Tensor, y: Tensor) -> bool:
+    return x.device.type == "cpu" and 0 < len(x) * len(y) <= cosine_buffer.BLOCK
+
+
+def _begun(a: Tensor, log_scale: Tensor | None, start: Tensor | None, relu: bool) -> tuple[Tensor, Tensor | None]:
+    return a.relu() if relu else a, log_scale if log_scale is None or start is None else log_scale + start
 
 
 def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:
@@ -98,27 +110,124 @@ def _plain(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:
     return torch.where(here, value, a[0])
 
 
+class _Pass(NamedTuple):
+    """What the backward pass of a small head reads again, with the polynomials in the buffer."""
+
+    x: Norms
+    y: Norms
+    unit_x: Tensor
+    unit_y: Tensor
+    a: Tensor
+    value: Tensor  # (n, m)
+    weights: Tensor | None  # (n, m): what the values are multiplied by
+    buffer: Tensor
+    token: object
+
+
+def _pass(
+    x: Tensor, y: Tensor, a: Tensor, exponent: Tensor | None, log_scale: Tensor | None, start: Tensor | None, relu: bool
+) -> _Pass:
+    long_x, long_y = norms(x, lengths=exponent is not None), norms(y)
+    unit_x, unit_y = x * long_x.inverse, y * long_y.inverse
+    a, log_scale = _begun(a, log_scale, start, relu)
+    buffer = polynomials(torch.mm(unit_x, unit_y.mT), len(a), None)
+    value = x.new_empty(len(x), len(y))
+    torch.mv(buffer.mT, a, out=value.view(-1))
+    row, weights = _row(long_x, exponent), None if log_scale is None else log_scale.exp()
+    if row is not None:
+        weights = row.expand_as(value) if weights is None else row * weights
+    made = scratch.last = _Pass(long_x, long_y, unit_x, unit_y, a, value, weights, buffer, object())
+    return made
+
+
+class _SmallSeries(torch.autograd.Function):
+    """A head whose cosines fit one block, where operations cost more than numbers: as few as can be.
+
+    Only the arguments are kept. The rest is still in the buffer unless another head was called in between.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, a: Tensor, exponent: Tensor | None, log_scale: Tensor | None,
+        bias: Tensor | None, start: Tensor | None, slopes: Tensor, relu: bool,
+    ) -> Tensor:  # fmt: skip
+        made = _pass(x, y, a, exponent, log_scale, start, relu)
+        ctx.save_for_backward(x, y, a, exponent, log_scale, bias, start)
+        ctx.slopes, ctx.relu, ctx.token = slopes, relu, made.token
+        if made.weights is None:
+            return made.value if bias is None else made.value.add_(bias)
+        return made.value * made.weights if bias is None else torch.addcmul(bias, made.value, made.weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, y, a, exponent, log_scale, bias, start = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_legacy_batchedtensor(grads[0]):
+            begin = partial(_begun, start=start, relu=ctx.relu)
+            return _plain_backward(ctx, (x, y, a, exponent, log_scale, bias), grads[0], None, 1, begin)
+        with _full_precision(x):
+            made = scratch.last
+            if not isinstance(made, _Pass) or made.token is not ctx.token:
+                made = _pass(x, y, a, exponent, log_scale, start, ctx.relu)
+            return _small_backward(ctx, made, grads[0].contiguous(), exponent)
+
+
+def _small_backward(ctx: Any, made: _Pass, grad: Tensor, exponent: Any) -> tuple[Tensor | None, ...]:
+    buffer, grad_bias = made.buffer, grad.sum(0) if ctx.needs_input_grad[5] else None
+    b = torch.mv(slopes_like(ctx.slopes, made.a).mT, made.a)  # the derivative's coefficients
+    rows = grad_scale = grad_exponent = None
+    if made.weights is not None:
+        grad = grad * made.weights
+        radial = made.value * grad
+        rows, grad_scale = radial.sum(1, keepdim=True), radial.sum(0)
+    grad_a = torch.mv(buffer, grad.view(-1))
+    if ctx.relu:
+        grad_a.mul_(made.a > 0)
+    cosines = torch.mv(buffer.mT, b).view(grad.shape).mul_(grad)
+    radial = cosines * buffer[1].view(grad.shape)
+    along_x, along_y = radial.sum(1, keepdim=True), radial.sum(0)
+    if made.x.log is not None and rows is not None:  # a longer row has larger logits
+        grad_exponent = torch.mm(rows.mT, made.x.log).view(1)
+        if made.x.clamped:
+            rows.mul_(made.x.log.abs() < LONGEST)
+        along_x.addcmul_(rows, exponent, value=-1)
+    grad_x = grad_y = None
+    if ctx.needs_input_grad[0]:
+        grad_x = torch.mm(cosines, made.unit_y).addcmul_(made.unit_x, along_x, value=-1).mul_(made.x.inverse)
+    if ctx.needs_input_grad[1]:
+        grad_y = torch.mm(cosines.mT, made.unit_x).addcmul_(made.unit_y, along_y[:, None], value=-1)
+        grad_y.mul_(made.y.inverse)
+    scale = grad_scale if ctx.needs_input_grad[4] else None
+    return grad_x, grad_y, grad_a, grad_exponent, scale, grad_bias, None, None, None
+
+
+def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 class _SphereSeries(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, y: Tensor, a: Tensor, exponent: Tensor | None, log_scale: Tensor | None,
         bias: Tensor | None, slopes: Tensor, factors: Factors, prototypes: int,
     ) -> Tensor:  # fmt: skip
-        (inverse_x, _), (inverse_y, usual) = _inverse_norms(x), _inverse_norms(y)
-        t = torch.mm(x * inverse_x, y.mT)
-        value = _values(t, a, factors, inverse_y.mT)
+        long_x, long_y = norms(x, lengths=exponent is not None), norms(y)
+        t = torch.mm(x * long_x.inverse, y.mT)
+        value = _values(t, a, factors, long_y.inverse.mT)
         if factors is not None:
-            value = torch.where(_apart(inverse_x, inverse_y), value, a[0])
-        length = None if exponent is None else _log_length(inverse_x, x.shape[1])
-        row, column = _scales(length, exponent, log_scale)
+            value = torch.where(_apart(long_x.inverse, long_y.inverse), value, a[0])
+        row, column, joined = _row(long_x, exponent), None if log_scale is None else log_scale.exp(), None
         _scaled_(value, row, column)
-        joined = None
         if prototypes > 1:
             value = joined = value.view(len(x), len(y) // prototypes, prototypes).logsumexp(2)
         if bias is not None:
             value = value.add_(bias) if joined is None else value + bias
-        ctx.save_for_backward(x, y, a, t, inverse_x, inverse_y, exponent, log_scale, bias, length, joined)
-        ctx.slopes, ctx.factors, ctx.usual, ctx.prototypes = slopes, factors, usual, prototypes
+        ctx.save_for_backward(
+            x, y, a, exponent, log_scale, bias,
+            t, long_x.inverse, long_y.inverse, long_x.log, row, column, joined,
+        )  # fmt: skip
+        ctx.slopes, ctx.factors, ctx.prototypes = slopes, factors, prototypes
+        ctx.usual, ctx.clamped = long_y.usual, long_x.clamped
         return value
 
     @staticmethod
@@ -126,20 +235,21 @@ class _SphereSeries(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: checkpointing frees what was read
         # A second derivative, or many gradients at once, is wanted: the plain form has both.
         if torch.is_grad_enabled() or is_legacy_batchedtensor(grads[0]):
-            return _plain_backward(ctx, (*saved[:3], *saved[6:9]), grads[0])
-        device = saved[0].device.type
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return _fast_backward(ctx, saved, grads[0])
-        return _fast_backward(ctx, saved, grads[0])
+            begin = partial(_begun, start=None, relu=False)
+            return _plain_backward(ctx, saved[:6], grads[0], ctx.factors, ctx.prototypes, begin)
+        with _full_precision(saved[0]):
+            return _fast_backward(ctx, saved, grads[0])
 
 
-def _plain_backward(ctx: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+def _plain_backward(
+    ctx: Any, inputs: Sequence[Tensor], grad: Tensor, factors: Factors, prototypes: int, begin: Any
+) -> tuple[Tensor | None, ...]:
     wanted = [i for i in range(6) if ctx.needs_input_grad[i]]
     x, y, a, exponent, log_scale, bias = inputs
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
-        value = read_out(_plain(x, y, a, ctx.factors), x, exponent, log_scale, bias, ctx.prototypes)
+        a, log_scale = begin(a, log_scale)
+        value = read_out(_plain(x, y, a, factors), x, exponent, log_scale, bias, prototypes)
     found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=twice, materialize_grads=True)
     grads: list[Tensor | None] = [None] * 9
     for i, each in zip(wanted, found, strict=True):
@@ -148,24 +258,25 @@ def _plain_backward(ctx: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[T
 
 
 def _fast_backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, y, a, t, inverse_x, inverse_y, exponent, log_scale, _, length, joined = saved
-    row, column = _scales(length, exponent, log_scale)
+    x, y, a, exponent, log_scale, _, t, inverse_x, inverse_y, length, row, column, joined = saved
     reading = _Reading(row, column, joined, ctx.prototypes)
     apart = None if ctx.factors is None else _apart(inverse_x, inverse_y)  # a row of zeros knows the constant only
-    found = _gradients(grad.contiguous(), t, a, ctx.slopes, ctx.factors, inverse_y.mT, reading, apart)
+    b = torch.mv(slopes_like(ctx.slopes, a).mT, a)  # the derivative's coefficients
+    found = _gradients(grad.contiguous(), t, a, b, ctx.factors, inverse_y.mT, reading, apart)
     unit, along_x = x * inverse_x, found.along_x
     grad_exponent = None
     if length is not None and found.rows is not None:  # a longer row has larger logits
         grad_exponent = torch.mm(found.rows.mT, length).view(1)
-        inside = found.rows.mul_(length.abs() < _LONGEST)
-        along_x = torch.addcmul(along_x, inside, exponent, value=-1)
+        if ctx.clamped:
+            found.rows.mul_(length.abs() < LONGEST)
+        along_x.addcmul_(found.rows, exponent, value=-1)
     grad_x = grad_y = None
     if ctx.needs_input_grad[0]:
         grad_x = torch.mm(found.cosines, y).addcmul_(unit, along_x, value=-1).mul_(inverse_x)
     if ctx.needs_input_grad[1]:
         grad_y, pull = torch.mm(found.cosines.mT, unit), found.along_y[:, None] * inverse_y
         if ctx.usual:  # one pass less; the square of an inverse norm may overflow elsewhere
-            grad_y.addcmul_(y, pull * inverse_y, value=-1)
+            grad_y.addcmul_(y, pull.mul_(inverse_y), value=-1)
         else:
             grad_y.addcmul_(y * inverse_y, pull, value=-1)
     grad_scale = None if log_scale is None else found.columns
@@ -195,15 +306,8 @@ class _Gradients(NamedTuple):
     columns: Tensor | None  # (m,)
 
 
-def _log_length(inverse: Tensor, d: int) -> Tensor:  # (n, 1) -> (n, 1)
-    # A row of zeros has the inverse 0, whose logarithm is clamped with those of rows too long: turn it around first.
-    short = torch.where(inverse > 0, inverse, math.inf)
-    return short.log_().neg_().sub_(0.5 * math.log(d)).clamp_(-_LONGEST, _LONGEST)
-
-
-def _scales(length: Tensor | None, exponent: Any, log_scale: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    row = None if length is None else (length * exponent).exp()
-    return row, None if log_scale is None else log_scale.exp()
+def _row(norms: Norms, exponent: Any) -> Tensor | None:  # (n, 1)
+    return None if norms.log is None else (norms.log * exponent).exp_()
 
 
 def _scaled_(value: Tensor, row: Tensor | None, column: Tensor | None) -> Tensor:
@@ -213,32 +317,27 @@ def _scaled_(value: Tensor, row: Tensor | None, column: Tensor | None) -> Tensor
 
 
 def _values(t: Tensor, a: Tensor, factors: Factors, scale: Tensor) -> Tensor:
-    """The series at the cosines, which are first multiplied by ``scale`` and clamped, in place."""
+    """The series at the cosines, which are first multiplied by ``scale``, in place."""
     value = torch.empty_like(t)  # not a view of something else: sharded training warns of these
-    if _is_one_block(t):
-        buffer = _polynomials(t.mul_(scale).clamp_(-1, 1), len(a), factors)
-        torch.mv(buffer.mT, a, out=value.view(-1))
-        return value
-    for start, stop, buffer in _blocks(t, len(a), factors, scale):
+    for start, stop, buffer in blocks(t, len(a), factors, scale):
         torch.mv(buffer.mT, a, out=value[start:stop].view(-1))
     return value
 
 
 def _gradients(
-    grad: Tensor, t: Tensor, a: Tensor, slopes: Tensor, factors: Factors, scale: Tensor, reading: _Reading,
+    grad: Tensor, t: Tensor, a: Tensor, b: Tensor, factors: Factors, scale: Tensor, reading: _Reading,
     apart: Tensor | None,
 ) -> _Gradients:  # fmt: skip
-    b = torch.mv(slopes.to(a).mT, a)  # the derivative's coefficients
-    if _is_one_block(t):
-        return _block_gradients(_polynomials(t, len(a), factors), grad, t, a, b, scale, reading, apart)
     cosines, total = torch.empty_like(t), None
     along, rows = t.new_zeros(len(t), 1), t.new_zeros(len(t), 1)
-    for start, stop, buffer in _blocks(t, len(a), factors, None):
-        own = None if apart is None else apart[start:stop]
-        found = _block_gradients(buffer, grad[start:stop], t[start:stop], a, b, scale, reading.part(start, stop), own)
-        cosines[start:stop], along[start:stop] = found.cosines, found.along_x
+    for start, stop, buffer in blocks(t, len(a), factors, None):
+        part, own = slice(start, stop), None if apart is None else apart[start:stop]
+        found = _block_gradients(
+            buffer, grad[part], t[part], a, b, scale, reading.part(start, stop), own, cosines[part]
+        )
+        along[part] = found.along_x
         if found.rows is not None:
-            rows[start:stop] = found.rows
+            rows[part] = found.rows
         sums = [found.along_y, found.coefficients, t.new_zeros(1) if found.columns is None else found.columns]
         total = sums if total is None else [one.add_(other) for one, other in zip(total, sums, strict=True)]
     if total is None:
@@ -248,24 +347,22 @@ def _gradients(
 
 def _block_gradients(
     buffer: Tensor, grad: Tensor, t: Tensor, a: Tensor, b: Tensor, scale: Tensor, reading: _Reading,
-    apart: Tensor | None,
+    apart: Tensor | None, cosines: Tensor,
 ) -> _Gradients:  # fmt: skip
     """Everything that flows back through one block of cosines, whose polynomials are in the buffer."""
-    rows = columns = value = elsewhere = None
-    if reading.row is not None or reading.column is not None or reading.joined is not None:
+    rows = columns = elsewhere = None
+    row, column, joined, prototypes = reading
+    if row is not None or column is not None or joined is not None:
         value = torch.mv(buffer.mT, a).view(t.shape)
         if apart is not None:
             value = torch.where(apart, value, a[0])
-        if reading.joined is not None:
-            scores = _scaled_(value.clone(), reading.row, reading.column).view(
-                *reading.joined.shape, reading.prototypes
-            )
-            weights = scores.sub_(reading.joined[:, :, None]).exp_()
-            grad = weights.mul_(grad[:, :, None]).view(t.shape)
-        if reading.column is not None:
-            grad = grad * reading.column
-        if reading.row is not None:
-            grad = grad.mul_(reading.row) if reading.column is not None else grad * reading.row
+        if joined is not None:
+            scores = _scaled_(value.clone(), row, column).view(*joined.shape, prototypes)
+            grad = scores.sub_(joined[:, :, None]).exp_().mul_(grad[:, :, None]).view(t.shape)
+        if column is not None:
+            grad = grad * column
+        if row is not None:
+            grad = grad.mul_(row) if column is not None else grad * row
         radial = value.mul_(grad)
         rows, columns = radial.sum(1, keepdim=True), radial.sum(0)
     if apart is not None:
@@ -274,100 +371,11 @@ def _block_gradients(
     coefficients = torch.mv(buffer, grad.view(-1))
     if elsewhere is not None:
         coefficients[0] += elsewhere
-    cosines = torch.mv(buffer.mT, b).view(t.shape).mul_(grad)
-    radial = cosines * t
+    torch.mv(buffer.mT, b, out=cosines.view(-1))
+    radial = cosines.mul_(grad) * t
     along_x, along_y = radial.sum(1, keepdim=True), radial.sum(0)
     return _Gradients(cosines.mul_(scale), along_x, along_y, coefficients, rows, columns)
 
 
-def _is_one_block(t: Tensor) -> bool:
-    """Whether all cosines fit one block: in small heads a loop with its slices costs as much as the numbers."""
-    return 0 < t.numel() <= _BLOCK and t.device.type == "cpu"
-
-
-def _polynomials(t: Tensor, count: int, factors: Factors) -> Tensor:
-    """All polynomials at a block of cosines, a row each, in the buffer that is used again."""
-    buffer, first, steps = _workspace(t, count, t.numel(), factors)
-    if first is not None:
-        first.copy_(t.view(-1))
-    for step in steps:
-        step()
-    return buffer
-
-
-def _blocks(t: Tensor, count: int, factors: Factors, scale: Tensor | None) -> Iterator[tuple[int, int, Tensor]]:
-    """A few rows of the cosines at a time, with all polynomials at them, in one buffer that is used again.
-
-    With a ``scale`` the rows are first multiplied by it and clamped, in place, while they are in the cache.
-    """
-    n, m = t.shape
-    rows = max(1, (_BLOCK if t.device.type == "cpu" else _BLOCK_GPU) // max(1, m))
-    rows = min(rows, max(1, n))
-    for start in range(0, n, rows):
-        stop = min(start + rows, n)
-        part = t[start:stop]
-        if scale is not None:
-            part.mul_(scale).clamp_(-1, 1)
-        yield start, stop, _polynomials(part, count, factors)
-
-
-def _workspace(t: Tensor, count: int, size: int, factors: Factors) -> _Workspace:
-    """A buffer whose row 0 is 1, its row 1, and the steps that fill the others; kept for the next call of its thread.
-
-    In small heads the views cost more than the numbers in them.
-    """
-    key = (count, size, t.dtype, t.device, factors)
-    if getattr(_kept, "key", None) != key:
-        with torch.inference_mode(False):  # else a later call outside that mode could not write into it
-            buffer = torch.empty(count, size, dtype=t.dtype, device=t.device)
-            buffer[0].fill_(1.0)
-            _kept.made = (buffer, buffer[1] if count > 1 else None, _steps(buffer, factors))
-        _kept.key = key
-    made: _Workspace = _kept.made
-    return made
-
-
-def _steps(buffer: Tensor, factors: Factors) -> list[Callable[[], object]]:
-    """What fills rows 2, 3, ... of the buffer from row 1; the views are made once, not for every block."""
-    order = len(buffer) - 1
-    if order < 2:
-        return []
-    if factors is not None:
-        t = buffer[1]
-        return [
-            partial(_next_polynomial, t, buffer[m - 1], buffer[m], buffer[m + 1], *factors[m - 1])
-            for m in range(1, order)
-        ]
-    steps: list[Callable[[], object]] = []
-    done = 1
-    while done < order:  # rows 1..k times row k are rows k+1..2k
-        count = min(done, order - done)
-        left, right, out = buffer[1 : 1 + count], buffer[done], buffer[done + 1 : done + 1 + count]
-        steps.append(partial(torch.mul, left, right, out=out))
-        done += count
-    return steps
-
-
-def _next_polynomial(t: Tensor, before: Tensor, now: Tensor, after: Tensor, a: float, b: float) -> None:
-    torch.mul(t, now, out=after)
-    after.mul_(a).sub_(before, alpha=b)
-
-
 def _apart(inverse_x: Tensor, inverse_y: Tensor) -> Tensor:
     return (inverse_x > 0) & (inverse_y > 0).mT
-
-
-def _inverse_norms(x: Tensor) -> tuple[Tensor, bool]:  # (n, d) -> (n, 1)
-    """1 / |x| for each row, 0 for rows too short to have a direction, and whether all are of a usual size."""
-    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    if x.device.type == "cpu" and norm.numel():
-        least, most = torch.aminmax(norm)
-        if least.item() > _USUAL[0] and most.item() < _USUAL[1]:
-            return norm.reciprocal_(), True
-    if x.dtype == torch.float64:
-        largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
-        scale = torch.where(largest > torch.finfo(x.dtype).tiny, largest, 1.0)
-        norm = scale * torch.linalg.vector_norm(x / scale, dim=1, keepdim=True)
-    else:
-        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
-    return torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0).to(x.dtype), False

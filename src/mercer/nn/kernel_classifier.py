@@ -27,6 +27,7 @@ __all__ = ["KernelClassifier"]
 
 fx.wrap("unit_rows")  # symbolic traces keep it whole
 
+_FULL = (torch.float32, torch.float64)
 _SCALE_FREE = (Cosine, RadialSeries)  # these put their rows on the sphere themselves
 
 
@@ -199,15 +200,15 @@ class KernelClassifier(Savable, nn.Module):
         if classes is not None:
             bias = None if bias is None else bias[classes]
             log_scale = None if log_scale is None else log_scale[classes]
-        if log_scale is not None and self.log_start is not None:
-            log_scale = self.log_start.to(z.dtype) + log_scale
-            if self.prototypes > 1:
-                log_scale = log_scale.repeat_interleave(self.prototypes)
-        temperature = self.temperature or 1.0
-        if value is None and isinstance(self.kernel, RadialSeries):
+        if log_scale is not None and self.prototypes > 1:
+            log_scale = log_scale.repeat_interleave(self.prototypes)
+        start, temperature, kernel = _like(self.log_start, z), self.temperature or 1.0, self.kernel
+        if value is None and isinstance(kernel, RadialSeries):
             read = (exponent, log_scale, bias, self.prototypes)
-            return self.kernel.logits(z, weight, *read, temperature=temperature)
+            return kernel.logits(z, weight, *read, start=start, temperature=temperature)
         value = self._gram(z, weight) if value is None else value
+        if log_scale is not None and start is not None:
+            log_scale = log_scale + start
         return read_out(value / temperature, z, exponent, log_scale, bias, self.prototypes)
 
     def _by_units(self, z: Tensor, value: Tensor) -> Tensor:
@@ -360,17 +361,22 @@ class KernelClassifier(Savable, nn.Module):
         )
 
     def _checked(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        weight: Tensor = self.weight
         if z.ndim < 1 or z.shape[-1] != self.in_features or z.is_complex():
             need = f"z must be real, of shape (..., {self.in_features})"
             raise ValueError(checks.sentence("KernelClassifier", need, f"{z.dtype} of {tuple(z.shape)}"))
-        checks.same_device("KernelClassifier", "z", z.device, "the head", self.weight.device)
-        z, weight = checks.floating(z), checks.floating(self.weight)
+        checks.same_device("KernelClassifier", "z", z.device, "the head", weight.device)
+        if z.dtype == weight.dtype and z.dtype in _FULL:
+            return z, weight
+        z, weight = checks.floating(z), checks.floating(weight)
         common = torch.promote_types(z.dtype, weight.dtype)
         return z.to(common), weight.to(common)
 
 
 def _like(parameter: Tensor | None, z: Tensor) -> Tensor | None:
-    return None if parameter is None else parameter.to(z.dtype)
+    if parameter is None or (not isinstance(z, fx.Proxy) and parameter.dtype == z.dtype):
+        return parameter
+    return parameter.to(z.dtype)
 
 
 def _full_precision(z: Tensor) -> AbstractContextManager[Any]:

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["Line", "area_names", "run", "run_case"]
 
 _log = logging.getLogger("mercer")
-_MACHINERY = {"compare", "cost_model", "head_fits", "memory", "picture", "record", "resnet20", "table_rivals", "timing"}
+_MACHINERY = {
+    "compare",
+    "cost_model",
+    "head_fits",
+    "memory",
+    "optim_fits",
+    "picture",
+    "record",
+    "resnet20",
+    "table_rivals",
+    "timing",
+}
 
 
 @dataclass(frozen=True)

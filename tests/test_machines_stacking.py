@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+import reference_machines as reference
 import torch
 from scipy.optimize import minimize
 
 import mercer
 from mercer.kernels import RBF
-from mercer.machines import Calibration, StackedRidge, View
-from mercer.machines.stacking import _factor, _solve, convex_weights
+from mercer.machines import Calibration, StackedRidge, View, convex_weights, ridge_factor, solve_left_out, try_machines
+from mercer.machines.trials import relevance
 
 
 def rows(n=60, d=3, seed=0):
@@ -24,7 +25,7 @@ def test_rows_and_folds_left_out_equal_literal_refits(part):
     kernel, penalty = RBF(0.3), 0.05
     left_out = torch.arange(40) if part == "all" else torch.arange(0, 40, 4)
     fold = left_out % 5 if part == "all" else torch.zeros(len(left_out), dtype=torch.int64)
-    weights, single, whole = _solve(_factor(kernel, x, penalty), y, left_out, fold)
+    weights, single, whole = solve_left_out(ridge_factor(kernel, x, penalty), y, left_out, fold)
 
     def without(gone, at):
         stay = torch.tensor([i for i in range(40) if i not in gone])
@@ -39,15 +40,14 @@ def test_rows_and_folds_left_out_equal_literal_refits(part):
         torch.testing.assert_close(whole[place], without(mates, [row])[0], rtol=1e-8, atol=1e-8)
 
 
-def test_a_ridge_below_float32s_rounding_is_factored_in_float64(monkeypatch):
+def test_a_ridge_below_float32s_rounding_is_factored_in_float64():
     """A smooth kernel without noise on many rows: its least eigenvalues are below what float32 can tell from 0."""
-    monkeypatch.setattr("mercer.machines.stacking._DOUBLE", 50)
     x = torch.linspace(0, 1, 400, dtype=torch.float64)[:, None]
-    factor = _factor(RBF(0.5), x, 1e-7)
+    factor = ridge_factor(RBF(0.5), x, 1e-7, double=50)
     assert factor.dtype == torch.float64
     system = RBF(0.5)(x) + 1e-7 * torch.eye(400, dtype=torch.float64)
     torch.testing.assert_close(factor @ factor.mT, system, rtol=0, atol=1e-12)
-    assert _factor(RBF(0.5), x, 0.1).dtype == torch.float32
+    assert ridge_factor(RBF(0.5), x, 0.1, double=50).dtype == torch.float32
 
 
 def test_weights_are_the_best_convex_ones():
@@ -82,6 +82,21 @@ def test_it_predicts_what_it_has_not_seen_and_says_how_well():
     assert float((machine.held_out_ - y[:300]).square().mean()) >= 0.9 * float(said)  # a fold out is harder
 
 
+def test_no_target_weighs_the_columns_that_predict_it():
+    """Each half of the few rows is predicted, when left out, through weights that the other half taught."""
+    x, y = rows(60)
+    y = y - y.mean(0)
+    few = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    looks, tried = try_machines(x, y, few)
+    smooth = min((t for t in tried if isinstance(t.kernel, RBF) and t.look < len(looks) - 1), key=lambda t: t.error)
+    view, last = looks[smooth.look].view, tried[-1]
+    for own, other in ((few[:30], few[30:]), (few[30:], few[:30])):
+        seen = view.weighted(relevance(smooth.kernel, view(x[other]), y[other], smooth.penalty))(x)
+        literal = reference.leave_one_out(last.kernel, seen[few], y[few], last.penalty)
+        mine = torch.isin(few, own)
+        torch.testing.assert_close(last.held_out[mine], literal[mine], rtol=1e-7, atol=1e-9)
+
+
 def test_equal_seeds_give_equal_machines_and_saving_keeps_them(tmp_path):
     x, y = rows(120)
     first, second = (StackedRidge(random_state=3).fit(x, y).predict(x) for _ in range(2))
@@ -91,10 +106,9 @@ def test_equal_seeds_give_equal_machines_and_saving_keeps_them(tmp_path):
     assert torch.equal(mercer.load(tmp_path / "m").predict(x), machine.predict(x))
 
 
-def test_many_rows_leave_one_fold_out(monkeypatch):
-    monkeypatch.setattr("mercer.machines.stacking._EVERY_ROW", 100)
+def test_many_rows_leave_one_fold_out():
     x, y = rows(200)
-    machine = StackedRidge(random_state=0).fit(x, y)
+    machine = StackedRidge(every_row=100, random_state=0).fit(x, y)
     assert len(machine.left_out_) == 40 and machine.loo_.shape == (40, 2)
     assert (machine.loo_ - y[machine.left_out_]).square().mean() < 0.3 * y.var()
 

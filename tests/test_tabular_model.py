@@ -13,7 +13,7 @@ import mercer
 from mercer.tabular import Familiarity, TabularModel
 from mercer.tabular.network_learner import scaled
 from mercer.tabular.scoring import score_classes, score_values
-from mercer.tabular.training import SCHEMA
+from mercer.tabular.training import SCHEMA, Sizes
 
 
 def table(n=240, seed=0):
@@ -164,18 +164,15 @@ def test_few_rows():
         TabularModel().fit(frame[:1], "y")
 
 
-def test_of_many_rows_one_fifth_is_held_out(monkeypatch):
-    monkeypatch.setattr("mercer.machines.stacking._EVERY_ROW", 200)
-    scores = TabularModel().fit(table().drop(columns="value"), "kind").scores
+def test_of_many_rows_one_fifth_is_held_out():
+    scores = TabularModel().fit(table().drop(columns="value"), "kind", sizes=Sizes(every_row=200)).scores
     assert (scores["rows"], scores["folds"]) == (48, 1) and np.array(scores["confusion"]).sum() == 48
     assert scores["accuracy"] > 0.8
 
 
-def test_a_table_too_long_for_a_gram_matrix_is_learned_from_landmarks(monkeypatch):
-    monkeypatch.setattr("mercer.tabular.training.MOST_ROWS", 300)
-    monkeypatch.setattr("mercer.tabular.training.FIRST_ROWS", 150)
-    monkeypatch.setattr("mercer.tabular.training.LANDMARKS", 80)
-    model = TabularModel().fit(table(600).drop(columns="value"), "kind")
+def test_a_table_too_long_for_a_gram_matrix_is_learned_from_landmarks():
+    sizes = Sizes(exact=300, first=150, landmarks=80)
+    model = TabularModel().fit(table(600).drop(columns="value"), "kind", sizes=sizes)
     new = table(300, seed=1)
     assert model.rows == 600 and (model.predict(new)["prediction"] == new["kind"]).mean() > 0.85
 

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from sklearn.metrics import r2_score
 
-from mercer.tabular import Preparation, TabularModel, read, streaming, training
+from mercer.tabular import Preparation, TabularModel, read, streaming
 from mercer.tabular.streaming import fit_file, predict_file
+from mercer.tabular.training import Sizes, Training
 
 # The sums of 60 landmarks are solved with a ridge of at least 1e-10 of their mean diagonal: a condition of 60 / 1e-10,
 # and the order in which parts are added changes the sums by eps. Targets and probabilities are of size 1.
@@ -19,10 +20,7 @@ def quiet(message):
     logging.getLogger("test").debug(message)
 
 
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(training, "FIRST_ROWS", 120)
-    monkeypatch.setattr(training, "LANDMARKS", 60)
+SMALL = Sizes(first=120, landmarks=60)
 
 
 def write(path, n=700, task="classification", seed=0):
@@ -38,10 +36,12 @@ def write(path, n=700, task="classification", seed=0):
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_a_long_file_is_learned_from_whatever_its_parts(tmp_path, small, task):
+def test_a_long_file_is_learned_from_whatever_its_parts(tmp_path, task):
     path = tmp_path / "t.csv"
     frame = write(path, task=task)
-    models = [fit_file(TabularModel(), path, "y", progress=quiet, rows=rows, sample=200) for rows in (37, 1000)]
+    models = [
+        fit_file(TabularModel(), path, "y", progress=quiet, rows=rows, sample=200, sizes=SMALL) for rows in (37, 1000)
+    ]
     a, b = (model.predict(frame) for model in models)
     assert models[0].rows == models[1].rows == 697 and models[0].scores["rows"] == 120
     numbers = a.columns[1:] if task == "classification" else a.columns
@@ -52,13 +52,13 @@ def test_a_long_file_is_learned_from_whatever_its_parts(tmp_path, small, task):
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_parts_add_up_to_the_ridge_of_all_rows(tmp_path, small, task):
+def test_parts_add_up_to_the_ridge_of_all_rows(tmp_path, task):
     """The same settings and landmarks, and every row once, in memory."""
     path = tmp_path / "t.csv"
     frame = write(path, task=task)
-    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=100, sample=200)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=100, sample=200, sizes=SMALL)
     drawn, _ = streaming._draw(iter([read(path)]), 200, 0)
-    again = training.Training("auto", 0, quiet)
+    again = Training("auto", 0, quiet, SMALL)
     done = again.choose(drawn, "y")
     rest = frame.drop(index=done)
     again.add(rest[rest["y"].notna()])
@@ -92,7 +92,7 @@ def test_rows_are_drawn_evenly_whatever_the_parts():
     pd.testing.assert_frame_equal(one, parts)
 
 
-def test_no_more_than_a_part_and_a_sample_are_held(tmp_path, small, monkeypatch):
+def test_no_more_than_a_part_and_a_sample_are_held(tmp_path, monkeypatch):
     """Bounded by construction: every frame that is prepared has at most the rows of a part or of the sample."""
     path = tmp_path / "t.csv"
     write(path)
@@ -104,20 +104,20 @@ def test_no_more_than_a_part_and_a_sample_are_held(tmp_path, small, monkeypatch)
         return prepare(self, frame)
 
     monkeypatch.setattr(Preparation, "prepare", noted)
-    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=50, sample=200)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=50, sample=200, sizes=SMALL)
     assert max(seen) <= 200 and max(seen[1:]) <= 50
     assert predict_file(model, path, tmp_path / "out.csv", progress=quiet, rows=50).rows == 700
     assert max(seen[1:]) <= 50
 
 
-def test_a_class_too_rare_for_the_sample_is_said(tmp_path, small):
+def test_a_class_too_rare_for_the_sample_is_said(tmp_path):
     path = tmp_path / "t.csv"
     frame = write(path)
     drawn, _ = streaming._draw(iter([frame]), 200, 0)
     rare = frame.index.difference(drawn.index)[50]
     frame.loc[rare, "y"] = "odd"
     frame.to_csv(path, index=False)
-    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=100, sample=200)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=100, sample=200, sizes=SMALL)
     assert model.notes[-1] == "1 rows left out: y is of a class too rare to be drawn, or no number."
     assert model.rows == 696
 

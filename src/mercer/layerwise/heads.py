@@ -109,7 +109,8 @@ def averaged(modules: list[nn.Module], ending: Ending, x: Tensor, y: Tensor, see
         seed: Of the rows that choose.
     """
     other = StackedRidge(random_state=seed).fit(x, y)
-    own, theirs = convex_weights([ending.held_out, other.loo_], y, shrink=_HEDGE).tolist()
+    rows, truth, before = other.left_out_, y[other.left_out_], ending.held_out[other.left_out_]
+    own, theirs = convex_weights([before, other.loo_], truth, shrink=_HEDGE).tolist()
     branches, shares = [[*modules, ending.head]], [own]
     for number, view in enumerate(other.views_):
         here = [
@@ -122,9 +123,10 @@ def averaged(modules: list[nn.Module], ending: Ending, x: Tensor, y: Tensor, see
         kernels = [machine.kernel for _, machine in here]
         branches.append([view, StackLayer(kernels, inner, seen, weights, other.mean_, median_distance(seen))])
         shares.append(theirs * total)
-    held_out = own * ending.held_out + theirs * other.loo_
+    held_out = own * before + theirs * other.loo_
     layer = AverageLayer(branches, torch.tensor(shares, dtype=torch.float64))
-    return layer, ending._replace(held_out=held_out, error=float((y - held_out).square().mean()))
+    error = float((truth - held_out).square().mean())
+    return layer, ending._replace(held_out=held_out, rows=rows, error=error)
 
 
 def fit_all_rows(z: Tensor, y: Tensor, few: Tensor, few_y: Tensor, kernel: Kernel | None, seed: int) -> Ending:

@@ -18,7 +18,7 @@ from .inverse_root import inverse_root
 from .lanczos import Lanczos, gauss, radau
 from .manhattan import manhattan_distances
 from .operators import SymmetricOperator
-from .ridge import Ridge, kernel_ridge_loo, ridge_loo
+from .ridge import Ridge, ridge_loo
 from .tiles import fill_tiles, map_distances
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "forward_mode",
     "gauss",
     "inverse_root",
-    "kernel_ridge_loo",
     "manhattan_distances",
     "map_distances",
     "median_distance",

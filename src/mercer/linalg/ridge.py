@@ -10,14 +10,14 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["Ridge", "kernel_ridge_loo", "ridge_loo"]
+__all__ = ["Ridge", "ridge_loo"]
 
 
 class Ridge(NamedTuple):
     """The fit at the best penalty of a grid.
 
     Attributes:
-        coefficients: ``(m, c)`` weights of the features, or ``(n, c)`` dual weights of the rows.
+        coefficients: ``(m, c)`` weights of the features.
         intercept: ``(c,)``.
         penalty: The penalty of least leave-one-out error.
         errors: ``(p,)`` mean squared leave-one-out error of every penalty, in the order given.
@@ -68,32 +68,6 @@ def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float], *, intercept: bo
         best.penalty,
         best.errors,
         (best.held_out + base).to(dtype),
-    )
-
-
-def kernel_ridge_loo(gram: Tensor, y: Tensor, penalties: Sequence[float]) -> Ridge:
-    r"""Dual ridge :math:`\alpha = (K + \lambda I)^{-1} y`, :math:`\lambda` by leave-one-out; no intercept.
-
-    The held-out residual is :math:`\alpha_i / [(K + \lambda I)^{-1}]_{ii}`, the same as the primal one.
-
-    Args:
-        gram: K, ``(n, n)``.
-        y: Targets, ``(n,)`` or ``(n, c)``.
-        penalties: The grid of :math:`\lambda > 0`.
-    """
-    grid, dtype = _grid("kernel_ridge_loo", gram, y, penalties), gram.dtype
-    y = (y if y.ndim == 2 else y[:, None]).double()
-    values, vectors = torch.linalg.eigh(gram.double())
-    values = values.clamp_min(0)
-    moments = vectors.mT @ y
-    best = _search(vectors, values, moments, y, grid, leverage=0.0)
-    weights = vectors @ (moments / (values + best.penalty)[:, None])
-    return Ridge(
-        weights.to(dtype),
-        y.new_zeros(y.shape[1]).to(dtype),
-        best.penalty,
-        best.errors,
-        best.held_out.to(dtype),
     )
 
 

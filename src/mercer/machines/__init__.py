@@ -5,8 +5,9 @@ from .dual import PENALTIES, DualFit, dual_fit, dual_path, tune_penalty
 from .eigenpro import tiled_product
 from .kernel_ridge import KernelRidge, seeded
 from .landmarks import LandmarkMachine, landmark_count, landmark_machine
-from .selection import Choice, candidate_kernels, choose_kernel, median_distance, narrowed, rank_kernels
-from .stacking import MOST_ROWS, StackedMachine, StackedRidge, convex_weights
+from .selection import Choice, candidate_kernels, choose_kernel, median_distance, narrowed, rank_kernels, table_kernels
+from .stacking import MOST_ROWS, StackedMachine, StackedRidge, ridge_factor, solve_left_out
+from .trials import Look, Trial, convex_weights, try_machines
 from .views import View
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "DualFit",
     "KernelRidge",
     "LandmarkMachine",
+    "Look",
     "StackedMachine",
     "StackedRidge",
+    "Trial",
     "View",
     "candidate_kernels",
     "choose_kernel",
@@ -30,7 +33,11 @@ __all__ = [
     "median_distance",
     "narrowed",
     "rank_kernels",
+    "ridge_factor",
     "seeded",
+    "solve_left_out",
+    "table_kernels",
     "tiled_product",
+    "try_machines",
     "tune_penalty",
 ]

@@ -21,12 +21,16 @@ __all__ = [
     "median_distance",
     "narrowed",
     "rank_kernels",
+    "table_kernels",
 ]
 
 CHOOSING_ROWS = 400
 """Rows on which kernels are compared: an eigendecomposition each."""
 
 _MEDIAN_ROWS = 400
+_PER_COLUMN = (0.5, 1.5, 4.0)  # times the median distance in the 1-norm
+_EUCLIDEAN = (1.0, 4.0)  # times the median distance
+_GAUSSIAN, _MORE_GAUSSIAN = (0.4, 1.0), (0.25, 0.65)
 
 
 class Choice(NamedTuple):
@@ -41,21 +45,26 @@ def median_distance(x: Tensor, p: float = 2.0) -> float:
     return linalg.median_distance(x, p=int(p), rows=_MEDIAN_ROWS) or 1.0
 
 
-def candidate_kernels(x: Tensor) -> list[Kernel]:
-    """Kernels whose bandwidths suit the rows ``(n, d)``: Laplacian, Matern, Gaussian, network, polynomial, linear."""
+def table_kernels(x: Tensor, *, linear: bool = True) -> list[Kernel]:  # (n, d)
+    """The kernels that tables need, with bandwidths that suit the rows.
+
+    Laplacian kernels column by column, then Euclidean ones, Gaussian ones and, where asked for, the linear one.
+    """
     one, two = median_distance(x, 1.0), median_distance(x)
-    typical = float(x.square().sum(1).mean()) or 1.0
+    found: list[Kernel] = [Laplacian(_held(1 / (multiple * one))) for multiple in _PER_COLUMN]
+    found += [Matern(0.5, _held(multiple * two)) for multiple in _EUCLIDEAN]
+    found += [_gaussian(multiple * two) for multiple in _GAUSSIAN]
+    return [*found, _held(1 / _typical(x)) * Linear()] if linear else found
 
-    def gaussian(multiple: float) -> Kernel:
-        return RBF(_held(1 / (2 * (multiple * two) ** 2)))
 
-    found: list[Kernel] = [Laplacian(_held(1 / (multiple * one))) for multiple in (0.5, 1.5, 4.0)]
-    found += [Matern(0.5, _held(multiple * two)) for multiple in (1.0, 4.0)]
-    found += [Matern(nu, _held(two)) for nu in (1.5, 2.5)]
-    found += [gaussian(multiple) for multiple in (0.25, 0.4, 0.65, 1.1)]
+def candidate_kernels(x: Tensor) -> list[Kernel]:  # (n, d)
+    """Those of :func:`table_kernels`, with Matern, network and polynomial kernels and more bandwidths."""
+    two = median_distance(x)
+    found: list[Kernel] = [Matern(nu, _held(two)) for nu in (1.5, 2.5)]
+    found += [_gaussian(multiple * two) for multiple in _MORE_GAUSSIAN]
     found += [NTK(depth, bias_var=0.1).normalized() for depth in (1, 3)]
-    found += [Polynomial(degree, _held(1 / typical), 1.0) for degree in (2, 3)]
-    return [*found, Linear()]
+    found += [Polynomial(degree, _held(1 / _typical(x)), 1.0) for degree in (2, 3)]
+    return [*table_kernels(x), *found]
 
 
 def rank_kernels(
@@ -96,6 +105,15 @@ def narrowed(kernel: Kernel, factor: float) -> Kernel | None:
     if isinstance(kernel, Matern) and kernel.lengthscale.number is not None:
         return Matern(kernel.nu, _held(kernel.lengthscale.number * factor))
     return None
+
+
+def _gaussian(width: float) -> Kernel:
+    return RBF(_held(1 / (2 * max(width, 1e-150) ** 2)))  # a square that does not underflow to 0
+
+
+def _typical(x: Tensor) -> float:
+    """Mean squared length of the rows; 1 where all are 0."""
+    return float(x.square().sum(1).mean()) or 1.0
 
 
 def _held(value: float) -> float:

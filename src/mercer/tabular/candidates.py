@@ -1,4 +1,4 @@
-"""The menu of a diagnosis: which kernels are tried on a table's columns and on each embedding."""
+"""What a diagnosis ranks: the machines that ``fit`` chooses from, and kernels on each embedding."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels import NNGP, NTK, RBF, Kernel, Laplacian, Linear, Matern, Polynomial, ReLUGram
-from ..layerwise import Standardize
+from ..kernels import RBF, Kernel, Laplacian, Matern, ReLUGram
+from ..machines import StackedRidge, Trial, View, dual_path, table_kernels
 
-__all__ = ["Candidate", "of_columns", "of_embeddings"]
+__all__ = ["Candidate", "of_embeddings", "of_stack"]
 
-_NEAR, _FAR = 4.0, 0.25  # times the median's gamma: half and twice its width
-_MEDIAN_ROWS = 400
-_WIDE = 256  # features above which distances in the 1-norm cost more than they tell
 _FEW = 3  # embeddings up to which each gets several kernels
-_BIAS = 0.1  # variance of the biases of the infinitely wide networks
+_PILOT = 500  # rows that choose an embedding's ridge
+_WIDTHS = {"near": "close by only", "mid": "at the typical distance", "far": "far around"}
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,13 @@ class Candidate:
         name: For the table.
         meaning: What it assumes, for a reader who does not know kernels.
         call: The Python that makes the kernel.
-        family: ``linear``, ``polynomial``, ``gaussian``, ``laplacian``, ``matern`` or ``network``.
+        family: ``linear``, ``gaussian``, ``laplacian``, ``matern`` or ``network``.
         kernel: It.
         x: The rows it reads, ``(n, d)``.
+        penalty: Its ridge.
         source: The embedding's name; empty for the table's columns.
+        share: Of the answer of ``fit``; 0 for a machine that does not stay, or on an embedding.
+        honest: Row numbers, and the rows ``(n, d)`` as they are read to predict these, whose labels taught ``x``.
     """
 
     name: str
@@ -40,7 +41,10 @@ class Candidate:
     family: str
     kernel: Kernel
     x: Tensor
+    penalty: float
     source: str = ""
+    share: float = 0.0
+    honest: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def gram(self) -> Tensor:
         """Its Gram matrix ``(n, n)``, scaled to a mean diagonal of 1."""
@@ -50,129 +54,87 @@ class Candidate:
         return gram / size if size > 0 else gram
 
 
-def of_columns(x: Tensor) -> list[Candidate]:  # (n, d)
-    """Every kernel of the menu on the table's prepared columns, each standardised."""
-    x = Standardize.of(x)(x)
-    d = x.shape[1]
-    gamma = _gamma(x)
-    width = gamma**-0.5
-    menu = [
-        _linear(x),
-        *(
-            Candidate(
-                f"Polynomial, degree {degree}",
-                f"Products of up to {degree} columns.",
-                f"Polynomial(degree={degree}, gamma={1 / d:.4g})",
-                "polynomial",
-                Polynomial(degree, 1 / d, 1.0),
-                x,
-            )
-            for degree in (2, 3)
-        ),
-        *(_gaussian(x, factor * gamma, word) for factor, word in ((_FAR, "wide"), (1.0, "medium"), (_NEAR, "narrow"))),
-        *(
-            Candidate(
-                f"Matern {name}",
-                f"Near rows have near labels; {how}.",
-                f"Matern(nu={nu}, lengthscale={width:.4g})",
-                "matern",
-                Matern(nu, width),
-                x,
-            )
-            for nu, name, how in ((1.5, "3/2", "rougher than the Gaussian"), (2.5, "5/2", "a little rougher"))
-        ),
-        *_networks(x),
-    ]
-    if d <= _WIDE:
-        menu += _laplacians(x)
-    return menu
-
-
-def of_embeddings(embeddings: Mapping[str, Tensor]) -> list[Candidate]:
-    """Kernels on each embedding ``(n, m)``, centred with one scale: three of them, or one where there are many."""
+def of_stack(stack: StackedRidge) -> list[Candidate]:
+    """Every machine that a stack has tried on its rows."""
+    shares = {id(m.kernel): float(s) for m, s in zip(stack.machines_, stack.shares_, strict=True)}
+    seen = [look.view(stack.rows_) for look in stack.looks]
+    honest = [tuple((rows, view(stack.rows_)) for rows, view in look.honest) for look in stack.looks]
+    words = [_words([trial.kernel for trial in stack.trials if trial.look == i]) for i in range(len(seen))]
     found = []
-    for name, rows in embeddings.items():
-        x = Standardize.of(rows).with_one_scale(rows)(rows)
-        menu = [_relu(x)]
-        if len(embeddings) <= _FEW:
-            menu += [_linear(x), _gaussian(x, _gamma(x), "medium")]
-        found += [Candidate(f"{name}: {c.name}", c.meaning, c.call, c.family, c.kernel, c.x, name) for c in menu]
+    for trial in stack.trials:
+        name, meaning, call, family = words[trial.look].pop(0)
+        what, how = _view(stack, trial)
+        share = shares.get(id(trial.kernel), 0.0)
+        found.append(
+            Candidate(
+                f"{name}{what}",
+                f"{meaning}{how}.",
+                call,
+                family,
+                trial.kernel,
+                seen[trial.look],
+                trial.penalty,
+                "",
+                share,
+                honest[trial.look],
+            )
+        )
     return found
 
 
-def _linear(x: Tensor) -> Candidate:
-    return Candidate("Linear", "A weighted sum of the columns.", "Linear()", "linear", Linear(), x)
+def of_embeddings(embeddings: Mapping[str, Tensor], columns: Tensor) -> list[Candidate]:
+    """Kernels on each embedding ``(n, m)``, centred with one scale: three of them, or one where there are many.
+
+    Args:
+        embeddings: By name.
+        columns: Centred targets, ``(n, c)``, for the ridge.
+    """
+    found = []
+    for name, rows in embeddings.items():
+        centred = rows - rows.mean(0)
+        x = centred / (float(centred.square().mean().sqrt()) or 1.0)
+        network = "A wide network with one hidden layer whose first weights learn; the length of a row does not count."
+        menu: list[tuple[Kernel, str, str, str, str]] = [
+            (ReLUGram(), "Two-layer ReLU network", network, "ReLUGram()", "network")
+        ]
+        if len(embeddings) <= _FEW:
+            kernels = table_kernels(x)
+            known = zip(kernels, _words(kernels), strict=True)
+            menu += [(k, n, f"{m}.", c, f) for k, (n, m, c, f) in known][-2:]  # the Gaussian, and the linear one
+        for kernel, title, meaning, call, family in menu:
+            with torch.no_grad():
+                penalty = dual_path(kernel(x[:_PILOT]), columns[:_PILOT]).penalty
+            found.append(Candidate(f"{name}: {title}", meaning, call, family, kernel, x, penalty, name))
+    return found
 
 
-def _gaussian(x: Tensor, gamma: float, word: str) -> Candidate:
-    how = {
-        "wide": "far around, so only slow changes",
-        "medium": "at the typical distance",
-        "narrow": "close by only, so fast changes too",
-    }[word]
-    meaning = f"Near rows have near labels, {how}."
-    return Candidate(f"Gaussian, {word}", meaning, f"RBF(gamma={gamma:.4g})", "gaussian", RBF(gamma), x)
+def _words(kernels: list[Kernel]) -> list[tuple[str, str, str, str]]:
+    """Name, meaning, call and family of each kernel of :func:`~mercer.machines.table_kernels`."""
+    widths = {Laplacian: ["near", "mid", "far"], Matern: ["mid", "far"], RBF: ["near", "mid"]}
+    found = []
+    for kernel in kernels:
+        if isinstance(kernel, Laplacian):
+            width = widths[Laplacian].pop(0)
+            name, how = f"Laplacian {width}", f", column by column, with sharp edges, {_WIDTHS[width]}"
+            call, family = f"Laplacian(gamma={kernel.gamma.number:.4g})", "laplacian"
+        elif isinstance(kernel, Matern):
+            width = widths[Matern].pop(0)
+            name, how = f"Matern {width}", f", with sharp edges, {_WIDTHS[width]}"
+            call, family = f"Matern(nu=0.5, lengthscale={kernel.lengthscale.number:.4g})", "matern"
+        elif isinstance(kernel, RBF):
+            width = widths[RBF].pop(0)
+            name, how = f"Gaussian {width}", f", smoothly, {_WIDTHS[width]}"
+            call, family = f"RBF(gamma={kernel.gamma.number:.4g})", "gaussian"
+        else:
+            found.append(("Linear", "A weighted sum of the columns", "Linear()", "linear"))
+            continue
+        found.append((name, f"Near rows have near labels{how}", call, family))
+    return found
 
 
-def _relu(x: Tensor) -> Candidate:
-    meaning = "A wide network with one hidden layer whose first weights learn; the length of a row does not count."
-    return Candidate("Two-layer ReLU network", meaning, "ReLUGram()", "network", ReLUGram(), x)
-
-
-def _networks(x: Tensor) -> list[Candidate]:
-    deep = f"(depth=3, bias_var={_BIAS})"
-    return [
-        _relu(x),
-        Candidate(
-            "Neural tangent, 1 layer",
-            "A wide network with one hidden layer, every weight trained.",
-            f"NTK(depth=1, bias_var={_BIAS})",
-            "network",
-            NTK(1, bias_var=_BIAS),
-            x,
-        ),
-        Candidate(
-            "Neural tangent, 3 layers",
-            "A wide network with three hidden layers, every weight trained.",
-            f"NTK{deep}",
-            "network",
-            NTK(3, bias_var=_BIAS),
-            x,
-        ),
-        Candidate(
-            "Random network, 3 layers",
-            "A wide network with three hidden layers of which only the last is trained.",
-            f"NNGP{deep}",
-            "network",
-            NNGP(3, bias_var=_BIAS),
-            x,
-        ),
-    ]
-
-
-def _laplacians(x: Tensor) -> list[Candidate]:
-    gamma = 1 / _median_of_sums(x)
-    how = {"medium": "at the typical distance", "wide": "far around"}
-    return [
-        Candidate(
-            f"Laplacian, {word}",
-            f"Near rows have near labels, column by column, with sharp edges, {how[word]}.",
-            f"Laplacian(gamma={factor * gamma:.4g})",
-            "laplacian",
-            Laplacian(factor * gamma),
-            x,
-        )
-        for word, factor in (("medium", 1.0), ("wide", _FAR))
-    ]
-
-
-def _gamma(x: Tensor) -> float:
-    return float(RBF.from_data(x, generator=torch.Generator().manual_seed(0)).gamma(x))
-
-
-def _median_of_sums(x: Tensor) -> float:
-    """Median distance in the 1-norm of evenly spaced rows; 1 where all are equal."""
-    rows = x[torch.linspace(0, len(x) - 1, min(len(x), _MEDIAN_ROWS)).round().long()]
-    apart = torch.cdist(rows, rows, p=1)
-    apart = apart[apart > 0]
-    return float(apart.median()) if len(apart) else 1.0
+def _view(stack: StackedRidge, trial: Trial) -> tuple[str, str]:
+    """What its view does, for the name and for the meaning."""
+    view: View = stack.looks[trial.look].view
+    if stack.looks[trial.look].honest:
+        return ", weighted", "; columns that matter count more"
+    return (", straight", "; long tails are straightened") if len(view.columns) else ("", "")

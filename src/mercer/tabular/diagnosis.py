@@ -1,9 +1,10 @@
 r"""Which representation suits the labels, before anything is trained.
 
-Every candidate is a kernel on the table's columns or on an embedding. Its Gram matrix K, scaled to a mean diagonal of
-1, is read twice. By leave-one-out: how well kernel ridge predicts rows that it has not seen; that ranks the table. By
-its spectrum (spectral2019): how complex the labels look to :math:`H = K + \epsilon I`, how fast gradient descent
-would learn them. The same labels in random order are the control of both.
+Every candidate is a machine that ``fit`` chooses from, a kernel on a view of the columns, or a kernel on an embedding.
+Its Gram matrix K is read twice. By the five folds that ``fit`` is scored by: how well kernel ridge predicts rows that
+it has not seen; that ranks the table. By its spectrum (spectral2019), scaled to a mean diagonal of 1: how complex the
+labels look to :math:`H = K + \epsilon I`, how fast gradient descent would learn them. The same labels in random order
+are the control of both.
 
 The :math:`\epsilon` of 0.01 is room for noise in the labels: without it two equal rows with different labels make every
 complexity infinite, and a kernel so narrow that all rows are alike to it looks simplest of all.
@@ -25,10 +26,11 @@ from torch import Tensor
 from .. import checks
 from ..kernels.functionals import sign_columns
 from ..spectral import Spectrum, analyze
-from .candidates import Candidate, of_columns, of_embeddings
+from .candidates import Candidate, of_embeddings, of_stack
 from .columns import Column
-from .held_out import leave_one_out
+from .held_out import leave_folds_out
 from .problem import Problem, problem
+from .training import Training
 from .verdict import Verdict, judge
 
 __all__ = ["Diagnosis", "Reading", "diagnose"]
@@ -56,6 +58,7 @@ class Reading:
         call: The Python that makes its kernel.
         family: Of the kernel.
         source: The embedding it reads; empty for the table's columns.
+        share: Of the answer of ``fit``, which averages machines; 0 for one that it leaves out.
         explained: Share of the labels' variance that is predicted on rows left out (R squared).
         accuracy: Share of rows left out that get their class; None for regression.
         tied: Whether its held-out error is within two standard errors, or half a percent, of the best one's.
@@ -77,6 +80,7 @@ class Reading:
     call: str
     family: str
     source: str
+    share: float
     explained: float
     accuracy: float | None
     tied: bool
@@ -119,6 +123,7 @@ class Diagnosis:
         eigen: Of the first few, by name.
         shuffled_shares: The cumulated share of the labels in random order, for the first.
         p_value: Of the best candidate, by the shuffled labels.
+        fit_score: Accuracy or R2 of what ``fit`` makes of these rows, as it would print it; None without columns.
         verdict: In plain words.
         seconds: Time taken.
     """
@@ -136,6 +141,7 @@ class Diagnosis:
     eigen: dict[str, Eigen]
     shuffled_shares: list[float]
     p_value: float
+    fit_score: float | None
     verdict: Verdict
     seconds: float
 
@@ -196,9 +202,14 @@ def diagnose(
     """
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(checks.integer("diagnose", "random_state", random_state, 0))
-    asked = problem(frame, target, task=task, embeddings=embeddings or {}, rows=rows, generator=generator)
-    menu = [*(of_columns(asked.x) if asked.x is not None else []), *of_embeddings(asked.embeddings)]
+    training = Training(task, random_state, progress or _quiet)
+    asked = problem(
+        frame, target, task=task, embeddings=embeddings or {}, rows=rows, generator=generator, training=training
+    )
     columns = centred_columns(asked.y)
+    menu = of_embeddings(asked.embeddings, columns)
+    if asked.x is not None:
+        menu = [*of_stack(training.stack(asked.x, asked.y)), *menu]
     orders = [torch.randperm(len(columns), generator=generator) for _ in range(SHUFFLES)]
 
     def one(candidate: Candidate) -> _Read:
@@ -226,9 +237,22 @@ def diagnose(
         {candidate.name: _eigen(candidate, columns) for candidate in drawn},
         _eigen(drawn[0], columns[orders[0]]).shares,
         p_value,
-        judge(asked, readings, p_value, source),
+        _fit_score(asked),
+        judge(asked, readings, p_value, _fit_score(asked), source),
         time.perf_counter() - began,
     )
+
+
+def _fit_score(asked: Problem) -> float | None:
+    if asked.x is None:
+        return None
+    scores = asked.training.scores
+    found: float | None = scores.get("accuracy" if asked.classes else "r2")
+    return found
+
+
+def _quiet(message: str) -> None:
+    """No progress is reported."""
 
 
 def centred_columns(y: Tensor) -> Tensor:  # (n,) -> (n, c)
@@ -253,7 +277,7 @@ class _Read(NamedTuple):
 
 def _read(candidate: Candidate, asked: Problem, columns: Tensor, orders: list[Tensor]) -> _Read:
     gram = candidate.gram()
-    held = leave_one_out(gram, columns, orders)
+    held = leave_folds_out(candidate, columns, asked.training.fold(asked.y), orders)
     spectrum, control = spectrum_of(gram, columns), spectrum_of(gram, columns[orders[0]])
     rate = 0.5 * spectrum.largest_stable_lr
     curve, shuffled_curve = _loss(spectrum, rate), _loss(control, rate)
@@ -263,6 +287,7 @@ def _read(candidate: Candidate, asked: Problem, columns: Tensor, orders: list[Te
         call=candidate.call,
         family=candidate.family,
         source=candidate.source,
+        share=candidate.share,
         explained=held.explained,
         accuracy=asked.accuracy(held.predicted),
         tied=False,

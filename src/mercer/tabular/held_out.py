@@ -1,4 +1,4 @@
-"""Kernel ridge on rows it has not seen, beside the same for labels in random order."""
+"""What a candidate's machine predicts of rows left out, beside the same for labels in random order."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import cholesky
+from ..machines import ridge_factor, solve_left_out
+from .candidates import Candidate
 
-__all__ = ["HeldOut", "leave_one_out"]
+__all__ = ["HeldOut", "leave_folds_out"]
 
 _CLEAR = 0.3  # share explained that no random order reaches
+_STRONG = 1.0  # ridge, over the mean of k(x, x), that noise asks for
 
 
 class HeldOut(NamedTuple):
     """What kernel ridge predicts of rows left out.
 
     Attributes:
-        predicted: ``(n, c)``, each row by the fit without it.
+        predicted: ``(n, c)``, each row by the fit without its fold.
         explained: Share of the columns' variance that it predicts.
         controls: ``(s,)``, the same for each random order of the columns.
     """
@@ -28,38 +30,39 @@ class HeldOut(NamedTuple):
     controls: Tensor
 
 
-def leave_one_out(gram: Tensor, columns: Tensor, orders: list[Tensor]) -> HeldOut:
-    """Kernel ridge at the penalty of least leave-one-out error, for the columns and for each order by itself.
-
-    Penalties 0.01 and 0.1 are tried, then 0.001 or 1, wherever the columns' error falls; the fourth too where they are
-    predicted so badly that an order might compete, for which it may be the best.
+def leave_folds_out(candidate: Candidate, columns: Tensor, fold: Tensor, orders: list[Tensor]) -> HeldOut:
+    """The machine at its own ridge; where it predicts so badly that an order might compete, at a strong one too.
 
     Args:
-        gram: K, ``(n, n)``, of mean diagonal 1.
+        candidate: With its rows and its ridge.
         columns: Centred targets, ``(n, c)``.
+        fold: Of each row, those that ``fit`` scores by, ``(n,)``.
         orders: s orders of the rows, ``(n,)`` each.
     """
     stacked = torch.stack([columns, *(columns[order] for order in orders)], 1)  # (n, 1 + s, c)
-    tried = [_fit(gram, stacked, penalty) for penalty in (0.01, 0.1)]
-    rest = [1.0, 0.001] if tried[1].errors[0] < tried[0].errors[0] else [0.001, 1.0]
-    tried.append(_fit(gram, stacked, rest[0]))
-    if min(float(fit.errors[0]) for fit in tried) > (1 - _CLEAR) * float(columns.square().mean()):
-        tried.append(_fit(gram, stacked, rest[1]))
-    best = min(tried, key=lambda fit: float(fit.errors[0]))
-    least = torch.stack([fit.errors for fit in tried]).amin(0)
-    explained = 1 - least / columns.square().mean()
-    return HeldOut(best.predicted, float(explained[0]), explained[1:])
+    tried = [_fit(candidate, stacked, fold, candidate.penalty)]
+    if float(_errors(tried[0], stacked)[0]) > (1 - _CLEAR) * float(columns.square().mean()):
+        strong = _STRONG * float(candidate.kernel.diag(candidate.x).mean())
+        tried.append(_fit(candidate, stacked, fold, strong))
+    errors = torch.stack([_errors(held, stacked) for held in tried])  # (p, 1 + s)
+    best = tried[int(errors[:, 0].argmin())]
+    explained = 1 - errors.amin(0) / columns.square().mean()
+    return HeldOut(best[:, 0], float(explained[0]), explained[1:])
 
 
-class _Fit(NamedTuple):
-    predicted: Tensor  # (n, c)
-    errors: Tensor  # (1 + s,)
+def _errors(held: Tensor, stacked: Tensor) -> Tensor:  # (n, 1 + s, c) -> (1 + s,)
+    return (stacked - held).square().mean((0, 2))
 
 
-def _fit(gram: Tensor, stacked: Tensor, penalty: float) -> _Fit:
-    system = gram.clone()
-    system.diagonal().add_(penalty)
-    inverse = torch.cholesky_inverse(cholesky(system, where="diagnose").factor)
-    columns = stacked.flatten(1)
-    held = (columns - inverse @ columns / inverse.diagonal()[:, None]).reshape(stacked.shape)
-    return _Fit(held[:, 0], (stacked - held).square().mean((0, 2)))
+def _fit(candidate: Candidate, stacked: Tensor, fold: Tensor, penalty: float) -> Tensor:  # (n, 1 + s, c)
+    """Predictions of every fold by the others, those of the rows that taught the view through a view without them."""
+    targets, every = stacked.flatten(1), torch.arange(len(stacked))
+
+    def through(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return solve_left_out(ridge_factor(candidate.kernel, x, penalty), targets, every, fold)[2]
+
+    held = through(candidate.x)
+    for rows, x in candidate.honest:
+        held[rows] = through(x)[rows]
+    return held.reshape(stacked.shape)

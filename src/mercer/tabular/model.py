@@ -20,7 +20,7 @@ from .network_learner import NetworkLearner
 from .preparation import Preparation
 from .target import TASKS, Target
 from .target_means import TargetMeans
-from .training import LEVEL, SCHEMA, STATE, Progress, Training
+from .training import LEVEL, SCHEMA, STATE, Progress, Sizes, Training
 
 __all__ = ["TabularModel"]
 
@@ -69,7 +69,15 @@ class TabularModel(Savable):
         self.task = checks.choice("TabularModel", "task", task, TASKS)
         self.random_state = checks.integer("TabularModel", "random_state", random_state, 0)
 
-    def fit(self, frame: pd.DataFrame, target: str, *, compare: bool = False, progress: Progress | None = None) -> Self:
+    def fit(
+        self,
+        frame: pd.DataFrame,
+        target: str,
+        *,
+        compare: bool = False,
+        progress: Progress | None = None,
+        sizes: Sizes | None = None,
+    ) -> Self:
         """Learn to predict the column ``target`` from the others; rows where it is missing are left out.
 
         Args:
@@ -77,8 +85,9 @@ class TabularModel(Savable):
             target: Name of a column.
             compare: Score a linear model and boosted trees on the same folds, too.
             progress: Callback that receives progress messages.
+            sizes: Numbers of rows at which the way of learning changes; None for the defaults.
         """
-        training = Training(self.task, self.random_state, progress or _log.debug)
+        training = Training(self.task, self.random_state, progress or _log.debug, sizes)
         training.learn(as_pandas("TabularModel", frame), target, compare=compare)
         self.set_state(training.state())
         return self

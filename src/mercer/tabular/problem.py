@@ -16,9 +16,9 @@ from .. import checks
 from ..storage import read_npz
 from .columns import Column
 from .frames import as_pandas
-from .preparation import Preparation
 from .reading import read
 from .target import Target, find_target, present
+from .training import Training
 
 __all__ = ["Problem", "Sample", "problem", "sample"]
 
@@ -51,6 +51,7 @@ class Problem:
     Attributes:
         target: What is predicted.
         x: The prepared columns, ``(n, d)``; None where the table has embeddings only.
+        training: What prepared them, ready to learn.
         embeddings: By name, ``(n, m)``.
         y: Classes ``0..c - 1`` or numbers, ``(n,)``.
         classes: Names of the classes that are left.
@@ -63,6 +64,7 @@ class Problem:
 
     target: Target
     x: Tensor | None
+    training: Training
     embeddings: dict[str, Tensor]
     y: Tensor
     classes: list[str]
@@ -113,8 +115,9 @@ def problem(
     embeddings: Mapping[str, Any],
     rows: int,
     generator: torch.Generator,
+    training: Training,
 ) -> Problem:
-    """Choose rows, read the target, prepare the columns."""
+    """Choose rows, read the target, prepare the columns, as a fit of these rows would."""
     where = "diagnose"
     checks.integer(where, "rows", rows, FEWEST)
     frame = as_pandas(where, frame)
@@ -132,16 +135,22 @@ def problem(
     if len(kept) > rows:
         notes.append(f"A random {rows:,} of {len(kept):,} rows were read.")
         kept = np.sort(kept[torch.randperm(len(kept), generator=generator)[:rows].numpy()])
-    y, classes, counts = _labels(asked, series.iloc[kept])
-    features = frame.iloc[kept].drop(columns=frame.columns[[str(c) == name for c in frame.columns]])
+    part = frame.set_axis([str(column) for column in frame.columns], axis=1).iloc[kept]
+    _check_variety(asked, part[name])
+    training.task = asked.task
     x, columns = None, []
-    if features.shape[1] or not embeddings:
-        preparation = Preparation().fit(features)
-        x, columns = preparation.prepare(features).x, preparation.columns
-        notes += preparation.notes
+    if part.shape[1] > 1 or not embeddings:
+        x, y = training.read(part, name)
+        columns = training.preparation.columns
+        notes += training.notes
+    else:
+        training.target = Target.of(part[name], task=asked.task)
+        y = training.target.encode(part[name])
+    classes = [] if training.target.classes is None else [str(label) for label in training.target.classes]
+    counts = torch.bincount(y).tolist() if classes else []
     seen = {str(key): _embedding(where, str(key), value, len(frame))[kept] for key, value in embeddings.items()}
     conflicts, copies = _repeated(torch.cat([part for part in (x, *seen.values()) if part is not None], 1), y)
-    return Problem(asked, x, seen, y, classes, counts, columns, notes, conflicts, copies)
+    return Problem(asked, x, training, seen, y, classes, counts, columns, notes, conflicts, copies)
 
 
 def _frequent(asked: Target, series: pd.Series[Any], known: Any, notes: list[str]) -> Any:
@@ -155,20 +164,15 @@ def _frequent(asked: Target, series: pd.Series[Any], known: Any, notes: list[str
     return known[torch.isin(codes, largest).numpy()]
 
 
-def _labels(asked: Target, series: pd.Series[Any]) -> tuple[Tensor, list[str], list[int]]:
-    """Labels numbered without gaps, as the chosen rows may lack a class."""
+def _check_variety(asked: Target, series: pd.Series[Any]) -> None:
     y = asked.encode(series)
+    if len(y.unique()) > 1:
+        return
     if asked.classes is None:
-        if float(y.max() - y.min()) == 0:
-            need = f"column {asked.name!r} must vary in the rows that were drawn"
-            raise ValueError(checks.sentence("diagnose", need, f"{float(y[0]):g} in each", "Use more rows."))
-        return y, [], []
-    there, y = y.unique(return_inverse=True)
-    names = [str(asked.classes[int(code)]) for code in there]
-    if len(names) < 2:
-        need = f"the rows that were drawn must hold two classes of {asked.name!r}"
-        raise ValueError(checks.sentence("diagnose", need, f"only {names[0]}", "Use more rows."))
-    return y, names, torch.bincount(y).tolist()
+        need, got = f"column {asked.name!r} must vary in the rows that were drawn", f"{float(y[0]):g} in each"
+    else:
+        need, got = f"the rows that were drawn must hold two classes of {asked.name!r}", f"only {asked.classes[y[0]]}"
+    raise ValueError(checks.sentence("diagnose", need, got, "Use more rows."))
 
 
 def _embedding(where: str, name: str, value: Any, n: int) -> Tensor:

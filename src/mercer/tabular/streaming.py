@@ -22,7 +22,7 @@ from ..user_text import spreadsheet_safe
 from .model import TabularModel
 from .reading import read, read_chunks
 from .target import find_target, present
-from .training import LEVEL, Training
+from .training import LEVEL, Sizes, Training
 from .values import Array
 
 __all__ = ["Answers", "fingerprint", "fit_file", "predict_file"]
@@ -69,6 +69,7 @@ def fit_file(
     rows: int | None = None,
     sample: int | None = None,
     compare: bool = False,
+    sizes: Sizes | None = None,
 ) -> TabularModel:
     """Let a model learn from a file.
 
@@ -80,6 +81,7 @@ def fit_file(
         rows: Rows of a part; None for as many as ten million values have.
         sample: Rows of the sample; None for 30,000, or fewer where the columns are many.
         compare: Score a linear model and boosted trees on the same folds, where all rows fit the sample.
+        sizes: As of :meth:`TabularModel.fit`.
     """
     columns = read(path, rows=1).columns
     find_target(columns, target)
@@ -89,8 +91,8 @@ def fit_file(
     drawn, total = _draw(read_chunks(path, rows=rows), sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
     if total <= sample:
-        return model.fit(drawn, target, compare=compare, progress=progress)
-    training = Training(model.task, model.random_state, progress)
+        return model.fit(drawn, target, compare=compare, progress=progress, sizes=sizes)
+    training = Training(model.task, model.random_state, progress, sizes)
     few = training.choose(drawn, target)
     training.notes.insert(0, f"Of {total} rows, {len(few)} drawn at random chose the settings and were scored.")
     _add_rest(training, path, rows, few, progress)

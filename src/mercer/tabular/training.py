@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from .scoring import beside, deal, score_classes, score_values
 from .target import Target, find_target, present
 from .target_means import TargetMeans
 
-__all__ = ["LEVEL", "SCHEMA", "STATE", "Progress", "Training"]
+__all__ = ["LEVEL", "SCHEMA", "STATE", "Progress", "Sizes", "Training"]
 
 SCHEMA = 2
 """Version of what a saved model holds; a newer one is refused. Schema 1 held a kernel network."""
@@ -35,11 +36,26 @@ LEVEL = 0.9
 """Level of the intervals unless another is asked for."""
 
 FEWEST = 5  # rows from which on they can be left out in turn
-FIRST_ROWS = 5000  # rows that choose the machine of a table too long for a Gram matrix
-LANDMARKS = 2500
 _BLOCK = 20_000
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Where the way of learning changes with the number of rows.
+
+    Attributes:
+        exact: Rows up to which all machines are fitted to all rows.
+        first: Rows that choose the machine of a longer table.
+        landmarks: Of that machine.
+        every_row: Rows up to which every row is left out in turn.
+    """
+
+    exact: int = MOST_ROWS
+    first: int = 5000
+    landmarks: int = 2500
+    every_row: int = 4000
 
 
 class Training:
@@ -49,6 +65,7 @@ class Training:
         task: ``auto``, ``classification`` or ``regression``.
         random_state: Random seed.
         progress: Callback that receives progress messages.
+        sizes: Where the way of learning changes; None for the defaults.
     """
 
     preparation: Preparation
@@ -58,17 +75,18 @@ class Training:
     familiarity: Familiarity
     scores: dict[str, Any]
 
-    def __init__(self, task: str, random_state: int, progress: Progress) -> None:
+    def __init__(self, task: str, random_state: int, progress: Progress, sizes: Sizes | None = None) -> None:
         self.task, self.random_state, self.progress = task, random_state, progress
+        self.sizes = sizes or Sizes()
         self.notes: list[str] = []
         self.rows = 0
         self._start = time.perf_counter()
 
     def learn(self, frame: pd.DataFrame, target: str, *, compare: bool = False) -> None:
         """Learn from a whole table."""
-        x, y = self._read(frame, target)
-        if len(x) <= MOST_ROWS:
-            self._stack(x, y, compare=compare)
+        x, y = self.read(frame, target)
+        if len(x) <= self.sizes.exact:
+            self.stack(x, y, compare=compare)
             self.rows = len(x)
             return
         few = self._few(len(x))
@@ -80,7 +98,7 @@ class Training:
 
     def choose(self, sample: pd.DataFrame, target: str) -> list[int]:
         """Learn from some rows of a long table what its machine is to be; the index of those it has learned from."""
-        x, y = self._read(sample, target)
+        x, y = self.read(sample, target)
         few = self._few(len(x))
         self._first(x[few], y[few], compare=False)
         index: list[int] = sample.index[present(sample[self.target.name])][few.numpy()].tolist()
@@ -98,7 +116,7 @@ class Training:
         self.seconds = time.perf_counter() - self._start
         return {"schema": SCHEMA, **{name: getattr(self, name) for name in STATE}}
 
-    def _read(self, frame: pd.DataFrame, target: str) -> tuple[Tensor, Tensor]:
+    def read(self, frame: pd.DataFrame, target: str) -> tuple[Tensor, Tensor]:
         """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``."""
         target = find_target(frame.columns, target)
         there = present(frame[target])
@@ -113,14 +131,15 @@ class Training:
         y = self.target.encode(frame[target])
         self.notes += [*self.preparation.notes, *_lonely(self.target, y)]
         self.means = TargetMeans()
-        more = self.means.fit_transform(columns, self.preparation.columns, self._targets(y), self._fold(y))
+        more = self.means.fit_transform(columns, self.preparation.columns, self._targets(y), self.fold(y))
         return torch.cat((self.preparation.prepare(columns).x, more), 1), y
 
-    def _stack(self, x: Tensor, y: Tensor, *, compare: bool) -> StackedRidge:
+    def stack(self, x: Tensor, y: Tensor, *, compare: bool = False) -> StackedRidge:
         """Fit the machines to all rows given, and score them on rows left out."""
-        fold = self._fold(y)
+        fold = self.fold(y)
         self.progress(f"learning from {_rows(len(x))}")
-        stack = StackedRidge(random_state=self.random_state).fit(x, self._targets(y), fold)
+        stack = StackedRidge(every_row=self.sizes.every_row, random_state=self.random_state)
+        stack.fit(x, self._targets(y), fold)
         out = stack.left_out_
         self.learner = Learner.of(stack, stack.loo_, y[out], y, self._classes)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
@@ -131,8 +150,8 @@ class Training:
 
     def _first(self, x: Tensor, y: Tensor, *, compare: bool) -> None:
         """Let some rows choose, and begin a machine that more rows can be added to."""
-        stack = self._stack(x, y, compare=compare)
-        self.learner.machine = LongMachine.of(stack, min(LANDMARKS, len(x)))
+        stack = self.stack(x, y, compare=compare)
+        self.learner.machine = LongMachine.of(stack, min(self.sizes.landmarks, len(x)))
         self._add(x, y)
 
     def _add(self, x: Tensor, y: Tensor) -> None:
@@ -153,9 +172,11 @@ class Training:
         return {**kept, **score_values(self.learner.answer(stack.held_out_), truth)}
 
     def _few(self, n: int) -> Tensor:
-        return torch.randperm(n, generator=torch.Generator().manual_seed(self.random_state))[:FIRST_ROWS].sort().values
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(self.random_state))
+        return order[: self.sizes.first].sort().values
 
-    def _fold(self, y: Tensor) -> Tensor:
+    def fold(self, y: Tensor) -> Tensor:  # (n,) -> (n,)
+        """The fold of each row."""
         return deal(y, self._classes, self.random_state)
 
     @property

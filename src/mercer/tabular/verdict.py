@@ -36,8 +36,8 @@ class Verdict:
     commands: list[str]
 
 
-def judge(asked: Problem, readings: Sequence[Reading], p_value: float, source: str) -> Verdict:
-    """The verdict on ranked readings."""
+def judge(asked: Problem, readings: Sequence[Reading], p_value: float, fit_score: float | None, source: str) -> Verdict:
+    """The verdict on ranked readings; ``fit_score`` is the accuracy or R2 that ``fit`` would print."""
     best = readings[0]
     name = asked.target.name
     if p_value > _CHANCE or best.explained <= 0:
@@ -45,17 +45,34 @@ def judge(asked: Problem, readings: Sequence[Reading], p_value: float, source: s
         return Verdict("not shown", headline, _noise(asked, best, p_value), *_advice_on_noise(asked, source))
     level = next(word for least, word in _LEVELS if best.explained >= least)
     what = best.source or "the table's columns"
-    headline = f"{name} can be learned {level} from {what}: {_score(asked, best)}."
-    reasons = [_suits(readings), _against_noise(asked, best), *_speed(best), *_limits(asked, best)]
+    fitted = fit_score if not best.source else None
+    headline = f"{name} can be learned {level} from {what}: {_score(asked, best, fitted)}."
+    reasons = [
+        _suits(readings),
+        *_averaged(readings, fitted),
+        _against_noise(asked, best),
+        *_speed(best),
+        *_limits(asked, best),
+    ]
     return Verdict(level, headline, reasons, *_advice(asked, readings, source))
 
 
-def _score(asked: Problem, best: Reading) -> str:
+def _score(asked: Problem, best: Reading, fitted: float | None) -> str:
     if best.accuracy is None:
-        return f"{_percent(best.explained)} of its variation is predicted on rows left out"
-    return (
-        f"{_percent(best.accuracy)} right on rows left out, where the commonest class alone is {_percent(asked.guess)}"
-    )
+        share = best.explained if fitted is None else fitted
+        return f"{_percent(share)} of its variation is predicted on rows left out"
+    right = _percent(best.accuracy if fitted is None else fitted)
+    return f"{right} right on rows left out, where the commonest class alone is {_percent(asked.guess)}"
+
+
+def _averaged(readings: Sequence[Reading], fitted: float | None) -> list[str]:
+    """What ``fit`` makes of the machines."""
+    count = sum(reading.share > 0 for reading in readings)
+    if fitted is None or not count:
+        return []
+    machines = "one of these machines" if count == 1 else f"{count} of these machines, averaged"
+    alone = f"the best alone, picked on these rows, {_reached(readings[0])}"
+    return [f"mercer fit uses {machines}: {_percent(fitted)}; {alone}."]
 
 
 def _suits(readings: Sequence[Reading]) -> str:
@@ -143,15 +160,24 @@ def _advice(asked: Problem, readings: Sequence[Reading], source: str) -> tuple[l
             lead = f" The columns alone reach {_reached(from_columns)}, so the embedding earns its cost."
             lead = lead if not from_columns.tied else " The columns alone are as good within the noise."
         advice = [f"Put a head on {best.source}: a kernel classifier, or a linear one where that is tied.{lead}"]
-        head = "KernelNetworkClassifier" if asked.classes else "KernelNetworkRegressor"
-        return advice, [f"mercer.layerwise.{head}(random_state=0).fit({_identifier(best.source)}, y)"]
-    command = f"mercer fit {_quoted(source)} --target {_quoted(asked.target.name)} -o model"
-    advice = ["Fit a model: it learns a metric over these columns by itself, and is usually ahead of this table."]
+        return advice, [_head(asked, best, source)]
+    named = f"{_quoted(source)} --target {_quoted(asked.target.name)}"
+    advice = ["Fit a model: it averages the machines that carry weight, and says how good it is."]
     if best.family == "laplacian" and not any(r.tied and r.family in ("gaussian", "matern") for r in readings):
-        advice.append("Sharp edges column by column suit these labels: compare with boosted trees.")
-    estimator = "SVC" if asked.classes else "SVR"
-    advice.append("Or use this kernel as it is, on standardised columns, in scikit-learn.")
-    return advice, [command, f"sklearn.svm.{estimator}(kernel=mercer.kernels.{best.call}.numpy)"]
+        advice.append("Sharp edges column by column suit these labels: mercer fit prints boosted trees beside its own.")
+    return advice, [f"mercer fit {named} -o model", f"mercer predict model {_quoted(source)} -o predictions.csv"]
+
+
+def _head(asked: Problem, best: Reading, source: str) -> str:
+    """A command that fits a head on the best embedding of an npz file; for other sources the Python."""
+    head = (
+        f"mercer.layerwise.{'KernelNetworkClassifier' if asked.classes else 'KernelNetworkRegressor'}(random_state=0)"
+    )
+    if not source.endswith(".npz"):
+        return f"{head}.fit({best.source if best.source.isidentifier() else 'embedding'}, y)"
+    code = f"import mercer, numpy; data = numpy.load({source!r}); y = data[{asked.target.name!r}]; "
+    code += f"x = data[{best.source!r}].reshape(len(y), -1); print({head}.fit(x, y).score(x, y))"
+    return f"python -c {_quoted(code)}"
 
 
 def _labels(asked: Problem) -> str:
@@ -170,7 +196,3 @@ def _quoted(text: str) -> str:
     import shlex
 
     return shlex.quote(text)
-
-
-def _identifier(text: str) -> str:
-    return text if text.isidentifier() else "embedding"

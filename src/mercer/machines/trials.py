@@ -1,0 +1,156 @@
+"""Which machines suit a table: kernels on views of its columns, each judged on rows that had no part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from ..kernels import RBF, Kernel
+from .dual import dual_fit, dual_path, tune_penalty
+from .selection import table_kernels
+from .views import View
+
+__all__ = ["Look", "Trial", "carrying", "convex_weights", "refined", "try_machines"]
+
+_LEAST_SHARE = 0.03  # a machine of less weight goes
+_LEAST_RELEVANCE = 1e-3
+_POWER = 0.35  # of the mean squared derivatives: between the root that xRFM takes and the fourth root
+
+
+class Look(NamedTuple):
+    """A view, and for the rows whose targets taught it the views without them.
+
+    Attributes:
+        view: What the machine looks through.
+        honest: Numbers of rows, and the view that is to predict them when they are left out; the rest take ``view``.
+    """
+
+    view: View
+    honest: list[tuple[Tensor, View]]
+
+
+class Trial(NamedTuple):
+    """A machine that was tried on few rows.
+
+    Attributes:
+        look: Number of its look.
+        kernel: k.
+        penalty: The ridge of least leave-one-out error.
+        error: Mean squared error of the rows left out.
+        held_out: Their predictions, ``(m, c)``.
+    """
+
+    look: int
+    kernel: Kernel
+    penalty: float
+    error: float
+    held_out: Tensor
+
+
+def try_machines(x: Tensor, y: Tensor, few: Tensor) -> tuple[list[Look], list[Trial]]:
+    """Every kernel of :func:`table_kernels` on every view of the columns.
+
+    The views: columns on one scale; long tails straightened, where there are any; columns weighted by how much the
+    best Gaussian machine on few rows moves with each.
+
+    Args:
+        x: Rows, ``(n, d)``.
+        y: Centred targets, ``(n, c)``.
+        few: Numbers of the rows that are used, in random order; all rows teach the scales.
+    """
+    looks = [Look(View.of(x), [])]
+    straight = View.of(x, straighten=True)
+    if len(straight.columns):
+        looks.append(Look(straight, []))
+    rows, target = x[few], y[few]
+    tried = [trial for i, look in enumerate(looks) for trial in _tried(i, look, rows, target, few, linear=True)]
+    smooth = min((trial for trial in tried if isinstance(trial.kernel, RBF)), key=lambda trial: trial.error)
+    if x.shape[1] > 1:
+        looks.append(_weighted(looks[smooth.look].view, smooth, rows, target, few))
+        tried += _tried(len(looks) - 1, looks[-1], rows, target, few, linear=False)
+    return looks, tried
+
+
+def carrying(tried: Sequence[Trial], y: Tensor) -> list[Trial]:
+    """The machines that carry weight in the best convex combination of predictions, the heaviest first."""
+    shares = convex_weights([trial.held_out for trial in tried], y)
+    kept = [tried[i] for i in shares.argsort(descending=True).tolist() if float(shares[i]) > _LEAST_SHARE]
+    return kept or [min(tried, key=lambda trial: trial.error)]
+
+
+def refined(looks: list[Look], tried: list[Trial], x: Tensor, y: Tensor) -> list[Trial]:
+    """The machines with ridges and weights from other, and more, rows."""
+    seen = [look.view(x) for look in looks]
+    found = []
+    for trial in tried:
+        fit = tune_penalty(trial.kernel(seen[trial.look]), y, trial.penalty, where="StackedRidge")
+        found.append(Trial(trial.look, trial.kernel, fit.penalty, fit.error, fit.held_out))
+    return carrying(found, y)
+
+
+def convex_weights(predictions: Sequence[Tensor], y: Tensor, *, shrink: float = 0.0) -> Tensor:  # (m,)
+    r"""Weights :math:`w \ge 0` of sum 1 with the least :math:`\|y - \sum_m w_m p_m\|^2`.
+
+    Args:
+        predictions: m predictions ``(n, c)`` of rows left out.
+        y: Targets ``(n, c)``.
+        shrink: Share of the way to equal weights.
+    """
+    columns = torch.stack([p.flatten() for p in predictions], 1).numpy()  # (n c, m)
+    m = columns.shape[1]
+    moments, target = columns.T @ columns, columns.T @ y.flatten().numpy()
+    size = max(float(np.trace(moments)) / m, 1e-300)
+    root = np.linalg.cholesky(moments + 1e-8 * size * np.eye(m)).T
+    heavy = 1e3 * np.sqrt(size)  # of the row that asks for the sum 1
+    system = np.vstack((root, heavy * np.ones(m)))
+    w = nnls(system, np.append(np.linalg.solve(root.T, target), heavy))[0]
+    w = w / w.sum() if w.sum() > 0 else np.ones(m) / m
+    return torch.from_numpy((1 - shrink) * w + shrink / m)
+
+
+def _tried(number: int, look: Look, x: Tensor, y: Tensor, few: Tensor, *, linear: bool) -> list[Trial]:
+    z = look.view(x)
+    found = []
+    for kernel in table_kernels(z, linear=linear):
+        fit = dual_path(kernel(z), y)
+        held_out = fit.held_out
+        for rows, view in look.honest:
+            own = torch.isin(few, rows)
+            held_out = torch.where(own[:, None], dual_fit(kernel(view(x)), y, fit.penalty).held_out, held_out)
+        found.append(Trial(number, kernel, fit.penalty, float((y - held_out).square().mean()), held_out))
+    return found
+
+
+def _weighted(view: View, smooth: Trial, x: Tensor, y: Tensor, few: Tensor) -> Look:
+    """The view with columns weighted by all few rows, and by each half of them for the rows of the other."""
+    z = view(x)
+
+    def weighed(part: slice) -> View:
+        return view.weighted(relevance(smooth.kernel, z[part], y[part], smooth.penalty))
+
+    half = len(few) // 2
+    first, second = slice(0, half), slice(half, None)
+    honest = [(few[first], weighed(second)), (few[second], weighed(first))] if half > 1 else []
+    return Look(weighed(slice(None)), honest)
+
+
+def relevance(kernel: Kernel, z: Tensor, y: Tensor, penalty: float) -> Tensor:  # (n, d), (n, c) -> (d,)
+    r"""A power of :math:`g_j = \frac1n \sum_i \|\partial f / \partial z_j (z_i)\|^2`, scaled to mean square 1.
+
+    f is the machine of a Gaussian kernel :math:`\exp(-\gamma \|x - y\|^2)`, whose derivative is
+    :math:`-2 \gamma \sum_i \alpha_i k(z, z_i) (z_j - z_{ij})`.
+    """
+    assert isinstance(kernel, RBF)
+    gram = kernel(z)
+    gamma = kernel.gamma(z)
+    squares = z.new_zeros(z.shape[1])
+    for weights in dual_fit(gram, y, penalty).weights.mT:
+        pull = gram * weights
+        squares += (2 * gamma * (pull @ z - z * pull.sum(1, keepdim=True))).square().mean(0)
+    share = (squares / squares.mean().clamp_min(1e-300)).clamp_min(_LEAST_RELEVANCE) ** _POWER
+    return share / share.square().mean().sqrt()

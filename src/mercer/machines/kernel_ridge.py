@@ -134,7 +134,7 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         with torch.no_grad():
             data = rows.to(self._dtype(rows))
             if self.machine_ is not None:
-                share = self.machine_.known_share(self.kernel_, self.machine_.solve(self.penalty_), data)
+                share = self.machine_.known_share(self.kernel_, self._known_root(self.machine_), data)
             else:
                 parts = slices(len(data), block_rows(24 * len(self.anchors_)))
                 share = torch.cat([self._known_share(data[part]) for part in parts])
@@ -255,6 +255,14 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
             self.__dict__["_factor"] = cholesky(gram, where="KernelRidge").factor
         factor: Tensor = self.__dict__["_factor"]
         return factor
+
+    def _known_root(self, machine: LandmarkMachine) -> Tensor:
+        """What :meth:`variance` needs of the landmarks, made when first asked for, and not saved."""
+        held = self.__dict__.get("_root")
+        if held is None or held[0] is not machine.second or held[1] != self.penalty_:
+            held = self.__dict__["_root"] = (machine.second, self.penalty_, machine.known_root(self.penalty_))
+        root: Tensor = held[2]
+        return root
 
     def _conditioned(self) -> Tensor:
         """The rows that the variance knows of: all, or 2,000 of those that ``"eigenpro"`` used."""

@@ -126,13 +126,21 @@ class LandmarkMachine(Savable):
         predicted: Tensor = y - residual / room[:, None]
         return predicted
 
-    def known_share(self, kernel: Kernel, solution: LandmarkSolution, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
-        r""":math:`(\varphi^T \varphi - \lambda \varphi^T S^{-1} \varphi) / k(x, x)`, the share of variance known."""
-        shares = []
-        for part, phi in self.features(kernel, x):
-            half = torch.linalg.solve_triangular(solution.factor, phi.mT, upper=False)
-            known = phi.square().sum(1) - solution.penalty * half.square().sum(0)
-            prior = kernel.diag(wide(x[part])).double()
+    def known_root(self, penalty: float) -> Tensor:  # -> (m, r)
+        r"""R with :math:`|k_x^T R|^2` the variance known at x: :math:`R R^T = W \Phi^T \Phi S^{-1} W^T`."""
+        values, vectors = torch.linalg.eigh(self.second)
+        share = values.clamp_min(0) / (values.clamp_min(0) + penalty)
+        told = share > torch.finfo(share.dtype).eps
+        root: Tensor = self.whitener @ (vectors[:, told] * share[told].sqrt())
+        return root
+
+    def known_share(self, kernel: Kernel, root: Tensor, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
+        """The share of the prior variance that is known, from :meth:`known_root`."""
+        shares, z = [], wide(self.landmarks)
+        for part in slices(len(x), block_rows(4 * len(z) * 8)):
+            rows = wide(x[part])
+            known = (kernel(rows, z).double() @ root).square().sum(1)
+            prior = kernel.diag(rows).double()
             shares.append(torch.where(prior > 0, known / prior.where(prior > 0, torch.ones_like(prior)), 1.0))
         return torch.cat([*shares, self.total.new_empty(0)])
 

@@ -289,7 +289,7 @@ def test_a_run_stopped_in_every_way_is_resumed_to_the_same_results(tmp_path, uni
         held.wait_for("r1")
         returned, out, err = held.end(number)
         assert (returned, out) == (code, "")
-        assert "what is done is kept. Go on with: mercer reproduce --resume run" in err
+        assert "finished cells are kept. Resume with: mercer reproduce --resume run" in err
         assert "Traceback" not in err
         assert len(read_results(run)) == 2
         held.start("--resume", "run")
@@ -399,9 +399,9 @@ def test_a_mistyped_name_gets_a_suggestion(args, near):
     assert done.exit_code == 2 and f"Did you mean '{near}'?" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["fit", "predict", "explain", "diagnose", "bench", "estimate"])
+@pytest.mark.parametrize("command", sorted(main.commands))
 def test_every_help_has_an_example_and_fits_80_columns(command):
     text = CliRunner().invoke(main, [command, "--help"], terminal_width=80).stdout
-    assert f"Examples:\n  mercer {command}" in text.replace("\n\n", "\n") or f"mercer {command} " in text
+    assert f"Examples:\n    mercer {command}" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "Foretell" not in text and "gone on with" not in text

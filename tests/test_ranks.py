@@ -151,7 +151,9 @@ def test_a_run_whose_ranks_are_killed_is_resumed_to_the_same_results(tmp_path, u
     team.hold.unlink()
     (code, out, err), (killed, _, _) = team.end()
     assert (code, out, killed) == (1, "", -signal.SIGKILL), err
-    assert "every cell must have ended; got 1 that have not. Did a rank stop? Go on with: mercer reproduce --re" in err
+    assert (
+        "every cell must have ended; got 1 that have not. Did a rank stop? Resume with: mercer reproduce --resu" in err
+    )
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     command = [*torchrun, "--rdzv-endpoint", "localhost:0", str(team.script), "reproduce", "--resume", "run"]

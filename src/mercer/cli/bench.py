@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mercer.cli.options import examples, json_option
-from mercer.cli.output import WIDTH, closest, progress, say
+from mercer.cli.output import WIDTH, closest, number, progress, say
 from mercer.user_text import shortened, shown
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def _contender(line: Line) -> Iterator[str]:
         yield from _why(line)
         return
     ratio = line.ratios.get("cpu")
-    cells = [_number(line.cpu), _number(line.wall), "" if ratio is None else f"{_number(ratio)} x"]
-    cells += [_number(line.memory), _number(line.accuracy)]
+    cells = [number(line.cpu, 3), number(line.wall, 3), "" if ratio is None else f"{number(ratio, 3)} x"]
+    cells += [number(line.memory, 3), number(line.accuracy, 3)]
     yield f"{name:<{_NAME}}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, COLUMNS.values(), strict=True)).rstrip()
     for measure, goal in line.goals.items():
         yield _INDENT + _goal(line, measure, goal)
@@ -152,14 +152,8 @@ def _goal(line: Line, measure: str, goal: float) -> str:
     unit = " x" if peer else _UNITS.get(measure, "")
     reach = "at least" if peer or (measure == "accuracy" and line.better == "higher") else "at most"
     what = f"{measure} ratio" if peer else measure
-    reached = "" if got is None else f"; got {_number(got)}{unit}"
-    return f"goal: {what} {reach} {_number(goal)}{unit}{reached}: {style}"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    reached = "" if got is None else f"; got {number(got, 3)}{unit}"
+    return f"goal: {what} {reach} {number(goal, 3)}{unit}{reached}: {style}"
 
 
 def _said(line: Line) -> str:

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from mercer.tabular import Diagnosis, Reading
 
 _NAME = 29
+_MEANINGS = {
+    "right": "share of rows whose class is right, each predicted from all others",
+    "explained": "share of the target's variation predicted that way; the order of the table",
+    "of shuffled": "complexity of the target over that of a shuffled one; lower is better",
+    "steps": "steps of gradient descent until the loss is halved",
+    "alignment": "similarity to a kernel that knows the target; 1 at best",
+}
 _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignment": 11}
 
 
@@ -35,11 +42,11 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PAGE.html",
-    help="File for the page.  [default: DATA-diagnosis.html here]",
+    help="File for the page.  [default: ./DATA-diagnosis.html]",
 )
 @task_option
-@click.option("--rows", type=click.IntRange(10), default=1500, show_default=True, help="Rows to read at most.")
-@seed_option("the rows and the shuffled labels")
+@click.option("--rows", type=click.IntRange(10), default=1500, show_default=True, help="Maximum number of rows.")
+@seed_option
 @json_option
 def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int, seed: int, as_json: bool) -> None:
     """Rank kernels and embeddings by how well they suit COLUMN, before anything is trained.
@@ -68,7 +75,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
             source=str(data),
             notes=part.notes,
             jobs=min(2, os.cpu_count() or 1),
-            progress=lambda name: report(f"reading {name}"),
+            progress=lambda name: report(f"kernel: {name}"),
         )
         diagnosis_page(found, page, source=data.name)
     if as_json:
@@ -84,6 +91,7 @@ def _lines(found: Diagnosis, page: Path) -> Iterator[str]:
     columns = {name: width for name, width in _COLUMNS.items() if found.classes or name != "right"}
     rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(found.readings, 1)]
     yield from table(columns, [[name, *(cells[key] for key in columns)] for name, cells in rows], _NAME)
+    yield from (line for name in columns for line in wrapped(_MEANINGS[name], " " * 15, f"  {name:<13}"))
     yield ""
     yield from (line for text in found.verdict.reasons for line in wrapped(text))
     yield from (line for text in found.notes for line in note(text))
@@ -91,7 +99,7 @@ def _lines(found: Diagnosis, page: Path) -> Iterator[str]:
     yield from (line for text in found.verdict.advice for line in wrapped(text))
     yield from (f"  {shown(command, 1000)}" for command in found.verdict.commands)
     yield ""
-    yield f"Page: {page} ({elapsed():.0f} s; every number is explained there)"
+    yield f"Page: {page} ({elapsed():.0f} s; pictures, and more on every number)"
 
 
 def _cells(reading: Reading) -> dict[str, str]:

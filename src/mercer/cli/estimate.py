@@ -37,7 +37,7 @@ _UNITS = (("years", 365.25 * 86400), ("days", 86400.0), ("h", 3600.0), ("min", 6
     "--measured",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="growth.json of `mercer.bench.cost_model -o RUN` on your own machine.",
+    help="growth.json of `mercer bench growth -o RUN` on your own machine.",
 )
 @json_option
 def estimate(

@@ -37,11 +37,11 @@ _BAR = 30
 @click.option(
     "--data",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Rows with the target: measures what shuffling each column costs.",
+    help="Rows with the target, to measure how much shuffling each column lowers the score.",
 )
 @json_option
 def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) -> None:
-    """Say and draw what MODEL, a folder of `mercer fit`, learned: scores, columns, machines, mistakes."""
+    """Summarise and plot what MODEL, a folder of `mercer fit`, learned: scores, columns, machines, mistakes."""
     from mercer.cli.predict import load_model
     from mercer.cli.signals import stoppable
     from mercer.process import threads_set

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mercer.cli.options import examples, json_option, seed_option, task_option
-from mercer.cli.output import WIDTH, command_line, elapsed, note, progress, table, wrapped
+from mercer.cli.output import WIDTH, command_line, elapsed, note, number, progress, table, wrapped
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ _SMALL = 10_000_000  # bytes of a table whose matrices are too small to share am
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="MODEL",
-    help="Folder for the model. A model of the same target that is there is replaced.",
+    help="Folder for the model. Replaces an existing model of the same target.",
 )
-@click.option("--force", is_flag=True, help="Replace a model of another target, too.")
+@click.option("--force", is_flag=True, help="Also replace a model of another target.")
 @task_option
-@seed_option("folds, subsets and landmarks")
+@seed_option
 @json_option
 def fit(data: Path, target: str, output: Path, force: bool, task: str, seed: int, as_json: bool) -> None:
     """Learn to predict COLUMN from the other columns of DATA.
 
-    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. The scores come from rows that were held out.
-    Under torchrun the ranks share the rows.
+    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. Scores come from held-out rows. Under
+    torchrun the processes share the rows.
     """
     from mercer import distributed
     from mercer.cli.signals import stoppable
@@ -222,7 +222,7 @@ def _scores(model: TabularModel) -> Iterator[str]:
     yield click.style(f"On held-out rows ({folds} {scores['rows']} rows)", bold=True)
     for name, words in _SCORES.items():
         if scores.get(name) is not None:
-            yield f"  {words:<38}{scores[name]:.4g}"
+            yield f"  {words:<38}{number(scores[name])}"
     yield from _beside(scores)
     if model.target.classes is not None:
         yield from _confusion([str(name) for name in model.target.classes], scores["confusion"])
@@ -237,9 +237,9 @@ def _beside(scores: dict[str, Any]) -> Iterator[str]:
         return
     measures = list(next(iter(others.values())))
     guess = scores.get("always_most_frequent")
-    rows = [["  always the commonest class", f"{guess:.4g}", ""] if guess is not None else ["  always the mean", "0"]]
+    rows = [["  always the commonest class", number(guess), ""] if guess is not None else ["  always the mean", "0"]]
     for name, found in [("this model", scores), *others.items()]:
-        rows.append([f"  {name}", *(f"{found[measure]:.4g}" for measure in measures)])
+        rows.append([f"  {name}", *(number(found[measure]) for measure in measures)])
     yield click.style("Beside others, on the same folds", bold=True)
     yield from table({_SCORES[measure]: 12 for measure in measures}, rows, 40)
     if boosting_is_better(scores):

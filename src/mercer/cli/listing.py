@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from mercer.cli.options import examples
+
 WORDS = {
     "ready": "ready",
     "missing": "data missing",
@@ -20,13 +22,17 @@ WORDS = {
 _WIDTH = 80
 
 
-@click.command("list", short_help="List the papers' entries and their verdicts.")
+@click.command(
+    "list",
+    short_help="List the papers' entries and their verdicts.",
+    epilog=examples("mercer list", "mercer list chen2022", "mercer list spectral2019/table1 --json"),
+)
 @click.argument("papers", metavar="[PAPER ...]", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="One JSON array of entries.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array of entries.")
 def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
     """List entries: id, paper, what it shows, data, scale, state, verdict.
 
-    PAPER is a paper (chen2022) or an entry (chen2022/fig4); none means all. The state says whether the entry can run
+    PAPER is a paper (chen2022) or an entry (chen2022/fig4); default: all. The state says whether the entry can run
     here; the verdict whether the recorded runs reproduce the paper.
     """
     from mercer.experiments import select

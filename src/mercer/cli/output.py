@@ -14,7 +14,7 @@ import click
 
 from mercer.user_text import shown
 
-__all__ = ["WIDTH", "closest", "command_line", "elapsed", "note", "progress", "say", "table", "wrapped"]
+__all__ = ["WIDTH", "closest", "command_line", "elapsed", "note", "number", "progress", "say", "table", "wrapped"]
 
 WIDTH = 79  # a line fits a terminal of 80
 _BEGAN = time.perf_counter()
@@ -54,6 +54,17 @@ def closest(name: str, known: Sequence[str]) -> str:
 
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """``digits`` significant digits, thousands set apart and never as a power of ten; ``-`` for None.
+
+    >>> number(57190.4), number(0.898849), number(None)
+    ('57,190', '0.8988', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def table(columns: Mapping[str, int], rows: Sequence[Sequence[str]], name: int, title: str = "") -> Iterator[str]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 10  # classes that are listed
 _TRAINED = (
-    "these are the rows that the model was fitted on. Any score on them is too good: `mercer fit` printed the scores "
-    "on held-out rows, and `mercer explain` shows them."
+    "these are the rows that the model was fitted on, so scores on them are too good. `mercer explain` shows the "
+    "scores on held-out rows."
 )
 
 
@@ -44,16 +44,16 @@ _TRAINED = (
     "--keep",
     multiple=True,
     metavar="COLUMN",
-    help="Copy a column of DATA; may be repeated.  [default: columns that name the row]",
+    help="Copy this column of DATA; may be repeated.  [default: columns that name the row]",
 )
 @click.option(
     "--level",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.9,
     show_default=True,
-    help="Of a number: share of rows whose true value lies between low and high.",
+    help="For a number: share of true values between low and high.",
 )
-@click.option("--spreadsheet", is_flag=True, help="Quote texts that a spreadsheet would run as formulas.")
+@click.option("--spreadsheet", is_flag=True, help="Quote text that a spreadsheet would run as a formula.")
 @json_option
 def predict(
     model: Path, data: Path, output: Path, keep: tuple[str, ...], level: float, spreadsheet: bool, as_json: bool
@@ -61,7 +61,7 @@ def predict(
     """Predict every row of DATA with MODEL, a folder of `mercer fit`.
 
     Columns of OUT.csv: prediction; p_<class> for each class, or low and high for a number; unfamiliar, from 0 for a row
-    like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of the training rows); the kept ones.
+    like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of them); the kept columns.
     """
     from mercer.cli.signals import stoppable
     from mercer.tabular.streaming import predict_file
@@ -76,7 +76,7 @@ def predict(
     if as_json:
         click.echo(json.dumps(_document(loaded, answers, output), indent=2, allow_nan=False))
         return
-    for line in _page(loaded, answers, output):
+    for line in _page(loaded, answers, output, level):
         click.echo(line)
 
 
@@ -114,7 +114,7 @@ def _document(model: TabularModel, answers: Answers, output: Path) -> dict[str, 
     }
 
 
-def _page(model: TabularModel, answers: Answers, output: Path) -> Iterator[str]:
+def _page(model: TabularModel, answers: Answers, output: Path, level: float) -> Iterator[str]:
     name = shown(model.target.name)
     yield click.style(f"{answers.rows} rows predicted: {output}", bold=True)
     if answers.kept:
@@ -123,6 +123,10 @@ def _page(model: TabularModel, answers: Answers, output: Path) -> Iterator[str]:
         most = answers.classes.most_common(_SHOWN)
         more = ", ..." if len(answers.classes) > _SHOWN else ""
         yield from wrapped(f"{name}: " + ", ".join(f"{shown(one, 30)} {count}" for one, count in most) + more)
+    else:
+        yield from wrapped(
+            f"low, high: {level:.0%} of the true values lie between them, for rows like the training rows"
+        )
     share = answers.far / answers.rows
     yield from wrapped(
         f"unfamiliar at least 0.5: {answers.far} rows ({share:.1%}; about 5% where rows are like the training rows)"

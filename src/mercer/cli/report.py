@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 
+from mercer.cli.options import examples
 
-@click.command(short_help="Rebuild the page of a run.")
+
+@click.command(short_help="Rebuild the page of a run.", epilog=examples("mercer report runs/2026-11-16-0930"))
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def report(run: Path) -> None:
-    """Rebuild RUN/report.html from the stored results, and print its path."""
+    """Rebuild RUN/report.html from the stored results and print its path."""
     from mercer.experiments import read_run
     from mercer.report import build
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mercer.cli.options import examples, json_option
+
 if TYPE_CHECKING:
     from mercer.experiments import Entry, Result
     from mercer.experiments.runner import Request
@@ -23,9 +25,18 @@ WORDS = {
 _SCALES = ("smoke", "small", "paper")
 
 
-@click.command(short_help="Run the papers' entries into one page.")
+@click.command(
+    short_help="Run the papers' entries into one page.",
+    epilog=examples(
+        "mercer reproduce spectral2019/table1 --scale smoke", "mercer reproduce chen2022 --bundled --jobs 2"
+    ),
+)
 @click.argument("ids", metavar="[ID ...]", nargs=-1)
-@click.option("--scale", type=click.Choice(_SCALES), help="Seconds, minutes, or the paper's own.  [default: small]")
+@click.option(
+    "--scale",
+    type=click.Choice(_SCALES),
+    help="Size of each entry: seconds, minutes, the paper's own.  [default: small]",
+)
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -36,17 +47,23 @@ _SCALES = ("smoke", "small", "paper")
 @click.option("--bundled", is_flag=True, help="Run only what needs no data from MERCER_DATA.")
 @click.option("--no-download", is_flag=True, hidden=True, help="The old name of --bundled.")
 @click.option("--seeds", type=click.IntRange(1), help="Override the number of seeds.")
-@click.option("--device", metavar="DEVICE", help="Train networks there: cpu, cuda, cuda:1, mps.  [default: cpu]")
+@click.option("--device", metavar="DEVICE", help="Device to train networks on: cpu, cuda, cuda:1, mps.  [default: cpu]")
 @click.option(
     "--set",
     "changes",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Override a setting, as rows=6000 or epochs=20.",
+    help="Override a setting, such as rows=6000 or epochs=20.",
 )
-@click.option("--only", metavar="TEXT", multiple=True, help="Run only cells with this in their row or column.")
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes; one cell each.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document in place of the table.")
+@click.option("--only", metavar="TEXT", multiple=True, help="Run only cells whose row or column contains TEXT.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of processes.",
+)
+@json_option
 def reproduce(
     ids: tuple[str, ...],
     scale: str | None,
@@ -61,9 +78,9 @@ def reproduce(
     jobs: int,
     as_json: bool,
 ) -> None:
-    """Run the papers' entries and print the path of report.html; under torchrun its ranks share the work.
+    """Run the papers' entries and print the path of report.html. Under torchrun the processes share the work.
 
-    ID is an entry (spectral2019/table1) or a paper (spectral2019); none means all. `mercer list` shows them.
+    ID is an entry (spectral2019/table1) or a paper (spectral2019); default: all. `mercer list` shows them.
     """
     from mercer import distributed
 
@@ -138,7 +155,7 @@ def _run(folder: Path, jobs: int) -> list[Result]:
         with watcher() as watch:
             return runner.run(folder, watch, jobs=jobs)
     except Interrupted as interrupted:
-        click.echo(f"Interrupted: what is done is kept. Go on with: mercer reproduce --resume {folder}", err=True)
+        click.echo(f"Interrupted: finished cells are kept. Resume with: mercer reproduce --resume {folder}", err=True)
         raise click.exceptions.Exit(interrupted.exit_code) from None
     except RuntimeError as error:  # the folder's lock; an entry's own errors are results
         raise click.ClickException(str(error)) from error

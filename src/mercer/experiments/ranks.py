@@ -85,7 +85,7 @@ def finish(folder: Path, keys: Iterable[str]) -> None:
     shutil.rmtree(folder / _CLAIMS, ignore_errors=True)
     left = set(keys) - {result.key for result in read_results(folder)}
     if left:
-        fix = f"Did a rank stop? Go on with: mercer reproduce --resume {folder}"
+        fix = f"Did a rank stop? Resume with: mercer reproduce --resume {folder}"
         raise RuntimeError(sentence("reproduce", "every cell must have ended", f"{len(left)} that have not", fix))
 
 

@@ -1,38 +1,16 @@
-"""What the documents show must run, and what they point to must exist.
+"""What the documents show must run and print what stands below it, and what they point to must exist."""
 
-Blocks of one document run in order, in one folder. A comment right before a block speaks to this test:
-
-    <!-- needs: gpytorch -->            skip the block where the package is absent
-    <!-- not run: it takes an hour -->  never run it; the reason is for the reader of the source
-
-A block ``output`` right after a block of Python is what that one prints.
-"""
-
-import contextlib
-import importlib.util
-import io
+import json
 import re
 import runpy
-import shlex
-import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
-import torch
-from click.testing import CliRunner
-
-from mercer.cli import main
+from document_blocks import blocks, difference, run
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?:<!-- (needs|not run): (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.S | re.M)
 NOT_RUN = 6  # blocks that may go unrun in all; more would make the promise hollow
-
-
-def blocks(document: Path) -> list[tuple[str, str, str, str]]:
-    """(marker, its text, language, code) of every block."""
-    return BLOCK.findall(document.read_text())
 
 
 def named(document: Path) -> str:
@@ -41,52 +19,60 @@ def named(document: Path) -> str:
 
 @pytest.mark.timeout(900)  # whole documents, on a machine that may be busy
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the packages that are shown
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=named)
-def test_blocks_run(document, tmp_path, monkeypatch):
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d.read_text())], ids=named)
+def test_blocks_run_and_print_what_is_shown(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MERCER_DATA", raising=False)  # a reader may have none
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    absent, printed = set(), ""
-    for number, (marker, text, language, code) in enumerate(blocks(document)):
-        torch.manual_seed(0)
-        lacking = {name for name in text.split() if importlib.util.find_spec(name) is None} if marker == "needs" else ()
-        absent |= set(lacking)
-        if marker == "not run" or lacking:
-            continue
-        if language == "python":
-            with contextlib.redirect_stdout(io.StringIO()) as out:
-                exec(compile(code, f"<{document.name}, block {number}>", "exec"), {"__name__": "document"})
-            printed = out.getvalue()
-        elif language == "output":
-            assert printed == code, f"{document.name}, block {number}: what the block before it prints"
-        elif language in ("sh", "console"):
-            run_commands(code, f"{document.name}, block {number}")
+    absent, printed = [], None
+    for number, block in enumerate(blocks(document.read_text())):
+        where = f"{document.name}, block {number}"
+        if block.language == "output" and printed is not None:
+            line = difference(block.code, printed)
+            assert line is None, f"{where}: {line!r} is not what the block before it prints:\n{printed}"
+        absent += block.lacking
+        printed = run(block, where) if block.runs and not block.lacking else None
     if absent:
         pytest.skip(f"not all blocks ran: {', '.join(sorted(absent))} not installed")
 
 
-def run_commands(code: str, where: str) -> None:
-    """Every line of a shell block that calls ``mercer``, or a script of ours that makes what it needs."""
-    for line in code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line.removeprefix("$ "), comments=True)
-        if words[:1] == ["mercer"]:
-            done = CliRunner().invoke(main, words[1:])
-            assert done.exit_code == 0, f"{where}: {line}\n{done.output}\n{done.exception!r}"
-        elif words[:1] == ["python"]:
-            with mock.patch.object(sys, "argv", words[1:]), contextlib.redirect_stdout(io.StringIO()):
-                runpy.run_path(str(ROOT / words[1]), run_name="__main__")
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_snippet_prints_and_its_output_stands_below_it(document):
+    found = blocks(document.read_text())
+    for block, after in zip(found, [*found, None][1:], strict=True):
+        if block.language == "python" and block.runs:
+            assert "print(" in block.code, block.code
+            assert after is not None and after.language == "output", block.code
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "line"),
+    [
+        ("a 0.5\n", "a 0.51\n", None),
+        ("a 0.5\n", "a 0.6\n", "a 0.5"),
+        ("a\n...\nb 3 s\n", "a\nx\nb 9 s\n", None),
+        ("a\nb\n", "a\nx\nb\n", "b"),
+        ("a\n", "a\nb\n", "b"),
+        ("1,200 rows\n", "1,201 lines\n", "1,200 rows"),
+    ],
+    ids=["near", "far", "elided", "line-missing", "line-more", "word"],
+)
+def test_outputs_are_compared_by_words_and_nearly_by_numbers(shown, printed, line):
+    assert difference(shown, printed) == line
 
 
 def test_few_blocks_go_unrun_and_each_says_why():
-    unrun = [text for document in DOCUMENTS for marker, text, _, _ in blocks(document) if marker == "not run"]
+    found = [block for document in DOCUMENTS for block in blocks(document.read_text())]
+    unrun = [block.text for block in found if block.marker == "not run"]
     assert len(unrun) <= NOT_RUN
     assert all(len(text.split()) > 3 for text in unrun), "a reason is a sentence"
 
 
 def test_every_fence_is_a_block_that_the_tests_see():
     for document in DOCUMENTS:
-        fences = len(re.findall(r"^```", document.read_text(), re.M))
-        assert fences == 2 * len(blocks(document)), f"{named(document)}: every fence needs its language, unindented"
+        text = document.read_text()
+        fences = len(re.findall(r"^```", text, re.M))
+        assert fences == 2 * len(blocks(text)), f"{named(document)}: every fence needs its language, unindented"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
@@ -98,4 +84,16 @@ def test_links_lead_somewhere(document):
 
 
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 140
+
+
+def test_every_tutorial_has_its_notebook():
+    path = ROOT / "tools" / "notebooks.py"
+    if not path.exists():
+        pytest.skip("tools is not part of this checkout")
+    make = runpy.run_path(str(path))["notebook"]
+    tutorials = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+    kept = {p.stem: json.loads(p.read_text()) for p in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
+    assert kept == {p.stem: make(p.read_text()) for p in tutorials}, "run python tools/notebooks.py"
+    code = {name: sum(cell["cell_type"] == "code" for cell in book["cells"]) for name, book in kept.items()}
+    assert code == {p.stem: sum(b.language == "python" for b in blocks(p.read_text())) for p in tutorials}

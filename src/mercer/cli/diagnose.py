@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _NAME = 29
 _MEANINGS = {
-    "right": "share of rows whose class is right, each predicted from all others",
-    "explained": "share of the target's variation predicted that way; the order of the table",
-    "of shuffled": "complexity of the target over that of a shuffled one; lower is better",
+    "right": "rows whose class is right, predicted without their fold",
+    "explained": "variation of the target predicted that way; sorts the table",
+    "of shuffled": "complexity over that of a shuffled target; lower is better",
     "steps": "steps of gradient descent until the loss is halved",
     "alignment": "similarity to a kernel that knows the target; 1 at best",
 }

@@ -95,7 +95,7 @@ def _page(found: Estimate, what: str) -> Iterator[str]:
     where = f"measured with one thread of {found.machine['cpu']}, torch {found.versions['torch']}{busy}"
     yield from wrapped(where, "  ", "  ")
     for beyond in found.beyond:
-        for line in wrapped(f"warning: {beyond}: an extrapolation, no band holds", "    ", "  "):
+        for line in wrapped(f"warning: {beyond}: an extrapolation, beyond the factors above", "    ", "  "):
             yield click.style(line, fg="yellow")
 
 

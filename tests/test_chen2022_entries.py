@@ -9,7 +9,7 @@ from reference_entries import adahessian_steps
 from torch import nn
 
 from mercer.experiments import entries, entry
-from mercer.experiments.chen2022 import networks, optimizers, sets, training
+from mercer.experiments.chen2022 import optimizers, sets, training
 from mercer.experiments.execution import execute
 from mercer.kernels import RBF
 
@@ -84,7 +84,7 @@ def test_cached_inverses_take_what_the_papers_hessian_column_says():
 
 def test_the_memory_of_the_rivals_fits_three_hidden_layers():
     """ENTRIES: usps .36 / .18 / 1.97 / 2.33 MiB, which is not the network of the text (two hidden layers)."""
-    p = sum(q.numel() for q in networks.mlp(256, 10, hidden=3).parameters())
+    p = sum(q.numel() for q in training.mlp(256, 10, hidden=3).parameters())
     mib = p * 4 / 2**20
     printed = {"AdaH": 0.36, "ESGD": 0.18, "L-BFGS": 1.97, "R-L-BFGS": 2.33}
     copies = {"AdaH": 2, "ESGD": 1, "L-BFGS": 11, "R-L-BFGS": 13}
@@ -92,11 +92,11 @@ def test_the_memory_of_the_rivals_fits_three_hidden_layers():
 
 
 def test_the_papers_networks_have_their_last_widths():
-    assert networks.ResNet18(10).linear.in_features == 512
-    assert networks.Lstm(50, 2).linear.in_features == 100
-    logits = networks.Lstm(50, 2)(torch.tensor([[3, 4, 0], [0, 0, 0]]))
+    assert training.ResNet18(10).linear.in_features == 512
+    assert training.Lstm(50, 2).linear.in_features == 100
+    logits = training.Lstm(50, 2)(torch.tensor([[3, 4, 0], [0, 0, 0]]))
     assert logits.shape == (2, 2) and logits.isfinite().all()
-    assert networks.ResNet18(10)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert training.ResNet18(10)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_texts_become_word_numbers_and_shares():

@@ -9,8 +9,8 @@ import torch
 from mercer.experiments import catalogue
 from mercer.experiments.cells import Outcome, non_finite
 from mercer.experiments.masoomi2020 import solved
-from mercer.experiments.masoomi2020.penalty import implicit_penalty
-from mercer.experiments.masoomi2020.sets import fold
+from mercer.experiments.masoomi2020.solved import fold
+from mercer.experiments.masoomi2020.theory import implicit_penalty
 from mercer.experiments.results import Result
 from mercer.layerwise import dependence as dep
 

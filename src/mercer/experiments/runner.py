@@ -82,9 +82,8 @@ from mercer import checks, distributed, storage
 from mercer.experiments import ranks
 from mercer.experiments.catalogue import Entry, select
 from mercer.experiments.cells import SCALES, Cell
-from mercer.experiments.execution import blank_result, execute
+from mercer.experiments.execution import blank_result, execute, execute_all
 from mercer.experiments.results import RUN, Result, append, read_results, read_run
-from mercer.experiments.workers import execute_all
 from mercer.process import Interruption, machine, versions
 
 SCHEMA = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, ParamsT
+from typing_extensions import override
 
 from ... import checks
 from ...kernels import RBF, Linear, Polynomial
 from ...modules import last_linear
 from ...optim import ESGD, FunctionSpaceSGD, KernelSGD, MultiBatchLBFGS, RandomPSD
-from .adahessian import AdaHessian
 
-__all__ = ["METHODS", "Choice", "Rotated", "advance", "make", "tries"]
+__all__ = ["METHODS", "AdaHessian", "Choice", "Rotated", "advance", "make", "tries"]
 
 KERNEL_SGD = "Kernel SGD"
 LAST_LAYER = "SGD, own last-layer rate"  # our control: is it more than a larger rate of the last layer?
@@ -29,6 +31,7 @@ _GAMMAS = (1e-2, 1e-1, 1e-3, 1e-4)
 _FACTORS = (10.0, 100.0, 1.0, 1000.0)
 _DEGREES = (2, 3, 1)
 _MOMENTUM, _HISTORY = 0.9, 10
+_MEAN, _SQUARE, _STEP = "mean", "square", "step"  # state of AdaHessian
 
 
 @dataclass(frozen=True)
@@ -172,3 +175,66 @@ def advance(
         optimizer.step()
     optimizer.zero_grad()  # a gradient with a graph must not outlive the step
     return seen[0]
+
+
+class AdaHessian(Optimizer):
+    r"""Adam with the diagonal of the Hessian in the place of the gradient's square (Yao et al. 2021, Algorithm 1).
+
+    :math:`D = |z \odot H z|` for random signs z, averaged over the places of each convolution filter (their Eq. 10);
+    :math:`\bar D^2` is its running mean square, and :math:`w' = w - \eta\, \hat m / (\hat D^k + \epsilon)`.
+
+    Call ``loss.backward(create_graph=True)`` before ``step()``.
+
+    Args:
+        params: Parameters or groups.
+        lr: :math:`\eta`.
+        betas: Decay of the mean and of the mean square.
+        power: k, the Hessian power.
+        eps: :math:`\epsilon`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.15,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        power: float = 1.0,
+        eps: float = 1e-4,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "power": power, "eps": eps})
+
+    @override
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; the gradients must carry their graph."""
+        live = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        signs = [torch.randint(0, 2, p.shape, dtype=p.dtype, device=p.device).mul_(2).sub_(1) for p in live]
+        products = torch.autograd.grad([p.grad for p in live], live, signs, allow_unused=True)
+        diagonal = {p: _averaged(z * h) if h is not None else torch.zeros_like(p)
+                    for p, z, h in zip(live, signs, products, strict=True)}  # fmt: skip
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p in diagonal:
+                        self._move(p, diagonal[p], group)
+
+    def _move(self, p: Tensor, diagonal: Tensor, group: dict[str, Any]) -> None:
+        state, gradient = self.state[p], p.grad
+        assert gradient is not None
+        if not state:
+            state |= {_STEP: 0, _MEAN: torch.zeros_like(p), _SQUARE: torch.zeros_like(p)}
+        state[_STEP] += 1
+        first, second = group["betas"]
+        state[_MEAN].lerp_(gradient.detach(), 1 - first)
+        state[_SQUARE].mul_(second).addcmul_(diagonal, diagonal, value=1 - second)
+        scale = (state[_SQUARE].sqrt() / math.sqrt(1 - second ** state[_STEP])) ** group["power"] + group["eps"]
+        p.addcdiv_(state[_MEAN], scale, value=-group["lr"] / (1 - first ** state[_STEP]))
+
+
+def _averaged(diagonal: Tensor) -> Tensor:
+    """Absolute values; a convolution's averaged over the places of each filter (their Eq. 10)."""
+    absolute = diagonal.detach().abs()
+    if absolute.ndim <= 2:
+        return absolute
+    places = tuple(range(2, absolute.ndim))
+    return absolute.mean(places, keepdim=True).expand_as(absolute)

@@ -1,4 +1,4 @@
-"""The paper's data sets as tensors."""
+"""The paper's data sets as tensors, and Table 2, which counts them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...data import load
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
 
-__all__ = ["KINDS", "Rows", "bag_of_words", "needed", "rows_of", "size"]
+__all__ = ["KINDS", "Rows", "bag_of_words", "cells", "needed", "rows_of", "run", "size"]
 
 KINDS = {
     "mnist": "table",
@@ -45,6 +47,20 @@ _SIZES: dict[str, dict[str, dict[str, int | str | None]]] = {
         "text": {"rows": None, "test_rows": None, "epochs": 500, "tries": 16, "words": 50_000, "length": 400},
     },
 }
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """One cell for each data set; smoke counts only what needs no download."""
+    names = [name for name in KINDS if scale != "smoke" or not needed(name)]
+    return [Cell(entry.id, row=name, settings={"data": name}, data=needed(name)) for name in names]
+
+
+def run(cell: Cell) -> Outcome:
+    """Rows of each part, and classes."""
+    data = load(cell.settings["data"])
+    counts = (len(data.y_train), len(data.y_test), len(data.classes))
+    names = ("training instances", "test instances", "classes")
+    return Outcome(values=dict(zip(names, map(float, counts), strict=True)), note=data.note)
 
 
 @dataclass(frozen=True)

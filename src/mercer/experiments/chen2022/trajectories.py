@@ -17,10 +17,9 @@ from ... import figures
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .networks import mlp
 from .optimizers import Choice, advance, make, tries
 from .sets import needed, rows_of, size
-from .training import overlapping
+from .training import mlp, overlapping
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,18 +51,18 @@ class Problem:
         return [float(v) for v in self.weight.detach()[self.mask.bool()]]
 
 
-def problem(name: str, rows: int | None, seed: int) -> Problem:
+def problem(name: str, rows: int | None, seed: int, device: str = "cpu") -> Problem:
     """Three hidden layers of 100, trained; two weights of the last layer, drawn at random, are moved away."""
-    found = rows_of(name, rows, rows)
+    found = rows_of(name, rows, rows).to(device)
     x, y = found.x[:512], found.y[:512]
     torch.manual_seed(seed)
-    model = mlp(x.shape[1], found.classes, hidden=3)
+    model = mlp(x.shape[1], found.classes, hidden=3).to(device)
     _train(model, x, y)
     model.requires_grad_(False)
     weight = model[-1].weight
     assert isinstance(weight, Tensor)
     mask = torch.zeros_like(weight)
-    live = model[:-1](x).var(0)[:BATCH].nonzero().flatten()  # within the m columns that Kernel SGD moves
+    live = model[:-1](x).var(0)[:BATCH].nonzero().flatten().cpu()  # within the m columns that Kernel SGD moves
     generator = torch.Generator().manual_seed(seed)
     places = torch.cartesian_prod(torch.arange(len(weight)), live)
     rows_and_columns = places[torch.randperm(len(places), generator=generator)[:2]]
@@ -108,7 +107,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """The path of the try that ends lowest; the loss over a grid, for the row of the surface."""
     s = cell.settings
-    start = functools.partial(problem, s["data"], s["rows"], cell.seed)
+    start = functools.partial(problem, s["data"], s["rows"], cell.seed, cell.device)
     method = s["shows"]
     if method == SURFACE:
         return _surface(start())

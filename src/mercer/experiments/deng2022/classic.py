@@ -89,8 +89,8 @@ def _solve(cell: Cell, kernel: Kernel, x: Tensor, grid: Tensor) -> tuple[Tensor,
         ritz = method != "NeuralEF"
         steps = max(1, steps // 10) if ritz else steps  # hidden features need no convergence
         f = NeuralEigenfunctions(kernel, k, method="neuralef", ritz=ritz, steps=steps, generator=generator)
-    f.fit(x)
-    return f.eigenfunctions(grid), f.eigenvalues.double()
+    f.fit(x.to(cell.device))
+    return f.eigenfunctions(grid.to(cell.device)).cpu(), f.eigenvalues.double().cpu()
 
 
 def draw(results: list[Result]) -> Figure:

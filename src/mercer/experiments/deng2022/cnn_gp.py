@@ -57,6 +57,7 @@ def run(cell: Cell) -> Outcome:
         x, test = _shrunk(x), _shrunk(test)
     elif s["kernel"] != "CNN-GP":
         x, test = x.flatten(1), test.flatten(1)
+    x, test = x.to(cell.device), test.to(cell.device)
     f = _map(s, _kernel(s, x, cell.seed), len(x), cell.seed).fit(x)
     note = f"pictures of {SIDE} x {SIDE} for the analytic kernel" if s["kernel"] == "analytic" else ""
     return Outcome(value=linear_accuracy(f, (x, data.y_train), (test, data.y_test)), note=note)
@@ -64,7 +65,7 @@ def run(cell: Cell) -> Outcome:
 
 def _kernel(s: Any, x: Tensor, seed: int) -> Kernel:
     if s["kernel"] == "CNN-GP":
-        return MonteCarloNNGP(_network, s["samples"], generator=seeded(seed + 1))
+        return MonteCarloNNGP(lambda: _network().to(x.device), s["samples"], generator=seeded(seed + 1))
     if s["kernel"] == "analytic":
         return ConvNNGP(2, bias_var=0.1)
     if s["kernel"] == "polynomial":

@@ -42,9 +42,9 @@ def run(cell: Cell) -> Outcome:
     """The least power of two of random features that is as good on new rows; the claim holds where it exceeds k."""
     settings = cell.settings
     data = load("digits", rows=(settings["rows"], settings["test_rows"]), seed=cell.seed)
-    x, test = data.x_train.flatten(1), data.x_test.flatten(1)
+    x, test = (part.flatten(1).to(cell.device) for part in (data.x_train, data.x_test))
     most = settings["samples"]
-    kernel = MonteCarloNNGP(_network, most, generator=seeded(cell.seed))
+    kernel = MonteCarloNNGP(lambda: _network().to(x.device), most, generator=seeded(cell.seed))
     f = NeuralEigenfunctions(kernel, K, steps=settings["steps"], generator=seeded(cell.seed)).fit(x)
     with torch.no_grad():
         truth = _drawn(test, 4 * most, cell.seed + 200)  # networks that nothing was distilled from
@@ -73,7 +73,9 @@ def run(cell: Cell) -> Outcome:
 
 def _drawn(x: Tensor, count: int, seed: int) -> Tensor:  # (n, d) -> (n, count)
     """Outputs of so many random networks, one a column."""
-    outputs: Tensor = MonteCarloNNGP(_network, count, generator=seeded(seed)).features(x)[:, 0] * count**0.5
+    outputs: Tensor = (
+        MonteCarloNNGP(lambda: _network().to(x.device), count, generator=seeded(seed)).features(x)[:, 0] * count**0.5
+    )
     return outputs
 
 

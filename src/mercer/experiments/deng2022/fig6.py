@@ -47,7 +47,7 @@ def run(cell: Cell) -> Outcome:
     held = max(16, settings["rows"] // 10)
     x, y = data.x_train[:-held] - 0.45, data.y_train[:-held]
     val = (data.x_train[-held:] - 0.45, data.y_train[-held:])
-    trained = _trained(x, y, settings["epochs"], settings["kept"], cell.seed)
+    trained = _trained(x, y, settings["epochs"], settings["kept"], cell.seed, cell.device)
     proba = _predicted(settings["method"], trained, data.x_test - 0.45, (x, y), val)
     return Outcome(
         value=metrics.accuracy(proba, data.y_test),
@@ -100,17 +100,17 @@ def _cached(key: tuple[int, int, int, int]) -> dict[str, Trajectory]:
     return {}
 
 
-def _trained(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
+def _trained(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int, device: str) -> Trajectory:
     store = _cached((len(x), epochs, kept, seed))
     if "run" not in store:
-        store["run"] = _train(x, y, epochs, kept, seed)
+        store["run"] = _train(x.to(device), y.to(device), epochs, kept, seed)
     return store["run"]
 
 
 def _train(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LeNet5()
+        model = LeNet5().to(x.device)
     steps = epochs * max(1, len(x) // 64)
     warm = steps // 2  # the second half of the run, at a constant step size, is the trajectory
     generator = seeded(seed)
@@ -121,6 +121,8 @@ def _train(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajector
     _descend(annealed, x, y, cosine, seeded(seed + 1))
     snapshots = Snapshots(model, every=max(1, left // kept), most=max(2, kept))
     _descend(model, x, y, [0.02] * left, generator, snapshots)
+    for kept_model in (annealed, *snapshots.models):
+        kept_model.cpu()
     return Trajectory(snapshots, annealed)
 
 

@@ -87,7 +87,7 @@ def linear_accuracy(
     from sklearn.preprocessing import StandardScaler
 
     with torch.no_grad():
-        a, b = features(train[0]).double().numpy(), features(test[0]).double().numpy()
+        a, b = (features(rows).double().cpu().numpy() for rows in (train[0], test[0]))
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -56,14 +56,14 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """Accuracy of logistic regression on the three leading functions; the kernel's error and the best of rank 3."""
     x, y = _points(cell.settings["set"], 2 * cell.settings["rows"], cell.seed)
-    half = cell.settings["rows"]
+    x, half = x.to(cell.device), cell.settings["rows"]
     train, test = (x[:half], y[:half]), (x[half:], y[half:])
     activation, sampled = cell.settings["activation"], cell.settings["sampled"]
     if not activation:
         return Outcome(value=linear_accuracy(lambda rows: rows, train, test), arrays=_drawn(x[half:], y[half:]))
     kernel: Kernel = NNGP(DEPTH, activation, 2.0, 0.5)
     if sampled:
-        kernel = MonteCarloNNGP(_network, cell.settings["samples"], generator=seeded(cell.seed))
+        kernel = MonteCarloNNGP(lambda: _network().to(x.device), cell.settings["samples"], generator=seeded(cell.seed))
     f = NeuralEigenfunctions(kernel, K, steps=cell.settings["steps"] if sampled else None, generator=seeded(cell.seed))
     f.fit(train[0])
     gram = kernel(test[0]).detach()
@@ -98,7 +98,7 @@ def _points(name: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _drawn(plane: Tensor, y: Tensor) -> dict[str, list[list[float]]]:
-    plane, y = plane[:300].double(), y[:300]
+    plane, y = plane[:300].double().cpu(), y[:300]
     return {f"class {label}": plane[y == label].tolist() for label in (0, 1)}
 
 

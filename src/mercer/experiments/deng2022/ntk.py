@@ -66,7 +66,7 @@ def run(cell: Cell) -> Outcome:
         network: nn.Module = published_resnet20().eval()
         x, test = (normalised(part) for part in (x, test))
     else:
-        network = _trained(x, data.y_train, settings["network steps"], cell.seed)
+        network = _trained(x, data.y_train, settings["network steps"], cell)
     exact = EmpiricalNTK(network, outputs=0)(test).detach()
     found = exact if settings["method"] == EXACT else _approximation(cell, network, x, test)
     error = best_rank(exact, K) if settings["method"] == EXACT else relative_error(found, exact)
@@ -90,9 +90,9 @@ def _approximation(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> T
     return EmpiricalNTK(network, outputs=0, method=method, samples=K, generator=generator).fit(x)(test).detach()
 
 
-def _trained(x: Tensor, y: Tensor, steps: int, seed: int) -> nn.Module:
+def _trained(x: Tensor, y: Tensor, steps: int, cell: Cell) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(cell.seed)
         network = nn.Sequential(
             nn.Conv2d(x.shape[1], 16, 3, stride=2, padding=1),
             nn.ReLU(),
@@ -102,15 +102,17 @@ def _trained(x: Tensor, y: Tensor, steps: int, seed: int) -> nn.Module:
             nn.Flatten(),
             nn.Linear(128, 1),
         )
+    network.to(cell.device)
+    x, y = x.to(cell.device), y.to(cell.device).float()
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
-    generator = seeded(seed)
+    generator = seeded(cell.seed)
     for _ in range(steps):
         rows = torch.randint(len(x), (64,), generator=generator)
-        loss = F.binary_cross_entropy_with_logits(network(x[rows])[:, 0], y[rows].float())
+        loss = F.binary_cross_entropy_with_logits(network(x[rows])[:, 0], y[rows])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return network
+    return network.cpu()
 
 
 def _pictures(x: Tensor) -> Tensor:

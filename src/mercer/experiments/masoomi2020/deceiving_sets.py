@@ -9,8 +9,7 @@ from ...layerwise import fit_closed_form
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .sets import fold
-from .solved import passed_through, read_out
+from .solved import fold, passed_through, read_out
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

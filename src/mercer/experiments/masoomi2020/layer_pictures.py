@@ -15,8 +15,7 @@ from ...layerwise.dependence import gaussian
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .sets import fold
-from .solved import passed_through, solve
+from .solved import fold, passed_through, solve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,7 @@ from ...layerwise.bandwidths import most_dependent
 from ...layerwise.dependence import gaussian, one_hot
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .sets import FOLDS, NEEDS, SETS, Fold, fold
-from .solved import HELD_OUT, fitted_outputs, passed_through, read_out, solve
+from .solved import FOLDS, HELD_OUT, NEEDS, SETS, Fold, fitted_outputs, fold, passed_through, read_out, solve
 
 SOLVED = ("ISM", "W_s", HELD_OUT)
 TRAINED = ("CE", "MSE")
@@ -74,8 +73,9 @@ def _trained(cell: Cell, parts: Fold) -> Outcome:
     s, c = cell.settings, parts.c
     torch.manual_seed(cell.seed)
     start = time.process_time()
-    network = _network(parts.x_train.shape[1], c, s["depth"])
-    _descend(network, parts.x_train.float(), parts.y_train, c, s["by"], s["epochs"])
+    network = _network(parts.x_train.shape[1], c, s["depth"]).to(cell.device)
+    _descend(network, parts.x_train.float().to(cell.device), parts.y_train.to(cell.device), c, s["by"], s["epochs"])
+    network.cpu()
     seconds = time.process_time() - start
     with torch.no_grad():
         outputs = network(parts.x_train.float()).double()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from ...layerwise.dependence import class_sums, gamma_table, gaussian, ism_matri
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .penalty import implicit_penalty
-from .sets import Fold, fold
-from .solved import fitted_outputs, stacked
+from .solved import Fold, fitted_outputs, fold, stacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,6 +159,53 @@ def _reformulated(parts: Fold, s: Any) -> Outcome:
     )
     gap = abs(eq11 - eq1) / abs(eq1)
     return Outcome(value=gap, values=values, passed=gap < EQUAL, note=note)
+
+
+class ImplicitPenalty(NamedTuple):
+    r"""The two sides of the poster's reformulation.
+
+    Attributes:
+        penalties: :math:`D_i`, ``(n,)``.
+        attraction: :math:`\sum_{ij} \sigma^{-2} \hat\Gamma_{ij} r_i^T W W^T r_j`.
+        charge: :math:`\sum_i D_i \|W^T r_i\|^2`.
+        objective: :math:`\mathrm{Tr}(W^T Q W) / \sigma^2`, what a step of ISM maximises.
+    """
+
+    penalties: Tensor
+    attraction: float
+    charge: float
+    objective: float
+
+
+def implicit_penalty(
+    r: Tensor, w: Tensor, labels: Tensor, c: int, bandwidth: float, *, as_printed: bool = False
+) -> ImplicitPenalty:
+    r""":math:`D_i = \sigma^{-2} \sum_j \Gamma_{ij} K_W(r_i, r_j)` and the terms of (masoomi2020, Eq. 10 and 11).
+
+    With signed :math:`\Gamma` and squared norms, ``attraction - charge`` equals ``objective``: the poster's
+    :math:`D_i` is the degree of row i. Two things of the print differ: it has the norm, not its square; and
+    :math:`-|\Gamma_{ij}|` between classes, which is :math:`\Gamma_{ij}` only where that is negative (it
+    may be positive with uneven classes).
+
+    Args:
+        r: Rows, ``(n, d)``.
+        w: W, ``(d, q)``.
+        labels: Classes ``0..c - 1``.
+        c: Number of classes.
+        bandwidth: :math:`\sigma`.
+        as_printed: Use :math:`|\Gamma_{ij}|` as Eq. 10 has it.
+    """
+    z = r @ w
+    gamma = gamma_table(labels, c).to(r.dtype)[labels][:, labels]  # (n, n)
+    gram = gaussian(bandwidth)(z)
+    same = labels[:, None] == labels
+    signed = torch.where(same, gamma, -gamma.abs()) if as_printed else gamma
+    penalties = (signed * gram).sum(1) / bandwidth**2
+    hat = gamma * gram
+    attraction = float((hat * (z @ z.mT)).sum()) / bandwidth**2
+    distances = float((hat * (z[:, None] - z[None]).square().sum(-1)).sum()) / (2 * bandwidth**2)
+    charge = float((penalties * z.square().sum(1)).sum())
+    return ImplicitPenalty(penalties, attraction, charge, -distances)
 
 
 _CHECKS: dict[str, Callable[[Fold, Any], Outcome]] = {

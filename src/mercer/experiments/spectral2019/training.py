@@ -75,7 +75,7 @@ def run(cell: Cell) -> Outcome:
     """
     shows = cell.settings["shows"]
     settings = {name: value for name, value in cell.settings.items() if name != "shows"}
-    result = _trained(json.dumps(settings, sort_keys=True), cell.seed)
+    result = _trained(json.dumps(settings, sort_keys=True), cell.seed, cell.device)
     distrust = " (above 1: not lazy, the prediction is not to be trusted)" if result.laziness > _DISTRUST else ""
     if shows == "table":
         steps = [step for step in _STEPS if step < len(result.accuracy) - 1] + [len(result.accuracy) - 1]
@@ -93,7 +93,7 @@ def run(cell: Cell) -> Outcome:
 
 
 @functools.lru_cache(maxsize=64)  # several figures are drawn of one training
-def _trained(settings: str, seed: int) -> Trained:
+def _trained(settings: str, seed: int, device: str) -> Trained:
     """Full-batch descent of the two-layer network on an embedding, and what the spectrum predicted of it.
 
     The rate is the paper's times (its rows / ours), because the loss is a sum over rows: eta n is then the paper's.
@@ -105,9 +105,9 @@ def _trained(settings: str, seed: int) -> Trained:
     spectrum = analyze(ReLUGram(), both.x, both.y)
     predicted = spectrum.convergence(lr, s["steps"]).square() / (2 * len(both.x))
     x, x_test = _in_their_span(both.x, both.x_test)
-    network = TwoLayerNet(x.shape[1], s["width"], scale=s["k"], generator=generator)
-    test = (x_test.float(), both.y_test.float())
-    run = train_two_layer(network, x.float(), both.y.float(), lr=lr, steps=s["steps"], test=test)
+    network = TwoLayerNet(x.shape[1], s["width"], scale=s["k"], generator=generator).to(device)
+    test = (x_test.float().to(device), both.y_test.float().to(device))
+    run = train_two_layer(network, x.float().to(device), both.y.float().to(device), lr=lr, steps=s["steps"], test=test)
     assert run.test_residual is not None and run.test_accuracy is not None
     return Trained(
         loss=(run.residual.square() / (2 * len(x))).tolist(),

@@ -6,15 +6,18 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 from test_diagnose import HOSTILE, check_page, measured
 
 import mercer
 from mercer.cli.commands import main
+from mercer.machines import StackedRidge
 from mercer.report import model_page
 from mercer.report.columns import ColumnLine, column_lines
 from mercer.report.model_page import confusions, headline, machine_lines
 from mercer.tabular import Column, TabularModel
+from mercer.tabular.effects import correlated, effect_curves, reasons
 from mercer.tabular.importance import column_weights, permutation_losses
 
 
@@ -76,6 +79,82 @@ def test_weights_agree_with_finite_differences_in_any_unit(unit):
         assert found[name] == pytest.approx(value / total, abs=0.06), name
 
 
+def test_rows_without_themselves_equal_fits_without_them():
+    """The same machines and shares, refitted with every row but one."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 2, generator=g, dtype=torch.float64)
+    y = x[:, :1].sin() + 0.1 * torch.randn(30, 1, generator=g, dtype=torch.float64)
+    stack = StackedRidge(random_state=0).fit(x, y)
+    rows, changed = torch.tensor([3, 17]), torch.randn(2, 2, generator=g, dtype=torch.float64)
+    found = stack.without(rows)(changed)
+    for place, row in enumerate(rows.tolist()):
+        stay = torch.arange(30) != row
+        total = stack.mean_.clone()
+        for share, machine in zip(stack.shares_.tolist(), stack.machines_, strict=True):
+            view = stack.views_[machine.view]
+            system = machine.kernel(view(x[stay])) + machine.penalty * torch.eye(29, dtype=x.dtype)
+            weights = torch.linalg.solve(system, y[stay] - stack.mean_)
+            total = total + share * (machine.kernel(view(changed[place : place + 1]), view(x[stay])) @ weights)[0]
+        torch.testing.assert_close(found[place], total, rtol=1e-6, atol=1e-8)
+
+
+def test_effect_curves_follow_the_function(model, regression):
+    line = next(effect for effect in effect_curves(regression) if effect.column == "x")
+    slope = np.diff(line.mean) / np.diff(line.values)
+    assert line.of == "" and np.allclose(slope, 3, atol=0.3)
+    assert all(low <= mean <= high for low, mean, high in zip(line.low, line.mean, line.high, strict=True))
+    first = effect_curves(model)[0]
+    assert first.column == "x" and first.of == "up" and first.mean[-1] - first.mean[0] > 0.5
+    words = next(effect for effect in effect_curves(model) if effect.column == "c")
+    assert words.values == ["a", "b", "c"]
+
+
+def test_every_kind_of_column_has_a_curve():
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=120).astype(str), "flag": draw.random(120) < 0.5})
+    frame["town"] = [f"t{i}" for i in draw.integers(0, 40, 120)]
+    frame["y"] = np.arange(120) * 0.1 + 3 * frame["flag"] + draw.normal(size=120)
+    found = {effect.column: effect for effect in effect_curves(TabularModel().fit(frame, "y"))}
+    assert found["day"].values[0].startswith("2020-01") and found["day"].mean[-1] > found["day"].mean[0] + 5
+    assert found["flag"].mean[1] > found["flag"].mean[0] + 1
+    assert len(found["town"].values) == 8
+
+
+def test_reasons_add_up_and_name_the_column(model, regression):
+    new = table(5, seed=4).assign(x=[-2.0, -1.5, -1.0, 1.0, 2.0])
+    answers = model.predict(new)
+    for why, (_, answer) in zip(reasons(model, new), answers.iterrows(), strict=True):
+        assert next(iter(why.parts)) == "x" and why.answer == answer["prediction"] == why.of
+        assert why.value == pytest.approx(answer[f"p_{why.of}"])
+        assert why.average + sum(why.parts.values()) == pytest.approx(why.value)
+    linear = reasons(regression, new)
+    for why, x in zip(linear, new["x"], strict=True):  # of 3 x + 100.5 the part of x is 3 (x - mean)
+        assert why.parts["x"] == pytest.approx(why.value - why.average, abs=0.3)
+        assert why.value == pytest.approx(3 * x + 100.5, abs=0.5)
+
+
+def test_columns_that_say_the_same_are_named_together(model):
+    draw = np.random.default_rng(0)
+    a = draw.normal(size=100)
+    frame = pd.DataFrame(
+        {"a": a, "b": draw.normal(size=100), "c": a + 0.1 * draw.normal(size=100), "d": -a, "y": a + 0.5}
+    )
+    fitted = TabularModel().fit(frame, "y")
+    assert [sorted(group) for group in correlated(fitted)] == [["a", "c", "d"]]
+    assert fitted.explain().loc["a", "correlated"] == "c, d" and correlated(model) == []
+
+
+def test_the_command_gives_reasons_for_rows(folder, tmp_path):
+    table(3, seed=5).drop(columns="kind").to_csv(tmp_path / "rows.csv", index=False)
+    done = run("explain", folder, tmp_path / "rows.csv")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("row 0: ") and lines[1].split()[0] == "x" and "points" in lines[1]
+    assert max(map(len, lines)) <= 79
+    document = json.loads(run("explain", folder, tmp_path / "rows.csv", "--json").stdout)
+    assert len(document) == 3 and set(document[0]["parts"]) == {"x", "noise", "c"}
+
+
 def test_levels_tried_as_columns_of_their_own_count_for_their_feature():
     draw = np.random.default_rng(0)
     frame = pd.DataFrame({"a": draw.integers(0, 3, 120), "b": draw.integers(0, 3, 120)})
@@ -120,7 +199,7 @@ def test_the_page_of_a_classifier(model, tmp_path):
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_browser_shows_the_page_without_an_error_or_a_sideways_scroll(model, tmp_path, width):
     seen = measured(model_page(model, tmp_path / "page.html"), tmp_path, width)
-    assert seen["width"] == width and seen["scroll"] <= width and len(seen["figures"]) == 3
+    assert seen["width"] == width and seen["scroll"] <= width and len(seen["figures"]) == 6
     assert all(0 <= left < right <= width for left, right in seen["figures"])
 
 

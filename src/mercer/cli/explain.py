@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,25 @@ from mercer.user_text import shown
 
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
+    from mercer.tabular.effects import Reasons
 
 _WIDTH = 79
 _SHOWN = 10  # columns whose weights are listed
 _BAR = 30
+_EXPLAINED = 20  # rows whose reasons are printed
+_PARTS = 5  # columns of a row that are listed
 
 
 @click.command(
     short_help="Summarise and plot what a model learned.",
-    epilog=examples("mercer explain model", "mercer explain model --data held-out.csv -o page.html"),
+    epilog=examples(
+        "mercer explain model",
+        "mercer explain model rows.csv",
+        "mercer explain model --data held-out.csv -o page.html",
+    ),
 )
 @click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("rows", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
     "-o",
     "--output",
@@ -40,13 +49,17 @@ _BAR = 30
     help="Rows with the target, to measure how much shuffling each column lowers the score.",
 )
 @json_option
-def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) -> None:
-    """Summarise and plot what MODEL, a folder of `mercer fit`, learned: scores, columns, machines, mistakes."""
+def explain(model: Path, rows: Path | None, output: Path | None, data: Path | None, as_json: bool) -> None:
+    """Summarise and plot what MODEL, a folder of `mercer fit`, learned: scores, columns, machines, mistakes.
+
+    With ROWS, a table: why each of its first 20 rows gets its answer.
+    """
     from mercer.cli.predict import load_model
     from mercer.cli.signals import stoppable
     from mercer.process import threads_set
     from mercer.report import model_page
     from mercer.tabular import read
+    from mercer.tabular.effects import reasons
     from mercer.tabular.importance import column_weights, permutation_losses
     from mercer.tabular.problem import SCANNED
 
@@ -54,6 +67,14 @@ def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) 
     page = output or model / "explain.html"
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
+    if rows is not None:
+        with stoppable(), threads_set(1):
+            found = reasons(loaded, read(rows, rows=_EXPLAINED))
+        if as_json:
+            click.echo(json.dumps([asdict(one) for one in found], indent=2, allow_nan=False, default=str))
+        else:
+            click.echo("\n".join(line for one in found for line in _because(one)))
+        return
     with stoppable(), threads_set(1):
         losses = None
         if data is not None:
@@ -66,6 +87,18 @@ def explain(model: Path, output: Path | None, data: Path | None, as_json: bool) 
         return
     for line in _lines(loaded, page, weights, losses):
         click.echo(line)
+
+
+def _because(why: Reasons) -> Iterator[str]:
+    what = f"{shown(why.answer, 30)}" + (f" ({why.value:.1%}; on average {why.average:.1%})" if why.of else "")
+    what += "" if why.of else f" (on average {why.average:.6g})"
+    yield f"row {why.row}: {what}"
+    for name, part in list(why.parts.items())[:_PARTS]:
+        yield f"  {shown(name, 40):<42}" + (f"{100 * part:>+8.1f} points" if why.of else f"{part:>+12.5g}")
+    rest = list(why.parts.values())[_PARTS:]
+    if rest:
+        more = f"{len(rest)} more columns"
+        yield f"  {more:<42}" + (f"{100 * sum(rest):>+8.1f} points" if why.of else f"{sum(rest):>+12.5g}")
 
 
 def _document(
@@ -94,11 +127,14 @@ def _lines(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> Iterator[str]:
     from mercer.report.model_page import confusions, headline, machine_lines
+    from mercer.tabular.effects import correlated
 
     yield from wrapped(headline(model))
     yield ""
     yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
     yield from _bars(weights)
+    for group in correlated(model):
+        yield from wrapped(f"{', '.join(group)} say nearly the same: their shares belong together.", "    ", "  ")
     if losses is not None:
         yield click.style("What it needs", bold=True) + "  (points of the score lost when the column is shuffled)"
         yield from _bars(losses)

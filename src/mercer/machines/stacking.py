@@ -10,7 +10,7 @@ r"""Several kernel machines, averaged by how well each predicts rows left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -135,6 +135,33 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         with torch.no_grad():
             part = block_rows(16 * len(self.rows_))
             return self.mean_ + torch.cat([self._sum(x[rows]) for rows in slices(len(x), part)])
+
+    def without(self, rows: Tensor) -> Callable[[Tensor], Tensor]:  # (r,)
+        r"""A function of ``(r, d)`` that predicts its i-th row by the machines without training row ``rows[i]``.
+
+        Without row i a machine is :math:`f(x) - k(x)^T [A^{-1}]_{\cdot i} \, \alpha_i / [A^{-1}]_{ii}`. Means, kernels
+        and shares stay.
+        """
+        pulls = []
+        with torch.no_grad():
+            for machine, anchors in ((m, self._anchors()[m.view]) for m in self.machines_):
+                factor = ridge_factor(machine.kernel, anchors, machine.penalty)
+                units = torch.zeros(len(anchors), len(rows), dtype=factor.dtype)
+                units[rows, torch.arange(len(rows))] = 1
+                columns = torch.cholesky_solve(units, factor)  # (n, r)
+                own = columns[rows, torch.arange(len(rows))]
+                pulls.append((columns, machine.weights[rows].to(factor) / own[:, None]))
+
+        def predict(x: Tensor) -> Tensor:  # (r, d) -> (r, c)
+            total = self.predict(x)
+            views = [view(x) for view in self.views_]
+            with torch.no_grad():
+                for share, machine, (columns, ratio) in zip(self.shares_.tolist(), self.machines_, pulls, strict=True):
+                    gram = machine.kernel(views[machine.view].to(columns), self._anchors()[machine.view].to(columns))
+                    total = total - share * ((gram * columns.mT).sum(1, keepdim=True) * ratio).double()
+            return total
+
+        return predict
 
     def _sum(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
         views = [view(x) for view in self.views_]

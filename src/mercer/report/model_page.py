@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__, figures
 from ..storage import atomic_write
+from ..tabular.effects import Effect, correlated, effect_curves
 from ..tabular.importance import column_weights
 from . import numbers
 from .columns import column_lines
@@ -67,6 +68,7 @@ def model_page(
         "features": len(model.feature_names),
         "pictures": _pictures(model, losses),
         "losses": losses,
+        "together": [", ".join(group) for group in correlated(model)],
     }
     atomic_write(path, fill("model.html", values).encode())
     return path
@@ -127,6 +129,14 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
         f"Weights of the columns: {next(iter(weights))} is first.",
         "How far the prediction moves when a column's values are exchanged between training rows.",
     )
+    for number, effect in enumerate(effect_curves(model)):
+        found[f"effect{number}"] = drawn(
+            f"effect{number}",
+            lambda effect=effect: _effect(effect, model.target.name),  # type: ignore[misc]
+            f"How the prediction moves with {effect.column}.",
+            "The average over training rows with this value put in, each row by a model without it, and where the "
+            "middle 80% of the rows lie. It says what the model does, not what causes the target.",
+        )
     if losses:
         found["losses"] = drawn(
             "losses",
@@ -158,6 +168,19 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
             "Each point is a row it had not seen. On the dashed line the prediction is exact.",
         )
     return found
+
+
+def _effect(effect: Effect, target: str) -> Figure:
+    y_label = f"probability of {label(effect.of)}" if effect.of else f"predicted {label(target)}"
+    if not all(isinstance(value, float) for value in effect.values):
+        named = {label(str(value)): mean for value, mean in zip(effect.values, effect.mean, strict=True)}
+        return figures.bars({"": named}, x_label=f"{y_label}, by {label(effect.column)}")
+    curves = {"average": effect.mean, "nine in ten rows are above": effect.low, "one in ten": effect.high}
+    return figures.lines(
+        {name: {"x": effect.values, "y": values} for name, values in curves.items()},
+        x_label=label(effect.column),
+        y_label=y_label,
+    )
 
 
 def _bars(shares: Mapping[str, Mapping[str, float]], x_label: str) -> Figure:

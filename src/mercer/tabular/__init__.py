@@ -25,6 +25,7 @@ __all__ = [
     "boosting_is_better",
     "diagnose",
     "diagnosis",
+    "effects",
     "importance",
     "problem",
     "read",

@@ -130,11 +130,21 @@ class TabularModel(Savable):
         return pd.DataFrame(columns, index=frame.index), self._surprises(found.surprises, frame)
 
     def explain(self) -> pd.DataFrame:
-        """How much each column moves the prediction: ``weight``, shares of 1, the largest first."""
+        """How much each column moves the prediction: ``weight``, shares of 1, the largest first.
+
+        ``correlated`` names the columns that say nearly the same: of these, any may carry the weight.
+        """
+        from .effects import correlated
         from .importance import column_weights
 
-        weights = column_weights(self)
-        return pd.DataFrame({"weight": list(weights.values())}, index=pd.Index(list(weights), name="column"))
+        weights, mates = column_weights(self), {name: group for group in correlated(self) for name in group}
+        named = [", ".join(other for other in mates.get(name, []) if other != name) for name in weights]
+        index = pd.Index(list(weights), name="column")
+        return pd.DataFrame({"weight": list(weights.values()), "correlated": named}, index=index)
+
+    def encode(self, frame: pd.DataFrame) -> torch.Tensor:
+        """Rows as the machine sees them, ``(n, d)``."""
+        return torch.cat((self.preparation.prepare(frame).x, self.means.transform(frame)), 1)
 
     @property
     def feature_names(self) -> list[str]:

@@ -63,8 +63,14 @@ class TargetMeans(Savable):
     def transform(self, frame: pd.DataFrame) -> Tensor:
         """Encode new rows: ``(n, p)``."""
         found = [torch.zeros(len(frame), 0, dtype=torch.float64)]
-        found += [_looked_up(table, _text(frame[name]), self.mean_) for name, table in self.tables_.items()]
+        found += [self.transform_column(name, frame[name]) for name in self.tables_]
         return torch.cat(found, 1)
+
+    def transform_column(self, name: str, series: pd.Series[Any]) -> Tensor:
+        """Encode values of one column: ``(n, p)``, p = 0 where it has few words."""
+        if name not in self.tables_:
+            return torch.zeros(len(series), 0, dtype=torch.float64)
+        return _looked_up(self.tables_[name], _text(series), self.mean_)
 
     def names(self, classes: Array | None) -> dict[str, list[str]]:
         """Names of the features each column adds."""

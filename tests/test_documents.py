@@ -45,6 +45,13 @@ def test_every_snippet_prints_and_its_output_stands_below_it(document):
             assert after is not None and after.language == "output", block.code
 
 
+def test_snippets_and_outputs_fit_the_box_of_the_site():
+    for document in DOCUMENTS[1:]:
+        found = [block for block in blocks(document.read_text()) if block.language in ("python", "output")]
+        long = [line for block in found for line in block.code.splitlines() if len(line) > 88]
+        assert not long, f"{named(document)}: {long[0]}"
+
+
 @pytest.mark.parametrize(
     ("shown", "printed", "line"),
     [

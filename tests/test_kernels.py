@@ -192,20 +192,20 @@ def test_copies_of_a_row_have_the_kernel_of_the_row_with_itself(kernel):
     torch.testing.assert_close(gram.diagonal(), kernel.diag(shifted), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtype_of_the_data_wins(kernel, dtype):
+def test_dtype_of_the_data_wins(kernel):
     skip_indices(kernel)
-    x = rows(kernel, dtype=dtype)
-    assert kernel(x).dtype == kernel.diag(x).dtype == kernel.matmul(x, x, x.flatten(1)[:, 0]).dtype == dtype
+    for dtype in (torch.float32, torch.float64):
+        x = rows(kernel, dtype=dtype)
+        assert kernel(x).dtype == kernel.diag(x).dtype == kernel.matmul(x, x, x.flatten(1)[:, 0]).dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.int64])
-def test_half_precision_and_integers_are_computed_in_float32(kernel, dtype):
+def test_half_precision_and_integers_are_computed_in_float32(kernel):
     skip_indices(kernel)
-    x = (rows(kernel) * 3).round().to(dtype)
-    gram = kernel(x)
-    assert gram.dtype == torch.float32
-    torch.testing.assert_close(gram, kernel(x.float()))
+    for dtype in (torch.float16, torch.bfloat16, torch.int8, torch.int64):
+        x = (rows(kernel) * 3).round().to(dtype)
+        gram = kernel(x)
+        assert gram.dtype == torch.float32
+        torch.testing.assert_close(gram, kernel(x.float()))
 
 
 def test_mixed_precision_is_promoted(kernel):
@@ -223,10 +223,6 @@ def test_derivatives_of_every_mode_equal_differences(kernel, request):
     batched = name != "monte_carlo"  # vmap must be told what to do with the draws of its networks
     options = {"check_forward_ad": True, "check_batched_grad": batched, "check_batched_forward_grad": batched}
     assert torch.autograd.gradcheck(kernel, (x, y), fast_mode=True, **options, **tolerance)
-    v = torch.ones(2, dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda a, b: kernel.matmul(a, b, v, block=2), (x, y), check_forward_ad=True, **tolerance
-    )
     if kernel.diag(x).requires_grad:
         assert torch.autograd.gradcheck(kernel.diag, (x,), check_forward_ad=True, fast_mode=True, **tolerance)
 
@@ -322,10 +318,16 @@ def test_state_dict_loads_into_a_fresh_kernel(kernel, request):
     torch.testing.assert_close(copy.deepcopy(kernel)(x), kernel(x))
 
 
-def test_compiles(kernel, request):
-    if request.node.callspec.params["kernel"] in MODELS.keys() - {"trajectory"}:
-        pytest.skip("compiling vmaps of derivatives takes many seconds; one of these kernels stands for all")
+COMPILED = (  # one of each way to compute; learned and scaled ones are the same graph with other numbers
+    "rbf_ard", "laplacian", "matern_three_halves", "periodic", "arc_cosine_2", "precomputed", "relu_gram_of_rbf",
+    "ntk_erf", "radial_series_gegenbauer", "normalized", "conv_ntk_mean", "trajectory",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles(name):
     torch._dynamo.reset()
+    kernel = ALL[name]()
     networks = isinstance(kernel, kernels.NetworkKernel)  # a private copy of each is made outside the graph
     compiled = torch.compile(kernel, fullgraph=not networks, backend="aot_eager")
     x = rows(kernel)
@@ -417,10 +419,10 @@ def test_several_threads_get_the_right_answers(kernel):
     expected, product = kernel(x).detach(), kernel.matmul(x, None, v).detach()
 
     def work(_):
-        return [(kernel(x).detach(), kernel.matmul(x, None, v, block=3).detach()) for _ in range(3)]
+        return kernel(x).detach(), kernel.matmul(x, None, v, block=3).detach()
 
     with ThreadPoolExecutor(3) as pool:
-        for gram, by_blocks in (pair for pairs in pool.map(work, range(3)) for pair in pairs):
+        for gram, by_blocks in pool.map(work, range(6)):
             torch.testing.assert_close(gram, expected)
             torch.testing.assert_close(by_blocks, product)
 

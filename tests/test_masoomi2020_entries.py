@@ -33,8 +33,11 @@ def test_all_eight_are_built():
     assert len(ENTRIES) == 8 and all(entry.built for entry in ENTRIES)
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id.split("/")[1])
-def test_entry_runs(entry):
+SAID = [entry for entry in ENTRIES if entry.kind == "check" or entry.id.endswith("exp4")]
+
+
+@pytest.mark.parametrize("entry", SAID, ids=lambda entry: entry.id.split("/")[1])
+def test_the_checks_and_the_table_say_what_the_poster_says(entry):
     done = list(results(entry))
     if entry.id.endswith("exp4"):
         assert all(set(result.values) >= COLUMNS for result in done)
@@ -42,9 +45,6 @@ def test_entry_runs(entry):
         assert deceived.values["train"] == 1.0 and deceived.values["H"] >= 0.99
     if entry.kind == "check":
         assert all(result.passed is (entry.id not in FALSE) for result in done), [result.note for result in done]
-    module = entry.load()
-    picture = module.draw(done) if hasattr(module, "draw") else None
-    assert picture is None or picture.axes
 
 
 @pytest.mark.parametrize("scale", ["smoke", "small", "paper"])

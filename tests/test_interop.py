@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_wine, make_moons
 from sklearn.decomposition import KernelPCA
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, SVR
@@ -55,6 +55,16 @@ def test_svc_with_a_kernel_survives_pipelines_and_cross_validation():
     kernel = 2.0 * RBF(1.0, learnable=True) + NTK(depth=2)  # no kernel of scikit-learn's own
     scores = cross_val_score(make_pipeline(StandardScaler(), SVC(kernel=kernel.numpy)), X, y, cv=3)
     assert scores.mean() > 0.9
+
+
+def test_kernels_are_parameters_of_a_scikit_learn_search():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    grid = {"kernelridge__kernel": [RBF(1e-6), Matern(1.5)]}
+    pipeline = make_pipeline(StandardScaler(), mercer.machines.KernelRidge(penalty=0.1))
+    search = GridSearchCV(pipeline, grid, cv=2).fit(X, np.sin(3 * X[:, 0]))
+    assert isinstance(search.best_params_["kernelridge__kernel"], Matern)
+    assert search.predict(X[:4]).shape == (4,)
 
 
 def test_precomputed_estimators_take_gram_matrices():

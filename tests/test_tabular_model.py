@@ -269,3 +269,14 @@ def test_the_same_seed_gives_the_same_model():
     frame = table(120).drop(columns="value")
     first, second = (TabularModel(random_state=3).fit(frame, "kind").predict(frame) for _ in range(2))
     pd.testing.assert_frame_equal(first, second, check_exact=True)
+
+
+def test_a_model_shows_itself_in_a_notebook():
+    empty = TabularModel()
+    assert "TabularModel task=&#x27;auto&#x27;" in empty._repr_html_() and "fitted" not in repr(empty)
+    frame = pd.DataFrame({"x": [0, 1, 2, 3] * 10, "<b>": ["u", "v"] * 20, "sort": ["low", "low", "high", "high"] * 10})
+    model = TabularModel().fit(frame, "sort")
+    assert repr(model).endswith("fitted to 40 rows of 'sort'>")
+    shown = model._repr_html_()
+    assert "sort: classification, 40 rows" in shown and "accuracy" in shown
+    assert "&lt;b&gt;" in shown and "<td><b>" not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -68,6 +69,20 @@ class TabularModel(Savable):
     def __init__(self, *, task: str = "auto", random_state: int = 0) -> None:
         self.task = checks.choice("TabularModel", "task", task, TASKS)
         self.random_state = checks.integer("TabularModel", "random_state", random_state, 0)
+
+    def __repr__(self) -> str:
+        fitted = f", fitted to {self.rows} rows of {self.target.name!r}" if hasattr(self, "scores") else ""
+        return f"<TabularModel task={self.task!r}, random_state={self.random_state}{fitted}>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the scores on held-out rows, and what was made of the columns."""
+        if not hasattr(self, "scores"):
+            return f"<code>{html.escape(repr(self))}</code>"
+        numbers = {name: value for name, value in self.scores.items() if isinstance(value, float)}
+        scores = pd.DataFrame({"held-out rows": pd.Series(numbers, dtype=float)})
+        columns = pd.DataFrame([vars(c) for c in self.preparation.columns])[["name", "kind", "how"]]
+        title = html.escape(f"{self.target.name}: {self.target.task}, {self.rows} rows")
+        return f"<b>{title}</b>{scores.to_html(float_format='{:.4g}'.format)}{columns.to_html(index=False)}"
 
     def fit(
         self,

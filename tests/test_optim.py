@@ -2,18 +2,22 @@
 
 import copy
 import io
+import json
 import pickle
 import subprocess
 import sys
 import textwrap
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import mercer.optim
 from mercer import NumericalWarning
@@ -706,9 +710,61 @@ def test_maximize_ascends_as_the_negated_loss_descends(name):
     torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
 
 
-def test_differentiable_steps_are_refused(case):
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [("differentiable", "Differentiate through the steps of"), ("capturable", "Capture the model's passes without")],
+)
+def test_what_a_step_cannot_be_is_refused(case, option, fix):
     model = network()
-    with pytest.raises(
-        ValueError, match=r": differentiable must be False; got True. Differentiate through the steps of"
-    ):
-        case.make(model.parameters(), model, differentiable=True)
+    with pytest.raises(ValueError, match=rf": {option} must be False; got True. {fix}"):
+        case.make(model.parameters(), model, **{option: True})
+
+
+SAVED = Path(__file__).parent / "saved" / "optim_0_1"  # after four steps of network() by version 0.1
+
+
+@pytest.mark.parametrize("name", ["kernel_sgd", "function_space", "eigenpro", "esgd", "multi_batch_lbfgs"])
+def test_states_of_version_0_1_load_and_train_on(name):
+    case, model = CASES[name], network()
+    optimizer = case.make(model.parameters(), model)
+    kind = type(optimizer).__name__
+    with safe_open(SAVED / f"{kind}.safetensors", "pt") as file:
+        facts = {key: json.loads(text) for key, text in file.metadata().items()}
+        state = {int(index): dict(known) for index, known in facts["state"].items()}
+        for key in (key for key in file.keys() if "." in key):  # noqa: SIM118 - not a dictionary
+            index, which = key.split(".")
+            state[int(index)][which] = file.get_tensor(key)
+    optimizer.load_state_dict({"state": state, "param_groups": facts["param_groups"]})
+    assert optimizer.param_groups[0]["lr"] == facts["param_groups"][0]["lr"]
+    assert optimizer.steps == facts["param_groups"][0].get("steps", 0)
+    x, y = batches(1)[0]
+    losses = [float(advance(case, model, optimizer, x, y)) for _ in range(8)]
+    assert losses[-1] < losses[0]
+    assert optimizer.steps == facts["param_groups"][0].get("steps", 0) + 8
+
+
+def test_it_trains_in_lightning(tmp_path):
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+    x, _ = batches(1, m=64)[0]
+    y = (x[:, 0] > 0).long()
+
+    class Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch, _):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return FunctionSpaceSGD(self.parameters(), model=self.net)
+
+    model, loader = Net(), DataLoader(TensorDataset(x, y), 16)
+    before = F.cross_entropy(model.net(x), y).item()
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own advice
+        lightning.Trainer(max_epochs=4, default_root_dir=tmp_path, enable_model_summary=False, **options).fit(
+            model, loader
+        )
+    assert F.cross_entropy(model.net(x), y).item() < 0.9 * before

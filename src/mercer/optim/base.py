@@ -33,15 +33,25 @@ class CheckedOptimizer(Optimizer):
         defaults: Options of a group.
         maximize: Ascend in place of descending.
         differentiable: Refused: a step is not part of any graph.
+        capturable: Refused: a step looks at numbers on the host, which no CUDA graph can.
     """
 
     def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], *, maximize: bool = False, differentiable: bool = False
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        capturable: bool = False,
     ) -> None:
+        where = type(self).__name__
         if differentiable:
             fix = "Differentiate through the steps of torch.optim.SGD instead."
-            where = type(self).__name__
             raise ValueError(checks.sentence(where, "differentiable must be False", differentiable, fix))
+        if capturable:
+            fix = "Capture the model's passes without the step: a step looks at numbers on the host."
+            raise ValueError(checks.sentence(where, "capturable must be False", capturable, fix))
         super().__init__(params, {**defaults, "maximize": bool(maximize)})
 
     def update(self, live: list[Tensor], closure: Closure | None) -> None:

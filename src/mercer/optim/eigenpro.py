@@ -59,6 +59,7 @@ class EigenProSGD(ListeningOptimizer):
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
         differentiable: Refused.
+        capturable: Refused.
     """
 
     def __init__(
@@ -75,13 +76,14 @@ class EigenProSGD(ListeningOptimizer):
         foreach: bool = True,
         maximize: bool = False,
         differentiable: bool = False,
+        capturable: bool = False,
     ) -> None:
         where = "EigenProSGD"
         if isinstance(lr, str):
             checks.choice(where, "lr", lr, ("auto",))
         self.automatic = isinstance(lr, str)
         options = {"lr": 1.0 if isinstance(lr, str) else lr, "foreach": foreach}
-        super().__init__(params, options, maximize=maximize, differentiable=differentiable)
+        super().__init__(params, options, maximize=maximize, differentiable=differentiable, capturable=capturable)
         self.k = None if k is None else checks.integer(where, "k", k, 0)
         self.rest_lr = checks.non_negative(where, "rest_lr", rest_lr)
         self.max_samples = checks.integer(where, "max_samples", max_samples, 1)

@@ -39,6 +39,7 @@ class ESGD(CheckedOptimizer):
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
         differentiable: Refused.
+        capturable: Refused.
     """
 
     _step_supports_amp_scaling = True  # a GradScaler then sets grad_scale and found_inf, and leaves unscaling to us
@@ -56,9 +57,10 @@ class ESGD(CheckedOptimizer):
         foreach: bool = True,
         maximize: bool = False,
         differentiable: bool = False,
+        capturable: bool = False,
     ) -> None:
         options = {"lr": lr, "foreach": foreach}
-        super().__init__(params, options, maximize=maximize, differentiable=differentiable)
+        super().__init__(params, options, maximize=maximize, differentiable=differentiable, capturable=capturable)
         self.damping = checks.positive("ESGD", "damping", damping)
         self.update_every = checks.integer("ESGD", "update_every", update_every, 1)
         self.generator = generator

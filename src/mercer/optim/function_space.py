@@ -78,6 +78,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
         differentiable: Refused.
+        capturable: Refused.
     """
 
     def __init__(
@@ -107,20 +108,16 @@ class FunctionSpaceSGD(ListeningOptimizer):
         foreach: bool = True,
         maximize: bool = False,
         differentiable: bool = False,
+        capturable: bool = False,
     ) -> None:
         where = "FunctionSpaceSGD"
-        own = {"momentum": _share(where, "momentum", momentum), "nesterov": bool(nesterov)}
+        own: dict[str, Any] = {"momentum": _share(where, "momentum", momentum), "nesterov": bool(nesterov)}
         own |= {"weight_decay": checks.non_negative(where, "weight_decay", weight_decay), "foreach": foreach}
-        if isinstance(lr, str):
-            checks.choice(where, "lr", lr, ("auto",))
-            lr = _AUTO_RATE
-        super().__init__(params, {"lr": lr, **own}, maximize=maximize, differentiable=differentiable)
+        own["lr"] = _AUTO_RATE if isinstance(lr, str) and checks.choice(where, "lr", lr, ("auto",)) else lr
+        super().__init__(params, own, maximize=maximize, differentiable=differentiable, capturable=capturable)
         self.graft = checks.choice(where, "graft", graft, ("none", "sgd"))
         self.balance = None if balance is None else checks.positive(where, "balance", balance)
-        if isinstance(max_change, str):
-            self.max_change: float | str | None = checks.choice(where, "max_change", max_change, ("auto",))
-        else:
-            self.max_change = None if max_change is None else checks.positive(where, "max_change", max_change)
+        self.max_change = _bound(where, max_change)
         self.kernel = kernel
         self.memory = Memory(
             damping=checks.positive(where, "damping", damping),
@@ -272,3 +269,9 @@ def _share(where: str, name: str, value: float) -> float:
     if checks.non_negative(where, name, value) >= 1:
         raise ValueError(checks.sentence(where, f"{name} must be below 1", value))
     return float(value)
+
+
+def _bound(where: str, most: float | str | None) -> float | str | None:
+    if isinstance(most, str):
+        return checks.choice(where, "max_change", most, ("auto",))
+    return None if most is None else checks.positive(where, "max_change", most)

@@ -52,6 +52,7 @@ class KernelSGD(ListeningOptimizer):
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
         differentiable: Refused.
+        capturable: Refused.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class KernelSGD(ListeningOptimizer):
         foreach: bool = True,
         maximize: bool = False,
         differentiable: bool = False,
+        capturable: bool = False,
     ) -> None:
         options = {"lr": lr, "foreach": foreach}
-        super().__init__(params, options, maximize=maximize, differentiable=differentiable)
+        super().__init__(params, options, maximize=maximize, differentiable=differentiable, capturable=capturable)
         self.kernel: Gram = RBF(0.01) if kernel is None else kernel
         self.pad = checks.choice("KernelSGD", "pad", pad, ("zeros", "identity"))
         self.cutoff = None if cutoff is None else checks.non_negative("KernelSGD", "cutoff", cutoff)

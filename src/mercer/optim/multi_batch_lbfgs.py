@@ -34,6 +34,7 @@ class MultiBatchLBFGS(CheckedOptimizer):
         caution: :math:`\epsilon`.
         maximize: Ascend.
         differentiable: Refused.
+        capturable: Refused.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class MultiBatchLBFGS(CheckedOptimizer):
         caution: float = 1e-4,
         maximize: bool = False,
         differentiable: bool = False,
+        capturable: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr}, maximize=maximize, differentiable=differentiable)
+        super().__init__(params, {"lr": lr}, maximize=maximize, differentiable=differentiable, capturable=capturable)
         self.history = checks.integer("MultiBatchLBFGS", "history", history, 1)
         self.caution = checks.non_negative("MultiBatchLBFGS", "caution", caution)
         self._overlap: Closure | None = None

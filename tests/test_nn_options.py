@@ -25,11 +25,17 @@ def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
     logits, alpha = head(z), head.kernel.coefficients
     settings = {"prototypes": prototypes, "dim": dim}
     slow = reference.scaled_logits(
-        z, head.weight, alpha.tolist(), log_scale.tolist(), head.exponent.item(), bias=head.bias.tolist(), **settings
+        z - head.center,
+        head.weight,
+        alpha.tolist(),
+        log_scale.tolist(),
+        head.exponent.item(),
+        bias=head.bias.tolist(),
+        **settings,
     )
     torch.testing.assert_close(logits.detach(), slow)
     plain = reference.plain_scaled_logits(
-        z, head.weight, alpha[2:], log_scale, head.exponent, bias=head.bias, **settings
+        z - head.center, head.weight, alpha[2:], log_scale, head.exponent, bias=head.bias, **settings
     )
     wanted, weights = [z, *head.parameters()], rows(len(z), C, seed=2)
     ours = torch.autograd.grad((logits * weights).sum(), wanted)
@@ -76,16 +82,31 @@ def test_shared_units_and_places_equal_the_literal_transcription():
     alpha = head.kernel.coefficients.tolist()
     read = (head.norm.weight, head.norm.bias, head.readout.weight, head.skip.weight, head.bias)
     read = [parameter.detach() for parameter in read]
-    alone = reference.kernel_mean(z[:, None], torch.ones(3, 1), head.weight, alpha)
+    centre = head.center.detach()
+    alone = reference.kernel_mean((z - centre)[:, None], torch.ones(3, 1), head.weight, alpha)
     torch.testing.assert_close(head(z).detach(), reference.read_units(alone, z, *read))
     for counted in (None, mask.bool()):
-        means = reference.kernel_mean(places, torch.ones(3, 4) if counted is None else counted, head.weight, alpha)
+        some = torch.ones(3, 4) if counted is None else counted
+        means = reference.kernel_mean(places - centre, some, head.weight, alpha)
         torch.testing.assert_close(head.at_places(z, places, counted).detach(), reference.read_units(means, z, *read))
     own = randomised(KernelClassifier(D, C, RadialSeries(6), bias=False, temperature=0.5).double())
     means = reference.kernel_mean(places, mask, own.weight, own.kernel.coefficients.tolist())
     torch.testing.assert_close(own.at_places(z, places, mask.bool()).detach(), means / 0.5)
     changed = torch.where(mask.bool()[:, :, None], places, 100.0)
     torch.testing.assert_close(head.at_places(z, changed, mask.bool()), head.at_places(z, places, mask.bool()))
+
+
+@pytest.mark.parametrize("options", [{}, {"prototypes": 2}, {"shared": 3}], ids=["default", "prototypes", "shared"])
+def test_gradients_of_places_are_those_of_the_logits(options):
+    """The logits are compared with the literal formula above; these are their derivatives by differences."""
+    head = randomised(KernelClassifier(D, C, RadialSeries(4), **options).double())
+    z, places = rows(2).requires_grad_(), rows(6, seed=2).reshape(2, 3, D).requires_grad_()
+    mask = torch.tensor([[True, True, False], [False, True, True]])
+
+    def logits(z, places, *parameters):  # changed in place, by the differences
+        return head.at_places(z, places, mask)
+
+    assert torch.autograd.gradcheck(logits, (z, places, *head.parameters()))
 
 
 def test_the_scale_starts_where_a_matching_embedding_has_probability_nine_tenths():

@@ -38,7 +38,8 @@ class KernelClassifier(Savable, nn.Module):
 
     With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default the scale is learned:
     :math:`1 / T` becomes :math:`s_j (\|z\| / \sqrt d)^{\rho}`, with :math:`\rho = 0` at the start, so that the head can
-    learn what ``nn.Linear`` can (k(t) = t, :math:`\rho` = 1). The start,
+    learn what ``nn.Linear`` can (k(t) = t, :math:`\rho` = 1). In k and in the length z becomes :math:`z - \mu`, learned
+    from 0: the cosines of embeddings behind a ReLU are all near 1 otherwise. The start of the scale,
     :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class, at right angles to the
     others, probability 0.9.
 
@@ -53,7 +54,7 @@ class KernelClassifier(Savable, nn.Module):
         shared: m units that all classes read: logits :math:`A \, \mathrm{LN}(k(u, z)) + B z + b`, with layer norm LN.
             For many classes, or in the place of a small MLP.
         bias: Learn b.
-        temperature: T. None: the learned scale (with ``shared`` none is needed). The paper's are 0.1 for
+        temperature: T. None: the learned scale and center (``shared`` needs no scale). The paper's are 0.1 for
             ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
@@ -67,6 +68,7 @@ class KernelClassifier(Savable, nn.Module):
     bias: nn.Parameter | None
     log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
     exponent: nn.Parameter | None  # (1,)
+    center: nn.Parameter | None  # (d,)
     log_start: Tensor | None  # (1,)
 
     def __init__(
@@ -118,6 +120,7 @@ class KernelClassifier(Savable, nn.Module):
         learned = self.temperature is None and self.shared is None
         self.log_scale = nn.Parameter(torch.empty(self.num_classes, **place)) if learned else None
         self.exponent = nn.Parameter(torch.empty(1, **place)) if learned else None
+        self.center = nn.Parameter(torch.empty(self.in_features, **place)) if self.temperature is None else None
         self.register_buffer("log_start", torch.empty(1, **place) if learned else None)
 
     @property
@@ -139,7 +142,7 @@ class KernelClassifier(Savable, nn.Module):
         with torch.no_grad():
             self.weight.normal_()
             self.weight.copy_(unit_rows(self.weight))
-            for parameter in (self.bias, self.log_scale, self.exponent):
+            for parameter in (self.bias, self.log_scale, self.exponent, self.center):
                 if parameter is not None:
                     parameter.zero_()
             if self.log_start is not None and not self.weight.is_meta:
@@ -176,7 +179,7 @@ class KernelClassifier(Savable, nn.Module):
             need = "places must have shape (n, s, d) where z has (n, d)"
             raise ValueError(checks.sentence("KernelClassifier", need, f"{tuple(places.shape)} and {tuple(z.shape)}"))
         with _full_precision(z):
-            flat = self._gram(places.to(z.dtype).reshape(-1, self.in_features), weight)
+            flat = self._gram(self._centered(places.to(z.dtype)).reshape(-1, self.in_features), weight)
             value = masked_mean(flat.unflatten(0, places.shape[:2]), mask)
             return self._own(z, weight, value) if self.shared is None else self._by_units(z, value)
 
@@ -189,7 +192,10 @@ class KernelClassifier(Savable, nn.Module):
 
     def _logits(self, z: Tensor, weight: Tensor) -> Tensor:
         flat = z.reshape(-1, self.in_features)
-        logits = self._own(flat, weight) if self.shared is None else self._by_units(flat, self._gram(flat, weight))
+        if self.shared is None:
+            logits = self._own(flat, weight)
+        else:
+            logits = self._by_units(flat, self._gram(self._centered(flat), weight))
         if not isinstance(z, fx.Proxy) and z.ndim == 2:  # sharded training refuses needless views
             return logits
         return logits.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
@@ -202,6 +208,7 @@ class KernelClassifier(Savable, nn.Module):
             log_scale = None if log_scale is None else log_scale[classes]
         if log_scale is not None and self.prototypes > 1:
             log_scale = log_scale.repeat_interleave(self.prototypes)
+        z = self._centered(z)
         start, temperature, kernel = _like(self.log_start, z), self.temperature or 1.0, self.kernel
         if value is None and isinstance(kernel, RadialSeries):
             read = (exponent, log_scale, bias, self.prototypes)
@@ -210,6 +217,10 @@ class KernelClassifier(Savable, nn.Module):
         if log_scale is not None and start is not None:
             log_scale = log_scale + start
         return read_out(value / temperature, z, exponent, log_scale, bias, self.prototypes)
+
+    def _centered(self, z: Tensor) -> Tensor:
+        center = _like(self.center, z)
+        return z if center is None else z - center
 
     def _by_units(self, z: Tensor, value: Tensor) -> Tensor:
         """All classes by the values of shared units."""
@@ -300,11 +311,13 @@ class KernelClassifier(Savable, nn.Module):
             for name, tensor in own.items():
                 if tensor is not None:
                     state_dict.setdefault(prefix + name, torch.zeros_like(tensor))
+        if weight is not None and self.center is not None:  # saved before there was one
+            state_dict.setdefault(f"{prefix}center", torch.zeros_like(self.center))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay should leave alone: scale and bias (timm's convention)."""
-        return {name for name in ("log_scale", "exponent", "bias") if getattr(self, name) is not None}
+        """Names of the parameters that weight decay should leave alone: all but weights (timm's convention)."""
+        return {name for name in ("log_scale", "exponent", "center", "bias") if getattr(self, name) is not None}
 
     def param_groups(
         self, *, weight_decay: float = 1e-4, kernel_decay: float | None = None, kernel_lr: float | None = None

@@ -23,7 +23,6 @@ from .preconditioner import NEXT, REFRESHES, Memory, Preconditioner
 
 __all__ = ["FunctionSpaceSGD"]
 
-_AUTO_RATE = 1.0
 MOMENTUM = "momentum"  # the one key of the state that is of every parameter; the others are Preconditioner's
 
 
@@ -47,11 +46,11 @@ class FunctionSpaceSGD(ListeningOptimizer):
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: :math:`\eta`. ``"auto"`` is 1, which the bound on the step makes safe; the groups then hold that number.
+        lr: :math:`\eta`. ``"auto"`` is 1 less the momentum, made safe by the bound on the step; groups then hold it.
         model: Where the layers' inputs are seen, plain or wrapped in DDP.
         layers: Precondition all linear and (ungrouped) 2-d convolutional layers, or the last linear one.
         damping: :math:`\lambda` in units of the mean eigenvalue of the moment.
-        momentum: Of the preconditioned direction.
+        momentum: Of the preconditioned direction. Transformers want 0.9, with ``nesterov``.
         nesterov: Nesterov's momentum.
         weight_decay: Apart from the gradient, as in AdamW.
         ema: Memory of the moment, bias-corrected; 0 uses the latest batch alone and solves on the smaller side.
@@ -113,7 +112,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         where = "FunctionSpaceSGD"
         own: dict[str, Any] = {"momentum": _share(where, "momentum", momentum), "nesterov": bool(nesterov)}
         own |= {"weight_decay": checks.non_negative(where, "weight_decay", weight_decay), "foreach": foreach}
-        own["lr"] = _AUTO_RATE if isinstance(lr, str) and checks.choice(where, "lr", lr, ("auto",)) else lr
+        own["lr"] = 1 - own["momentum"] if isinstance(lr, str) and checks.choice(where, "lr", lr, ("auto",)) else lr
         super().__init__(params, own, maximize=maximize, differentiable=differentiable, capturable=capturable)
         self.graft = checks.choice(where, "graft", graft, ("none", "sgd"))
         self.balance = None if balance is None else checks.positive(where, "balance", balance)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import mercer
 from mercer.features import L2BatchNorm, NeuralEigenfunctions, Nystrom, ParallelNetworks, SpectralInference
-from mercer.features.exact_extension import fit_sample
+from mercer.features.landmark_fit import fit_sample
 from mercer.features.neuralef import Training, ascent, deflated, train
 from mercer.features.spin import masked
 from mercer.features.task import Task

@@ -1,8 +1,8 @@
 """Explicit maps: k(x, y) ~ phi(x) . phi(y)."""
 
 from .base import FeatureMap
-from .distillation import distill
 from .l2_batch_norm import L2BatchNorm
+from .network_fit import distill
 from .neural_eigenfunctions import NeuralEigenfunctions
 from .neuralef import Training
 from .nystrom import Nystrom

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import math
+
 import torch
 from torch import Tensor, nn
 
+from .. import checks
+from ..distributed import broadcast_module
 from ..kernels import NetworkKernel
 from ..modules import Readable
 from .bases import HiddenBasis, NetworkBasis, OutputBasis, hidden_width
-from .distillation import distill
-from .exact_extension import exact_pairs
 from .l2_batch_norm import L2BatchNorm
-from .neuralef import train
+from .landmark_fit import exact_pairs
+from .neuralef import Training, train
 from .parallel_networks import ParallelNetworks, Trunk
 from .rayleigh_ritz import Pairs, exact_functions, ritz
-from .standardisation import centre_and_spread
-from .task import Task, normalised, wide
+from .task import Task, centre_and_spread, normalised, wide
 
-__all__ = ["blank_network_basis", "fit_distilled", "fit_neuralef"]
+__all__ = ["blank_network_basis", "distill", "fit_distilled", "fit_neuralef"]
 
+_log = logging.getLogger("mercer")
 _HIDDEN = 1024  # functions that Rayleigh-Ritz takes from a network at most
 
 
@@ -57,6 +61,55 @@ def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
         return _best(task, trained)
     eye = torch.eye(k, dtype=torch.float64, device=task.rows.device)
     return _as_trained(task, trained, values, eye * (values > 0))
+
+
+def distill(
+    network: nn.Module,
+    x: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    plan: Training,
+    generator: torch.Generator | None,
+) -> None:
+    r"""Fit a network to functions known on the rows: minimise :math:`\sum_j w_j \, E (f_j(x) - \psi_j(x))^2`.
+
+    Ctrl-C ends the training, not the fit.
+
+    Args:
+        network: ``(n, ...) -> (n, k)`` or ``(n, c, k)``.
+        x: Rows, the same on all ranks.
+        targets: :math:`\psi` at the rows, of the network's output shape or one with as many numbers.
+        weights: w ``(k,)``.
+        plan: Settings; the step size rises for a tenth of the steps and falls along a cosine.
+        generator: Draws the minibatches.
+    """
+    optimizer = torch.optim.AdamW(network.parameters(), lr=plan.lr)
+    warm = max(1, plan.steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm, 0.01 + 0.5 + 0.5 * math.cos(math.pi * step / max(1, plan.steps)))
+    )
+    dtype = next(network.parameters()).dtype
+    targets, weights = targets.to(dtype), (weights / weights.sum()).to(dtype)
+    size = min(plan.batch_size, len(x))
+    broadcast_module(network)
+    network.train()
+    try:
+        for step in range(plan.steps):
+            rows = torch.randint(len(x), (size,), generator=generator).to(x.device)
+            with torch.enable_grad():
+                batch = x[rows].to(dtype) if x.is_floating_point() else x[rows]
+                loss = ((network(batch).reshape(targets[rows].shape) - targets[rows]).square() * weights).mean()
+                optimizer.zero_grad()
+                loss.backward()
+            if not bool(torch.isfinite(loss)):
+                fix = "Standardise x, or lower lr."
+                raise FloatingPointError(
+                    checks.sentence("distill", "the loss must stay finite", f"NaN at step {step}", fix)
+                )
+            optimizer.step()
+            schedule.step()
+    except KeyboardInterrupt:
+        _log.warning("distill: interrupted at step %d of %d; the map keeps what was learned.", step, plan.steps)
 
 
 def blank_network_basis(

@@ -18,7 +18,7 @@ from ..modules import Readable
 from .base import FeatureMap
 from .parallel_networks import ParallelNetworks
 from .rayleigh_ritz import kernel_operator
-from .standardisation import centre_and_spread
+from .task import centre_and_spread
 
 _BLOCK = 4096
 _log = logging.getLogger("mercer")

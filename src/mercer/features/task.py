@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from ..distributed import gather_rows, global_slice, sum_over_ranks
 from ..kernels import Kernel, NetworkKernel
-from ..linalg import SymmetricOperator, slices
+from ..linalg import SymmetricOperator, block_rows, slices
 from ..modules import Readable
 from .bases import Basis
 from .landmarks import sample
 from .neuralef import Training
 from .rayleigh_ritz import Pairs, kernel_operator
 
-__all__ = ["Task", "normalised", "wide"]
+__all__ = ["Task", "centre_and_spread", "normalised", "wide"]
 
 _OPERATOR_ROWS = 8192  # the operator is applied on at most so many rows: its cost is their square
 _BLOCK = 4096
@@ -99,3 +99,18 @@ def normalised(basis: Basis, pairs: Pairs, rows: Readable) -> Pairs:
 def wide(kernel: Kernel, x: Tensor) -> Tensor:
     """Rows in float64, but for kernels of networks, which would be twice as dear, and for indices."""
     return x if isinstance(kernel, NetworkKernel) or not x.is_floating_point() else x.double()
+
+
+def centre_and_spread(x: Readable) -> tuple[Tensor, Tensor]:  # (n, ...) -> (...), ()
+    """The mean row, and one standard deviation of all numbers, 1 where that is 0; in float64, over all ranks.
+
+    Two passes: the square of a large mean would drown the spread.
+    """
+    n, size = global_slice(len(x))[1], x.shape[1:].numel()
+    parts = list(slices(len(x), block_rows(2 * 8 * size)))
+    zero = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
+    centre = sum_over_ranks(sum((x[part].double().sum(0) for part in parts), zero)) / n
+    middle = centre.mean()
+    squares = sum(((x[part].double() - middle).square().sum() for part in parts), zero.new_zeros(()))
+    spread = (sum_over_ranks(squares) / (n * size)).sqrt()
+    return centre, torch.where(spread > 0, spread, 1.0)

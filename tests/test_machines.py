@@ -191,17 +191,18 @@ def test_eigenpro_says_when_it_did_not_get_there():
         eigenpro(RBF(0.1), x, x - x.mean(0), penalty=1e-9, stopping=Stopping(passes=2))
 
 
-def test_eigenpro_shortens_a_step_that_diverges():
+@pytest.mark.parametrize("seed", [0, 1])
+def test_eigenpro_learns_with_a_kernel_of_low_rank(seed):
+    """Products of three columns have ten directions: levelled to rounding, none would move. A few rows are far away."""
     x = draw(300, 3)
-    x[::50] *= 6  # few rows whose k(x, x) is far above the others'
-    y = (x[:, :1] * x[:, 1:2]).clamp(-3, 3)
-    machine = KernelRidge(Polynomial(2), solver="eigenpro", random_state=1).fit(x, y)
-    assert bool(machine.predict(x).isfinite().all()) and machine.residual_ < 2
+    x[::50] *= 6
+    y = x[:, :1] * x[:, 1:2]
+    machine = KernelRidge(Polynomial(2), solver="eigenpro", random_state=seed).fit(x, y)
+    assert float((machine.predict(x) - y).square().mean() / y.var()) < 0.2
 
 
-def test_auto_takes_the_cheaper_solver(monkeypatch):
-    monkeypatch.setattr(kernel_ridge, "EXACT_ROWS", 20)
-    assert KernelRidge(RBF(0.4), random_state=0).fit(X, Y).solver_ == "eigenpro"
+def test_auto_takes_the_cheaper_solver():
+    assert [kernel_ridge.cheapest_solver(n, 20) for n in (100, 5001, 1_000_000)] == ["exact", "eigenpro", "landmarks"]
     assert KernelRidge(RBF(0.4), landmarks=5, random_state=0).fit(X, Y).solver_ == "landmarks"
     assert KernelRidge(RBF(0.4), random_state=0).fit(X[:20], Y[:20]).solver_ == "exact"
 

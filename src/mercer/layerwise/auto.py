@@ -86,6 +86,7 @@ def fit_auto(
     task: str,
     max_layers: int = 4,
     landmarks: int | None = None,
+    exact_rows: int = EXACT_ROWS,
     kernel: Kernel | str = "auto",
     generator: torch.Generator | None = None,
 ) -> AutoFit:
@@ -97,6 +98,7 @@ def fit_auto(
         task: ``"classes"`` or ``"values"``, see :func:`loss`.
         max_layers: Most layers, the last included.
         landmarks: Anchors; None takes every row.
+        exact_rows: Rows up to which the Gram matrix is held.
         kernel: ``"auto"`` chooses and stacks; ``"gaussian"`` takes the Gaussian; or the kernel of the last layer.
         generator: Randomness of subsets and landmarks, the same on all ranks.
     """
@@ -105,10 +107,10 @@ def fit_auto(
         checks.warn("KernelNetwork", f"landmarks={landmarks} is more than the {n} rows; {n} are used.")
         landmarks = n
     order = torch.randperm(n, generator=generator)
-    few, few_y = (take_rows(rows, order[:EXACT_ROWS]) for rows in (x, y))  # all choices are made on these
+    few, few_y = (take_rows(rows, order[:exact_rows]) for rows in (x, y))  # all choices are made on these
     if not bool(sum_over_ranks((x != few[0]).sum())):
         checks.warn("KernelNetwork", "all rows of X are equal; the Gram matrix has rank 1.")
-    many = n > EXACT_ROWS and landmarks is None and kernel != "gaussian"
+    many = n > exact_rows and landmarks is None and kernel != "gaussian"
     plan = _plan(few, few_y, task, 0 if many and few.shape[1] > _METRIC_WIDTH else max_layers - 1)
     encoding, kept = list(plan.first), 1.0
     if many and nn.Sequential(*encoding)(few[:1]).shape[1] > _COMPONENTS_FROM:
@@ -126,8 +128,9 @@ def fit_auto(
             given = kernel if isinstance(kernel, Kernel) else None
             return AutoFit(encoding, metrics, fit_all_rows(z, y, seen, few_y, given, seed), kept)
     setting = search(seen[:_PILOT], few_y[:_PILOT], _MULTIPLES) if metrics else plan.setting
-    ending = _ending(network(x), y, seen, few_y, setting, order, landmarks, kernel, generator)
-    if kernel != "auto" or landmarks is not None or n > EXACT_ROWS:
+    exact = n <= exact_rows
+    ending = _ending(network(x), y, seen, few_y, setting, order, exact, landmarks, kernel, generator)
+    if kernel != "auto" or landmarks is not None or n > exact_rows:
         return AutoFit(encoding, metrics, ending, kept)
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     whole, ending = averaged([*encoding, *metrics], ending, gather_rows(x), gather_rows(y), seed)
@@ -141,13 +144,14 @@ def _ending(
     seen_y: Tensor,
     setting: Setting,
     order: Tensor,
+    exact: bool,
     landmarks: int | None,
     kernel: Kernel | str,
     generator: torch.Generator | None,
 ) -> Ending:
     """The last layer: a stack or a Gaussian on every row, or one kernel on landmarks."""
     middle = median_distance(seen)
-    if landmarks is None and len(order) <= EXACT_ROWS:
+    if landmarks is None and exact:
         z, y = gather_rows(z), gather_rows(y)
         if kernel == "gaussian":
             return fit_gaussian(z, y, setting, middle)
@@ -156,7 +160,7 @@ def _ending(
         one = kernel if isinstance(kernel, Kernel) else refined_kernel(seen, seen_y)
         return fit_from_landmarks(z, y, one, None, landmarks, generator)
     bandwidth = setting.multiple * middle
-    if len(order) > EXACT_ROWS:
+    if not exact:
         bandwidth = _narrow(seen, seen_y, bandwidth, setting.penalty)
     return fit_from_landmarks(z, y, gaussian(bandwidth), bandwidth, landmarks, generator)
 

@@ -23,6 +23,7 @@ from ..distributed import (
     world_size,
 )
 from ..machines import Calibration
+from .auto import EXACT_ROWS
 from .dependence import one_hot
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
 from .network import KernelNetwork
@@ -50,7 +51,8 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         rule: How ``closed_form`` chooses bandwidths: ``"leave_one_out"``, or ``"authors"``: the first that raises HSIC.
         extra_dimensions: Columns of ``closed_form`` for the wrongly assigned rows of each class.
         features: Random Fourier features of a layer of ``spectral``.
-        landmarks: Number of rows that carry weights in ``auto``; None: all of them, beyond 3,000 rows by EigenPro.
+        landmarks: Number of rows that carry weights in ``auto``; None: all of them.
+        exact_rows: Rows up to which the Gram matrix is held; beyond, all rows take part by EigenPro.
         random_state: Randomness of features, subsets and landmarks.
         verbose: Log the layers at level INFO rather than DEBUG, to ``logging.getLogger("mercer")``.
 
@@ -78,6 +80,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         extra_dimensions: bool = False,
         features: int = 300,
         landmarks: int | None = None,
+        exact_rows: int = EXACT_ROWS,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -88,6 +91,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         self.extra_dimensions = extra_dimensions
         self.features = features
         self.landmarks = landmarks
+        self.exact_rows = exact_rows
         self.random_state = random_state
         self.verbose = verbose
 
@@ -168,7 +172,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
             return SpectralSolver(self.max_layers, self.features)
         if self.solver == "closed_form":
             return ClosedFormSolver(self.rule, self.max_layers, self.extra_dimensions)
-        return AutoSolver(self.kernel, self.max_layers, landmarks)
+        return AutoSolver(self.kernel, self.max_layers, landmarks, self.exact_rows)
 
     def _fit(self, x: Tensor, labels: Tensor, landmarks: int | None = None) -> None:
         c, generator = len(self.classes_), shared_generator(seeded(self.random_state))

@@ -76,6 +76,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         checks.integer(where, "max_layers", self.max_layers, 1)
         if self.landmarks is not None:
             checks.integer(where, "landmarks", self.landmarks, 1)
+        checks.integer(where, "exact_rows", self.exact_rows, 1)
         if not isinstance(self.kernel, Kernel):
             checks.choice(where, "kernel", self.kernel, ("auto", "gaussian"))
         checks.integer(where, "verbose", int(self.verbose), 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import global_slice, shared_generator, sum_over_ranks
-from .auto import fit_auto
+from .auto import EXACT_ROWS, fit_auto
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
 from .network import KernelNetwork
 
@@ -28,7 +28,8 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
             column and Euclidean), Matern, Gaussian, network, polynomial and linear kernels, the best few averaged.
             ``"gaussian"`` keeps to the Gaussian.
         max_layers: Most layers.
-        landmarks: Number of rows that carry weights; None: all of them, beyond 3,000 rows by EigenPro.
+        landmarks: Number of rows that carry weights; None: all of them.
+        exact_rows: Rows up to which the Gram matrix is held; beyond, all rows take part by EigenPro.
         random_state: Randomness of subsets and landmarks.
         verbose: Log the layers at level INFO rather than DEBUG, to ``logging.getLogger("mercer")``.
 
@@ -51,12 +52,14 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         kernel: Any = "auto",
         max_layers: int = 12,
         landmarks: int | None = None,
+        exact_rows: int = EXACT_ROWS,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
         self.kernel = kernel
         self.max_layers = max_layers
         self.landmarks = landmarks
+        self.exact_rows = exact_rows
         self.random_state = random_state
         self.verbose = verbose
 
@@ -111,6 +114,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
                 task="values",
                 max_layers=self.max_layers,
                 landmarks=landmarks,
+                exact_rows=self.exact_rows,
                 kernel=self.kernel,
                 generator=shared_generator(seeded(self.random_state)),
             )

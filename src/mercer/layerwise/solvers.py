@@ -61,6 +61,7 @@ class AutoSolver:
     kernel: Kernel | str
     max_layers: int
     landmarks: int | None
+    exact_rows: int
 
     def fit(self, x: Tensor, labels: Tensor, c: int, generator: torch.Generator | None) -> Solved:
         """See :func:`~mercer.layerwise.auto.fit_auto`."""
@@ -70,6 +71,7 @@ class AutoSolver:
             task="classes",
             max_layers=self.max_layers,
             landmarks=self.landmarks,
+            exact_rows=self.exact_rows,
             kernel=self.kernel,
             generator=generator,
         )

@@ -35,6 +35,7 @@ _TILE = 1000  # columns of the kernel held at a time: a tile stays in the proces
 _HELD_OUT = 2000  # rows that say when to stop, at most; a twentieth of the rows where those are fewer
 _FAR, _ATTEMPTS = 100.0, 5  # mean squares of residuals over the targets' that end an attempt; steps tried
 _LEAST_LEFT = 1e-3  # share of k(x, x) that the preconditioner cannot take away, to rounding
+_DEGENERATE = 10.0  # times the largest useful batch beyond which the tail is too low
 _STEP = 1.5  # times the step of fastest worst-case descent; 2 is where descent ends
 
 
@@ -187,18 +188,26 @@ class _Descent:
         values, vectors = _top(gram, q + 1, self.generator)
         least = 10 * torch.finfo(gram.dtype).eps * float(values[0])  # below, directions are rounding
         tail, values, vectors = max(float(values[-1]), least), values[:-1], vectors[:, :-1]
-        keep = values > tail
-        values, vectors = values[keep], vectors[:, keep]
-        gains = (1 - tail / values) / values
         judged = take_rows(self.x, order[-_HELD_OUT:])
         cross = self.kernel(judged, rows).to(vectors) @ vectors  # (v, q)
         whole = self.kernel.diag(judged).to(cross)
-        left = torch.maximum(whole - cross.square() @ gains, _LEAST_LEFT * whole)
-        beta, top = float(left.max()) + self.penalty, tail / len(rows) + self.penalty / max(1, self.n)
+        most = min(_BATCH, len(rest))
+        gains, beta = self.levelled(values, cross, whole, tail)
+        if beta * len(rows) > _DEGENERATE * most * tail:  # a kernel of low rank: nothing is left to level its top to
+            tail = beta * len(rows) / most
+            gains, beta = self.levelled(values, cross, whole, tail)
+        top = tail / len(rows) + self.penalty / max(1, self.n)
         least_batch = _LEAST_BATCH if self.n > _MANY else 1  # of many rows smaller batches are all overhead
-        batch = max(least_batch, min(_BATCH, len(rest), round(beta / max(top, 1e-12 * beta))))
+        batch = max(least_batch, min(most, round(beta / max(top, 1e-12 * beta))))
         step = _STEP / (beta + (batch - 1) * top)
-        self.made = _Preconditioner(rows, numbers, vectors, gains, step, batch)
+        kept = gains > 0
+        self.made = _Preconditioner(rows, numbers, vectors[:, kept], gains[kept], step, batch)
+
+    def levelled(self, values: Tensor, cross: Tensor, whole: Tensor, tail: float) -> tuple[Tensor, float]:
+        """D for a tail, ``(q,)``, 0 where an eigenvalue is below it; and the largest k(x, x) that is left."""
+        gains = ((1 - tail / values) / values).where(values > tail, torch.zeros_like(values))
+        left = torch.maximum(whole - cross.square() @ gains, _LEAST_LEFT * whole)
+        return gains, float(left.max()) + self.penalty
 
     def watch(self, held: Tensor) -> None:
         """Follow the predictions of the held-out rows, at a batch's cost each step."""

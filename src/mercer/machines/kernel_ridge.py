@@ -159,7 +159,9 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
             data, targets, self.flat_ = checked_training("KernelRidge", self.kernel, x, y)
             generator = shared_generator(seeded(self.random_state))
             self.kernel_ = self._choose(data, targets, generator) if self.kernel is None else self.kernel
-            solver = self._cheapest(data) if solver == "auto" else solver
+            if solver == "auto":
+                held = self.landmarks is None and isinstance(data, Tensor)
+                solver = cheapest_solver(global_slice(len(data))[1], data[:1].numel()) if held else "landmarks"
             self.machine_, self.held_out_, self.loo_ = None, None, None
             if solver == "exact":
                 self._fit_exact(gather_rows(data[:]), gather_rows(targets))
@@ -223,14 +225,6 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     def _choose(self, x: Readable, y: Tensor, generator: torch.Generator | None) -> Kernel:
         order = torch.randperm(global_slice(len(x))[1], generator=generator)[:CHOOSING_ROWS].to(y.device)
         return choose_kernel(take_rows(x, order).double(), take_rows(y, order)).kernel
-
-    def _cheapest(self, x: Readable) -> str:
-        if self.landmarks is not None or not isinstance(x, Tensor):
-            return "landmarks"
-        n = global_slice(len(x))[1]
-        if n <= EXACT_ROWS:
-            return "exact"
-        return "eigenpro" if n**2 * (x[:1].numel() + _PAIR) <= _WORK else "landmarks"
 
     def _finish(self, solver: str, tensor: bool) -> None:
         self.solver_ = solver
@@ -311,6 +305,13 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         state = dict(super().__getstate__())
         state.pop("_factor", None)
         return state
+
+
+def cheapest_solver(n: int, d: int) -> str:
+    """For n rows of d numbers in memory: a Gram matrix, every row by mini-batches, or landmarks."""
+    if n <= EXACT_ROWS:
+        return "exact"
+    return "eigenpro" if n**2 * (d + _PAIR) <= _WORK else "landmarks"
 
 
 def _relative(left: Tensor, right: Tensor) -> float:

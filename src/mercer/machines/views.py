@@ -60,7 +60,7 @@ class View(Savable, nn.Module):
         columns = _long_tails(x, ~few) if straighten else torch.zeros(0, dtype=torch.int64)
         knots, normal = _quantiles(x[:, columns])
         x = _straightened(x, columns, knots, normal)
-        deviation = x.std(0, correction=0)
+        deviation = (x / _size(x)).std(0, correction=0) * _size(x)
         least = torch.where(few, _LEAST_DEVIATION, 0.0)
         scale = torch.where(deviation > least, deviation, torch.where(few, _LEAST_DEVIATION, 1.0))
         return cls(x.mean(0), scale, torch.ones_like(scale), columns, knots, normal)
@@ -77,10 +77,16 @@ class View(Savable, nn.Module):
 
 def _long_tails(x: Tensor, numeric: Tensor) -> Tensor:  # (n, d), (d,) -> (q,)
     """Columns whose skewness is beyond 2."""
+    x = x / _size(x)
     centred = x - x.mean(0)
     deviation = centred.square().mean(0).sqrt()
     skew = (centred / torch.where(deviation > 0, deviation, 1)).pow(3).mean(0).abs()
     return ((skew > _SKEW) & numeric).nonzero()[:, 0]
+
+
+def _size(x: Tensor) -> Tensor:  # (n, d) -> (d,)
+    """Largest absolute values: squares of what is divided by them neither under- nor overflow."""
+    return x.abs().amax(0).clamp_min(torch.finfo(x.dtype).tiny)
 
 
 def _quantiles(x: Tensor) -> tuple[Tensor, Tensor]:  # (n, q) -> (q, p), (q, p)

@@ -201,7 +201,7 @@ def diagnose(
     ('classification', True)
     """
     began = time.perf_counter()
-    generator = torch.Generator().manual_seed(checks.integer("diagnose", "random_state", random_state, 0))
+    generator = torch.Generator().manual_seed(checks.integer("diagnose", "random_state", random_state, 0, 2**32 - 1))
     training = Training(task, random_state, progress or _quiet)
     asked = problem(
         frame, target, task=task, embeddings=embeddings or {}, rows=rows, generator=generator, training=training

@@ -68,7 +68,7 @@ class TabularModel(Savable):
 
     def __init__(self, *, task: str = "auto", random_state: int = 0) -> None:
         self.task = checks.choice("TabularModel", "task", task, TASKS)
-        self.random_state = checks.integer("TabularModel", "random_state", random_state, 0)
+        self.random_state = checks.integer("TabularModel", "random_state", random_state, 0, 2**32 - 1)
 
     def __repr__(self) -> str:
         fitted = f", fitted to {self.rows} rows of {self.target.name!r}" if hasattr(self, "scores") else ""

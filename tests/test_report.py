@@ -177,7 +177,7 @@ def test_a_longer_run_kept_with_the_package_is_shown_apart(tmp_path, monkeypatch
     write_run(tmp_path / "kept" / "table1", [kept])
     monkeypatch.setattr(recorded_runs, "RECORDED", tmp_path / "kept")
     text = Reader(report.build(run_folder).read_text(encoding="utf-8")).text
-    assert "Recorded run: mercer reproduce --scale small" in text
+    assert f"Recorded run: mercer reproduce {TABLE} --scale small" in text
     assert "A processor, 2 cores, 7.6 GiB, Linux x86_64, 2 threads; 1 h 56 min CPU" in text
     assert "791.5" in text
 

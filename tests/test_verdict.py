@@ -38,6 +38,18 @@ def test_seeds_and_their_spread_decide(ours, theirs, word):
     assert judge(ENTRY, lines(ours, theirs)).word == word
 
 
+def test_a_pattern_does_not_reach_into_the_further_numbers_of_a_cell():
+    """``{} | ours, {}`` once compared the training losses of table 3 as accuracies."""
+    entry = replace(ENTRY, claims=(Claim("ours is higher", higher="{} | ours, {}", than=["{0} | theirs, {1}"]),))
+    results = [
+        Result(ENTRY.id, f"{who}{seed}", "done", "small", row="net", column=f"{who}, set", seed=seed,
+               value=value + seed, values={"training loss": -value})
+        for who, value in (("ours", 2.0), ("theirs", 1.0))
+        for seed in range(2)
+    ]  # fmt: skip
+    assert [c.text.split(" against ")[0] for c in judge(entry, results).comparisons] == ["net | ours, set 2.5"]
+
+
 def test_some_that_hold_and_some_that_fail_are_partly():
     mixed = lines([5.0, 5.1], [4.0, 4.1]) + lines([4.0, 4.1], [5.0, 5.1], name="y")
     found = judge(ENTRY, mixed)

@@ -1,7 +1,7 @@
 """What a paper claims, as comparisons of numbers that a run can settle.
 
 A claim is data, one ``[[entry.claims]]`` of ``published/<paper>.toml``. A number is named ``row | column``. ``{}``
-in the first pattern stands for any text, and ``{0}``, ``{1}`` in the others for what it stood for::
+in the first pattern stands for any text without `` | ``, and ``{0}``, ``{1}`` in the others for what it stood for::
 
     [[entry.claims]]
     says = "Kernel SGD is more accurate than SGD."
@@ -145,7 +145,7 @@ def _bounded(claim: Claim, numbers: Numbers) -> Iterator[Comparison]:
             outcome = HOLDS
         else:
             outcome = FAILS if mean + reach < low or mean - reach > high else OPEN
-        yield Comparison(claim, outcome, f"{key}: {mean:.4g}")
+        yield Comparison(claim, outcome, f"{key}: {_figure(mean)}")
 
 
 def _matching(claim: Claim, numbers: Numbers, published: Mapping[str, float]) -> Iterator[Comparison]:
@@ -154,7 +154,7 @@ def _matching(claim: Claim, numbers: Numbers, published: Mapping[str, float]) ->
         if key in numbers:
             mean = statistics.fmean(numbers[key].values())
             outcome = HOLDS if abs(mean - printed) <= claim.matches * abs(printed) else FAILS
-            yield Comparison(claim, outcome, f"{key}: {mean:.4g}, printed {printed:.4g}")
+            yield Comparison(claim, outcome, f"{key}: {_figure(mean)}, printed {_figure(printed)}")
 
 
 def _passed(claim: Claim, results: Sequence[Result]) -> Iterator[Comparison]:
@@ -167,7 +167,7 @@ def _passed(claim: Claim, results: Sequence[Result]) -> Iterator[Comparison]:
 
 
 def _matched(pattern: str, numbers: Numbers) -> Iterator[tuple[str, tuple[str, ...]]]:
-    expression = re.compile("(.+)".join(re.escape(part) for part in pattern.split("{}")))
+    expression = re.compile(r"((?:(?! \| ).)+)".join(re.escape(part) for part in pattern.split("{}")))
     for key in numbers:
         found = expression.fullmatch(key)
         if found:
@@ -194,4 +194,8 @@ def _reach(values: Sequence[float]) -> float:
 def _words(key: str, other: str, numbers: Numbers) -> str:
     a, b = (statistics.fmean(numbers[name].values()) for name in (key, other))
     seeds = len(_gaps(numbers[key], numbers[other]))
-    return f"{key} {a:.4g} against {other} {b:.4g}, {seeds} seed{'' if seeds == 1 else 's'}"
+    return f"{key} {_figure(a)} against {other} {_figure(b)}, {seeds} seed{'' if seeds == 1 else 's'}"
+
+
+def _figure(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 10_000 else f"{number:.4g}"

@@ -71,7 +71,13 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
             (
                 row,
                 tuple(
-                    _cell(theirs.get((row, c)), ours.get((row, c)), longer.get((row, c)), _own(cells, row, c))
+                    _cell(
+                        theirs.get((row, c)),
+                        ours.get((row, c)),
+                        longer.get((row, c)),
+                        _own(cells, row, c),
+                        _claim(cells.get((row, c), [])),  # once a row, where a cell gives the whole row
+                    )
                     if (row, c) in known
                     else MatrixCell()
                     for c in columns
@@ -94,7 +100,9 @@ def _adds_a_place(place: tuple[str, str], cell: list[Result], covered: Iterable[
     return not any(row == place[0] for row, _ in covered) and any(result.status != "done" for result in cell)
 
 
-def _cell(number: Number | None, summary: Summary | None, longer: Summary | None, own: list[Result]) -> MatrixCell:
+def _cell(
+    number: Number | None, summary: Summary | None, longer: Summary | None, own: list[Result], claim: str
+) -> MatrixCell:
     bad = next((result for result in own if result.status != "done"), None)
     best = summary or longer
     return MatrixCell(
@@ -102,9 +110,9 @@ def _cell(number: Number | None, summary: Summary | None, longer: Summary | None
         kept=numbers.with_deviation(longer.mean, longer.deviation) if longer else "",
         theirs=numbers.printed(number.value, number.deviation) if number else "",
         tone=_tone(number, best) if number and best else "",
-        claim=_claim(own),
+        claim=claim,
         order=best.mean if best else number.value if number else None,
-        state=bad.status if bad is not None and summary is None else "",
+        state=bad.status if bad is not None and best is None else "",
         why=(bad.error or bad.note) if bad is not None else "",
     )
 

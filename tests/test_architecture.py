@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,12 @@ def test_nothing_unpickles_or_prints():
                 assert not names & {"pickle", "joblib", "dill", "cloudpickle"}, path
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id != "print" or unit(path) == "cli", path
+
+
+def test_private_names_of_torch_have_one_home():
+    private = re.compile(r"torch\._C\b|_functorch|forward_ad\._")
+    homes = {str(path.relative_to(ROOT)) for path in FILES if private.search(path.read_text())}
+    assert homes == {"linalg/autodiff.py"}
 
 
 def test_importing_mercer_imports_neither_torch_nor_matplotlib():

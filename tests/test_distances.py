@@ -11,6 +11,8 @@ from mercer.linalg import (
     cosines,
     differentiated,
     forward_mode,
+    in_backward,
+    in_batched_backward,
     median_distance,
     safe_sqrt,
     squared_distances,
@@ -168,3 +170,12 @@ def test_torch_says_when_derivatives_are_taken():
     no, yes = (False,) * 3, (True,) * 3
     reverse = (True, False, True)
     assert seen == [no, reverse, reverse, yes, yes, (False, False, True), no]
+
+
+def test_torch_says_what_a_backward_pass_carries():
+    x, seen = torch.ones(2, requires_grad=True), []
+    y = x * 2
+    y.register_hook(lambda g: seen.append((in_backward(), in_batched_backward(g))))
+    torch.autograd.grad(y, x, torch.ones(2), retain_graph=True)
+    torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
+    assert seen == [(True, False), (True, True)] and not in_backward()

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor
 
-from ..linalg import unit_rows
+from ..linalg import in_batched_backward, transformed, unit_rows
 from . import cosine_buffer
 from .cosine_buffer import LONGEST, Factors, Norms, blocks, norms, polynomials, scratch, slopes_like
 from .logits import read_out
@@ -94,12 +93,7 @@ def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:
 
 def _must_be_plain(x: Tensor) -> bool:
     # Compilers fuse the plain form themselves; torch.func and forward mode need operations that they can see through.
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-        or x.is_meta
-    )
+    return torch.compiler.is_compiling() or transformed() or x.is_meta
 
 
 def _plain(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:
@@ -161,7 +155,7 @@ class _SmallSeries(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, y, a, exponent, log_scale, bias, start = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_legacy_batchedtensor(grads[0]):
+        if torch.is_grad_enabled() or in_batched_backward(grads[0]):
             begin = partial(_begun, start=start, relu=ctx.relu)
             return _plain_backward(ctx, (x, y, a, exponent, log_scale, bias), grads[0], None, 1, begin)
         with _full_precision(x):
@@ -234,7 +228,7 @@ class _SphereSeries(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors  # read once: checkpointing frees what was read
         # A second derivative, or many gradients at once, is wanted: the plain form has both.
-        if torch.is_grad_enabled() or is_legacy_batchedtensor(grads[0]):
+        if torch.is_grad_enabled() or in_batched_backward(grads[0]):
             begin = partial(_begun, start=None, relu=False)
             return _plain_backward(ctx, saved[:6], grads[0], ctx.factors, ctx.prototypes, begin)
         with _full_precision(saved[0]):

@@ -1,6 +1,6 @@
 """Linear algebra on tensors: distances, factorisations, Krylov methods, ridge regression."""
 
-from .autodiff import differentiated, forward_mode, transformed
+from .autodiff import differentiated, forward_mode, in_backward, in_batched_backward, transformed
 from .blocks import block_rows, blockwise, blockwise_matmul, slices
 from .cholesky import Cholesky, cholesky
 from .distances import (
@@ -38,6 +38,8 @@ __all__ = [
     "fill_tiles",
     "forward_mode",
     "gauss",
+    "in_backward",
+    "in_batched_backward",
     "inverse_root",
     "manhattan_distances",
     "map_distances",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
-__all__ = ["differentiated", "forward_mode", "transformed"]
+__all__ = ["differentiated", "forward_mode", "in_backward", "in_batched_backward", "transformed"]
 
 
 def transformed() -> bool:
@@ -28,3 +28,13 @@ def differentiated(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or transformed():
         return True
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running in this thread, as when checkpointing runs a layer again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def in_batched_backward(gradient: Tensor) -> bool:
+    """Whether ``gradient`` is one of many that ``is_grads_batched`` carries through a backward pass at once."""
+    return bool(is_legacy_batchedtensor(gradient))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import checks
+from ..linalg import in_backward
 from ..modules import as_logits, unwrap
 
 __all__ = ["Record", "Recorder"]
@@ -133,7 +134,7 @@ class Recorder:
         result.register_hook(_WeakHook(self, "_keep", name, given[0].detach(), result.detach()))
 
     def _refuse_second_run(self, name: str) -> None:
-        recomputed = torch._C._current_graph_task_id() != -1  # inside a backward pass: checkpointing
+        recomputed = in_backward()  # checkpointing runs the layer again
         if self._inside and self._once and not recomputed:
             if name in self._ran:
                 fix = f"Leave it to plain SGD with exclude=[{name!r}]."

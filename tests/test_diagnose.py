@@ -237,7 +237,7 @@ def test_conflicting_rows_are_counted():
         (lambda f: f, {"task": "regression"}, "column 'kind' must hold finite numbers for regression"),
         (lambda f: f, {"embeddings": {"e": np.ones((3, 2))}}, "e must have a row for each of the table's 150; got 3"),
         (lambda f: f, {"embeddings": {"e": np.full((150, 2), np.nan)}}, "e must be finite; got NaN"),
-        (lambda f: f, {"random_state": -1}, "random_state must be a whole number of at least 0; got -1"),
+        (lambda f: f, {"random_state": -1}, "random_state must be in 0\\.\\.4294967295; got -1"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_sentence(change, arguments, sentence):

@@ -164,6 +164,19 @@ def test_few_rows():
         TabularModel().fit(frame[:1], "y")
 
 
+def test_intervals_are_wide_where_errors_are_large():
+    """Noise of 0.1 on the left, of 1 on the right: both sides are covered, by intervals of different width."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, 1400)
+    frame = pd.DataFrame({"x": x, "y": np.sin(3 * x) + np.where(x > 0, 1.0, 0.1) * rng.normal(size=1400)})
+    answer, new = TabularModel().fit(frame[:400], "y").predict(frame[400:]), frame[400:]
+    inside, width = new["y"].between(answer["low"], answer["high"]), answer["high"] - answer["low"]
+    right = new["x"] > 0
+    assert width[right].mean() > 4 * width[~right].mean()
+    assert abs(inside.mean() - 0.9) < 0.06  # of 400 rows and 1,000 new ones, three deviations are 0.05
+    assert inside[right].mean() > 0.84, "intervals of one width would miss a fifth of the noisy side"
+
+
 def test_of_many_rows_one_fifth_is_held_out():
     scores = TabularModel().fit(table().drop(columns="value"), "kind", sizes=Sizes(every_row=200)).scores
     assert (scores["rows"], scores["folds"]) == (48, 1) and np.array(scores["confusion"]).sum() == 48
@@ -259,7 +272,7 @@ def test_wrong_use_is_refused(classes):
         mercer.save(TabularModel(), "nowhere")
     with pytest.raises(ValueError, match="task must be one of"):
         TabularModel(task="ranking")
-    with pytest.raises(ValueError, match="random_state must be a whole number"):
+    with pytest.raises(ValueError, match=r"random_state must be in 0\.\.4294967295; got -1"):
         TabularModel(random_state=-1)
     with pytest.raises(ValueError, match="level must lie between 0 and 1; got 2"):
         TabularModel().fit(frame.drop(columns="kind"), "value").predict(frame, level=2)

@@ -9,14 +9,18 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..distributed import alone
 from ..kernels import RBF, Kernel, Laplacian, Matern
-from ..machines import Calibration, KernelRidge, StackedMachine, StackedRidge, View
+from ..machines import Calibration, KernelRidge, StackedMachine, StackedRidge, View, median_distance
 from ..storage import Savable
 
 __all__ = ["Learner", "LongMachine", "one_hot"]
 
 _BEYOND = 0.1  # of the training targets' range, that a prediction may lie outside it
 _FOLDS = 5
+_SPREAD_FROM, _SPREAD_ROWS = 60, 600  # left-out rows from which, and up to which, errors teach how wide intervals are
+_SPREAD_FLOOR = 0.1  # of the median error, added to each: an error of 0 has no logarithm
+_SPREAD_MOST = 2.0
 
 
 class Machine(Protocol):
@@ -66,20 +70,65 @@ class LongMachine(Savable):
         return {"view": self.view, "ridge": self.ridge, "rows": self.rows_}
 
 
+class Spread(Savable):
+    r"""How far off predictions are at a row, over a typical row: :math:`s(z) = e^{g(z) - m}`, within :math:`e^{\pm 2}`.
+
+    g is kernel ridge with a Laplacian kernel on the logarithms of left-out rows' absolute errors, m its median there.
+
+    Args:
+        machine: g.
+        middle: m.
+    """
+
+    def __init__(self, machine: KernelRidge, middle: float) -> None:
+        self.machine, self.middle = machine, middle
+
+    @classmethod
+    def of(cls, z: Tensor, errors: Tensor) -> tuple[Spread | None, Tensor]:  # (r, d), (r,) -> (r,)
+        """The machine, and s of these rows, each by rows without it; None and 1 where errors cannot be told apart."""
+        even = torch.ones_like(errors)
+        if len(errors) < _SPREAD_FROM or not float(errors.median()) > 0:
+            return None, even
+        logs = (errors + _SPREAD_FLOOR * errors.median()).log()
+        few = torch.linspace(0, len(z) - 1, min(len(z), _SPREAD_ROWS)).round().long()
+        with alone():  # every rank has all of these rows
+            kernel = Laplacian(1 / (1.5 * median_distance(z, 1.0)))
+            machine = KernelRidge(kernel, solver="exact").fit(z[few], logs[few])
+        found = machine.predict(z)
+        found[few] = machine.loo_
+        if float((logs - found).square().mean()) >= float((logs - logs.mean()).square().mean()):
+            return None, even
+        spread = cls(machine, float(found.median()))
+        return spread, spread.scaled(found)
+
+    def scaled(self, logs: Tensor) -> Tensor:
+        """S from g."""
+        return (logs - self.middle).clamp(-_SPREAD_MOST, _SPREAD_MOST).exp()
+
+    def __call__(self, z: Tensor) -> Tensor:  # (n, d) -> (n,)
+        """S."""
+        return self.scaled(self.machine.predict(z))
+
+    def get_state(self) -> dict[str, object]:
+        """All of it is in the arguments."""
+        return {}
+
+
 class Learner(Savable):
     r"""A machine with what was learned from its predictions of rows left out.
 
     Classes: probabilities by :class:`~mercer.machines.Calibration`. Numbers: predictions are held within the training
-    targets' range and a tenth, and the interval of level p is :math:`f(x) \pm q`, q the quantile of the left-out rows'
-    absolute errors whose rank is :math:`\lceil p (r + 1) \rceil` of r (the jackknife).
+    targets' range and a tenth, and the interval of level p is :math:`f(x) \pm q \, s(x)`. q is the quantile of the
+    left-out rows' absolute errors over s whose rank is :math:`\lceil p (r + 1) \rceil` of r (the jackknife).
 
     Args:
         machine: Scores of prepared rows.
         view: The columns on one scale, for distances.
         calibration: For classes; None for numbers.
-        errors: Absolute errors of rows left out, ascending, ``(r,)``; empty for classes.
+        errors: Absolute errors of rows left out over s, ascending, ``(r,)``; empty for classes.
         low: The least prediction; for numbers.
         high: The largest.
+        spread: s; None for 1.
     """
 
     def __init__(
@@ -90,29 +139,31 @@ class Learner(Savable):
         errors: Tensor,
         low: float,
         high: float,
+        spread: Spread | None = None,
     ) -> None:
         self.machine, self.view, self.calibration = machine, view, calibration
-        self.errors, self.low, self.high = errors, low, high
+        self.errors, self.low, self.high, self.spread = errors, low, high, spread
 
     @classmethod
-    def of(cls, machine: Machine, left_out: Tensor, y: Tensor, every: Tensor, classes: int) -> Learner:
+    def of(cls, machine: Machine, left_out: Tensor, rows: Tensor, y: Tensor, classes: int) -> Learner:
         """Learn from predictions ``(r, c)`` of rows left out.
 
         Args:
             machine: The machine, fitted to all rows.
             left_out: Its predictions without them.
-            y: Their class numbers or values, ``(r,)``.
-            every: Those of all rows, ``(n,)``.
+            rows: Their numbers, ``(r,)``.
+            y: Class numbers or values of all rows, ``(n,)``.
             classes: The number of classes; 0 for numbers.
         """
         view = View.of(machine.rows_)
         if classes:
-            calibration = Calibration.of(class_scores(left_out), y, rows=len(every))
+            calibration = Calibration.of(class_scores(left_out), y[rows], rows=len(y))
             return cls(machine, view, calibration, left_out.new_zeros(0), -math.inf, math.inf)
-        low, high = float(every.min()), float(every.max())
+        low, high = float(y.min()), float(y.max())
         reach = _BEYOND * (high - low)
-        predicted = left_out[:, 0].clamp(low - reach, high + reach)
-        return cls(machine, view, None, (y - predicted).abs().sort().values, low - reach, high + reach)
+        errors = (y[rows] - left_out[:, 0].clamp(low - reach, high + reach)).abs()
+        spread, scale = Spread.of(view(machine.rows_[rows]), errors)
+        return cls(machine, view, None, (errors / scale).sort().values, low - reach, high + reach, spread)
 
     def predict(self, x: Tensor) -> Tensor:
         """Probabilities ``(n, c)``, or numbers ``(n,)``."""
@@ -155,13 +206,15 @@ class Learner(Savable):
             found.append({"what": what, "share": float(machine.shares_[i]), "penalty": one.penalty, "error": one.error})
         return found
 
-    def half_width(self, level: float) -> float:
-        """q: how far from the prediction the truth lies at most in a share ``level`` of rows like these."""
+    def half_widths(self, x: Tensor, level: float) -> Tensor:  # (n, d) -> (n,)
+        """Q s(x): how far from the prediction the truth lies at most in a share ``level`` of rows like these."""
         if not 0 < level < 1:
             raise ValueError(checks.sentence("TabularModel", "level must lie between 0 and 1", level, "Say 0.9."))
         r = len(self.errors)
         place = math.ceil(level * (r + 1))
-        return math.inf if place > r else float(self.errors[place - 1])
+        q = math.inf if place > r else float(self.errors[place - 1])
+        even = torch.full((len(x),), q, dtype=torch.float64)
+        return even if self.spread is None else even * self.spread(self.view(x))
 
     def get_state(self) -> dict[str, object]:
         """All of it is in the arguments."""

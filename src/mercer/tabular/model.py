@@ -137,7 +137,7 @@ class TabularModel(Savable):
             columns |= {f"p_{name}": answer[:, i].numpy() for i, name in enumerate(self.target.classes)}
         else:
             columns["prediction"] = answer.numpy()
-            half = self.learner.half_width(level)
+            half = self.learner.half_widths(x, level).numpy()
             columns |= {"low": columns["prediction"] - half, "high": columns["prediction"] + half}
         unfamiliar = self.familiarity(self.learner.seen(x)).numpy()
         strange = found.unseen | found.blank

@@ -64,9 +64,9 @@ class NetworkLearner(Savable):
         layers = len(self.estimator.layers_)
         return [{"what": f"A network of {layers} kernel layers.", "share": 1.0, "penalty": None, "error": None}]
 
-    def half_width(self, level: float) -> float:
+    def half_widths(self, x: Tensor, level: float) -> Tensor:  # (n, d) -> (n,)
         """These models kept no errors: the interval is everything."""
-        return math.inf
+        return torch.full((len(x),), math.inf, dtype=torch.float64)
 
     def get_state(self) -> dict[str, object]:
         """All of it is in the arguments."""

@@ -141,7 +141,7 @@ class Training:
         stack = StackedRidge(every_row=self.sizes.every_row, random_state=self.random_state)
         stack.fit(x, self._targets(y), fold)
         out = stack.left_out_
-        self.learner = Learner.of(stack, stack.loo_, y[out], y, self._classes)
+        self.learner = Learner.of(stack, stack.loo_, out, y, self._classes)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
         self.scores = self._scores(stack, y, fold)
         if compare and self.scores["folds"]:

@@ -348,7 +348,7 @@ def test_the_command_prints_a_table_that_fits_and_writes_the_page(csv, tmp_path)
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80 or str(tmp_path) in max(lines, key=len)
     assert "of shuffled" in done.stdout and " 1 " in done.stdout and "mercer fit" in done.stdout
-    assert "kernel: Laplacian" in done.stderr and "kernel:" not in done.stdout
+    assert "Laplacian near\n" in done.stderr and "Laplacian near\n" not in done.stdout
     assert lines[-1].startswith(f"Page: {tmp_path / 'p.html'}") and (tmp_path / "p.html").exists()
 
 

@@ -288,3 +288,12 @@ def test_exit_codes(folder, tmp_path):
     mercer.save(mercer.kernels.RBF(), tmp_path / "kernel")
     other = run("explain", tmp_path / "kernel")
     assert other.exit_code == 1 and "must hold a model of `mercer fit`" in other.stderr
+
+
+def test_the_page_shows_other_models_beside_ours(tmp_path):
+    x = np.random.default_rng(0).normal(size=60)
+    frame = pd.DataFrame({"x": x, "y": 100 * x**2})
+    model = TabularModel().fit(frame, "y", compare=True)
+    page = model_page(model, tmp_path / "page.html").read_text()
+    assert "Other models on the same rows" in page and "HistGradientBoosting" in page
+    assert f"{100 * model.scores['beside']['linear']['r2']:.1f}%" in page

@@ -188,3 +188,9 @@ def test_a_scatter_has_the_diagonal_and_refuses_unequal_lengths():
     assert (low, high) == figure.axes[0].get_ylim() and low < 1 and high > 4
     with pytest.raises(ValueError, match="x and y must be as long, not empty"):
         figures.scatter([1.0], [])
+
+
+def test_large_numbers_on_an_axis_are_written_out():
+    drawn = figures.svg(figures.scatter([1e5, 9e5], [2e5, 8e5], x_label="price", y_label="predicted"))
+    assert "1e6" not in drawn and "1e5" not in drawn
+    assert "400,000" in drawn

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _NAME = 29
 _MEANINGS = {
-    "right": "rows whose class is right, predicted without their fold",
-    "explained": "variation of the target predicted that way; sorts the table",
+    "right": "share of rows left out whose class is predicted right",
+    "explained": "variation predicted on rows left out; the table's order",
     "of shuffled": "complexity over that of a shuffled target; lower is better",
     "steps": "steps of gradient descent until the loss is halved",
     "alignment": "similarity to a kernel that knows the target; 1 at best",
@@ -75,7 +75,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
             source=str(data),
             notes=part.notes,
             jobs=min(2, os.cpu_count() or 1),
-            progress=lambda name: report(f"kernel: {name}"),
+            progress=report,
         )
         diagnosis_page(found, page, source=data.name)
     if as_json:

@@ -178,8 +178,8 @@ def png(figure: Figure, dpi: int = 160) -> bytes:
 
 
 def _write_plain_powers(figure: Figure) -> None:
-    """Numbers along logarithmic axes as one reads them, 0.06 and 1,000, where they are neither tiny nor huge."""
-    from matplotlib.ticker import LogFormatterMathtext
+    """Numbers along axes as one reads them, 0.06 and 200,000, where they are neither tiny nor huge."""
+    from matplotlib.ticker import LogFormatterMathtext, MaxNLocator, ScalarFormatter, StrMethodFormatter
 
     class Plain(LogFormatterMathtext):
         def __call__(self, x: float, pos: int | None = None) -> str:
@@ -190,6 +190,10 @@ def _write_plain_powers(figure: Figure) -> None:
         if axis.get_scale() == "log" and low >= _PLAIN[0] and high <= _PLAIN[1]:
             axis.set_major_formatter(Plain())
             axis.set_minor_formatter(Plain(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        elif isinstance(axis.get_major_formatter(), ScalarFormatter) and 1e4 <= max(-low, high) <= 1e8:
+            axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            if axis.axis_name == "x":
+                axis.set_major_locator(MaxNLocator(4))  # more would touch each other
 
 
 def _slots(theme: Theme) -> dict[str, str]:

@@ -63,6 +63,7 @@ def model_page(
         "seconds": 0.0,
         "style": own_text("style.css") + own_text("pages.css"),
         "tiles": _tiles(model.scores),
+        "beside": _beside(model.scores),
         "confused": confusions(model, _CONFUSIONS),
         "machines": machine_lines(model),
         "features": len(model.feature_names),
@@ -115,9 +116,22 @@ def machine_lines(model: TabularModel) -> list[dict[str, Any]]:
 
 def _tiles(scores: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     known = [name for name in _TILES if scores.get(name) is not None]
-    return [
-        (_percent(scores[name]) if name in _SHARES else numbers.plain(scores[name], 3), *_TILES[name]) for name in known
-    ]
+    return [(_shown(scores[name], name), *_TILES[name]) for name in known]
+
+
+def _beside(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Other models on the same folds: the measures, and a line for each model, ours first."""
+    others = scores.get("beside")
+    if not others:
+        return None
+    measures = list(next(iter(others.values())))
+    lines = [(name, [_shown(found[measure], measure) for measure in measures]) for name, found in others.items()]
+    ours = ("this model", [_shown(scores[measure], measure) for measure in measures])
+    return {"measures": [_TILES[measure][0] for measure in measures], "lines": [ours, *lines]}
+
+
+def _shown(score: float, measure: str) -> str:
+    return _percent(score) if measure in _SHARES else numbers.plain(score, 3)
 
 
 def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[str, Picture]:
@@ -125,7 +139,7 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
     weights = column_weights(model)
     found["weights"] = drawn(
         "weights",
-        lambda: _bars({"": weights}, "share of how the prediction moves, %"),
+        lambda: _bars({"": weights}, "share, %"),
         f"Weights of the columns: {next(iter(weights))} is first.",
         "How far the prediction moves when a column's values are exchanged between training rows.",
     )
@@ -140,7 +154,7 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
     if losses:
         found["losses"] = drawn(
             "losses",
-            lambda: _bars({"": dict(losses)}, "points lost when the column is shuffled, %"),
+            lambda: _bars({"": dict(losses)}, "points lost, %"),
             "What shuffling each column of the given data costs.",
             "How much the score on the given rows falls when one column is shuffled: what the model really needs.",
         )

@@ -94,10 +94,10 @@ def _own(cells: dict[tuple[str, str], list[Result]], row: str, column: str) -> l
 
 
 def _adds_a_place(place: tuple[str, str], cell: list[Result], covered: Iterable[tuple[str, str]]) -> bool:
-    """A cell with no number of its own still has a place: it failed, is missing, or only checks a claim."""
+    """A cell with no number of its own has a place where it failed or only checks a claim; else the notes name it."""
     if any(result.passed is not None for result in cell):
         return True
-    return not any(row == place[0] for row, _ in covered) and any(result.status != "done" for result in cell)
+    return not any(row == place[0] for row, _ in covered) and any(result.status == "failed" for result in cell)
 
 
 def _cell(
@@ -112,7 +112,7 @@ def _cell(
         tone=_tone(number, best) if number and best else "",
         claim=claim,
         order=best.mean if best else number.value if number else None,
-        state=bad.status if bad is not None and best is None else "",
+        state=bad.status if bad is not None and best is None and bad.status != "missing" else "",
         why=(bad.error or bad.note) if bad is not None else "",
     )
 

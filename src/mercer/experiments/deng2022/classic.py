@@ -55,7 +55,7 @@ def run(cell: Cell) -> Outcome:
     """Mean |cos| with the true eigenfunctions on a grid, how many exceed 0.99, and the first five drawn."""
     kernel, reach, k = KERNELS[cell.settings["kernel"]]
     x = (2 * torch.rand(cell.settings["rows"], 1, generator=seeded(cell.seed), dtype=torch.float64) - 1) * reach
-    grid = torch.linspace(-reach, reach, 201, dtype=torch.float64)[:, None]
+    grid = torch.linspace(-reach, reach, 101, dtype=torch.float64)[:, None]
     values, true = reference(kernel, reach, grid, k)
     found, eigenvalues = _solve(cell, kernel, x, grid)
     agreement = cosines(found, true)

@@ -57,7 +57,7 @@ def run(cell: Cell) -> Outcome:
         },
         arrays={
             "confidence": confidence.tolist(),
-            "points": torch.cat((train[0], train[1][:, None]), 1)[:200].tolist(),
+            "points": torch.cat((train[0], train[1][:, None]), 1)[:80].tolist(),
         },
     )
 

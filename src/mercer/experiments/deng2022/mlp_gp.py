@@ -98,7 +98,7 @@ def _points(name: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _drawn(plane: Tensor, y: Tensor) -> dict[str, list[list[float]]]:
-    plane, y = plane[:300].double().cpu(), y[:300]
+    plane, y = plane[:120].double().cpu(), y[:120]
     return {f"class {label}": plane[y == label].tolist() for label in (0, 1)}
 
 

@@ -58,10 +58,10 @@ def draw(results: list[Result]) -> Figure:
     """Error and bound against M, one panel for each series, on a logarithmic scale."""
     figure, axes = figures.canvas(1, len(results), width=2.3 * len(results) + 1, height=3.2)
     for ax, result in zip(axes, results, strict=True):
-        for name in ("bound", "tail", "error"):
+        for name, wide in (("bound", 1.5), ("tail", 6.0), ("error", 1.5)):  # the tail and the error may be one line
             curve = result.curves[name]
             points = [(x, y) for x, y in zip(curve["x"], curve["y"], strict=True) if y > 1e-17]  # the rest is rounding
-            ax.plot(*zip(*points, strict=True), marker=".", label=name)
+            ax.plot(*zip(*points, strict=True), marker=".", linewidth=wide, alpha=0.4 if wide > 2 else 1, label=name)
         ax.set(title=result.row, xlabel="M", yscale="log")
         ax.title.set_fontsize(9)
     handles, names = axes[0].get_legend_handles_labels()

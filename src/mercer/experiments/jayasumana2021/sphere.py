@@ -98,8 +98,8 @@ def _map(cell: Cell, drawn: Sphere) -> Outcome:
     """Probability of the orange class at every latitude and longitude; of the data, a few hundred points."""
     shows = cell.settings["shows"]
     if shows == _DATA:
-        shown = drawn.x_train[:600]
-        points = torch.stack((_longitude(shown), shown[:, 2].asin(), drawn.y_train[:600].float()), 1)
+        shown = drawn.x_train[:240]
+        points = torch.stack((_longitude(shown), shown[:, 2].asin(), drawn.y_train[:240].float()), 1)
         return Outcome(arrays={"points": points.tolist()})
     latitude = torch.linspace(-math.pi / 2, math.pi / 2, cell.settings["grid"][0])
     longitude = torch.linspace(-math.pi, math.pi, cell.settings["grid"][1])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 60  # rows of a kernel matrix in the picture
+POINTS = 100
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
@@ -42,11 +43,12 @@ def run(cell: Cell) -> Outcome:
     rows = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long()]
     places = _places(chain, parts.x_train)
     stages = sorted({0, len(chain.layers) // 2, len(chain.layers) - 1})
-    arrays: dict[str, list[object]] = {"labels": parts.y_train.tolist(), "stages": [i + 1 for i in stages]}
+    shown = torch.arange(len(order)) % max(1, len(order) // POINTS) == 0
+    arrays: dict[str, list[object]] = {"labels": parts.y_train[shown].tolist(), "stages": [i + 1 for i in stages]}
     for i in stages:
         z = places[i]
         gram = gaussian(most_dependent(z, parts.y_train, parts.c))(z)
-        arrays[f"ids {i + 1}"] = _plane(z).tolist()
+        arrays[f"ids {i + 1}"] = _plane(z)[shown].tolist()
         arrays[f"rkhs {i + 1}"] = gram[rows][:, rows].tolist()
     last = chain.history[-1]
     return Outcome(value=last.hsic, values={"C": last.c, "T": last.t}, arrays=arrays)

@@ -95,7 +95,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         update_every: int = 10,
         output_factor: bool = False,
         graft: str = "none",
-        balance: float | None = 2.0,
+        balance: float | None = 4.0,
         max_change: float | str | None = "auto",
         kernel: Kernel | None = None,
         base: Callable[[list[Tensor]], Optimizer] | None = None,

@@ -63,7 +63,7 @@ def diagnose(z: Tensor, y: Tensor) -> None:
 
 
 def fresh(name: str, z: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
-    """A head that has learned nothing yet; the kernel head's weights start where the classes are."""
+    """A head that has not been trained; the kernel head's weights start where the classes are."""
     torch.manual_seed(seed)
     if name == "linear head":
         return torch.nn.Linear(z.shape[1], 2)

@@ -139,7 +139,7 @@ def test_surprises_are_warned_of(home, tmp_path):
     assert done.exit_code == 0, done.output
     assert "Warning: plan: categories that no training row had (60 rows)." in done.stderr
     assert "Warning: calls: values that are no numbers count as missing, first " in done.stderr
-    assert "Warning: extra: a column that the model does not know is passed over (60 rows)." in done.stderr
+    assert "Warning: extra: a column that the model does not know is ignored (60 rows)." in done.stderr
     assert (pd.read_csv(tmp_path / "o.csv")["unfamiliar"] >= 0.5).all() and "accuracy" not in done.stdout
 
 

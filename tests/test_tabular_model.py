@@ -100,7 +100,7 @@ def test_a_category_never_seen_raises_it(classes, caplog):
         answer = classes.predict(strange)
     assert (answer["unfamiliar"] >= 0.5).all()
     assert "shape: categories that no training row had (50 rows)" in caplog.text
-    assert "extra: a column that the model does not know is passed over (50 rows)" in caplog.text
+    assert "extra: a column that the model does not know is ignored (50 rows)" in caplog.text
 
 
 def test_the_variance_is_the_gaussian_processs(generator):

@@ -45,7 +45,7 @@ class Task:
     checks: int = 1  # looks at the test rows in an epoch, untimed ones among the works of all alike
 
     def on_validation(self) -> Task:
-        """The same, with a sixth of the training rows in the place of the test rows."""
+        """The same, with a sixth of the training rows in place of the test rows."""
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(0))
         held, kept = order.split([len(order) // 6, len(order) - len(order) // 6])
         return replace(self, x=self.x[kept], y=self.y[kept], x_test=self.x[held], y_test=self.y[held])

@@ -31,7 +31,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The whole rows of a file; one that a kill has torn is passed over."""
+    """The whole rows of a file; a line torn by a kill is skipped."""
     rows = []
     for text in read_lines(path):
         try:
@@ -47,7 +47,7 @@ class Record:
     """The lines of a run in a folder, made if it is not there.
 
     Args:
-        folder: where; a folder that holds a run with the same options is gone on with.
+        folder: Folder for the results; one with a run of the same options is resumed.
         options: what was asked (``repeats``, ``threads``); lines of other options are not mixed in.
         session: machine and versions, kept beside the lines.
 

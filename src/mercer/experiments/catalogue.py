@@ -114,7 +114,7 @@ def select(names: Iterable[str]) -> list[Entry]:
 
 
 def _unknown(name: str) -> str:
-    from mercer import checks  # it imports torch, which listing the entries has no need of
+    from mercer import checks  # it imports torch, which listing the entries does not need
 
     ids = [e.id for e in entries()]
     papers = sorted({e.paper for e in entries()})

@@ -74,7 +74,7 @@ class Outcome:
     note: str = ""
 
     def plain(self) -> Outcome:
-        """The same with Python's own numbers and lists in the place of tensors and arrays, as JSON needs them."""
+        """The same with Python's own numbers and lists in place of tensors and arrays, as JSON needs them."""
         return replace(
             self,
             value=None if self.value is None else float(self.value),

@@ -111,7 +111,7 @@ def append(path: Path, result: Result) -> None:
 def read_results(run: Path) -> list[Result]:
     """The results of a run folder in the order of their first line; of two with one key the later holds.
 
-    Lines that are not whole JSON objects (torn by a kill) are passed over.
+    Lines that are not whole JSON objects (torn by a kill) are skipped.
 
     Raises:
         ValueError: A whole line has not the fields of a result, or not their types; the sentence names it.

@@ -71,7 +71,7 @@ def _fit_chosen(task: Task) -> tuple[LandmarkBasis, Pairs]:
 
 
 def _fit_all_rows(task: Task) -> tuple[LandmarkBasis, Pairs]:
-    """Lanczos on the Gram matrix of all rows; landmarks in the place of the rows where next to nothing is lost."""
+    """Lanczos on the Gram matrix of all rows; landmarks in place of the rows where next to nothing is lost."""
     x = gather_rows(task.rows[:])
     found, pairs, functions = exact_pairs(task.kernel, x, task.k)
     basis = LandmarkBasis(task.kernel, found.rows)

@@ -25,7 +25,7 @@ _log = logging.getLogger("mercer")
 
 
 class SpectralInference(FeatureMap):
-    r"""SpIN: one trace objective, told apart into eigenfunctions by a Cholesky factor at every step.
+    r"""SpIN: one trace objective, separated into eigenfunctions by a Cholesky factor at every step.
 
     With :math:`\Sigma = E[u u^\top]`, :math:`\Pi = E[k(x, x') u(x) u(x')^\top]` of the networks' outputs u,
     :math:`\Sigma = L L^\top` and :math:`\Lambda = L^{-1} \Pi L^{-\top}`, the masked gradient is

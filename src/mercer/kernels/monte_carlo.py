@@ -57,7 +57,7 @@ class MonteCarloNNGP(NetworkKernel):
 
 
 class Trajectory(NetworkKernel):
-    r"""Kernel of a training run: how the networks met on the way differ from their mean.
+    r"""Kernel of a training run: the covariance of its networks' outputs around their mean.
 
     .. math:: k(x, y) = \frac1M \sum_{i=1}^{M} (g(x, \theta_i) - \bar g(x)) (g(y, \theta_i) - \bar g(y))^\top
 

@@ -114,7 +114,7 @@ def fit_closed_form(
         extra: Add a column for the rows of each class that the layer before assigned to another class.
         normalize: See :func:`class_norms`.
         enough: Stop at this H.
-        restarts: A chain that stalls below ``enough`` is begun again from half the bandwidth, this often at most. What
+        restarts: A chain that stalls below ``enough`` restarts from half the bandwidth, at most this many times. What
             a wide first bandwidth has merged no later layer can part: theorem 1 needs bandwidths small enough.
     """
     checks.choice("closed_form", "rule", rule, ("leave_one_out", "authors"))

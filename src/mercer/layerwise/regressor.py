@@ -21,7 +21,7 @@ __all__ = ["KernelNetworkRegressor"]
 
 
 class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: ignore[misc]
-    """Kernel ridge in a metric that it learns where that helps; everything by leave-one-out.
+    """Kernel ridge, with a learned metric where that helps; leave-one-out makes every choice.
 
     Args:
         kernel: Of the last layer: a kernel of the library, or ``"auto"``: chosen by leave-one-out among Laplacian (by

@@ -102,7 +102,7 @@ def eigenpro(
         kernel: k.
         x: Rows, ``(n, ...)``, this rank's.
         y: Centred targets, ``(n, c)``.
-        penalty: :math:`\lambda`, and the descent goes on till the residual is small; None: no penalty, and the descent
+        penalty: :math:`\lambda`, and the descent runs until the residual is small; None: no penalty, and the descent
             stops when the error of held-out rows does not fall enough, which is the regularisation.
         stopping: When to stop.
         generator: Randomness of the batches, the same on all ranks.

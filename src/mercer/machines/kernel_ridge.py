@@ -34,7 +34,7 @@ _SOLVERS = ("auto", "exact", "landmarks", "eigenpro")
 
 
 class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    r"""The f of least :math:`\|y - f\|^2 + \lambda |f|^2`, the targets centred by their mean.
+    r"""The f that minimises :math:`\|y - f\|^2 + \lambda |f|^2`; targets are centred by their mean.
 
     By the representer theorem :math:`f(x) = \bar y + \sum_i \alpha_i k(x_i, x)` with
     :math:`(K + \lambda I) \alpha = y - \bar y`. The same numbers are the mean of a Gaussian process with covariance k

@@ -25,7 +25,7 @@ _KINDS = (".npy", ".safetensors", ".parquet")
 class StoredRows:
     """Rows of a file, indexed like a tensor; every read is checked: finite, small enough to be squared.
 
-    Methods that sum over rows take them in the place of a tensor and hold one block at a time.
+    Methods that sum over rows take them in place of a tensor and hold one block at a time.
 
     Args:
         read: Gives rows first..last of the file.

@@ -52,7 +52,7 @@ class KernelClassifier(Savable, nn.Module):
         kernel: k; None for :class:`mercer.kernels.RadialSeries`, learned with the weights. Any kernel goes in.
         prototypes: Weight vectors of each class. ``"auto"``: one, until :meth:`init_from` sees the rows of a class.
         shared: m units that all classes read: logits :math:`A \, \mathrm{LN}(k(u, z)) + B z + b`, with layer norm LN.
-            For many classes, or in the place of a small MLP.
+            For many classes, or in place of a small MLP.
         bias: Learn b.
         temperature: T. None: the learned scale and center (``shared`` needs no scale). The paper's are 0.1 for
             ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.

@@ -1,4 +1,4 @@
-"""Convolution with a kernel in the place of the scalar product: KERVO of jayasumana2021."""
+"""Convolution with a kernel in place of the scalar product: KERVO of jayasumana2021."""
 
 from __future__ import annotations
 

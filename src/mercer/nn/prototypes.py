@@ -24,7 +24,7 @@ def class_directions(
 ) -> tuple[Tensor, list[int]]:
     """Unit vectors ``(classes * prototypes, d)``, class-major, and the classes that have no row (theirs are 0).
 
-    Of several ranks each gives its own rows; directions are those of all rows.
+    With several ranks, each passes its own rows; the directions come from all rows.
     """
     unit, generator = unit_rows(z.double()), shared_generator(generator)
     found = unit.new_zeros(classes * prototypes, z.shape[1])

@@ -1,4 +1,4 @@
-"""A fixed kernel on the model's inputs in the place of a layer's own features."""
+"""A fixed kernel on the model's inputs in place of a layer's own features."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         max_change: Shorten a layer's step so that its outputs move by at most this, in root mean square over rows
             and outputs. ``"auto"`` is a tenth of their size, three times the read-out's (at least 3), and a tenth of
             the size of parameters that take SGD steps; None is no bound.
-        kernel: A fixed kernel on the model's inputs in the place of :math:`G G^\top` (labelled so: the identity above
+        kernel: A fixed kernel on the model's inputs in place of :math:`G G^\top` (labelled so: the identity above
             then no longer holds); every step has its own matrix.
         base: Makes the optimizer of the remaining parameters from their list; None gives them SGD steps. Its rate
             follows ours in proportion.

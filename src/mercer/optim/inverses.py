@@ -47,7 +47,7 @@ class LowRank(NamedTuple):
 
     U are leading eigenvectors of A, :math:`\mu = \lambda + \rho` with :math:`\rho` the mean of all other
     eigenvalues, and :math:`D = 1 - \mu / (s + \lambda)` for the leading eigenvalues s. It is the exact inverse for the
-    matrix :math:`\hat A` that has :math:`\rho` in the place of those others, and
+    matrix :math:`\hat A` that has :math:`\rho` in place of those others, and
     :math:`\|P (A + \lambda I) - I\| \le` ``error`` :math:`= \|A - \hat A\|_F / \min(\mu, \min s + \lambda)`.
     """
 

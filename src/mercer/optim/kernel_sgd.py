@@ -164,7 +164,7 @@ def kernel_inverse(kernel: Gram, x: Tensor, cutoff: float | None = None) -> Tens
     Args:
         kernel: k, or any callable ``(m, d) -> (m, m)``.
         x: The mini-batch.
-        cutoff: A number in the place of :math:`m \varepsilon` takes the pseudo-inverse whatever the condition.
+        cutoff: A number in place of :math:`m \varepsilon` takes the pseudo-inverse whatever the condition.
     """
     gram = kernel(x.double()).detach()
     if not bool(gram.isfinite().all()):

@@ -42,7 +42,7 @@ def analyze(
             two-layer network on top of it, ``ReLUGram(map)``. A Gram matrix ``(n, n)`` is taken with indices
             for ``x``.
         x: Rows, ``(n, d)``, or what the kernel takes; or a ``DataLoader``, whose first element is the rows
-            and, where ``targets`` is None, whose second is the targets. Of several ranks each gives its own rows and
+            and, where ``targets`` is None, whose second is the targets. With several ranks, each passes its rows and
             targets; H is held and multiplied in shares, so that all ranks must ask the spectrum for the same numbers.
         targets: Floating ``(n,)`` or ``(n, c)``, used as they are; whole-number classes ``(n,)`` become one
             -1/+1 column each (two classes: one column, +1 for the larger), as do names and booleans.

@@ -178,7 +178,7 @@ class TabularModel(Savable):
         surprises = Counter(found)
         for name in self.preparation.extra_columns(frame):
             if name != self.target.name:
-                surprises[f"{name}: a column that the model does not know is passed over"] += len(frame)
+                surprises[f"{name}: a column that the model does not know is ignored"] += len(frame)
         return surprises
 
     def get_state(self) -> dict[str, Any]:

@@ -74,10 +74,10 @@ def fit_file(
     """Let a model learn from a file.
 
     Args:
-        model: One that has learned nothing yet.
+        model: A model that has not been fitted.
         path: A csv, tsv, parquet or npz file.
         target: Name of a column.
-        progress: Told in words of what is being done.
+        progress: Callback that receives progress messages.
         rows: Rows of a part; None for as many as ten million values have.
         sample: Rows of the sample; None for 30,000, or fewer where the columns are many.
         compare: Score a linear model and boosted trees on the same folds, where all rows fit the sample.

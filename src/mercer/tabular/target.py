@@ -42,7 +42,7 @@ class Target(Savable):
 
     @classmethod
     def of(cls, series: pd.Series[Any], *, task: str = "auto") -> Target:
-        """The target in a column; rows without a value are passed over.
+        """The target in a column; rows without a value are skipped.
 
         Words, truth values and at most 20 different whole numbers are classes; other numbers are a regression's.
 

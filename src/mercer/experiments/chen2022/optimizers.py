@@ -178,7 +178,7 @@ def advance(
 
 
 class AdaHessian(Optimizer):
-    r"""Adam with the diagonal of the Hessian in the place of the gradient's square (Yao et al. 2021, Algorithm 1).
+    r"""Adam with the diagonal of the Hessian in place of the gradient's square (Yao et al. 2021, Algorithm 1).
 
     :math:`D = |z \odot H z|` for random signs z, averaged over the places of each convolution filter (their Eq. 10);
     :math:`\bar D^2` is its running mean square, and :math:`w' = w - \eta\, \hat m / (\hat D^k + \epsilon)`.

@@ -99,7 +99,7 @@ def backbone(name: str, num_classes: int, *, kervolution: bool = False) -> nn.Mo
         name: ``"ResNet-8"`` .. ``"ResNet-56"``, ``"LeNet-5"``, ``"VGG-16"``, ``"DenseNet"``, or a stand-in:
             ``"ResNet-8, half width"``, ``"Small VGG"``, ``"Small DenseNet"``.
         num_classes: outputs.
-        kervolution: a polynomial kervolution in the place of the first convolution.
+        kervolution: a polynomial kervolution in place of the first convolution.
     """
     resnets = {f"ResNet-{depth}": (depth, 16) for depth in (8, 14, 20, 32, 44, 56)}
     resnets["ResNet-8, half width"] = (8, 8)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import checks, linalg
 from ..linalg import squared_distances
 from .dependence import hsic
 
@@ -24,12 +24,11 @@ def median_distance(where: str, z: Tensor) -> float:
 
     Distances so small that their squares vanish count as equal: no bandwidth can tell such rows apart.
     """
-    squared = squared_distances(z, z)
-    positive = squared[squared > VANISHED]
-    if not len(positive):
+    found = linalg.median_distance(z, rows=max(1, len(z)))
+    if not found**2 > VANISHED:
         checks.warn(where, "all rows are equal to rounding; the bandwidth is set to 1.")
         return 1.0
-    return math.sqrt(float(positive.median()))
+    return found
 
 
 def most_dependent(z: Tensor, labels: Tensor, c: int, *, least: float = 0.0, middle: float | None = None) -> float:

@@ -131,6 +131,13 @@ def test_every_entry_is_shown_with_its_state(page):
         assert state in text
 
 
+def test_what_bundled_leaves_out_is_not_called_missing(tmp_path):
+    note = "Left out by --bundled: needs mnist."
+    left = Result(TABLE, "k", "missing", "small", "no kernel", "MNIST", note=note, data=("mnist",))
+    text = Reader(report.build(write_run(tmp_path / "run", [left])).read_text(encoding="utf-8")).text
+    assert "left out" in text and note in text and "data missing" not in text
+
+
 def test_what_did_not_run_says_why(page):
     text = Reader(page).text
     assert "FloatingPointError: loss became NaN at step 12" in text

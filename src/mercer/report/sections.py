@@ -37,6 +37,7 @@ STATES = {
         State("in_part", "ran in part", "\N{CIRCLE WITH LEFT HALF BLACK}", "the rest need data or --resume"),
         State("failed", "failed", "\N{MULTIPLICATION SIGN}", "at least one cell ended with an error"),
         State("missing", "data missing", "\N{WHITE CIRCLE}", "its data is not here; the entry says how to get it"),
+        State("left_out", "left out", "\N{WHITE CIRCLE}", "needs data, and --bundled asked for what needs none"),
         State("package", "package missing", "\N{WHITE CIRCLE}", "an optional package is not installed"),
         State("paper_scale_only", "paper scale only", "\N{UPWARDS ARROW}", "needs the paper's own scale and a GPU"),
         State("not_built", "not built yet", "\N{MIDDLE DOT}", "the code for this entry is not written"),
@@ -168,6 +169,8 @@ def _state(entry: Entry, results: list[Result], planned: int) -> str:
     seen = {result.status for result in results}
     if "failed" in seen:
         return "failed"
+    if seen == {"missing"} and all(result.note.startswith(_LEFT_OUT) for result in results):
+        return "left_out"
     if "missing" in seen:
         package = all(not result.data for result in results if result.status == "missing" and result.row)
         return "in_part" if "done" in seen else "package" if package and any(r.row for r in results) else "missing"

@@ -130,6 +130,21 @@ def test_the_default_head_contains_the_linear_one():
     torch.testing.assert_close(head(rows()), linear(rows()))
 
 
+@pytest.mark.parametrize("shared", [None, 4])
+def test_embeddings_far_from_the_origin_are_read_from_their_center(shared):
+    head, offset = randomised(KernelClassifier(D, C, shared=shared).double()), torch.full((D,), 50.0).double()
+    if shared is not None:
+        torch.nn.init.zeros_(head.skip.weight)  # the linear part reads z itself
+    before = head(rows())
+    with torch.no_grad():
+        head.center.add_(offset)
+    torch.testing.assert_close(head(rows() + offset), before)
+    old = {name: tensor for name, tensor in head.state_dict().items() if name != "center"}
+    torch.nn.init.ones_(head.center)
+    head.load_state_dict(old)  # saved before there was a center
+    assert not head.center.any()
+
+
 def test_prototypes_are_chosen_from_the_rows_of_a_class(tmp_path):
     for count, expected in ((50, 1), (350, 3), (2500, 10)):
         head = KernelClassifier(D, 2, prototypes="auto")

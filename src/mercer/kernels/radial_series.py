@@ -134,14 +134,16 @@ class RadialSeries(Kernel):
         bias: Tensor | None = None,
         prototypes: int = 1,
         *,
+        center: Tensor | None = None,
         start: Tensor | None = None,
         temperature: float = 1.0,
     ) -> Tensor:  # (n, d), (m, d) -> (n, m / prototypes)
         """``read_out(gram(x, y) / temperature, ...)`` in one pass, which keeps only the cosines for the backward.
 
-        ``start`` is added to ``log_scale``.
+        ``center`` is taken off x first, and ``start`` added to ``log_scale``.
         """
         if self.indicators != "off":
+            x = x if center is None else x - center
             if start is not None and log_scale is not None:
                 log_scale = log_scale + start
             return read_out(self.gram(x, y) / temperature, x, exponent, log_scale, bias, prototypes)
@@ -151,7 +153,7 @@ class RadialSeries(Kernel):
         if temperature != 1.0:
             alpha = alpha / temperature  # of a positive part the positive part again
         read = (exponent, log_scale, bias, prototypes)
-        return sphere_series(x, y, alpha, self._slopes, self._factors, *read, start=start, relu=relu)
+        return sphere_series(x, y, alpha, self._slopes, self._factors, *read, center=center, start=start, relu=relu)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

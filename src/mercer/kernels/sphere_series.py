@@ -34,6 +34,7 @@ def sphere_series(
     bias: Tensor | None = None,
     prototypes: int = 1,
     *,
+    center: Tensor | None = None,
     start: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
@@ -49,16 +50,19 @@ def sphere_series(
         log_scale: ``(m,)``.
         bias: ``(m / prototypes,)``.
         prototypes: Rows of y that are joined.
+        center: ``(d,)``, taken off x.
         start: ``(1,)``, added to ``log_scale``.
         relu: Take the positive part of a.
     """
     if _must_be_plain(x):
+        x = x if center is None else x - center
         a, log_scale = _begun(a, log_scale, start, relu)
         return read_out(_plain(x, y, a, factors), x, exponent, log_scale, bias, prototypes)
     result: Tensor
     if factors is None and prototypes == 1 and len(a) > 1 and _is_one_block(x, y):
-        result = _SmallSeries.apply(x, y, a, exponent, log_scale, bias, start, slopes, relu)  # type: ignore[no-untyped-call]
+        result = _SmallSeries.apply(x, y, a, exponent, log_scale, bias, center, start, slopes, relu)  # type: ignore[no-untyped-call]
         return result
+    x = x if center is None else x - center
     a, log_scale = _begun(a, log_scale, start, relu)
     result = _SphereSeries.apply(x, y, a, exponent, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
     return result
@@ -143,10 +147,10 @@ class _SmallSeries(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, y: Tensor, a: Tensor, exponent: Tensor | None, log_scale: Tensor | None,
-        bias: Tensor | None, start: Tensor | None, slopes: Tensor, relu: bool,
+        bias: Tensor | None, center: Tensor | None, start: Tensor | None, slopes: Tensor, relu: bool,
     ) -> Tensor:  # fmt: skip
-        made = _pass(x, y, a, exponent, log_scale, start, relu)
-        ctx.save_for_backward(x, y, a, exponent, log_scale, bias, start)
+        made = _pass(x if center is None else x - center, y, a, exponent, log_scale, start, relu)
+        ctx.save_for_backward(x, y, a, exponent, log_scale, bias, center, start)
         ctx.slopes, ctx.relu, ctx.token = slopes, relu, made.token
         if made.weights is None:
             return made.value if bias is None else made.value.add_(bias)
@@ -154,14 +158,14 @@ class _SmallSeries(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, y, a, exponent, log_scale, bias, start = ctx.saved_tensors
+        x, y, a, exponent, log_scale, bias, center, start = ctx.saved_tensors
         if torch.is_grad_enabled() or in_batched_backward(grads[0]):
             begin = partial(_begun, start=start, relu=ctx.relu)
-            return _plain_backward(ctx, (x, y, a, exponent, log_scale, bias), grads[0], None, 1, begin)
+            return _plain_backward(ctx, (x, y, a, exponent, log_scale, bias, center), grads[0], None, 1, begin)
         with _full_precision(x):
             made = scratch.last
             if not isinstance(made, _Pass) or made.token is not ctx.token:
-                made = _pass(x, y, a, exponent, log_scale, start, ctx.relu)
+                made = _pass(x if center is None else x - center, y, a, exponent, log_scale, start, ctx.relu)
             return _small_backward(ctx, made, grads[0].contiguous(), exponent)
 
 
@@ -185,13 +189,14 @@ def _small_backward(ctx: Any, made: _Pass, grad: Tensor, exponent: Any) -> tuple
             rows.mul_(made.x.log.abs() < LONGEST)
         along_x.addcmul_(rows, exponent, value=-1)
     grad_x = grad_y = None
-    if ctx.needs_input_grad[0]:
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[6]:
         grad_x = torch.mm(cosines, made.unit_y).addcmul_(made.unit_x, along_x, value=-1).mul_(made.x.inverse)
     if ctx.needs_input_grad[1]:
         grad_y = torch.mm(cosines.mT, made.unit_x).addcmul_(made.unit_y, along_y[:, None], value=-1)
         grad_y.mul_(made.y.inverse)
     scale = grad_scale if ctx.needs_input_grad[4] else None
-    return grad_x, grad_y, grad_a, grad_exponent, scale, grad_bias, None, None, None
+    grad_center = grad_x.sum(0).neg_() if grad_x is not None and ctx.needs_input_grad[6] else None
+    return grad_x, grad_y, grad_a, grad_exponent, scale, grad_bias, grad_center, None, None, None
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
@@ -238,14 +243,15 @@ class _SphereSeries(torch.autograd.Function):
 def _plain_backward(
     ctx: Any, inputs: Sequence[Tensor], grad: Tensor, factors: Factors, prototypes: int, begin: Any
 ) -> tuple[Tensor | None, ...]:
-    wanted = [i for i in range(6) if ctx.needs_input_grad[i]]
-    x, y, a, exponent, log_scale, bias = inputs
+    wanted = [i for i in range(len(inputs)) if ctx.needs_input_grad[i]]
+    x, y, a, exponent, log_scale, bias, *center = inputs
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
         a, log_scale = begin(a, log_scale)
+        x = x - center[0] if center and center[0] is not None else x
         value = read_out(_plain(x, y, a, factors), x, exponent, log_scale, bias, prototypes)
     found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=twice, materialize_grads=True)
-    grads: list[Tensor | None] = [None] * 9
+    grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     for i, each in zip(wanted, found, strict=True):
         grads[i] = each
     return tuple(grads)

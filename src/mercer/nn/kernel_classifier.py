@@ -208,11 +208,11 @@ class KernelClassifier(Savable, nn.Module):
             log_scale = None if log_scale is None else log_scale[classes]
         if log_scale is not None and self.prototypes > 1:
             log_scale = log_scale.repeat_interleave(self.prototypes)
-        z = self._centered(z)
         start, temperature, kernel = _like(self.log_start, z), self.temperature or 1.0, self.kernel
         if value is None and isinstance(kernel, RadialSeries):
             read = (exponent, log_scale, bias, self.prototypes)
-            return kernel.logits(z, weight, *read, start=start, temperature=temperature)
+            return kernel.logits(z, weight, *read, center=_like(self.center, z), start=start, temperature=temperature)
+        z = self._centered(z)
         value = self._gram(z, weight) if value is None else value
         if log_scale is not None and start is not None:
             log_scale = log_scale + start

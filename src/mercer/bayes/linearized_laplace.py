@@ -69,8 +69,8 @@ class LinearizedLaplace(NetworkPosterior):
         likelihood: ``"classification"`` (softmax) or ``"regression"`` (Gaussian with learned noise).
         k: Directions.
         complement: Keep the prior variance outside the directions.
-        prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` takes the least whose log-loss on ``val_loader`` is as
-            good as the best, within a standard error or 1 % (of a regression, the best; ``"evidence"`` takes its
+        prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` takes the least whose log-loss on ``val_loader`` is
+            within 0.5 % of the best (of a regression, the best; ``"evidence"`` takes its
             place where there is no ``val_loader``, and the log says so), ``"evidence"`` maximises the marginal
             likelihood on the training rows, ``"layer_evidence"`` does so with one precision for each layer, or a
             number. The first two choose a regression's noise, too; else it is the mean squared residual.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,9 @@ from .likelihood import Gaussian, Likelihood, Link, Softmax, mean_over_ranks
 _PRECISIONS = torch.logspace(-4, 8, 37, dtype=torch.float64).tolist()
 _STEP = math.log(_PRECISIONS[1] / _PRECISIONS[0])
 _NOISES = torch.logspace(-1, 2, 7, dtype=torch.float64).tolist()
-_NOTHING = 0.01  # of a log-loss
+_NOTHING = 0.005  # of a log-loss
+_SHARES = tuple(2 ** (-i / 6) for i in range(8))  # of the temperature alone: variance lowers the confidence, too
+_STEPS = tuple(2 ** (i / 18) for i in (-1, 0, 1))
 _log = logging.getLogger("mercer")
 
 
@@ -57,50 +59,46 @@ def by_validation(
 
         chosen, noise = best_precision_and_noise(noisy, density.scale)
         return chosen, density.at(noise)
-    for _ in range(2):  # the curvature follows the temperature, and changes little
-        tried = _tried(curvature, density, rows, link, temperature)
-        precision, scale, _ = least_as_good(tried)
-        density = density.at(scale)
-    return precision, density
+    shares, steps = (_SHARES, _STEPS) if temperature else ((1.0,), (1.0,))
+    trials = [t for share in shares for t in _tried(curvature, density.at(share * density.scale), rows, link, steps)]
+    best = least_as_good(trials)
+    return best.precision, density.at(best.scale)
 
 
 class Trial(NamedTuple):
-    """A precision, the temperature that suits it, and the log-loss of each validation row."""
+    """A precision, a temperature, and their log-loss on the validation rows."""
 
     precision: float
     scale: float
-    losses: Tensor
+    loss: float
 
 
-def _tried(curvature: Curvature, density: Likelihood, rows: Rows, link: Link, temperature: bool) -> list[Trial]:
-    """Precisions from 1e-4 to 1e8, ascending, with the curvature of ``density``."""
+def _tried(
+    curvature: Curvature, density: Likelihood, rows: Rows, link: Link, steps: Sequence[float]
+) -> Iterator[Trial]:
+    """Precisions from 1e-4 to 1e8 and temperatures by steps, with the curvature at this temperature."""
     values, vectors = eigenpairs(curvature.at(density))
     turned = rows.psi @ vectors.to(rows.psi.dtype)
-    found = []
+    squares = turned.square() if rows.outside.ndim == 2 else None  # made once: most of the cost
     for precision in _PRECISIONS:
-        spread = covariance(turned, rows.outside, values, precision)
+        if squares is None:
+            spread = covariance(turned, rows.outside, values, precision)
+        else:
+            spread = squares @ (1 / (values + precision)).to(squares.dtype) + rows.outside / precision
+        for step in steps:  # the curvature changes little within them
+            near = density.at(step * density.scale)
+            yield Trial(precision, near.scale, mean_over_ranks(near.loss(rows.f, spread, rows.y, link)))
 
-        def losses(scale: float, spread: Tensor = spread) -> Tensor:
-            return density.at(scale).loss(rows.f, spread, rows.y, link)
 
-        scale = best_temperature(lambda t: mean_over_ranks(losses(t))) if temperature else density.scale
-        found.append(Trial(precision, scale, losses(scale)))
-    return found
-
-
-def least_as_good(trials: list[Trial]) -> Trial:
-    """The least precision whose log-loss is as good as the best: within a standard error of it, or within 1 %.
+def least_as_good(trials: Sequence[Trial]) -> Trial:
+    """The least precision whose log-loss is within 0.5 % of the best, at the temperature that suits it.
 
     Validation rows lie near the data. Where they are easy, every precision from some value on does as well, up to no
     posterior at all; the least of them keeps most of the uncertainty far away.
     """
-    best = min(trials, key=lambda trial: mean_over_ranks(trial.losses))
-    nothing = _NOTHING * mean_over_ranks(best.losses)
-    for trial in trials:
-        gap, error = _paired_difference(trial.losses, best.losses)
-        if gap <= max(error, nothing):
-            return trial
-    return best
+    enough = (1 + _NOTHING) * min(trial.loss for trial in trials)
+    least = min(trial.precision for trial in trials if trial.loss <= enough)
+    return min((trial for trial in trials if trial.precision == least), key=lambda trial: trial.loss)
 
 
 def compared_with_temperature(rows: Rows, losses: Tensor) -> dict[str, float]:

@@ -7,7 +7,8 @@ A page holds markers; what stands between one and its end is generated and never
     <!-- recorded checks: chen2022/thm3.1 -->
     <!-- end -->
 
-``pivot COLUMN`` puts rows named "set, variant" into a grid of variants by sets; else rows and columns are the entry's.
+``pivot COLUMN`` puts rows named "set, variant" into a grid of variants by sets; else rows and columns are the entry's,
+with the paper's number beside ours where it printed one.
 ``--check`` changes nothing and fails where a page is out of date.
 """
 
@@ -59,7 +60,7 @@ def _numbers(asked: str) -> str:
     ids, _, pivot = rest.partition(" pivot ")
     run = _run(name, ids.split())
     done = summarise(run.results)
-    table = _grid(*(_pivoted(done, pivot) if pivot else _plain(done)))
+    table = _grid(*(_pivoted(done, pivot) if pivot else _plain(done, ids.split())))
     cpu = sum(result.cpu_seconds for result in run.results)
     cost = f"{cpu / 60:.0f} CPU minutes" if cpu >= 90 else f"{cpu:.0f} CPU seconds"
     return f"`{run.command}` ({cost})\n\n{table}"
@@ -82,8 +83,13 @@ def _pivoted(done: list[Summary], column: str) -> tuple[list[str], list[str], di
     return list(dict.fromkeys(v for v, _ in cells)), list(dict.fromkeys(s for _, s in cells)), cells
 
 
-def _plain(done: list[Summary]) -> tuple[list[str], list[str], dict[tuple[str, str], str]]:
-    cells = {(summary.row, summary.column): _number(summary) for summary in done}
+def _plain(done: list[Summary], ids: list[str]) -> tuple[list[str], list[str], dict[tuple[str, str], str]]:
+    theirs = {(number.row, number.column): number.value for entry in select(ids) for number in entry.numbers}
+    cells = {}
+    for summary in done:
+        place = (summary.row, summary.column)
+        paper = f" (paper {theirs[place]:,.6g})" if place in theirs else ""
+        cells[place] = _number(summary) + paper
     return list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells)), cells
 
 
@@ -96,7 +102,8 @@ def _grid(rows: list[str], columns: list[str], cells: dict[tuple[str, str], str]
 
 def _number(summary: Summary) -> str:
     spread = f" ± {summary.deviation:.2g}" if summary.deviation is not None else ""
-    return f"{summary.mean:.4g}{spread}"
+    mean = f"{summary.mean:,.0f}" if abs(summary.mean) >= 1000 else f"{summary.mean:.4g}"
+    return mean + spread
 
 
 if __name__ == "__main__":

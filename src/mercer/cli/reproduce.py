@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WORDS = {
     "done": "done",
     "failed": "failed",
-    "missing": "data or package missing",
+    "missing": "not run",
     "paper_scale_only": "paper scale only",
     "not_built": "not built yet",
 }
@@ -218,6 +218,7 @@ def _counts(item: dict[str, Any]) -> str:
     if item["status"] in ("not_built", "paper_scale_only"):
         return ""
     held = {True: "; the claim holds", False: "; the claim does not hold", None: ""}[item["passed"]]
-    counts = ", ".join(f"{count} {status}" for status, count in cells.items())
+    words = {"missing": "without data or package"}
+    counts = ", ".join(f"{count} {words.get(status, status)}" for status, count in cells.items())
     errors = f"; {item['errors'][0]}" if item["errors"] else ""
     return f"{counts}; {item['seconds']:.1f} s{held}{errors}"

@@ -29,13 +29,13 @@ def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
         head.weight,
         alpha.tolist(),
         log_scale.tolist(),
-        head.exponent.item(),
+        head.exponent.tanh().item(),
         bias=head.bias.tolist(),
         **settings,
     )
     torch.testing.assert_close(logits.detach(), slow)
     plain = reference.plain_scaled_logits(
-        z - head.center, head.weight, alpha[2:], log_scale, head.exponent, bias=head.bias, **settings
+        z - head.center, head.weight, alpha[2:], log_scale, head.exponent.tanh(), bias=head.bias, **settings
     )
     wanted, weights = [z, *head.parameters()], rows(len(z), C, seed=2)
     ours = torch.autograd.grad((logits * weights).sum(), wanted)
@@ -125,9 +125,22 @@ def test_the_default_head_contains_the_linear_one():
         head.kernel.alpha.copy_(torch.tensor([0.0, 1.0]))
         head.weight.copy_(linear.weight)
         head.bias.copy_(linear.bias)
-        head.exponent.fill_(1.0)
+        head.exponent.fill_(30.0)  # its tanh is 1 to rounding
         head.log_scale.copy_((linear.weight.norm(dim=1) * D**0.5).log() - head.log_start)
     torch.testing.assert_close(head(rows()), linear(rows()))
+
+
+@pytest.mark.parametrize("learned", [-50.0, 50.0])
+def test_no_exponent_can_silence_the_head_or_make_it_explode(learned):
+    """Without bounds it fell to -50 in training: logits of 0 for every row, and no gradient to come back by."""
+    head, z = KernelClassifier(D, C).double(), 10 * rows()
+    start = head(z).std()
+    with torch.no_grad():
+        head.exponent.fill_(learned)
+    logits = head(z)
+    length = float(z.square().mean().sqrt())
+    assert start / (3 * length) < logits.std() < start * 3 * length
+    assert torch.autograd.grad(logits.square().sum(), head.weight)[0].norm() > 1e-3
 
 
 @pytest.mark.parametrize("shared", [None, 4])

@@ -37,11 +37,11 @@ class KernelClassifier(Savable, nn.Module):
     .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + b_j
 
     With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default the scale is learned:
-    :math:`1 / T` becomes :math:`s_j (\|z\| / \sqrt d)^{\rho}`, with :math:`\rho = 0` at the start, so that the head can
-    learn what ``nn.Linear`` can (k(t) = t, :math:`\rho` = 1). In k and in the length z becomes :math:`z - \mu`, learned
-    from 0: the cosines of embeddings behind a ReLU are all near 1 otherwise. The start of the scale,
-    :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class, at right angles to the
-    others, probability 0.9.
+    :math:`1 / T` becomes :math:`s_j (\|z\| / \sqrt d)^{\tanh \rho}`, with :math:`\rho = 0` at the start, so that the
+    head can learn what ``nn.Linear`` can (k(t) = t, :math:`\tanh \rho` = 1), and no rate can make lengths explode. In k
+    and in the length z becomes :math:`z - \mu`, learned from 0: the cosines of embeddings behind a ReLU are all near 1
+    otherwise. The start of the scale, :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of
+    its class, at right angles to the others, probability 0.9.
 
     It takes ``(..., in_features)`` and gives ``(..., num_classes)`` as ``nn.Linear`` does; half precision, autocast
     too, is computed and returned in float32, and a float64 embedding in float64.
@@ -67,7 +67,7 @@ class KernelClassifier(Savable, nn.Module):
     __call__: Callable[..., Tensor]
     bias: nn.Parameter | None
     log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
-    exponent: nn.Parameter | None  # (1,)
+    exponent: nn.Parameter | None  # (1,): rho
     center: nn.Parameter | None  # (d,)
     log_start: Tensor | None  # (1,)
 
@@ -202,7 +202,8 @@ class KernelClassifier(Savable, nn.Module):
 
     def _own(self, z: Tensor, weight: Tensor, value: Tensor | None = None, classes: Tensor | None = None) -> Tensor:
         """Each class by its own weights; ``value`` where kernel values are known, ``classes`` where some are wanted."""
-        exponent, bias, log_scale = _like(self.exponent, z), _like(self.bias, z), _like(self.log_scale, z)
+        bias, log_scale = _like(self.bias, z), _like(self.log_scale, z)
+        exponent = None if self.exponent is None else _like(self.exponent.tanh(), z)
         if classes is not None:
             bias = None if bias is None else bias[classes]
             log_scale = None if log_scale is None else log_scale[classes]

@@ -131,6 +131,7 @@ def test_importing_mercer_imports_neither_torch_nor_matplotlib():
 
 def test_public_names_load_on_first_use():
     for name in mercer.__all__:
-        assert getattr(mercer, name) is not None
+        module = getattr(mercer, name)
+        assert all(hasattr(module, public) for public in getattr(module, "__all__", ()))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = mercer.nonsense

@@ -191,6 +191,23 @@ def test_eigenpro_says_when_it_did_not_get_there():
         eigenpro(RBF(0.1), x, x - x.mean(0), penalty=1e-9, stopping=Stopping(passes=2))
 
 
+class Understated(Matern):
+    """A kernel that gives too small a k(x, x), as a sample does that has missed the far rows: the step is too long."""
+
+    def gram_diag(self, x):
+        return super().gram_diag(x) / 64
+
+
+def test_eigenpro_shortens_a_step_that_diverges():
+    x = draw(100, 3)
+    y = x - x.mean(0)
+    found = eigenpro(Understated(0.5, 2.0), x, y, penalty=0.02, generator=torch.Generator().manual_seed(0))
+    dense = torch.linalg.solve(Matern(0.5, 2.0)(x) + 0.02 * torch.eye(100, dtype=x.dtype), y)
+    torch.testing.assert_close(found.weights, dense, rtol=0, atol=1e-4 * float(dense.abs().max()))
+    with pytest.raises(ValueError, match=r"the descent must converge; got step .* Use solver='landmarks'"):
+        eigenpro(Understated(0.5, 2.0), x, y, penalty=0.0)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_eigenpro_learns_with_a_kernel_of_low_rank(seed):
     """Products of three columns have ten directions: levelled to rounding, none would move. A few rows are far away."""

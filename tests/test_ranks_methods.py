@@ -99,6 +99,7 @@ WITHOUT_ROWS = {  # public names that learn nothing from rows, or not over ranks
     "Standardize": "a layer",
     "Training": "settings",
     "distill": "trains a network on rows in memory",
+    "phased_cosines": "a function of each row by itself",
     "fit_closed_form": "a solver on rows in memory; the classifier gathers them",
 }
 

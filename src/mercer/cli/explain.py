@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _WIDTH = 79
 _SHOWN = 10  # columns whose weights are listed
 _BAR = 30
-_EXPLAINED = 20  # rows whose reasons are printed
 _PARTS = 5  # columns of a row that are listed
 
 
@@ -59,7 +58,7 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     from mercer.process import threads_set
     from mercer.report import model_page
     from mercer.tabular import read
-    from mercer.tabular.effects import reasons
+    from mercer.tabular.effects import EXPLAINED, reasons
     from mercer.tabular.importance import column_weights, permutation_losses
     from mercer.tabular.problem import SCANNED
 
@@ -69,7 +68,7 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     if rows is not None:
         with stoppable(), threads_set(1):
-            found = reasons(loaded, read(rows, rows=_EXPLAINED))
+            found = reasons(loaded, read(rows, rows=EXPLAINED))
         if as_json:
             click.echo(json.dumps([asdict(one) for one in found], indent=2, allow_nan=False, default=str))
         else:

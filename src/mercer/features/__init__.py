@@ -7,7 +7,7 @@ from .neural_eigenfunctions import NeuralEigenfunctions
 from .neuralef import Training
 from .nystrom import Nystrom
 from .parallel_networks import ParallelNetworks
-from .random_fourier import PositiveRandomFeatures, RandomFourier
+from .random_fourier import PositiveRandomFeatures, RandomFourier, phased_cosines
 from .spin import SpectralInference
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "SpectralInference",
     "Training",
     "distill",
+    "phased_cosines",
 ]

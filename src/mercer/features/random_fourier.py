@@ -55,12 +55,12 @@ class RandomFourier(FeatureMap):
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
-        angles = x @ self.omega.to(x.dtype)
-        pairs = self.m // 2
-        parts = [angles[:, :pairs].cos(), angles[:, :pairs].sin()]
+        omega, pairs = self.omega.to(x.dtype), self.m // 2
+        angles = x @ omega[:, :pairs]
+        parts = [angles.cos().mul_(math.sqrt(2)), angles.sin().mul_(math.sqrt(2))]
         if self.m % 2:
-            parts.append((angles[:, -1:] + self.phase.to(x.dtype)).cos())
-        return torch.cat(parts, dim=1).mul_(math.sqrt(2)) * self.scale.to(x.dtype)
+            parts.append(phased_cosines(x, omega[:, -1:], self.phase.to(x.dtype)))
+        return torch.cat(parts, dim=1) * self.scale.to(x.dtype)
 
     @override
     def _width(self) -> int:
@@ -103,6 +103,11 @@ class PositiveRandomFeatures(FeatureMap):
     @override
     def _width(self) -> int:
         return self.omega.shape[0]
+
+
+def phased_cosines(x: Tensor, omega: Tensor, phases: Tensor) -> Tensor:  # (n, d), (d, m), (m,) -> (n, m)
+    r""":math:`\sqrt{2 / m} \cos(x \omega + b)`: random Fourier features that each have a phase b of their own."""
+    return (x @ omega + phases).cos() * math.sqrt(2 / len(phases))
 
 
 def standard_normal(m: int, d: int, orthogonal: bool, generator: torch.Generator | None) -> Tensor:  # (m, d)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
+from ..features import phased_cosines
 from ..linalg import block_rows, blockwise
 from ..storage import Savable
 from .bandwidths import median_distance, most_dependent
@@ -246,7 +247,7 @@ class SpectralLayer(Savable, nn.Module):
 
     def features(self, z: Tensor) -> Tensor:  # (n, q) -> (n, D)
         """The layer's outputs in RKHS, approximated by random Fourier features."""
-        return (z @ self.frequencies + self.phases).cos() * math.sqrt(2 / len(self.phases))
+        return phased_cosines(z, self.frequencies, self.phases)
 
     @override
     def forward(self, r: Tensor) -> Tensor:  # (n, d) -> (n, D)

@@ -1,5 +1,6 @@
 """A user's own table in, an answer out."""
 
+from . import effects, importance, streaming
 from .columns import Column
 from .diagnosis import Diagnosis, Reading, diagnose
 from .estimators import TabularClassifier, TabularRegressor

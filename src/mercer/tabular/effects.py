@@ -27,7 +27,7 @@ _ROWS = 100  # training rows that are averaged over
 _EXACT = 3000  # rows up to which each is left out of its own curve; of more, one does not show
 _TOGETHER = 0.8  # correlation from which on two columns are named together
 _WALKS = 32  # training rows that a row is compared with
-_EXPLAINED = 20  # rows whose reasons are given
+EXPLAINED = 20  # rows whose reasons are given
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def reasons(model: TabularModel, frame: pd.DataFrame, *, random_state: int = 0) 
     the column's part, averaged over 32 training rows and orders, each order also backwards (Strumbelj and Kononenko
     2014).
     """
-    frame = frame.iloc[:_EXPLAINED]
+    frame = frame.iloc[:EXPLAINED]
     x, answers = model.encode(frame), model.predict_with_surprises(frame)[0]["prediction"]
     features = list(model.column_features().items())
     generator = torch.Generator().manual_seed(random_state)

@@ -102,11 +102,11 @@ class Spread(Savable):
         return spread, spread.scaled(found)
 
     def scaled(self, logs: Tensor) -> Tensor:
-        """S from g."""
+        """The factor s of each row's interval, from the predicted logs g of its error."""
         return (logs - self.middle).clamp(-_SPREAD_MOST, _SPREAD_MOST).exp()
 
     def __call__(self, z: Tensor) -> Tensor:  # (n, d) -> (n,)
-        """S."""
+        """The factor s of each row's interval."""
         return self.scaled(self.machine.predict(z))
 
     def get_state(self) -> dict[str, object]:
@@ -207,7 +207,7 @@ class Learner(Savable):
         return found
 
     def half_widths(self, x: Tensor, level: float) -> Tensor:  # (n, d) -> (n,)
-        """Q s(x): how far from the prediction the truth lies at most in a share ``level`` of rows like these."""
+        """Half the width of each row's interval: a quantile of left-out errors, times the row's factor."""
         if not 0 < level < 1:
             raise ValueError(checks.sentence("TabularModel", "level must lie between 0 and 1", level, "Say 0.9."))
         r = len(self.errors)

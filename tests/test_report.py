@@ -138,6 +138,15 @@ def test_what_bundled_leaves_out_is_not_called_missing(tmp_path):
     assert "left out" in text and note in text and "data missing" not in text
 
 
+def test_what_has_no_section_says_once_that_it_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("mercer.report.sections.recorded", lambda entry: [])
+    note = "Left out by --bundled: needs mnist."
+    left = Result(TABLE, "k", "missing", "small", "no kernel", "MNIST", note=note, data=("mnist",))
+    page = report.build(write_run(tmp_path / "run", [left])).read_text(encoding="utf-8")
+    (line,) = re.findall(rf"<li[^>]*><code>{TABLE}</code>.*?</li>", page)
+    assert line.lower().count("left out") == 1 and note in line
+
+
 def test_what_did_not_run_says_why(page):
     text = Reader(page).text
     assert "FloatingPointError: loss became NaN at step 12" in text

@@ -432,6 +432,13 @@ def test_a_kept_run_is_found_by_its_entry_with_its_command(fake, monkeypatch, tm
     assert recorded("fake2000/thmA") == []
 
 
+def test_the_command_of_a_kept_run_says_all_rows_as_the_command_line_reads_it():
+    done = Result("fake2000/count", "k", "done", "small", settings={"rows": None, "set": "usps"})
+    asked = {"scale": "small", "settings": {"rows": None, "set": "usps"}}
+    command = recorded_runs.Recorded(asked, {}, 1, (done,)).command
+    assert command == "mercer reproduce fake2000/count --scale small --set rows=null --set set=usps"
+
+
 def test_kept_runs_are_of_entries_that_exist():
     known = {e.id for e in catalogue.entries()}
     for run in recorded_runs.RECORDED.glob("*"):

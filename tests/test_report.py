@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mercer import report
+from mercer import figures, report
 from mercer.experiments import Result, entries, recorded_runs
 from mercer.report import numbers
+from mercer.report.inline import inline
 
 TABLE = "spectral2019/table1"
 CURVES = "sample/curves"  # of no paper, so that the page itself draws its curves
@@ -298,6 +299,18 @@ def test_the_reason_of_many_missing_cells_is_said_once(tmp_path):
         results.append(Result(entry, f"m{number}", "missing", "small", f"{name}, SGD", note=note, data=(name,)))
     page = report.build(write_run(tmp_path / "run", results)).read_text(encoding="utf-8")
     assert "Left out by --bundled: needs mnist, usps." in page
+
+
+def test_the_legend_of_a_phones_figure_is_within_it():
+    figure, (ax,) = figures.canvas(width=6.4)
+    names = ["no kernel", "RFF 500", "RFF 1000", "RFF 3072", "RFF 10000"]
+    figures.legend_below(figure, {name: ax.plot([0, 1], [0, i])[0] for i, name in enumerate(names)})
+    inline(figure, "anchor", "five lines")
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == names
+    box = legend.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width
 
 
 def test_a_missing_package_is_not_missing_data(tmp_path):

@@ -45,7 +45,8 @@ class Recorded:
         entries = dict.fromkeys(result.entry for result in self.results)
         words = ["mercer reproduce", *entries, f"--scale {self.asked['scale']}"]
         used = {name for result in self.results for name in result.settings}
-        words += [f"--set {name}={value}" for name, value in self.asked.get("settings", {}).items() if name in used]
+        changes = {name: value for name, value in self.asked.get("settings", {}).items() if name in used}
+        words += [f"--set {n}={v if isinstance(v, str) else json.dumps(v)}" for n, v in changes.items()]
         named = {text for result in self.results for text in (result.row, result.column)}
         only = [text for text in self.asked.get("only", ()) if any(text in name for name in named)]
         words += [f'--only "{text}"' if " " in text else f"--only {text}" for text in only]

@@ -25,6 +25,10 @@ def inline(figure: Figure, anchor: str, alt: str) -> Markup:
     wide = _element(figure, f"{anchor}-w", alt, "wide")
     width, height = figure.get_size_inches()
     figure.set_size_inches(_NARROW, _NARROW * max(0.8, min(1.1, 1.25 * height / width)))
+    for legend in list(figure.legends):  # as many columns as the new width holds
+        handles = {text.get_text(): handle for text, handle in zip(legend.texts, legend.legend_handles, strict=True)}
+        legend.remove()
+        figures.legend_below(figure, handles)
     return wide + _element(figure, f"{anchor}-n", alt, "narrow")
 
 

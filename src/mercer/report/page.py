@@ -122,7 +122,7 @@ def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
         "Numbers": _agreement(found),
         "Claims": _claims(found),
         "Cells": f"{_count(results, 'done')} done, {_count(results, 'failed')} failed, "
-        f"{_count(results, 'missing')} missing",
+        f"{_count(results, 'missing')} not run",
         "Time": f"{numbers.duration(sum(result.seconds for result in results))} in the cells, "
         f"{numbers.duration(sum(result.cpu_seconds for result in results))} CPU",
         "Started": min(starts, default=str(session.get("started", ""))).replace("T", " ").replace("+00:00", " UTC"),

@@ -85,7 +85,7 @@ def draw(results: Sequence[Result]) -> Figure:
     heights: dict[str, dict[str, float]] = {}
     for result in results:
         heights.setdefault(result.settings["variant"], {})[result.settings["data"]] = next(iter(result.values.values()))
-    return figures.bars(heights, x_label=f"{shown}, %")
+    return figures.bars(heights, x_label=f"{shown.partition(', ')[0]}, %")
 
 
 def _panels(results: Sequence[Result], curve: str) -> Figure:

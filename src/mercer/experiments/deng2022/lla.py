@@ -122,7 +122,7 @@ def draw(results: list[Result]) -> Figure:
         for label, colour in ((0, figures.LIGHT.series[1]), (1, figures.LIGHT.series[3])):
             chosen = [p for p in result.arrays["points"] if p[2] == label]
             ax.scatter([p[0] for p in chosen], [p[1] for p in chosen], s=3, color=colour)
-        ax.set_title(f"{row}, NLL {result.values['NLL']:.3f}", fontsize=9)
+        ax.set_title(f"{row}\nNLL {result.values['NLL']:.3f}", fontsize=9)
         ax.grid(False)
     if image is not None:
         bar = figure.colorbar(image, ax=axes, shrink=0.7)

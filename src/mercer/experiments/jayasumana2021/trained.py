@@ -143,7 +143,9 @@ def draw(results: Sequence[Result]) -> Figure | None:
         return None
     means = {order: sum(values) / len(values) for order, values in sorted(by_order.items())}
     curve = {"x": [float(order) for order in means], "y": list(means.values())}
-    return figures.lines({"kernelised head": curve}, x_label="order M of the series", y_label="test accuracy, %")
+    figure = figures.lines({"kernelised head": curve}, x_label="order M of the series", y_label="test accuracy, %")
+    figure.axes[0].set_xticks(list(means))
+    return figure
 
 
 @lru_cache(maxsize=2)

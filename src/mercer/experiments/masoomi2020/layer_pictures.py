@@ -95,5 +95,5 @@ def draw(results: list[Result]) -> Figure:
                 ax.grid(False)
                 ax.set(xticks=[], yticks=[])
     handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, markerscale=2.5)
     return figure

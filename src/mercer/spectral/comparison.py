@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -98,13 +98,7 @@ def compare(
         ``effective_dimension``. Singular kernels come last.
     """
     found = spectra(candidates, x, targets, storage=storage, tolerance=tolerance, where="compare")
-    seed = torch.Generator().manual_seed(0) if generator is None else generator
-    state = seed.get_state()
-    table = {}
-    for name, spectrum in found.items():
-        seed.set_state(state)  # every candidate is held against the same shuffle
-        table[name] = _row(spectrum, seed)
-    return ranked(table)
+    return ranked(found, torch.Generator().manual_seed(0) if generator is None else generator, _row)
 
 
 def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kernel, Tensor]:
@@ -115,9 +109,17 @@ def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kerne
     return ReLUGram(), checks.squarable(where, name, seen.double())
 
 
-def ranked(table: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
-    """Rows sorted by ``ratio``, singular kernels last."""
-    frame = pd.DataFrame.from_dict(dict(table), orient="index")
+def ranked(
+    found: Mapping[str, Spectrum],
+    generator: torch.Generator,
+    row: Callable[[Spectrum, torch.Generator], dict[str, float]],
+) -> pd.DataFrame:
+    """A row for each spectrum, all held against the same shuffle; sorted by ``ratio``, singular kernels last."""
+    state, table = generator.get_state(), {}
+    for name, spectrum in found.items():
+        generator.set_state(state)
+        table[name] = row(spectrum, generator)
+    frame = pd.DataFrame.from_dict(table, orient="index")
     singular = frame["complexity"].isin([math.inf])
     order = frame.assign(_singular=singular).sort_values(["_singular", "ratio"], kind="stable").index
     return frame.loc[order]

@@ -63,12 +63,7 @@ def layers(
     found = spectra(
         read, x if x.ndim > 1 else x[:, None], targets, storage=storage, tolerance=tolerance, where="layers"
     )
-    state = seed.get_state()
-    table = {}
-    for name, spectrum in found.items():
-        seed.set_state(state)  # every layer is held against the same shuffle
-        table[name] = ratio_row(spectrum, seed)
-    return ranked(table)
+    return ranked(found, seed, ratio_row)
 
 
 def _outputs(model: nn.Module, x: Tensor, names: Sequence[str], pool: bool) -> dict[str, Tensor]:

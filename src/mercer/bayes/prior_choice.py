@@ -19,8 +19,8 @@ _PRECISIONS = torch.logspace(-4, 8, 37, dtype=torch.float64).tolist()
 _STEP = math.log(_PRECISIONS[1] / _PRECISIONS[0])
 _NOISES = torch.logspace(-1, 2, 7, dtype=torch.float64).tolist()
 _NOTHING = 0.005  # of a log-loss
-_SHARES = tuple(2 ** (-i / 6) for i in range(8))  # of the temperature alone: variance lowers the confidence, too
-_STEPS = tuple(2 ** (i / 18) for i in (-1, 0, 1))
+_SHARES = tuple(2 ** (-i / 3) for i in range(8))  # of the temperature alone: variance lowers the confidence, too
+_STEPS = tuple(2 ** (i / 9) for i in (-1, 0, 1))
 _log = logging.getLogger("mercer")
 
 

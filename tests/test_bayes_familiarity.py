@@ -64,6 +64,21 @@ def test_the_score_is_made_of_variances_on_what_layers_see(network, fitted):
     assert all(not module._forward_hooks for module in network.modules())
 
 
+def test_tempering_keeps_familiar_rows_and_all_labels_and_doubts_strangers(network, fitted):
+    near, far = rows(400, 1), torch.full((1, 3), 50.0, dtype=torch.float64)
+    proba = network(near).softmax(1).detach()
+    tempered, known = fitted.temper(near, proba), fitted.score(near) <= 0.5
+    torch.testing.assert_close(tempered[known], proba[known])
+    torch.testing.assert_close(tempered.sum(1), torch.ones_like(tempered[:, 0]))
+    assert torch.equal(tempered.argmax(1), proba.argmax(1))
+    certain = torch.tensor([[0.999, 0.0005, 0.0005]], dtype=torch.float64)
+    power = 2 * (1 - fitted.score(far))  # 1 / (1 + b)
+    torch.testing.assert_close(fitted.temper(far, certain), certain**power / (certain**power).sum())
+    assert fitted.temper(far, certain).max() < 0.6
+    with pytest.raises(ValueError, match=r"Familiarity.temper: proba and x must have as many rows; got 400 and 1"):
+        fitted.temper(far, proba)
+
+
 def test_validation_rows_set_the_scale(network):
     wide = 2 * rows(800, 5)
     f = Familiarity(network, generator=seeded()).fit(rows(400), wide)

@@ -12,7 +12,14 @@ from test_bayes import classifier, jacobian, points, seeded, softmax_hessian, tr
 from torch import nn
 from torch.nn import functional as F
 
-from mercer.bayes import DeepEnsemble, KroneckerLaplace, LinearizedLaplace, TemperatureScaling, TrajectoryGP
+from mercer.bayes import (
+    DeepEnsemble,
+    Familiarity,
+    KroneckerLaplace,
+    LinearizedLaplace,
+    TemperatureScaling,
+    TrajectoryGP,
+)
 from mercer.bayes.likelihood import Gaussian, LaplaceBridge, Probit, Samples, Softmax
 from mercer.bayes.prior_choice import Trial, best_precision_and_noise, least_as_good
 
@@ -176,7 +183,7 @@ def test_of_precisions_that_do_as_well_the_least_is_taken():
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_two_moons_far_away_are_less_sure_than_a_temperature_at_equal_log_loss(seed):
+def test_two_moons_far_away_are_less_sure_than_a_temperature_and_unsure_where_tempered_at_equal_log_loss(seed):
     x, y = (torch.as_tensor(part) for part in make_moons(1600, noise=0.2, random_state=seed))
     parts = [(x[rows].float(), y[rows]) for rows in (slice(300), slice(300, 600), slice(600, None))]
     torch.manual_seed(seed)
@@ -188,9 +195,16 @@ def test_two_moons_far_away_are_less_sure_than_a_temperature_at_equal_log_loss(s
         f = make(model).fit(*parts[:2])
         doubt[make] = float(1 - f.predict_proba(far).amax(1).mean())
         loss[make] = float(F.nll_loss(f.predict_proba(parts[2][0]).log(), parts[2][1]))
-    ours, rival = doubt
+        if make is TemperatureScaling:
+            continue
+        familiar = Familiarity(model, generator=seeded()).fit(*parts[:2])
+        doubt["tempered"] = float(1 - familiar.temper(far, f.predict_proba(far)).amax(1).mean())
+        tempered = familiar.temper(parts[2][0], f.predict_proba(parts[2][0]))
+        loss["tempered"] = float(F.nll_loss(tempered.log(), parts[2][1]))
+    ours, tempered, rival = doubt
     assert doubt[ours] > 1.5 * doubt[rival], doubt
-    assert loss[ours] < 1.03 * loss[rival], loss
+    assert doubt[tempered] > 0.3, doubt  # of at most 0.5
+    assert max(loss[ours], loss[tempered]) < 1.05 * loss[rival], loss
 
 
 def test_fit_says_where_a_temperature_does_as_well(caplog):

@@ -117,6 +117,21 @@ class Familiarity(SavedWithoutNetwork):
         rows = checked_rows("Familiarity", rows, self.model, self.row_shape_).detach()
         return self._scaled(self._surprise(self._views(network, rows))).to(self.shift_.dtype)
 
+    def temper(self, x: Any, proba: Tensor) -> Tensor:  # (n, ...), (n, c) -> (n, c)
+        r"""Any classifier's probabilities, less sure of unfamiliar rows: :math:`p^{1 / (1 + b)}`, normalised.
+
+        b is how far a row lies beyond the 95 % quantile of familiar rows, in units of that quantile's distance from
+        their median: 19 in 20 familiar rows keep their probabilities, and no row changes its label.
+
+        Args:
+            x: Rows.
+            proba: Their class probabilities, of this network or of any posterior.
+        """
+        share = 2 * (1 - self.score(x)).to(proba)
+        checks.same_length("Familiarity.temper", "proba", proba, "x", share)
+        tempered: Tensor = (proba.clamp_min(_TINY).log() * share.clamp_max(1)[:, None]).softmax(1)
+        return tempered
+
     def _learn(self, network: nn.Module, rows: Tensor, reference: Tensor, generator: torch.Generator) -> None:
         raw, _ = self._read(network, rows)
         self.shift_ = torch.cat([part.mean(0) for part in raw])

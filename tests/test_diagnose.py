@@ -19,10 +19,10 @@ from mercer.kernels import RBF, Laplacian, Linear
 from mercer.report import diagnosis_page
 from mercer.spectral import analyze
 from mercer.tabular import TabularModel, diagnose
-from mercer.tabular.candidates import Candidate, of_embeddings
-from mercer.tabular.diagnosis import NOISE, SHUFFLES, centred_columns, spectrum_of
-from mercer.tabular.held_out import leave_folds_out
-from mercer.tabular.problem import sample
+from mercer.tabular.diagnosis.candidates import Candidate, of_embeddings
+from mercer.tabular.diagnosis.diagnose import NOISE, SHUFFLES, centred_columns, spectrum_of
+from mercer.tabular.diagnosis.held_out import leave_folds_out
+from mercer.tabular.diagnosis.problem import sample
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 

@@ -57,8 +57,8 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     from mercer.cli.signals import stoppable
     from mercer.process import threads_set
     from mercer.report import diagnosis_page
-    from mercer.tabular.diagnosis import diagnose as read
-    from mercer.tabular.problem import sample
+    from mercer.tabular import diagnose as read
+    from mercer.tabular.diagnosis import sample
 
     page = output or Path(f"{data.name.split('.')[0]}-diagnosis.html")
     if not page.parent.is_dir():

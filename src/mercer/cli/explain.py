@@ -58,9 +58,9 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     from mercer.process import threads_set
     from mercer.report import model_page
     from mercer.tabular import read
+    from mercer.tabular.diagnosis import SCANNED
     from mercer.tabular.effects import EXPLAINED, reasons
     from mercer.tabular.importance import column_weights, permutation_losses
-    from mercer.tabular.problem import SCANNED
 
     loaded = load_model(model)
     page = output or model / "explain.html"

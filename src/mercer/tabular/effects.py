@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..machines import StackedRidge
-from .encoders import Dates, Levels, Numbers, Truths
+from .columns import Dates, Levels, Numbers, Truths
 from .importance import column_weights
 
 if TYPE_CHECKING:

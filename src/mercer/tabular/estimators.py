@@ -11,9 +11,9 @@ from sklearn.exceptions import NotFittedError
 
 from .. import checks
 from ..storage import Savable
+from .columns import Array
 from .frames import as_pandas
 from .model import TabularModel
-from .values import Array
 
 __all__ = ["TabularClassifier", "TabularRegressor"]
 

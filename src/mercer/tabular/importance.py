@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from .. import checks
-from .target import present
+from .columns import present
 
 if TYPE_CHECKING:
     from .model import TabularModel

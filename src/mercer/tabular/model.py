@@ -14,13 +14,11 @@ import torch
 
 from .. import checks
 from ..storage import Savable
+from .columns import TASKS, Preparation, Target, TargetMeans
 from .familiarity import Familiarity
 from .frames import as_pandas
 from .learner import Learner
 from .network_learner import NetworkLearner
-from .preparation import Preparation
-from .target import TASKS, Target
-from .target_means import TargetMeans
 from .training import LEVEL, SCHEMA, STATE, Progress, Sizes, Training
 
 __all__ = ["TabularModel"]

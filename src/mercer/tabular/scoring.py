@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..data import stratified_folds
-from .values import Array
+from .columns import Array
 
 __all__ = ["FOLDS", "beside", "deal", "score_classes", "score_values"]
 

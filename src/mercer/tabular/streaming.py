@@ -19,11 +19,10 @@ import pandas as pd
 from .. import checks
 from ..storage import atomic_stream, sha256
 from ..user_text import spreadsheet_safe
+from .columns import Array, find_target, present
 from .model import TabularModel
 from .reading import read, read_chunks
-from .target import find_target, present
 from .training import LEVEL, Sizes, Training
-from .values import Array
 
 __all__ = ["Answers", "fingerprint", "fit_file", "predict_file"]
 

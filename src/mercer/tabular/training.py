@@ -17,12 +17,10 @@ from .. import __version__, checks
 from ..distributed import shard
 from ..linalg import slices
 from ..machines import MOST_ROWS, StackedRidge
+from .columns import Preparation, Target, TargetMeans, find_target, present
 from .familiarity import Familiarity
 from .learner import Learner, LongMachine, cross_calibrated, one_hot
-from .preparation import Preparation
 from .scoring import beside, deal, score_classes, score_values
-from .target import Target, find_target, present
-from .target_means import TargetMeans
 
 __all__ = ["LEVEL", "SCHEMA", "STATE", "Progress", "Sizes", "Training"]
 

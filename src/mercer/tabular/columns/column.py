@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .. import checks
-from ..storage import Savable
-from ..user_text import shown
+from ... import checks
+from ...storage import Savable
+from ...user_text import shown
 from .encoders import Dates, Dropped, Encoder, Levels, Numbers, Truths, date_parts
 from .values import LARGEST, TRUTHS, Array, date_format, dates, is_nested, is_text, numbers, truths, words
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..machines import ridge_factor, solve_left_out
+from ...machines import ridge_factor, solve_left_out
 from .candidates import Candidate
 
 __all__ = ["HeldOut", "leave_folds_out"]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .reading import MISSING_MARKS
+from ..reading import MISSING_MARKS
 
 __all__ = ["LARGEST", "TRUTHS", "Array", "date_format", "dates", "is_nested", "is_text", "numbers", "truths", "words"]
 

@@ -23,14 +23,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..kernels.functionals import sign_columns
-from ..spectral import Spectrum, analyze
+from ... import checks
+from ...kernels.functionals import sign_columns
+from ...spectral import Spectrum, analyze
+from ..columns import Column
+from ..training import Training
 from .candidates import Candidate, of_embeddings, of_stack
-from .columns import Column
 from .held_out import leave_folds_out
 from .problem import Problem, problem
-from .training import Training
 from .verdict import Verdict, judge
 
 __all__ = ["Diagnosis", "Reading", "diagnose"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .problem import Problem
 
 if TYPE_CHECKING:
-    from .diagnosis import Reading
+    from .diagnose import Reading
 
 __all__ = ["Verdict", "judge"]
 

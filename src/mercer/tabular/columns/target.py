@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..storage import Savable
-from ..user_text import shown
+from ... import checks
+from ...storage import Savable
+from ...user_text import shown
 from .values import LARGEST, Array, date_format, is_nested, is_text, numbers, words
 
 __all__ = ["TASKS", "Target", "find_target"]

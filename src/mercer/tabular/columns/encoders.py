@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 
-from ..storage import Savable
+from ...storage import Savable
 from .values import Array, dates, numbers, truths, words
 
 __all__ = ["Dates", "Dropped", "Encoded", "Encoder", "Levels", "Numbers", "Truths"]

@@ -13,10 +13,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..storage import Savable
-from ..user_text import shown
-from .columns import Column, describe
+from ... import checks
+from ...storage import Savable
+from ...user_text import shown
+from .column import Column, describe
 from .values import Array, is_nested, words
 
 __all__ = ["Preparation", "Prepared"]

@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..storage import Savable
-from .columns import Column
+from ...storage import Savable
+from .column import Column
 from .encoders import Levels
 from .values import Array, words
 

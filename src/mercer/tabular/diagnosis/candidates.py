@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels import RBF, Kernel, Laplacian, Matern, ReLUGram
-from ..machines import StackedRidge, Trial, View, dual_path, table_kernels
+from ...kernels import RBF, Kernel, Laplacian, Matern, ReLUGram
+from ...machines import StackedRidge, Trial, View, dual_path, table_kernels
 
 __all__ = ["Candidate", "of_embeddings", "of_stack"]
 

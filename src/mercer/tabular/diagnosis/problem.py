@@ -12,13 +12,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..storage import read_npz
-from .columns import Column
-from .frames import as_pandas
-from .reading import read
-from .target import Target, find_target, present
-from .training import Training
+from ... import checks
+from ...storage import read_npz
+from ..columns import Column, Target, find_target, present
+from ..frames import as_pandas
+from ..reading import read
+from ..training import Training
 
 __all__ = ["Problem", "Sample", "problem", "sample"]
 

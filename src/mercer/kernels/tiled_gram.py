@@ -39,7 +39,7 @@ class TiledGram(SymmetricOperator):
 
     def __init__(self, n: int, storage: str, device: torch.device) -> None:
         super().__init__(self._multiply, n, device=device)
-        self.storage, self.side = storage, SIDE
+        self.storage, self.side = storage, _side(n)
         self.squared_norm, self._diagonal, self._squared_error = 0.0, 0.0, 0.0
         self._tiles: dict[tuple[int, int], tuple[Tensor, float]] = {}
         self._work = torch.float64 if storage == "float64" else torch.float32
@@ -116,9 +116,9 @@ class TiledGram(SymmetricOperator):
         for (i, j), (held, step) in self._tiles.items():
             tile = self._float(held)
             rows, columns = self._span(i), self._span(j)
-            out[:, rows].add_(v[:, columns] @ tile.mT, alpha=step)
-            if i != j:
-                out[:, columns].add_(v[:, rows] @ tile, alpha=step)
+            out[:, columns].add_(v[:, rows] @ tile, alpha=step)
+            if i != j:  # a tile on the diagonal is its own transpose, which is slower to multiply with
+                out[:, rows].add_(v[:, columns] @ tile.mT, alpha=step)
         return sum_over_ranks(out).mT
 
     def _vector(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
@@ -142,7 +142,7 @@ class TiledGram(SymmetricOperator):
     @staticmethod
     def bytes_for(n: int, storage: str) -> int:
         """Bytes that this rank's tiles of an n x n matrix take."""
-        return (n * (n + SIDE) // 2) * STORAGE[storage].itemsize // world_size()
+        return (n * (n + _side(n)) // 2) * STORAGE[storage].itemsize // world_size()
 
     @staticmethod
     def choose_storage(where: str, storage: str, n: int, *, matrices: int = 1) -> str:
@@ -156,3 +156,8 @@ class TiledGram(SymmetricOperator):
         needed = matrices * TiledGram.bytes_for(n, storage)
         checks.memory(where, what, needed, "Use fewer rows: a random subset of them.")
         return storage
+
+
+def _side(n: int) -> int:
+    """Rows of a tile: few rows are one, which costs fewer calls."""
+    return n if n <= 2 * SIDE else SIDE

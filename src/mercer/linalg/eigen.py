@@ -90,9 +90,7 @@ def _block_lanczos(a: SymmetricOperator, start: Tensor, k: int, tolerances: tupl
         product = a @ block
         coupling = basis.mT @ product  # (width, b)
         projected = _grow(projected, coupling)
-        fresh = product - basis @ coupling
-        fresh = fresh - basis @ (basis.mT @ fresh)
-        q, tail = torch.linalg.qr(fresh)
+        q, tail = torch.linalg.qr(product - basis @ coupling)
         width = basis.shape[1]
         if width < 3 * k and width + b <= limit:  # no run ends earlier: do not look yet
             basis = torch.cat((basis, _fill(q, tail, basis, float(projected.diagonal().abs().max()))), 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import examples, json_option
+from mercer.cli.options import count_option, examples, json_option
 from mercer.cli.output import WIDTH, closest, number, progress, say
 from mercer.user_text import shortened, shown
 
@@ -29,14 +29,8 @@ _UNITS = {"cpu": " s", "wall": " s", "memory": " MiB"}
     epilog=examples("mercer bench tables", "mercer bench head bayes --repeats 3 -o run", "mercer bench growth -o run")
 )
 @click.argument("areas", metavar="[AREA ...]", nargs=-1)
-@click.option(
-    "--repeats",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="Number of rounds.",
-)
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for all contenders.")
+@count_option("--repeats", 5, "Number of rounds.")
+@count_option("--threads", 1, "Threads for all contenders.")
 @click.option(
     "-o",
     "--output",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
-__all__ = ["examples", "json_option", "seed_option", "task_option"]
+__all__ = ["count_option", "examples", "json_option", "seed_option", "task_option"]
+
+Command = Callable[..., Any]
 
 task_option = click.option(
     "--task",
@@ -26,3 +31,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def examples(*commands: str) -> str:
     """The end of a command's help; click keeps the lines after a backspace as they are."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+def count_option(name: str, default: int, meaning: str) -> Callable[[Command], Command]:
+    """An option that takes a positive number."""
+    return click.option(name, type=click.IntRange(1), default=default, show_default=True, help=meaning)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import examples, json_option
+from mercer.cli.options import count_option, examples, json_option
 
 if TYPE_CHECKING:
     from mercer.experiments import Entry, Result
@@ -56,13 +56,7 @@ _SCALES = ("smoke", "small", "paper")
     help="Override a setting, such as rows=6000 or epochs=20.",
 )
 @click.option("--only", metavar="TEXT", multiple=True, help="Run only cells whose row or column contains TEXT.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Number of processes.",
-)
+@count_option("--jobs", 1, "Number of processes.")
 @json_option
 def reproduce(
     ids: tuple[str, ...],

@@ -24,29 +24,18 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     """A row of the table a cell; the seeds are the folds."""
     sets = ("random", "wine") if scale == "smoke" else SETS
     folds = {"smoke": 1, "small": 3, "paper": FOLDS}[scale]
-    solved = [
+    return [
         Cell(
             entry.id,
             row=f"{name}, {method}",
             data=NEEDS.get(name, []),
             seeds=folds,
-            settings={"set": name, "by": method},
+            settings={"set": name, "by": method}
+            | ({"epochs": EPOCHS[scale], "depth": DEPTH[name]} if method in TRAINED else {}),
         )
         for name in sets
-        for method in SOLVED
+        for method in (*SOLVED, *TRAINED)
     ]
-    trained = [
-        Cell(
-            entry.id,
-            row=f"{name}, {method}",
-            data=NEEDS.get(name, []),
-            seeds=folds,
-            settings={"set": name, "by": method, "epochs": EPOCHS[scale], "depth": DEPTH[name]},
-        )
-        for name in sets
-        for method in TRAINED
-    ]
-    return solved + trained
 
 
 def run(cell: Cell) -> Outcome:

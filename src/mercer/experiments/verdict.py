@@ -85,7 +85,8 @@ def _why(counts: Mapping[str, int], size: float, comparisons: Sequence[Compariso
         return "The claim is about what one sees: there is no number to compare."
     parts = [f"{counts[HOLDS]} of {total} comparisons hold"]
     parts += [f"{counts[FAILS]} fail"] if counts[FAILS] else []
-    parts += [f"{counts[OPEN]} are open (one seed, or within the spread of seeds)"] if counts[OPEN] else []
+    are = "is" if counts[OPEN] == 1 else "are"
+    parts += [f"{counts[OPEN]} {are} open (one seed, or within the spread of seeds)"] if counts[OPEN] else []
     text = ", ".join(parts)
     if size < _ENOUGH:
         text += f", at {100 * size:.2g} % of the paper's training"

@@ -66,35 +66,28 @@ def plain_logits(z, weight, alpha, *, prototypes=1, bias=None, temperature=1.0, 
     return scores if bias is None else scores + bias
 
 
-def learned_scale(z, log_scale, exponent):
-    """What multiplies each kernel value: s_j (|z| / sqrt d)^rho, row by row: (n, c)."""
-    lengths = [math.sqrt(sum(v * v for v in row) / len(row)) for row in z.tolist()]
-    return torch.tensor([[math.exp(s) * r**exponent for s in log_scale] for r in lengths], dtype=torch.float64)
-
-
-def scaled_logits(z, weight, alpha, log_scale, exponent, *, prototypes=1, bias=None, dim=None):
-    """Logits with a learned scale, one row, class and prototype at a time."""
-    scale = learned_scale(z, log_scale, exponent)
+def scaled_logits(z, weight, alpha, log_scale, center, linear, *, exponent=0.0, prototypes=1, bias=None, dim=None):
+    """log sum_p exp(s_j r^rho k(w_jp, z - mu)) + d^-1/4 v_j z + b_j, r = |z - mu| / sqrt d, one number at a time."""
     result = []
-    for i, embedding in enumerate(z.tolist()):
-        row = []
+    for embedding in z.tolist():
+        moved = [value - shift for value, shift in zip(embedding, center.tolist(), strict=True)]
+        length, row = math.sqrt(dot(moved, moved) / len(moved)), []
         for j in range(len(weight) // prototypes):
             total = 0.0
             for w in weight[j * prototypes : (j + 1) * prototypes].tolist():
-                pair = unit(embedding), unit(w)
+                pair = unit(moved), unit(w)
                 k = equation_6(*pair, alpha) if dim is None else gegenbauer_series(*pair, alpha, dim)
-                total += math.exp(float(scale[i, j]) * k)
-            row.append(math.log(total) + (0.0 if bias is None else bias[j]))
+                total += math.exp(math.exp(log_scale[j]) * length**exponent * k)
+            own = dot(linear[j].tolist(), embedding) / len(embedding) ** 0.25 + (0.0 if bias is None else bias[j])
+            row.append(math.log(total) + own)
         result.append(row)
     return torch.tensor(result, dtype=torch.float64)
 
 
-def plain_scaled_logits(z, weight, alpha, log_scale, exponent, *, prototypes=1, bias=None, dim=None):
-    """The same by torch operations alone, for gradients."""
-    k = plain_logits(z, weight, alpha, dim=dim)
-    length = (z.square().sum(1) / z.shape[1]).sqrt()[:, None]
-    scores = k * log_scale.exp().repeat_interleave(prototypes) * length**exponent
-    scores = torch.logsumexp(scores.reshape(len(z), -1, prototypes), 2)
+def plain_scaled_logits(z, weight, alpha, log_scale, center, linear, *, prototypes=1, bias=None, dim=None):
+    """The same by torch operations alone, for gradients; rho = 0."""
+    scores = plain_logits(z - center, weight, alpha, dim=dim) * log_scale.exp().repeat_interleave(prototypes)
+    scores = torch.logsumexp(scores.reshape(len(z), -1, prototypes), 2) + z @ linear.T / z.shape[1] ** 0.25
     return scores if bias is None else scores + bias
 
 

@@ -15,7 +15,7 @@ from mercer.nn import KernelClassifier, sampled_cross_entropy
 @pytest.mark.parametrize("basis", ["monomial", "gegenbauer"])
 @pytest.mark.parametrize("prototypes", [1, 3])
 def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
-    head = KernelClassifier(D, C, RadialSeries(6, basis=basis), prototypes=prototypes).double()
+    head = KernelClassifier(D, C, RadialSeries(6, basis=basis), prototypes=prototypes, linear=True).double()
     head = randomised(head)
     with torch.no_grad():
         head.weight.copy_(rows(C * prototypes, seed=1))
@@ -24,19 +24,12 @@ def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
     log_scale, dim = head.log_start + head.log_scale, D if basis == "gegenbauer" else None
     logits, alpha = head(z), head.kernel.coefficients
     settings = {"prototypes": prototypes, "dim": dim}
+    read = (head.center, head.linear)
     slow = reference.scaled_logits(
-        z - head.center,
-        head.weight,
-        alpha.tolist(),
-        log_scale.tolist(),
-        head.exponent.tanh().item(),
-        bias=head.bias.tolist(),
-        **settings,
+        z, head.weight, alpha.tolist(), log_scale.tolist(), *read, bias=head.bias.tolist(), **settings
     )
     torch.testing.assert_close(logits.detach(), slow)
-    plain = reference.plain_scaled_logits(
-        z - head.center, head.weight, alpha[2:], log_scale, head.exponent.tanh(), bias=head.bias, **settings
-    )
+    plain = reference.plain_scaled_logits(z, head.weight, alpha[2:], log_scale, *read, bias=head.bias, **settings)
     wanted, weights = [z, *head.parameters()], rows(len(z), C, seed=2)
     ours = torch.autograd.grad((logits * weights).sum(), wanted)
     expected = torch.autograd.grad((plain * weights).sum(), wanted)
@@ -118,36 +111,46 @@ def test_the_scale_starts_where_a_matching_embedding_has_probability_nine_tenths
             assert head(3.0 * head.weight[:1]).softmax(1)[0, 0].item() == pytest.approx(0.9, abs=1e-6)
 
 
-def test_the_default_head_contains_the_linear_one():
-    """k(t) = t, rho = 1 and a scale for each class: the logits of nn.Linear."""
-    linear, head = nn.Linear(D, C).double(), KernelClassifier(D, C, RadialSeries(1)).double()
+def test_the_default_head_contains_the_linear_one_and_starts_without_it():
+    linear, head = nn.Linear(D, C).double(), KernelClassifier(D, C).double()
+    torch.testing.assert_close(head(rows()), head(10 * rows()))
     with torch.no_grad():
-        head.kernel.alpha.copy_(torch.tensor([0.0, 1.0]))
-        head.weight.copy_(linear.weight)
+        head.kernel.alpha.zero_()
+        head.linear.copy_(linear.weight * D**0.25)
         head.bias.copy_(linear.bias)
-        head.exponent.fill_(30.0)  # its tanh is 1 to rounding
-        head.log_scale.copy_((linear.weight.norm(dim=1) * D**0.5).log() - head.log_start)
     torch.testing.assert_close(head(rows()), linear(rows()))
 
 
-@pytest.mark.parametrize("learned", [-50.0, 50.0])
-def test_no_exponent_can_silence_the_head_or_make_it_explode(learned):
-    """Without bounds it fell to -50 in training: logits of 0 for every row, and no gradient to come back by."""
-    head, z = KernelClassifier(D, C).double(), 10 * rows()
-    start = head(z).std()
-    with torch.no_grad():
-        head.exponent.fill_(learned)
-    logits = head(z)
-    length = float(z.square().mean().sqrt())
-    assert start / (3 * length) < logits.std() < start * 3 * length
-    assert torch.autograd.grad(logits.square().sum(), head.weight)[0].norm() > 1e-3
+def test_only_the_default_head_has_a_linear_part_unless_it_is_asked_for():
+    for options in ({"temperature": 1.0}, {"linear": False}, {"prototypes": 2}, {"prototypes": "auto"}, {"shared": 2}):
+        assert KernelClassifier(D, C, **options).linear is None
+    fixed = KernelClassifier(D, C, RadialSeries(4), temperature=0.5, linear=True, bias=False).double()
+    torch.nn.init.normal_(fixed.linear)
+    alpha = fixed.kernel.coefficients.tolist()
+    slow = reference.logits(rows(), fixed.weight, alpha, temperature=0.5) + rows() @ fixed.linear.T / D**0.25
+    torch.testing.assert_close(fixed(rows()), slow)
+
+
+@pytest.mark.parametrize("prototypes", [1, 2])
+def test_a_state_with_an_exponent_of_the_length_gives_its_old_logits(tmp_path, prototypes):
+    """Heads had one for a while, and no linear part."""
+    head = randomised(KernelClassifier(D, C, prototypes=prototypes).double())
+    state = {name: tensor for name, tensor in head.state_dict().items() if name != "linear"}
+    old = KernelClassifier(D, C, prototypes=prototypes).double()
+    old.load_state_dict({**state, "exponent": torch.tensor([0.7])})
+    slow = reference.scaled_logits(
+        rows(), head.weight, head.kernel.coefficients.tolist(), (head.log_start + head.log_scale).tolist(), head.center,
+        torch.zeros(C, D), exponent=torch.tensor(0.7).tanh().item(), prototypes=prototypes, bias=head.bias.tolist(),
+    )  # fmt: skip
+    torch.testing.assert_close(old(rows()).detach(), slow, rtol=1e-6, atol=1e-6)  # 0.7 came in float32
+    mercer.save(old, tmp_path)
+    torch.testing.assert_close(mercer.load(tmp_path)(rows()), old(rows()))
 
 
 @pytest.mark.parametrize("shared", [None, 4])
 def test_embeddings_far_from_the_origin_are_read_from_their_center(shared):
     head, offset = randomised(KernelClassifier(D, C, shared=shared).double()), torch.full((D,), 50.0).double()
-    if shared is not None:
-        torch.nn.init.zeros_(head.skip.weight)  # the linear part reads z itself
+    torch.nn.init.zeros_(head.linear if shared is None else head.skip.weight)  # the linear part reads z itself
     before = head(rows())
     with torch.no_grad():
         head.center.add_(offset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,14 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .logits import LEAST_LENGTH
-
-__all__ = ["LONGEST", "Factors", "Norms", "Scratch", "blocks", "norms", "polynomials", "scratch", "slopes_like"]
+__all__ = ["Factors", "Norms", "Scratch", "blocks", "norms", "polynomials", "scratch", "slopes_like"]
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 BLOCK = 2**15  # cosines worked on at a time on a CPU: their powers stay in the cache
 _BLOCK_GPU = 2**21
-LONGEST = -math.log(LEAST_LENGTH)
 _USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
 
 
@@ -113,30 +109,20 @@ class Norms(NamedTuple):
 
     inverse: Tensor  # (n, 1): 1 / |x| for each row, 0 for rows too short to have a direction
     usual: bool  # whether all are of a usual size
-    log: Tensor | None  # (n, 1): logarithm of |x| / sqrt(d), clamped
-    clamped: bool  # whether one may be
 
 
-def norms(x: Tensor, *, lengths: bool = False) -> Norms:  # (n, d)
-    """Norms of rows of any size; their logarithms where ``lengths``."""
-    norm, root = torch.linalg.vector_norm(x, dim=1, keepdim=True), x.shape[1] ** 0.5
+def norms(x: Tensor) -> Norms:  # (n, d)
+    """Norms of rows of any size."""
+    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     if x.device.type == "cpu" and norm.numel():
         least, most = (value.item() for value in torch.aminmax(norm))
         if least > _USUAL[0] and most < _USUAL[1]:
-            clamped = not (LEAST_LENGTH * root < least and LEAST_LENGTH * most < root)
-            log = (norm * (1 / root)).log_() if lengths else None
-            if clamped and log is not None:
-                log.clamp_(-LONGEST, LONGEST)
-            return Norms(norm.reciprocal_(), True, log, clamped)
+            return Norms(norm.reciprocal_(), True)
     if x.dtype == torch.float64:
         largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
         scale = torch.where(largest > torch.finfo(x.dtype).tiny, largest, 1.0)
         norm = scale * torch.linalg.vector_norm(x / scale, dim=1, keepdim=True)
     else:
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
-    inverse = torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0).to(x.dtype)
-    if not lengths:
-        return Norms(inverse, False, None, True)
-    # A row of zeros has the inverse 0, whose logarithm is clamped with those of rows too long: turn it around first.
-    short = torch.where(inverse > 0, inverse, math.inf)
-    return Norms(inverse, False, short.log_().neg_().sub_(math.log(root)).clamp_(-LONGEST, LONGEST), True)
+    inverse = torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0)
+    return Norms(inverse.to(x.dtype), False)

@@ -129,7 +129,6 @@ class RadialSeries(Kernel):
         self,
         x: Tensor,
         y: Tensor,
-        exponent: Tensor | None = None,
         log_scale: Tensor | None = None,
         bias: Tensor | None = None,
         prototypes: int = 1,
@@ -146,13 +145,13 @@ class RadialSeries(Kernel):
             x = x if center is None else x - center
             if start is not None and log_scale is not None:
                 log_scale = log_scale + start
-            return read_out(self.gram(x, y) / temperature, x, exponent, log_scale, bias, prototypes)
+            return read_out(self.gram(x, y) / temperature, log_scale, bias, prototypes)
         self._check_width(x)
         relu = self.positivity == "relu"
         alpha = (self.alpha if relu else _activate(self.alpha, self.positivity)).to(x.dtype)
         if temperature != 1.0:
             alpha = alpha / temperature  # of a positive part the positive part again
-        read = (exponent, log_scale, bias, prototypes)
+        read = (log_scale, bias, prototypes)
         return sphere_series(x, y, alpha, self._slopes, self._factors, *read, center=center, start=start, relu=relu)
 
     @override

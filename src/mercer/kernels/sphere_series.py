@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..linalg import in_batched_backward, transformed, unit_rows
 from . import cosine_buffer
-from .cosine_buffer import LONGEST, Factors, Norms, blocks, norms, polynomials, scratch, slopes_like
+from .cosine_buffer import Factors, Norms, blocks, norms, polynomials, scratch, slopes_like
 from .logits import read_out
 
 __all__ = ["series", "sphere_series"]
@@ -29,7 +29,6 @@ def sphere_series(
     a: Tensor,
     slopes: Tensor,
     factors: Factors,
-    exponent: Tensor | None = None,
     log_scale: Tensor | None = None,
     bias: Tensor | None = None,
     prototypes: int = 1,
@@ -46,8 +45,7 @@ def sphere_series(
         a: Coefficients of :math:`P_0, P_1, ...`.
         slopes: Row m holds the derivative of :math:`P_m` in the polynomials, float64.
         factors: Of the recurrence of the polynomials; None for powers.
-        exponent: See :func:`read_out`, as the next three.
-        log_scale: ``(m,)``.
+        log_scale: ``(m,)``; see :func:`read_out`, as the next two.
         bias: ``(m / prototypes,)``.
         prototypes: Rows of y that are joined.
         center: ``(d,)``, taken off x.
@@ -57,14 +55,14 @@ def sphere_series(
     if _must_be_plain(x):
         x = x if center is None else x - center
         a, log_scale = _begun(a, log_scale, start, relu)
-        return read_out(_plain(x, y, a, factors), x, exponent, log_scale, bias, prototypes)
+        return read_out(_plain(x, y, a, factors), log_scale, bias, prototypes)
     result: Tensor
     if factors is None and prototypes == 1 and len(a) > 1 and _is_one_block(x, y):
-        result = _SmallSeries.apply(x, y, a, exponent, log_scale, bias, center, start, slopes, relu)  # type: ignore[no-untyped-call]
+        result = _SmallSeries.apply(x, y, a, log_scale, bias, center, start, slopes, relu)  # type: ignore[no-untyped-call]
         return result
     x = x if center is None else x - center
     a, log_scale = _begun(a, log_scale, start, relu)
-    result = _SphereSeries.apply(x, y, a, exponent, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
+    result = _SphereSeries.apply(x, y, a, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -117,23 +115,19 @@ class _Pass(NamedTuple):
     unit_y: Tensor
     a: Tensor
     value: Tensor  # (n, m)
-    weights: Tensor | None  # (n, m): what the values are multiplied by
+    weights: Tensor | None  # (m,): what the values are multiplied by
     buffer: Tensor
     token: object
 
 
-def _pass(
-    x: Tensor, y: Tensor, a: Tensor, exponent: Tensor | None, log_scale: Tensor | None, start: Tensor | None, relu: bool
-) -> _Pass:
-    long_x, long_y = norms(x, lengths=exponent is not None), norms(y)
+def _pass(x: Tensor, y: Tensor, a: Tensor, log_scale: Tensor | None, start: Tensor | None, relu: bool) -> _Pass:
+    long_x, long_y = norms(x), norms(y)
     unit_x, unit_y = x * long_x.inverse, y * long_y.inverse
     a, log_scale = _begun(a, log_scale, start, relu)
     buffer = polynomials(torch.mm(unit_x, unit_y.mT), len(a), None)
     value = x.new_empty(len(x), len(y))
     torch.mv(buffer.mT, a, out=value.view(-1))
-    row, weights = _row(long_x, exponent), None if log_scale is None else log_scale.exp()
-    if row is not None:
-        weights = row.expand_as(value) if weights is None else row * weights
+    weights = None if log_scale is None else log_scale.exp()
     made = scratch.last = _Pass(long_x, long_y, unit_x, unit_y, a, value, weights, buffer, object())
     return made
 
@@ -146,11 +140,11 @@ class _SmallSeries(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, a: Tensor, exponent: Tensor | None, log_scale: Tensor | None,
+        ctx: Any, x: Tensor, y: Tensor, a: Tensor, log_scale: Tensor | None,
         bias: Tensor | None, center: Tensor | None, start: Tensor | None, slopes: Tensor, relu: bool,
     ) -> Tensor:  # fmt: skip
-        made = _pass(x if center is None else x - center, y, a, exponent, log_scale, start, relu)
-        ctx.save_for_backward(x, y, a, exponent, log_scale, bias, center, start)
+        made = _pass(x if center is None else x - center, y, a, log_scale, start, relu)
+        ctx.save_for_backward(x, y, a, log_scale, bias, center, start)
         ctx.slopes, ctx.relu, ctx.token = slopes, relu, made.token
         if made.weights is None:
             return made.value if bias is None else made.value.add_(bias)
@@ -158,45 +152,39 @@ class _SmallSeries(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, y, a, exponent, log_scale, bias, center, start = ctx.saved_tensors
+        x, y, a, log_scale, bias, center, start = ctx.saved_tensors
         if torch.is_grad_enabled() or in_batched_backward(grads[0]):
             begin = partial(_begun, start=start, relu=ctx.relu)
-            return _plain_backward(ctx, (x, y, a, exponent, log_scale, bias, center), grads[0], None, 1, begin)
+            return _plain_backward(ctx, (x, y, a, log_scale, bias, center), grads[0], None, 1, begin)
         with _full_precision(x):
             made = scratch.last
             if not isinstance(made, _Pass) or made.token is not ctx.token:
-                made = _pass(x if center is None else x - center, y, a, exponent, log_scale, start, ctx.relu)
-            return _small_backward(ctx, made, grads[0].contiguous(), exponent)
+                made = _pass(x if center is None else x - center, y, a, log_scale, start, ctx.relu)
+            return _small_backward(ctx, made, grads[0].contiguous())
 
 
-def _small_backward(ctx: Any, made: _Pass, grad: Tensor, exponent: Any) -> tuple[Tensor | None, ...]:
-    buffer, grad_bias = made.buffer, grad.sum(0) if ctx.needs_input_grad[5] else None
+def _small_backward(ctx: Any, made: _Pass, grad: Tensor) -> tuple[Tensor | None, ...]:
+    buffer, grad_bias = made.buffer, grad.sum(0) if ctx.needs_input_grad[4] else None
     b = torch.mv(slopes_like(ctx.slopes, made.a).mT, made.a)  # the derivative's coefficients
-    rows = grad_scale = grad_exponent = None
+    grad_scale = None
     if made.weights is not None:
         grad = grad * made.weights
-        radial = made.value * grad
-        rows, grad_scale = radial.sum(1, keepdim=True), radial.sum(0)
+        grad_scale = (made.value * grad).sum(0)
     grad_a = torch.mv(buffer, grad.view(-1))
     if ctx.relu:
         grad_a.mul_(made.a > 0)
     cosines = torch.mv(buffer.mT, b).view(grad.shape).mul_(grad)
     radial = cosines * buffer[1].view(grad.shape)
     along_x, along_y = radial.sum(1, keepdim=True), radial.sum(0)
-    if made.x.log is not None and rows is not None:  # a longer row has larger logits
-        grad_exponent = torch.mm(rows.mT, made.x.log).view(1)
-        if made.x.clamped:
-            rows.mul_(made.x.log.abs() < LONGEST)
-        along_x.addcmul_(rows, exponent, value=-1)
     grad_x = grad_y = None
-    if ctx.needs_input_grad[0] or ctx.needs_input_grad[6]:
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[5]:
         grad_x = torch.mm(cosines, made.unit_y).addcmul_(made.unit_x, along_x, value=-1).mul_(made.x.inverse)
     if ctx.needs_input_grad[1]:
         grad_y = torch.mm(cosines.mT, made.unit_x).addcmul_(made.unit_y, along_y[:, None], value=-1)
         grad_y.mul_(made.y.inverse)
-    scale = grad_scale if ctx.needs_input_grad[4] else None
-    grad_center = grad_x.sum(0).neg_() if grad_x is not None and ctx.needs_input_grad[6] else None
-    return grad_x, grad_y, grad_a, grad_exponent, scale, grad_bias, grad_center, None, None, None
+    scale = grad_scale if ctx.needs_input_grad[3] else None
+    grad_center = grad_x.sum(0).neg_() if grad_x is not None and ctx.needs_input_grad[5] else None
+    return grad_x, grad_y, grad_a, scale, grad_bias, grad_center, None, None, None
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
@@ -207,26 +195,27 @@ def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
 class _SphereSeries(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, a: Tensor, exponent: Tensor | None, log_scale: Tensor | None,
+        ctx: Any, x: Tensor, y: Tensor, a: Tensor, log_scale: Tensor | None,
         bias: Tensor | None, slopes: Tensor, factors: Factors, prototypes: int,
     ) -> Tensor:  # fmt: skip
-        long_x, long_y = norms(x, lengths=exponent is not None), norms(y)
+        long_x, long_y = norms(x), norms(y)
         t = torch.mm(x * long_x.inverse, y.mT)
         value = _values(t, a, factors, long_y.inverse.mT)
         if factors is not None:
             value = torch.where(_apart(long_x.inverse, long_y.inverse), value, a[0])
-        row, column, joined = _row(long_x, exponent), None if log_scale is None else log_scale.exp(), None
-        _scaled_(value, row, column)
+        column, joined = None if log_scale is None else log_scale.exp(), None
+        if column is not None:
+            value.mul_(column)
         if prototypes > 1:
             value = joined = value.view(len(x), len(y) // prototypes, prototypes).logsumexp(2)
         if bias is not None:
             value = value.add_(bias) if joined is None else value + bias
         ctx.save_for_backward(
-            x, y, a, exponent, log_scale, bias,
-            t, long_x.inverse, long_y.inverse, long_x.log, row, column, joined,
+            x, y, a, log_scale, bias,
+            t, long_x.inverse, long_y.inverse, column, joined,
         )  # fmt: skip
         ctx.slopes, ctx.factors, ctx.prototypes = slopes, factors, prototypes
-        ctx.usual, ctx.clamped = long_y.usual, long_x.clamped
+        ctx.usual = long_y.usual
         return value
 
     @staticmethod
@@ -235,7 +224,7 @@ class _SphereSeries(torch.autograd.Function):
         # A second derivative, or many gradients at once, is wanted: the plain form has both.
         if torch.is_grad_enabled() or in_batched_backward(grads[0]):
             begin = partial(_begun, start=None, relu=False)
-            return _plain_backward(ctx, saved[:6], grads[0], ctx.factors, ctx.prototypes, begin)
+            return _plain_backward(ctx, saved[:5], grads[0], ctx.factors, ctx.prototypes, begin)
         with _full_precision(saved[0]):
             return _fast_backward(ctx, saved, grads[0])
 
@@ -244,12 +233,12 @@ def _plain_backward(
     ctx: Any, inputs: Sequence[Tensor], grad: Tensor, factors: Factors, prototypes: int, begin: Any
 ) -> tuple[Tensor | None, ...]:
     wanted = [i for i in range(len(inputs)) if ctx.needs_input_grad[i]]
-    x, y, a, exponent, log_scale, bias, *center = inputs
+    x, y, a, log_scale, bias, *center = inputs
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
         a, log_scale = begin(a, log_scale)
         x = x - center[0] if center and center[0] is not None else x
-        value = read_out(_plain(x, y, a, factors), x, exponent, log_scale, bias, prototypes)
+        value = read_out(_plain(x, y, a, factors), log_scale, bias, prototypes)
     found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=twice, materialize_grads=True)
     grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     for i, each in zip(wanted, found, strict=True):
@@ -258,21 +247,15 @@ def _plain_backward(
 
 
 def _fast_backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, y, a, exponent, log_scale, _, t, inverse_x, inverse_y, length, row, column, joined = saved
-    reading = _Reading(row, column, joined, ctx.prototypes)
+    x, y, a, log_scale, _, t, inverse_x, inverse_y, column, joined = saved
+    reading = _Reading(column, joined, ctx.prototypes)
     apart = None if ctx.factors is None else _apart(inverse_x, inverse_y)  # a row of zeros knows the constant only
     b = torch.mv(slopes_like(ctx.slopes, a).mT, a)  # the derivative's coefficients
     found = _gradients(grad.contiguous(), t, a, b, ctx.factors, inverse_y.mT, reading, apart)
-    unit, along_x = x * inverse_x, found.along_x
-    grad_exponent = None
-    if length is not None and found.rows is not None:  # a longer row has larger logits
-        grad_exponent = torch.mm(found.rows.mT, length).view(1)
-        if ctx.clamped:
-            found.rows.mul_(length.abs() < LONGEST)
-        along_x.addcmul_(found.rows, exponent, value=-1)
+    unit = x * inverse_x
     grad_x = grad_y = None
     if ctx.needs_input_grad[0]:
-        grad_x = torch.mm(found.cosines, y).addcmul_(unit, along_x, value=-1).mul_(inverse_x)
+        grad_x = torch.mm(found.cosines, y).addcmul_(unit, found.along_x, value=-1).mul_(inverse_x)
     if ctx.needs_input_grad[1]:
         grad_y, pull = torch.mm(found.cosines.mT, unit), found.along_y[:, None] * inverse_y
         if ctx.usual:  # one pass less; the square of an inverse norm may overflow elsewhere
@@ -280,21 +263,19 @@ def _fast_backward(ctx: Any, saved: Sequence[Any], grad: Tensor) -> tuple[Tensor
         else:
             grad_y.addcmul_(y * inverse_y, pull, value=-1)
     grad_scale = None if log_scale is None else found.columns
-    grad_bias = grad.sum(0) if ctx.needs_input_grad[5] else None
-    return grad_x, grad_y, found.coefficients, grad_exponent, grad_scale, grad_bias, None, None, None
+    grad_bias = grad.sum(0) if ctx.needs_input_grad[4] else None
+    return grad_x, grad_y, found.coefficients, grad_scale, grad_bias, None, None, None
 
 
 class _Reading(NamedTuple):
-    """What turns kernel values into logits: factors of rows and columns, and the joined prototypes where several."""
+    """What turns kernel values into logits: factors of columns, and the joined prototypes where several."""
 
-    row: Tensor | None  # (n, 1)
     column: Tensor | None  # (m,)
     joined: Tensor | None  # (n, m / prototypes)
     prototypes: int
 
     def part(self, start: int, stop: int) -> _Reading:
-        row = None if self.row is None else self.row[start:stop]
-        return self._replace(row=row, joined=None if self.joined is None else self.joined[start:stop])
+        return self._replace(joined=None if self.joined is None else self.joined[start:stop])
 
 
 class _Gradients(NamedTuple):
@@ -302,18 +283,7 @@ class _Gradients(NamedTuple):
     along_x: Tensor  # (n, 1): the part along each x
     along_y: Tensor  # (m,)
     coefficients: Tensor  # (order + 1,)
-    rows: Tensor | None  # (n, 1): of the logarithm of each row's factor
-    columns: Tensor | None  # (m,)
-
-
-def _row(norms: Norms, exponent: Any) -> Tensor | None:  # (n, 1)
-    return None if norms.log is None else (norms.log * exponent).exp_()
-
-
-def _scaled_(value: Tensor, row: Tensor | None, column: Tensor | None) -> Tensor:
-    if row is not None:
-        value.mul_(row)
-    return value if column is None else value.mul_(column)
+    columns: Tensor | None  # (m,): of the logarithm of each column's factor
 
 
 def _values(t: Tensor, a: Tensor, factors: Factors, scale: Tensor) -> Tensor:
@@ -329,20 +299,18 @@ def _gradients(
     apart: Tensor | None,
 ) -> _Gradients:  # fmt: skip
     cosines, total = torch.empty_like(t), None
-    along, rows = t.new_zeros(len(t), 1), t.new_zeros(len(t), 1)
+    along = t.new_zeros(len(t), 1)
     for start, stop, buffer in blocks(t, len(a), factors, None):
         part, own = slice(start, stop), None if apart is None else apart[start:stop]
         found = _block_gradients(
             buffer, grad[part], t[part], a, b, scale, reading.part(start, stop), own, cosines[part]
         )
         along[part] = found.along_x
-        if found.rows is not None:
-            rows[part] = found.rows
         sums = [found.along_y, found.coefficients, t.new_zeros(1) if found.columns is None else found.columns]
         total = sums if total is None else [one.add_(other) for one, other in zip(total, sums, strict=True)]
     if total is None:
         total = [t.new_zeros(t.shape[1]), torch.zeros_like(a), t.new_zeros(t.shape[1])]
-    return _Gradients(cosines, along, total[0], total[1], rows, total[2])
+    return _Gradients(cosines, along, total[0], total[1], total[2])
 
 
 def _block_gradients(
@@ -350,21 +318,18 @@ def _block_gradients(
     apart: Tensor | None, cosines: Tensor,
 ) -> _Gradients:  # fmt: skip
     """Everything that flows back through one block of cosines, whose polynomials are in the buffer."""
-    rows = columns = elsewhere = None
-    row, column, joined, prototypes = reading
-    if row is not None or column is not None or joined is not None:
+    columns = elsewhere = None
+    column, joined, prototypes = reading
+    if column is not None or joined is not None:
         value = torch.mv(buffer.mT, a).view(t.shape)
         if apart is not None:
             value = torch.where(apart, value, a[0])
         if joined is not None:
-            scores = _scaled_(value.clone(), row, column).view(*joined.shape, prototypes)
+            scores = (value.clone() if column is None else value * column).view(*joined.shape, prototypes)
             grad = scores.sub_(joined[:, :, None]).exp_().mul_(grad[:, :, None]).view(t.shape)
         if column is not None:
             grad = grad * column
-        if row is not None:
-            grad = grad.mul_(row) if column is not None else grad * row
-        radial = value.mul_(grad)
-        rows, columns = radial.sum(1, keepdim=True), radial.sum(0)
+            columns = value.mul_(grad).sum(0)
     if apart is not None:
         elsewhere = torch.where(apart, 0.0, grad).sum()
         grad = torch.where(apart, grad, 0.0)
@@ -374,7 +339,7 @@ def _block_gradients(
     torch.mv(buffer.mT, b, out=cosines.view(-1))
     radial = cosines.mul_(grad) * t
     along_x, along_y = radial.sum(1, keepdim=True), radial.sum(0)
-    return _Gradients(cosines.mul_(scale), along_x, along_y, coefficients, rows, columns)
+    return _Gradients(cosines.mul_(scale), along_x, along_y, coefficients, columns)
 
 
 def _apart(inverse_x: Tensor, inverse_y: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from ..linalg import unit_rows
 from ..modules import Data, labelled_rows, rows
 from ..storage import Savable
 from .before_pooling import masked_mean
+from .old_states import by_length, fill_missing
 from .prototypes import checked_labels, class_directions, prototypes_for
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ class KernelClassifier(Savable, nn.Module):
 
     .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + b_j
 
-    With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default the scale is learned:
-    :math:`1 / T` becomes :math:`s_j (\|z\| / \sqrt d)^{\tanh \rho}`, with :math:`\rho = 0` at the start, so that the
-    head can learn what ``nn.Linear`` can (k(t) = t, :math:`\tanh \rho` = 1), and no rate can make lengths explode. In k
-    and in the length z becomes :math:`z - \mu`, learned from 0: the cosines of embeddings behind a ReLU are all near 1
-    otherwise. The start of the scale, :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of
-    its class, at right angles to the others, probability 0.9.
+    With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default the scale is learned
+    and a linear map of z itself is added, from 0, so that the head contains ``nn.Linear`` and can use lengths:
+
+    .. math:: \text{logit}_j = \log \sum_{p} \exp (s_j \, k(w_{jp}, z - \mu)) + d^{-1/4} v_j^T z + b_j
+
+    :math:`\mu` is learned from 0: the cosines of embeddings behind a ReLU are all near 1 otherwise. The start of the
+    scale, :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class, at right angles
+    to the others, probability 0.9.
 
     It takes ``(..., in_features)`` and gives ``(..., num_classes)`` as ``nn.Linear`` does; half precision, autocast
     too, is computed and returned in float32, and a float64 embedding in float64.
@@ -56,6 +59,8 @@ class KernelClassifier(Savable, nn.Module):
         bias: Learn b.
         temperature: T. None: the learned scale and center (``shared`` needs no scale). The paper's are 0.1 for
             ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
+        linear: Add :math:`d^{-1/4} v_j^T z`. None: where T is None and a class has one prototype. False saves the
+            parameters and the time of an ``nn.Linear``; ``shared`` has its own.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
 
@@ -67,8 +72,9 @@ class KernelClassifier(Savable, nn.Module):
     __call__: Callable[..., Tensor]
     bias: nn.Parameter | None
     log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
-    exponent: nn.Parameter | None  # (1,): rho
     center: nn.Parameter | None  # (d,)
+    linear: nn.Parameter | None  # (c, d): v
+    exponent: nn.Parameter | None  # (1,): only in heads that an earlier version saved
     log_start: Tensor | None  # (1,)
 
     def __init__(
@@ -81,6 +87,7 @@ class KernelClassifier(Savable, nn.Module):
         shared: int | None = None,
         bias: bool = True,
         temperature: float | None = None,
+        linear: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -97,18 +104,17 @@ class KernelClassifier(Savable, nn.Module):
             raise ValueError(checks.sentence(where, "shared needs prototypes=1", repr(prototypes), fix))
         self.temperature = None if temperature is None else checks.positive(where, "temperature", temperature)
         if kernel is not None and not isinstance(kernel, Kernel):
-            fix = "Use mercer.kernels.FunctionKernel for a function of your own."
-            raise TypeError(
-                checks.sentence(where, "kernel must be a mercer.kernels.Kernel", type(kernel).__name__, fix)
-            )
+            need, fix = "kernel must be a mercer.kernels.Kernel", "Use FunctionKernel for a function of your own."
+            raise TypeError(checks.sentence(where, need, type(kernel).__name__, fix))
         self.kernel = (RadialSeries() if kernel is None else kernel).to(device=device, dtype=dtype)
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
                 part.fill_dim(in_features)
-        self._make_parameters(bias, {"device": device, "dtype": dtype})
+        alone = temperature is None and prototypes == 1
+        self._make_parameters(bias, alone if linear is None else linear, {"device": device, "dtype": dtype})
         self.reset_parameters()
 
-    def _make_parameters(self, bias: bool, place: dict[str, Any]) -> None:
+    def _make_parameters(self, bias: bool, linear: bool, place: dict[str, Any]) -> None:
         count = self.num_classes * self.prototypes if self.shared is None else self.shared
         self.weight = nn.Parameter(torch.empty(count, self.in_features, **place))
         self.bias = nn.Parameter(torch.empty(self.num_classes, **place)) if bias else None
@@ -117,10 +123,12 @@ class KernelClassifier(Savable, nn.Module):
             self.norm = nn.LayerNorm(self.shared, **place)
             self.readout = nn.Linear(self.shared, self.num_classes, bias=False, **place)
             self.skip = nn.Linear(self.in_features, self.num_classes, bias=False, **place)
+        own = linear and self.shared is None
+        self.linear = nn.Parameter(torch.empty(self.num_classes, self.in_features, **place)) if own else None
         learned = self.temperature is None and self.shared is None
         self.log_scale = nn.Parameter(torch.empty(self.num_classes, **place)) if learned else None
-        self.exponent = nn.Parameter(torch.empty(1, **place)) if learned else None
         self.center = nn.Parameter(torch.empty(self.in_features, **place)) if self.temperature is None else None
+        self.register_parameter("exponent", None)
         self.register_buffer("log_start", torch.empty(1, **place) if learned else None)
 
     @property
@@ -142,7 +150,7 @@ class KernelClassifier(Savable, nn.Module):
         with torch.no_grad():
             self.weight.normal_()
             self.weight.copy_(unit_rows(self.weight))
-            for parameter in (self.bias, self.log_scale, self.exponent, self.center):
+            for parameter in (self.bias, self.log_scale, self.center, self.linear):
                 if parameter is not None:
                     parameter.zero_()
             if self.log_start is not None and not self.weight.is_meta:
@@ -202,22 +210,24 @@ class KernelClassifier(Savable, nn.Module):
 
     def _own(self, z: Tensor, weight: Tensor, value: Tensor | None = None, classes: Tensor | None = None) -> Tensor:
         """Each class by its own weights; ``value`` where kernel values are known, ``classes`` where some are wanted."""
-        bias, log_scale = _like(self.bias, z), _like(self.log_scale, z)
-        exponent = None if self.exponent is None else _like(self.exponent.tanh(), z)
+        bias, log_scale, linear = _like(self.bias, z), _like(self.log_scale, z), _like(self.linear, z)
         if classes is not None:
-            bias = None if bias is None else bias[classes]
-            log_scale = None if log_scale is None else log_scale[classes]
+            bias, log_scale, linear = (None if each is None else each[classes] for each in (bias, log_scale, linear))
         if log_scale is not None and self.prototypes > 1:
             log_scale = log_scale.repeat_interleave(self.prototypes)
         start, temperature, kernel = _like(self.log_start, z), self.temperature or 1.0, self.kernel
-        if value is None and isinstance(kernel, RadialSeries):
-            read = (exponent, log_scale, bias, self.prototypes)
-            return kernel.logits(z, weight, *read, center=_like(self.center, z), start=start, temperature=temperature)
-        z = self._centered(z)
-        value = self._gram(z, weight) if value is None else value
-        if log_scale is not None and start is not None:
-            log_scale = log_scale + start
-        return read_out(value / temperature, z, exponent, log_scale, bias, self.prototypes)
+        if value is None and self.exponent is None and isinstance(kernel, RadialSeries):
+            places = {"center": _like(self.center, z), "start": start}
+            logits = kernel.logits(z, weight, log_scale, bias, self.prototypes, **places, temperature=temperature)
+        else:
+            centered = self._centered(z)
+            value = self._gram(centered, weight) if value is None else value
+            if log_scale is not None and start is not None:
+                log_scale = log_scale + start
+            if self.exponent is not None:
+                value = by_length(value, centered, self.exponent)
+            logits = read_out(value / temperature, log_scale, bias, self.prototypes)
+        return logits if linear is None else torch.addmm(logits, z, linear.mT, alpha=self.in_features**-0.25)
 
     def _centered(self, z: Tensor) -> Tensor:
         center = _like(self.center, z)
@@ -226,13 +236,11 @@ class KernelClassifier(Savable, nn.Module):
     def _by_units(self, z: Tensor, value: Tensor) -> Tensor:
         """All classes by the values of shared units."""
         assert self.norm is not None and self.readout is not None and self.skip is not None
-        scaled = nn.functional.layer_norm(
-            value, (self.norm.normalized_shape), _like(self.norm.weight, z), _like(self.norm.bias, z), self.norm.eps
-        )
+        norm = (_like(self.norm.weight, z), _like(self.norm.bias, z), self.norm.eps)
+        scaled = nn.functional.layer_norm(value, self.norm.normalized_shape, *norm)
         logits = nn.functional.linear(scaled, self.readout.weight.to(z.dtype))
-        logits = logits + nn.functional.linear(z, self.skip.weight.to(z.dtype))
-        if self.temperature is not None:
-            logits = logits / self.temperature
+        logits = torch.addmm(logits, z, self.skip.weight.to(z.dtype).mT)
+        logits = logits / (self.temperature or 1.0)
         return logits if self.bias is None else logits + self.bias.to(z.dtype)
 
     def _gram(self, z: Tensor, weight: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -268,10 +276,8 @@ class KernelClassifier(Savable, nn.Module):
             z, labels = labelled_rows(where, embeddings)
         else:
             z = rows(where, embeddings, "embeddings")
-        several = world_size() > 1  # of several ranks some may have no row
-        checks.squarable(
-            where, "embeddings", checks.matrix(where, "embeddings", z, columns=self.in_features), empty=several
-        )
+        z = checks.matrix(where, "embeddings", z, columns=self.in_features)
+        checks.squarable(where, "embeddings", z, empty=world_size() > 1)  # of several ranks some may have no row
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)
         labels = checked_labels(where, labels, z, self.num_classes)
         if self.auto:
@@ -301,19 +307,11 @@ class KernelClassifier(Savable, nn.Module):
         weight = state_dict.get(f"{prefix}weight")
         if weight is not None and self.auto and weight.ndim == 2 and len(weight) % self.num_classes == 0:
             self._set_prototypes(len(weight) // self.num_classes)
-        if weight is not None and self.log_scale is not None and f"{prefix}log_scale" not in state_dict:
-            # Saved before there was a learned scale: T = 1, and no bias.
-            own = {
-                "log_scale": self.log_scale,
-                "exponent": self.exponent,
-                "log_start": self.log_start,
-                "bias": self.bias,
-            }
-            for name, tensor in own.items():
-                if tensor is not None:
-                    state_dict.setdefault(prefix + name, torch.zeros_like(tensor))
-        if weight is not None and self.center is not None:  # saved before there was one
-            state_dict.setdefault(f"{prefix}center", torch.zeros_like(self.center))
+        if weight is not None:
+            own = {"log_scale": self.log_scale, "log_start": self.log_start, "bias": self.bias, "center": self.center}
+            fill_missing(state_dict, prefix, {**own, "linear": self.linear})
+        if self.exponent is None and f"{prefix}exponent" in state_dict:
+            self.exponent = nn.Parameter(self.weight.new_zeros(1))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def no_weight_decay(self) -> set[str]:

@@ -227,7 +227,7 @@ class KernelClassifier(Savable, nn.Module):
             if self.exponent is not None:
                 value = by_length(value, centered, self.exponent)
             logits = read_out(value / temperature, log_scale, bias, self.prototypes)
-        return logits if linear is None else torch.addmm(logits, z, linear.mT, alpha=self.in_features**-0.25)
+        return logits if linear is None else torch.addmm(logits, z * self.in_features**-0.25, linear.mT)
 
     def _centered(self, z: Tensor) -> Tensor:
         center = _like(self.center, z)

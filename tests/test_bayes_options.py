@@ -64,16 +64,22 @@ def test_every_weights_and_temperatures_posterior_is_the_dense_one(network, new,
     torch.testing.assert_close(f.predict_proba(new), proba, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("prior", [0.5, "evidence"], ids=["number", "evidence"])
-def test_the_last_layers_posterior_of_a_regression_is_the_dense_one(new, prior):
+@pytest.mark.parametrize(
+    ("parameters", "prior"),
+    [("last", 0.5), ("last", "evidence"), ("last", "layer_evidence"), ("all", "layer_evidence")],
+    ids=["last-number", "last-evidence", "last-layer_evidence", "all-layer_evidence"],
+)
+def test_the_posterior_of_a_regression_is_the_dense_one(new, parameters, prior):
     x, _ = points(30)
     y = torch.stack((x[:, 0].sin(), x[:, 1], x[:, 2]), 1)
     model = trained(classifier(), x, y, F.mse_loss)
-    f = LinearizedLaplace(model, likelihood="regression", parameters="last", prior_precision=prior).fit((x, y))
+    options = {"parameters": parameters, "prior_precision": prior, "k": 1000}
+    f = LinearizedLaplace(model, likelihood="regression", **options).fit((x, y))
+    cut = last_layer if parameters == "last" else lambda j: j
     hessian = torch.eye(3, dtype=torch.float64).expand(30, 3, 3) / f.noise_
-    delta = torch.tensor(f.prior_precision_, dtype=torch.float64)
-    j, jt = last_layer(jacobian(model, x)), last_layer(jacobian(model, new))
-    expected = covariance_of(j, jt, hessian, delta)
+    layers = {"0": f.prior_precision_, "2": f.prior_precision_} | getattr(f, "layer_precisions_", {})
+    delta = cut(torch.cat([torch.full((p.numel(),), layers[n.split(".")[0]]) for n, p in model.named_parameters()]))
+    expected = covariance_of(cut(jacobian(model, x)), cut(jacobian(model, new)), hessian, delta.double())
     torch.testing.assert_close(f.logits(new, joint=True)[1], expected, rtol=1e-6, atol=1e-8)
     own = expected.diagonal(dim1=0, dim2=1).permute(2, 0, 1).diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(f.predict(new)[1], own + f.noise_, rtol=1e-6, atol=1e-8)

@@ -70,10 +70,10 @@ class LinearizedLaplace(NetworkPosterior):
         k: Directions.
         complement: Keep the prior variance outside the directions.
         prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` takes the least whose log-loss on ``val_loader`` is
-            within 0.5 % of the best (of a regression, the best; ``"evidence"`` takes its
-            place where there is no ``val_loader``, and the log says so), ``"evidence"`` maximises the marginal
-            likelihood on the training rows, ``"layer_evidence"`` does so with one precision for each layer, or a
-            number. The first two choose a regression's noise, too; else it is the mean squared residual.
+            within 0.5 % of the best and at most 0.1 % above a temperature's (of a regression, the best; ``"evidence"``
+            takes its place where there is no ``val_loader``, and the log says so), ``"evidence"`` maximises the
+            marginal likelihood on the training rows, ``"layer_evidence"`` does so with one precision for each layer,
+            or a number. The first two choose a regression's noise, too; else it is the mean squared residual.
         parameters: ``"all"`` that require grad, or those of the ``"last"`` linear layer: one forward pass for each
             prediction, and exact up to 2,000 weights whatever k.
         temperature: T of a classifier; None chooses it together with the prior precision on ``val_loader``, and is 1

@@ -18,7 +18,8 @@ from .likelihood import Gaussian, Likelihood, Link, Softmax, mean_over_ranks
 _PRECISIONS = torch.logspace(-4, 8, 37, dtype=torch.float64).tolist()
 _STEP = math.log(_PRECISIONS[1] / _PRECISIONS[0])
 _NOISES = torch.logspace(-1, 2, 7, dtype=torch.float64).tolist()
-_NOTHING = 0.005  # of a log-loss
+_PRICE = 0.005  # of the log-loss, for uncertainty far away,
+_NOTHING = 0.001  # and of a temperature's log-loss
 _SHARES = tuple(2 ** (-i / 3) for i in range(8))  # of the temperature alone: variance lowers the confidence, too
 _STEPS = tuple(2 ** (i / 9) for i in (-1, 0, 1))
 _log = logging.getLogger("mercer")
@@ -94,9 +95,13 @@ def least_as_good(trials: Sequence[Trial]) -> Trial:
     """The least precision whose log-loss is within 0.5 % of the best, at the temperature that suits it.
 
     Validation rows lie near the data. Where they are easy, every precision from some value on does as well, up to no
-    posterior at all; the least of them keeps most of the uncertainty far away.
+    posterior at all; the least of them keeps most of the uncertainty far away. It must not be worse by over 0.1 % than
+    no posterior, the largest precision, unless the best is.
     """
-    enough = (1 + _NOTHING) * min(trial.loss for trial in trials)
+    best = min(trial.loss for trial in trials)
+    largest = max(trial.precision for trial in trials)
+    alone = min(trial.loss for trial in trials if trial.precision == largest)
+    enough = min((1 + _PRICE) * best, max(best, (1 + _NOTHING) * alone))
     least = min(trial.precision for trial in trials if trial.loss <= enough)
     return min((trial for trial in trials if trial.precision == least), key=lambda trial: trial.loss)
 

@@ -25,22 +25,22 @@ from mercer.nn import KernelClassifier, SecondOrderPooling
 UNITS, HIDDEN = 270, 285  # of shared units and of an MLP of their size
 
 
-def thinned(counts):
-    """The first rows of each class of the training part, as many as ``counts`` has; the epochs grow as rows fall."""
+def thinned(counts, epochs):
+    """The first rows of each class of the training part, as many as ``counts`` has."""
     rows = picture_embeddings(100)
     z, y = rows.parts[0]
     kept = torch.cat([(y == label).nonzero()[:, 0][: int(count)] for label, count in enumerate(counts)])
-    return dataclasses.replace(rows, parts=((z[kept], y[kept]), *rows.parts[1:]), epochs=30, batch=64)
+    return dataclasses.replace(rows, parts=((z[kept], y[kept]), *rows.parts[1:]), epochs=epochs, batch=64)
 
 
 @cache
 def few():
-    return thinned([10] * 100)
+    return thinned([10] * 100, 30)
 
 
 @cache
 def long_tail():
-    return thinned([300 * 100 ** (-label / 99) for label in range(100)])
+    return thinned([300 * 100 ** (-label / 99) for label in range(100)], 10)
 
 
 @cache
@@ -59,7 +59,7 @@ def places():
     parts = [slice(0, 6000), slice(6000, 7500), slice(7500, 10_000)]
     mean, deviation = z[parts[0]].mean((0, 1)), z[parts[0]].std((0, 1))
     z = (z - mean) / deviation
-    return Rows("places", tuple((z[part], found.y_test[part]) for part in parts), 10, UNITS, 8, 64)
+    return Rows("places", tuple((z[part], found.y_test[part]) for part in parts), 10, UNITS, 5, 64)
 
 
 class Pooled(nn.Module):

@@ -358,7 +358,7 @@ def test_little_more_is_kept_for_the_backward_pass_than_a_linear_layer_keeps():
     from mercer.bench.head import saved_bytes
 
     z = torch.randn(128, 512, requires_grad=True)
-    head, linear = KernelClassifier(512, 1000), saved_bytes(nn.Linear(512, 1000, bias=False), z)
-    assert saved_bytes(KernelClassifier(512, 1000, linear=False), z) < 1.3 * linear
+    head, linear = KernelClassifier(512, 1000, linear=True), saved_bytes(nn.Linear(512, 1000, bias=False), z)
+    assert saved_bytes(KernelClassifier(512, 1000), z) < 1.3 * linear
     there_anyway = head.linear.nbytes + z.nbytes
     assert saved_bytes(head, z) < 1.3 * linear + there_anyway

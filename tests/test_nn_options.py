@@ -124,6 +124,7 @@ def test_the_default_head_contains_the_linear_one_and_starts_without_it():
 def test_only_the_default_head_has_a_linear_part_unless_it_is_asked_for():
     for options in ({"temperature": 1.0}, {"linear": False}, {"prototypes": 2}, {"prototypes": "auto"}, {"shared": 2}):
         assert KernelClassifier(D, C, **options).linear is None
+    assert KernelClassifier(D, 999).linear is not None and KernelClassifier(D, 1000).linear is None
     fixed = KernelClassifier(D, C, RadialSeries(4), temperature=0.5, linear=True, bias=False).double()
     torch.nn.init.normal_(fixed.linear)
     alpha = fixed.kernel.coefficients.tolist()

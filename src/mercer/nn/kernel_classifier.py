@@ -29,6 +29,7 @@ __all__ = ["KernelClassifier"]
 fx.wrap("unit_rows")  # symbolic traces keep it whole
 
 _FULL = (torch.float32, torch.float64)
+_MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
 _SCALE_FREE = (Cosine, RadialSeries)  # these put their rows on the sphere themselves
 
 
@@ -59,8 +60,8 @@ class KernelClassifier(Savable, nn.Module):
         bias: Learn b.
         temperature: T. None: the learned scale and center (``shared`` needs no scale). The paper's are 0.1 for
             ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
-        linear: Add :math:`d^{-1/4} v_j^T z`. None: where T is None and a class has one prototype. False saves the
-            parameters and the time of an ``nn.Linear``; ``shared`` has its own.
+        linear: Add :math:`d^{-1/4} v_j^T z`, at the cost of an ``nn.Linear``; ``shared`` has its own. None: where T is
+            None, a class has one prototype, and there are fewer than 1000 classes.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
 
@@ -110,7 +111,7 @@ class KernelClassifier(Savable, nn.Module):
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
                 part.fill_dim(in_features)
-        alone = temperature is None and prototypes == 1
+        alone = temperature is None and prototypes == 1 and num_classes < _MANY
         self._make_parameters(bias, alone if linear is None else linear, {"device": device, "dtype": dtype})
         self.reset_parameters()
 

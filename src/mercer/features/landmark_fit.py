@@ -32,6 +32,8 @@ _FINE_ROWS = 2048  # float64 rows are held in float64 up to here
 _FINE_RATIO = 1e-4  # eigenvalues below this share of the largest are noisy in float32
 _ACCURACY = 1e-3  # residual of a pair, relative to its eigenvalue
 _LOSS = 0.01  # what landmarks may lose of the kernel, relative to what rank k loses
+_SMOOTH = 0.15  # what they may leave of it, relative to the same, where all functions of theirs are kept
+_HELD_ROWS = 512
 _log = logging.getLogger("mercer")
 
 
@@ -90,26 +92,50 @@ def fit_sample(task: Task, *, rows: int = _SAMPLE_ROWS) -> tuple[LandmarkBasis, 
     r"""2 k functions of a sample's Gram matrix, seen from landmarks, rotated to be orthogonal over all rows.
 
     The kernel :math:`\sum_{j \le 2k} \mu_j \psi_j(x) \psi_j(y)` of the sample stands for k; its eigenfunctions for all
-    rows follow from one 2k x 2k moment, summed over rows.
+    rows follow from one 2k x 2k moment, summed over rows. Of a smooth kernel the landmarks' own functions, Nystrom's,
+    stand for it, and no sample is decomposed.
     """
-    k = task.k
+    k, kernel = task.k, task.kernel
     x = sample(task.rows, rows, task.generator)
-    found, pairs, functions = exact_pairs(task.kernel, x, min(2 * k, len(x)))
     m = min(len(x), max(_FEW_LANDMARKS, 16 * k))
-    z, projection, loss = _compressed(task.kernel, found, pairs, functions, m, task.generator)
-    _log.info(
-        "NeuralEigenfunctions: %d of %d rows decomposed, compressed to %d landmarks at a loss of %.1e of K.",
-        len(x), task.n, m, loss,
-    )  # fmt: skip
-    basis = LandmarkBasis(task.kernel, z)
-    features = projection * pairs.values.sqrt()
+    order = torch.randperm(len(x), generator=task.generator).to(x.device)
+    z, held = x[order[:m]], x[order[m:]][-_HELD_ROWS:]
+    exact = kernel(wide(kernel, held)).double()
+    gram: Tensor | TiledGram = exact
+    features = _whitened_if_smooth(kernel, z, held, exact, k)
+    if features is None:
+        found, pairs, functions = exact_pairs(kernel, x, min(2 * k, len(x)))
+        z, projection, loss = _compressed(kernel, found, pairs, functions, m, task.generator)
+        _log.info(
+            "NeuralEigenfunctions: %d of %d rows decomposed, compressed to %d landmarks at a loss of %.1e of K.",
+            len(x), task.n, m, loss,
+        )  # fmt: skip
+        features, held, gram = projection * pairs.values.sqrt(), found.rows, found.gram
+    basis = LandmarkBasis(kernel, z)
     values, vectors = torch.linalg.eigh(_moment(basis, features, task.rows))
     values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
     alive = values > len(x) * torch.finfo(torch.float32).eps * values[:1].clamp_min(0)
     rotation = features @ vectors * alive / torch.where(alive, values, 1.0).sqrt()
-    psi = basis(found.rows).double() @ rotation
-    residuals = (found.gram @ psi / len(x) - psi * values).norm(dim=0) / math.sqrt(len(x))
+    psi = basis(held).double() @ rotation
+    residuals = (gram @ psi / len(held) - psi * values).norm(dim=0) / math.sqrt(len(held))
     return basis, Pairs(values * alive, rotation, residuals * alive)
+
+
+def _whitened_if_smooth(kernel: Kernel, z: Tensor, held: Tensor, gram: Tensor, k: int) -> Tensor | None:  # -> (m, r)
+    r""":math:`K(z, z)^{-1/2}` where K(., z) leaves less of K on held-out rows than rank k does; None elsewhere."""
+    inner = kernel(wide(kernel, z)).double()
+    if len(held) < _HELD_ROWS or not bool(inner.isfinite().all()):
+        return None
+    eps = torch.finfo(z.dtype if z.is_floating_point() else torch.float64).eps
+    white: Tensor = inverse_root(inner, len(z) * eps, where="NeuralEigenfunctions")
+    phi = kernel(held, z).double() @ white
+    rest = phi @ torch.linalg.eigh(phi.mT @ phi)[1][:, :-k]
+    return white if _off_diagonal(gram - phi @ phi.mT) < _SMOOTH * _off_diagonal(rest @ rest.mT) else None
+
+
+def _off_diagonal(matrix: Tensor) -> float:
+    """Frobenius norm without the diagonal, which weighs more in few rows than in many."""
+    return math.sqrt(max(float(matrix.square().sum() - matrix.diagonal().square().sum()), 0.0))
 
 
 class _Decomposed(NamedTuple):

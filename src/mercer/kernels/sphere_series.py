@@ -320,8 +320,8 @@ def _block_gradients(
     """Everything that flows back through one block of cosines, whose polynomials are in the buffer."""
     columns = elsewhere = None
     column, joined, prototypes = reading
+    slope, value = torch.mm(torch.stack((b, a)), buffer).view(2, *t.shape)  # at the cost of one of them
     if column is not None or joined is not None:
-        value = torch.mv(buffer.mT, a).view(t.shape)
         if apart is not None:
             value = torch.where(apart, value, a[0])
         if joined is not None:
@@ -336,8 +336,7 @@ def _block_gradients(
     coefficients = torch.mv(buffer, grad.view(-1))
     if elsewhere is not None:
         coefficients[0] += elsewhere
-    torch.mv(buffer.mT, b, out=cosines.view(-1))
-    radial = cosines.mul_(grad) * t
+    radial = torch.mul(slope, grad, out=cosines) * t
     along_x, along_y = radial.sum(1, keepdim=True), radial.sum(0)
     return _Gradients(cosines.mul_(scale), along_x, along_y, coefficients, columns)
 

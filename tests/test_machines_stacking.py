@@ -154,6 +154,19 @@ def test_probabilities_are_calibrated_and_never_sure():
     assert sure(1e9 * torch.eye(3, dtype=torch.float64)).min() >= 1 / (2 * 303) - 1e-12
 
 
+def test_scores_that_are_probabilities_stay_what_they_are():
+    """Two rare classes: a scale alone cannot give the shares that the scores already say."""
+    g = torch.Generator().manual_seed(0)
+    rare = 0.4 * torch.rand(4000, 2, generator=g, dtype=torch.float64) ** 3 + 0.01
+    truth = torch.cat((1 - rare.sum(1, keepdim=True), rare), 1)
+    labels = torch.multinomial(truth, 1, generator=g)[:, 0]
+    plain, power = Calibration.of(truth, labels), Calibration.of(truth, labels, shares=True)
+    assert plain.power == 0 and abs(power.power - 1) < 0.2
+    assert (power(truth) - truth).abs().mean() < 0.02 < (plain(truth) - truth).abs().mean()
+    separated = Calibration.of(torch.nn.functional.one_hot(labels).double(), labels, shares=True)
+    assert separated.power == 0
+
+
 def test_faults_are_sentences():
     x, y = rows(10)
     with pytest.raises(ValueError, match="StackedRidge: y must be finite"):

@@ -157,7 +157,7 @@ class Learner(Savable):
         """
         view = View.of(machine.rows_)
         if classes:
-            calibration = Calibration.of(class_scores(left_out), y[rows], rows=len(y))
+            calibration = Calibration.of(class_scores(left_out), y[rows], rows=len(y), shares=True)
             return cls(machine, view, calibration, left_out.new_zeros(0), -math.inf, math.inf)
         low, high = float(y.min()), float(y.max())
         reach = _BEYOND * (high - low)
@@ -243,7 +243,7 @@ def cross_calibrated(scores: Tensor, y: Tensor, rows: int) -> Tensor:  # (r, c)
     for number in part.unique():
         own, others = part == number, part != number
         use = others if others.any() else own
-        p[own] = Calibration.of(full[use], y[use], rows=rows)(full[own])
+        p[own] = Calibration.of(full[use], y[use], rows=rows, shares=True)(full[own])
     return p
 
 

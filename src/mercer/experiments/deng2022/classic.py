@@ -47,7 +47,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         for n in SIZES[scale]
         for kernel in KERNELS
         for method in METHODS
-        if method != "SpIN" or scale != "small"  # its 2,000 steps take minutes: a recorded run has them
+        if method != "SpIN" or scale != "small"  # its 2,000 steps take minutes
     ]
 
 

@@ -8,14 +8,16 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
+
 __all__ = ["machine", "versions"]
 
-_LIBRARIES = ("mercer", "torch", "numpy", "scikit-learn", "safetensors")
+_LIBRARIES = ("torch", "numpy", "scikit-learn", "safetensors")
 
 
 def versions() -> dict[str, str]:
     """Python's version and those of the libraries whose numbers could differ."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "mercer": __version__}
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)

@@ -57,6 +57,7 @@ def test_tiles_multiply_as_the_matrix_does(storage, monkeypatch):
     monkeypatch.setattr("mercer.kernels.tiled_gram.SIDE", 16)
     x = rows(53)
     exact = ReLUGram()(x)
+    exact = (exact + exact.mT) / 2  # some processors round k(x, y) and k(y, x) differently
     gram = TiledGram(53, storage, x.device)
     for i, j, left, right in gram.pairs():
         gram.put(i, j, exact[left, right].clone())

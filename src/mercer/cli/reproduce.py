@@ -55,7 +55,7 @@ _SCALES = ("smoke", "small", "paper")
     multiple=True,
     help="Override a setting, such as rows=6000 or epochs=20.",
 )
-@click.option("--only", metavar="TEXT", multiple=True, help="Run only cells whose row or column contains TEXT.")
+@click.option("--only", metavar="TEXT", multiple=True, help="Run only cells whose `row | column` contains TEXT.")
 @count_option("--jobs", 1, "Number of processes.")
 @json_option
 def reproduce(

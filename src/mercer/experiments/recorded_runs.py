@@ -47,7 +47,7 @@ class Recorded:
         used = {name for result in self.results for name in result.settings}
         changes = {name: value for name, value in self.asked.get("settings", {}).items() if name in used}
         words += [f"--set {n}={v if isinstance(v, str) else json.dumps(v)}" for n, v in changes.items()]
-        named = {text for result in self.results for text in (result.row, result.column)}
+        named = {f"{result.row} | {result.column}" for result in self.results}
         only = [text for text in self.asked.get("only", ()) if any(text in name for name in named)]
         words += [f'--only "{text}"' if " " in text else f"--only {text}" for text in only]
         words += [] if self.asked.get("download", True) else ["--bundled"]

@@ -101,7 +101,7 @@ class Request:
         download: False leaves out the cells that need data from ``MERCER_DATA``.
         settings: in place of the cells' own, for a run between two scales: ``{"rows": 25_000}``. A cell without that
             setting stays as it is.
-        only: texts; a cell runs where its row or column holds one of them. None mean all cells.
+        only: texts; a cell runs where one of them is part of its ``row | column``. None mean all cells.
         device: where networks are trained; entries that train none ignore it.
     """
 
@@ -124,15 +124,15 @@ class Request:
 
     def wants(self, cell: Cell) -> bool:
         """Whether ``only`` lets the cell run."""
-        return not self.only or any(text in cell.row or text in cell.column for text in self.only)
+        return not self.only or any(text in f"{cell.row} | {cell.column}" for text in self.only)
 
     def _check_cells(self, chosen: Sequence[Entry]) -> None:
         """A setting that no cell has, or a text in no row, would change nothing without a word: refuse it."""
         able = [e for e in chosen if e.built and (e.scale != "paper" or self.scale == "paper")]
         cells = [cell for e in able for cell in e.load().cells(e, self.scale)]
         for text in self.only:
-            if not any(text in cell.row or text in cell.column for cell in cells):
-                need = "only must be a part of a cell's row or column"
+            if not any(text in f"{cell.row} | {cell.column}" for cell in cells):
+                need = "only must be a part of a cell's `row | column`"
                 raise ValueError(
                     checks.sentence("reproduce", need, repr(text), "`mercer reproduce --json` shows them.")
                 )

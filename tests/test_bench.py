@@ -195,6 +195,15 @@ def test_peak_memory_of_a_failing_child_is_none(sample):
     assert peak_mib("bench_sample", "sum of 1000", "refuses", threads=1) is None
 
 
+def test_the_steps_of_the_heads_run_on_another_device(sample):
+    head = importlib.import_module("mercer.bench.head")
+    case = next(case for case in head.CASES if case.move is not None)
+    lines = run_case(case, "mercer.bench.head", repeats=1, threads=1, memory=True, device="meta")
+    assert {line.state for line in lines} == {"measured"} and {line.device for line in lines} == {"meta"}
+    on_cpu = run_case(sample.CASES[0], sample.__name__, repeats=1, threads=1, memory=False, device="meta")
+    assert {line.state for line in on_cpu} == {"missing"} and "on the CPU alone, not on meta" in on_cpu[0].why
+
+
 def test_threads_are_set_and_given_back():
     before = torch.get_num_threads()
     with threads_set(2):

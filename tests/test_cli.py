@@ -354,6 +354,11 @@ def test_a_device_that_is_not_here_is_refused(fake):
     assert refused.exit_code == 2 and "device 'cuda:99' must be usable" in refused.stderr
     assert fake("reproduce", "fake2000/thmA", "--scale", "smoke", "--device", "cpu", "-o", "run").exit_code == 0
     assert json.loads(Path("run/run.json").read_text())["asked"]["device"] == "cpu"
+    Path("t.csv").write_text("x,y\n1,a\n2,b\n")
+    for command in (("bench", "head"), ("fit", "t.csv", "--target", "y", "-o", "model")):
+        refused = CliRunner().invoke(main, [*command, "--device", "cuda:99"])
+        assert refused.exit_code == 2 and f"{command[0]}: device 'cuda:99' must be usable" in refused.stderr
+    assert not Path("model").exists()
 
 
 # --- the shell around it

@@ -318,7 +318,9 @@ def test_a_setting_that_no_cell_has_is_refused(fake):
 def test_only_some_cells_of_an_entry_may_run(fake):
     folder = started("fake2000/count", only=("r1",))
     assert {r.row for r in runner.run(folder, Silent())} == {"r1"} and runner.asked(folder).only == ("r1",)
-    with pytest.raises(ValueError, match="only must be a part of a cell's `row | column`; got 'r9'"):
+    one = runner.run(started("fake2000/count", only=("r1 | a",)), Silent())
+    assert {(r.row, r.column) for r in one} == {("r1", "a")}
+    with pytest.raises(ValueError, match=r"only must be a part of a cell's `row \| column`; got 'r9'"):
         runner.Request(("fake2000/count",), "smoke", only=("r9",))
 
 

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.metrics import r2_score
 
 from mercer.tabular import Preparation, TabularModel, read, streaming
@@ -69,6 +70,20 @@ def test_parts_add_up_to_the_ridge_of_all_rows(tmp_path, task):
     a, b = model.predict(frame), other.predict(frame)
     numbers = a.columns[1:] if task == "classification" else a.columns
     np.testing.assert_allclose(a[numbers].to_numpy(), b[numbers].to_numpy(), atol=ROUNDING)
+
+
+def test_matrices_are_factored_on_the_device_that_is_named(tmp_path, monkeypatch):
+    """No second device is at hand: what is looked for is that rows are sent to the one named, and come back."""
+    path = tmp_path / "t.csv"
+    frame = write(path)
+    plain = fit_file(TabularModel(), path, "y", progress=quiet, sample=200, sizes=SMALL)
+    sent, move = [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: (sent.append((*a, None)[0]), move(self, *a, **k))[1])
+    model = fit_file(TabularModel(), path, "y", progress=quiet, sample=200, sizes=SMALL, device="cpu:0")
+    assert torch.device("cpu:0") in sent and "cpu:0" in sent, "the stack's Gram matrices, and the landmarks' sums"
+    pd.testing.assert_frame_equal(model.predict(frame), plain.predict(frame))
+    with pytest.raises(ValueError, match="TabularModel: device 'cuda:99' must be usable"):
+        TabularModel().fit(frame, "y", device="cuda:99")
 
 
 def test_a_short_file_is_learned_from_as_a_whole(tmp_path):

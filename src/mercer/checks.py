@@ -24,6 +24,7 @@ __all__ = [
     "NumericalWarning",
     "choice",
     "dense",
+    "device",
     "finite",
     "floating",
     "integer",
@@ -104,6 +105,16 @@ def matrix(where: str, name: str, x: object, *, columns: int | None = None) -> T
         raise ValueError(sentence(where, f"{name} has {x.shape[1]} features, expecting {columns}", tuple(x.shape)))
     real(where, name, x)
     return dense(where, name, x)
+
+
+def device(where: str, name: str, dtype: torch.dtype = torch.float32) -> str:
+    """The name of a device that torch can use here with numbers of that type."""
+    try:
+        torch.empty(0, device=name, dtype=dtype)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        fix = "Use cpu, or a device that this machine and this torch have."
+        raise ValueError(sentence(where, f"device {name!r} must be usable", str(error).splitlines()[0], fix)) from error
+    return name
 
 
 def dense(where: str, name: str, x: Tensor) -> Tensor:

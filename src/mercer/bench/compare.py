@@ -8,7 +8,10 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from .. import checks
 from ..data import MissingData
@@ -58,6 +61,7 @@ class Line:
         met: by measure, whether the goal is.
         threads: threads of every pool.
         repeats: rounds that were timed.
+        device: where the work was done.
     """
 
     area: str
@@ -77,6 +81,7 @@ class Line:
     met: Mapping[str, bool] = field(default_factory=dict)
     threads: int = 1
     repeats: int = 0
+    device: str = "cpu"
 
 
 def area_names() -> list[str]:
@@ -93,6 +98,7 @@ def run(
     memory: bool = True,
     progress: Callable[[Line], None] | None = None,
     record: Record | None = None,
+    device: str = "cpu",
 ) -> list[Line]:
     """Every case of the areas named (all by default), contenders in turns.
 
@@ -103,9 +109,11 @@ def run(
         memory: whether to measure peak memory.
         progress: called with each line as it is ready.
         record: keeps each case's lines as they are measured; cases it has are not measured again.
+        device: where torch does the work; cases that are the CPU's are *missing* elsewhere, with that reason.
     """
     checks.integer("bench", "repeats", repeats, 1)
     checks.integer("bench", "threads", threads, 1)
+    checks.device("bench", device)
     names = [checks.choice("bench", "area", name, area_names()) for name in areas] or area_names()
     lines: list[Line] = []
     for name in names:
@@ -114,7 +122,7 @@ def run(
             found = record.kept(name, case.name) if record is not None else []
             if not found:
                 _log.info("bench: %s, %s", name, case.name)
-                found = run_case(case, module, repeats=repeats, threads=threads, memory=memory)
+                found = run_case(case, module, repeats=repeats, threads=threads, memory=memory, device=device)
                 if record is not None:
                     record.keep(found)
             for line in found:
@@ -124,18 +132,22 @@ def run(
     return lines
 
 
-def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: bool) -> list[Line]:
+def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: bool, device: str = "cpu") -> list[Line]:
     """One case: a line for ours, then one for each peer. ``module`` is where ``CASES`` lives."""
     area = module.rsplit(".", 1)[-1]
     everyone = case.contenders()
     threads = case.threads or threads
+    if device != "cpu" and case.move is None:
+        why = f"This case is measured on the CPU alone, not on {device}."
+        return [Line(area, case.name, one.name, "missing", why=why, threads=threads) for one in everyone]
+    memory = memory and device == "cpu"
     absent = {one.name: why for one in everyone if (why := one.absence())}
     present = [one for one in everyone if one.name not in absent]
     try:
         if memory and case.memory and case.repeats == 1:
             measured = _alone(case, area, module, present, threads)
         else:
-            measured = _together(case, area, present, min(repeats, case.repeats or repeats), threads)
+            measured = _together(case, area, present, min(repeats, case.repeats or repeats), threads, device)
             if memory and case.memory:
                 measured.peaks.update(_peaks(case, module, measured.samples, threads))
     except MissingData as reason:
@@ -148,13 +160,23 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
     ]
 
 
-def _together(case: Case, area: str, present: list[Contender], rounds: int, threads: int) -> _Measured:
+def _together(case: Case, area: str, present: list[Contender], rounds: int, threads: int, device: str) -> _Measured:
     """All in this process, in turns."""
     data = case.setup()
+    if device != "cpu" and case.move is not None:
+        data = case.move(data, device)
     with threads_set(threads):
-        samples = time_in_turns(present, data, repeats=rounds, warm=case.repeats != 1)
+        samples = time_in_turns(present, data, repeats=rounds, warm=case.repeats != 1, wait=partial(_wait, device))
         scores = {name: _score(case, data, sample) for name, sample in samples.items()}
-    return _Measured(area, case, threads, samples, scores, {})
+    return _Measured(area, case, threads, samples, scores, {}, device)
+
+
+def _wait(device: str) -> None:
+    """Until the device has done what it was given; a CPU is done when the call returns."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    elif device.startswith("mps"):
+        torch.mps.synchronize()
 
 
 def _alone(case: Case, area: str, module: str, present: list[Contender], threads: int) -> _Measured:
@@ -176,6 +198,7 @@ class _Measured:
     samples: dict[str, Sample]
     scores: dict[str, float | None]
     peaks: dict[str, float | None]
+    device: str = "cpu"
 
     def line(self, one: Contender) -> Line:
         sample = self.samples[one.name]
@@ -209,6 +232,7 @@ class _Measured:
             ratios=ratios,
             met=met,
             repeats=len(sample.cpu),
+            device=self.device,
         )
 
     def _ratios(self, name: str) -> dict[str, float]:

@@ -31,6 +31,8 @@ To add an area, write ``bench/<area>.py`` with a list ``CASES``; nothing else ha
   minutes-long works: no warm-up either. ``Peer.once`` is for a peer far slower than ours: one round, no warm-up.
 - Peak memory is read in a process of its own, one for each contender (:mod:`mercer.bench.memory`). It costs
   one more run, but for cases of a single round: there that process takes the time and the score as well.
+- ``Case.move`` takes the data to another device; a case without it is measured on the CPU alone. Elsewhere the clock
+  waits for the device, and peak memory is not read.
 - ``Case.threads`` is for goals that speak of two cores; elsewhere every pool has what the caller asks for.
 
 Call ``run(["features"], repeats=5, threads=1)``: a list of ``Line``, one for each contender of each case.
@@ -88,6 +90,7 @@ class Case:
         repeats: at most so many rounds; 1 also skips the warm-up.
         memory: whether to measure peak memory.
         threads: threads of its own, where the goal says so.
+        move: the data on a device, ``move(data, "cuda")``; None where the work is the CPU's.
     """
 
     name: str
@@ -101,6 +104,7 @@ class Case:
     repeats: int | None = None
     memory: bool = True
     threads: int | None = None
+    move: Callable[[Any, str], Any] | None = None
 
     def contenders(self) -> list[Contender]:
         """Ours first, then the peers, each with what it needs."""
@@ -156,35 +160,40 @@ class Sample:
         return statistics.median(pairs) if pairs else None
 
 
-def time_in_turns(contenders: list[Contender], data: Any, *, repeats: int, warm: bool) -> dict[str, Sample]:
-    """Each round runs every contender once, beginning with another one each time."""
+def time_in_turns(
+    contenders: list[Contender], data: Any, *, repeats: int, warm: bool, wait: Callable[[], None] = lambda: None
+) -> dict[str, Sample]:
+    """Each round runs every contender once, beginning with another one each time; ``wait`` ends a timed sample."""
     samples = {contender.name: Sample() for contender in contenders}
-    calls = {one.name: _calls(one, data, samples[one.name]) if warm and not one.peer.once else 1 for one in contenders}
+    calls = {
+        one.name: _calls(one, data, samples[one.name], wait) if warm and not one.peer.once else 1 for one in contenders
+    }
     for turn in range(repeats):
         start = turn % len(contenders)
         for one in contenders[start:] + contenders[:start]:
             sample = samples[one.name]
             if not sample.why and not (one.peer.once and sample.cpu):
-                _once(one, data, sample, calls[one.name])
+                _once(one, data, sample, calls[one.name], wait)
     return samples
 
 
-def _calls(contender: Contender, data: Any, sample: Sample) -> int:
+def _calls(contender: Contender, data: Any, sample: Sample, wait: Callable[[], None]) -> int:
     """Warm up, and count how many calls make a sample that the clock can tell."""
     trial = Sample()
-    _once(contender, data, trial, 1)
+    _once(contender, data, trial, 1, wait)
     sample.why = trial.why
     if trial.why:
         return 1
     return max(1, math.ceil(_SHORTEST / max(trial.wall[0], 1e-6)))
 
 
-def _once(contender: Contender, data: Any, sample: Sample, calls: int) -> None:
+def _once(contender: Contender, data: Any, sample: Sample, calls: int, wait: Callable[[], None]) -> None:
     sample.answer = None  # the old answer must not stay beside the new one in memory
     cpu, wall = time.process_time(), time.perf_counter()
     try:
         for _ in range(calls):
             sample.answer = contender.peer.work(data)
+        wait()
     except Exception as error:  # a peer's failure is a result: out of memory, no convergence, a refusal
         sample.why = f"{type(error).__name__}: {error}"
         return

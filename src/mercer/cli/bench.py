@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import count_option, examples, json_option
+from mercer.cli.options import count_option, device_option, examples, json_option
 from mercer.cli.output import WIDTH, closest, number, progress, say
 from mercer.user_text import shortened, shown
 
@@ -31,6 +31,7 @@ _UNITS = {"cpu": " s", "wall": " s", "memory": " MiB"}
 @click.argument("areas", metavar="[AREA ...]", nargs=-1)
 @count_option("--repeats", 5, "Number of rounds.")
 @count_option("--threads", 1, "Threads for all contenders.")
+@device_option("Device to time the heads on: cpu, cuda, cuda:1, mps.")
 @click.option(
     "-o",
     "--output",
@@ -39,7 +40,9 @@ _UNITS = {"cpu": " s", "wall": " s", "memory": " MiB"}
     help="Folder for the results, the JSON and the picture. An existing folder is resumed.",
 )
 @json_option
-def bench(areas: tuple[str, ...], repeats: int, threads: int, output: Path | None, as_json: bool) -> None:
+def bench(
+    areas: tuple[str, ...], repeats: int, threads: int, device: str | None, output: Path | None, as_json: bool
+) -> None:
     """Compare time, memory and accuracy with other libraries. A ratio is the other's cost over ours.
 
     Without AREA all areas run. The area `growth` runs alone: it measures how time and memory grow with n, d, c and k,
@@ -56,7 +59,7 @@ def bench(areas: tuple[str, ...], repeats: int, threads: int, output: Path | Non
         known = [*area_names(), GROWTH]
         need = f"bench: AREA must be one of {', '.join(known)} (alone)"
         raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], known)}")
-    lines = _measured(areas, repeats, threads, output)
+    lines = _measured(areas, repeats, threads, _usable(device or "cpu"), output)
     if as_json:
         click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
     else:
@@ -64,16 +67,32 @@ def bench(areas: tuple[str, ...], repeats: int, threads: int, output: Path | Non
             click.echo(text)
 
 
-def _measured(areas: tuple[str, ...], repeats: int, threads: int, output: Path | None) -> list[Line]:
+def _usable(device: str) -> str:
+    from mercer import checks
+
+    try:
+        return checks.device("bench", device)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _measured(areas: tuple[str, ...], repeats: int, threads: int, device: str, output: Path | None) -> list[Line]:
     from mercer.bench import Record, run
     from mercer.cli.growth import session
     from mercer.process import Interrupted, Interruption
 
-    record = None if output is None else Record(output, {"repeats": repeats, "threads": threads}, session())
+    asked: dict[str, Any] = {"repeats": repeats, "threads": threads}
+    asked |= {} if device == "cpu" else {"device": device}  # a folder of before has none
+    record = None if output is None else Record(output, asked, session())
     try:
         with Interruption(), progress() as report:
             lines = run(
-                areas, repeats=repeats, threads=threads, progress=lambda line: report(_said(line)), record=record
+                areas,
+                repeats=repeats,
+                threads=threads,
+                device=device,
+                progress=lambda line: report(_said(line)),
+                record=record,
             )
     except Interrupted as interrupted:
         say("Interrupted." if output is None else f"Interrupted. The same command resumes {output}.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import examples, json_option, seed_option, task_option
+from mercer.cli.options import device_option, examples, json_option, seed_option, task_option
 from mercer.cli.output import WIDTH, command_line, elapsed, note, number, progress, table, wrapped
 from mercer.user_text import shown
 
@@ -57,8 +57,11 @@ _SMALL = 10_000_000  # bytes of a table whose matrices are too small to share am
 @click.option("--force", is_flag=True, help="Also replace a model of another target.")
 @task_option
 @seed_option
+@device_option("Device to factor matrices on: cpu, cuda, cuda:1.")
 @json_option
-def fit(data: Path, target: str, output: Path, force: bool, task: str, seed: int, as_json: bool) -> None:
+def fit(
+    data: Path, target: str, output: Path, force: bool, task: str, seed: int, device: str | None, as_json: bool
+) -> None:
     """Learn to predict COLUMN from the other columns of DATA.
 
     DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. Scores come from held-out rows. Under
@@ -70,17 +73,18 @@ def fit(data: Path, target: str, output: Path, force: bool, task: str, seed: int
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fingerprint, fit_file
 
+    device = _usable(device or "cpu")
     _check_output(output, target, force)
     threads = threads_set(1) if data.stat().st_size < _SMALL else contextlib.nullcontext()
     with stoppable(), threads, contextlib.ExitStack() as held:
         with distributed.joined():
             model = TabularModel(task=task, random_state=seed)
             if distributed.rank():  # rank 0 keeps and shows what all learn
-                fit_file(model, data, target, progress=logging.getLogger("mercer").debug)
+                fit_file(model, data, target, progress=logging.getLogger("mercer").debug, device=device)
                 return
             held.enter_context(_held(output))
             with progress() as report:
-                fit_file(model, data, target, compare=True, progress=report)
+                fit_file(model, data, target, compare=True, progress=report, device=device)
             model.made_with["data"] = fingerprint(data)
             _keep(model, output)
         with distributed.alone():
@@ -90,6 +94,18 @@ def fit(data: Path, target: str, output: Path, force: bool, task: str, seed: int
         return
     for line in _lines(model, data, output, page):
         click.echo(line)
+
+
+def _usable(device: str) -> str:
+    """The device, where it can factor in float64."""
+    import torch
+
+    from mercer import checks
+
+    try:
+        return checks.device("fit", device, torch.float64)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _check_output(folder: Path, target: str, force: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-__all__ = ["count_option", "examples", "json_option", "seed_option", "task_option"]
+__all__ = ["count_option", "device_option", "examples", "json_option", "seed_option", "task_option"]
 
 Command = Callable[..., Any]
 
@@ -26,6 +26,11 @@ seed_option = click.option(
     help="Random seed.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def device_option(meaning: str) -> Callable[[Command], Command]:
+    """An option that names a device of torch."""
+    return click.option("--device", metavar="DEVICE", help=f"{meaning}  [default: cpu]")
 
 
 def examples(*commands: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import count_option, examples, json_option
+from mercer.cli.options import count_option, device_option, examples, json_option
 
 if TYPE_CHECKING:
     from mercer.experiments import Entry, Result
@@ -47,7 +47,7 @@ _SCALES = ("smoke", "small", "paper")
 @click.option("--bundled", is_flag=True, help="Run only what needs no data from MERCER_DATA.")
 @click.option("--no-download", is_flag=True, hidden=True, help="The old name of --bundled.")
 @click.option("--seeds", type=click.IntRange(1), help="Override the number of seeds.")
-@click.option("--device", metavar="DEVICE", help="Device to train networks on: cpu, cuda, cuda:1, mps.  [default: cpu]")
+@device_option("Device to train networks on: cpu, cuda, cuda:1, mps.")
 @click.option(
     "--set",
     "changes",

@@ -117,7 +117,7 @@ class Request:
         checks.choice("reproduce", "scale", self.scale, SCALES)
         if self.seeds is not None:
             checks.integer("reproduce", "seeds", self.seeds, 1)
-        _check_device(self.device)
+        checks.device("reproduce", self.device)
         chosen = select(self.ids)
         if self.settings or self.only:
             self._check_cells(chosen)
@@ -256,16 +256,6 @@ def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell
     # Seed 0 of every cell first: a run that is cut short still has every row of its table.
     seeded.sort(key=lambda cell: cell.seed)
     return [_left_out(cell, request.scale) for cell in kept_out], seeded
-
-
-def _check_device(name: str) -> None:
-    """A device that torch cannot use is refused before anything runs."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        fix = "Use cpu, or a device that this machine and this torch have."
-        raise ValueError(checks.sentence("reproduce", f"device {name!r} must be usable", reason, fix)) from error
 
 
 def _with_settings(cell: Cell, settings: Mapping[str, Any]) -> Cell:

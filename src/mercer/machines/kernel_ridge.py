@@ -140,6 +140,20 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
                 share = torch.cat([self._known_share(data[part]) for part in parts])
         return self._like(x, rows, (1 - share).clamp(0, 1))
 
+    def to(self, device: torch.device | str) -> Self:
+        """Move the kernel and what was learned, in place; rows to add or to predict must be there, too."""
+        for kernel in (self.kernel, getattr(self, "kernel_", None)):
+            if kernel is not None:
+                kernel.to(device)
+        if hasattr(self, "weights_"):
+            self.__dict__.pop("_factor", None)
+            self.anchors_, self.weights_, self.mean_ = (
+                part.to(device) for part in (self.anchors_, self.weights_, self.mean_)
+            )
+            if self.machine_ is not None:
+                self.machine_ = self.machine_.to(device)
+        return self
+
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Numbers of training rows, and predictions ``(v, c)`` of them by fits that did not see them.
 

@@ -62,6 +62,12 @@ class LandmarkMachine(Savable):
         names = ("landmarks", "whitener", "second", "cross", "total", "targets", "n")
         return {name: getattr(self, name) for name in names}
 
+    def to(self, device: torch.device | str) -> LandmarkMachine:
+        """The same machine on a device."""
+        landmarks, whitener = self.landmarks.to(device), self.whitener.to(device)
+        second, cross, total = self.second.to(device), self.cross.to(device), self.total.to(device)
+        return LandmarkMachine(landmarks, whitener, second, cross, total, self.targets.to(device), self.n)
+
     @classmethod
     def at(cls, kernel: Kernel, landmarks: Tensor, c: int) -> LandmarkMachine:
         """A machine that has seen no rows yet."""

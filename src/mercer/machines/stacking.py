@@ -98,13 +98,16 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     def __init__(self, *, every_row: int = 4000, random_state: int | None = None) -> None:
         self.every_row, self.random_state = every_row, random_state
 
-    def fit(self, x: Tensor, y: Tensor, fold: Tensor | None = None) -> Self:  # (n, d), (n, c), (n,)
+    def fit(  # (n, d), (n, c), (n,)
+        self, x: Tensor, y: Tensor, fold: Tensor | None = None, *, device: torch.device | str = "cpu"
+    ) -> Self:
         """Choose and learn.
 
         Args:
             x: Rows.
             y: Targets: numbers, or one column of 0 and 1 for each class.
             fold: Fold of each row, ``0..4``; None deals them in turn.
+            device: Where the Gram matrices of all rows are factored; what was learned is on the CPU.
         """
         x, y = _checked(x, y)
         fold = torch.arange(len(x)) % _FOLDS if fold is None else fold
@@ -124,7 +127,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
                 left_out = left_out[fold[left_out] == fold[left_out[0]]][:_LEFT_OUT]
             stay = stay[: _MACHINES if len(x) <= self.every_row else _LARGE_MACHINES]
             self.left_out_ = left_out
-            self._learn(x, y, stay, fold[left_out])
+            self._learn(x, y, stay, fold[left_out], torch.device(device))
         return self
 
     def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
@@ -180,7 +183,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         seen: list[Tensor] = self.__dict__["_seen"]
         return seen
 
-    def _learn(self, x: Tensor, y: Tensor, stay: list[Trial], fold: Tensor) -> None:
+    def _learn(self, x: Tensor, y: Tensor, stay: list[Trial], fold: Tensor, device: torch.device) -> None:
         """Fit the chosen machines to all rows, and weigh them by the rows left out."""
         self.rows_ = x.contiguous()
         used = sorted({trial.look for trial in stay})
@@ -189,11 +192,11 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.machines_, singles, folds = [], [], []
         for trial in stay:
             look = self.looks[trial.look]
-            weights, single, whole = self._solved(look.view, trial, y, fold)
+            weights, single, whole = self._solved(look.view, trial, y, fold, device)
             for rows, view in look.honest:
                 own = torch.isin(self.left_out_, rows)[:, None]
                 if bool(own.any()):
-                    _, other, others = self._solved(view, trial, y, fold)
+                    _, other, others = self._solved(view, trial, y, fold, device)
                     single, whole = torch.where(own, other, single), torch.where(own, others, whole)
             error = float((truth - single).square().mean())
             number = used.index(trial.look)
@@ -205,8 +208,12 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.held_out_ = self.mean_ + _cross_fitted(singles, folds, truth)
         self.__dict__.pop("_seen", None)
 
-    def _solved(self, view: View, trial: Trial, y: Tensor, fold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return solve_left_out(ridge_factor(trial.kernel, view(self.rows_), trial.penalty), y, self.left_out_, fold)
+    def _solved(
+        self, view: View, trial: Trial, y: Tensor, fold: Tensor, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        factor = ridge_factor(trial.kernel, view(self.rows_).to(device), trial.penalty)
+        weights, single, whole = solve_left_out(factor, y, self.left_out_, fold)
+        return weights.cpu(), single.cpu(), whole.cpu()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
@@ -242,7 +249,7 @@ def solve_left_out(
         inverse = torch.cholesky_inverse(factor)
         inverse = inverse if len(left_out) == n else inverse[left_out][:, left_out]
     else:
-        units = torch.zeros(n, len(left_out), dtype=factor.dtype)
+        units = torch.zeros(n, len(left_out), dtype=factor.dtype, device=factor.device)
         units[left_out, torch.arange(len(left_out))] = 1
         half = torch.linalg.solve_triangular(factor, units, upper=False)
         inverse = half.mT @ half

@@ -52,9 +52,9 @@ class LongMachine(Savable):
         ridge = KernelRidge(kernel, penalty=penalty, solver="landmarks", landmarks=landmarks, random_state=0)
         return cls(stack.views_[best.view], ridge, stack.rows_)
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """Learn from more rows: ``(n, d)``, ``(n, c)``; the first ones give the landmarks."""
-        self.ridge.partial_fit(self.view(x), y)
+    def add(self, x: Tensor, y: Tensor, *, device: str = "cpu") -> None:
+        """Learn from more rows on a device: ``(n, d)``, ``(n, c)``; the first ones give the landmarks."""
+        self.ridge.to(device).partial_fit(self.view(x).to(device), y.to(device)).to("cpu")
 
     def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
         """Scores."""

@@ -90,6 +90,7 @@ class TabularModel(Savable):
         compare: bool = False,
         progress: Progress | None = None,
         sizes: Sizes | None = None,
+        device: str = "cpu",
     ) -> Self:
         """Learn to predict the column ``target`` from the others; rows where it is missing are left out.
 
@@ -99,8 +100,9 @@ class TabularModel(Savable):
             compare: Score a linear model and boosted trees on the same folds, too.
             progress: Callback that receives progress messages.
             sizes: Numbers of rows at which the way of learning changes; None for the defaults.
+            device: Where matrices are factored; the model itself is on the CPU.
         """
-        training = Training(self.task, self.random_state, progress or _log.debug, sizes)
+        training = Training(self.task, self.random_state, progress or _log.debug, sizes, device)
         training.learn(as_pandas("TabularModel", frame), target, compare=compare)
         self.set_state(training.state())
         return self

@@ -69,6 +69,7 @@ def fit_file(
     sample: int | None = None,
     compare: bool = False,
     sizes: Sizes | None = None,
+    device: str = "cpu",
 ) -> TabularModel:
     """Let a model learn from a file.
 
@@ -81,6 +82,7 @@ def fit_file(
         sample: Rows of the sample; None for 30,000, or fewer where the columns are many.
         compare: Score a linear model and boosted trees on the same folds, where all rows fit the sample.
         sizes: As of :meth:`TabularModel.fit`.
+        device: As of :meth:`TabularModel.fit`.
     """
     columns = read(path, rows=1).columns
     find_target(columns, target)
@@ -90,8 +92,8 @@ def fit_file(
     drawn, total = _draw(read_chunks(path, rows=rows), sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
     if total <= sample:
-        return model.fit(drawn, target, compare=compare, progress=progress, sizes=sizes)
-    training = Training(model.task, model.random_state, progress, sizes)
+        return model.fit(drawn, target, compare=compare, progress=progress, sizes=sizes, device=device)
+    training = Training(model.task, model.random_state, progress, sizes, device)
     few = training.choose(drawn, target)
     training.notes.insert(0, f"Of {total} rows, {len(few)} drawn at random chose the settings and were scored.")
     _add_rest(training, path, rows, few, progress)

@@ -64,6 +64,7 @@ class Training:
         random_state: Random seed.
         progress: Callback that receives progress messages.
         sizes: Where the way of learning changes; None for the defaults.
+        device: Where matrices are factored.
     """
 
     preparation: Preparation
@@ -73,8 +74,11 @@ class Training:
     familiarity: Familiarity
     scores: dict[str, Any]
 
-    def __init__(self, task: str, random_state: int, progress: Progress, sizes: Sizes | None = None) -> None:
+    def __init__(
+        self, task: str, random_state: int, progress: Progress, sizes: Sizes | None = None, device: str = "cpu"
+    ) -> None:
         self.task, self.random_state, self.progress = task, random_state, progress
+        self.device = checks.device("TabularModel", device, torch.float64)
         self.sizes = sizes or Sizes()
         self.notes: list[str] = []
         self.rows = 0
@@ -137,7 +141,7 @@ class Training:
         fold = self.fold(y)
         self.progress(f"learning from {_rows(len(x))}")
         stack = StackedRidge(every_row=self.sizes.every_row, random_state=self.random_state)
-        stack.fit(x, self._targets(y), fold)
+        stack.fit(x, self._targets(y), fold, device=self.device)
         out = stack.left_out_
         self.learner = Learner.of(stack, stack.loo_, out, y, self._classes)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
@@ -156,7 +160,7 @@ class Training:
         machine = self.learner.machine
         assert isinstance(machine, LongMachine)
         mine = shard(len(x))
-        machine.add(x[mine], self._targets(y)[mine])
+        machine.add(x[mine], self._targets(y)[mine], device=self.device)
         self.rows += len(x)
 
     def _scores(self, stack: StackedRidge, y: Tensor, fold: Tensor) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def test_walk_down_is_geometric():
 
 def test_equal_rows_have_no_bandwidth():
     with pytest.warns(NumericalWarning, match="all rows are equal to rounding; the bandwidth is set to 1"):
-        assert median_distance("here", torch.ones(3, 2, dtype=torch.float64)) == 1.0
+        assert median_distance(torch.ones(3, 2, dtype=torch.float64), where="here") == 1.0
 
 
 def test_unknown_options_list_the_valid_ones(rows):

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from .. import checks
 from ..modules import unwrap
@@ -46,14 +46,9 @@ class Snapshots:
         """
         if not self.models:
             raise RuntimeError(checks.sentence("Snapshots", "at least one copy must have been kept", "none"))
-        mean = copy.deepcopy(self.models[-1])
-        states = [model.state_dict() for model in self.models]
-        mean.load_state_dict(
-            {
-                name: torch.stack([state[name] for state in states]).mean(0) if value.is_floating_point() else value
-                for name, value in states[-1].items()
-            }
-        )
+        mean = AveragedModel(self.models[-1], use_buffers=True)
+        for model in self.models:
+            mean.update_parameters(model)
         if loader is not None:
-            torch.optim.swa_utils.update_bn(loader, mean)
-        return mean
+            update_bn(loader, mean.module)
+        return mean.module

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import checks
 from ..distributed import gather_rows, global_slice, map_rows, sum_over_ranks
 from ..kernels import Kernel, TiledGram
-from ..linalg import SymmetricOperator, block_rows, cholesky, inverse_root, slices, top_eigh
+from ..linalg import SymmetricOperator, block_rows, cholesky, inverse_root, shifted, slices, top_eigh
 from ..modules import Readable
 from .bases import LandmarkBasis
 from .landmarks import sample, select
@@ -249,7 +249,7 @@ def _learn(
             with torch.enable_grad():
                 inner = kernel(z)
                 ridge = 1e-8 * inner.detach().diagonal().mean()
-                factor = cholesky(inner + ridge * torch.eye(len(z), dtype=z.dtype, device=z.device)).factor
+                factor = cholesky(shifted(inner, ridge)).factor
                 phi = torch.linalg.solve_triangular(factor, kernel(z, batch), upper=False)  # (m, b)
                 values = torch.linalg.eigvalsh(phi @ phi.mT / size)
                 loss = -values[-k:].square().sum() / values.detach()[-k:].square().sum()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..distributed import broadcast_module, global_slice
 from ..kernels import Kernel
+from ..linalg import shifted
 from ..modules import Readable
 from .l2_batch_norm import L2BatchNorm
 from .landmarks import sample
@@ -54,7 +55,7 @@ def deflated(psi: Tensor, gram: Tensor, deflation: str) -> Tensor:  # (b, k), (b
         own = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal))
         return psi - psi @ torch.triu(r / own[:, None], 1)
     jitter = 1e-6 * r.diagonal().mean().clamp_min(torch.finfo(r.dtype).tiny)
-    factor, info = torch.linalg.cholesky_ex(r + jitter * torch.eye(len(r), dtype=r.dtype, device=r.device))
+    factor, info = torch.linalg.cholesky_ex(shifted(r, jitter))
     if int(info):
         return deflated(psi, gram, "first_order")
     inverse = torch.linalg.solve_triangular(factor.mT, torch.diag(factor.diagonal()), upper=True)

@@ -20,7 +20,7 @@ class RandomFourier(FeatureMap):
     .. math:: \varphi(x) = \sqrt{2 s / m} \, (\cos \omega_1 x, \sin \omega_1 x, \dots), \quad
         \omega \sim \text{spectral density of } k.
 
-    Pairs of cosine and sine rather than a cosine with a random phase: :math:`\|\varphi(x)\|^2 = s` exactly, and on
+    Pairs of cosine and sine rather than cosines with random phases: :math:`\|\varphi(x)\|^2 = s` exactly, and on
     nearby rows the variance is lower. An odd m ends in one cosine with a phase.
 
     Args:
@@ -28,6 +28,7 @@ class RandomFourier(FeatureMap):
         m: Number of features.
         orthogonal: Draw the directions of :math:`\omega` orthogonal in blocks of d (Yu et al. 2016): unbiased, with
             lower variance for the Gaussian kernel.
+        paired: False for m cosines, each with a frequency and a phase of its own.
         generator: Source of randomness.
     """
 
@@ -37,30 +38,41 @@ class RandomFourier(FeatureMap):
     scale: Tensor
 
     def __init__(
-        self, kernel: Kernel, m: int, *, orthogonal: bool = False, generator: torch.Generator | None = None
+        self,
+        kernel: Kernel,
+        m: int,
+        *,
+        orthogonal: bool = False,
+        paired: bool = True,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(kernel, generator)
         self.m = checks.integer("RandomFourier", "m", m, 1)
-        self.orthogonal = orthogonal
+        self.orthogonal, self.paired = orthogonal, paired
 
     @override
     def learn(self, x: Readable) -> None:  # (n, d)
         d = x.shape[1]
-        normal = standard_normal((self.m + 1) // 2, d, self.orthogonal, self.generator).to(x.device)
-        omega = self.exact.frequencies(normal, self.generator).mT  # (d, ceil(m / 2))
-        phase = torch.rand(1, generator=self.generator, dtype=torch.float64).to(x.device) * 2 * torch.pi
+        single = self.m - 2 * self._pairs
+        normal = standard_normal(self._pairs + single, d, self.orthogonal, self.generator).to(x.device)
+        omega = self.exact.frequencies(normal, self.generator).mT  # (d, pairs + single)
+        phase = torch.rand(max(1, single), generator=self.generator, dtype=torch.float64).to(x.device) * 2 * torch.pi
         origin = torch.zeros(1, d, dtype=x.dtype, device=x.device)
         self.omega, self.phase = omega.to(x.dtype), phase.to(x.dtype)
         self.scale = (self.exact.gram_diag(origin)[0] / self.m).sqrt().to(x.dtype)
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
-        omega, pairs = self.omega.to(x.dtype), self.m // 2
+        omega, pairs = self.omega.to(x.dtype), self._pairs
         angles = x @ omega[:, :pairs]
-        parts = [angles.cos().mul_(math.sqrt(2)), angles.sin().mul_(math.sqrt(2))]
-        if self.m % 2:
-            parts.append(phased_cosines(x, omega[:, -1:], self.phase.to(x.dtype)))
-        return torch.cat(parts, dim=1) * self.scale.to(x.dtype)
+        parts = [angles.cos(), angles.sin()]
+        if self.m > 2 * pairs:
+            parts.append((x @ omega[:, pairs:] + self.phase.to(x.dtype)).cos())
+        return torch.cat(parts, dim=1) * (math.sqrt(2) * self.scale.to(x.dtype))
+
+    @property
+    def _pairs(self) -> int:
+        return self.m // 2 if self.paired else 0
 
     @override
     def _width(self) -> int:

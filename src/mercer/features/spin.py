@@ -13,7 +13,7 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import broadcast_module, gather_rows
 from ..kernels import Kernel
-from ..linalg import blockwise, cholesky
+from ..linalg import blockwise, cholesky, shifted
 from ..modules import Readable
 from .base import FeatureMap
 from .parallel_networks import ParallelNetworks
@@ -194,7 +194,7 @@ def masked(sigma: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:  # (k, k), (k, k
     r"""The masked derivatives of :math:`\mathrm{tr} \Lambda` with respect to :math:`\Pi` and :math:`\Sigma`."""
     eye = torch.eye(len(sigma), dtype=sigma.dtype, device=sigma.device)
     ridge = 1e-6 * sigma.diagonal().mean().clamp_min(torch.finfo(sigma.dtype).tiny)  # two outputs may start alike
-    factor = torch.linalg.cholesky_ex(sigma + ridge * eye)[0]
+    factor = torch.linalg.cholesky_ex(shifted(sigma, ridge))[0]
     inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
     lam = inverse @ pi @ inverse.mT
     own = 1 / factor.diagonal()

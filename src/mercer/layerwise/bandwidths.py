@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from .. import checks, linalg
@@ -15,24 +16,26 @@ __all__ = ["median_distance", "most_dependent", "walk_down"]
 
 _ROWS = 200  # rows on which a bandwidth is chosen; more change it in the second digit
 _SPAN = 2.0  # decades below the median distance that are searched; one above
-_REFINEMENTS = 8
-VANISHED = 1e-250  # squared distances below this leave no room for a narrower bandwidth's square
+_CLOSE = 0.02  # of the logarithm, where the search ends
+_VANISHED = 1e-250  # squared distances below this leave no room for a narrower bandwidth's square
 
 
-def median_distance(where: str, z: Tensor) -> float:
-    """Median of the positive distances between rows; 1 with a warning where all rows are equal.
+def median_distance(z: Tensor, *, where: str | None = None, rows: int = _ROWS) -> float:
+    """Median of the positive distances between at most ``rows`` rows; 1 where all are equal.
 
-    Distances so small that their squares vanish count as equal: no bandwidth can tell such rows apart.
+    Distances so small that their squares vanish count as equal: no bandwidth can tell such rows apart. A warning in the
+    name of ``where`` says so; without a name there is none, for outputs that have collapsed are a layer's goal.
     """
-    found = linalg.median_distance(z, rows=max(1, len(z)))
-    if not found**2 > VANISHED:
+    found = linalg.median_distance(z, rows=rows)
+    if found**2 > _VANISHED:
+        return found
+    if where is not None:
         checks.warn(where, "all rows are equal to rounding; the bandwidth is set to 1.")
-        return 1.0
-    return found
+    return 1.0
 
 
 def most_dependent(z: Tensor, labels: Tensor, c: int, *, least: float = 0.0, middle: float | None = None) -> float:
-    r"""The :math:`\sigma` of greatest :math:`\mathrm{Tr}(\Gamma K_\sigma)`: a grid of decades, then a section search.
+    r"""The :math:`\sigma` of greatest :math:`\mathrm{Tr}(\Gamma K_\sigma)`: a grid of decades, then the best near it.
 
     Args:
         z: Rows, ``(n, q)``; 200 of them, evenly spaced, are looked at.
@@ -44,7 +47,7 @@ def most_dependent(z: Tensor, labels: Tensor, c: int, *, least: float = 0.0, mid
     rows = torch.linspace(0, len(z) - 1, min(len(z), _ROWS), device=z.device).round().long()
     z, labels = z[rows], labels[rows]
     squared = squared_distances(z, z)
-    middle = median_distance("most_dependent", z) if middle is None else middle
+    middle = median_distance(z, where="most_dependent") if middle is None else middle
 
     def value(log_sigma: float) -> float:
         return float(hsic((squared / (-2 * math.exp(2 * log_sigma))).exp(), labels, c))
@@ -52,11 +55,10 @@ def most_dependent(z: Tensor, labels: Tensor, c: int, *, least: float = 0.0, mid
     step = math.log(10) / 4
     grid = [math.log(middle) + step * i for i in range(-round(4 * _SPAN), 5)]
     best = max(grid, key=value)
-    low, high = best - step, best + step
-    for _ in range(_REFINEMENTS):
-        a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
-        low, high = (low, b) if value(a) >= value(b) else (a, high)
-    return max(math.exp((low + high) / 2), least)
+    found = minimize_scalar(
+        lambda at: -value(at), bounds=(best - step, best + step), method="bounded", options={"xatol": _CLOSE}
+    )
+    return max(math.exp(found.x), least)
 
 
 def walk_down(start: float, end: float, steps: int) -> list[float]:

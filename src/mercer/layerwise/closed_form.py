@@ -12,7 +12,7 @@ from typing_extensions import override
 from .. import checks
 from ..linalg import block_rows, blockwise
 from ..storage import Savable
-from .bandwidths import VANISHED, median_distance, most_dependent, walk_down
+from .bandwidths import median_distance, most_dependent, walk_down
 from .dependence import class_sums, gaussian
 from .record import LayerRecord, measure_gram
 
@@ -62,7 +62,8 @@ class Chain:
         history: One record for each layer.
         outputs: ``(n, q)``, the last layer's outputs in IDS for the training rows.
         bandwidth: The bandwidth of the kernel on those outputs.
-        representation: ``(n, m)``, what a linear head reads: the outputs, or their features.
+        representation: ``(n, m)``, what a linear head reads: the outputs, or their features; each row's own terms left
+            out where the rule did so.
     """
 
     layers: list[nn.Module]
@@ -120,7 +121,9 @@ def fit_closed_form(
     checks.choice("closed_form", "rule", rule, ("leave_one_out", "authors"))
     checks.choice("closed_form", "normalize", normalize, ("class", "scalar"))
     checks.memory("closed_form", f"a kernel on {len(x)} rows", 4 * len(x) ** 2 * 8, "Use solver='auto' or 'spectral'.")
-    start = most_dependent(x, labels, c, least=10 * _SHRINK, middle=median_distance("closed_form", x))
+    start = most_dependent(
+        x, labels, c, least=10 * _SHRINK, middle=median_distance(x, where="closed_form", rows=len(x))
+    )
     record = measure_gram(gaussian(start)(x), x, labels, c, start)
     best: Chain | None = None
     for attempt in range(restarts + 1):
@@ -203,7 +206,7 @@ def _try(before: _Step, labels: Tensor, c: int, bandwidth: float, held_out: bool
         norms = torch.cat((norms, norms.new_ones(groups.shape[1] - c)))
         weights = groups / norms
         outputs = gram @ weights
-    after = most_dependent(outputs, labels, c, least=0.0 if held_out else _SHRINK, middle=_spread(outputs))
+    after = most_dependent(outputs, labels, c, least=0.0 if held_out else _SHRINK, middle=median_distance(outputs))
     record = measure_gram(gaussian(after)(outputs), outputs, labels, c, bandwidth)
     return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
 
@@ -221,11 +224,3 @@ def _groups(z: Tensor, labels: Tensor, c: int, extra: bool) -> Tensor:
         return columns
     wrong = columns * (z[:, :c].argmax(1) != labels)[:, None]
     return torch.cat((columns, wrong[:, wrong.any(0)]), 1)
-
-
-def _spread(z: Tensor) -> float:
-    """Median distance without a warning: outputs that have collapsed are the goal, not a fault."""
-    rows = z[:: max(1, len(z) // 200)]
-    squared = (rows[:, None] - rows[None]).square().sum(-1)
-    positive = squared[squared > VANISHED]
-    return float(positive.median().sqrt()) if len(positive) else 1.0

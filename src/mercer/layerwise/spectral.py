@@ -2,8 +2,8 @@ r"""The spectral solver: every layer's weights are top eigenvectors of Q at a fi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..features import phased_cosines
+from ..features import RandomFourier, phased_cosines
 from ..linalg import block_rows, blockwise
 from ..storage import Savable
 from .bandwidths import median_distance, most_dependent
@@ -98,30 +98,86 @@ def ism(
         tolerance: Residual that counts as a fixed point.
     """
     checks.choice("ism", "kernel", kernel, ("gaussian", "linear", "polynomial"))
-    if r.shape[1] > len(r):  # W lies in the span of the rows: solve there, where Q is n x n
-        basis = torch.linalg.qr(r.mT)[0]  # (d, n)
-        small = ism(
-            r @ basis,
-            labels,
-            c,
-            bandwidth,
-            width=width,
-            share=share,
-            kernel=kernel,
-            degree=degree,
-            coef0=coef0,
-            features=features,
-            max_iterations=max_iterations,
-            tolerance=tolerance,
-        )
-        return small._replace(w=basis @ small.w)
-    matrix = linear_ism_matrix(r, labels, c)
+    basis = torch.linalg.qr(r.mT)[0] if r.shape[1] > len(r) else None  # (d, n): W lies in the span of the rows
+    rows = r if basis is None else r @ basis
+    objective: _Objective
+    if kernel == "polynomial":
+        objective = _Polynomial(rows, labels, c, degree, coef0)
+    elif features is not None:
+        objective = _Features(rows, labels, c, features)
+    else:
+        objective = _Gaussian(rows, labels, c, bandwidth)
+    found = _maximise(objective, width, share, 0 if kernel == "linear" else max_iterations, tolerance)
+    return found if basis is None else found._replace(w=basis @ found.w)
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """HSIC as a function of W; a variant writes what it is on the outputs R W, and its Q."""
+
+    r: Tensor
+    labels: Tensor
+    c: int
+
+    def value(self, w: Tensor) -> float:
+        """HSIC at W."""
+        raise NotImplementedError
+
+    def matrix(self, w: Tensor) -> Tensor:
+        """Q at W."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Gaussian(_Objective):
+    bandwidth: float
+
+    @override
+    def value(self, w: Tensor) -> float:
+        return float(hsic(gaussian(self.bandwidth)(self.r @ w), self.labels, self.c))
+
+    @override
+    def matrix(self, w: Tensor) -> Tensor:
+        return ism_matrix(gaussian(self.bandwidth)(self.r @ w), self.r, self.labels, self.c)
+
+
+@dataclass(frozen=True)
+class _Features(_Objective):
+    features: Callable[[Tensor], Tensor]
+
+    @override
+    def value(self, w: Tensor) -> float:
+        return float(feature_hsic(self.features(self.r @ w), self.labels, self.c))
+
+    @override
+    def matrix(self, w: Tensor) -> Tensor:
+        return feature_ism_matrix(self.features(self.r @ w), self.r, self.labels, self.c)
+
+
+@dataclass(frozen=True)
+class _Polynomial(_Objective):
+    degree: int
+    coef0: float
+
+    @override
+    def value(self, w: Tensor) -> float:
+        z = self.r @ w
+        return float(hsic((z @ z.mT + self.coef0).pow(self.degree), self.labels, self.c))
+
+    @override
+    def matrix(self, w: Tensor) -> Tensor:
+        return polynomial_ism_matrix(self.r, w, self.labels, self.c, self.degree, self.coef0)
+
+
+def _maximise(objective: _Objective, width: int | None, share: float, max_iterations: int, tolerance: float) -> Ism:
+    """From the linear kernel's eigenvectors, which no iteration leaves as they are."""
+    matrix = linear_ism_matrix(objective.r, objective.labels, objective.c)
     values, vectors = torch.linalg.eigh(matrix)
-    q = _width(values, c, share) if width is None else checks.integer("ism", "width", width, 1, r.shape[1])
+    d = len(matrix)
+    q = _width(values, objective.c, share) if width is None else checks.integer("ism", "width", width, 1, d)
     w = vectors[:, -q:]
-    if kernel == "linear":
+    if not max_iterations:
         return Ism(_settled(matrix, w), _residual(matrix, w), 1, values)
-    objective = _Objective(r, labels, c, bandwidth, kernel, degree, coef0, features)
     value, spent = objective.value(w), 0
     while spent < max_iterations:
         matrix = objective.matrix(w)
@@ -134,38 +190,6 @@ def ism(
             break
     matrix = objective.matrix(w)
     return Ism(_settled(matrix, w), _residual(matrix, w), spent, values)
-
-
-class _Objective:
-    def __init__(
-        self,
-        r: Tensor,
-        labels: Tensor,
-        c: int,
-        bandwidth: float,
-        kernel: str,
-        degree: int,
-        coef0: float,
-        features: Callable[[Tensor], Tensor] | None,
-    ) -> None:
-        self.r, self.labels, self.c, self.bandwidth = r, labels, c, bandwidth
-        self.kernel, self.degree, self.coef0, self.features = kernel, degree, coef0, features
-
-    def value(self, w: Tensor) -> float:
-        z = self.r @ w
-        if self.kernel == "polynomial":
-            return float(hsic((z @ z.mT + self.coef0).pow(self.degree), self.labels, self.c))
-        if self.features is not None:
-            return float(feature_hsic(self.features(z), self.labels, self.c))
-        return float(hsic(gaussian(self.bandwidth)(z), self.labels, self.c))
-
-    def matrix(self, w: Tensor) -> Tensor:
-        if self.kernel == "polynomial":
-            return polynomial_ism_matrix(self.r, w, self.labels, self.c, self.degree, self.coef0)
-        z = self.r @ w
-        if self.features is not None:
-            return feature_ism_matrix(self.features(z), self.r, self.labels, self.c)
-        return ism_matrix(gaussian(self.bandwidth)(z), self.r, self.labels, self.c)
 
 
 def _ascend(
@@ -298,13 +322,12 @@ def _next(
     centre = r.mean(0)
     start = ism(r - centre, labels, c, kernel="linear", width=min(c, *r.shape)).w
     z = (r - centre) @ start
-    sigma = most_dependent(z, labels, c, middle=median_distance("spectral", z[:: max(1, len(z) // 400)]))
-    normal = torch.randn(start.shape[1], features, dtype=r.dtype, device=r.device, generator=generator)
-    phases = 2 * math.pi * torch.rand(features, dtype=r.dtype, device=r.device, generator=generator)
+    sigma = most_dependent(z, labels, c, middle=median_distance(z, where="spectral", rows=400))
+    fourier = RandomFourier(gaussian(sigma), features, paired=False, generator=generator).fit(z)
     best: tuple[SpectralLayer, LayerRecord] | None = None
     for halvings in range(_HALVINGS):
         layer = _at_fixed_point(
-            SpectralLayer(start, normal * 2**halvings / sigma, phases, centre), r, labels, c, sigma / 2**halvings
+            SpectralLayer(start, fourier.omega * 2**halvings, fourier.phase, centre), r, labels, c, sigma / 2**halvings
         )
         record = measure_features(layer(r), layer.project(r), labels, c, sigma / 2**halvings)
         if best is None or record.hsic > best[1].hsic:

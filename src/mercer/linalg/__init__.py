@@ -2,7 +2,7 @@
 
 from .autodiff import differentiated, forward_mode, in_backward, in_batched_backward, transformed
 from .blocks import block_rows, blockwise, blockwise_matmul, slices
-from .cholesky import Cholesky, cholesky
+from .cholesky import Cholesky, cholesky, shifted
 from .distances import (
     angles,
     clamp_cosines,
@@ -49,6 +49,7 @@ __all__ = [
     "randomized_range",
     "ridge_loo",
     "safe_sqrt",
+    "shifted",
     "slices",
     "squared_distances",
     "top_eigh",

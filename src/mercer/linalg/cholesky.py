@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["Cholesky", "cholesky"]
+__all__ = ["Cholesky", "cholesky", "shifted"]
 
 
 class Cholesky(NamedTuple):
@@ -47,7 +47,7 @@ def cholesky(matrix: Tensor, *, where: str = "cholesky") -> Cholesky:
     relative = 10 * eps
     while relative <= eps**0.4:
         jitter = relative * scale
-        factor, info = torch.linalg.cholesky_ex(_shifted(matrix, jitter))
+        factor, info = torch.linalg.cholesky_ex(shifted(matrix, jitter))
         if not bool(info.any()):
             checks.warn(where, f"the matrix is singular to rounding; added jitter {jitter:.1e} to its diagonal.")
             return Cholesky(factor, jitter)
@@ -63,5 +63,6 @@ def cholesky(matrix: Tensor, *, where: str = "cholesky") -> Cholesky:
     )
 
 
-def _shifted(matrix: Tensor, jitter: float) -> Tensor:
-    return matrix + jitter * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+def shifted(matrix: Tensor, shift: float | Tensor) -> Tensor:  # (..., n, n) -> (..., n, n)
+    r""":math:`A + \varepsilon I`."""
+    return matrix + shift * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

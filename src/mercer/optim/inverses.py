@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import distributed
-from ..linalg import SymmetricOperator, cholesky, randomized_range
+from ..linalg import SymmetricOperator, cholesky, randomized_range, shifted
 from .directions import Direction, Projected, Whole
 
 __all__ = ["LowRank", "damped_inverse", "dual", "dual_operator", "low_rank_inverse", "moment", "ridge"]
@@ -38,8 +38,8 @@ def damped_inverse(a: Tensor, damping: float, *, where: str) -> Tensor:  # (d, d
         where: The caller's name, for messages.
     """
     a = a.double()
-    shifted = a + ridge(a.diagonal().mean(), damping) * torch.eye(len(a), dtype=a.dtype, device=a.device)
-    return torch.cholesky_inverse(cholesky(shifted, where=where).factor)
+    damped = shifted(a, ridge(a.diagonal().mean(), damping))
+    return torch.cholesky_inverse(cholesky(damped, where=where).factor)
 
 
 class LowRank(NamedTuple):
@@ -131,8 +131,7 @@ def dual(rows: Tensor, damping: float, *, where: str) -> tuple[Tensor, Tensor, T
     g = distributed.gather_rows(rows.double())
     n, d = g.shape
     lam = ridge(g.square().sum() / (n * d), damping)
-    shifted = g @ g.mT + n * lam * torch.eye(n, dtype=g.dtype, device=g.device)
-    return g, torch.cholesky_inverse(cholesky(shifted, where=where).factor), lam
+    return g, torch.cholesky_inverse(cholesky(shifted(g @ g.mT, n * lam), where=where).factor), lam
 
 
 def dual_operator(rows: Tensor, core: Tensor, lam: Tensor) -> SymmetricOperator:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import data
 from ...data import Dataset
-from ...layerwise import Chain, SpectralLayer, Standardize, class_norms, fit_closed_form, fit_spectral, measure_gram
+from ...layerwise import Chain, Standardize, class_norms, fit_closed_form, fit_spectral, measure_gram
 from ...layerwise.bandwidths import most_dependent, walk_down
 from ...layerwise.dependence import gaussian, one_hot
 from ...linalg import ridge_loo
@@ -114,9 +114,3 @@ def read_out(train: Tensor, y: Tensor, test: Tensor, y_test: Tensor, c: int) -> 
         return float((scores.argmax(1) == labels).double().mean())
 
     return Readout(accuracy(train, y), accuracy(test, y_test))
-
-
-def fitted_outputs(chain: Chain) -> Tensor:
-    """What the training rows became: with their own terms left out where the rule did so."""
-    last = chain.layers[-1]
-    return last.features(chain.outputs) if isinstance(last, SpectralLayer) else chain.outputs

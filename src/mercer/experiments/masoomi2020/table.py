@@ -12,7 +12,7 @@ from ...layerwise.bandwidths import most_dependent
 from ...layerwise.dependence import gaussian, one_hot
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .solved import FOLDS, HELD_OUT, NEEDS, SETS, Fold, fitted_outputs, fold, passed_through, read_out, solve
+from .solved import FOLDS, HELD_OUT, NEEDS, SETS, Fold, fold, passed_through, read_out, solve
 
 SOLVED = ("ISM", "W_s", HELD_OUT)
 TRAINED = ("CE", "MSE")
@@ -47,7 +47,7 @@ def run(cell: Cell) -> Outcome:
     chain = solve(cell.settings["by"], cell.settings["set"], parts.x_train, parts.y_train, parts.c, cell.seed)
     seconds = time.process_time() - start
     test = passed_through(chain, parts.x_test)[-1]
-    scores = read_out(fitted_outputs(chain), parts.y_train, test, parts.y_test, parts.c)
+    scores = read_out(chain.representation, parts.y_train, test, parts.y_test, parts.c)
     values = {"L": float(len(chain.layers)), "train": scores.train, "test": scores.test, "time": seconds}
     values["sigma"] = min(record.bandwidth for record in chain.history)
     return Outcome(values={**values, **_columns(chain.history[-1])}, note="time in CPU seconds on one thread.")

@@ -17,7 +17,7 @@ from ...layerwise.dependence import class_sums, gamma_table, gaussian, ism_matri
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .solved import Fold, fitted_outputs, fold, stacked
+from .solved import Fold, fold, stacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ def _limit(parts: Fold, s: Any) -> Outcome:
     chain = fit_spectral(
         parts.x_train, parts.y_train, parts.c, enough=0.999, generator=torch.Generator().manual_seed(0)
     )
-    features, y = fitted_outputs(chain), parts.y_train
+    features, y = chain.representation, parts.y_train
     gram, same = features @ features.mT, y[:, None] == y
     within, between = float(gram[same].mean()), float(gram[~same].mean())
     T = [record.t for record in chain.history]

@@ -47,8 +47,10 @@ class Recorded:
         used = {name for result in self.results for name in result.settings}
         changes = {name: value for name, value in self.asked.get("settings", {}).items() if name in used}
         words += [f"--set {n}={v if isinstance(v, str) else json.dumps(v)}" for n, v in changes.items()]
-        named = {f"{result.row} | {result.column}" for result in self.results}
+        named = list(dict.fromkeys(f"{result.row} | {result.column}" for result in self.results))
         only = [text for text in self.asked.get("only", ()) if any(text in name for name in named)]
+        if len(named) <= len(only) and all(result.column for result in self.results):
+            only = named  # whole names, for an entry may have got more rows since
         words += [f'--only "{text}"' if " " in text else f"--only {text}" for text in only]
         words += [] if self.asked.get("download", True) else ["--bundled"]
         seeds = 1 + max(result.seed for result in self.results)

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -98,6 +99,26 @@ def test_bracket_holds_the_exact_value_in_200_problems(way):
         assert low <= exact <= high, (trial, n, d)
         tight += high <= 1.01 * low
     assert tight >= 180
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0], ids=["cosines", "rbf-of-an-offset"])
+def test_bracket_holds_the_true_value_of_rows_that_are_nearly_equal(offset, way):
+    for apart in 2.0 ** -torch.arange(1.0, 27.0, dtype=torch.float64):  # to where the rows cannot be told apart
+        if offset:  # exp(-apart^2), whose angle loses digits to the norms
+            x = torch.full((2, 8), offset, dtype=torch.float64)
+            x[1, 0] += apart
+            kernel = ReLUGram(RBF(1.0))
+            sine = torch.sqrt(-torch.expm1(-((x[1, 0] - offset) ** 2)) / 2)
+            angle = 2 * torch.asin(sine)
+        else:
+            x = torch.tensor([[3.0, 4.0, 0.0], [21.0, 28.0, 35.0 * apart]], dtype=torch.float64)
+            kernel, angle = ReLUGram(), torch.atan(apart)
+        gap = (torch.pi * 2 * torch.sin(angle / 2) ** 2 + angle * torch.cos(angle)) / (2 * torch.pi)  # 1/2 - h
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)  # singular to rounding
+            low, high = analyze(kernel, x, torch.tensor([1.0, -1.0])).bracket
+        assert low <= 2 / float(gap) <= high, float(apart)
+        assert high <= 1.01 * low or apart < (1e-2 if offset else 1e-4)
 
 
 def test_bracket_closes_before_the_space_is_exhausted(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,21 @@ from typing_extensions import override
 from .. import checks
 from ..linalg import angles, block_rows, clamp_cosines, cosines, slices
 from .base import Kernel
+from .stationary import RBF
 
 _OCTAVES = 16  # then the tail: powers from 2^17 on, with 0.07 % of the diagonal's mass
+
+
+class ReLUBounds(NamedTuple):
+    """What is certain of H on some rows.
+
+    Attributes:
+        floor: A proved lower bound on the least eigenvalue of the true H; 0 where none above 0 was found.
+        error: Bound on the Frobenius norm, off the diagonal, of (H computed in float64 - true H).
+    """
+
+    floor: float
+    error: float
 
 
 class ReLUGram(Kernel):
@@ -66,21 +80,33 @@ class ReLUGram(Kernel):
             return clamp_cosines(self.base.normalized().gram(x, y)).clamp(-1.0, 1.0)
         return cosines(self.base(x), self.base(y))
 
-    @torch.no_grad()
     def eigenvalue_floor(self, x: Tensor) -> float:  # (n, d)
-        """A proved lower bound on the least eigenvalue of ``self(x)``; 0 where none above 0 was found.
+        """A proved lower bound on the least eigenvalue of ``self(x)``; 0 where none above 0 was found."""
+        return self.bounds(x).floor
 
-        See :func:`relu_gram_floor`. Computed in float64, blockwise: the Gram matrix is never held.
+    @torch.no_grad()
+    def bounds(self, x: Tensor) -> ReLUBounds:  # (n, d)
+        """The floor under the least eigenvalue, and what rounding does to H at worst.
+
+        See :func:`relu_gram_bounds`. Computed in float64, blockwise: the Gram matrix is never held. The features of a
+        map and the values of a base kernel that is not an ``RBF`` are taken to have the rounding of a product of rows.
         """
         x = self.prepare("x", x)
         x = x.double() if x.is_floating_point() else x  # the indices of a precomputed Gram matrix stay as they are
         if bool((self.gram_diag(x) == 0).any()):
-            return 0.0  # a row of zeros is in the null space
+            return ReLUBounds(0.0, 0.0)  # a row of zeros is in the null space
         if self.base is not None and not isinstance(self.base, Kernel):
             x, rows_gram = self.base(x).double(), cosines
         else:
             rows_gram = self.cosines
-        return relu_gram_floor(lambda rows: rows_gram(x[rows], x), len(x), terms=x[0].numel())
+        return relu_gram_bounds(lambda rows: rows_gram(x[rows], x), self._rounding(x))
+
+    def _rounding(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        """Row by row r, so that the cosine of rows i and j is wrong by at most r_i + r_j."""
+        unit = (x[0].numel() + 16) * torch.finfo(torch.float64).eps  # d products, two norms, what is put at 1
+        if isinstance(self.base, RBF):  # |x|^2 + |y|^2 - 2 x . y
+            return unit * (self.base.gamma(x) * x.square()).sum(1) + 4 * torch.finfo(torch.float64).eps
+        return torch.full((len(x),), unit / 2, dtype=torch.float64, device=x.device)
 
 
 def relu_profile(t: Tensor) -> Tensor:
@@ -88,32 +114,46 @@ def relu_profile(t: Tensor) -> Tensor:
     return t * (torch.pi - angles(t)) / (2 * torch.pi)
 
 
-def relu_gram_floor(gram: Callable[[slice], Tensor], n: int, *, terms: int) -> float:
+def relu_gram_bounds(gram: Callable[[slice], Tensor], rounding: Tensor) -> ReLUBounds:
     r"""A proved lower bound on the least eigenvalue of H, from Gershgorin discs of high Hadamard powers of K.
 
     :math:`H = K / 4 + \tfrac{1}{2\pi} \sum_{e \ge 1} a_{e-1} K^{\circ 2e}` with the coefficients :math:`a_j >
     0` of arcsin, and each :math:`K^{\circ p}` is positive semi-definite (Schur), so H is bounded below by any
     tail of the sum. High powers of cosines below 1 are nearly the identity. The powers of one octave,
     :math:`2^b \le e < 2^{b+1}`, are bounded by their first, the tail's row sums by the discs, and the best
-    tail is taken. Rounding is counted against the bound.
+    tail is taken. Rounding is counted against the bound. In the same pass: what it does to H.
 
     Args:
         gram: Rows of K in float64, unit diagonal: ``gram(rows) -> (len(rows), n)``.
-        n: Rows of K.
-        terms: Products summed up in an entry of K, for its rounding error.
+        rounding: r ``(n,)``: entries of K are wrong by at most :math:`r_i + r_j`.
     """
-    masses, eps = _octave_masses(), torch.finfo(torch.float64).eps
-    radii = torch.zeros(len(masses), n, dtype=torch.float64)
-    for rows in slices(n, block_rows(24 * n)):
-        power = gram(rows).clone()
-        power[torch.arange(len(power)), torch.arange(rows.start, rows.stop)] = 0.0
+    masses, eps, n = _octave_masses(), torch.finfo(torch.float64).eps, len(rounding)
+    radii, squared = torch.zeros(len(masses), n, dtype=torch.float64), 0.0
+    for rows in slices(n, block_rows(32 * n)):
+        power = gram(rows).abs()
+        wrong = rounding[rows, None] + rounding[None]
+        own = torch.arange(len(power)), torch.arange(rows.start, rows.stop)
+        power.add_(wrong).clamp_max_(1.0)  # the largest that the true cosine can be
+        errors = _profile_error(power, wrong)
+        power[own] = errors[own] = 0.0
+        squared += float(errors.square().sum())
         for octave in range(len(masses)):
             power.square_()
-            growth = math.exp(2.0 ** (octave + 1) * (terms + 8) * eps)
+            growth = math.exp(2.0 ** (octave + 1) * 2 * eps)
             radii[octave, rows] = growth * power.sum(1).to(radii.device)
     discs = torch.tensor(masses, dtype=torch.float64)[:, None] * (1 - radii)  # (octaves, n)
     tails = discs.flip(0).cumsum(0).flip(0).amin(1)
-    return max(0.0, float(tails.max()) - 4 * n * eps)
+    return ReLUBounds(max(0.0, float(tails.max()) - 4 * n * eps), math.sqrt(squared) * (1 + 8 * eps * n))
+
+
+def _profile_error(t: Tensor, wrong: Tensor) -> Tensor:
+    r"""Bound on the error of :math:`t (\pi - \arccos t) / (2 \pi)` for cosines up to t, ``wrong`` by so much.
+
+    The angle is wrong by at most the slope of arccos there, and by at most :math:`\pi \sqrt{\text{wrong} / 2}` at 1.
+    """
+    slope = (1 - t.square()).clamp_min_(torch.finfo(t.dtype).tiny).rsqrt_()
+    angle = torch.minimum(slope.mul_(wrong), torch.pi * (wrong / 2).sqrt())
+    return angle.div_(2 * torch.pi).add_(wrong, alpha=0.5).add_(4 * torch.finfo(t.dtype).eps)
 
 
 @functools.cache

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from ..kernels import Kernel, Precomputed, ReLUGram, check_indices
 from ..kernels.functionals import sign_columns
 from ..modules import Data, labelled_rows, rows
 from .gram_matrices import gram_matrices, precomputed
+from .proof import proof
 from .spectrum import Spectrum
 
 __all__ = ["analyze"]
@@ -74,7 +73,7 @@ def analyze(
         return Spectrum(gram, columns, k=k, floor=floor, tolerance=tolerance)
     kernel, points = resolve(where, kernel, x)
     gram = gram_matrices(where, [kernel], points, storage)[0]
-    return Spectrum(gram, columns, k=k, floor=floor or prover(kernel, points), tolerance=tolerance)
+    return Spectrum(gram, columns, k=k, floor=floor or proof(kernel, points, gram), tolerance=tolerance)
 
 
 def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
@@ -92,11 +91,6 @@ def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
     with torch.no_grad():
         features = checks.matrix(where, "features", map_rows(kernel, x)).double()
     return ReLUGram(), checks.squarable(where, "features", features)
-
-
-def prover(kernel: Kernel, x: Tensor) -> Callable[[], float] | None:
-    """A function that proves a floor on the least eigenvalue, where the kernel has one."""
-    return functools.partial(kernel.eigenvalue_floor, x) if isinstance(kernel, ReLUGram) else None
 
 
 def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Tensor, Tensor]:

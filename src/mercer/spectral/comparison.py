@@ -16,8 +16,9 @@ from .. import checks
 from ..distributed import gather_rows
 from ..kernels import Kernel, ReLUGram
 from ..modules import Data, rows
-from .analysis import DEFAULT_K, gather, prover, resolve, target_columns
+from .analysis import DEFAULT_K, gather, resolve, target_columns
 from .gram_matrices import gram_matrices
+from .proof import proof
 from .spectrum import Spectrum, complexity_ratio
 
 __all__ = ["compare", "spectra"]
@@ -63,7 +64,7 @@ def spectra(
         points = chosen[names[0]][1]
         grams = gram_matrices(where, [chosen[name][0] for name in names], points, storage)
         for name, gram in zip(names, grams, strict=True):
-            floor = prover(chosen[name][0], points)
+            floor = proof(chosen[name][0], points, gram)
             found[name] = Spectrum(gram, columns, k=min(k, len(x)), floor=floor, tolerance=tolerance)
     return {name: found[name] for name in candidates}
 

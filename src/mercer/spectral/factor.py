@@ -59,14 +59,18 @@ class Factor:
         half: Tensor = torch.linalg.solve_triangular(self.lower, columns, upper=False)
         return half
 
-    def slack(self, floor: float) -> float:
+    def slack(self, floor: float, error: float) -> float:
         r"""Bound on the relative error of :math:`\|L^{-1} y\|^2` where no eigenvalue of H is below the floor.
 
         The factor is that of H + E with :math:`\|E\| \le \gamma \, \mathrm{tr} H`, the substitution adds
         :math:`2 \gamma \|L\|_F / \sqrt{\text{floor}}`, with :math:`\gamma = (n + 1) u / (1 - (n + 1) u)` (Higham 2002,
         Theorems 8.5 and 10.3).
+
+        Args:
+            floor: The least that an eigenvalue can be.
+            error: Bound on the spectral norm of (H as held - true H).
         """
         unit = (self._gram.n + 1) * 2.0**-53
         gamma = unit / (1 - unit)
-        moved = (gamma * self._gram.trace + self._gram.error) / floor
+        moved = (gamma * self._gram.trace + error) / floor
         return math.inf if moved >= 0.5 else 2 * moved + 4 * gamma * math.sqrt(self._gram.trace / floor)

@@ -14,6 +14,7 @@ from .. import checks
 from ..linalg import Lanczos, gauss, radau, top_eigh
 from .factor import Factor
 from .gram_matrices import Gram
+from .proof import Proof
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +36,7 @@ class Spectrum:
         gram: H.
         columns: Y, ``(n, c)`` in float64; sums run over its columns.
         k: How many eigenvalues :attr:`eigenvalues` holds.
-        floor: A true lower bound on the least eigenvalue, or a function that proves one; None for none.
+        floor: A true lower bound on the least eigenvalue, or a proof of one; None for none.
         tolerance: Relative accuracy asked of :attr:`complexity`.
         factor: Of H, where another spectrum has it.
     """
@@ -46,7 +47,7 @@ class Spectrum:
         columns: Tensor,
         *,
         k: int,
-        floor: float | Callable[[], float] | None,
+        floor: float | Proof | None,
         tolerance: float,
         factor: Factor | None = None,
     ) -> None:
@@ -139,32 +140,30 @@ class Spectrum:
 
     @functools.cached_property
     def bracket(self) -> tuple[float, float]:
-        """Certain bounds ``(low, high)`` on the complexity.
+        r"""Certain bounds ``(low, high)`` on the complexity.
 
         From a Cholesky factor: the value and the worst that rounding can do to it. Else Gauss below, Gauss-Radau above,
-        moved outwards by what the rounding of products and the storage of H can do at worst. ``high`` is ``inf`` unless
-        a floor on the least eigenvalue is known: given, or proved as for ``ReLUGram``.
+        moved outwards by what the rounding of products and the storage of H can do at worst. Of ``ReLUGram`` the
+        rounding of H itself is counted, too: rows that are nearly equal widen the bracket. ``high`` is ``inf`` unless a
+        floor on the least eigenvalue is known: given, or proved as for ``ReLUGram``.
         """
-        if math.isinf(self.complexity):
-            return self._last_finite_sum(), math.inf
         floor = self.floor
+        if math.isinf(self.complexity):
+            return self._low(self._worst(0.0)), math.inf
         if floor is not None and self._dense is not None:
-            slack = self._factor.slack(floor)
+            slack = self._factor.slack(floor, self._error)
             if slack < _BRACKET:
                 return self._dense * (1 - slack), self._dense * (1 + slack)
         if math.isinf(self._gauss):
-            return self._last_finite_sum(), math.inf
-        low, high = self._inverse_sum(), math.inf
+            return self._low(self._worst(0.0)), math.inf
+        high = math.inf
         while floor is not None:
-            low, high = self._inverse_sum(), self._radau_sum(floor)
-            if high <= (1 + _BRACKET) * low or self._run.finished or self._run.steps >= _LIMIT:
+            high = self._radau_sum(floor)
+            if high <= (1 + _BRACKET) * self._inverse_sum() or self._run.finished or self._run.steps >= _LIMIT:
                 break
             self._run.extend(_STRIDE)
-        nodes = torch.cat([self._rule(c)[0] for c in self._live])
-        least = float(nodes.min()) if floor is None else floor
-        worst = self._gram.rounding * (self._gram.n**0.5 * least + float(nodes.max())) + self._gram.error
-        slack = worst / least
-        return low * max(0.0, 1 - slack), high * (1 + slack)
+        worst = self._worst(floor or 0.0)
+        return self._low(worst), high if floor is None else high * (1 + worst / floor)
 
     @functools.cached_property
     def floor(self) -> float | None:
@@ -173,18 +172,23 @@ class Spectrum:
         Raises:
             ValueError: the floor given is disproved by a Rayleigh quotient below it.
         """
-        floor = self._given_floor() if callable(self._given_floor) else self._given_floor
+        floor = self._given_floor.floor if isinstance(self._given_floor, Proof) else self._given_floor
         if floor is None:
             return None
-        if not callable(self._given_floor):
+        if not isinstance(self._given_floor, Proof):
             self._run.extend(_STRIDE - min(self._run.steps, _STRIDE))
             least = min(float(self._rule(c)[0].min()) for c in self._live)
             if floor > least * (1 + 1e-9):
                 need = "floor must not lie above the least eigenvalue"
                 came = f"{floor:g}, where a Rayleigh quotient is {least:g}"
                 raise ValueError(checks.sentence("Spectrum", need, came))
-        floor -= self._gram.error
+        floor -= self._error
         return floor if floor > 0 else None
+
+    @functools.cached_property
+    def _error(self) -> float:
+        """Bound on the spectral norm of (H as held - true H)."""
+        return self._gram.error + (self._given_floor.error if isinstance(self._given_floor, Proof) else 0.0)
 
     @functools.cached_property
     def largest_stable_lr(self) -> float:
@@ -340,12 +344,17 @@ class Spectrum:
             total += float((weights[good] / nodes[good]).sum())
         return math.inf if null > _NULL * self._squared else total
 
-    def _last_finite_sum(self) -> float:
+    def _worst(self, floor: float) -> float:
+        """What rounding in products and the error of H as held do to an eigenvalue at worst."""
+        largest = max(float(self._rule(c)[0].max()) for c in self._live)
+        return self._gram.rounding * (math.sqrt(self._gram.n) * floor + largest) + self._error
+
+    def _low(self, worst: float) -> float:
+        """The Gauss rule of 1 / (x + worst): below the complexity of every matrix that is no farther than that."""
         total = 0.0
         for column in self._live:
             nodes, weights = self._rule(column)
-            good = nodes > self._gram.noise * float(nodes.max())
-            total += float((weights[good] / nodes[good]).sum())
+            total += float((weights / (nodes.clamp_min(self._gram.noise * float(nodes.max())) + worst)).sum())
         return total
 
     def _radau_sum(self, floor: float) -> float:

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -565,3 +566,11 @@ def test_read_json_reads(tmp_path):
 def test_dataclasses_need_nothing(made):
     layer = made.Layer(3, torch.ones(1))
     assert dataclasses.is_dataclass(layer) and set(layer.get_arguments()) == {"width", "weights"}
+
+
+@pytest.mark.parametrize("name", ["kernel", "conv", "positive", "pooling"])
+def test_kernels_maps_and_heads_saved_by_version_0_1_load(name):
+    saved = Path(__file__).parent / "saved" / "parts_0_1"  # fifteen kernels, joined, are one folder
+    known = safetensors.torch.load_file(saved / "answers.safetensors")
+    x = {"conv": known["pictures"], "pooling": known["x"].float()}.get(name, known["x"])
+    torch.testing.assert_close(mercer.load(saved / name)(x), known[name])

@@ -65,6 +65,11 @@ class Ensemble(Posterior):
             outputs = self._outputs(x)
         return outputs, likelihood_named(self.likelihood).targets(where, y, outputs[..., 0])
 
+    def _check_noise_rows(self, loader: Iterable[Any] | None, val_loader: Iterable[Any] | None) -> None:
+        if loader is None and val_loader is None and self.likelihood == "regression":
+            need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
+            raise ValueError(checks.sentence(f"{type(self).__name__}.fit", need, "neither loader", fix))
+
     @override
     def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
         outputs = self._outputs(x)
@@ -126,15 +131,13 @@ class DeepEnsemble(Ensemble):
 
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
         """Choose the temperature on validation rows; a regression's noise on them or, without, on training rows."""
+        self._check_noise_rows(loader, val_loader)
         if loader is not None:
             outputs, y = self._read("loader", loader)
         if val_loader is not None:
             outputs, y = self._read("val_loader", val_loader)
         self.temperature_, noise = 1.0, 1.0
         if self.likelihood == "regression":
-            if loader is None and val_loader is None:
-                need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
-                raise ValueError(checks.sentence("DeepEnsemble.fit", need, "neither loader", fix))
             spread = outputs.var(2, correction=0)
             residuals = (y - outputs.mean(2)).square()
             found = best_temperature(

@@ -13,7 +13,7 @@ from .. import checks
 from ..distributed import gather_rows
 from ..linalg import slices
 from .layer_signals import LayerSignals, Signal
-from .likelihood import Softmax, likelihood_named, mean_over_ranks
+from .likelihood import Softmax, likelihood_named
 from .network import own_network, weights_of
 from .posterior import NetworkPosterior
 from .prior_choice import best_precision
@@ -75,9 +75,7 @@ class KroneckerLaplace(NetworkPosterior):
         f = torch.cat([_signals(signals, x[part])[0] for part in slices(len(x), self.batch_size)])
         density = likelihood_named(self.likelihood)
         y = density.targets(where, y, checked_outputs("KroneckerLaplace", f))
-        self.temperature_, self.noise_ = 1.0, 1.0
-        if self.likelihood == "regression":
-            self.noise_ = max(mean_over_ranks((y - f).square()), torch.finfo(torch.float32).tiny)
+        self.temperature_, self.noise_ = 1.0, density.noise_of(y, f)
         self.factors_ = self._factors(signals, x)
         self.prior_precision_ = 1.0 if isinstance(self.prior_precision, str) else float(self.prior_precision)
         if isinstance(self.prior_precision, str):

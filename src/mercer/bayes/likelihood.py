@@ -132,6 +132,10 @@ class Likelihood(ABC):
     def targets(self, where: str, y: Tensor, f: Tensor) -> Tensor:
         """Checked targets for outputs of this shape."""
 
+    @abstractmethod
+    def noise_of(self, y: Tensor, f: Tensor) -> float:
+        """Variance of the noise about these outputs, over all ranks; 1 for a classifier, which has none."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Softmax(Likelihood):
@@ -189,6 +193,10 @@ class Softmax(Likelihood):
     def targets(self, where: str, y: Tensor, f: Tensor) -> Tensor:
         return class_labels(where, y, max(2, f.shape[1]))
 
+    @override
+    def noise_of(self, y: Tensor, f: Tensor) -> float:
+        return 1.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian(Likelihood):
@@ -225,6 +233,10 @@ class Gaussian(Likelihood):
     @override
     def targets(self, where: str, y: Tensor, f: Tensor) -> Tensor:
         return real_targets(where, y, f)
+
+    @override
+    def noise_of(self, y: Tensor, f: Tensor) -> float:
+        return max(mean_over_ranks((y - f).square()), torch.finfo(torch.float32).tiny)
 
 
 def _surprise(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ from .prior_choice import (
 )
 from .validation import checked_outputs, fitting_rows, not_fitted
 
-_TINY = torch.finfo(torch.float32).tiny
 _EXACT_WEIGHTS = 2000  # a last layer of no more weights is taken whole
 _PRIORS = ("validation", "evidence", "layer_evidence")
 _log = logging.getLogger("mercer")
@@ -208,8 +207,9 @@ class LinearizedLaplace(NetworkPosterior):
 
     def _first_density(self, f: Tensor, y: Tensor, val: tuple[Tensor, ...] | None) -> Likelihood:
         """The noise of the residuals; the given temperature, or the best one alone on the validation rows."""
-        if self.likelihood == "regression":
-            return Gaussian(max(mean_over_ranks((y - f).square()), _TINY))
+        density = likelihood_named(self.likelihood)
+        if isinstance(density, Gaussian):
+            return density.at(density.noise_of(y, f))
         if self.temperature is not None or val is None:
             return Softmax(self.temperature or 1.0)
         return Softmax(best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(val[1], val[2]))))

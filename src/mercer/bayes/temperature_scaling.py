@@ -48,11 +48,10 @@ class TemperatureScaling(NetworkPosterior):
         self.weights_ = weights_of(self.model, [name for name, _ in self.model.named_parameters()])
         with torch.no_grad():
             f = self._outputs(x)
-            y = likelihood_named(self.likelihood).targets("TemperatureScaling", y, f)
-            self.temperature_, self.noise_ = 1.0, 1.0
-            if self.likelihood == "regression":
-                self.noise_ = max(mean_over_ranks((y - f).square()), torch.finfo(torch.float32).tiny)
-            else:
+            density = likelihood_named(self.likelihood)
+            y = density.targets("TemperatureScaling", y, f)
+            self.temperature_, self.noise_ = 1.0, density.noise_of(y, f)
+            if isinstance(density, Softmax):
                 self.temperature_ = best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(f, y)))
         return self
 

@@ -21,7 +21,6 @@ from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
 from .network import own_network
 from .prior_choice import best_precision, best_precision_and_noise
 
-_TINY = torch.finfo(torch.float32).tiny
 _log = logging.getLogger("mercer")
 
 
@@ -89,16 +88,14 @@ class TrajectoryGP(Ensemble):
         its own.
         """
         precision, noise = 1.0 if isinstance(self.precision, str) else float(self.precision), 1.0
-        if self.likelihood == "regression" and loader is None and val_loader is None:
-            need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
-            raise ValueError(checks.sentence("TrajectoryGP.fit", need, "neither loader", fix))
+        self._check_noise_rows(loader, val_loader)
         self.student_ = None
         if loader is not None:
             noise = self._learn(loader)
         if val_loader is not None:
             mean, variance, y = self._scored(val_loader)
-            if loader is None and self.likelihood == "regression":
-                noise = max(mean_over_ranks((y - mean).square()), _TINY)
+            if loader is None:
+                noise = likelihood_named(self.likelihood).noise_of(y, mean)
             if self.precision == "validation":
                 precision, noise = self._chosen(mean, variance, y, noise)
         self.precision_, self.noise_, self.temperature_ = precision, noise, 1.0
@@ -106,7 +103,7 @@ class TrajectoryGP(Ensemble):
 
     def _learn(self, loader: Iterable[Any]) -> float:
         """Fit the small network; mean squared residual of a regression, 1 of a classifier."""
-        x, y = self._pairs("loader", loader)
+        x = self._pairs("loader", loader)[0]
         outputs, y = self._read("loader", loader)
         if self.eigenfunctions == "network":
             centred = (outputs - outputs.mean(2, keepdim=True)).flatten(0, 1).double()
@@ -119,9 +116,7 @@ class TrajectoryGP(Ensemble):
                     gather_rows(x[:]), lambda rows: self._parts(rows, vectors), network, self.network_steps,
                     self.batch_size, seed, mix=self.packing_ is None,
                 )  # fmt: skip
-        if self.likelihood == "classification":
-            return 1.0
-        return max(mean_over_ranks((y - outputs.mean(2)).square()), _TINY)
+        return likelihood_named(self.likelihood).noise_of(y, outputs.mean(2))
 
     def _parts(self, x: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs of the last network; the mean less these and Psi, ``(n, c, 1 + k)``; the variance outside."""

@@ -119,8 +119,6 @@ def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
     shown = {
         "Asked": ", ".join(asked.get("ids", ())) or "every entry",
         "Scale": str(asked.get("scale", "")),
-        "Numbers": _agreement(found),
-        "Claims": _claims(found),
         "Cells": f"{_count(results, 'done')} done, {_count(results, 'failed')} failed, "
         f"{_count(results, 'missing')} not run",
         "Time": f"{numbers.duration(sum(result.seconds for result in results))} in the cells, "
@@ -132,7 +130,8 @@ def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
         "Sessions": f"{len(past)}; machine and versions are the last one's" if len(past) > 1 else "",
     }
     pairs = [(name, value) for name, value in shown.items() if value]
-    return {"version": __version__, "scale": str(asked.get("scale", "unknown")), "shown": pairs}
+    texts = [text for text in (_claims(found), _agreement(found)) if text]
+    return {"version": __version__, "scale": str(asked.get("scale", "unknown")), "shown": pairs, "found": texts}
 
 
 def _count(results: Sequence[Result], status: str) -> int:
@@ -143,7 +142,7 @@ def _agreement(found: Sequence[Section]) -> str:
     """How many of our numbers stand beside a published one."""
     paired = sum(section.matrix.paired for section in found)
     tables = sum(bool(section.matrix.paired) for section in found)
-    return f"{paired} of ours beside a published one, in {tables} tables" if paired else ""
+    return f"{paired} numbers of ours stand beside a published one, in {tables} tables" if paired else ""
 
 
 def _claims(found: Sequence[Section]) -> str:

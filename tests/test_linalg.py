@@ -9,12 +9,15 @@ from mercer import NumericalWarning
 from mercer.kernels import RBF
 from mercer.linalg import (
     SymmetricOperator,
+    add_in_place,
     block_rows,
     blockwise,
     blockwise_matmul,
     cholesky,
+    norms,
     randomized_range,
     ridge_loo,
+    scale_in_place,
     slices,
     top_eigh,
 )
@@ -195,3 +198,12 @@ def test_quiet_where_nothing_is_repaired(generator):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         top_eigh(_spd(300, generator, decay=2.0), 3)
+
+
+def test_fused_loops_equal_plain_ones():
+    one, two = [torch.arange(3.0), torch.ones(2, 2)], [torch.ones(3), torch.eye(2)]
+    torch.testing.assert_close(norms(one), [t.norm() for t in one])
+    wanted = [2 * t + 0.5 * u for t, u in zip(one, two, strict=True)]
+    scale_in_place(one, 2.0)
+    add_in_place(one, two, 0.5)
+    torch.testing.assert_close(one, wanted)

@@ -1,6 +1,5 @@
 """Linear algebra on tensors: distances, factorisations, Krylov methods, ridge regression."""
 
-from .autodiff import differentiated, forward_mode, in_backward, in_batched_backward, transformed
 from .blocks import block_rows, blockwise, blockwise_matmul, slices
 from .cholesky import Cholesky, cholesky, shifted
 from .distances import (
@@ -20,6 +19,16 @@ from .manhattan import manhattan_distances
 from .operators import SymmetricOperator
 from .ridge import Ridge, ridge_loo
 from .tiles import fill_tiles, map_distances
+from .torch_internals import (
+    add_in_place,
+    differentiated,
+    forward_mode,
+    in_backward,
+    in_batched_backward,
+    norms,
+    scale_in_place,
+    transformed,
+)
 
 __all__ = [
     "Cholesky",
@@ -27,6 +36,7 @@ __all__ = [
     "Ridge",
     "SymmetricOperator",
     "TopEigh",
+    "add_in_place",
     "angles",
     "block_rows",
     "blockwise",
@@ -44,11 +54,13 @@ __all__ = [
     "manhattan_distances",
     "map_distances",
     "median_distance",
+    "norms",
     "norms_and_units",
     "radau",
     "randomized_range",
     "ridge_loo",
     "safe_sqrt",
+    "scale_in_place",
     "shifted",
     "slices",
     "squared_distances",

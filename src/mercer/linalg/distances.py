@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .autodiff import differentiated, transformed
 from .manhattan import manhattan_distances
+from .torch_internals import differentiated, transformed
 
 # A sum of d products carries a rounding error of a few units in the last place of |x|^2 + |y|^2.
 _RESOLUTION = 8.0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .autodiff import transformed
+from .torch_internals import cdist_gradient, transformed
 
 __all__ = ["manhattan_distances", "manhattan_tiles"]
 
@@ -98,8 +98,7 @@ class _Manhattan(torch.autograd.Function):
             return pulled.sum(1), -pulled.sum(0)
         grad = grads[0].contiguous()
         wanted = ctx.needs_input_grad
-        pull = torch.ops.aten._cdist_backward
         return (
-            pull(grad, x, y, 1.0, distances) if wanted[0] else None,
-            pull(grad.mT.contiguous(), y, x, 1.0, distances.mT.contiguous()) if wanted[1] else None,
+            cdist_gradient(grad, x, y, distances) if wanted[0] else None,
+            cdist_gradient(grad.mT.contiguous(), y, x, distances.mT.contiguous()) if wanted[1] else None,
         )

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .autodiff import differentiated
 from .blocks import slices
 from .distances import squared_distances, squared_tiles
 from .manhattan import manhattan_distances, manhattan_tiles
+from .torch_internals import differentiated
 
 __all__ = ["fill_tiles", "map_distances"]
 

@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks
+from ..linalg import add_in_place, norms, scale_in_place
 
 __all__ = ["CheckedOptimizer", "Closure", "descend", "signed"]
 
@@ -156,9 +157,9 @@ class CheckedOptimizer(Optimizer):
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:
-    norms = torch._foreach_norm(gradients)  # one call for all, one look at the result
-    same = len({(n.dtype, n.device) for n in norms}) == 1
-    return math.isfinite(float(torch.stack(norms).sum()) if same else sum(map(float, norms)))
+    sizes = norms(gradients)  # one call for all, one look at the result
+    same = len({(n.dtype, n.device) for n in sizes}) == 1
+    return math.isfinite(float(torch.stack(sizes).sum()) if same else sum(map(float, sizes)))
 
 
 def signed(group: dict[str, Any], lr: float | None = None) -> float:
@@ -186,8 +187,8 @@ def descend(
     alpha = signed(group, lr)
     if group["foreach"]:
         if decay != 1:
-            torch._foreach_mul_(list(parameters), decay)
-        torch._foreach_add_(list(parameters), list(directions), alpha=alpha)  # type: ignore[arg-type]
+            scale_in_place(parameters, decay)
+        add_in_place(parameters, directions, alpha)  # type: ignore[arg-type]
         return
     for p, u in zip(parameters, directions, strict=True):
         if decay != 1:

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks
+from ..linalg import add_in_place
 from .base import CheckedOptimizer, Closure, descend
 
 __all__ = ["ESGD"]
@@ -134,7 +135,7 @@ class ESGD(CheckedOptimizer):
         before = [(p.detach().clone(), p.grad) for p in live]
         largest = max(float(p.abs().max()) for p in live)
         size = torch.finfo(live[0].dtype).eps ** 0.5 * (1 + largest)
-        torch._foreach_add_(live, v, alpha=size)
+        add_in_place(live, v, size)
         now = torch.get_rng_state()
         if self._random_state is not None:
             torch.set_rng_state(self._random_state)  # dropout must drop the same units

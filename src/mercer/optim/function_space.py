@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
+from ..linalg import norms
 from ..modules import unwrap
 from .base import Closure, descend, signed
 from .directions import Direction, Part, Whole
@@ -175,12 +176,12 @@ class FunctionSpaceSGD(ListeningOptimizer):
         gradients = [p.grad for p in parameters if p.grad is not None]
         if self.max_change != "auto" or not gradients:
             return gradients
-        sizes = torch.stack(torch._foreach_norm(parameters)).tolist()
-        norms = torch.stack(torch._foreach_norm(gradients)).tolist()
+        sizes = torch.stack(norms(parameters)).tolist()
+        lengths = torch.stack(norms(gradients)).tolist()
         limits = [TRUST * max(size, p.numel() ** 0.5) for p, size in zip(parameters, sizes, strict=True)]
         return [
-            g if lr * norm <= limit else g * (limit / (lr * norm))
-            for g, norm, limit in zip(gradients, norms, limits, strict=True)
+            g if lr * length <= limit else g * (limit / (lr * length))
+            for g, length, limit in zip(gradients, lengths, limits, strict=True)
         ]
 
     @override

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
@@ -20,6 +19,8 @@ from .layers import trained_layers
 from .listening import ListeningOptimizer
 
 __all__ = ["KernelSGD", "RandomPSD", "kernel_inverse", "reshaped"]
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 Gram = Callable[[Tensor], Tensor]  # (m, d) -> (m, m)
 
@@ -99,7 +100,7 @@ class KernelSGD(ListeningOptimizer):
     def _chosen(self, model: nn.Module, layers: str) -> list[Tensor]:
         if layers == "last":
             return [last_linear(model)[1].weight]
-        found = trained_layers("KernelSGD", model, self.parameters, (nn.Linear, _ConvNd))
+        found = trained_layers("KernelSGD", model, self.parameters, (nn.Linear, *_CONVOLUTIONS))
         weights: list[Tensor] = [m._parameters["weight"] for m in found.values()]  # type: ignore[misc]
         recurrent = [m for m in unwrap(model).modules() if isinstance(m, nn.RNNBase)]
         return weights + [p for m in recurrent for p in m.parameters() if p.ndim > 1]

@@ -1,13 +1,25 @@
-"""Whether derivatives are being taken; every private name of torch that Mercer's maths needs is in this file."""
+"""Every private name of torch that Mercer uses: whether derivatives are being taken, and loops that torch has fused."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
-__all__ = ["differentiated", "forward_mode", "in_backward", "in_batched_backward", "transformed"]
+__all__ = [
+    "add_in_place",
+    "cdist_gradient",
+    "differentiated",
+    "forward_mode",
+    "in_backward",
+    "in_batched_backward",
+    "norms",
+    "scale_in_place",
+    "transformed",
+]
 
 
 def transformed() -> bool:
@@ -38,3 +50,24 @@ def in_backward() -> bool:
 def in_batched_backward(gradient: Tensor) -> bool:
     """Whether ``gradient`` is one of many that ``is_grads_batched`` carries through a backward pass at once."""
     return bool(is_legacy_batchedtensor(gradient))
+
+
+def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The Euclidean norm of each tensor, in one fused loop."""
+    return list(torch._foreach_norm(list(tensors)))
+
+
+def add_in_place(tensors: Sequence[Tensor], others: Sequence[Tensor], alpha: float) -> None:
+    """``tensor += alpha * other`` for each pair, in one fused loop."""
+    torch._foreach_add_(list(tensors), list(others), alpha=alpha)
+
+
+def scale_in_place(tensors: Sequence[Tensor], factor: float) -> None:
+    """``tensor *= factor`` for each, in one fused loop."""
+    torch._foreach_mul_(list(tensors), factor)
+
+
+def cdist_gradient(grad: Tensor, x: Tensor, y: Tensor, distances: Tensor) -> Tensor:  # (n, m), ... -> (n, d)
+    """The gradient of ``torch.cdist(x, y, p=1)`` with respect to x."""
+    gradient: Tensor = torch.ops.aten._cdist_backward(grad, x, y, 1.0, distances)
+    return gradient

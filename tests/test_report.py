@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mercer import figures, report
-from mercer.experiments import Result, entries, recorded_runs
-from mercer.report import numbers
+from mercer.experiments import Number, Result, Summary, entries, recorded_runs
+from mercer.report import matrix, numbers
 from mercer.report.inline import inline
 
 TABLE = "spectral2019/table1"
@@ -185,6 +185,16 @@ def test_ours_and_theirs_share_a_cell_coloured_by_agreement(tmp_path, monkeypatc
     page = report.build(write_run(tmp_path / "run", results)).read_text(encoding="utf-8")
     assert cell_of(page, "gamma 1, RFF 500", 0) == (tone, f"{800.0 + shift:,} ± 5.0 790")
     assert cell_of(page, "gamma 1, RFF 500", 1) == ("", "55,501")  # the paper's alone
+
+
+@pytest.mark.parametrize(
+    ("column", "mean", "deviation", "tone"),
+    [("accuracy", 85.9, 5.1, "near"), ("accuracy", 92.0, 1.5, "agrees"), ("time", 94.2, 0.0, "timed")],
+    ids=["a wide spread agrees with anything", "two deviations", "seconds of two machines"],
+)
+def test_a_colour_says_no_more_than_the_numbers_do(column, mean, deviation, tone):
+    number = Number("Kernelized", column, 94.2)
+    assert matrix._tone(number, Summary("e", "Kernelized", column, mean, deviation, 3, 0.0, 0.0)) == tone
 
 
 def test_a_longer_run_kept_with_the_package_is_shown_apart(tmp_path, monkeypatch, run_folder):

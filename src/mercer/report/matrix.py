@@ -19,7 +19,7 @@ class MatrixCell:
     """One place of the table; ``order`` is what its column is sorted by.
 
     ``tone`` says how far our number (this run's, else the recorded one) is from the paper's: ``agrees``, ``near``,
-    ``far``, or nothing where there is only one of them. ``claim`` is of a check.
+    ``far``, ``timed`` for seconds of two machines, or nothing where there is only one of them. ``claim`` is of a check.
     """
 
     ours: str = ""
@@ -42,13 +42,14 @@ class Matrix:
     @property
     def paired(self) -> int:
         """How many cells hold a number of ours beside a published one."""
-        return sum(bool(cell.tone) for _, cells in self.rows for cell in cells)
+        return sum(cell.tone not in ("", "timed") for _, cells in self.rows for cell in cells)
 
     @property
     def has(self) -> frozenset[str]:
-        """Which of ``ours``, ``kept``, ``theirs`` and ``claim`` the table holds."""
+        """Which of ``ours``, ``kept``, ``theirs``, ``claim`` and ``timed`` the table holds."""
         cells = [cell for _, own in self.rows for cell in own]
-        return frozenset(name for name in ("ours", "kept", "theirs", "claim") if any(getattr(c, name) for c in cells))
+        held = {name for name in ("ours", "kept", "theirs", "claim") if any(getattr(c, name) for c in cells)}
+        return frozenset(held | {cell.tone for cell in cells if cell.tone == "timed"})
 
 
 def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> Matrix:
@@ -118,11 +119,14 @@ def _cell(
 
 
 def _tone(number: Number, ours: Summary) -> str:
-    gap = abs(ours.mean - number.value)
-    spread = math.hypot(ours.deviation or 0.0, number.deviation or 0.0)
-    if gap <= max(2 * spread, _NEAR * abs(number.value)):
+    """Two deviations count where they are within a tenth of the number: a wider spread agrees with anything."""
+    if number.column.startswith("time"):
+        return "timed"
+    gap, size = abs(ours.mean - number.value), abs(number.value)
+    spread = 2 * math.hypot(ours.deviation or 0.0, number.deviation or 0.0)
+    if gap <= max(spread if spread <= _FAR * size or not size else 0.0, _NEAR * size):
         return "agrees"
-    return "near" if gap <= _FAR * abs(number.value) else "far"
+    return "near" if gap <= _FAR * size else "far"
 
 
 def _claim(own: list[Result]) -> str:

@@ -202,7 +202,7 @@ def memory(where: str, what: str, needed: int, fix: str) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not say."""
+    """Bytes available without swapping; None where the system does not tell."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -178,7 +178,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     """The sum of every rank's ``tensor``, the same on all; a new tensor, without gradient, on more than one rank.
 
     Args:
-        tensor: Of the same shape and dtype on every rank; a rank with no rows gives zeros.
+        tensor: The same shape and dtype on every rank; a rank with no rows passes zeros.
 
     Raises:
         RuntimeError: A rank died, or none answered within the process group's timeout.

@@ -28,7 +28,7 @@ class EigenfunctionNetwork(Savable, nn.Module):
         in_features: Numbers of what it reads, see :func:`with_embedding`.
         outputs: c.
         k: Directions.
-        width: Of the hidden layers.
+        width: Width of the hidden layers.
     """
 
     shift: Tensor

@@ -72,7 +72,7 @@ class Jacobian(ABC):
 
 
 class NetworkJacobian(Jacobian):
-    """Of all weights: forward and backward passes."""
+    """The Jacobian of all weights: forward and backward passes."""
 
     @override
     def along(self, x: Tensor, directions: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def own_network(model: nn.Module, counted: Collection[str] | None = None, packin
     Args:
         model: The user's network.
         counted: Parameters that shall require grad; None for those of the model that do.
-        packing: Of a network of several arguments; the copy then takes packed rows.
+        packing: How a network of several arguments takes rows; the copy then takes packed ones.
     """
     network = private_copy(model)
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in network.parameters()):

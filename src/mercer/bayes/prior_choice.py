@@ -34,7 +34,7 @@ class Rows(NamedTuple):
     outside: Tensor
 
     def loss(self, density: Likelihood, values: Tensor, vectors: Tensor, precision: float, link: Link) -> Tensor:
-        """Of each row ``(n,)``, with these eigenpairs of the Gauss-Newton matrix."""
+        """Loss of each row ``(n,)``, with these eigenpairs of the Gauss-Newton matrix."""
         turned = self.psi @ vectors.to(self.psi.dtype)
         return density.loss(self.f, covariance(turned, self.outside, values, precision), self.y, link)
 
@@ -133,8 +133,8 @@ def by_evidence(
     Args:
         values: Eigenvalues of the Gauss-Newton matrix for ``density``.
         density: Where to start from.
-        squared_norm: Of the weights.
-        residuals: Of a regression; None of a classifier.
+        squared_norm: Squared norm of the weights.
+        residuals: Residuals of a regression; None for a classifier.
     """
 
     def score(precision: float, noise: float) -> float:
@@ -298,7 +298,7 @@ def best_precision_and_noise(score: Callable[[float, float], float], noise: floa
     r"""The pair :math:`(1 / \sigma_0^2, \sigma^2)` of least score: a grid, then Nelder and Mead in their logarithms.
 
     Args:
-        score: Of a precision and a noise.
+        score: Loss as a function of a precision and a noise.
         noise: Noises from 0.1 to 100 times this are tried.
     """
     start = min(((p, s * noise) for p in _PRECISIONS for s in _NOISES), key=lambda pair: score(*pair))

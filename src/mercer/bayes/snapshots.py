@@ -18,7 +18,7 @@ class Snapshots:
 
     Args:
         model: The network in training.
-        every: Keep one in so many calls.
+        every: Keep a copy at every so-many-th call.
         most: Keep the last so many; None keeps all.
     """
 
@@ -41,7 +41,7 @@ class Snapshots:
         """Stochastic weight averaging: one network with the mean of the weights.
 
         Args:
-            loader: Training batches, on which statistics of batch normalisation are taken anew; without, they are
+            loader: Training batches, on which statistics of batch normalisation are computed again; without, they are
                 averaged as the weights are.
         """
         if not self.models:

@@ -31,7 +31,7 @@ class Rows:
     """Embeddings standardised by the training rows, in three parts.
 
     Args:
-        name: Of the set.
+        name: Name of the set.
         parts: (embeddings, labels) to train on, to choose the rate by, to score.
         classes: c.
         units: Shared units, which set the size of the MLP too.

@@ -104,7 +104,7 @@ def _mlp() -> Any:
 
 
 def _xrfm(data: Splits) -> list[Array]:
-    """Of its training rows xRFM wants a validation part: a fifth."""
+    """A fifth of the training rows is the validation part that xRFM needs."""
     from sklearn.preprocessing import StandardScaler
     from xrfm import xRFM
 

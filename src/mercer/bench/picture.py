@@ -58,7 +58,7 @@ def _speed(line: Line, measure: str) -> Speed:
 
 
 def draw(lines: Sequence[Line], machine: str = "") -> str:
-    """The picture as SVG, right on light and on dark screens; ``machine`` is said under it."""
+    """The picture as SVG, right on light and on dark screens; ``machine`` is printed under it."""
     found = speeds(lines)
     figure, (ax,) = canvas(width=11.0, height=1.6 + _ROW * (len(found) + len({one.area for one in found})))
     row = 0.0

@@ -168,7 +168,7 @@ def _svm(x: pd.DataFrame, y: Array, new: pd.DataFrame, c: int) -> Array:
 
 
 def _xrfm(x: pd.DataFrame, y: Array, new: pd.DataFrame, c: int) -> Array:
-    """Of its training rows xRFM wants a validation part: a fifth."""
+    """A fifth of the training rows is the validation part that xRFM needs."""
     import torch
     from xrfm import xRFM
 

@@ -55,7 +55,7 @@ class FeatureMap(Savable, nn.Module):
         """Learn the map from rows, from a loader of them, or from a file (`mercer.modules.open_rows`), block by block.
 
         Half precision is learned in float32. With several ranks each passes its own rows: see `mercer.distributed`.
-        ``y`` is not used; it is there for scikit-learn's pipelines.
+        ``y`` is ignored; scikit-learn's pipelines pass it.
         """
         with torch.no_grad(), self._agreed():
             self.learn(self._rows(x))
@@ -86,7 +86,7 @@ class FeatureMap(Savable, nn.Module):
         return dict(self.get_arguments())
 
     def set_params(self, **params: Any) -> Self:
-        """Construct the map anew, unfitted, with some arguments changed."""
+        """Construct an unfitted map with some arguments changed."""
         known = self.get_params()
         for name in params:
             checks.choice(type(self).__name__, "a parameter", name, known)

@@ -80,7 +80,7 @@ class Trunk(nn.Module):
     """One network with k outputs over shared hidden features, for distillation: dense, or convolutional for pictures.
 
     Args:
-        shape: Of one row: ``(d,)``, or ``(channels, height, width)``.
+        shape: Shape of one row: ``(d,)``, or ``(channels, height, width)``.
         k: Outputs.
         outputs: c; above 1 the answer is ``(n, c, k)``.
         width: Hidden features.

@@ -34,7 +34,7 @@ class EmpiricalNTK(NetworkKernel):
     - ``"low_rank"``: :math:`J(x) Q Q^\top J(y)^\top` for S orthonormal directions Q that span the dominant range of
       :math:`J^\top` on the rows of ``fit`` (randomised range finder by VJP, one power step); below the exact kernel in
       the positive semi-definite order, with the error of the eigenvalues left out. Without ``fit`` the directions are
-      found anew from the rows of each call.
+      found again from the rows of each call.
 
     Args:
         model: The network, held, not registered.

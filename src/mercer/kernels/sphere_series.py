@@ -44,7 +44,7 @@ def sphere_series(
         y: Rows likewise, of the same dtype.
         a: Coefficients of :math:`P_0, P_1, ...`.
         slopes: Row m holds the derivative of :math:`P_m` in the polynomials, float64.
-        factors: Of the recurrence of the polynomials; None for powers.
+        factors: Factors of the polynomials' recurrence; None for powers.
         log_scale: ``(m,)``; see :func:`read_out`, as the next two.
         bias: ``(m / prototypes,)``.
         prototypes: Rows of y that are joined.

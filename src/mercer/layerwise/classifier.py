@@ -96,7 +96,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn from rows ``(n, d)`` and labels ``(n,)`` of any kind; of several ranks each gives its own rows."""
+        """Learn from rows ``(n, d)`` and labels ``(n,)`` of any kind; with several ranks, each passes its own rows."""
         x, labels = self._checked(X, y)
         self._fit(x, labels)
         return self

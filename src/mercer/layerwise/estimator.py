@@ -100,5 +100,5 @@ def rows_of(X: Any) -> Any:
 
 
 def least_rows(one_process: int) -> int:
-    """The rows that a fit asks of this process: of several ranks some may have none."""
+    """The least rows that a fit asks of this process: with several ranks some may have none."""
     return one_process if world_size() == 1 else 0

@@ -106,7 +106,7 @@ def averaged(modules: list[nn.Module], ending: Ending, x: Tensor, y: Tensor, see
         ending: Its last layer, on every row.
         x: Rows as they came, ``(n, d)``.
         y: Targets, ``(n, c)``.
-        seed: Of the rows that choose.
+        seed: Random seed of the rows that choose.
     """
     other = StackedRidge(random_state=seed).fit(x, y)
     rows, truth, before = other.left_out_, y[other.left_out_], ending.held_out[other.left_out_]

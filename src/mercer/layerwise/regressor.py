@@ -64,7 +64,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn from rows ``(n, d)`` and targets ``(n,)``; of several ranks each gives its own rows."""
+        """Learn from rows ``(n, d)`` and targets ``(n,)``; with several ranks, each passes its own rows."""
         self._fit(*self._checked(X, y, first=True), self.landmarks)
         return self
 

@@ -90,8 +90,8 @@ def ism(
             and c - 1 at least.
         share: See ``width``.
         kernel: ``"gaussian"``, ``"linear"`` or ``"polynomial"``, each with its own Q.
-        degree: Of the polynomial.
-        coef0: Of the polynomial.
+        degree: Degree of the polynomial.
+        coef0: Constant of the polynomial.
         features: Maps ``r @ w`` to features whose products are the Gaussian kernel, ``(n, D)``; nothing n x n is formed
             then. None uses the Gram matrix.
         max_iterations: Most eigendecompositions.

@@ -53,7 +53,7 @@ def map_distances(
         metric: ``"squared"``, Euclidean distances squared, or ``"manhattan"``, sums of absolute differences.
         x: Rows.
         y: Rows; ``x`` itself makes the matrix symmetric, and half the work.
-        profile: Of a matrix of distances.
+        profile: Function of a matrix of distances.
         hyper: Tensors that ``profile`` uses, for their derivatives.
     """
     whole, tiles = METRICS[metric]

@@ -47,7 +47,7 @@ class Calibration(Savable, nn.Module):
         r"""The scale and biases of least log loss.
 
         Args:
-            scores: Of rows that were left out when the scores were learned.
+            scores: Scores of rows that were left out when they were learned.
             labels: Their classes, ``0..c - 1``.
             rows: n of the floor, where more rows were learned from than are scored.
             shares: Whether scores estimate 0 and 1. Then q is fitted too, and kept where it lowers the log loss of all

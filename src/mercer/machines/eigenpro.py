@@ -58,7 +58,7 @@ class EigenProFit(NamedTuple):
     """A fit.
 
     Attributes:
-        weights: Of this rank's rows, ``(n, c)``.
+        weights: Weights of this rank's rows, ``(n, c)``.
         held_out: ``(v, c)``, predictions of the held-out rows when the descent stopped, before they took part.
         rows: ``(v,)``, which rows those are, numbered over all ranks.
         residual: Relative residual over the last pass.

@@ -156,7 +156,7 @@ class LandmarkSolution(NamedTuple):
 
     Attributes:
         factor: Cholesky factor of :math:`\Phi^T \Phi + \lambda I`, ``(r, r)``.
-        coefficients: Of the features, ``(r, c + 1)``; the last column fits targets of 1.
+        coefficients: Weights of the features, ``(r, c + 1)``; the last column fits targets of 1.
         right: The right-hand side.
         penalty: :math:`\lambda`.
     """

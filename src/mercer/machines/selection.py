@@ -76,7 +76,7 @@ def rank_kernels(
         x: Rows, in float64.
         y: Targets.
         kernels: None for :func:`candidate_kernels`.
-        loss: Of targets and leave-one-out predictions; None for the mean squared error.
+        loss: Function of targets and leave-one-out predictions; None for the mean squared error.
     """
     x, y = x[:CHOOSING_ROWS], y[:CHOOSING_ROWS]
     found = [Choice(kernel, dual_path(kernel(x).double(), y)) for kernel in kernels or candidate_kernels(x)]

@@ -29,7 +29,7 @@ class StoredRows:
 
     Args:
         read: Gives rows first..last of the file.
-        shape: Of the whole.
+        shape: Shape of the whole array.
         where: The file's name, for messages.
         part: Which of the file's rows; None for all, a rank's own with ``distributed.shard(n)``.
     """
@@ -101,8 +101,8 @@ def open_rows(
 
     Args:
         source: ``.npy``, ``.safetensors`` or ``.parquet``, or an ``np.memmap``.
-        name: Of the tensor in a safetensors file; None where it holds one.
-        columns: Of a parquet table; None for all, which must be numbers.
+        name: Name of the tensor in a safetensors file; None where it holds one.
+        columns: Columns of a parquet table; None for all, which must be numbers.
     """
     if isinstance(source, np.ndarray):
         return StoredRows(_of_array(source), source.shape, "open_rows")

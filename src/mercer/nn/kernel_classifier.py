@@ -325,9 +325,9 @@ class KernelClassifier(Savable, nn.Module):
         """Groups for an optimizer: weights, kernel (decayed like the rest, jayasumana2021, Appendix A), the undecayed.
 
         Args:
-            weight_decay: Of the weights.
-            kernel_decay: Of the kernel's parameters, the paper's regulariser on alpha; None for ``weight_decay``.
-            kernel_lr: Of the kernel's parameters; None for the optimizer's own.
+            weight_decay: Weight decay of the weights.
+            kernel_decay: Weight decay of the kernel, the paper's regulariser on alpha; None for ``weight_decay``.
+            kernel_lr: Learning rate of the kernel; None for the optimizer's own.
         """
         decay = weight_decay if kernel_decay is None else kernel_decay
         kernel: dict[str, Any] = {"params": list(self.kernel.parameters()), "weight_decay": decay}

@@ -66,8 +66,8 @@ class Direction:
     """A layer's direction u.
 
     Attributes:
-        weight: Of the weight, ``(c, d - 1)``.
-        bias: Of the bias, ``(c,)``.
+        weight: Direction of the weight, ``(c, d - 1)``.
+        bias: Direction of the bias, ``(c,)``.
         product: u times the gradient, before scaling: no less than the squared change of the outputs.
         scale: What both are multiplied by.
     """

@@ -36,7 +36,7 @@ class EigenProSGD(ListeningOptimizer):
     r"""SGD with :math:`u = \nabla J\, (I - \sum_{i \le k} (1 - \lambda_{k+1} / \lambda_i)\, e_i e_i^\top)`, untuned.
 
     :math:`(\lambda_i, e_i)` is the eigensystem of the second moment of a layer's inputs (its features), learned from
-    the batches as they come and decomposed anew whenever the rows seen have doubled. k is the least number for which
+    the batches as they come and decomposed again whenever the rows seen have doubled. k is the least number for which
     the critical batch size :math:`\beta / \lambda_{k+1}` reaches twice the batch, with :math:`\beta` the largest
     squared norm of a preconditioned row, and the rate is :math:`\eta = m / (\beta + (m - 1) \lambda_{k+1})` (Ma,
     Bassily and Belkin 2018, Theorem 4; the preconditioner of Ma and Belkin 2017). Made for a read-out on

@@ -51,7 +51,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         model: Where the layers' inputs are seen, plain or wrapped in DDP.
         layers: Precondition all linear and (ungrouped) 2-d convolutional layers, or the last linear one.
         damping: :math:`\lambda` in units of the mean eigenvalue of the moment.
-        momentum: Of the preconditioned direction. Transformers want 0.9, with ``nesterov``.
+        momentum: Momentum of the preconditioned direction. Transformers want 0.9, with ``nesterov``.
         nesterov: Nesterov's momentum.
         weight_decay: Apart from the gradient, as in AdamW.
         ema: Memory of the moment, bias-corrected; 0 uses the latest batch alone and solves on the smaller side.

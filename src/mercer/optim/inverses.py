@@ -91,7 +91,7 @@ def low_rank_inverse(a: Tensor, lam: float, tolerance: float, start: Tensor | No
         lam: :math:`\lambda`.
         tolerance: Least eigenvalue of a direction of its own.
         start: ``(d, q)`` directions of last time.
-        seed: Of the random directions.
+        seed: Random seed.
     """
     d = len(a)
     operator = SymmetricOperator.from_matrix(a)

@@ -188,7 +188,7 @@ def reshaped(inverse: Tensor, columns: int, pad: str = "zeros") -> Tensor:  # (m
     """The inverse at the width of a weight: padded, or without its last rows and columns (chen2022, Section 3.1).
 
     Args:
-        inverse: Of the kernel matrix.
+        inverse: Inverse of the kernel matrix.
         columns: :math:`d_c`, the columns of the weight.
         pad: ``"zeros"`` or ``"identity"``.
     """

@@ -164,7 +164,7 @@ class Preconditioner:
         return float((state[key] - before).norm()) / norm if norm else 0.0
 
     def _weight(self, state: State) -> float:
-        """Of a fresh value in a bias-corrected average."""
+        """Weight of a fresh value in a bias-corrected average."""
         kept = self.memory.ema
         return float((1 - kept) / (1 - kept ** state[REFRESHES]))
 

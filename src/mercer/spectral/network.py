@@ -29,7 +29,7 @@ class TwoLayerNet(nn.Module):
         outputs: Columns of the targets; each has signs of its own.
         scale: :math:`\kappa`.
         generator: Randomness of W and a.
-        dtype: Of W; None is torch's default.
+        dtype: Dtype of W; None is torch's default.
     """
 
     signs: Tensor
@@ -83,7 +83,7 @@ def train_two_layer(
 
     Args:
         network: Trained in place.
-        x: Unit rows, ``(n, d)``; of several ranks each gives its own, and the networks start alike.
+        x: Unit rows, ``(n, d)``; with several ranks, each passes its own, and the networks start alike.
         targets: ``(n,)`` or ``(n, c)``.
         lr: :math:`\eta`.
         steps: How many steps.
@@ -123,7 +123,7 @@ def neural_embedding(
     """A first layer trained inside a three-layer network, then frozen: ``x -> unit ReLU features`` (Section 3.2).
 
     The paper adds a hidden layer of 10,000 units below the two-layer network, trains the three, keeps the first
-    and draws the rest anew. How it was trained is not given; here by Adam in mini-batches.
+    and draws the rest again. How it was trained is not given; here by Adam in mini-batches.
 
     Args:
         x: Rows to train on, ``(n, d)``: other rows than those to be analysed, or of another domain.

@@ -38,7 +38,7 @@ class Spectrum:
         k: How many eigenvalues :attr:`eigenvalues` holds.
         floor: A true lower bound on the least eigenvalue, or a proof of one; None for none.
         tolerance: Relative accuracy asked of :attr:`complexity`.
-        factor: Of H, where another spectrum has it.
+        factor: Cholesky factor of H, where another spectrum has it.
     """
 
     def __init__(

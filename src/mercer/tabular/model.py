@@ -114,7 +114,7 @@ class TabularModel(Savable):
 
         Args:
             frame: Rows with the columns of the training table.
-            level: Of numbers: the share of rows whose true value lies between ``low`` and ``high``.
+            level: For numbers, the share of rows whose true value lies between ``low`` and ``high``.
         """
         answer, surprises = self.predict_with_surprises(frame, level=level)
         for what, rows in surprises.items():

@@ -164,7 +164,7 @@ def predict_file(
         progress: Callback that receives progress messages.
         rows: Rows held at once; None for as many as ten million values have.
         keep: Columns of the file to copy; None for those that name the row.
-        level: Of numbers: share of rows whose true value lies between ``low`` and ``high``.
+        level: For numbers, the share of rows whose true value lies between ``low`` and ``high``.
         spreadsheet: Put a quote mark before texts that a spreadsheet would run as formulas.
     """
     columns = list(map(str, read(path, rows=1).columns))

@@ -46,7 +46,7 @@ class Sizes:
     Attributes:
         exact: Rows up to which all machines are fitted to all rows.
         first: Rows that choose the machine of a longer table.
-        landmarks: Of that machine.
+        landmarks: Landmarks of that machine.
         every_row: Rows up to which every row is left out in turn.
     """
 

@@ -49,7 +49,7 @@ class Rotated:
 
     Args:
         kernel: k.
-        seed: Of the orthogonal Q, one for each batch size.
+        seed: Random seed of the orthogonal Q, one for each batch size.
     """
 
     def __init__(self, kernel: Callable[[Tensor], Tensor], seed: int = 0) -> None:

@@ -53,7 +53,7 @@ class Run:
     """The best of a method's tries, by validation accuracy.
 
     Attributes:
-        seconds: Of that try's training.
+        seconds: Training time of that try.
         state_mb: Memory of the optimizer's state in MiB; of Kernel SGD the cached inverses.
         losses: Mean training loss by epoch.
         validation: Validation accuracy by epoch, in percent.

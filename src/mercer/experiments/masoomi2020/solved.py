@@ -59,7 +59,7 @@ class Readout(NamedTuple):
 
 
 def solve(method: str, name: str, x: Tensor, y: Tensor, c: int, seed: int) -> Chain:
-    """ISM, the authors' W_s (begun again from narrower bandwidths on the two sets made to deceive) or ours."""
+    """ISM, the authors' W_s (restarted from narrower bandwidths on the two sets made to deceive) or ours."""
     if method == "ISM":
         return fit_spectral(x, y, c, generator=torch.Generator().manual_seed(seed))
     if method == HELD_OUT:

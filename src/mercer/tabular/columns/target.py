@@ -29,7 +29,7 @@ class Target(Savable):
     """The column to predict.
 
     Attributes:
-        name: Of the column.
+        name: Name of the column.
         task: ``classification`` or ``regression``.
         classes: Its classes, sorted; None for a number.
         why: The sentence that says how the task was chosen.

@@ -31,7 +31,7 @@ class Candidate:
         x: The rows it reads, ``(n, d)``.
         penalty: Its ridge.
         source: The embedding's name; empty for the table's columns.
-        share: Of the answer of ``fit``; 0 for a machine that does not stay, or on an embedding.
+        share: Share of the answer of ``fit``; 0 for a machine that does not stay, or on an embedding.
         honest: Row numbers, and the rows ``(n, d)`` as they are read to predict these, whose labels taught ``x``.
     """
 

@@ -53,12 +53,12 @@ class Reading:
     """One line of the table: what a candidate's Gram matrix says about the labels.
 
     Attributes:
-        name: Of the candidate.
+        name: Name of the candidate.
         meaning: What it assumes.
         call: The Python that makes its kernel.
-        family: Of the kernel.
+        family: Family of the kernel.
         source: The embedding it reads; empty for the table's columns.
-        share: Of the answer of ``fit``, which averages machines; 0 for one that it leaves out.
+        share: Share of the answer of ``fit``, which averages machines; 0 for one that it leaves out.
         explained: Share of the labels' variance that is predicted on rows left out (R squared).
         accuracy: Share of rows left out that get their class; None for regression.
         tied: Whether its held-out error is within two standard errors, or half a percent, of the best one's.
@@ -70,7 +70,7 @@ class Reading:
         ratio: ``complexity / shuffled``; 1 means that the labels look like noise.
         steps: Steps of gradient descent, at half the largest stable rate, that halve the loss; None for over 1,000.
         shuffled_steps: The same of the labels in random order.
-        effective_dimension: Of H.
+        effective_dimension: Effective dimension of H.
         curve: Loss left after 0..1,000 steps, 1 at the start.
         shuffled_curve: The same of the labels in random order.
     """
@@ -120,9 +120,9 @@ class Diagnosis:
         columns: What was done with each column.
         notes: What the reader should know of the data.
         readings: The table, the most promising first.
-        eigen: Of the first few, by name.
+        eigen: Eigenvalues and projections of the first few, by name.
         shuffled_shares: The cumulated share of the labels in random order, for the first.
-        p_value: Of the best candidate, by the shuffled labels.
+        p_value: p-value of the best candidate, by the shuffled labels.
         fit_score: Accuracy or R2 of what ``fit`` makes of these rows, as it would print it; None without columns.
         verdict: In plain words.
         seconds: Time taken.

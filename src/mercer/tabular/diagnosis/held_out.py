@@ -36,7 +36,7 @@ def leave_folds_out(candidate: Candidate, columns: Tensor, fold: Tensor, orders:
     Args:
         candidate: With its rows and its ridge.
         columns: Centred targets, ``(n, c)``.
-        fold: Of each row, those that ``fit`` scores by, ``(n,)``.
+        fold: Fold of each row, ``(n,)``, as ``fit`` scores.
         orders: s orders of the rows, ``(n,)`` each.
     """
     stacked = torch.stack([columns, *(columns[order] for order in orders)], 1)  # (n, 1 + s, c)

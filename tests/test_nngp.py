@@ -186,6 +186,17 @@ def test_huge_inputs_overflow_only_where_the_kernel_does(kernel, scale, dtype):
         torch.testing.assert_close(kernel(x[:1], x[1:2]), far, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", [NNGP(2), NTK(2), NTK(2, bias_var=0.2), NTK(2, "erf").normalized()], ids=repr)
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(1e-40, torch.float32), (1e-310, torch.float64)], ids=["float32", "float64"]
+)
+def test_denormal_inputs_are_nearly_zero(kernel, scale, dtype):
+    x = draw(5, 3, dtype=dtype) * scale
+    zero = kernel(torch.zeros(5, 3, dtype=dtype))
+    torch.testing.assert_close(kernel(x), zero)
+    torch.testing.assert_close(kernel.diag(x), zero.diagonal())
+
+
 def test_pictures_whose_squares_overflow_are_refused():
     x = draw(2, 1, 2, 2, dtype=torch.float32) * 1e30
     with pytest.raises(ValueError, match=r"ConvNTK: x must stay below .* in torch.float32, for its squares overflow"):

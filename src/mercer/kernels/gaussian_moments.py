@@ -111,6 +111,11 @@ def inverse_of(r: Tensor) -> Tensor:
     return torch.where(r > 0, 1 / torch.where(r > 0, r, torch.ones_like(r)), torch.zeros_like(r))
 
 
+def ratio_of(a: Tensor, r: Tensor) -> Tensor:
+    """The ratio a / r, and 0 at 0; unlike a times `inverse_of` r it does not overflow where r is denormal."""
+    return torch.where(r > 0, a / torch.where(r > 0, r, torch.ones_like(r)), torch.zeros_like(r))
+
+
 def check_activation(where: str, activation: str) -> str:
     """One of the activations with closed moments."""
     return checks.choice(where, "activation", activation, ACTIVATIONS)

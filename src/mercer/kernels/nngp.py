@@ -12,7 +12,7 @@ from typing_extensions import override
 from .. import checks
 from ..linalg import differentiated, fill_tiles, norms_and_units, safe_sqrt
 from .base import Kernel
-from .gaussian_moments import check_activation, gain, hypotenuse, inverse_of, own_moments, pair_moments
+from .gaussian_moments import check_activation, gain, hypotenuse, inverse_of, own_moments, pair_moments, ratio_of
 
 _TILE = 256  # a tile and its temporaries stay in the cache
 
@@ -123,7 +123,7 @@ class NNGP(Kernel):
         for _ in range(self.depth):
             grown = gain(self.activation, deviation[-1])
             after = self._with_bias(sigma * grown * safe_sqrt(own_moments(self.activation, deviation[-1])[0]))
-            gains.append(sigma * grown * inverse_of(after))
+            gains.append(ratio_of(sigma * grown, after))
             deviation.append(after)
         share = (scaled * inverse_of(deviation[0]))[:, None] if self.bias_var else 1.0
         return _Rows(unit * share, deviation, gains, [bias * inverse_of(r) for r in deviation])

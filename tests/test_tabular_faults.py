@@ -152,6 +152,38 @@ def test_42_a_newer_schema_and_missing_parts_are_refused(home, monkeypatch):
     assert done.exit_code == 1 and "the state of a TabularModel of this version; got 'familiarity'" in done.stderr
 
 
+COLUMN = ("preparation", "state", "columns", 0)
+ENCODER = (*COLUMN, "arguments", "encoder")
+STACK = ("learner", "arguments", "machine")
+EDITS = {  # where in a model's state, what is put there, what the sentence says
+    "target": (("target",), True, "Target as target of a TabularModel; got True"),
+    "preparation": (("preparation",), {"$float": "nan"}, "Preparation as preparation of a TabularModel; got nan"),
+    "columns": (COLUMN, 3, r"list\[.*Column\] as columns of a Preparation; got \[3"),
+    "encoder": (ENCODER, 0, "Encoder as encoder of a Column; got 0"),
+    "fill": ((*ENCODER, "arguments", "fill"), "x", "float as fill of a Numbers; got 'x'"),
+    "features": ((*ENCODER, "arguments", "features"), ["a", "b", "c"], "the columns must have 2 features; got 4"),
+    "machine": (STACK, [], "what this version can build; got 'list'"),
+    "rows": ((*STACK, "state", "rows_"), None, "Tensor as rows_ of a StackedRidge; got None"),
+    "kernel": ((*STACK, "state", "machines_", 0, "arguments", "kernel"), 1, "Kernel as kernel of a StackedMachine"),
+}
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_54_an_edited_state_is_refused_where_it_is_read(home, case):
+    path = home / "model" / "mercer.json"
+    place, value, need = EDITS[case]
+    document = json.loads(path.read_text())
+    document.pop("checksum")
+    part = document["object"]["state"]
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    document["checksum"] = folder._checksum(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=rf"mercer.load: .*mercer.json must hold .*{need}"):
+        mercer.load(home / "model")
+
+
 def test_45_a_full_disk_leaves_the_old_file(home, monkeypatch):
     (home / "o.csv").write_text("old")
 

@@ -36,6 +36,7 @@ DRESSES = {
     "quotes": ("t.csv", '"a","b","c"\n1,"x","2020-01-05"\n2,"y","2020-02-01"\n\n"","x",NA'),
     "tabs": ("t.tsv", TABLE.replace(",", "\t")),
     "gzip": ("t.csv.gz", gzip.compress(TABLE.encode())),
+    "capitals": ("T.CSV.GZ", gzip.compress(TABLE.encode())),
 }
 
 

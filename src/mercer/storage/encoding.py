@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import sentence
+from .annotations import misfit
 from .budget import AllocationBudget
 from .savable import Savable
 
@@ -146,18 +147,32 @@ class Decoder:
         cls = self._class(document["$object"])
         if not isinstance(document.get("arguments"), dict):
             raise self._wrong(f"the arguments of {cls.__name__}", document.get("arguments"))
+        arguments = self.value(document["arguments"])
+        if not issubclass(cls, nn.Module) and not hasattr(cls, "get_params"):  # these check what users give them
+            self._check_types(cls, arguments, arguments=True)
         try:
-            result = cls.from_arguments(self.value(document["arguments"]))
+            result = cls.from_arguments(arguments)
         except TypeError as error:
             raise self._wrong(f"arguments that fit {cls.__name__}", error) from error
         if "state" in document:
             try:
-                result.set_state(self.value(document["state"]))
+                state = self.value(document["state"])
+                if isinstance(state, dict) and not isinstance(result, nn.Module):
+                    self._check_types(cls, state, arguments=False)
+                result.set_state(state)
             except (RuntimeError, KeyError) as error:  # torch lists the missing and unexpected keys
                 raise self._wrong(f"the state of a {cls.__name__} of this version", error) from error
             if isinstance(result, nn.Module):
                 result.train(bool(document["training"]))
         return result
+
+    def _check_types(self, cls: type[Savable], values: Mapping[str, Any], *, arguments: bool) -> None:
+        wrong = misfit(cls, values, arguments=arguments)
+        if wrong is not None:
+            name, hint = wrong
+            kind = hint.__name__ if isinstance(hint, type) else hint
+            need = f"{kind} as {name} of a {cls.__name__}"
+            raise self._wrong(need, repr(values[name])[:60])
 
     def _tagged(self, tag: str, value: dict[str, Any]) -> Any:
         body = value[tag]

@@ -18,7 +18,7 @@ from .columns import TASKS, Preparation, Target, TargetMeans
 from .familiarity import Familiarity
 from .frames import as_pandas
 from .learner import Learner
-from .network_learner import NetworkLearner
+from .network_learner import NetworkFamiliarity, NetworkLearner
 from .training import LEVEL, SCHEMA, STATE, Progress, Sizes, Training
 
 __all__ = ["TabularModel"]
@@ -57,7 +57,7 @@ class TabularModel(Savable):
     means: TargetMeans
     target: Target
     learner: Learner | NetworkLearner
-    familiarity: Familiarity
+    familiarity: Familiarity | NetworkFamiliarity
     scores: dict[str, Any]
     seconds: float
     rows: int
@@ -199,6 +199,10 @@ class TabularModel(Savable):
             state = {**state, "means": TargetMeans.none(), "learner": NetworkLearner(state["estimator"])}
         for name in STATE:
             setattr(self, name, state[name])
+        known, width = len(self.feature_names), self.learner.rows.shape[1]
+        if known != width:
+            fix = "The file was changed by hand: fit the model again."
+            raise ValueError(checks.sentence("TabularModel", f"the columns must have {width} features", known, fix))
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "familiarity"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,7 @@ class Encoded(NamedTuple):
     missing: Array
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """A fitted encoder."""
 

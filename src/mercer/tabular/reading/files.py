@@ -69,7 +69,7 @@ def _checked(path: str | Path) -> tuple[Path, str]:
     kind = _OTHERS.get(plain.suffix.lower(), plain.suffix.lower())
     if not path.exists():
         raise FileNotFoundError(checks.sentence("read", f"{path} must be a file", "nothing there"))
-    if kind not in SUFFIXES or not path.is_file():
-        got = f"{path.name!r}" if path.is_file() else f"the folder {path.name!r}"
+    if kind not in SUFFIXES or path.is_dir():
+        got = f"the folder {path.name!r}" if path.is_dir() else f"{path.name!r}"
         raise ValueError(checks.sentence("read", f"a table must be a file ending in {', '.join(SUFFIXES)}", got))
     return check_replaceable(path, "read"), kind

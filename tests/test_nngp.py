@@ -9,7 +9,6 @@ from reference_deng2022 import wide_conv_network, wide_network
 from torch import nn
 
 from mercer.kernels import NNGP, NTK, ConvNNGP, ConvNTK, EmpiricalNTK, Kernel, MonteCarloNNGP
-from mercer.kernels import nngp as module
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
@@ -99,7 +98,7 @@ def test_tiles_equal_the_whole(kernel, monkeypatch):
     x[4] = 0
     x[7] = x[6]
     whole, across = kernel(x), kernel(x, y)
-    monkeypatch.setattr(module, "_TILE", 5)
+    monkeypatch.setattr(kernel, "tile", 5)
     torch.testing.assert_close(kernel(x), whole, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(kernel(x, y), across, rtol=1e-12, atol=1e-12)
     batched = torch.func.vmap(lambda row: kernel(row[None], y)[0])(x)
@@ -165,7 +164,7 @@ def test_contract_of_convolutional_kernels(conv, monkeypatch):
     torch.testing.assert_close(conv.matmul(x, None, gram, block=2), gram @ gram)
     assert conv(x.float()).dtype == conv(x.half()).dtype == torch.float32
     assert conv.to("meta")(x.to("meta")).shape == (5, 5)
-    monkeypatch.setattr("mercer.kernels.conv_nngp._BLOCK_BYTES", 8 * 12 * 12 * 3)
+    monkeypatch.setattr(conv, "block_bytes", 8 * 12 * 12 * 3)
     torch.testing.assert_close(conv(x), gram)
     assert conv(x[:0], x).shape == (0, 5)
 

@@ -13,9 +13,7 @@ import pytest
 
 from mercer.data import CorruptData
 from mercer.tabular import read, read_chunks
-from mercer.tabular.reading import arrays as arrays_module
-from mercer.tabular.reading import delimited as delimited_module
-from mercer.tabular.reading import parquet as parquet_module
+from mercer.tabular.reading import Limits
 
 TABLE = "a,b,c\n1,x,2020-01-05\n2,y,2020-02-01\n,x,?\n"
 
@@ -111,15 +109,13 @@ def test_bad_text_is_refused_by_its_line(tmp_path, name):
         list(read_chunks(path, rows=1))
 
 
-def test_limits_are_kept(tmp_path, monkeypatch):
+def test_limits_are_kept(tmp_path):
     path = written(tmp_path, "a,b\n" + "1,2\n" * 100)
-    monkeypatch.setattr(delimited_module, "IN_MEMORY", 50)
     with pytest.raises(CorruptData, match=r"at most 50 characters are read at once; got more. Use mercer fit"):
-        read(path)
-    assert sum(map(len, read_chunks(path, rows=7))) == 100
-    monkeypatch.setattr(delimited_module, "LINE_LIMIT", 10)
+        read(path, limits=Limits(in_memory=50))
+    assert sum(map(len, read_chunks(path, rows=7, limits=Limits(in_memory=50)))) == 100
     with pytest.raises(CorruptData, match="line 1 must have at most 10 bytes"):
-        read(written(tmp_path, "a" * 30 + ",b\n1,2\n"))
+        read(written(tmp_path, "a" * 30 + ",b\n1,2\n"), limits=Limits(line=10))
 
 
 def test_damaged_files_are_refused(tmp_path):
@@ -220,15 +216,15 @@ def test_a_field_without_end_is_refused(tmp_path):
 # --- 56: sizes before work
 
 
-def test_56_a_small_parquet_that_decodes_to_gigabytes_is_refused(tmp_path, monkeypatch):
+def test_56_a_small_parquet_that_decodes_to_gigabytes_is_refused(tmp_path):
     path = tmp_path / "t.parquet"
     pd.DataFrame({"a": ["x" * 10_000] * 200, "y": range(200)}).to_parquet(path)
     assert path.stat().st_size < 5000
-    monkeypatch.setattr(parquet_module, "PART_LIMIT", 2**20)
-    for act in (read, lambda path: next(iter(read_chunks(path)))):
+    few = Limits(text=2**20)
+    for act in (read, lambda path, limits: next(iter(read_chunks(path, limits=limits)))):
         with pytest.raises(CorruptData, match=r"200 rows must hold at most 0.000977 GiB of text; got 0.00186 GiB"):
-            act(path)
-    assert len(read(path, rows=10)) == 10
+            act(path, limits=few)
+    assert len(read(path, rows=10, limits=few)) == 10
 
 
 def test_long_texts_that_repeat_are_held_once(tmp_path):
@@ -260,7 +256,7 @@ def test_parquet_text_that_is_not_utf_8_is_refused(tmp_path):
     assert read(path)["a"].fillna("?").tolist() == ["ok", "?"]
 
 
-def test_npz_edge_cases(tmp_path, monkeypatch):
+def test_npz_edge_cases(tmp_path):
     path = tmp_path / "t.npz"
     np.savez(path, x=np.arange(3, dtype=">f8"), t=np.array(["2020-01-01"] * 3, dtype="M8[ns]"), h=np.zeros(3, "f2"))
     frame = read(path)
@@ -277,10 +273,9 @@ def test_npz_edge_cases(tmp_path, monkeypatch):
     np.savez(path, x=np.zeros(3, complex))
     with pytest.raises(CorruptData, match="must be a plain array of numbers or text; got complex128"):
         read(path)
-    monkeypatch.setattr(arrays_module, "COLUMN_LIMIT", 4)
     np.savez(path, x=np.zeros((3, 5)))
     with pytest.raises(CorruptData, match="at most 4 columns; got 5"):
-        read(path)
+        read(path, limits=Limits(columns=4))
 
 
 @pytest.mark.parametrize("name", ["T.CSV", "t.Csv.GZ", "t.TSV.gz", "t.csv.BZ2"])

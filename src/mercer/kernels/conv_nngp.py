@@ -14,7 +14,6 @@ from ..linalg import transformed
 from .base import Kernel
 from .gaussian_moments import check_activation, moments, variances
 
-_BLOCK_BYTES = 8 * 2**20  # one covariance of a block of pairs of pictures, over all pixels
 READOUTS = ("flatten", "mean")
 
 
@@ -40,6 +39,7 @@ class ConvNNGP(Kernel):
     """
 
     TANGENT: ClassVar[bool] = False  # whether the tangent kernel is computed as well
+    block_bytes = 8 * 2**20  # one covariance of a block of pairs of pictures, over all pixels
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ConvNNGP(Kernel):
     def _blocks(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """Both kernels, some rows and columns at a time, so that the pixels' covariances stay small."""
         pixels = x.shape[2] * x.shape[3]
-        pairs = max(1, _BLOCK_BYTES // (x.element_size() * pixels ** (2 if self.readout == "mean" else 1)))
+        pairs = max(1, self.block_bytes // (x.element_size() * pixels ** (2 if self.readout == "mean" else 1)))
         columns = max(1, min(len(y), pairs))
         rows = max(1, pairs // columns)
         if torch.compiler.is_compiling() or len(x) * len(y) <= pairs:

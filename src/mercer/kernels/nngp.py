@@ -14,8 +14,6 @@ from ..linalg import differentiated, fill_tiles, norms_and_units, safe_sqrt
 from .base import Kernel
 from .gaussian_moments import check_activation, gain, hypotenuse, inverse_of, own_moments, pair_moments, ratio_of
 
-_TILE = 256  # a tile and its temporaries stay in the cache
-
 
 class WideKernels(NamedTuple):
     """Both kernels of one network, ``(n, m)`` each."""
@@ -53,6 +51,8 @@ class NNGP(Kernel):
         bias_var: :math:`\sigma_b^2`, the variance of every bias.
     """
 
+    tile = 256  # rows of a tile: it and its temporaries stay in the cache
+
     def __init__(
         self, depth: int = 1, activation: str = "relu", weight_var: float = 2.0, bias_var: float = 0.0
     ) -> None:
@@ -79,7 +79,7 @@ class NNGP(Kernel):
         """The NNGP kernel and, where asked for, the NTK."""
         left = self._rows(x)
         right = left if y is x else self._rows(y)
-        if not differentiated(x, y) and x.device.type == "cpu" and max(len(x), len(y)) > _TILE:
+        if not differentiated(x, y) and x.device.type == "cpu" and max(len(x), len(y)) > self.tile:
             return self._tiles(left, right, tangent)
         whole = self._tile(left, right, tangent)
         return _with_diagonals(whole, self._diagonals(left, tangent)) if y is x else whole
@@ -94,7 +94,7 @@ class NNGP(Kernel):
             own = symmetric and rows == columns
             return _with_diagonals(parts, tuple(d[rows] for d in diagonals)) if own else parts
 
-        fill_tiles(whole, tile, symmetric=symmetric, side=_TILE)
+        fill_tiles(whole, tile, symmetric=symmetric, side=self.tile)
         return whole
 
     def _tile(self, x: _Rows, y: _Rows, tangent: bool) -> tuple[Tensor, ...]:

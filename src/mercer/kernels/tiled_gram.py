@@ -15,7 +15,7 @@ from .base import Kernel
 __all__ = ["TiledGram"]
 
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
-SIDE = 512  # wide enough for BLAS; a kernel's temporaries and both products of a tile find it in the cache
+_SIDE = 512  # wide enough for BLAS; a kernel's temporaries and both products of a tile find it in the cache
 _STEPS = 32767
 _ROUNDING = 8 * 2.0**-52
 _NOISE = 64 * 2.0**-52
@@ -35,11 +35,12 @@ class TiledGram(SymmetricOperator):
         storage: ``"float64"``, ``"float32"``, or ``"int16"``: each tile in whole steps of its largest entry /
             32767.
         device: Where the tiles live.
+        side: Rows of a tile; None chooses.
     """
 
-    def __init__(self, n: int, storage: str, device: torch.device) -> None:
+    def __init__(self, n: int, storage: str, device: torch.device, side: int | None = None) -> None:
         super().__init__(self._multiply, n, device=device)
-        self.storage, self.side = storage, _side(n)
+        self.storage, self.side = storage, side or _side(n)
         self.squared_norm, self._diagonal, self._squared_error = 0.0, 0.0, 0.0
         self._tiles: dict[tuple[int, int], tuple[Tensor, float]] = {}
         self._work = torch.float64 if storage == "float64" else torch.float32
@@ -160,4 +161,4 @@ class TiledGram(SymmetricOperator):
 
 def _side(n: int) -> int:
     """Rows of a tile: few rows are one, which costs fewer calls."""
-    return n if n <= 2 * SIDE else SIDE
+    return n if n <= 2 * _SIDE else _SIDE

@@ -2,5 +2,6 @@
 
 from .delimited import MISSING_MARKS
 from .files import read, read_chunks
+from .limits import Limits
 
-__all__ = ["MISSING_MARKS", "read", "read_chunks"]
+__all__ = ["MISSING_MARKS", "Limits", "read", "read_chunks"]

@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 
 from ...storage import corrupt, read_npz
+from .limits import Limits
 
 __all__ = ["npz_frame"]
 
-COLUMN_LIMIT = 2**20  # columns of one table
 
-
-def npz_frame(path: Path) -> pd.DataFrame:
+def npz_frame(path: Path, limits: Limits) -> pd.DataFrame:
     """An array ``(n, d)`` becomes d columns ``name_0``, ``name_1``, ...; an array ``(n,)`` becomes one."""
     columns: dict[str, Any] = {}
     rows: dict[str, int] = {}
@@ -24,8 +23,8 @@ def npz_frame(path: Path) -> pd.DataFrame:
             raise corrupt(path, f"the array {name} must have rows", "a single number", "Leave it out.")
         rows[name] = len(array)
         wide = _plain(path, name, array).reshape(len(array), -1 if array.size else 0)
-        if wide.shape[1] > COLUMN_LIMIT:
-            raise corrupt(path, f"the array {name} must have at most {COLUMN_LIMIT} columns", wide.shape[1], "")
+        if wide.shape[1] > limits.columns:
+            raise corrupt(path, f"the array {name} must have at most {limits.columns} columns", wide.shape[1], "")
         names = [name] if array.ndim == 1 and array.size else [f"{name}_{i}" for i in range(wide.shape[1])]
         twice = next((one for one in names if one in columns), None)
         if twice is not None:

@@ -15,14 +15,13 @@ import pandas as pd
 from typing_extensions import override
 
 from ...storage import corrupt, open_decompressed
+from .limits import Limits
 
 __all__ = ["MISSING_MARKS", "DelimitedFile"]
 
 MISSING_MARKS = ("?", "-", "--", ".", "na", "Na", "N.A.", "n.a.", "NONE", "Null", "missing", "Missing")
 """What counts as missing besides pandas' own list: an empty field, NA, N/A, NaN, null, None."""
 
-LINE_LIMIT = 2**24  # bytes of one line: what is read ahead of a line break stays bounded
-IN_MEMORY = 2**31  # decoded bytes that are read at once; beyond, chunk by chunk
 _SNIFFED = 2**20  # bytes that decide on the delimiter and on codes
 _DELIMITERS = ",;\t|"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -34,10 +33,11 @@ class DelimitedFile:
 
     Args:
         path: The file; ``.tsv`` has tabs, anything else what its first lines agree on.
+        limits: What it may ask for.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self.path, self.limits = path, limits
         with self._lines() as lines:
             head: list[str] = []
             size = 0
@@ -54,7 +54,7 @@ class DelimitedFile:
 
     def frame(self, rows: int | None, text: list[str]) -> pd.DataFrame:
         """The first ``rows`` rows, or all; ``text`` columns as they are written."""
-        with self._checked_stream(limit=IN_MEMORY) as stream:
+        with self._checked_stream(limit=self.limits.in_memory) as stream:
             return self._named(pd.read_csv(stream, nrows=rows, **self._options(text)))
 
     def chunks(self, rows: int, text: list[str]) -> Iterator[pd.DataFrame]:
@@ -112,7 +112,7 @@ class DelimitedFile:
     @contextmanager
     def _lines(self) -> Iterator[Iterator[str]]:
         with open_decompressed(self.path) as stream:
-            yield _decoded(self.path, stream)
+            yield _decoded(self.path, stream, self.limits.line)
 
 
 class _Records(io.TextIOBase):
@@ -160,21 +160,21 @@ class _Records(io.TextIOBase):
             raise corrupt(self._path, f"at most {self._limit} characters are read at once", "more", fix)
 
 
-def _decoded(path: Path, stream: IO[bytes]) -> Iterator[str]:
+def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
     """Lines of UTF-8 text, a byte-order mark dropped; what is not text is refused by its line."""
     number = 0
     while True:
         number += 1
         try:
-            line = stream.readline(LINE_LIMIT + 1)
+            line = stream.readline(limit + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise corrupt(path, "the compressed stream must be whole", str(error)[:100]) from error
         if not line:
             return
         if number == 1 and line[:2] in _UTF16:
             raise corrupt(path, "the text must be UTF-8", "UTF-16", _SAVE)
-        if len(line) > LINE_LIMIT:
-            raise corrupt(path, f"line {number} must have at most {LINE_LIMIT} bytes", "more", "Is it a table?")
+        if len(line) > limit:
+            raise corrupt(path, f"line {number} must have at most {limit} bytes", "more", "Is it a table?")
         if b"\0" in line:
             raise corrupt(path, "the text must be UTF-8", f"a NUL byte in line {number}", _SAVE)
         try:

@@ -11,15 +11,19 @@ from ... import checks
 from ...storage import check_replaceable
 from .arrays import npz_frame
 from .delimited import DelimitedFile
+from .limits import Limits
 from .parquet import parquet_chunks, parquet_frame
 
 __all__ = ["read", "read_chunks"]
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+_LIMITS = Limits()
 _OTHERS = {".txt": ".csv", ".tab": ".tsv", ".pq": ".parquet"}
 
 
-def read(path: str | Path, *, rows: int | None = None, text: Sequence[str] = ()) -> pd.DataFrame:
+def read(
+    path: str | Path, *, rows: int | None = None, text: Sequence[str] = (), limits: Limits = _LIMITS
+) -> pd.DataFrame:
     """The table in a file, with one type for each column.
 
     Csv and tsv may be compressed (``.gz``, ``.bz2``); their delimiter is found. An array ``(n, d)`` of an npz file
@@ -29,6 +33,7 @@ def read(path: str | Path, *, rows: int | None = None, text: Sequence[str] = ())
         path: A csv, tsv, parquet or npz file.
         rows: Only the first so many.
         text: Columns of a csv or tsv to be left as they are written.
+        limits: How much the file may ask for.
 
     Raises:
         CorruptData: The file is no such table; the sentence says where.
@@ -37,13 +42,15 @@ def read(path: str | Path, *, rows: int | None = None, text: Sequence[str] = ())
     if rows is not None:
         checks.integer("read", "rows", rows, 1)
     if kind == ".npz":
-        return npz_frame(path).iloc[:rows]
+        return npz_frame(path, limits).iloc[:rows]
     if kind == ".parquet":
-        return parquet_frame(path, rows)
-    return DelimitedFile(path).frame(rows, list(text))
+        return parquet_frame(path, rows, limits)
+    return DelimitedFile(path, limits).frame(rows, list(text))
 
 
-def read_chunks(path: str | Path, *, rows: int = 50_000, text: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
+def read_chunks(
+    path: str | Path, *, rows: int = 50_000, text: Sequence[str] = (), limits: Limits = _LIMITS
+) -> Iterator[pd.DataFrame]:
     """The table in parts of at most ``rows`` rows, numbered on; no more than one part of a csv, tsv or parquet is held.
 
     A column's type may differ between parts, as its values do: :class:`~mercer.tabular.Preparation` takes either.
@@ -52,15 +59,16 @@ def read_chunks(path: str | Path, *, rows: int = 50_000, text: Sequence[str] = (
         path: A csv, tsv, parquet or npz file.
         rows: Rows of a part.
         text: Columns of a csv or tsv to be left as they are written.
+        limits: How much the file may ask for.
     """
     path, kind = _checked(path)
     checks.integer("read_chunks", "rows", rows, 1)
     if kind == ".npz":
-        frame = npz_frame(path)
+        frame = npz_frame(path, limits)
         return (frame.iloc[start : start + rows] for start in range(0, len(frame), rows))
     if kind == ".parquet":
-        return parquet_chunks(path, rows)
-    return DelimitedFile(path).chunks(rows, list(text))
+        return parquet_chunks(path, rows, limits)
+    return DelimitedFile(path, limits).chunks(rows, list(text))
 
 
 def _checked(path: str | Path) -> tuple[Path, str]:

@@ -12,21 +12,21 @@ import pandas as pd
 
 from ... import checks
 from ...storage import corrupt, open_to_read
+from .limits import Limits
 
 __all__ = ["parquet_chunks", "parquet_frame"]
 
-PART_LIMIT = 2**29  # bytes of text in one part, each value counted as often as it occurs
 _PYARROW = 'Install it: pip install "mercer[data]".'
 
 
-def parquet_frame(path: Path, rows: int | None) -> pd.DataFrame:
+def parquet_frame(path: Path, rows: int | None, limits: Limits) -> pd.DataFrame:
     """The first ``rows`` rows, or all."""
     if rows is None:
         with _opened(path) as (file, _):
             needed = 10 * file.metadata.num_rows * file.metadata.num_columns
         checks.memory("read", path.name, needed, "Use mercer fit or tabular.read_chunks, which stream; or pass rows.")
     parts, there = [], 0
-    for part in parquet_chunks(path, 50_000 if rows is None else min(rows, 50_000)):
+    for part in parquet_chunks(path, 50_000 if rows is None else min(rows, 50_000), limits):
         parts.append(part)
         there += len(part)
         if rows is not None and there >= rows:
@@ -34,12 +34,12 @@ def parquet_frame(path: Path, rows: int | None) -> pd.DataFrame:
     return pd.concat(parts).iloc[:rows]
 
 
-def parquet_chunks(path: Path, rows: int) -> Iterator[pd.DataFrame]:
+def parquet_chunks(path: Path, rows: int, limits: Limits) -> Iterator[pd.DataFrame]:
     """All rows, ``rows`` at a time, numbered on."""
     start = 0
     with _opened(path) as (file, texts), _whole(path):
         for batch in file.iter_batches(batch_size=rows):
-            _check_text(path, batch)
+            _check_text(path, batch, limits.text)
             part = batch.to_pandas().reset_index(drop=True)
             for name in texts:  # values that occur often are one object each
                 part[name] = _text(path, name, part[name].astype(object))
@@ -99,7 +99,7 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
 
 
-def _check_text(path: Path, batch: Any) -> None:
+def _check_text(path: Path, batch: Any, limit: int) -> None:
     """Count what the texts come to before they are there."""
     from pyarrow import compute
 
@@ -109,8 +109,8 @@ def _check_text(path: Path, batch: Any) -> None:
             lengths = compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
             places = column.indices.drop_null().to_numpy(zero_copy_only=False)
             size += int(lengths[places].sum()) if len(lengths) else 0
-    if size > PART_LIMIT:
-        need = f"{batch.num_rows} rows must hold at most {PART_LIMIT / 2**30:.3g} GiB of text"
+    if size > limit:
+        need = f"{batch.num_rows} rows must hold at most {limit / 2**30:.3g} GiB of text"
         raise corrupt(path, need, f"{size / 2**30:.3g} GiB", "Is it a decompression bomb? Else shorten the texts.")
 
 

@@ -14,6 +14,7 @@ from .operators import SymmetricOperator, as_operator
 __all__ = ["TopEigh", "randomized_range", "top_eigh"]
 
 _DENSE = 256  # rows up to which the dense solver is quicker than any iteration
+_CHEAP = 4096  # rows up to which two products cost less than one dense solution of the small problem
 _BLOCK = 8  # vectors a product: finds multiplicities up to 8 and keeps the product a matrix product
 
 
@@ -82,18 +83,18 @@ def top_eigh(
 
 def _block_lanczos(a: SymmetricOperator, start: Tensor, k: int, tolerances: tuple[float, float], limit: int) -> TopEigh:
     n, b = start.shape
-    basis = torch.linalg.qr(start)[0]  # (n, width)
+    basis = torch.linalg.qr(start)[0].mT.contiguous()  # (width, n): few long rows multiply faster than few columns
     projected = start.new_zeros(0, 0)  # Q^T A Q
-    tail = start.new_zeros(b, b)
+    looks = 2 * b if n <= _CHEAP else b  # a product with few rows costs less than a look
     while True:
-        block = basis[:, -b:]
-        product = a @ block
-        coupling = basis.mT @ product  # (width, b)
+        product = (a @ basis[-b:].mT).mT  # (b, n)
+        coupling = product @ basis.mT  # (b, width)
         projected = _grow(projected, coupling)
-        q, tail = torch.linalg.qr(product - basis @ coupling)
-        width = basis.shape[1]
-        if width < 3 * k and width + b <= limit:  # no run ends earlier: do not look yet
-            basis = torch.cat((basis, _fill(q, tail, basis, float(projected.diagonal().abs().max()))), 1)
+        rest = product - coupling @ basis
+        q, tail = torch.linalg.qr((rest - (rest @ basis.mT) @ basis).mT)
+        width = len(basis)
+        if (width < 3 * k or width % looks) and width + b <= limit:  # no run ends below 3 k
+            basis = torch.cat((basis, _fill(q.mT, tail, basis, float(projected.diagonal().abs().max()))))
             continue
         values, rotation = torch.linalg.eigh(projected)
         wanted = min(k, width)
@@ -103,33 +104,36 @@ def _block_lanczos(a: SymmetricOperator, start: Tensor, k: int, tolerances: tupl
         converged = width >= k and bool((residuals <= allowed).all())
         if converged or width + b > limit:
             break
-        q = _fill(q, tail, basis, float(values[-1].abs()))
-        basis = torch.cat((basis, q), 1)
+        basis = torch.cat((basis, _fill(q.mT, tail, basis, float(values[-1].abs()))))
     if not converged and width + b <= n:
         checks.warn("top_eigh", f"residual {float(residuals.max()):.1e} after {width} products.")
-    vectors = basis @ top
+    vectors = basis.mT @ top
     return TopEigh(values[-wanted:].flip(0), vectors.flip(1), residuals.flip(0))
 
 
 def _grow(projected: Tensor, coupling: Tensor) -> Tensor:
-    width, b = coupling.shape
-    grown = projected.new_zeros(width, width)
+    b, width = coupling.shape
+    grown = projected.new_empty(width, width)
     grown[: width - b, : width - b] = projected
-    grown[:, width - b :] = coupling
-    grown[width - b :] = coupling.mT
-    corner = coupling[width - b :]
+    grown[width - b :] = coupling
+    grown[:, width - b :] = coupling.mT
+    corner = coupling[:, width - b :]
     grown[width - b :, width - b :] = (corner + corner.mT) / 2
     return grown
 
 
-def _fill(q: Tensor, tail: Tensor, basis: Tensor, scale: float) -> Tensor:
-    """Orthogonalise once more; directions that were rounding give way to new ones, or the run would stall."""
-    lost = tail.diagonal().abs() <= 1e3 * torch.finfo(q.dtype).eps * scale
+def _fill(q: Tensor, tail: Tensor, basis: Tensor, scale: float) -> Tensor:  # (b, n)
+    """The next block; directions that were rounding give way to new ones, or the run would stall."""
+    sizes, eps = tail.diagonal().abs(), torch.finfo(q.dtype).eps
+    if float(sizes.min()) > max(1e3 * eps * scale, eps**0.25 * float(sizes.max())):
+        return q  # orthogonal to the basis already, up to eps times the ratio of the sizes
+    lost = sizes <= 1e3 * eps * scale
     if bool(lost.any()):
-        fixed = torch.Generator(device=q.device).manual_seed(basis.shape[1])
-        q = torch.where(lost, torch.randn(q.shape, dtype=q.dtype, device=q.device, generator=fixed), q)
+        fixed = torch.Generator(device=q.device).manual_seed(len(basis))
+        drawn = torch.randn(q.mT.shape, dtype=q.dtype, device=q.device, generator=fixed).mT
+        q = torch.where(lost[:, None], drawn, q)
     for _ in range(2):
-        q = torch.linalg.qr(q - basis @ (basis.mT @ q))[0]
+        q = torch.linalg.qr((q - (q @ basis.mT) @ basis).mT)[0].mT
     return q
 
 

@@ -14,7 +14,7 @@ import mercer
 ROOT = Path(mercer.__file__).parent
 TIERS = [  # from the ground up; names on one line do not know each other
     {"checks"},
-    {"linalg", "distributed", "storage", "figures", "metrics", "process", "user_text"},
+    {"linalg", "distributed", "storage", "figures", "metrics", "process", "user_text", "data_files"},
     {"modules"},
     {"kernels"},
     {"features"},

@@ -130,7 +130,7 @@ def test_select_takes_entries_and_papers_once_in_order():
     ],
 )
 def test_an_unknown_id_is_refused_with_close_ones(name, fix):
-    with pytest.raises(ValueError, match=re.escape(f"reproduce: ID must be an entry or a paper; got {name!r}. {fix}")):
+    with pytest.raises(ValueError, match=re.escape(f"ID must be an entry or a paper; got {name!r}. {fix}")):
         catalogue.select([name])
 
 

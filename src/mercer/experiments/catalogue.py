@@ -114,14 +114,12 @@ def select(names: Iterable[str]) -> list[Entry]:
 
 
 def _unknown(name: str) -> str:
-    from mercer import checks  # it imports torch, which listing the entries does not need
-
     ids = [e.id for e in entries()]
     papers = sorted({e.paper for e in entries()})
     by_tail = [i for i in ids if i.split("/")[1].lower() == name.lower()]
     close = by_tail or difflib.get_close_matches(name, ids + papers, n=3, cutoff=0.5)
     fix = f"Did you mean {' or '.join(close)}?" if close else "`mercer list` shows them all."
-    return checks.sentence("reproduce", "ID must be an entry or a paper", repr(name), fix)
+    return f"ID must be an entry or a paper; got {name!r}. {fix}"
 
 
 def _read(path: Path) -> list[Entry]:

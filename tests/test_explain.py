@@ -175,7 +175,7 @@ def test_shuffling_costs_where_the_column_is_needed(model, regression):
     [
         (lambda f: f.drop(columns="kind"), "the data must have the target column 'kind'"),
         (lambda f: f.assign(kind="sideways"), "at least two rows must have a known value in 'kind'; got 0"),
-        (lambda f: f.drop(columns="x"), "the table must have the column 'x'"),
+        (lambda f: f.drop(columns="x"), "but lacks 'x'"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(model, change, sentence):

@@ -151,13 +151,14 @@ def test_bad_data_is_exit_1_with_a_sentence(home, tmp_path):
     model, out = home / "model", tmp_path / "o.csv"
     for args, sentence in [
         (("fit", home / "old.csv", "--target", "churn", "-o", tmp_path / "m"), "Did you mean 'churned'?"),
+        (("predict", model, home / "new.csv", "-o", out, "--keep", "plann"), "keep: must be one of the columns"),
         (
             ("fit", tmp_path / "ragged.csv", "--target", "a", "-o", tmp_path / "m"),
             "ragged.csv: line 3 must have 2",
         ),
         (("fit", home / "old.csv", "--target", "country", "-o", tmp_path / "m"), "must hold two classes; got only CH"),
         (("fit", home / "old.csv", "--target", "joined", "-o", tmp_path / "m"), "classes or numbers; got dates"),
-        (("predict", model, tmp_path / "missing.csv", "-o", out), "must have the column 'calls'; got customer"),
+        (("predict", model, tmp_path / "missing.csv", "-o", out), "but lacks 'calls'; got customer"),
         (("predict", model, tmp_path / "missing.csv", "-o", out), "Is it 'call'?"),
         (("predict", tmp_path / "kernel", home / "new.csv", "-o", out), "must hold a model of `mercer fit`; got a RBF"),
         (("predict", tmp_path, home / "new.csv", "-o", out), "must hold mercer.json"),
@@ -176,14 +177,16 @@ def test_warnings_are_one_line_without_a_path():
 
 
 def test_bad_usage_is_exit_2(home, tmp_path):
-    for args in (
-        ("fit", home / "old.csv", "-o", tmp_path / "m"),
-        ("fit", home / "nothing.csv", "--target", "a", "-o", tmp_path / "m"),
-        ("fit", home / "old.csv", "--target", "a", "--task", "rank", "-o", tmp_path / "m"),
-        ("predict", home / "nothing", home / "old.csv", "-o", tmp_path / "o.csv"),
-        ("predict", home / "model", home / "old.csv"),
+    for args, sentence in (
+        (("fit", home / "old.csv", "-o", tmp_path / "m"), "Missing option '--target'. For example: mercer fit "),
+        (("fit", home / "odl.csv", "--target", "a", "-o", tmp_path / "m"), "does not exist. Did you mean 'old.csv'?"),
+        (("fit", home / "old.csv", "--target", "a", "--task", "rank", "-o", tmp_path / "m"), "'rank' is not one of"),
+        (("predict", home / "modle", home / "old.csv", "-o", tmp_path / "o.csv"), "Did you mean 'model'?"),
+        (("explain", home / "old.csv"), "is a file; give the folder that `mercer fit` wrote."),
+        (("predict", home / "model", home / "old.csv"), "Missing option '-o'"),
     ):
-        assert run(*args).exit_code == 2
+        done = run(*args)
+        assert done.exit_code == 2 and sentence in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -40,6 +40,9 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(130)
+        except click.MissingParameter as error:
+            error.message = _example(error.ctx)
+            raise
         except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except (ValueError, OSError, MemoryError) as error:
@@ -119,6 +122,12 @@ class _Formatter(logging.Formatter):
         error = record.exc_info[1] if record.exc_info else None
         why = f": {type(error).__name__}: {error}" if error is not None else ""
         return f"{record.levelname} {shown(record.getMessage() + why, _LONGEST)}"
+
+
+def _example(context: click.Context | None) -> str:
+    """The first example of the command's help, for a reader who left something out."""
+    lines = (context.command.epilog or "").splitlines() if context else []
+    return f"For example: {lines[2].strip()}" if len(lines) > 2 else ""
 
 
 def _text(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import examples, json_option, seed_option, task_option
+from mercer.cli.options import DATA, examples, json_option, seed_option, task_option
 from mercer.cli.output import elapsed, note, progress, table, wrapped
 from mercer.user_text import shown
 
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 _NAME = 29
 _MEANINGS = {
-    "right": "share of rows left out whose class is predicted right",
-    "explained": "variation predicted on rows left out; the table's order",
-    "of shuffled": "complexity over that of a shuffled target; lower is better",
+    "right": "share of rows left out whose class is predicted correctly",
+    "explained": "share of the variation predicted on rows left out; the best first",
+    "of shuffled": "complexity, in percent of a shuffled target's; lower is better",
     "steps": "steps of gradient descent until the loss is halved",
-    "alignment": "similarity to a kernel that knows the target; 1 at best",
+    "alignment": "similarity to a kernel that knows the target; at best 1",
+}
+_WORDS = {  # of the kernels' names
+    "near, mid, far": "how far a row's influence reaches",
+    "weighted": "columns that matter count more",
+    "straight": "columns with a few huge values are put on an even scale first",
 }
 _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignment": 11}
 
@@ -35,7 +40,7 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
         "mercer diagnose embeddings.npz --target label -o page.html",
     ),
 )
-@click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("data", type=DATA)
 @click.option("--target", required=True, metavar="COLUMN", help="Column to predict.")
 @click.option(
     "-o",
@@ -91,7 +96,9 @@ def _lines(found: Diagnosis, page: Path) -> Iterator[str]:
     columns = {name: width for name, width in _COLUMNS.items() if found.classes or name != "right"}
     rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(found.readings, 1)]
     yield from table(columns, [[name, *(cells[key] for key in columns)] for name, cells in rows], _NAME)
-    yield from (line for name in columns for line in wrapped(_MEANINGS[name], " " * 15, f"  {name:<13}"))
+    yield from (line for name in columns for line in _meaning(name, _MEANINGS[name]))
+    names = " ".join(reading.name for reading in found.readings)
+    yield from (line for word, text in _WORDS.items() if word[:4] in names for line in _meaning(word, text))
     yield ""
     yield from (line for text in found.verdict.reasons for line in wrapped(text))
     yield from (line for text in found.notes for line in note(text))
@@ -102,10 +109,14 @@ def _lines(found: Diagnosis, page: Path) -> Iterator[str]:
     yield f"Page: {page} ({elapsed():.0f} s; pictures, and more on every number)"
 
 
+def _meaning(name: str, text: str) -> list[str]:
+    return wrapped(text, " " * 18, f"  {name:<16}")
+
+
 def _cells(reading: Reading) -> dict[str, str]:
     return {
         "right": "" if reading.accuracy is None else f"{reading.accuracy:.1%}",
-        "explained": f"{reading.explained:.1%}",
+        "explained": f"{reading.explained:.1%}".replace("-0.0%", "0.0%"),
         "of shuffled": f"{reading.ratio:.1%}",
         "steps": ">1000" if reading.steps is None else str(reading.steps),
         "alignment": f"{reading.alignment:.3f}",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import examples, json_option
+from mercer.cli.options import DATA, MODEL, examples, json_option
 from mercer.cli.output import say, wrapped
 from mercer.user_text import shown
 
@@ -33,8 +33,8 @@ _PARTS = 5  # columns of a row that are listed
         "mercer explain model --data held-out.csv -o page.html",
     ),
 )
-@click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.argument("rows", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("model", type=MODEL)
+@click.argument("rows", required=False, type=DATA)
 @click.option(
     "-o",
     "--output",
@@ -44,7 +44,7 @@ _PARTS = 5  # columns of a row that are listed
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=DATA,
     help="Rows with the target, to measure how much shuffling each column lowers the score.",
 )
 @json_option

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import device_option, examples, json_option, seed_option, task_option
+from mercer.cli.options import DATA, SMALL, device_option, examples, json_option, seed_option, task_option
 from mercer.cli.output import WIDTH, command_line, elapsed, note, number, progress, table, wrapped
 from mercer.user_text import shown
 
@@ -35,7 +35,6 @@ _SCORES = {
     "always_the_mean_rmse": "the same, always predicting the mean",
     "mae": "mean absolute error",
 }
-_SMALL = 10_000_000  # bytes of a table whose matrices are too small to share among threads
 
 
 @click.command(
@@ -44,7 +43,7 @@ _SMALL = 10_000_000  # bytes of a table whose matrices are too small to share am
         "mercer fit survey.parquet --target answer --task classification -o model",
     )
 )
-@click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("data", type=DATA)
 @click.option("--target", required=True, metavar="COLUMN", help="Column to predict.")
 @click.option(
     "-o",
@@ -75,7 +74,7 @@ def fit(
 
     device = _usable(device or "cpu")
     _check_output(output, target, force)
-    threads = threads_set(1) if data.stat().st_size < _SMALL else contextlib.nullcontext()
+    threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, contextlib.ExitStack() as held:
         with distributed.joined():
             model = TabularModel(task=task, random_state=seed)
@@ -219,10 +218,12 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
 
 def _columns(model: TabularModel) -> Iterator[str]:
     columns = model.preparation.columns
+    from rich.cells import cell_len, set_cell_size
+
     names = [shown(column.name, _NAME) for column in columns[:_SHOWN]]
-    width = max(map(len, names), default=0) + 2
+    width = max(map(cell_len, names), default=0) + 2
     for name, column in zip(names, columns, strict=False):
-        first = f"  {name:<{width}}{column.kind:<13}"
+        first = f"  {set_cell_size(name, width)}{column.kind:<13}"
         yield from wrapped(column.how, " " * len(first), first)
     kinds = Counter(column.kind for column in columns[_SHOWN:])
     if kinds:
@@ -235,7 +236,8 @@ def _scores(model: TabularModel) -> Iterator[str]:
         yield from wrapped(f"No scores: {scores['note']}.")
         return
     folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else "one fifth,"
-    yield click.style(f"On held-out rows ({folds} {scores['rows']} rows)", bold=True)
+    some = f"{scores['rows']} of the {model.rows}" if scores["rows"] < model.rows else f"{scores['rows']}"
+    yield click.style(f"On held-out rows ({folds} {some} rows)", bold=True)
     for name, words in _SCORES.items():
         if scores.get(name) is not None:
             yield f"  {words:<38}{number(scores[name])}"
@@ -253,7 +255,9 @@ def _beside(scores: dict[str, Any]) -> Iterator[str]:
         return
     measures = list(next(iter(others.values())))
     guess = scores.get("always_most_frequent")
-    rows = [["  always the commonest class", number(guess), ""] if guess is not None else ["  always the mean", "0"]]
+    rows = [
+        ["  always the most frequent class", number(guess), ""] if guess is not None else ["  always the mean", "0"]
+    ]
     for name, found in [("this model", scores), *others.items()]:
         rows.append([f"  {name}", *(number(found[measure]) for measure in measures)])
     yield click.style("Beside others, on the same folds", bold=True)
@@ -265,12 +269,14 @@ def _beside(scores: dict[str, Any]) -> Iterator[str]:
 def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
     if len(classes) > _SHOWN:
         return
+    from rich.cells import cell_len, set_cell_size  # a letter of some scripts takes two columns
+
     short = [shown(name, 10) for name in classes]
-    width = max(6, *(len(name) + 2 for name in short), *(len(str(count)) + 2 for row in counts for count in row))
+    width = max(6, *(cell_len(name) + 2 for name in short), *(len(str(count)) + 2 for row in counts for count in row))
     if 2 + width * (len(classes) + 1) > WIDTH:
         yield "  the confusion matrix is on the page"
         return
     yield "  held-out rows: true class down, predicted across"
-    yield "  " + " " * width + "".join(f"{name:>{width}}" for name in short)
+    yield "  " + " " * width + "".join(" " * (width - cell_len(name)) + name for name in short)
     for name, row in zip(short, counts, strict=True):
-        yield f"  {name:<{width}}" + "".join(f"{count or '.':>{width}}" for count in row)
+        yield "  " + set_cell_size(name, width) + "".join(f"{count or '.':>{width}}" for count in row)

@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
+from typing_extensions import override
 
-__all__ = ["count_option", "device_option", "examples", "json_option", "seed_option", "task_option"]
+from mercer.cli.output import closest
+
+__all__ = [
+    "DATA",
+    "MODEL",
+    "SMALL",
+    "count_option",
+    "device_option",
+    "examples",
+    "json_option",
+    "seed_option",
+    "task_option",
+]
+
+SMALL = 10_000_000  # bytes of a table whose matrices are too small to share among threads
 
 Command = Callable[..., Any]
+
+
+class _Existing(click.Path):
+    """A path that is there; where it is not, the nearest name beside it is in the sentence."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        if not path.exists():
+            beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+            self.fail(f"{str(path)!r} does not exist.{closest(path.name, sorted(beside))}", param, ctx)
+        if not self.file_okay and path.is_file():
+            self.fail(f"{str(path)!r} is a file; give the folder that `mercer fit` wrote.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+DATA = _Existing(path_type=Path, exists=True, dir_okay=False)
+MODEL = _Existing(path_type=Path, exists=True, file_okay=False)
 
 task_option = click.option(
     "--task",

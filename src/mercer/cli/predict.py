@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import examples, json_option
+from mercer.cli.options import DATA, MODEL, SMALL, examples, json_option
 from mercer.cli.output import note, progress, say, wrapped
 from mercer.user_text import shown
 
@@ -30,8 +31,8 @@ _TRAINED = (
         "mercer predict model new.csv -o predictions.csv --keep customer",
     )
 )
-@click.argument("model", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("model", type=MODEL)
+@click.argument("data", type=DATA)
 @click.option(
     "-o",
     "--output",
@@ -64,10 +65,12 @@ def predict(
     like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of them); the kept columns.
     """
     from mercer.cli.signals import stoppable
+    from mercer.process import threads_set
     from mercer.tabular.streaming import predict_file
 
     loaded = load_model(model)
-    with stoppable(), progress() as report:
+    threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
+    with stoppable(), threads, progress() as report:
         answers = predict_file(
             loaded, data, output, progress=report, keep=keep or None, level=level, spreadsheet=spreadsheet
         )

@@ -26,7 +26,7 @@ __all__ = ["diagnosis_page"]
 _log = logging.getLogger("mercer")
 _MOODS = {"very well": "good", "well": "good", "in part": "middling", "weakly": "middling", "not shown": "bad"}
 _CLASSES = 12  # classes that are named
-_RANDOM = "the first, labels in random order"
+_RANDOM = "the first, shuffled labels"
 _SIZE = (5.9, 3.7)  # inches: two fit side by side on a desk
 
 
@@ -64,7 +64,7 @@ def _pictures(found: Diagnosis) -> dict[str, Picture]:
         "curves": drawn(
             "curves",
             lambda: _curves(found),
-            f"Predicted loss over {STEPS} steps for {', '.join(found.eigen)}, and for labels in random order.",
+            f"Predicted loss over {STEPS} steps for {', '.join(found.eigen)}, and for shuffled labels.",
             "How gradient descent would learn the labels, predicted. A curve well below the dashed control: there is "
             "structure to learn. The control falls late and slowly, for it has to be learned by heart.",
         ),

@@ -84,9 +84,8 @@ def headline(model: TabularModel) -> str:
         return f"{name} is predicted from {_used(model)}: {_percent(scores['r2'])} of its variation on unseen rows."
     alone = _percent(scores["always_most_frequent"])
     right = _percent(scores["accuracy"])
-    return (
-        f"{name} is predicted from {_used(model)}: {right} right on unseen rows, where the commonest class is {alone}."
-    )
+    guess = f"where the most frequent class alone gives {alone}"
+    return f"{name} is predicted from {_used(model)}: {right} right on unseen rows, {guess}."
 
 
 def confusions(model: TabularModel, most: int) -> list[tuple[str, str, int, int]]:
@@ -148,8 +147,8 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
             f"effect{number}",
             lambda effect=effect: _effect(effect, model.target.name),  # type: ignore[misc]
             f"How the prediction moves with {effect.column}.",
-            "The average over training rows with this value put in, each row by a model without it, and where the "
-            "middle 80% of the rows lie. It says what the model does, not what causes the target.",
+            f"The average prediction for each value of {effect.column}"
+            + (". The band holds the middle 80% of the rows." if _is_curve(effect) else "."),
         )
     if losses:
         found["losses"] = drawn(
@@ -184,14 +183,17 @@ def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[s
     return found
 
 
+def _is_curve(effect: Effect) -> bool:
+    return all(isinstance(value, float) for value in effect.values)
+
+
 def _effect(effect: Effect, target: str) -> Figure:
     y_label = f"probability of {label(effect.of)}" if effect.of else f"predicted {label(target)}"
-    if not all(isinstance(value, float) for value in effect.values):
+    if not _is_curve(effect):
         named = {label(str(value)): mean for value, mean in zip(effect.values, effect.mean, strict=True)}
         return figures.bars({"": named}, x_label=f"{y_label}, by {label(effect.column)}")
-    curves = {"average": effect.mean, "nine in ten rows are above": effect.low, "one in ten": effect.high}
     return figures.lines(
-        {name: {"x": effect.values, "y": values} for name, values in curves.items()},
+        {"average": {"x": effect.values, "y": effect.mean, "low": effect.low, "high": effect.high}},
         x_label=label(effect.column),
         y_label=y_label,
     )

@@ -200,7 +200,7 @@ def _kept(model: TabularModel, columns: list[str], keep: Sequence[str] | None) -
         naming = {column.name for column in model.preparation.columns if column.kind == "identifier"}
         return [name for name in columns if name in naming and name not in _ANSWERS]
     for name in keep:
-        find_target(columns, name)
+        find_target(columns, name, "keep")
         if name in _ANSWERS or name.startswith("p_"):
             raise ValueError(
                 checks.sentence("keep", "must not be a column of the predictions", repr(name), "Rename it.")

@@ -115,7 +115,7 @@ class Preparation(Savable):
             blank &= found.missing
             parts.append(found.x)
         if blank.any():
-            surprises["rows without a value in any column get the commonest answer"] += int(blank.sum())
+            surprises["rows without a value in any column get the most frequent answer"] += int(blank.sum())
         return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen, blank)
 
     def extra_columns(self, frame: pd.DataFrame) -> list[str]:
@@ -143,9 +143,9 @@ class Preparation(Savable):
         if absent:
             near = difflib.get_close_matches(absent[0], self.extra_columns(frame), 1, 0.5)
             more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            fix = f"Is it {near[0]!r}?" if near else "The table must have the columns the model was made with."
-            need = f"the table must have the column {absent[0]!r}{more}"
-            raise ValueError(checks.sentence("Preparation", need, ", ".join(there[:6]) or "no columns", fix))
+            fix = f"Is it {near[0]!r}?" if near else "Is it the right file?"
+            need = f"must have the columns that the model was fitted on, but lacks {absent[0]!r}{more}"
+            raise ValueError(checks.sentence("the table", need, ", ".join(there[:6]) or "no columns", fix))
 
 
 def _check_kind(column: Column, series: pd.Series[Any], unreadable: Array) -> None:

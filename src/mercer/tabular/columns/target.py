@@ -110,7 +110,7 @@ def present(series: pd.Series[Any]) -> Array:  # (n,)
     return found
 
 
-def find_target(columns: Iterable[object], target: str) -> str:
+def find_target(columns: Iterable[object], target: str, asked: str = "target") -> str:
     """The name, if it is one of the columns; else the closest one is in the sentence."""
     names = [str(name) for name in columns]
     if target in names:
@@ -118,7 +118,7 @@ def find_target(columns: Iterable[object], target: str) -> str:
     near = difflib.get_close_matches(target, names, 1, 0.4)
     fix = f"Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    raise ValueError(checks.sentence("target", f"must be one of the columns {listed}", repr(target), fix))
+    raise ValueError(checks.sentence(asked, f"must be one of the columns {listed}", repr(target), fix))
 
 
 def _choose(series: pd.Series[Any]) -> tuple[str, str]:

@@ -62,7 +62,7 @@ def _score(asked: Problem, best: Reading, fitted: float | None) -> str:
         share = best.explained if fitted is None else fitted
         return f"{_percent(share)} of its variation is predicted on rows left out"
     right = _percent(best.accuracy if fitted is None else fitted)
-    return f"{right} right on rows left out, where the commonest class alone is {_percent(asked.guess)}"
+    return f"{right} right on rows left out, where the most frequent class alone gives {_percent(asked.guess)}"
 
 
 def _averaged(readings: Sequence[Reading], fitted: float | None) -> list[str]:
@@ -70,9 +70,9 @@ def _averaged(readings: Sequence[Reading], fitted: float | None) -> list[str]:
     count = sum(reading.share > 0 for reading in readings)
     if fitted is None or not count:
         return []
-    machines = "one of these machines" if count == 1 else f"{count} of these machines, averaged"
-    alone = f"the best alone, picked on these rows, {_reached(readings[0])}"
-    return [f"mercer fit uses {machines}: {_percent(fitted)}; {alone}."]
+    machines = "uses one of these machines" if count == 1 else f"combines {count} of these machines"
+    alone = f"The best single one, chosen on the same rows, reaches {_reached(readings[0])}."
+    return [f"mercer fit {machines} and reaches {_percent(fitted)}. {alone}"]
 
 
 def _suits(readings: Sequence[Reading]) -> str:
@@ -97,8 +97,8 @@ def _as_often(other: Reading, best: Reading) -> bool:
 
 def _against_noise(asked: Problem, best: Reading) -> str:
     return (
-        f"To it the {_labels(asked)} are {1 / best.ratio:,.3g} times simpler than the same in random order, and rows "
-        f"left out are predicted better than with any of the shuffles."
+        f"For this kernel the {_labels(asked)} are {1 / best.ratio:,.3g} times simpler than shuffled {_labels(asked)}, "
+        f"which were never predicted as well on rows left out."
     )
 
 
@@ -107,7 +107,7 @@ def _speed(best: Reading) -> list[str]:
         return ["Gradient descent would need over 1,000 full steps to halve the loss: expect slow training."]
     control = f"{best.shuffled_steps:,}" if best.shuffled_steps is not None else "over 1,000"
     steps = max(best.steps, 1)
-    return [f"Gradient descent would halve the loss in {steps:,} full steps; in random order it takes {control}."]
+    return [f"Gradient descent would halve the loss in {steps:,} full steps; on shuffled labels it takes {control}."]
 
 
 def _limits(asked: Problem, best: Reading) -> list[str]:
@@ -124,7 +124,7 @@ def _limits(asked: Problem, best: Reading) -> list[str]:
         )
     if best.accuracy is not None and best.accuracy <= asked.guess + 0.01:
         found.append(
-            "Its accuracy is no better than always answering the commonest class; look at the probabilities, "
+            "Its accuracy is no better than always answering the most frequent class; look at the probabilities, "
             "not at the answers."
         )
     return found
@@ -133,7 +133,7 @@ def _limits(asked: Problem, best: Reading) -> list[str]:
 def _noise(asked: Problem, best: Reading, p_value: float) -> list[str]:
     found = [
         f"The best of the candidates, {best.name}, explains {_percent(max(best.explained, 0.0))} of the "
-        f"{_labels(asked)} on rows left out; in random order they do as well with probability {p_value:.2f}.",
+        f"{_labels(asked)} on rows left out; shuffled ones do as well with probability {p_value:.2f}.",
     ]
     return found + _limits(asked, best)[:1] * bool(asked.conflicts)
 
@@ -162,7 +162,7 @@ def _advice(asked: Problem, readings: Sequence[Reading], source: str) -> tuple[l
         advice = [f"Put a head on {best.source}: a kernel classifier, or a linear one where that is tied.{lead}"]
         return advice, [_head(asked, best, source)]
     named = f"{_quoted(source)} --target {_quoted(asked.target.name)}"
-    advice = ["Fit a model: it averages the machines that carry weight, and says how good it is."]
+    advice = ["Next: fit a model. It combines the machines that help, and prints how good it is."]
     if best.family == "laplacian" and not any(r.tied and r.family in ("gaussian", "matern") for r in readings):
         advice.append("Sharp edges column by column suit these labels: mercer fit prints boosted trees beside its own.")
     return advice, [f"mercer fit {named} -o model", f"mercer predict model {_quoted(source)} -o predictions.csv"]

@@ -1,9 +1,11 @@
 """The site builds without a warning, asks nobody else for anything, and shows formulas as formulas."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,16 @@ def test_every_document_has_its_page(site):
     for document in (ROOT / "docs").rglob("*.md"):
         place = document.relative_to(ROOT / "docs").with_suffix("")
         assert (site / (place.parent if place.name == "index" else place) / "index.html").exists(), document
+
+
+def test_a_tutorial_page_is_its_notebook_rendered(site):
+    for book in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        page = (site / "tutorials" / book.stem / "index.html").read_text()
+        shown = "".join(unescape(re.sub(r"<[^>]+>", "", page)).split())
+        for cell in json.loads(book.read_text())["cells"]:
+            if cell["cell_type"] == "code":
+                texts = ["".join(cell["source"]), *("".join(output["text"]) for output in cell["outputs"])]
+                assert all("".join(text.split()) in shown for text in texts), (book.name, cell["id"])
 
 
 def test_nothing_is_loaded_from_elsewhere(site):

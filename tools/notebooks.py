@@ -14,7 +14,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _BLOCK = re.compile(r"(?:<!--.*?-->\n)?^```python\n(.*?)^```$(?:\n```output\n(.*?)^```$)?", re.S | re.M)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")
-_AS_NOTEBOOK = re.compile(r"^\[As a notebook\].*\n\n?", re.M)
+_AS_NOTEBOOK = re.compile(r"^\[This page as a notebook\].*\n\n?", re.M)
 
 
 def notebook(markdown: str) -> dict[str, Any]:

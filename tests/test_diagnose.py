@@ -20,9 +20,9 @@ from mercer.report import diagnosis_page
 from mercer.spectral import analyze
 from mercer.tabular import TabularModel, diagnose
 from mercer.tabular.diagnosis.candidates import Candidate, of_embeddings
-from mercer.tabular.diagnosis.diagnose import NOISE, SHUFFLES, centred_columns, spectrum_of
 from mercer.tabular.diagnosis.held_out import leave_folds_out
 from mercer.tabular.diagnosis.problem import sample
+from mercer.tabular.diagnosis.ranking import NOISE, SHUFFLES, centred_columns, spectrum_of
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 

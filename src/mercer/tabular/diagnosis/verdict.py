@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .problem import Problem
 
 if TYPE_CHECKING:
-    from .diagnose import Reading
+    from .ranking import Reading
 
 __all__ = ["Verdict", "judge"]
 

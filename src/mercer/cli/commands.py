@@ -41,8 +41,7 @@ class _Commands(click.Group):
             click.echo("Interrupted.", err=True)
             ctx.exit(130)
         except click.MissingParameter as error:
-            error.message = _example(error.ctx)
-            raise
+            raise click.MissingParameter(_example(error.ctx), error.ctx, error.param) from error
         except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except (ValueError, OSError, MemoryError) as error:

@@ -230,11 +230,16 @@ def test_48_one_and_two_threads_agree():
 def test_56_far_more_columns_than_rows():
     """Nothing of size d x d is made: no array of the fit holds more than a few times the table's numbers."""
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame(rng.normal(size=(40, 1500))).rename(columns=lambda i: f"c{i}")
-    frame["y"] = np.where(frame["c0"] > 0, "a", "b")
+    x, sort = rng.normal(size=(40, 1500)), rng.choice([-1, 1], 40)
+    x[:, :100] += 3 * sort[:, None]  # these columns say the class
+    frame = pd.DataFrame(x).rename(columns=lambda i: f"c{i}").assign(y=np.where(sort > 0, "a", "b"))
     with Largest() as largest:
         model = TabularModel().fit(frame, "y")
+        found = model.explain()
     assert finite(model, frame) and 40 * 1500 <= largest.numbers < 1500 * 1500 / 4
+    signal = {f"c{i}" for i in range(100)}
+    assert len(found) == 1500 and found["weight"].sum() == pytest.approx(1) and set(found.index[:20]) <= signal
+    assert "c1" in found.loc["c0", "correlated"].split(", ")
 
 
 class Largest(TorchDispatchMode):

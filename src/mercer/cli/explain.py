@@ -132,7 +132,7 @@ def _lines(
     yield ""
     yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
     yield from _bars(weights)
-    for group in correlated(model):
+    for group in correlated(model, weights):
         yield from wrapped(f"{', '.join(group)} say nearly the same: their shares belong together.", "    ", "  ")
     if losses is not None:
         yield click.style("What it needs", bold=True) + "  (points of the score lost when the column is shuffled)"

@@ -2,6 +2,7 @@ r"""How predictions move: with one column over all rows, and with every column o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ _POINTS = 12  # values of a column
 _LEVELS = 8  # words of a column
 _ROWS = 100  # training rows that are averaged over
 _EXACT = 3000  # rows up to which each is left out of its own curve; of more, one does not show
+_LOOKED_AT = 500  # columns that are compared with each other
 _TOGETHER = 0.8  # correlation from which on two columns are named together
 _WALKS = 32  # training rows that a row is compared with
 EXPLAINED = 20  # rows whose reasons are given
@@ -118,17 +120,29 @@ def reasons(model: TabularModel, frame: pd.DataFrame, *, random_state: int = 0) 
     return found
 
 
-def correlated(model: TabularModel) -> list[list[str]]:
-    """Groups of columns that say nearly the same: each correlates with another of its group by 0.8 or more."""
-    rows, _ = _drawn(model, 1000)
+def correlated(model: TabularModel, weights: Mapping[str, float] | None = None) -> list[list[str]]:
+    """Groups of columns that say nearly the same: each correlates with another of its group by 0.8 or more.
+
+    Args:
+        model: A fitted model.
+        weights: Its `column_weights`, where they are known: of more than 500 columns, the 500 heaviest are compared.
+    """
     features = model.column_features()
+    names = list(features)
+    if len(names) > _LOOKED_AT:
+        names = list(column_weights(model) if weights is None else weights)[:_LOOKED_AT]
+    own = torch.tensor([feature for name in names for feature in features[name]])
+    column = torch.tensor([i for i, name in enumerate(names) for _ in features[name]])  # (p,): of each feature
+    rows = _drawn(model, 1000)[0][:, own]
     spread = rows.std(0)
     scaled = (rows - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
-    alike = (scaled.mT @ scaled / max(1, len(rows) - 1)).abs() >= _TOGETHER
-    groups: list[list[str]] = []
-    for name, own in features.items():
-        near = [g for g in groups if any(bool(alike[own][:, features[other]].any()) for other in g)]
-        groups = [g for g in groups if g not in near] + [[*(other for g in near for other in g), name]]
+    one, other = ((scaled.mT @ scaled / max(1, len(rows) - 1)).abs() >= _TOGETHER).nonzero().unbind(1)
+    alike = torch.eye(len(names), dtype=torch.bool)
+    alike[column[one], column[other]] = True
+    first, before = torch.arange(len(names)), None
+    while before is None or not torch.equal(first, before):  # each takes the first name that its likes have
+        first, before = torch.where(alike, first, len(names)).amin(1), first
+    groups = [[name for name, i in zip(names, first.tolist(), strict=True) if i == k] for k in first.unique().tolist()]
     return [group for group in groups if len(group) > 1]
 
 

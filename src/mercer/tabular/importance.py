@@ -2,6 +2,7 @@ r"""Which columns a model looks at: by exchanging their values between training 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,8 @@ __all__ = ["column_weights", "permutation_losses"]
 
 _POINTS = 300  # training rows whose values are exchanged
 _ROUNDS = 2
+_ALONE = 200  # columns up to which each is exchanged alone
+_GROUPS, _SPLITS = 64, 64  # of more, groups; and how often the heaviest is halved
 _ROWS = 500  # rows of given data that are shuffled
 _COLUMNS = 40  # columns that are shuffled, those of largest weight
 
@@ -27,23 +30,43 @@ def column_weights(model: TabularModel) -> dict[str, float]:
 
     f is the fitted function before calibration, x the training rows it keeps: no data is needed, and neither units nor
     scales matter. To first order it is :math:`2 \, \mathrm{Var}(x_j) (\partial f / \partial x_j)^2`. Largest first;
-    columns not used are left out.
+    columns not used are left out. Of more than 200 columns, groups are exchanged, and the heaviest group is halved time
+    after time; columns that stay together share their group's weight.
     """
     rows = model.learner.rows
     rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _POINTS)).round().long()]
     generator = torch.Generator().manual_seed(model.random_state)
     before = model.learner.scores(rows)
-    moved = {}
-    for name, features in model.column_features().items():
+    features = model.column_features()
+
+    def moved(group: list[str]) -> float:
+        own = [feature for name in group for feature in features[name]]
         total = 0.0
         for _ in range(_ROUNDS):
             changed = rows.clone()
-            changed[:, features] = rows[torch.randperm(len(rows), generator=generator)][:, features]
+            changed[:, own] = rows[torch.randperm(len(rows), generator=generator)][:, own]
             total += float((model.learner.scores(changed) - before).square().sum(1).mean())
-        moved[name] = total
-    whole = sum(moved.values())
-    shares = {name: value / whole if whole > 0 else 1 / len(moved) for name, value in moved.items()}
+        return total
+
+    groups = _groups(moved, list(features))
+    found = {name: total / len(group) for group, total in groups for name in group}
+    whole = sum(found.values())
+    shares = {name: value / whole if whole > 0 else 1 / len(found) for name, value in found.items()}
     return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
+
+
+def _groups(moved: Callable[[list[str]], float], names: list[str]) -> list[tuple[list[str], float]]:
+    """Groups of columns and how far each moves the function; one column each where they are few."""
+    size = 1 if len(names) <= _ALONE else -(-len(names) // _GROUPS)
+    groups = [(group, moved(group)) for group in (names[i : i + size] for i in range(0, len(names), size))]
+    for _ in range(_SPLITS):
+        heaviest = max(range(len(groups)), key=lambda i: groups[i][1] if len(groups[i][0]) > 1 else -1.0)
+        group = groups[heaviest][0]
+        if len(group) == 1:
+            break
+        halves = (group[: len(group) // 2], group[len(group) // 2 :])
+        groups[heaviest : heaviest + 1] = [(half, moved(half)) for half in halves]
+    return groups
 
 
 def permutation_losses(model: TabularModel, frame: pd.DataFrame, *, random_state: int = 0) -> dict[str, float]:

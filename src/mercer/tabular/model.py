@@ -152,7 +152,8 @@ class TabularModel(Savable):
         from .effects import correlated
         from .importance import column_weights
 
-        weights, mates = column_weights(self), {name: group for group in correlated(self) for name in group}
+        weights = column_weights(self)
+        mates = {name: group for group in correlated(self, weights) for name in group}
         named = [", ".join(other for other in mates.get(name, []) if other != name) for name in weights]
         index = pd.Index(list(weights), name="column")
         return pd.DataFrame({"weight": list(weights.values()), "correlated": named}, index=index)

@@ -99,6 +99,33 @@ def test_full_rank_equals_the_dense_posterior_of_a_regression():
     torch.testing.assert_close(variance, expected.diagonal(dim1=1, dim2=2) + f.noise_, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("c", [1, 3], ids=["one-logit", "softmax"])
+@pytest.mark.parametrize("parameters", ["all", "last"])
+def test_full_rank_of_convolutions_chosen_on_validation_rows_equals_the_dense_posterior(c, parameters):
+    x, _ = points(50)
+    y = (x[:, 0] > 0).long() if c == 1 else (x[:, 0] > 0).long() + (x[:, 1] > 0.3).long()
+    torch.manual_seed(0)
+    parts = nn.Unflatten(1, (1, 1, 3)), nn.Conv2d(1, 4, (1, 2)), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()
+    model = nn.Sequential(*parts, nn.Linear(8, c)).double()
+    one = lambda f, t: F.binary_cross_entropy_with_logits(f[:, 0], t.double())  # noqa: E731
+    trained(model, x[:30], y[:30], one if c == 1 else F.cross_entropy).eval()
+    test = 2 * torch.randn(5, 3, generator=seeded(1), dtype=torch.float64)
+    f = LinearizedLaplace(model, k=1000, parameters=parameters, generator=seeded()).fit(
+        (x[:30], y[:30]), (x[30:], y[30:])
+    )
+    scaled = model(x[:30]).detach() / f.temperature_
+    p = scaled.sigmoid()
+    hessian = ((p * (1 - p))[..., None] if c == 1 else softmax_hessian(scaled)) / f.temperature_**2
+    counted = slice(None) if parameters == "all" else slice(-9 * c, None)
+    j, jt = (jacobian(model, rows)[..., counted] for rows in (x[:30], test))
+    ggn = torch.einsum("ncp,ncd,ndq->pq", j, hessian, j)
+    sigma = torch.linalg.inv(ggn + f.prior_precision_ * torch.eye(len(ggn), dtype=ggn.dtype))
+    expected = torch.einsum("ncp,pq,mdq->nmcd", jt, sigma, jt)
+    torch.testing.assert_close(f.logits(test, joint=True)[1], expected, rtol=1e-6, atol=1e-8)
+    own = expected.diagonal(dim1=0, dim2=1).permute(2, 0, 1)
+    torch.testing.assert_close(f.logits(test)[1], own, rtol=1e-6, atol=1e-8)
+
+
 def test_the_complement_makes_few_directions_nearly_exact():
     x, y = points(40)
     model = trained(classifier(), x, y, F.cross_entropy)

@@ -212,13 +212,13 @@ def diagnose(
         menu = [*of_stack(training.stack(asked.x, asked.y)), *menu]
     orders = [torch.randperm(len(columns), generator=generator) for _ in range(SHUFFLES)]
 
-    def one(candidate: Candidate) -> _Read:
+    def one(place: int, candidate: Candidate) -> _Read:
         if progress is not None:
-            progress(candidate.name)
+            progress(f"kernel {place} of {len(menu)}: {candidate.name}")
         return _read(candidate, asked, columns, orders)
 
     with ThreadPoolExecutor(checks.integer("diagnose", "jobs", jobs, 1)) as pool:
-        found = list(pool.map(one, menu))
+        found = list(pool.map(one, range(1, len(menu) + 1), menu))
     readings = _ranked(found)
     chance = torch.stack([read.controls for read in found]).amax(0)  # (s,) each shuffle's best candidate
     p_value = (1 + int((chance >= readings[0].explained).sum())) / (1 + len(chance))

@@ -13,7 +13,7 @@ import statistics
 import torch
 
 from mercer.experiments.jayasumana2021.heads import backbone
-from mercer.experiments.jayasumana2021.trained import accuracy, cifar, fit
+from mercer.experiments.jayasumana2021.trained import STAND_IN, accuracy, cifar, fit
 from mercer.nn import KernelClassifier, kernelize
 
 STARTS = [(1.0, 1, 1.0), (4.0, 1, 1.0), (10.0, 1, 1.0), (4.0, 3, 1.0), (4.0, 3, 0.4), (1.0, 3, 0.1)]
@@ -38,7 +38,7 @@ def held_out(x, y, scale, prototypes, temperature, seed):
         return made
 
     torch.manual_seed(seed)
-    model = kernelize(backbone("Small ResNet", 10), head=head)
+    model = kernelize(backbone(STAND_IN, 10), head=head)
     fit(model, x[:ROWS], y[:ROWS], epochs=4, generator=torch.Generator().manual_seed(seed))
     return accuracy(model, x[ROWS:], y[ROWS:])
 

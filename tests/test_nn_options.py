@@ -37,15 +37,16 @@ def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("prototypes", [1, 2])
-def test_blocks_of_a_large_head_give_the_same_gradients(monkeypatch, prototypes):
-    head = randomised(KernelClassifier(D, C, prototypes=prototypes).double())
+@pytest.mark.parametrize(("prototypes", "bias"), [(1, True), (1, False), (2, True)])
+def test_blocks_of_a_large_head_give_the_same_logits_and_gradients(monkeypatch, prototypes, bias):
+    head = randomised(KernelClassifier(D, C, prototypes=prototypes, bias=bias).double())
     z, weights = rows(9).requires_grad_(), rows(9, C, seed=2)
-    wanted = [z, *head.parameters()]
-    whole = torch.autograd.grad((head(z) * weights).sum(), wanted)
+    wanted, logits = [z, *head.parameters()], head(z)
+    whole = torch.autograd.grad((logits * weights).sum(), wanted)
     monkeypatch.setattr("mercer.kernels.cosine_buffer.BLOCK", 10)
-    parts = torch.autograd.grad((head(z) * weights).sum(), wanted)
-    torch.testing.assert_close(parts, whole)
+    again = head(z)
+    torch.testing.assert_close(again, logits)
+    torch.testing.assert_close(torch.autograd.grad((again * weights).sum(), wanted), whole)
 
 
 def test_a_head_called_between_a_pass_and_its_backward_changes_no_gradient():
@@ -87,6 +88,22 @@ def test_shared_units_and_places_equal_the_literal_transcription():
     torch.testing.assert_close(own.at_places(z, places, mask.bool()).detach(), means / 0.5)
     changed = torch.where(mask.bool()[:, :, None], places, 100.0)
     torch.testing.assert_close(head.at_places(z, changed, mask.bool()), head.at_places(z, places, mask.bool()))
+
+
+def test_frozen_embeddings_give_parameters_the_same_gradients():
+    head, weights = randomised(KernelClassifier(D, C).double()), rows(9, C, seed=2)
+    found = [torch.autograd.grad((head(z) * weights).sum(), list(head.parameters()))
+             for z in (rows(9), rows(9).requires_grad_())]  # fmt: skip
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_shared_units_are_divided_by_a_temperature_and_the_bias_is_not(bias):
+    head = randomised(KernelClassifier(D, C, RadialSeries(6), shared=4, temperature=0.5, bias=bias).double())
+    alone = reference.kernel_mean(rows()[:, None], torch.ones(6, 1), head.weight, head.kernel.coefficients.tolist())
+    read = (head.norm.weight, head.norm.bias, head.readout.weight, head.skip.weight, torch.zeros(C))
+    slow = reference.read_units(alone, rows(), *(each.detach() for each in read)) / 0.5
+    torch.testing.assert_close(head(rows()).detach(), slow + head.bias.detach() if bias else slow)
 
 
 @pytest.mark.parametrize("options", [{}, {"prototypes": 2}, {"shared": 3}], ids=["default", "prototypes", "shared"])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Factors", "Norms", "Scratch", "blocks", "norms", "polynomials", "scratch", "slopes_like"]
+__all__ = ["Factors", "Norms", "Scratch", "norms", "polynomials", "row_blocks", "scratch", "slopes_like"]
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 BLOCK = 2**15  # cosines worked on at a time on a CPU: their powers stay in the cache
@@ -43,20 +43,12 @@ def polynomials(t: Tensor, count: int, factors: Factors) -> Tensor:
     return scratch.buffer
 
 
-def blocks(t: Tensor, count: int, factors: Factors, scale: Tensor | None) -> Iterator[tuple[int, int, Tensor]]:
-    """A few rows of the cosines at a time, with all polynomials at them, in one buffer that is used again.
-
-    With a ``scale`` the rows are first multiplied by it, in place, while they are in the cache.
-    """
+def row_blocks(t: Tensor) -> Iterator[slice]:
+    """A few rows of the cosines at a time, such that all polynomials at them stay in the cache."""
     n, m = t.shape
     rows = max(1, (BLOCK if t.device.type == "cpu" else _BLOCK_GPU) // max(1, m))
-    rows = min(rows, max(1, n))
     for start in range(0, n, rows):
-        stop = min(start + rows, n)
-        part = t[start:stop]
-        if scale is not None:
-            part.mul_(scale)
-        yield start, stop, polynomials(part, count, factors)
+        yield slice(start, min(start + rows, n))
 
 
 def _set_buffer(t: Tensor, count: int, factors: Factors) -> None:

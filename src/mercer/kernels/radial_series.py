@@ -136,23 +136,26 @@ class RadialSeries(Kernel):
         center: Tensor | None = None,
         start: Tensor | None = None,
         temperature: float = 1.0,
+        linear: Tensor | None = None,
+        factor: float = 1.0,
     ) -> Tensor:  # (n, d), (m, d) -> (n, m / prototypes)
         """``read_out(gram(x, y) / temperature, ...)`` in one pass, which keeps only the cosines for the backward.
 
-        ``center`` is taken off x first, and ``start`` added to ``log_scale``.
+        ``center`` is taken off x first, ``start`` added to ``log_scale``, and ``factor * x @ linear.mT`` to the result.
         """
         if self.indicators != "off":
-            x = x if center is None else x - center
+            z = x if center is None else x - center
             if start is not None and log_scale is not None:
                 log_scale = log_scale + start
-            return read_out(self.gram(x, y) / temperature, log_scale, bias, prototypes)
+            value = read_out(self.gram(z, y) / temperature, log_scale, bias, prototypes)
+            return value if linear is None else torch.addmm(value, x, linear.mT, alpha=factor)
         self._check_width(x)
         relu = self.positivity == "relu"
         alpha = (self.alpha if relu else _activate(self.alpha, self.positivity)).to(x.dtype)
         if temperature != 1.0:
             alpha = alpha / temperature  # of a positive part the positive part again
-        read = (log_scale, bias, prototypes)
-        return sphere_series(x, y, alpha, self._slopes, self._factors, *read, center=center, start=start, relu=relu)
+        more: dict[str, Any] = {"center": center, "start": start, "relu": relu, "linear": linear, "factor": factor}
+        return sphere_series(x, y, alpha, self._slopes, self._factors, log_scale, bias, prototypes, **more)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..linalg import in_batched_backward, transformed, unit_rows
 from . import cosine_buffer
-from .cosine_buffer import Factors, Norms, blocks, norms, polynomials, scratch, slopes_like
+from .cosine_buffer import Factors, Norms, norms, polynomials, row_blocks, scratch, slopes_like
 from .logits import read_out
 
 __all__ = ["series", "sphere_series"]
@@ -36,6 +36,8 @@ def sphere_series(
     center: Tensor | None = None,
     start: Tensor | None = None,
     relu: bool = False,
+    linear: Tensor | None = None,
+    factor: float = 1.0,
 ) -> Tensor:
     """The series at the cosines between rows, read as logits: (n, d), (m, d), (order + 1,) -> (n, m / prototypes).
 
@@ -51,19 +53,21 @@ def sphere_series(
         center: ``(d,)``, taken off x.
         start: ``(1,)``, added to ``log_scale``.
         relu: Take the positive part of a.
+        linear: ``(m / prototypes, d)``, v: ``factor`` v x is added.
+        factor: Of it.
     """
-    if _must_be_plain(x):
-        x = x if center is None else x - center
-        a, log_scale = _begun(a, log_scale, start, relu)
-        return read_out(_plain(x, y, a, factors), log_scale, bias, prototypes)
     result: Tensor
-    if factors is None and prototypes == 1 and len(a) > 1 and _is_one_block(x, y):
-        result = _SmallSeries.apply(x, y, a, log_scale, bias, center, start, slopes, relu)  # type: ignore[no-untyped-call]
+    plain = _must_be_plain(x)
+    if not plain and factors is None and prototypes == 1 and len(a) > 1 and _is_one_block(x, y):
+        result = _SmallSeries.apply(x, y, a, log_scale, bias, center, linear, start, slopes, relu, factor)  # type: ignore[no-untyped-call]
         return result
-    x = x if center is None else x - center
+    z = x if center is None else x - center
     a, log_scale = _begun(a, log_scale, start, relu)
-    result = _SphereSeries.apply(x, y, a, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
-    return result
+    if plain:
+        result = read_out(_plain(z, y, a, factors), log_scale, bias, prototypes)
+    else:
+        result = _SphereSeries.apply(z, y, a, log_scale, bias, slopes, factors, prototypes)  # type: ignore[no-untyped-call]
+    return result if linear is None else torch.addmm(result, x, linear.mT, alpha=factor)
 
 
 def _is_one_block(x: Tensor, y: Tensor) -> bool:
@@ -141,30 +145,35 @@ class _SmallSeries(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, y: Tensor, a: Tensor, log_scale: Tensor | None,
-        bias: Tensor | None, center: Tensor | None, start: Tensor | None, slopes: Tensor, relu: bool,
+        bias: Tensor | None, center: Tensor | None, linear: Tensor | None, start: Tensor | None, slopes: Tensor,
+        relu: bool, factor: float,
     ) -> Tensor:  # fmt: skip
         made = _pass(x if center is None else x - center, y, a, log_scale, start, relu)
-        ctx.save_for_backward(x, y, a, log_scale, bias, center, start)
-        ctx.slopes, ctx.relu, ctx.token = slopes, relu, made.token
+        ctx.save_for_backward(x, y, a, log_scale, bias, center, linear, start)
+        ctx.slopes, ctx.relu, ctx.factor, ctx.token = slopes, relu, factor, made.token
         if made.weights is None:
-            return made.value if bias is None else made.value.add_(bias)
-        return made.value * made.weights if bias is None else torch.addcmul(bias, made.value, made.weights)
+            logits = made.value.clone() if bias is None else made.value + bias
+        else:
+            logits = made.value * made.weights if bias is None else torch.addcmul(bias, made.value, made.weights)
+        return logits if linear is None else logits.addmm_(x, linear.mT, alpha=factor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, y, a, log_scale, bias, center, start = ctx.saved_tensors
+        x, y, a, log_scale, bias, center, linear, start = ctx.saved_tensors
         if torch.is_grad_enabled() or in_batched_backward(grads[0]):
             begin = partial(_begun, start=start, relu=ctx.relu)
-            return _plain_backward(ctx, (x, y, a, log_scale, bias, center), grads[0], None, 1, begin)
+            inputs = (x, y, a, log_scale, bias, center, linear)
+            return _plain_backward(ctx, inputs, grads[0], None, 1, begin, ctx.factor)
         with _full_precision(x):
             made = scratch.last
             if not isinstance(made, _Pass) or made.token is not ctx.token:
                 made = _pass(x if center is None else x - center, y, a, log_scale, start, ctx.relu)
-            return _small_backward(ctx, made, grads[0].contiguous())
+            return _small_backward(ctx, made, grads[0].contiguous(), x, linear)
 
 
-def _small_backward(ctx: Any, made: _Pass, grad: Tensor) -> tuple[Tensor | None, ...]:
-    buffer, grad_bias = made.buffer, grad.sum(0) if ctx.needs_input_grad[4] else None
+def _small_backward(ctx: Any, made: _Pass, grad: Tensor, x: Tensor, linear: Tensor | None) -> tuple[Tensor | None, ...]:
+    logits, wanted = grad, ctx.needs_input_grad
+    buffer, grad_bias = made.buffer, grad.sum(0) if wanted[4] else None
     b = torch.mv(slopes_like(ctx.slopes, made.a).mT, made.a)  # the derivative's coefficients
     grad_scale = None
     if made.weights is not None:
@@ -176,15 +185,22 @@ def _small_backward(ctx: Any, made: _Pass, grad: Tensor) -> tuple[Tensor | None,
     cosines = torch.mv(buffer.mT, b).view(grad.shape).mul_(grad)
     radial = cosines * buffer[1].view(grad.shape)
     along_x, along_y = radial.sum(1, keepdim=True), radial.sum(0)
-    grad_x = grad_y = None
-    if ctx.needs_input_grad[0] or ctx.needs_input_grad[5]:
-        grad_x = torch.mm(cosines, made.unit_y).addcmul_(made.unit_x, along_x, value=-1).mul_(made.x.inverse)
-    if ctx.needs_input_grad[1]:
+    grad_x = grad_y = grad_center = grad_linear = None
+    if wanted[1]:
         grad_y = torch.mm(cosines.mT, made.unit_x).addcmul_(made.unit_y, along_y[:, None], value=-1)
         grad_y.mul_(made.y.inverse)
-    scale = grad_scale if ctx.needs_input_grad[3] else None
-    grad_center = grad_x.sum(0).neg_() if grad_x is not None and ctx.needs_input_grad[5] else None
-    return grad_x, grad_y, grad_a, scale, grad_bias, grad_center, None, None, None
+    if wanted[0]:
+        grad_x = torch.mm(cosines, made.unit_y).addcmul_(made.unit_x, along_x, value=-1).mul_(made.x.inverse)
+        grad_center = grad_x.sum(0).neg_() if wanted[5] else None
+    elif wanted[5]:  # the embeddings are frozen: two matrix-vector products do
+        inverse = made.x.inverse
+        grad_center = torch.mv(made.unit_x.mT, along_x.mul_(inverse)[:, 0])
+        grad_center.addmv_(made.unit_y.mT, torch.mv(cosines.mT, inverse[:, 0]), alpha=-1)
+    if linear is not None:
+        grad_linear = torch.mm(logits.mT, x).mul_(ctx.factor) if wanted[6] else None
+        if grad_x is not None:
+            grad_x.addmm_(logits, linear, alpha=ctx.factor)
+    return grad_x, grad_y, grad_a, grad_scale if wanted[3] else None, grad_bias, grad_center, grad_linear, *[None] * 4
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager[Any]:
@@ -200,16 +216,12 @@ class _SphereSeries(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         long_x, long_y = norms(x), norms(y)
         t = torch.mm(x * long_x.inverse, y.mT)
-        value = _values(t, a, factors, long_y.inverse.mT)
-        if factors is not None:
-            value = torch.where(_apart(long_x.inverse, long_y.inverse), value, a[0])
         column, joined = None if log_scale is None else log_scale.exp(), None
-        if column is not None:
-            value.mul_(column)
+        apart = None if factors is None else _apart(long_x.inverse, long_y.inverse)
+        value = _values(t, a, factors, long_y.inverse.mT, apart, column, bias if prototypes == 1 else None)
         if prototypes > 1:
             value = joined = value.view(len(x), len(y) // prototypes, prototypes).logsumexp(2)
-        if bias is not None:
-            value = value.add_(bias) if joined is None else value + bias
+            value = value if bias is None else value + bias
         ctx.save_for_backward(
             x, y, a, log_scale, bias,
             t, long_x.inverse, long_y.inverse, column, joined,
@@ -230,15 +242,17 @@ class _SphereSeries(torch.autograd.Function):
 
 
 def _plain_backward(
-    ctx: Any, inputs: Sequence[Tensor], grad: Tensor, factors: Factors, prototypes: int, begin: Any
+    ctx: Any, inputs: Sequence[Tensor], grad: Tensor, factors: Factors, prototypes: int, begin: Any, factor: float = 1.0
 ) -> tuple[Tensor | None, ...]:
     wanted = [i for i in range(len(inputs)) if ctx.needs_input_grad[i]]
-    x, y, a, log_scale, bias, *center = inputs
+    padded: list[Any] = [*inputs, None, None]
+    x, y, a, log_scale, bias, center, linear = padded[:7]
     twice = torch.is_grad_enabled()
     with torch.enable_grad():
         a, log_scale = begin(a, log_scale)
-        x = x - center[0] if center and center[0] is not None else x
-        value = read_out(_plain(x, y, a, factors), log_scale, bias, prototypes)
+        z = x if center is None else x - center
+        value = read_out(_plain(z, y, a, factors), log_scale, bias, prototypes)
+        value = value if linear is None else torch.addmm(value, x, linear.mT, alpha=factor)
     found = torch.autograd.grad(value, [inputs[i] for i in wanted], grad, create_graph=twice, materialize_grads=True)
     grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     for i, each in zip(wanted, found, strict=True):
@@ -274,8 +288,8 @@ class _Reading(NamedTuple):
     joined: Tensor | None  # (n, m / prototypes)
     prototypes: int
 
-    def part(self, start: int, stop: int) -> _Reading:
-        return self._replace(joined=None if self.joined is None else self.joined[start:stop])
+    def part(self, rows: slice) -> _Reading:
+        return self._replace(joined=None if self.joined is None else self.joined[rows])
 
 
 class _Gradients(NamedTuple):
@@ -286,11 +300,31 @@ class _Gradients(NamedTuple):
     columns: Tensor | None  # (m,): of the logarithm of each column's factor
 
 
-def _values(t: Tensor, a: Tensor, factors: Factors, scale: Tensor) -> Tensor:
-    """The series at the cosines, which are first multiplied by ``scale``, in place."""
+def _values(
+    t: Tensor, a: Tensor, factors: Factors, scale: Tensor, apart: Tensor | None, column: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The series at the cosines, which are first multiplied by ``scale``, in place; times ``column``, plus ``bias``."""
     value = torch.empty_like(t)  # not a view of something else: sharded training warns of these
-    for start, stop, buffer in blocks(t, len(a), factors, scale):
-        torch.mv(buffer.mT, a, out=value[start:stop].view(-1))
+    coefficients = a.unbind()
+    for rows in row_blocks(t):
+        part, out = t[rows].mul_(scale).clamp_(-1, 1), value[rows]
+        if factors is not None:
+            torch.mv(polynomials(part, len(a), factors).mT, a, out=out.view(-1))
+            assert apart is not None
+            torch.where(apart[rows], out, a[0], out=out)
+        elif len(a) == 1:
+            out.copy_(a.expand_as(out))
+        else:  # Horner, where only the value is wanted
+            torch.addcmul(coefficients[-2], part, coefficients[-1], out=out)
+            for each in reversed(coefficients[:-2]):
+                torch.addcmul(each, out, part, out=out)
+        if column is not None and bias is not None:
+            torch.addcmul(bias, out, column, out=out)
+        elif column is not None:
+            out.mul_(column)
+        elif bias is not None:
+            out.add_(bias)
     return value
 
 
@@ -300,11 +334,9 @@ def _gradients(
 ) -> _Gradients:  # fmt: skip
     cosines, total = torch.empty_like(t), None
     along = t.new_zeros(len(t), 1)
-    for start, stop, buffer in blocks(t, len(a), factors, None):
-        part, own = slice(start, stop), None if apart is None else apart[start:stop]
-        found = _block_gradients(
-            buffer, grad[part], t[part], a, b, scale, reading.part(start, stop), own, cosines[part]
-        )
+    for part in row_blocks(t):
+        own, buffer = None if apart is None else apart[part], polynomials(t[part], len(a), factors)
+        found = _block_gradients(buffer, grad[part], t[part], a, b, scale, reading.part(part), own, cosines[part])
         along[part] = found.along_x
         sums = [found.along_y, found.coefficients, t.new_zeros(1) if found.columns is None else found.columns]
         total = sums if total is None else [one.add_(other) for one, other in zip(total, sums, strict=True)]

@@ -30,7 +30,6 @@ fx.wrap("unit_rows")  # symbolic traces keep it whole
 
 _FULL = (torch.float32, torch.float64)
 _MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
-_SCALE_FREE = (Cosine, RadialSeries)  # these put their rows on the sphere themselves
 
 
 class KernelClassifier(Savable, nn.Module):
@@ -188,7 +187,7 @@ class KernelClassifier(Savable, nn.Module):
             need = "places must have shape (n, s, d) where z has (n, d)"
             raise ValueError(checks.sentence("KernelClassifier", need, f"{tuple(places.shape)} and {tuple(z.shape)}"))
         with _full_precision(z):
-            flat = self._gram(self._centered(places.to(z.dtype)).reshape(-1, self.in_features), weight)
+            flat = self._gram(places.to(z.dtype).reshape(-1, self.in_features), weight)
             value = masked_mean(flat.unflatten(0, places.shape[:2]), mask)
             return self._own(z, weight, value) if self.shared is None else self._by_units(z, value)
 
@@ -201,10 +200,7 @@ class KernelClassifier(Savable, nn.Module):
 
     def _logits(self, z: Tensor, weight: Tensor) -> Tensor:
         flat = z.reshape(-1, self.in_features)
-        if self.shared is None:
-            logits = self._own(flat, weight)
-        else:
-            logits = self._by_units(flat, self._gram(self._centered(flat), weight))
+        logits = self._own(flat, weight) if self.shared is None else self._by_units(flat, self._gram(flat, weight))
         if not isinstance(z, fx.Proxy) and z.ndim == 2:  # sharded training refuses needless views
             return logits
         return logits.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
@@ -217,18 +213,17 @@ class KernelClassifier(Savable, nn.Module):
         if log_scale is not None and self.prototypes > 1:
             log_scale = log_scale.repeat_interleave(self.prototypes)
         start, temperature, kernel = _like(self.log_start, z), self.temperature or 1.0, self.kernel
+        factor = self.in_features**-0.25
         if value is None and self.exponent is None and isinstance(kernel, RadialSeries):
-            places = {"center": _like(self.center, z), "start": start}
-            logits = kernel.logits(z, weight, log_scale, bias, self.prototypes, **places, temperature=temperature)
-        else:
-            centered = self._centered(z)
-            value = self._gram(centered, weight) if value is None else value
-            if log_scale is not None and start is not None:
-                log_scale = log_scale + start
-            if self.exponent is not None:
-                value = by_length(value, centered, self.exponent)
-            logits = read_out(value / temperature, log_scale, bias, self.prototypes)
-        return logits if linear is None else torch.addmm(logits, z * self.in_features**-0.25, linear.mT)
+            rest: dict[str, Any] = {"center": _like(self.center, z), "start": start, "linear": linear, "factor": factor}
+            return kernel.logits(z, weight, log_scale, bias, self.prototypes, **rest, temperature=temperature)
+        value = self._gram(z, weight) if value is None else value
+        if log_scale is not None and start is not None:
+            log_scale = log_scale + start
+        if self.exponent is not None:
+            value = by_length(value, self._centered(z), self.exponent)
+        logits = read_out(value / temperature, log_scale, bias, self.prototypes)
+        return logits if linear is None else torch.addmm(logits, z, linear.mT, alpha=factor)
 
     def _centered(self, z: Tensor) -> Tensor:
         center = _like(self.center, z)
@@ -239,18 +234,22 @@ class KernelClassifier(Savable, nn.Module):
         assert self.norm is not None and self.readout is not None and self.skip is not None
         norm = (_like(self.norm.weight, z), _like(self.norm.bias, z), self.norm.eps)
         scaled = nn.functional.layer_norm(value, self.norm.normalized_shape, *norm)
-        logits = nn.functional.linear(scaled, self.readout.weight.to(z.dtype))
-        logits = torch.addmm(logits, z, self.skip.weight.to(z.dtype).mT)
-        logits = logits / (self.temperature or 1.0)
-        return logits if self.bias is None else logits + self.bias.to(z.dtype)
+        bias, share = _like(self.bias, z), 1 / (self.temperature or 1.0)
+        readout, skip = self.readout.weight.to(z.dtype).mT, self.skip.weight.to(z.dtype).mT
+        logits = torch.mm(scaled, readout) if bias is None else torch.addmm(bias, scaled, readout, alpha=share)
+        return torch.addmm(logits, z, skip, beta=share if bias is None else 1.0, alpha=share)
 
     def _gram(self, z: Tensor, weight: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        rows = (z, weight) if isinstance(self.kernel, _SCALE_FREE) else (unit_rows(z), unit_rows(weight))
-        if isinstance(z, fx.Proxy) and not isinstance(self.kernel, RadialSeries):  # others ask for sizes: kept whole
+        """Kernel values of centered embeddings."""
+        if isinstance(self.kernel, RadialSeries):
+            return self.kernel.logits(z, weight, center=_like(self.center, z))  # one pass
+        z, scale_free = self._centered(z), isinstance(self.kernel, Cosine)
+        rows = (z, weight) if scale_free else (unit_rows(z), unit_rows(weight))
+        if isinstance(z, fx.Proxy):  # other kernels ask for sizes: kept whole
             traced: Tensor = z.tracer.create_proxy("call_module", z.tracer.path_of_module(self.kernel), rows, {})
             return traced
         # The call checks its arguments, by sizes that an exported graph must not know.
-        unchecked = isinstance(self.kernel, _SCALE_FREE) or torch.compiler.is_compiling()
+        unchecked = scale_free or torch.compiler.is_compiling()
         gram: Tensor = (self.kernel.gram if unchecked else self.kernel)(*rows)
         return gram
 

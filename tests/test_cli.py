@@ -73,7 +73,7 @@ class Held:
 
     def end(self, number):
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=240)
         return self.process.returncode, out, err
 
 

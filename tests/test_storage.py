@@ -439,7 +439,7 @@ def test_a_read_only_folder_is_named(made, tmp_path):
             print(error)
     """
     tmp_path.chmod(0o555)
-    out, err = run(code, tmp_path).communicate(timeout=60)
+    out, err = run(code, tmp_path).communicate(timeout=240)
     tmp_path.chmod(0o755)
     assert "lock: . must be writable; got Permission denied" in out, err
     assert mercer.load(tmp_path).c[0] == 0
@@ -473,7 +473,7 @@ def test_kill_9_during_save_leaves_a_version_that_loads(made, tmp_path):
         assert int(process.stdout.readline()) == -signal.SIGKILL  # it was still writing
         value = mercer.load(tmp_path).c
         assert value.min() == value.max()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     mercer.save(made.Estimator(c=torch.zeros(1)), tmp_path)
     assert not list(tmp_path.glob(".mercer*")) and len(list(tmp_path.glob("tensors-*"))) == 2
 

@@ -250,7 +250,7 @@ def test_parquet_text_that_is_not_utf_8_is_refused(tmp_path):
         read(path)
     text = pyarrow.Array.from_buffers(pyarrow.string(), 2, raw.buffers())
     parquet.write_table(pyarrow.table({"a": text}), path)
-    with pytest.raises(CorruptData, match=r"t.parquet: "):
+    with pytest.raises(CorruptData, match=r"t.parquet: text must be UTF-8; got other bytes. Write it as UTF-8 text."):
         read(path)
     parquet.write_table(pyarrow.table({"a": pyarrow.array([b"ok", None])}), path)
     assert read(path)["a"].fillna("?").tolist() == ["ok", "?"]

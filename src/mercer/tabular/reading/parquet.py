@@ -76,6 +76,8 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         text = " ".join(str(error).split())[:100].rstrip(".") or type(error).__name__
+        if isinstance(error, UnicodeError) or "Wrapping" in text:  # how pyarrow says that a text cannot be decoded
+            raise corrupt(path, "text must be UTF-8", "other bytes", "Write it as UTF-8 text.") from error
         raise corrupt(path, "the parquet file must be whole", text) from error
 
 

@@ -102,21 +102,11 @@ class EmpiricalNTK(NetworkKernel):
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,) or (n, c, c)
-        if self.method != "exact":
-            if self.method == "low_rank" and not self.directions.numel():
-                gram = self.gram(x, x)
-                return gram.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-            return super().gram_diag(x)
-        tangents = self._tangents(x)
-        parts = []
-        for rows in slices(len(x), self._rows(tangents, x)):
-            if self.matrix_valued:
-                jacobian = tangents.jacobian(x[rows])
-                parts.append(sum((j @ j.mT for j in jacobian), x.new_zeros(())))
-            else:
-                each = (tangents.gradient(x[rows], output) for output in range(tangents.outputs(x)))
-                parts.append(sum((j.square().sum(1) for gradient in each for j in gradient), x.new_zeros(())))
-        return torch.cat(parts) if parts else x.new_zeros(0)
+        if self.method == "exact":
+            return self._exact_diag(x)
+        if self.method == "low_rank" and not self.directions.numel():
+            return self.gram(x, x).diagonal(dim1=0, dim2=1).movedim(-1, 0)
+        return super().gram_diag(x)
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, S)
@@ -147,6 +137,18 @@ class EmpiricalNTK(NetworkKernel):
         if not strips or not strips[0]:
             return gram
         return _assembled(strips)
+
+    def _exact_diag(self, x: Tensor) -> Tensor:
+        tangents = self._tangents(x)
+        parts = []
+        for rows in slices(len(x), self._rows(tangents, x)):
+            if self.matrix_valued:
+                jacobian = tangents.jacobian(x[rows])
+                parts.append(sum((j @ j.mT for j in jacobian), x.new_zeros(())))
+            else:
+                each = (tangents.gradient(x[rows], output) for output in range(tangents.outputs(x)))
+                parts.append(sum((j.square().sum(1) for gradient in each for j in gradient), x.new_zeros(())))
+        return torch.cat(parts) if parts else x.new_zeros(0)
 
     def _tile(self, tangents: Tangents, x: Tensor, y: Tensor, c: int) -> Tensor:
         if self.matrix_valued:

@@ -125,52 +125,16 @@ def fit_closed_form(
         x, labels, c, least=10 * _SHRINK, middle=median_distance(x, where="closed_form", rows=len(x))
     )
     record = measure_gram(gaussian(start)(x), x, labels, c, start)
+    search = _Search(labels, c, rule == "leave_one_out", bandwidths, normalize, enough)
     best: Chain | None = None
     for attempt in range(restarts + 1):
-        chain = _stack(
-            _Step(None, x, start / 2**attempt, record),
-            labels,
-            c,
-            rule,
-            max_layers,
-            bandwidths,
-            extra,
-            normalize,
-            enough,
-        )
+        chain = search.stack(_Step(None, x, start / 2**attempt, record), max_layers, extra)
         if best is None or chain.history[-1].hsic > best.history[-1].hsic:
             best = chain
         if best.history[-1].hsic >= enough:
             break
     assert best is not None
     return best
-
-
-def _stack(
-    step: _Step,
-    labels: Tensor,
-    c: int,
-    rule: str,
-    max_layers: int,
-    bandwidths: int,
-    extra: bool,
-    normalize: str,
-    enough: float,
-) -> Chain:
-    """Layers while H grows; the first is kept whatever it does, for a network has at least one."""
-    layers: list[nn.Module] = []
-    history: list[LayerRecord] = []
-    for depth in range(max_layers):
-        found = _next(step, labels, c, rule, bandwidths, extra and depth > 0, normalize)
-        growth = found.record.hsic - step.record.hsic
-        if found.layer is None or (layers and growth <= (_GROWTH if rule == "leave_one_out" else 0)):
-            break
-        layers.append(found.layer)
-        history.append(found.record)
-        step = found
-        if step.record.hsic >= enough:
-            break
-    return Chain(layers, history, step.outputs, step.bandwidth, step.outputs)
 
 
 @dataclass(frozen=True)
@@ -181,34 +145,62 @@ class _Step:
     record: LayerRecord
 
 
-def _next(before: _Step, labels: Tensor, c: int, rule: str, steps: int, extra: bool, normalize: str) -> _Step:
-    """The first bandwidth of the walk that raises H (the authors' rule), or else the one of greatest H."""
-    tried: list[_Step] = []
-    narrowest = _LEAST_BANDWIDTH if rule == "leave_one_out" else _REACH * before.bandwidth
-    for bandwidth in walk_down(before.bandwidth, narrowest, steps):
-        tried.append(_try(before, labels, c, bandwidth, rule == "leave_one_out", extra, normalize))
-        if rule == "authors" and tried[-1].record.hsic > before.record.hsic:
-            return tried[-1]
-    return max(tried, key=lambda step: step.record.hsic)
+@dataclass(frozen=True)
+class _Search:
+    """What all layers of a chain share: the rows' classes and how a bandwidth is chosen."""
 
+    labels: Tensor
+    c: int
+    held_out: bool  # each row's own term is taken out of the sums; else the authors' rule
+    bandwidths: int
+    normalize: str
+    enough: float
 
-def _try(before: _Step, labels: Tensor, c: int, bandwidth: float, held_out: bool, extra: bool, normalize: str) -> _Step:
-    z = before.outputs
-    gram = gaussian(bandwidth)(z)
-    groups = _groups(z, labels, c, extra)  # (n, c')
-    if held_out:
-        counts = groups.sum(0)
-        others = (gram @ groups - groups) / (counts - groups).clamp_min(1)  # a row's own class lacks the row itself
-        norms = _held_out_norms(others, groups)
-        weights, outputs = groups / (counts * norms), others / norms
-    else:
-        norms = class_norms(gram, labels, c, normalize)
-        norms = torch.cat((norms, norms.new_ones(groups.shape[1] - c)))
-        weights = groups / norms
-        outputs = gram @ weights
-    after = most_dependent(outputs, labels, c, least=0.0 if held_out else _SHRINK, middle=median_distance(outputs))
-    record = measure_gram(gaussian(after)(outputs), outputs, labels, c, bandwidth)
-    return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
+    def stack(self, step: _Step, max_layers: int, extra: bool) -> Chain:
+        """Layers while H grows; the first is kept whatever it does, for a network has at least one."""
+        layers: list[nn.Module] = []
+        history: list[LayerRecord] = []
+        for depth in range(max_layers):
+            found = self.following(step, extra and depth > 0)
+            growth = found.record.hsic - step.record.hsic
+            if found.layer is None or (layers and growth <= (_GROWTH if self.held_out else 0)):
+                break
+            layers.append(found.layer)
+            history.append(found.record)
+            step = found
+            if step.record.hsic >= self.enough:
+                break
+        return Chain(layers, history, step.outputs, step.bandwidth, step.outputs)
+
+    def following(self, before: _Step, extra: bool) -> _Step:
+        """The first bandwidth of the walk that raises H (the authors' rule), or else the one of greatest H."""
+        tried: list[_Step] = []
+        narrowest = _LEAST_BANDWIDTH if self.held_out else _REACH * before.bandwidth
+        for bandwidth in walk_down(before.bandwidth, narrowest, self.bandwidths):
+            tried.append(self.attempt(before, bandwidth, extra))
+            if not self.held_out and tried[-1].record.hsic > before.record.hsic:
+                return tried[-1]
+        return max(tried, key=lambda step: step.record.hsic)
+
+    def attempt(self, before: _Step, bandwidth: float, extra: bool) -> _Step:
+        """The layer of one bandwidth."""
+        z = before.outputs
+        gram = gaussian(bandwidth)(z)
+        groups = _groups(z, self.labels, self.c, extra)  # (n, c')
+        if self.held_out:
+            counts = groups.sum(0)
+            others = (gram @ groups - groups) / (counts - groups).clamp_min(1)  # a row's own class lacks the row itself
+            norms = _held_out_norms(others, groups)
+            weights, outputs = groups / (counts * norms), others / norms
+        else:
+            norms = class_norms(gram, self.labels, self.c, self.normalize)
+            norms = torch.cat((norms, norms.new_ones(groups.shape[1] - self.c)))
+            weights = groups / norms
+            outputs = gram @ weights
+        least = 0.0 if self.held_out else _SHRINK
+        after = most_dependent(outputs, self.labels, self.c, least=least, middle=median_distance(outputs))
+        record = measure_gram(gaussian(after)(outputs), outputs, self.labels, self.c, bandwidth)
+        return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
 
 
 def _held_out_norms(others: Tensor, groups: Tensor) -> Tensor:  # (n, c'), (n, c') -> (c',)

@@ -116,6 +116,9 @@ def test_59_denormal_numbers_are_zero():
 def test_targets_beyond_any_unit_are_refused(values, need):
     with pytest.raises(ValueError, match=need):
         Target.of(pd.Series(values, name="y"), task="regression")
+    if max(values) > 1:
+        with pytest.raises(ValueError, match=need):  # and are no classes
+            Target.of(pd.Series(values, name="y"))
 
 
 def test_categories_get_a_column_each_and_rare_ones_share_one():

@@ -126,9 +126,9 @@ def _choose(series: pd.Series[Any]) -> tuple[str, str]:
     if series.dtype.kind == "b" or isinstance(series.dtype, pd.CategoricalDtype):
         return "classification", f"classification: {series.name} holds {different} categories"
     values = numbers(series)
-    if not np.isfinite(values).all():
+    if np.isnan(values).any():
         return "classification", f"classification: {series.name} holds {different} different words"
-    if (values % 1).any():
+    if np.isinf(values).any() or (values % 1).any():  # numbers beyond any unit are refused as such
         return "regression", f"regression: {series.name} holds numbers with decimals"
     if different <= _WHOLE and len(series) >= _REPEATED * different:
         return "classification", f"classification: {series.name} holds {different} different whole numbers"

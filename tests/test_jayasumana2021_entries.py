@@ -1,9 +1,11 @@
 """Every entry of jayasumana2021 runs at smoke scale, without a data folder."""
 
+import numpy as np
 import pytest
 import torch
 from reference_entries import second_order_pooled
 
+from mercer import data
 from mercer.experiments import entries
 from mercer.experiments.catalogue import entry
 from mercer.experiments.jayasumana2021 import active_learning, distillation, sentences, transfer
@@ -99,3 +101,15 @@ def test_the_published_teacher_classifies_cifar10(papers_data):
 
 def test_superclasses_group_five_classes_each(papers_data):
     assert transfer._coarse_of_fine().bincount().tolist() == [5] * 20
+
+
+def test_kept_embeddings_are_trained_on_and_the_last_are_scored(tmp_path, monkeypatch):
+    monkeypatch.setenv("MERCER_DATA", str(tmp_path))
+    with pytest.raises(data.MissingData, match=r"Put cifar100_resnet20_embeddings\.npz into the folder"):
+        transfer._kept_embeddings("coarse", 3000)
+    numbers = np.arange(5100)
+    path = tmp_path / "cifar100_resnet20_embeddings.npz"
+    np.savez(path, embeddings=numbers[:, None].astype(np.float16), coarse=(numbers % 20).astype(np.uint8))
+    z, y, z_test, y_test = transfer._kept_embeddings("coarse", 60)
+    assert z.shape == (60, 1) and z_test.shape == (5000, 1) and int(y_test[-1]) == 5099 % 20
+    assert len(transfer._kept_embeddings("coarse", 3000)[0]) == 100 and y.dtype == torch.int64

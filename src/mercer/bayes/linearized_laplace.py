@@ -183,20 +183,32 @@ class LinearizedLaplace(NetworkPosterior):
         self.directions_: Tensor = q
         self.rotation_: Tensor | None = None
         self.student_: EigenfunctionNetwork | None = None
-        if self.prior_precision == "layer_evidence":
-            prior = by_layer(q, curvature.at(density, every_row=True), jacobian.theta)
-            self.layer_precisions_, self.prior_precision_ = prior.precisions, prior.middle
-            self.directions_, self.eigenvalues_ = prior.directions, prior.eigenvalues
-            self.scales_ = {name: prior.middle / value for name, value in prior.precisions.items()}
+        by_layers = self.prior_precision == "layer_evidence"
+        if by_layers:
+            self._take_layers(q, curvature.at(density, every_row=True), jacobian)
         if self.eigenfunctions == "network":
-            rows = gather_rows(x[:])
-            self.student_ = fitted_network(
-                rows, lambda part: self._derived(jacobian, part), jacobian.network, self.network_steps, self.batch_size,
-                self._seed(), mix=self.packing_ is None,
-            )  # fmt: skip
-        if self.prior_precision != "layer_evidence":
+            self._train_student(x, jacobian)
+        if not by_layers:
             density = self._choose(curvature, density, y - f if isinstance(density, Gaussian) else None, val, jacobian)
             self._turn(*eigenpairs(curvature.at(density, every_row=True)))
+        self._keep_evidence(density, f, y, jacobian)
+
+    def _take_layers(self, q: Tensor, curvature: Tensor, jacobian: Jacobian) -> None:
+        """One prior precision for each layer, by evidence."""
+        prior = by_layer(q, curvature, jacobian.theta)
+        self.layer_precisions_, self.prior_precision_ = prior.precisions, prior.middle
+        self.directions_, self.eigenvalues_ = prior.directions, prior.eigenvalues
+        self.scales_ = {name: prior.middle / value for name, value in prior.precisions.items()}
+
+    def _train_student(self, x: Readable, jacobian: Jacobian) -> None:
+        """A small network that predicts the eigenfunctions in one pass."""
+        self.student_ = fitted_network(
+            gather_rows(x[:]), lambda part: self._derived(jacobian, part), jacobian.network, self.network_steps,
+            self.batch_size, self._seed(), mix=self.packing_ is None,
+        )  # fmt: skip
+
+    def _keep_evidence(self, density: Likelihood, f: Tensor, y: Tensor, jacobian: Jacobian) -> None:
+        """What prediction and the marginal likelihood need of the fit."""
         self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
         self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
         self.log_likelihood_ = float(sum_over_ranks(density.log_density(f, y).double().sum()))

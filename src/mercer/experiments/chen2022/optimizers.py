@@ -152,29 +152,52 @@ def advance(
         overlap: Evaluates the loss of the rows that the next batch has too, for R-L-BFGS.
         change: What to do to the gradients before the step.
     """
-    seen: list[float] = []
     graph = method == "AdaH" or (method == "ESGD" and optimizer.due)
+    closure = _Closure(optimizer, loss, change, graph)
+    _STEPS.get(method, _after_one_loss)(optimizer, closure, overlap)
+    optimizer.zero_grad()  # a gradient with a graph must not outlive the step
+    return closure.seen[0]
 
-    def closure(part: Callable[[], Tensor] = loss) -> Tensor:
-        optimizer.zero_grad()
+
+class _Closure:
+    """Evaluates the loss and its gradients, and remembers each loss."""
+
+    def __init__(
+        self, optimizer: Any, loss: Callable[[], Tensor], change: Callable[[], None] | None, graph: bool
+    ) -> None:
+        self.seen: list[float] = []
+        self._optimizer, self._loss, self._change, self._graph = optimizer, loss, change, graph
+
+    def __call__(self) -> Tensor:
+        return self.of(self._loss)
+
+    def of(self, part: Callable[[], Tensor]) -> Tensor:
+        """The loss of other rows."""
+        self._optimizer.zero_grad()
         value = part()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, on graphs that gradients hold
-            value.backward(create_graph=graph)
-        if change is not None:
-            change()
-        seen.append(float(value.detach()))
+            value.backward(create_graph=self._graph)
+        if self._change is not None:
+            self._change()
+        self.seen.append(float(value.detach()))
         return value
 
-    if method == "R-L-BFGS":
-        optimizer.step(closure, None if overlap is None else lambda: closure(overlap))
-    elif method == "L-BFGS":
-        optimizer.step(closure)
-    else:
-        closure()
-        optimizer.step()
-    optimizer.zero_grad()  # a gradient with a graph must not outlive the step
-    return seen[0]
+
+def _after_one_loss(optimizer: Any, closure: _Closure, _: Callable[[], Tensor] | None) -> None:
+    closure()
+    optimizer.step()
+
+
+def _by_closure(optimizer: Any, closure: _Closure, _: Callable[[], Tensor] | None) -> None:
+    optimizer.step(closure)
+
+
+def _by_overlap(optimizer: Any, closure: _Closure, overlap: Callable[[], Tensor] | None) -> None:
+    optimizer.step(closure, None if overlap is None else lambda: closure.of(overlap))
+
+
+_STEPS = {"L-BFGS": _by_closure, "R-L-BFGS": _by_overlap}  # the others need one loss before the step
 
 
 class AdaHessian(Optimizer):

@@ -121,7 +121,7 @@ def streamed(own: slice) -> dict[str, Tensor]:
 
 
 def small_tiles() -> Any:
-    return mock.patch("mercer.kernels.tiled_gram.SIDE", 16)
+    return mock.patch("mercer.kernels.tiled_gram._SIDE", 16)
 
 
 def read(spectrum: spectral.Spectrum) -> dict[str, Tensor]:

@@ -185,6 +185,11 @@ class Learner(Savable):
         """Training rows that the machine keeps, ``(r, d)``."""
         return self.machine.rows_
 
+    @property
+    def width(self) -> int:
+        """Features of a row, d."""
+        return int(self.rows.shape[1])
+
     def seen(self, x: Tensor) -> Tensor:  # (n, d) -> (n, d)
         """The rows on scales where distances mean something."""
         found: Tensor = self.view(x)

@@ -200,7 +200,7 @@ class TabularModel(Savable):
             state = {**state, "means": TargetMeans.none(), "learner": NetworkLearner(state["estimator"])}
         for name in STATE:
             setattr(self, name, state[name])
-        known, width = len(self.feature_names), self.learner.rows.shape[1]
+        known, width = len(self.feature_names), self.learner.width
         if known != width:
             fix = "The file was changed by hand: fit the model again."
             raise ValueError(checks.sentence("TabularModel", f"the columns must have {width} features", known, fix))

@@ -33,11 +33,20 @@ class NetworkLearner(Savable):
     @property
     def rows(self) -> Tensor:
         """Rows to explain by, ``(300, d)``: normal draws with the columns' spreads, for these models kept none."""
+        mean, scale = self._columns()
+        draws = torch.randn(_DRAWN, len(mean), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return mean + scale * draws
+
+    @property
+    def width(self) -> int:
+        """Features of a row, d."""
+        return len(self._columns()[0])
+
+    def _columns(self) -> tuple[Tensor, Tensor]:  # (d,), (d,)
         first = next(layer for layer in self.estimator.network_.layers if hasattr(layer, "scale"))
         mean, scale = first.mean, first.scale
         assert isinstance(mean, Tensor) and isinstance(scale, Tensor)
-        draws = torch.randn(_DRAWN, len(mean), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        return mean + scale * draws
+        return mean, scale
 
     def predict(self, x: Tensor) -> Tensor:
         """Probabilities ``(n, c)``, or numbers ``(n,)``."""

@@ -137,7 +137,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         checked = validate_data(
             self, rows_of(X), rows_of(y), reset=False, dtype=np.float64, ensure_min_samples=least_rows(1)
         )
-        x = checks.squarable(where, "X", torch.from_numpy(np.array(checked[0])), empty=True)
+        x = checks.squarable(where, "X", torch.from_numpy(np.array(checked[0], order="C")), empty=True)
         labels = self._encode(np.asarray(checked[1]))
         self._extend(x, one_hot(labels, len(self.classes_)))
         return self
@@ -155,7 +155,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
             fix = "A classifier needs rows of at least two classes."
             got = f"one class, {str(self.classes_[0])!r}"
             raise ValueError(checks.sentence(where, "y must hold at least two classes", got, fix))
-        x = checks.squarable(where, "X", torch.from_numpy(np.array(rows)), empty=True)
+        x = checks.squarable(where, "X", torch.from_numpy(np.array(rows, order="C")), empty=True)
         return x, self._encode(np.asarray(target))
 
     def _encode(self, y: Array) -> Tensor:

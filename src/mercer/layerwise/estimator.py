@@ -51,7 +51,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     def _outputs(self, X: ArrayLike) -> Tensor:  # (n, d) -> (n, c)
         check_is_fitted(self)
         checked = validate_data(self, rows_of(X), reset=False, dtype=np.float64, ensure_min_samples=1)
-        x = torch.from_numpy(np.array(checked))
+        x = torch.from_numpy(np.array(checked, order="C"))
         checks.squarable(type(self).__name__, "X", x)
         with torch.no_grad():
             return checks.finite(type(self).__name__, "the outputs", self.network_(x))

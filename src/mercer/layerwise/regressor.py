@@ -99,7 +99,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
             y_numeric=True,
             ensure_min_samples=least_rows(2 if first else 1),
         )
-        x = checks.squarable(where, "X", torch.from_numpy(np.array(rows)), empty=True)
+        x = checks.squarable(where, "X", torch.from_numpy(np.array(rows, order="C")), empty=True)
         targets = torch.from_numpy(np.array(target, dtype=np.float64))[:, None]
         return x, checks.squarable(where, "y", targets, empty=True)
 

@@ -20,11 +20,9 @@ from mercer.spectral import analyze
 
 
 @pytest.fixture(params=["dense", "lanczos"])
-def way(request, monkeypatch):
+def way(request):
     """Both ways to the complexity: a Cholesky factor, and Lanczos as for many rows."""
-    if request.param == "lanczos":
-        monkeypatch.setattr("mercer.spectral.factor._FINE_ROWS", 0)
-    return request.param
+    return {} if request.param == "dense" else {"dense_rows": 0}
 
 
 def problem(n=40, d=6, seed=0, columns=1):
@@ -38,7 +36,7 @@ def problem(n=40, d=6, seed=0, columns=1):
 def test_equals_the_papers_equations(columns, way):
     x, y = problem(12, 4, columns=columns)
     h = reference.gram(x)
-    spectrum = analyze(ReLUGram(), x, y)
+    spectrum = analyze(ReLUGram(), x, y, **way)
     assert spectrum.complexity == pytest.approx(reference.complexity(h, y), rel=1e-8)
     expected = reference.convergence(h, y, 0.1, 30)
     torch.testing.assert_close(spectrum.convergence(0.1, 30), expected, rtol=1e-8, atol=0)
@@ -95,7 +93,7 @@ def test_bracket_holds_the_exact_value_in_200_problems(way):
         y = torch.randn(n, 1 + trial % 2, dtype=torch.float64, generator=generator)
         kernel = (ReLUGram(), ReLUGram(RBF(0.1)))[trial % 2]
         exact = reference.complexity(kernel(x), y)
-        low, high = analyze(kernel, x, y).bracket
+        low, high = analyze(kernel, x, y, **way).bracket
         assert low <= exact <= high, (trial, n, d)
         tight += high <= 1.01 * low
     assert tight >= 180
@@ -116,15 +114,14 @@ def test_bracket_holds_the_true_value_of_rows_that_are_nearly_equal(offset, way)
         gap = (torch.pi * 2 * torch.sin(angle / 2) ** 2 + angle * torch.cos(angle)) / (2 * torch.pi)  # 1/2 - h
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NumericalWarning)  # singular to rounding
-            low, high = analyze(kernel, x, torch.tensor([1.0, -1.0])).bracket
+            low, high = analyze(kernel, x, torch.tensor([1.0, -1.0]), **way).bracket
         assert low <= 2 / float(gap) <= high, float(apart)
         assert high <= 1.01 * low or apart < (1e-2 if offset else 1e-4)
 
 
-def test_bracket_closes_before_the_space_is_exhausted(monkeypatch):
-    monkeypatch.setattr("mercer.spectral.factor._DENSE_ROWS", 0)
+def test_bracket_closes_before_the_space_is_exhausted():
     x, y = problem(900, 30)
-    spectrum = analyze(ReLUGram(), x, y, tolerance=1e-3)
+    spectrum = analyze(ReLUGram(), x, y, tolerance=1e-3, dense_rows=0)
     low, high = spectrum.bracket
     assert low <= reference.complexity(ReLUGram()(x), y) <= high <= 1.01 * low
     assert spectrum._run.steps < 200
@@ -134,14 +131,14 @@ def test_without_a_floor_there_is_no_upper_bound_and_a_given_floor_gives_one(way
     x, y = problem()
     kernel = RBF(3.0)
     h = kernel(x)
-    low, high = analyze(kernel, x, y).bracket
+    low, high = analyze(kernel, x, y, **way).bracket
     assert math.isinf(high)
     assert low <= reference.complexity(h, y) <= low * (1 + 1e-6)
     least = float(torch.linalg.eigvalsh(h)[0])
-    spectrum = analyze(kernel, x, y, floor=0.9 * least)
+    spectrum = analyze(kernel, x, y, floor=0.9 * least, **way)
     assert spectrum.bracket[0] <= reference.complexity(h, y) <= spectrum.bracket[1] < 1.01 * low
     with pytest.raises(ValueError, match="floor must not lie above the least eigenvalue; got 50, where a Rayleigh"):
-        _ = analyze(kernel, x, y, floor=50.0).bracket
+        _ = analyze(kernel, x, y, floor=50.0, **way).bracket
 
 
 @pytest.mark.parametrize("storage", ["auto", "float32", "int16"])
@@ -149,7 +146,7 @@ def test_duplicates_with_opposite_targets_are_infinitely_complex_and_it_is_said(
     x, _ = problem(60)
     x = torch.cat((x, x[:1]))
     y = torch.where(torch.arange(61) < 30, 1.0, -1.0)
-    spectrum = analyze(ReLUGram(), x, y, storage=storage)
+    spectrum = analyze(ReLUGram(), x, y, storage=storage, **way)
     with pytest.warns(NumericalWarning, match="singular to rounding along the targets"):
         assert spectrum.complexity == math.inf
     low, high = spectrum.bracket
@@ -199,7 +196,7 @@ def test_classes_may_be_names_booleans_objects_or_a_column(kind):
 def test_tiles_change_little(storage, way):
     x, y = problem(600, 20)
     exact = reference.complexity(ReLUGram()(x), y)
-    spectrum = analyze(ReLUGram(), x, y, storage=storage)
+    spectrum = analyze(ReLUGram(), x, y, storage=storage, **way)
     accuracy = {"float64": 1e-8, "float32": 1e-5, "int16": 1e-3}[storage]
     assert spectrum.complexity == pytest.approx(exact, rel=accuracy)
     low, high = spectrum.bracket
@@ -254,15 +251,14 @@ def test_shuffled_targets_are_a_control():
     assert control.complexity == pytest.approx(analyze(ReLUGram(), x, y[order]).complexity)
 
 
-def test_targets_of_one_matrix_share_its_factor(monkeypatch):
+def test_targets_of_one_matrix_share_its_factor():
     x, y = problem(80, columns=3)
     spectrum = analyze(ReLUGram(), x, y)
     others = [spectrum.against(y[:, 0]), spectrum.shuffled(), spectrum.against(y).shuffled()]
     assert others[0].complexity == pytest.approx(reference.complexity(ReLUGram()(x), y[:, 0]), rel=1e-8)
     _ = [other.complexity for other in others]
     assert all(other._factor is spectrum._factor for other in others)
-    monkeypatch.setattr("mercer.spectral.factor._FINE_ROWS", 0)
-    many = analyze(ReLUGram(), x, y)
+    many = analyze(ReLUGram(), x, y, dense_rows=0)
     steps = [many.shuffled(torch.Generator().manual_seed(seed)) for seed in range(12)]
     found = [one.complexity for one in steps]
     assert steps[0]._run.steps > 0 and steps[-1]._run.steps == 0  # products were spent until a factor had been cheaper
@@ -288,12 +284,10 @@ def test_a_rate_above_the_largest_stable_one_warns():
     assert curve[-1] > curve[0]
 
 
-def test_an_unfinished_complexity_warns_with_what_is_left(monkeypatch):
+def test_an_unfinished_complexity_warns_with_what_is_left():
     x, y = problem(300, 4)
-    monkeypatch.setattr("mercer.spectral.factor._FINE_ROWS", 0)
-    monkeypatch.setattr("mercer.spectral.spectrum._LIMIT", 20)
     with pytest.warns(NumericalWarning, match=r"still to grow by about .* of itself after 20 products"):
-        value = analyze(ReLUGram(), x, y).complexity
+        value = analyze(ReLUGram(), x, y, dense_rows=0, max_products=20).complexity
     assert value < reference.complexity(ReLUGram()(x), y)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Factors", "Norms", "Scratch", "norms", "polynomials", "row_blocks", "scratch", "slopes_like"]
+__all__ = ["BLOCK", "Factors", "Norms", "Scratch", "norms", "polynomials", "row_blocks", "scratch", "slopes_like"]
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 BLOCK = 2**15  # cosines worked on at a time on a CPU: their powers stay in the cache

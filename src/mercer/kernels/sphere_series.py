@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import in_batched_backward, transformed, unit_rows
-from . import cosine_buffer
-from .cosine_buffer import Factors, Norms, norms, polynomials, row_blocks, scratch, slopes_like
+from .cosine_buffer import BLOCK, Factors, Norms, norms, polynomials, row_blocks, scratch, slopes_like
 from .logits import read_out
 
 __all__ = ["series", "sphere_series"]
@@ -71,7 +70,7 @@ def sphere_series(
 
 
 def _is_one_block(x: Tensor, y: Tensor) -> bool:
-    return x.device.type == "cpu" and 0 < len(x) * len(y) <= cosine_buffer.BLOCK
+    return x.device.type == "cpu" and 0 < len(x) * len(y) <= BLOCK
 
 
 def _begun(a: Tensor, log_scale: Tensor | None, start: Tensor | None, relu: bool) -> tuple[Tensor, Tensor | None]:

@@ -14,8 +14,9 @@ from ..distributed import gather_json, gather_rows, global_slice, map_rows, worl
 from ..kernels import Kernel, Precomputed, ReLUGram, check_indices
 from ..kernels.functionals import sign_columns
 from ..modules import Data, labelled_rows, rows
+from .factor import Factor
 from .gram_matrices import gram_matrices, precomputed
-from .proof import proof
+from .proof import Proof, proof
 from .spectrum import Spectrum
 
 __all__ = ["analyze"]
@@ -33,6 +34,8 @@ def analyze(
     floor: float | None = None,
     storage: str = "auto",
     tolerance: float = 1e-8,
+    dense_rows: int | None = None,
+    max_products: int = 1000,
 ) -> Spectrum:
     r"""Read targets by the spectrum of H: how fast will they be learned, how well will it generalise.
 
@@ -50,6 +53,8 @@ def analyze(
         storage: ``"float64"``, ``"float32"`` or ``"int16"`` tiles of the upper triangle; ``"auto"`` takes the
             finest that fits half of the free memory. The memory is logged before it is taken.
         tolerance: Relative accuracy of ``.complexity``.
+        dense_rows: Up to so many rows the complexity comes from a Cholesky factor; None: while that is the cheaper way.
+        max_products: Most products with H of one Lanczos process.
 
     Example:
         >>> import torch
@@ -66,14 +71,18 @@ def analyze(
     if floor is not None:
         checks.positive(where, "floor", floor)
     checks.positive(where, "tolerance", tolerance)
+    checks.integer(where, "max_products", max_products, 1)
     if isinstance(kernel, Tensor):
         matrix = _symmetric(where, kernel)
         indices = _Indices(matrix)
         gram = precomputed(where, matrix, check_indices(where, indices, indices.prepare("x", x)), storage)
-        return Spectrum(gram, columns, k=k, floor=floor, tolerance=tolerance)
-    kernel, points = resolve(where, kernel, x)
-    gram = gram_matrices(where, [kernel], points, storage)[0]
-    return Spectrum(gram, columns, k=k, floor=floor or proof(kernel, points, gram), tolerance=tolerance)
+        least: float | Proof | None = floor
+    else:
+        kernel, points = resolve(where, kernel, x)
+        gram = gram_matrices(where, [kernel], points, storage)[0]
+        least = floor or proof(kernel, points, gram)
+    factor = Factor(gram, tolerance, dense_rows)
+    return Spectrum(gram, columns, k=k, floor=least, tolerance=tolerance, factor=factor, max_products=max_products)
 
 
 def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:

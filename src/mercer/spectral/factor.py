@@ -25,11 +25,12 @@ class Factor:
     Args:
         gram: H.
         tolerance: Relative accuracy that products would have to reach.
+        rows: Up to so many rows the factor pays at once; None takes what was measured.
     """
 
-    def __init__(self, gram: Gram, tolerance: float) -> None:
+    def __init__(self, gram: Gram, tolerance: float, rows: int | None = None) -> None:
         self._gram = gram
-        self._rows = _FINE_ROWS if tolerance < _FINE else _DENSE_ROWS
+        self._rows = (_FINE_ROWS if tolerance < _FINE else _DENSE_ROWS) if rows is None else rows
         self._spent = 0.0
 
     def spend(self, products: int) -> None:

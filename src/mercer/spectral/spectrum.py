@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STRIDE = 5  # products between two looks at a rule
-_LIMIT = 1000  # products at most
 _BRACKET = 1e-3  # relative width at which the bracket is called closed
 _NULL = 1e-12  # share of the targets that must lie in the null space to call the complexity infinite
 
@@ -38,7 +37,8 @@ class Spectrum:
         k: How many eigenvalues :attr:`eigenvalues` holds.
         floor: A true lower bound on the least eigenvalue, or a proof of one; None for none.
         tolerance: Relative accuracy asked of :attr:`complexity`.
-        factor: Cholesky factor of H, where another spectrum has it.
+        factor: Cholesky factor of H, or what decides whether there is one; None makes its own.
+        max_products: Most products with H.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class Spectrum:
         floor: float | Proof | None,
         tolerance: float,
         factor: Factor | None = None,
+        max_products: int = 1000,
     ) -> None:
-        self.k, self.tolerance = k, tolerance
+        self.k, self.tolerance, self.max_products = k, tolerance, max_products
         self._factor = Factor(gram, tolerance) if factor is None else factor
         self._gram, self._columns, self._given_floor = gram, columns, floor
         self._run = Lanczos(gram, columns)
@@ -110,7 +111,7 @@ class Spectrum:
     def _gauss(self) -> float:
         sums: list[float] = []
         left = math.inf
-        while left > self.tolerance and not self._run.finished and self._run.steps < _LIMIT:
+        while left > self.tolerance and not self._run.finished and self._run.steps < self.max_products:
             self._run.extend(_STRIDE)
             sums.append(self._inverse_sum())
             if math.isinf(sums[-1]):
@@ -159,7 +160,8 @@ class Spectrum:
         high = math.inf
         while floor is not None:
             high = self._radau_sum(floor)
-            if high <= (1 + _BRACKET) * self._inverse_sum() or self._run.finished or self._run.steps >= _LIMIT:
+            closed = high <= (1 + _BRACKET) * self._inverse_sum()
+            if closed or self._run.finished or self._run.steps >= self.max_products:
                 break
             self._run.extend(_STRIDE)
         worst = self._worst(floor or 0.0)
@@ -282,8 +284,9 @@ class Spectrum:
 
     def _with(self, columns: Tensor) -> Spectrum:
         return Spectrum(
-            self._gram, columns, k=self.k, floor=self._given_floor, tolerance=self.tolerance, factor=self._factor
-        )
+            self._gram, columns, k=self.k, floor=self._given_floor, tolerance=self.tolerance, factor=self._factor,
+            max_products=self.max_products,
+        )  # fmt: skip
 
     def plot(self) -> Figure:
         """Eigenvalues and cumulated projections, and the predicted loss (spectral2019, Figure 1)."""
@@ -318,7 +321,7 @@ class Spectrum:
         while True:
             rules = [self._rule(c) for c in self._live]
             now = torch.stack([weights @ f(nodes) for nodes, weights in rules]).sum(0)
-            if self._run.steps >= min(exact, _LIMIT) or self._run.finished:
+            if self._run.steps >= min(exact, self.max_products) or self._run.finished:
                 return now
             if before is not None and bool(((now - before).abs() <= 1e-10 * now).all()):
                 return now

@@ -24,7 +24,7 @@ from .savable import Savable
 
 __all__ = ["Decoder", "Encoder"]
 
-ROOM = 2**28  # bytes that constructors may allocate besides what the tensors hold
+_ROOM = 2**28  # bytes that constructors may allocate besides what the tensors hold
 _MODULE = re.compile(r"mercer(\.[a-z][a-z0-9_]*)+")
 _MOVED = {  # modules that hold no public class, by the name that older folders have
     "mercer.tabular.encoders": "mercer.tabular.columns.encoders",
@@ -111,9 +111,8 @@ class Encoder:
 class Decoder:
     """Turns what :class:`Encoder` made back into objects; constructs savables of Mercer, nothing else."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        self.tensors = tensors
-        self.source = source
+    def __init__(self, tensors: Mapping[str, Tensor], source: str, room: int = _ROOM) -> None:
+        self.tensors, self.source, self.room = tensors, source, room
 
     def whole(self, document: Mapping[str, Any]) -> Savable:
         """The object that a manifest describes.
@@ -123,7 +122,7 @@ class Decoder:
         """
         held = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
         try:
-            with AllocationBudget(ROOM + 4 * held):
+            with AllocationBudget(self.room + 4 * held):
                 return self.savable(document)
         except Exception as error:
             if isinstance(error, ValueError) and str(error).startswith("mercer.load: "):
@@ -215,7 +214,7 @@ class Decoder:
             found = np.dtype(name if isinstance(name, str) else None)
         except TypeError:
             found = None
-        if found is None or found.kind not in kinds or items * found.itemsize > ROOM:
+        if found is None or found.kind not in kinds or items * found.itemsize > self.room:
             raise self._wrong(f"arrays of the kinds {kinds}", repr(name)[:40])
         return found
 

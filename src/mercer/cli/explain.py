@@ -75,12 +75,11 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
             click.echo("\n".join(line for one in found for line in _because(one)))
         return
     with stoppable(), threads_set(1):
-        losses = None
+        weights, losses = column_weights(loaded), None
         if data is not None:
             say(f"shuffling columns of {data.name}")
-            losses = permutation_losses(loaded, read(data, rows=SCANNED), random_state=0)
-        model_page(loaded, page, folder=str(model), losses=losses)
-        weights = column_weights(loaded)
+            losses = permutation_losses(loaded, read(data, rows=SCANNED), weights=weights)
+        model_page(loaded, page, folder=str(model), losses=losses, weights=weights)
     if as_json:
         click.echo(json.dumps(_document(loaded, page, weights, losses), indent=2, allow_nan=False))
         return

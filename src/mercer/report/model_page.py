@@ -42,7 +42,12 @@ _SHARES = ("accuracy", "balanced_accuracy", "r2")
 
 
 def model_page(
-    model: TabularModel, path: str | Path, *, folder: str = "MODEL", losses: Mapping[str, float] | None = None
+    model: TabularModel,
+    path: str | Path,
+    *,
+    folder: str = "MODEL",
+    losses: Mapping[str, float] | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Path:
     """Write the page and return its path.
 
@@ -51,8 +56,10 @@ def model_page(
         path: Where the page goes.
         folder: What the model's folder is called in the commands.
         losses: What shuffling a column costs, from :func:`mercer.tabular.importance.permutation_losses`.
+        weights: The columns' weights, where they are known: :func:`mercer.tabular.importance.column_weights`.
     """
     path = Path(path)
+    weights = column_weights(model) if weights is None else weights
     values = {
         "m": model,
         "columns": column_lines(model.preparation.columns),
@@ -67,9 +74,9 @@ def model_page(
         "confused": confusions(model, _CONFUSIONS),
         "machines": machine_lines(model),
         "features": len(model.feature_names),
-        "pictures": _pictures(model, losses),
+        "pictures": _pictures(model, weights, losses),
         "losses": losses,
-        "together": [", ".join(group) for group in correlated(model)],
+        "together": [", ".join(group) for group in correlated(model, weights)],
     }
     atomic_write(path, fill("model.html", values).encode())
     return path
@@ -133,16 +140,17 @@ def _shown(score: float, measure: str) -> str:
     return _percent(score) if measure in _SHARES else numbers.plain(score, 3)
 
 
-def _pictures(model: TabularModel, losses: Mapping[str, float] | None) -> dict[str, Picture]:
+def _pictures(
+    model: TabularModel, weights: Mapping[str, float], losses: Mapping[str, float] | None
+) -> dict[str, Picture]:
     scores, found = model.scores, {}
-    weights = column_weights(model)
     found["weights"] = drawn(
         "weights",
-        lambda: _bars({"": weights}, "share, %"),
+        lambda: _bars({"": dict(weights)}, "share, %"),
         f"Weights of the columns: {next(iter(weights))} is first.",
         "How far the prediction moves when a column's values are exchanged between training rows.",
     )
-    for number, effect in enumerate(effect_curves(model)):
+    for number, effect in enumerate(effect_curves(model, weights)):
         found[f"effect{number}"] = drawn(
             f"effect{number}",
             lambda effect=effect: _effect(effect, model.target.name),  # type: ignore[misc]

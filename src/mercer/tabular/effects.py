@@ -74,13 +74,13 @@ class Reasons:
     parts: dict[str, float]
 
 
-def effect_curves(model: TabularModel) -> list[Effect]:
-    """Curves of the columns that move the prediction most."""
+def effect_curves(model: TabularModel, weights: Mapping[str, float] | None = None) -> list[Effect]:
+    """Curves of the columns that move the prediction most; ``weights`` are `column_weights`, where they are known."""
     rows, numbers = _drawn(model, _ROWS)
     predict = _without_own(model, numbers)
     features = model.column_features()
     found = []
-    for name in list(column_weights(model))[:_COLUMNS]:
+    for name in list(column_weights(model) if weights is None else weights)[:_COLUMNS]:
         values, encoded = _grid(model, name)
         answers = []
         for value in encoded:

@@ -2,7 +2,7 @@ r"""Which columns a model looks at: by exchanging their values between training 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,7 +69,13 @@ def _groups(moved: Callable[[list[str]], float], names: list[str]) -> list[tuple
     return groups
 
 
-def permutation_losses(model: TabularModel, frame: pd.DataFrame, *, random_state: int = 0) -> dict[str, float]:
+def permutation_losses(
+    model: TabularModel,
+    frame: pd.DataFrame,
+    *,
+    random_state: int = 0,
+    weights: Mapping[str, float] | None = None,
+) -> dict[str, float]:
     """How much the score on given rows falls when one column is shuffled, largest first.
 
     The score is accuracy or R squared. Over rows that the model was made of it shows what it uses, over others what
@@ -79,6 +85,7 @@ def permutation_losses(model: TabularModel, frame: pd.DataFrame, *, random_state
         model: A fitted model.
         frame: Rows with the model's columns and its target; at most 500 of them are used.
         random_state: Seed of the rows and their order.
+        weights: Its `column_weights`, where they are known.
     """
     name = model.target.name
     if name not in map(str, frame.columns):
@@ -93,7 +100,7 @@ def permutation_losses(model: TabularModel, frame: pd.DataFrame, *, random_state
     frame = frame.iloc[np.sort(draw.permutation(len(frame))[:_ROWS])]
     before = _score(model, frame)
     losses = {}
-    for column in list(column_weights(model))[:_COLUMNS]:
+    for column in list(column_weights(model) if weights is None else weights)[:_COLUMNS]:
         shuffled = frame.copy()
         shuffled[column] = frame[column].to_numpy()[draw.permutation(len(frame))]
         losses[column] = before - _score(model, shuffled)

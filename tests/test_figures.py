@@ -30,11 +30,8 @@ DRAW = {  # a new picture joins every test below by adding one line here
     "bars": lambda theme: figures.bars(
         {"ours": {"p": 1.0, "q": 2.0}, "paper": {"p": 1.5}}, errors={"ours": {"p": 0.1}}, theme=theme
     ),
-    "heat_map": lambda theme: figures.heat_map(np.eye(3), rows="abc", columns="xyz", diverging=True, theme=theme),
-    "regions": lambda theme: figures.regions(lambda g: g[:, 0] > 0.5, POINTS, [0, 1, 2], grid=20, theme=theme),
     "reliability": lambda theme: figures.reliability([1, 0, 3], [0.3, np.nan, 0.9], [0.0, np.nan, 1.0], theme=theme),
     "canvas": lambda theme: figures.canvas(1, 2, theme=theme)[0],
-    "band": lambda theme: figures.band([0, 1, 2], [1, 2, 1], [0.1, 0.5, 1], ([0, 1], [1.1, 1.8]), theme=theme),
     "confidence": lambda theme: figures.confidence(_halves, POINTS, [0, 1, 1], grid=20, theme=theme),
 }
 
@@ -101,13 +98,6 @@ def test_bars_leave_out_what_is_missing():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["p", "q"]
 
 
-def test_regions_ask_for_the_plane_around_the_points():
-    asked = []
-    figures.regions(lambda g: asked.append(g) or np.zeros(len(g)), POINTS, [0, 1, 2], grid=7)
-    (grid,) = asked
-    assert grid.shape == (49, 2) and (grid.min(0) < 0).all() and (grid.max(0) > 1).all()
-
-
 def test_reliability_names_its_error():
     top = DRAW["reliability"]("light").axes[0]
     assert top.get_title() == "expected calibration error 0.150"  # (1 * 0.3 + 3 * 0.1) / 4
@@ -138,11 +128,6 @@ def test_colours_can_be_told_from_the_paper(theme):
             r"x and y of 'a' must be as long; got \(1,\) and",
         ),
         (lambda: figures.lines(CURVES, theme="sepia"), r"figures: theme must be one of 'light', 'dark'; got 'sepia'"),
-        (lambda: figures.heat_map(np.ones(3)), r"heat_map: values must have shape \(r, c\), not empty; got \(3,\)"),
-        (
-            lambda: figures.regions(len, np.ones((2, 3)), [0, 1]),
-            r"points and labels must have shapes \(n, 2\)",
-        ),
         (lambda: figures.reliability([0], [0], [0]), r"reliability: count, .* not all empty; got"),
     ],
 )

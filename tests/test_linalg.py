@@ -66,13 +66,12 @@ def test_cholesky_refuses_an_indefinite_matrix_with_its_least_eigenvalue():
         cholesky(torch.zeros(2, 3))
 
 
-def test_operator_of_a_matrix_a_kernel_and_a_function(generator):
+def test_operator_of_a_matrix_and_of_a_function(generator):
     x = torch.randn(70, 3, dtype=torch.float64, generator=generator)
     v = torch.randn(70, 2, dtype=torch.float64, generator=generator)
     gram = RBF(0.3)(x)
     for a in (
         SymmetricOperator.from_matrix(gram),
-        SymmetricOperator.from_kernel(RBF(0.3), x),
         SymmetricOperator(lambda u: gram @ u, 70),
         SymmetricOperator(lambda u: gram @ u, 70, trace=lambda: float(gram.trace())),
     ):

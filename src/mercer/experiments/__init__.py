@@ -1,7 +1,7 @@
 """The papers' results, run again: what was published (`catalogue`), one cell at a time (`runner`)."""
 
 from mercer.experiments.catalogue import Entry, Number, entries, entry, select
-from mercer.experiments.cells import SCALES, STATUSES, Cell, Outcome
+from mercer.experiments.cells import SCALES, Cell, Outcome
 from mercer.experiments.claims import Claim, Comparison
 from mercer.experiments.recorded_runs import Recorded, recorded
 from mercer.experiments.results import Result, Summary, entry_status, read_results, read_run, summarise
@@ -9,7 +9,6 @@ from mercer.experiments.verdict import VERDICTS, Verdict, judge, recorded_verdic
 
 __all__ = [
     "SCALES",
-    "STATUSES",
     "VERDICTS",
     "Cell",
     "Claim",

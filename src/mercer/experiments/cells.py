@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 SCALES = ("smoke", "small", "paper")
-STATUSES = ("done", "failed", "missing", "paper_scale_only", "not_built")
 
 
 class MissingPackage(ImportError):  # noqa: N818

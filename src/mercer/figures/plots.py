@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import sentence
-from .theme import DASHES, MARKERS, Theme, canvas, legend_below, theme_named
+from .theme import DASHES, Theme, canvas, legend_below, theme_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bars", "heat_map", "lines", "regions", "reliability"]
+__all__ = ["bars", "lines", "reliability"]
 
 _FEW = 10  # rows below which a bin's accuracy is drawn pale
 _MANY = 6  # entries of a legend that fit beside the plot
@@ -97,120 +97,6 @@ def bars(
     return figure
 
 
-def heat_map(
-    values: ArrayLike,
-    *,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    x_label: str = "",
-    y_label: str = "",
-    label: str = "",
-    title: str = "",
-    diverging: bool = False,
-    theme: str = "light",
-) -> Figure:
-    """A matrix as colours, its numbers written in where it has names and is small.
-
-    Args:
-        values: ``(r, c)``; NaN is left blank.
-        rows: Names of the rows.
-        columns: Names of the columns.
-        x_label: Under the picture.
-        y_label: Beside it.
-        label: What the colours measure.
-        title: Above it.
-        diverging: Centre the colours on 0.
-        theme: ``light`` or ``dark``.
-    """
-    matrix = np.asarray(values, dtype=float)
-    if matrix.ndim != 2 or not matrix.size:
-        raise ValueError(sentence("heat_map", "values must have shape (r, c), not empty", matrix.shape))
-    colours = theme_named(theme)
-    high, wide = matrix.shape
-    width = float(np.clip(4.6 * wide / high, 3.4, 7.0)) + 1.0
-    figure, (ax,) = canvas(width=width, height=4.4 if high > 4 else 1.4 + 0.6 * high, theme=theme)
-    bound = float(np.nanmax(np.abs(matrix))) if diverging and np.isfinite(matrix).any() else None
-    image = ax.imshow(
-        matrix,
-        cmap=colours.diverging if diverging else colours.sequential,
-        aspect="auto" if rows or columns else "equal",
-        interpolation="nearest",
-        vmin=None if bound is None else -bound,
-        vmax=bound,
-    )
-    ax.grid(False)
-    if rows is not None:
-        ax.set_yticks(range(high), rows)
-    if columns is not None:
-        turned = max(map(len, columns)) * wide > 60
-        ax.set_xticks(range(wide), columns, rotation=35 if turned else 0, ha="right" if turned else "center")
-    if (rows or columns) and matrix.size <= 150:
-        _write_values(ax, matrix, image)
-    scale = figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02)
-    scale.set_label(label, color=colours.soft)
-    scale.ax.tick_params(colors=colours.soft, labelsize=8, length=0)
-    scale.outline.set_visible(False)
-    _label(ax, x_label, y_label, title)
-    return figure
-
-
-def regions(
-    predict: Callable[[NDArray[np.float64]], ArrayLike],
-    points: ArrayLike,
-    labels: ArrayLike,
-    *,
-    names: Sequence[str] | None = None,
-    x_label: str = "",
-    y_label: str = "",
-    title: str = "",
-    grid: int = 160,
-    theme: str = "light",
-) -> Figure:
-    """Points of the plane by class, over the classes that ``predict`` gives around them.
-
-    Args:
-        predict: Rows ``(g, 2)`` -> classes ``(g,)``, whole numbers from 0.
-        points: ``(n, 2)``.
-        labels: Classes ``(n,)``, whole numbers from 0.
-        names: The classes' names, for the legend.
-        x_label: Under the picture.
-        y_label: Beside it.
-        title: Above it.
-        grid: Places asked along each side.
-        theme: ``light`` or ``dark``.
-    """
-    x, y = np.asarray(points, dtype=float), np.asarray(labels).astype(int)
-    if x.ndim != 2 or x.shape[1] != 2 or len(x) != len(y) or not len(x):
-        raise ValueError(sentence("regions", "points and labels must have shapes (n, 2) and (n,)", (x.shape, y.shape)))
-    figure, (ax,) = canvas(width=5.2, height=4.4, theme=theme)
-    colours = theme_named(theme)
-    low, high = x.min(0), x.max(0)
-    margin = 0.06 * np.maximum(high - low, 1e-9)
-    low, high = low - margin, high + margin
-    across, up = (np.linspace(low[i], high[i], grid) for i in (0, 1))
-    mesh = np.stack(np.meshgrid(across, up), -1).reshape(-1, 2)  # (grid^2, 2)
-    classes = np.asarray(predict(mesh)).astype(int).reshape(grid, grid)
-    shades = np.array([_rgb(colour) for colour in colours.series])[classes % len(colours.series)]
-    washed = np.concatenate([shades, np.full((grid, grid, 1), 0.22)], -1)
-    ax.imshow(washed, extent=(low[0], high[0], low[1], high[1]), origin="lower", aspect="auto", interpolation="nearest")
-    for c in np.unique(y):
-        ax.scatter(
-            x[y == c, 0],
-            x[y == c, 1],
-            s=22,
-            marker=MARKERS[c % len(MARKERS)],
-            color=colours.series[c % len(colours.series)],
-            edgecolors=colours.paper,
-            linewidths=0.6,
-            label=names[c] if names is not None else f"class {c}",
-            rasterized=len(x) > 2000,
-        )
-    ax.grid(False)
-    _label(ax, x_label, y_label, title)
-    _legend(figure, ax, colours, len(np.unique(y)))
-    return figure
-
-
 def reliability(
     count: ArrayLike, confidence: ArrayLike, accuracy: ArrayLike, *, title: str = "", theme: str = "light"
 ) -> Figure:
@@ -274,16 +160,3 @@ def _legend(figure: Figure, ax: Axes, theme: Theme, entries: int, *, inside: boo
         return
     handles, labels = ax.get_legend_handles_labels()
     legend_below(figure, dict(zip(labels, handles, strict=True)), theme=theme.name)
-
-
-def _write_values(ax: Axes, matrix: NDArray[np.float64], image: Any) -> None:
-    for (i, j), value in np.ndenumerate(matrix):
-        if np.isfinite(value):
-            red, green, blue, _ = image.cmap(image.norm(value))
-            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
-            # Named colours: the cell's shade is the same on both pages, so its text must be too.
-            ax.text(j, i, f"{value:.3g}", ha="center", va="center", fontsize=8, color="#fefefe" if dark else "#101010")
-
-
-def _rgb(colour: str) -> list[float]:
-    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

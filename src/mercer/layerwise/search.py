@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ..linalg import squared_distances
 from ..machines import dual_path, median_distance
-from .dependence import gaussian
 
-__all__ = ["Setting", "gaussian_at", "loss", "search"]
+__all__ = ["Setting", "loss", "search"]
 
 
 class Setting(NamedTuple):
@@ -26,11 +25,6 @@ class Setting(NamedTuple):
     multiple: float
     penalty: float
     error: float
-
-
-def gaussian_at(z: Tensor, multiple: float) -> Tensor:  # (n, d) -> (n, n)
-    """Gram matrix of the Gaussian kernel whose bandwidth is a multiple of the median distance."""
-    return gaussian(multiple * median_distance(z))(z)
 
 
 def search(z: Tensor, y: Tensor, multiples: list[float]) -> Setting:

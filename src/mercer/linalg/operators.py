@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -15,14 +15,6 @@ from .blocks import slices
 __all__ = ["SymmetricOperator", "as_operator"]
 
 _TRACE_COLUMNS = 64  # columns of the identity in one product, where no cheaper trace is known
-
-
-class _HasProducts(Protocol):
-    """What :meth:`SymmetricOperator.from_kernel` needs of a kernel."""
-
-    def matmul(self, x: Tensor, y: Tensor | None, v: Tensor, /) -> Tensor: ...
-
-    def diag(self, x: Tensor, /) -> Tensor: ...
 
 
 class SymmetricOperator:
@@ -64,17 +56,6 @@ class SymmetricOperator:
             dtype=matrix.dtype,
             device=matrix.device,
             trace=lambda: float(matrix.detach().diagonal().double().sum()),
-        )
-
-    @classmethod
-    def from_kernel(cls, kernel: _HasProducts, x: Tensor) -> Self:
-        """The Gram matrix of the rows ``x`` ``(n, ...)``, by the kernel's ``matmul``."""
-        return cls(
-            lambda v: kernel.matmul(x, None, v),
-            len(x),
-            dtype=x.dtype if x.is_floating_point() else torch.get_default_dtype(),
-            device=x.device,
-            trace=lambda: float(kernel.diag(x).detach().double().sum()),
         )
 
     def matmul(self, v: Tensor) -> Tensor:  # (n,) or (n, b) -> the same

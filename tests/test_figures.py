@@ -32,6 +32,7 @@ DRAW = {  # a new picture joins every test below by adding one line here
     ),
     "reliability": lambda theme: figures.reliability([1, 0, 3], [0.3, np.nan, 0.9], [0.0, np.nan, 1.0], theme=theme),
     "canvas": lambda theme: figures.canvas(1, 2, theme=theme)[0],
+    "band": lambda theme: figures.band([0, 1, 2], [1, 2, 1], [0.1, 0.5, 1], ([0, 1], [1.1, 1.8]), theme=theme),
     "confidence": lambda theme: figures.confidence(_halves, POINTS, [0, 1, 1], grid=20, theme=theme),
 }
 

@@ -3,12 +3,13 @@
 from .plots import bars, lines, reliability
 from .scores import confusion, scatter
 from .theme import DARK, LIGHT, Theme, canvas, legend_below, png, svg
-from .uncertainty import confidence
+from .uncertainty import band, confidence
 
 __all__ = [
     "DARK",
     "LIGHT",
     "Theme",
+    "band",
     "bars",
     "canvas",
     "confidence",

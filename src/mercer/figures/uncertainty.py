@@ -14,7 +14,50 @@ from .theme import MARKERS, canvas, theme_named
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["confidence"]
+__all__ = ["band", "confidence"]
+
+
+def band(
+    x: ArrayLike,
+    mean: ArrayLike,
+    deviation: ArrayLike,
+    points: tuple[ArrayLike, ArrayLike] | None = None,
+    *,
+    x_label: str = "",
+    y_label: str = "",
+    title: str = "",
+    theme: str = "light",
+) -> Figure:
+    """A prediction along a line, one and two deviations to each side, over the points it was learned from.
+
+    Args:
+        x: Places ``(g,)``, ascending.
+        mean: Prediction there ``(g,)``.
+        deviation: Its standard deviation ``(g,)``.
+        points: Places and targets of the training rows, ``(n,)`` each.
+        x_label: Under the picture.
+        y_label: Beside it.
+        title: Above it.
+        theme: ``light`` or ``dark``.
+    """
+    at, middle, spread = (np.asarray(v, dtype=float) for v in (x, mean, deviation))
+    if at.ndim != 1 or not at.shape == middle.shape == spread.shape:
+        got = (at.shape, middle.shape, spread.shape)
+        raise ValueError(sentence("band", "x, mean and deviation must have one shape (g,)", got))
+    figure, (ax,) = canvas(theme=theme)
+    colours = theme_named(theme)
+    for times, alpha in ((2, 0.14), (1, 0.22)):
+        label = f"{times} deviation" + ("s" if times > 1 else "")
+        ax.fill_between(
+            at, middle - times * spread, middle + times * spread, color=colours.series[0], alpha=alpha, linewidth=0,
+            label=label,
+        )  # fmt: skip
+    ax.plot(at, middle, color=colours.series[0], linewidth=1.8, label="prediction")
+    if points is not None:
+        ax.scatter(*points, s=16, color=colours.series[1], edgecolors=colours.paper, linewidths=0.5, label="data")
+    ax.set(xlabel=x_label, ylabel=y_label, title=title)
+    ax.legend(frameon=False, fontsize=9, labelcolor=colours.ink)
+    return figure
 
 
 def confidence(

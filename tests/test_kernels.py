@@ -554,6 +554,9 @@ def test_sentences_of_bad_hyper_parameters():
     for make in (Polynomial, Scaled):
         with pytest.raises(ValueError, match=r"must be one number; got shape \(3,\)\. Scale the rows"):
             make(*([RBF()] if make is Scaled else [2]), torch.ones(3))
+    with pytest.raises(ValueError, match=r"one number, or a vector with one for each feature; got shape \(1, 3\)"):
+        RBF(torch.ones(1, 3))
+    assert float(Polynomial(2, coef0=torch.tensor(2.0))(torch.zeros(1, 1))) == 4.0
     with pytest.raises(ValueError, match="RBF: gamma must be positive; got wide"):
         RBF("wide")
     with pytest.raises(ValueError, match=r"RBF.numpy: X must be rows of numbers; got .*Encode text"):

@@ -38,6 +38,8 @@ class Polynomial(Kernel):
         super().__init__()
         self.degree = checks.integer("Polynomial", "degree", degree, 1)
         self.gamma = Positive("Polynomial", "gamma", gamma, learnable)
+        if isinstance(coef0, Tensor) and coef0.numel() == 1:
+            coef0 = coef0.item()
         checks.non_negative("Polynomial", "coef0", coef0)
         self.coef0 = Positive("Polynomial", "coef0", coef0, learnable) if coef0 > 0 else None
 

@@ -45,7 +45,8 @@ class Positive(nn.Module):
         self.number: float | None = None
         if isinstance(value, (list, tuple, np.ndarray)):
             value = torch.as_tensor(np.asarray(value, dtype=float))
-        self.is_vector = isinstance(value, Tensor) and value.ndim == 1 and (per_feature or len(value) != 1)
+        one = isinstance(value, Tensor) and value.numel() == 1 and (value.ndim != 1 or not per_feature)
+        self.is_vector = isinstance(value, Tensor) and not one
         if isinstance(value, Tensor) and self.is_vector:
             vector = _checked_vector(where, name, value, per_feature)
         else:
@@ -92,9 +93,10 @@ class Positive(nn.Module):
 
 
 def _checked_vector(where: str, name: str, value: Tensor, per_feature: bool) -> Tensor:
-    if not per_feature:
-        need = f"{name} must be one number"
-        raise ValueError(checks.sentence(where, need, f"shape {tuple(value.shape)}", "Scale the rows themselves."))
+    if not per_feature or value.ndim > 1:
+        need = f"{name} must be one number" + (", or a vector with one for each feature" if per_feature else "")
+        fix = "" if per_feature else "Scale the rows themselves."
+        raise ValueError(checks.sentence(where, need, f"shape {tuple(value.shape)}", fix))
     if not len(value) or not bool((value > 0).all()) or not bool(torch.isfinite(value).all()):
         raise ValueError(checks.sentence(where, f"{name} must be positive", value.tolist()))
     return checks.floating(value.detach().clone())

@@ -18,8 +18,6 @@ from .posterior import Posterior
 from .prior_choice import best_temperature
 from .validation import checked_outputs, fitting_rows
 
-_TINY = torch.finfo(torch.float32).tiny
-
 
 class Ensemble(Posterior):
     """Several networks of one shape of outputs; their mean and covariance over the networks.
@@ -37,7 +35,7 @@ class Ensemble(Posterior):
     def ensemble_proba(self, x: Any) -> Tensor:  # (n, ...) -> (n, c)
         """The mean of the networks' own probabilities; needs no fit."""
         with torch.no_grad():
-            return mixed(self._outputs(self._checked(x, False)), Softmax(getattr(self, "temperature_", 1.0)))
+            return Softmax(getattr(self, "temperature_", 1.0)).mixed(self._outputs(self._checked(x, False)))
 
     def _members(self) -> Iterable[nn.Module]:
         return (own_network(model, (), self.packing_) for model in self._networks)
@@ -66,7 +64,7 @@ class Ensemble(Posterior):
         return outputs, likelihood_named(self.likelihood).targets(where, y, outputs[..., 0])
 
     def _check_noise_rows(self, loader: Iterable[Any] | None, val_loader: Iterable[Any] | None) -> None:
-        if loader is None and val_loader is None and self.likelihood == "regression":
+        if loader is None and val_loader is None and likelihood_named(self.likelihood).has_noise:
             need, fix = "a regression learns its noise from rows", "Give loader or val_loader."
             raise ValueError(checks.sentence(f"{type(self).__name__}.fit", need, "neither loader", fix))
 
@@ -126,31 +124,24 @@ class DeepEnsemble(Ensemble):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(models, likelihood, "probit", batch_size, generator)
-        if likelihood == "classification":  # nothing needs to be learned
-            self.temperature_, self.noise_ = 1.0, 1.0
+        if not likelihood_named(likelihood).has_noise:  # nothing needs to be learned
+            self.temperature_ = self.noise_ = 1.0
 
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
         """Choose the temperature on validation rows; a regression's noise on them or, without, on training rows."""
         self._check_noise_rows(loader, val_loader)
-        if loader is not None:
-            outputs, y = self._read("loader", loader)
+        density = likelihood_named(self.likelihood)
+        read = None if loader is None else self._read("loader", loader)
         if val_loader is not None:
-            outputs, y = self._read("val_loader", val_loader)
-        self.temperature_, noise = 1.0, 1.0
-        if self.likelihood == "regression":
-            spread = outputs.var(2, correction=0)
-            residuals = (y - outputs.mean(2)).square()
-            found = best_temperature(
-                lambda s: mean_over_ranks(residuals / (spread + s) + (spread + s).log()),
-                max(mean_over_ranks(residuals), _TINY), 1000.0,
-            )  # fmt: skip
-            noise = found
-        elif val_loader is not None:
-            labels = y[:, None]
-            self.temperature_ = best_temperature(
-                lambda t: mean_over_ranks(-mixed(outputs, Softmax(t)).gather(1, labels).clamp_min(1e-12).log())
+            read = self._read("val_loader", val_loader)
+        self.temperature_ = self.noise_ = 1.0
+        if read is not None and (density.has_noise or val_loader is not None):
+            outputs, y = read
+            middle = density.noise_of(y, outputs.mean(2))
+            scale = best_temperature(
+                lambda s: mean_over_ranks(density.at(s).mixture_loss(outputs, y)), middle, density.reach
             )
-        self.noise_ = noise
+            setattr(self, density.learned, scale)
         return self
 
     @override
@@ -160,7 +151,7 @@ class DeepEnsemble(Ensemble):
         if isinstance(density, Gaussian):
             return super().predict_proba(x)
         with torch.set_grad_enabled(gradients):
-            return mixed(self._outputs(self._rows(x, gradients)), density)
+            return density.mixed(self._outputs(self._rows(x, gradients)))
 
     @override
     def _draws(self, x: Tensor, n: int) -> Tensor:
@@ -171,10 +162,3 @@ class DeepEnsemble(Ensemble):
     @override
     def _fitted(self) -> bool:
         return hasattr(self, "noise_")
-
-
-def mixed(outputs: Tensor, density: Softmax) -> Tensor:  # (n, c, M) -> (n, c)
-    """Mean probabilities over the networks."""
-    if outputs.shape[1] == 1:
-        outputs = torch.cat((torch.zeros_like(outputs), outputs), 1)
-    return (outputs / density.temperature).softmax(1).mean(2)

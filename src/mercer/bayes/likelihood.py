@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -103,6 +103,10 @@ class Likelihood(ABC):
     :math:`\Lambda`, ``(c, c)`` for each row, is the Hessian of :math:`-\log p(y | f)` over f; it is never formed.
     """
 
+    has_noise: ClassVar[bool]  # learned from rows; without it nothing has to be
+    learned: ClassVar[str]  # a posterior's attribute that holds the scale
+    reach: ClassVar[float]  # the scale is searched within this factor of where the search begins
+
     @property
     @abstractmethod
     def scale(self) -> float:
@@ -129,6 +133,10 @@ class Likelihood(ABC):
         """Negative log predictive density of each row; ``covariance`` is ``(n, c, c)``, or ``(n, c)``: its diagonal."""
 
     @abstractmethod
+    def mixture_loss(self, outputs: Tensor, y: Tensor) -> Tensor:  # (n, c, M), targets -> (n, ...)
+        """Negative log density of the networks' mean prediction, up to a constant."""
+
+    @abstractmethod
     def targets(self, where: str, y: Tensor, f: Tensor) -> Tensor:
         """Checked targets for outputs of this shape."""
 
@@ -144,6 +152,7 @@ class Softmax(Likelihood):
     :math:`\Lambda = (\mathrm{diag}(p) - p p^\top) / T^2`; its root is :math:`(D^{1/2} - p \sqrt{p}^\top) / T`.
     """
 
+    has_noise, learned, reach = False, "temperature_", 20.0
     temperature: float = 1.0
 
     @property
@@ -189,6 +198,16 @@ class Softmax(Likelihood):
     def loss(self, mean: Tensor, covariance: Tensor, y: Tensor, link: Link) -> Tensor:
         return -self.proba(mean, covariance, link).gather(1, y[:, None]).clamp_min(1e-12).log()[:, 0]
 
+    def mixed(self, outputs: Tensor) -> Tensor:  # (n, c, M) -> (n, c)
+        """Mean probabilities over the networks."""
+        if outputs.shape[1] == 1:
+            outputs = torch.cat((torch.zeros_like(outputs), outputs), 1)
+        return (outputs / self.temperature).softmax(1).mean(2)
+
+    @override
+    def mixture_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return -self.mixed(outputs).gather(1, y[:, None]).clamp_min(1e-12).log()
+
     @override
     def targets(self, where: str, y: Tensor, f: Tensor) -> Tensor:
         return class_labels(where, y, max(2, f.shape[1]))
@@ -202,6 +221,7 @@ class Softmax(Likelihood):
 class Gaussian(Likelihood):
     r""":math:`p(y | f) = N(y; f, \sigma^2 I)`, :math:`\Lambda = I / \sigma^2`."""
 
+    has_noise, learned, reach = True, "noise_", 1000.0
     noise: float = 1.0
 
     @property
@@ -229,6 +249,11 @@ class Gaussian(Likelihood):
     def loss(self, mean: Tensor, covariance: Tensor, y: Tensor, link: Link) -> Tensor:
         variance = covariance if covariance.ndim == 2 else covariance.diagonal(dim1=1, dim2=2)
         return _surprise(mean, variance + self.noise, y).mean(1)
+
+    @override
+    def mixture_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        variance = outputs.var(2, correction=0) + self.noise
+        return (y - outputs.mean(2)).square() / variance + variance.log()
 
     @override
     def targets(self, where: str, y: Tensor, f: Tensor) -> Tensor:

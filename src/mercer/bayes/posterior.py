@@ -130,8 +130,8 @@ class Posterior(Savable, ABC):
 
     @property
     def _likelihood(self) -> Softmax | Gaussian:
-        regression = self.likelihood == "regression"
-        return likelihood_named(self.likelihood, getattr(self, "noise_" if regression else "temperature_", 1.0))
+        density = likelihood_named(self.likelihood)
+        return density.at(getattr(self, density.learned, 1.0))
 
     @property
     def _link(self) -> Link:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from .ensembles import Ensemble, mixed
+from .ensembles import Ensemble
 from .likelihood import Softmax
 from .network import own_network
 
@@ -72,7 +72,7 @@ class SWAG(Ensemble):
     def predict_proba(self, x: Any, *, gradients: bool = False) -> Tensor:  # (n, ...) -> (n, c)
         """Mean probabilities of the networks drawn."""
         with torch.set_grad_enabled(gradients):
-            return mixed(self._outputs(self._rows(x, gradients)), Softmax())
+            return Softmax().mixed(self._outputs(self._rows(x, gradients)))
 
     @override
     def _members(self) -> Iterable[nn.Module]:

@@ -17,7 +17,7 @@ from ..linalg import slices
 from ..modules import Readable
 from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
 from .ensembles import Ensemble
-from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
+from .likelihood import likelihood_named, mean_over_ranks
 from .network import own_network
 from .prior_choice import best_precision, best_precision_and_noise
 
@@ -78,7 +78,7 @@ class TrajectoryGP(Ensemble):
             checks.positive(where, "precision", precision)
         self.precision = precision
         self.student_: EigenfunctionNetwork | None = None
-        if not isinstance(precision, str) and likelihood == "classification":  # nothing is left to learn
+        if not isinstance(precision, str) and not likelihood_named(likelihood).has_noise:  # nothing is left to learn
             self.precision_, self.noise_, self.temperature_ = float(precision), 1.0, 1.0
 
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
@@ -135,12 +135,12 @@ class TrajectoryGP(Ensemble):
         return mean, variance, likelihood_named(self.likelihood).targets("TrajectoryGP", y, mean)
 
     def _chosen(self, mean: Tensor, variance: Tensor, y: Tensor, noise: float) -> tuple[float, float]:
-        link = self._link
-        if self.likelihood == "regression":
-            return best_precision_and_noise(
-                lambda p, s: mean_over_ranks(Gaussian(s).loss(mean, variance / p, y, link)), noise
-            )
-        return best_precision(lambda p: mean_over_ranks(Softmax().loss(mean, variance / p, y, link)))[0], noise
+        link, density = self._link, likelihood_named(self.likelihood)
+
+        def loss(p: float, s: float = 1.0) -> float:
+            return mean_over_ranks(density.at(s).loss(mean, variance / p, y, link))
+
+        return best_precision_and_noise(loss, noise) if density.has_noise else (best_precision(loss)[0], noise)
 
     def _mean_and_variance(self, x: Readable) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, c)
         if self.student_ is None:

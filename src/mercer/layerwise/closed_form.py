@@ -2,6 +2,7 @@ r"""The closed-form solver: every layer's weights are sums of kernel embeddings 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from .bandwidths import median_distance, most_dependent, walk_down
 from .dependence import class_sums, gaussian
 from .record import LayerRecord, measure_gram
 
-__all__ = ["Chain", "ClosedFormLayer", "class_norms", "fit_closed_form"]
+__all__ = ["Chain", "ChainLayer", "ClosedFormLayer", "class_norms", "fit_closed_form"]
 
 _LEAST_BANDWIDTH = 1e-4  # where the leave-one-out walk ends, in units of standardised inputs
 _REACH = 0.1  # the authors' walk ends at this share of where it began: beyond, H grows by rote
@@ -25,7 +26,17 @@ _GROWTH = 0.01  # growth of H that is worth a layer where H is honest; theorem 1
 _SHRINK = 0.01  # least bandwidth on outputs, as the authors have it
 
 
-class ClosedFormLayer(Savable, nn.Module):
+class ChainLayer(Savable, nn.Module):
+    """One layer of the poster's chains."""
+
+    __call__: Callable[..., Tensor]
+
+    @abstractmethod
+    def project(self, r: Tensor) -> Tensor:  # (n, d) -> (n, q)
+        """The layer's outputs in IDS, the input data space."""
+
+
+class ClosedFormLayer(ChainLayer):
     r"""One layer :math:`z_l = \psi(z_{l-1})^T W_s`, by the kernel trick (masoomi2020, Eq. 2).
 
     Column k is :math:`\zeta_k^{-1/2} \sum_{i \in S_k} k_\sigma(z, z_i)`; the weight matrix itself, of the kernel
@@ -39,7 +50,6 @@ class ClosedFormLayer(Savable, nn.Module):
 
     anchors: Tensor
     weights: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(self, anchors: Tensor, weights: Tensor, bandwidth: float) -> None:
         super().__init__()
@@ -51,6 +61,10 @@ class ClosedFormLayer(Savable, nn.Module):
     def forward(self, z: Tensor) -> Tensor:  # (n, q) -> (n, c')
         rows = block_rows(2 * len(self.anchors) * z.element_size())
         return blockwise(lambda part: gaussian(self.bandwidth)(part, self.anchors) @ self.weights, z, block=rows)
+
+    @override
+    def project(self, r: Tensor) -> Tensor:
+        return self(r)
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class Chain:
             out where the rule did so.
     """
 
-    layers: list[nn.Module]
+    layers: list[ChainLayer]
     history: list[LayerRecord]
     outputs: Tensor
     bandwidth: float
@@ -158,7 +172,7 @@ class _Search:
 
     def stack(self, step: _Step, max_layers: int, extra: bool) -> Chain:
         """Layers while H grows; the first is kept whatever it does, for a network has at least one."""
-        layers: list[nn.Module] = []
+        layers: list[ChainLayer] = []
         history: list[LayerRecord] = []
         for depth in range(max_layers):
             found = self.following(step, extra and depth > 0)

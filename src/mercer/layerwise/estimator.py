@@ -19,7 +19,7 @@ from ..kernels import Kernel
 from ..machines import LandmarkMachine, seeded
 from ..storage import Savable
 from .landmarks import Sums, extend
-from .network import AverageLayer, KernelLayer, KernelNetwork, StackLayer
+from .network import KernelNetwork
 
 __all__ = ["KernelNetworkEstimator", "least_rows", "rows_of", "seeded"]
 
@@ -58,10 +58,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _extend(self, x: Tensor, targets: Tensor) -> None:
         """Put more rows into the last layer: (n, d), (n, c)."""
-        *before, head = self.network_.layers
-        if isinstance(head, AverageLayer):  # the network itself goes on; what it was averaged with cannot
-            *before, head = head.branches[0].children()
-        assert isinstance(head, KernelLayer | StackLayer)
+        before, head = self.network_.without_head()
         with torch.no_grad():
             sums = self.sums_
             if isinstance(sums, Sums):  # of version 0.1, whose classifier took the mean off the targets

@@ -10,7 +10,7 @@ from ..distributed import shard
 from ..kernels import Kernel
 from ..machines import LandmarkMachine
 from ..storage import Savable
-from .network import KernelLayer, StackLayer
+from .network import Head
 
 __all__ = ["Sums", "extend"]
 
@@ -45,8 +45,8 @@ class Sums(Savable):
 
 
 def extend(
-    head: KernelLayer | StackLayer, machine: LandmarkMachine | None, penalty: float, z: Tensor, y: Tensor
-) -> tuple[KernelLayer | StackLayer, LandmarkMachine]:
+    head: Head, machine: LandmarkMachine | None, penalty: float, z: Tensor, y: Tensor
+) -> tuple[Head, LandmarkMachine]:
     """The last layer with more rows in it, exactly, and its sums: (n, d), (n, c).
 
     Without sums every row so far is an anchor, and the machine of largest share goes on with all of them as landmarks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,6 +19,7 @@ from .dependence import gaussian
 
 __all__ = [
     "AverageLayer",
+    "Head",
     "Indicators",
     "KernelLayer",
     "KernelNetwork",
@@ -121,7 +123,37 @@ class MetricLayer(Savable, nn.Module):
         return z * self.root if self.root.ndim == 1 else z @ self.root
 
 
-class KernelLayer(Savable, nn.Module):
+class Ending(Savable, nn.Module):
+    """A last layer that more rows can be put into."""
+
+    __call__: Callable[..., Tensor]
+
+    @abstractmethod
+    def taken_off(self, before: list[nn.Module]) -> tuple[list[nn.Module], Head]:
+        """The layers before the kernel machine that goes on, and that machine."""
+
+
+class Head(Ending):
+    """Kernel machines on the same rows."""
+
+    anchors: Tensor
+    weights: Tensor
+    intercept: Tensor
+
+    @override
+    def taken_off(self, before: list[nn.Module]) -> tuple[list[nn.Module], Head]:
+        return before, self
+
+    @abstractmethod
+    def heaviest(self) -> tuple[Kernel, Tensor]:
+        """The kernel of largest share, and its weights."""
+
+    @abstractmethod
+    def solved(self, machine: LandmarkMachine, penalty: float) -> Head:
+        """The layer of one machine, with the kernel of largest share."""
+
+
+class KernelLayer(Head):
     r""":math:`\sum_j \alpha_j k_\sigma(z, z_j) + b`, the Gaussian kernel machine that ends the default network.
 
     Args:
@@ -130,11 +162,6 @@ class KernelLayer(Savable, nn.Module):
         intercept: b, ``(c,)``.
         bandwidth: :math:`\sigma`.
     """
-
-    anchors: Tensor
-    weights: Tensor
-    intercept: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(self, anchors: Tensor, weights: Tensor, intercept: Tensor, bandwidth: float) -> None:
         super().__init__()
@@ -147,17 +174,17 @@ class KernelLayer(Savable, nn.Module):
     def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c)
         return gaussian(self.bandwidth).matmul(z.to(self.anchors), self.anchors, self.weights) + self.intercept
 
+    @override
     def heaviest(self) -> tuple[Kernel, Tensor]:
-        """The kernel, and its weights."""
         return gaussian(self.bandwidth), self.weights
 
+    @override
     def solved(self, machine: LandmarkMachine, penalty: float) -> KernelLayer:
-        """The layer of a machine with this kernel."""
         weights = machine.whitener @ machine.solve(penalty).coefficients[:, :-1]
         return KernelLayer(machine.landmarks, weights, machine.mean, self.bandwidth)
 
 
-class StackLayer(Savable, nn.Module):
+class StackLayer(Head):
     r""":math:`b + \sum_h s_h \sum_j \alpha_{hj} k_h(z, z_j)`: kernel machines on the same rows, averaged.
 
     Args:
@@ -170,10 +197,6 @@ class StackLayer(Savable, nn.Module):
     """
 
     shares: Tensor
-    anchors: Tensor
-    weights: Tensor
-    intercept: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -201,21 +224,21 @@ class StackLayer(Savable, nn.Module):
             total = total + share.to(z) * product(z, self.anchors, weights)
         return total
 
+    @override
     def heaviest(self) -> tuple[Kernel, Tensor]:
-        """The kernel of largest share, and its weights."""
         h = int(self.shares.argmax())
         kernel = self.kernels[h]
         assert isinstance(kernel, Kernel)
         return kernel, self.weights[h]
 
+    @override
     def solved(self, machine: LandmarkMachine, penalty: float) -> StackLayer:
-        """The layer of one machine, with the kernel of largest share."""
         weights = machine.whitener @ machine.solve(penalty).coefficients[:, :-1]
         one = weights.new_ones(1)
         return StackLayer([self.heaviest()[0]], one, machine.landmarks, weights[None], machine.mean, self.bandwidth)
 
 
-class AverageLayer(Savable, nn.Module):
+class AverageLayer(Ending):
     r""":math:`\sum_i s_i f_i(x)` of networks that each start from the rows as they came.
 
     Args:
@@ -224,7 +247,6 @@ class AverageLayer(Savable, nn.Module):
     """
 
     shares: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(self, branches: Sequence[Sequence[nn.Module]], shares: Tensor) -> None:
         super().__init__()
@@ -235,6 +257,12 @@ class AverageLayer(Savable, nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
         parts = [share * branch(x) for share, branch in zip(self.shares, self.branches, strict=True)]
         return torch.stack(parts).sum(0)
+
+    @override
+    def taken_off(self, before: list[nn.Module]) -> tuple[list[nn.Module], Head]:
+        *own, head = self.branches[0].children()  # the network itself goes on; what it was averaged with cannot
+        assert isinstance(head, Head)
+        return own, head
 
 
 class LinearLayer(Savable, nn.Module):
@@ -295,6 +323,12 @@ class KernelNetwork(Savable, nn.Module):
         if self.floor:
             out = ((1 - out.shape[1] * self.floor) * out.softmax(1) + self.floor).log()
         return out
+
+    def without_head(self) -> tuple[list[nn.Module], Head]:
+        """The layers before the kernel machine at the end, and that machine."""
+        *before, last = self.layers
+        assert isinstance(last, Ending)
+        return last.taken_off(before)
 
     def trainable(self) -> KernelNetwork:
         """This network with every floating buffer made a parameter, so that an optimizer can go on from here."""

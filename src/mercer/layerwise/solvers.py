@@ -117,8 +117,8 @@ def _with_ridge(first: Standardize, chain: Chain, labels: Tensor, c: int) -> Sol
     ridge = ridge_loo(chain.representation / spread, one_hot(labels, c), _RIDGES)
     head = LinearLayer(ridge.coefficients / spread, ridge.intercept)
     history = [record.row() for record in chain.history]
-    modules = [first, *chain.layers, head]
-    return Solved(modules, chain.layers, history, ridge.held_out, torch.arange(len(labels)), ridge.penalty)
+    modules: list[nn.Module] = [first, *chain.layers, head]
+    return Solved(modules, list(chain.layers), history, ridge.held_out, torch.arange(len(labels)), ridge.penalty)
 
 
 def _history(fit: AutoFit, x: Tensor, labels: Tensor, c: int) -> list[dict[str, float]]:

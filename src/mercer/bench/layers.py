@@ -16,8 +16,6 @@ from ..spectral import layers
 from .resnet20 import trained_resnet20
 from .timing import Case, Peer
 
-__all__ = ["CASES"]
-
 BLOCKS = ["conv1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in (0, 1, 2))]
 _MEAN, _SPREAD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 

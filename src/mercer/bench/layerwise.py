@@ -15,8 +15,6 @@ from ..data import Dataset, adversarial, load, random_labels, spiral
 from ..layerwise import KernelNetworkClassifier
 from .timing import Case, Peer
 
-__all__ = ["CASES"]
-
 Array = NDArray[Any]
 SEEDS = 5
 _LOADED = ("wine", "breast_cancer", "car", "cmu_faces", "divorce")

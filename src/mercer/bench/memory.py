@@ -28,8 +28,6 @@ from ..data import MissingData
 from ..process import threads_set
 from .timing import Case
 
-__all__ = ["Mark", "Run", "main", "peak_mib", "peak_watched", "run_alone"]
-
 _CHILD = "from mercer.bench.memory import main; main()"
 
 

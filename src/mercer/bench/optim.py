@@ -20,8 +20,6 @@ from ..optim import EigenProSGD, KernelSGD, state_bytes
 from .optim_fits import PEERS, RATES, TASKS, Make, Task, made_by, step, steps, train
 from .timing import Case, Peer
 
-__all__ = ["CASES"]
-
 
 def _reach(name: str, what: str, repeats: int, most: Mapping[str, float]) -> Case:
     """Epochs to the target: ours untuned, each peer at its own best rate.

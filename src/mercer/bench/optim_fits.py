@@ -21,8 +21,6 @@ from ..data import load
 from ..modules import last_linear
 from ..optim import FunctionSpaceSGD, KernelSGD
 
-__all__ = ["PEERS", "RATES", "TASKS", "Make", "Task", "made_by", "reach", "step", "steps", "train"]
-
 PEERS = ("pytorch_optimizer",)
 _PRECONDITION_EVERY = 20  # steps between two inverses of Shampoo: its default, 1, takes most of a second on MNIST
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Speed", "draw", "speeds"]
-
 _COSTS = ("cpu", "wall", "memory")
 _WORDS = {"cpu": "CPU", "wall": "time", "memory": "memory"}
 _MET, _MISSED = LIGHT.series[0], LIGHT.series[1]

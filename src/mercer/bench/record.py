@@ -18,8 +18,6 @@ from ..storage import append_line, atomic_write, read_lines
 from .compare import Line
 from .picture import draw
 
-__all__ = ["DOCUMENT", "LINES", "PICTURE", "Record", "append_row", "read_rows"]
-
 LINES = "lines.jsonl"
 DOCUMENT = "bench.json"
 PICTURE = "bench.svg"

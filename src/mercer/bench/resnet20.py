@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from ..data import resnet20_weights
 
-__all__ = ["trained_resnet20"]
-
 
 class _Block(nn.Module):
     __call__: Callable[..., Tensor]

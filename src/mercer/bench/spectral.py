@@ -13,8 +13,6 @@ from ..linalg import unit_rows
 from ..spectral import TwoLayerNet, analyze, spectra, train_two_layer
 from .timing import Case, Peer
 
-__all__ = ["CASES"]
-
 RATE = 2e-4  # the paper's eta
 STEPS = 100
 SHUFFLES = 10

@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["RIVALS", "Rival", "readable"]
-
 Array = NDArray[Any]
 _MOST_CATEGORIES = 250  # HistGradientBoosting takes 255 at most
 _DAY = r"\d{4}-\d\d-\d\d.*"

@@ -21,8 +21,6 @@ from ..data import MissingData
 from .table_rivals import RIVALS, readable
 from .timing import Case, Peer
 
-__all__ = ["CASES", "OURS", "Table", "answers", "index", "load", "score"]
-
 Array = NDArray[Any]
 OURS = "mercer"
 _LEAST = 1e-15  # a probability of 0 would make the log loss infinite

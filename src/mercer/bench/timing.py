@@ -49,8 +49,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["OURS", "Case", "Contender", "Peer", "Sample", "time_in_turns"]
-
 OURS = "mercer"
 _SHORTEST = 0.05  # seconds a timed sample should last, well above the clock's grain
 

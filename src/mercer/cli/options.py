@@ -11,18 +11,6 @@ from typing_extensions import override
 
 from mercer.cli.output import closest
 
-__all__ = [
-    "DATA",
-    "MODEL",
-    "SMALL",
-    "count_option",
-    "device_option",
-    "examples",
-    "json_option",
-    "seed_option",
-    "task_option",
-]
-
 SMALL = 10_000_000  # bytes of a table whose matrices are too small to share among threads
 
 Command = Callable[..., Any]

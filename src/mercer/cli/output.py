@@ -14,8 +14,6 @@ import click
 
 from mercer.user_text import shown
 
-__all__ = ["WIDTH", "closest", "command_line", "elapsed", "note", "number", "progress", "say", "table", "wrapped"]
-
 WIDTH = 79  # a line fits a terminal of 80
 _BEGAN = time.perf_counter()
 

@@ -18,8 +18,6 @@ from .readers import READERS, shipped
 from .sources import RESNET20, SOURCES, Source, canonical, data_folder, locate, missing
 from .splits import Dataset, split_rows, stratified_split
 
-__all__ = ["available", "how_to_get", "load", "names", "resnet20_weights"]
-
 Folder = str | os.PathLike[str] | None
 
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from .. import checks
 from ..storage import corrupt, decompressed
 
-__all__ = ["Take", "cifar_binary", "from_array", "from_strips", "idx", "usps_text"]
-
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 Take = Callable[[Rows], Tensor]  # row numbers -> pictures (n, channels, height, width) in [0, 1]

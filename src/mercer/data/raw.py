@@ -14,8 +14,6 @@ from torch import Tensor
 from ..storage import corrupt, read_npz
 from .pictures import Array, Rows, from_array, from_strips
 
-__all__ = ["Part", "Raw", "fold_numbers", "picture_part", "strip_part", "table_part", "text_part"]
-
 
 @dataclass(frozen=True)
 class Part:

@@ -11,8 +11,6 @@ from ..storage import checked_size, corrupt, decompressed, read_npz, text_table,
 from .pictures import Array, cifar_binary, idx, usps_text
 from .raw import Raw, fold_numbers, picture_part, strip_part, table_part, text_part
 
-__all__ = ["READERS", "shipped"]
-
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIGITS = tuple("0123456789")
 CAR_LEVELS = {  # UCI's columns and their levels from low to high, the codes of the kept file

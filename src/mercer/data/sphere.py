@@ -12,8 +12,6 @@ from .. import checks
 from .splits import Dataset
 from .stable_random import StableRandom
 
-__all__ = ["Sphere", "sphere"]
-
 CLUSTERS = 10
 CENTER_VARIANCE = 0.5
 SAMPLE_VARIANCE = 0.02

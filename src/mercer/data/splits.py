@@ -11,8 +11,6 @@ from torch import Tensor
 from .. import checks
 from .stable_random import StableRandom
 
-__all__ = ["Dataset", "Split", "split_rows", "stratified_folds", "stratified_split"]
-
 
 @dataclass(frozen=True)
 class Split:

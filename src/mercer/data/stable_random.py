@@ -15,8 +15,6 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["StableRandom"]
-
 
 class StableRandom:
     """A stream of draws that ``seed`` alone decides; two instances of one seed give equal numbers.

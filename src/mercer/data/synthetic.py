@@ -15,8 +15,6 @@ from .. import checks
 from .splits import Dataset, split_rows
 from .stable_random import StableRandom
 
-__all__ = ["adversarial", "random_labels", "spiral"]
-
 
 def spiral(
     n: int = 300, *, classes: int = 3, turns: float = 0.75, noise: float = 0.02, fold: int | None = None, seed: int = 0

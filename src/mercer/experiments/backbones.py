@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 from .. import checks, data
 
-__all__ = ["CifarResNet", "DenseNet", "LeNet5", "SmallTransformer", "Vgg16", "normalised", "published_resnet20"]
-
 Convolution = Callable[[int, int, int], nn.Module]  # channels in, channels out, stride
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
 

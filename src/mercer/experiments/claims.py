@@ -28,8 +28,6 @@ from dataclasses import dataclass
 
 from .results import Result
 
-__all__ = ["Claim", "Comparison", "compare", "numbers_by_seed"]
-
 HOLDS, FAILS, OPEN = "holds", "fails", "open"
 _QUARTER = 0.25  # of the printed difference: a claim fails where our numbers exclude even that much
 # One-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; the last for all beyond.

@@ -16,8 +16,6 @@ from typing import Any
 
 from mercer.experiments.results import RESULTS, RUN, Result
 
-__all__ = ["RECORDED", "Recorded", "recorded"]
-
 RECORDED = Path(__file__).parent / "recorded"
 
 

@@ -22,8 +22,6 @@ from .claims import FAILS, HOLDS, OPEN, Comparison, compare
 from .recorded_runs import recorded
 from .results import Result
 
-__all__ = ["VERDICTS", "Verdict", "judge", "recorded_verdict"]
-
 VERDICTS = ("reproduces", "partly", "does not", "cannot tell")
 _ENOUGH = 0.1  # of the paper's size
 _FEW = 0.1  # of the comparisons may be open

@@ -15,8 +15,6 @@ from ..kernels import Kernel
 from ..modules import last_linear
 from .parallel_networks import ParallelNetworks, Trunk
 
-__all__ = ["Basis", "HiddenBasis", "LandmarkBasis", "OutputBasis"]
-
 
 class Basis(nn.Module):
     """m functions of a row, with c outputs each: ``forward`` maps ``(n, ...)`` to ``(n c, m)``."""

@@ -15,8 +15,6 @@ from .bases import Basis
 from .rayleigh_ritz import Pairs
 from .task import Task
 
-__all__ = ["ProductBasis", "fit_factorized", "traced"]
-
 
 class ProductBasis(Basis):
     r"""Functions :math:`\psi_i(x) e_l` of a kernel that is a scalar kernel times one matrix of outputs.

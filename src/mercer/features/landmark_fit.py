@@ -23,8 +23,6 @@ from .neuralef import Training
 from .rayleigh_ritz import Pairs, ritz
 from .task import Task, centre_and_spread, normalised, wide
 
-__all__ = ["exact_pairs", "fit_landmarks", "fit_sample"]
-
 _EXACT_ROWS = 20_000  # by `mercer bench eigen`: up to here Lanczos is cheaper than Nystrom at equal error
 _SAMPLE_ROWS = 4096
 _FEW_LANDMARKS = 256  # each is a kernel value for every row: by trial 512 lower the error by 0.1 % at twice the cost

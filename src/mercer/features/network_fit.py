@@ -20,8 +20,6 @@ from .parallel_networks import ParallelNetworks, Trunk
 from .rayleigh_ritz import Pairs, exact_functions, ritz
 from .task import Task, centre_and_spread, normalised, wide
 
-__all__ = ["blank_network_basis", "distill", "fit_distilled", "fit_neuralef"]
-
 _log = logging.getLogger("mercer")
 _HIDDEN = 1024  # functions that Rayleigh-Ritz takes from a network at most
 

@@ -16,8 +16,6 @@ from ..distributed import map_rows
 from ..kernels import Kernel, NetworkKernel
 from ..linalg import SymmetricOperator, top_eigh
 
-__all__ = ["Pairs", "exact_functions", "kernel_operator", "ritz"]
-
 
 @dataclass(frozen=True)
 class Pairs:

@@ -18,8 +18,6 @@ from .landmarks import sample
 from .neuralef import Training
 from .rayleigh_ritz import Pairs, kernel_operator
 
-__all__ = ["Task", "centre_and_spread", "normalised", "wide"]
-
 _OPERATOR_ROWS = 8192  # the operator is applied on at most so many rows: its cost is their square
 _BLOCK = 4096
 _log = logging.getLogger("mercer")

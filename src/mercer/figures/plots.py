@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bars", "lines", "reliability"]
-
 _FEW = 10  # rows below which a bin's accuracy is drawn pale
 _MANY = 6  # entries of a legend that fit beside the plot
 

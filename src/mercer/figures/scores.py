@@ -14,8 +14,6 @@ from .theme import DASHES, canvas, theme_named
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["confusion", "scatter"]
-
 _TURNED = 34  # letters of all names together from which on those below are turned
 _TOP = 0.55  # share from which on a cell is so dark that its text must be light
 

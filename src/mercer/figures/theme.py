@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DARK", "LIGHT", "Theme", "canvas", "legend_below", "png", "svg", "theme_named"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Theme:

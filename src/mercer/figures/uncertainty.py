@@ -14,8 +14,6 @@ from .theme import MARKERS, canvas, theme_named
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["band", "confidence"]
-
 
 def band(
     x: ArrayLike,

@@ -11,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["derivatives", "monomial_derivatives", "monomials", "recurrence"]
-
 
 def recurrence(order: int, dim: int) -> tuple[tuple[float, float], ...]:
     r"""Factors (a, b) of :math:`P_{m+1}(t) = a \, t P_m(t) - b P_{m-1}(t)` for m = 1 .. order - 1.

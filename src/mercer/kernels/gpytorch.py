@@ -16,8 +16,6 @@ from .base import Kernel
 if TYPE_CHECKING:
     import gpytorch
 
-__all__ = ["from_gpytorch", "to_gpytorch"]
-
 _DIAG_ROWS = 64  # rows of a small Gram matrix whose diagonal is taken
 
 

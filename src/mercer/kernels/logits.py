@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["read_out"]
-
 
 def read_out(value: Tensor, log_scale: Tensor | None = None, bias: Tensor | None = None, prototypes: int = 1) -> Tensor:
     r"""Logits of kernel values, by plain operations: (n, m) -> (n, m / prototypes).

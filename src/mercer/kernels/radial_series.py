@@ -19,8 +19,6 @@ from .gegenbauer import derivatives, monomial_derivatives, monomials, recurrence
 from .logits import read_out
 from .sphere_series import series, sphere_series
 
-__all__ = ["Certificate", "RadialSeries", "truncation_bound"]
-
 TEMPERATURES = {"sigmoid": 0.1, "softmax": 0.005}  # what jayasumana2021, Appendix D.5 divides bounded kernels by
 _UNIT_SUM = 4.0  # k(1) of init="unit" where the activation is unbounded; docs/papers/jayasumana2021.md has the trials
 _TOLERANCE = 16.0  # units in the last place within which a cosine counts as +-1 for the exact indicators

@@ -19,8 +19,6 @@ from ..linalg import in_batched_backward, transformed, unit_rows
 from .cosine_buffer import BLOCK, Factors, Norms, norms, polynomials, row_blocks, scratch, slopes_like
 from .logits import read_out
 
-__all__ = ["series", "sphere_series"]
-
 
 def sphere_series(
     x: Tensor,

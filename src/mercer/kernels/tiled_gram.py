@@ -12,8 +12,6 @@ from ..distributed import rank, sum_over_ranks, world_size
 from ..linalg import SymmetricOperator
 from .base import Kernel
 
-__all__ = ["TiledGram"]
-
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
 _SIDE = 512  # wide enough for BLAS; a kernel's temporaries and both products of a tile find it in the cache
 _STEPS = 32767

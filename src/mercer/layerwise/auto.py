@@ -25,8 +25,6 @@ from .metric import average_gradient_outer_product, metric_root
 from .network import AverageLayer, Indicators, MetricLayer, Standardize
 from .search import Setting, loss, search
 
-__all__ = ["EXACT_ROWS", "AutoFit", "fit_auto", "learn_metrics"]
-
 EXACT_ROWS = 3000
 """Rows up to which the Gram matrix is held; beyond, every row still takes part, by EigenPro."""
 

@@ -22,14 +22,12 @@ from ..distributed import (
     take_rows,
     world_size,
 )
-from ..machines import Calibration
+from ..machines import Calibration, seeded
 from .auto import EXACT_ROWS
 from .dependence import one_hot
-from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
+from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of
 from .network import KernelNetwork
 from .solvers import AutoSolver, ClosedFormSolver, Solver, SpectralSolver
-
-__all__ = ["KernelNetworkClassifier"]
 
 _SOLVERS = ("auto", "spectral", "closed_form")
 

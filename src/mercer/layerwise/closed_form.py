@@ -17,8 +17,6 @@ from .bandwidths import median_distance, most_dependent, walk_down
 from .dependence import class_sums, gaussian
 from .record import LayerRecord, measure_gram
 
-__all__ = ["Chain", "ChainLayer", "ClosedFormLayer", "class_norms", "fit_closed_form"]
-
 _LEAST_BANDWIDTH = 1e-4  # where the leave-one-out walk ends, in units of standardised inputs
 _REACH = 0.1  # the authors' walk ends at this share of where it began: beyond, H grows by rote
 _ENOUGH = 0.95  # normalised HSIC at which the authors stop

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from .. import checks
 from ..distributed import world_size
 from ..kernels import Kernel
-from ..machines import LandmarkMachine, seeded
+from ..machines import LandmarkMachine
 from ..storage import Savable
 from .landmarks import Sums, extend
 from .network import KernelNetwork
-
-__all__ = ["KernelNetworkEstimator", "least_rows", "rows_of", "seeded"]
 
 _log = logging.getLogger("mercer")
 Array = NDArray[Any]

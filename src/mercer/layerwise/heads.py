@@ -28,8 +28,6 @@ from .dependence import gaussian
 from .network import AverageLayer, KernelLayer, StackLayer
 from .search import Setting
 
-__all__ = ["Ending", "averaged", "fit_all_rows", "fit_from_landmarks", "fit_gaussian", "fit_stack", "refined_kernel"]
-
 _LEAST_SHARE = 0.03  # a machine of less weight goes
 _SHRINK = 0.05  # of the shares towards equal ones
 _HEDGE = 0.1  # the same between networks: leave-one-out is too good for a learned metric

@@ -12,8 +12,6 @@ from ..machines import LandmarkMachine
 from ..storage import Savable
 from .network import Head
 
-__all__ = ["Sums", "extend"]
-
 
 class Sums(Savable):
     r"""Sums over rows as version 0.1 saved them: :math:`\sum_i k_i k_i^T`, :math:`\sum_i k_i y_i^T`, and moments.

@@ -8,8 +8,6 @@ from torch import Tensor
 from ..linalg import block_rows, slices
 from .dependence import gaussian
 
-__all__ = ["average_gradient_outer_product", "metric_root"]
-
 
 def average_gradient_outer_product(z: Tensor, anchors: Tensor, weights: Tensor, bandwidth: float) -> Tensor:
     r""":math:`\frac1n \sum_i \sum_k \nabla f_k(z_i) \nabla f_k(z_i)^T`.

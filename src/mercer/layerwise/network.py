@@ -17,18 +17,6 @@ from ..machines import LandmarkMachine, tiled_product
 from ..storage import Savable
 from .dependence import gaussian
 
-__all__ = [
-    "AverageLayer",
-    "Head",
-    "Indicators",
-    "KernelLayer",
-    "KernelNetwork",
-    "LinearLayer",
-    "MetricLayer",
-    "StackLayer",
-    "Standardize",
-]
-
 
 class Indicators(Savable, nn.Module):
     """One column for each level of features that take few values; a value never seen gives zeros.

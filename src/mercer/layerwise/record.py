@@ -10,8 +10,6 @@ from torch import Tensor
 from ..storage import Savable
 from .dependence import class_sums, gamma_table
 
-__all__ = ["LayerRecord", "measure_features", "measure_gram"]
-
 _LEAST = 1e-12  # a probability below this counts as this, so that the cross-entropy of a wrong row stays finite
 
 

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import global_slice, shared_generator, sum_over_ranks
+from ..machines import seeded
 from .auto import EXACT_ROWS, fit_auto
-from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of, seeded
+from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of
 from .network import KernelNetwork
-
-__all__ = ["KernelNetworkRegressor"]
 
 
 class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: ignore[misc]

@@ -10,8 +10,6 @@ from torch import Tensor
 from ..linalg import squared_distances
 from ..machines import dual_path, median_distance
 
-__all__ = ["Setting", "loss", "search"]
-
 
 class Setting(NamedTuple):
     r"""What a search chose.

@@ -19,8 +19,6 @@ from .network import LinearLayer, Standardize
 from .record import measure_gram
 from .spectral import fit_spectral
 
-__all__ = ["AutoSolver", "ClosedFormSolver", "Solved", "Solver", "SpectralSolver"]
-
 _RIDGES = [10.0**e for e in range(-6, 3)]
 _RECORDED = 1000  # rows on which the default solver's layers are measured
 

@@ -26,8 +26,6 @@ from .dependence import (
 )
 from .record import LayerRecord, measure_features
 
-__all__ = ["Ism", "SpectralLayer", "fit_spectral", "ism", "riemannian_gradient"]
-
 _ENOUGH = 0.99  # normalised HSIC at which the stack is done
 _HALVINGS, _SHARE = 4, 0.25  # bandwidths walked, and the share of the gap to H = 1 that ends the walk
 _STEPS, _CLOSE = 6, 1e-4  # a layer's fixed point: the next layer mends what the last digits would

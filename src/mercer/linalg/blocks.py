@@ -9,8 +9,6 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["block_rows", "blockwise", "blockwise_matmul", "slices"]
-
 BUDGET = 64 * 2**20
 """Bytes one block may take: enough for matrix products at full speed, small beside any memory."""
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["Cholesky", "cholesky", "shifted"]
-
 
 class Cholesky(NamedTuple):
     """A lower factor L and the jitter it holds: L L^T = A + jitter I."""

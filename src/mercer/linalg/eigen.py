@@ -11,8 +11,6 @@ from torch import Tensor
 from .. import checks
 from .operators import SymmetricOperator, as_operator
 
-__all__ = ["TopEigh", "randomized_range", "top_eigh"]
-
 _DENSE = 256  # rows up to which the dense solver is quicker than any iteration
 _CHEAP = 4096  # rows up to which two products cost less than one dense solution of the small problem
 _BLOCK = 8  # vectors a product: finds multiplicities up to 8 and keeps the product a matrix product

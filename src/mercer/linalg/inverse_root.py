@@ -7,8 +7,6 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["inverse_root"]
-
 
 def inverse_root(gram: Tensor, cut: float, *, where: str) -> Tensor:  # (m, m) -> (m, r)
     r"""W with :math:`W W^\top = K^{-1}` on the eigenvectors whose eigenvalue is above ``cut`` of the largest.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from .operators import SymmetricOperator, as_operator
 
-__all__ = ["Lanczos", "gauss", "radau"]
-
 
 class Lanczos:
     r"""Lanczos process :math:`H Q = Q T + \beta_k q_{k+1} e_k^T`, one for each column of the start.

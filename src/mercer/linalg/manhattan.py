@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .torch_internals import cdist_gradient, transformed
 
-__all__ = ["manhattan_distances", "manhattan_tiles"]
-
 _LEVELS = 16  # a column of at most so many values is faster as signs in a matrix product
 _PROBE = 64  # rows looked at first: most columns show there that they have more
 

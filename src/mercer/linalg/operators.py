@@ -12,8 +12,6 @@ from torch import Tensor
 from .. import checks
 from .blocks import slices
 
-__all__ = ["SymmetricOperator", "as_operator"]
-
 _TRACE_COLUMNS = 64  # columns of the identity in one product, where no cheaper trace is known
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["Ridge", "ridge_loo"]
-
 
 class Ridge(NamedTuple):
     """The fit at the best penalty of a grid.

@@ -13,8 +13,6 @@ from .distances import squared_distances, squared_tiles
 from .manhattan import manhattan_distances, manhattan_tiles
 from .torch_internals import differentiated
 
-__all__ = ["fill_tiles", "map_distances"]
-
 _TILE_BYTES = 2**20
 
 METRICS = {"squared": (squared_distances, squared_tiles), "manhattan": (manhattan_distances, manhattan_tiles)}

@@ -9,18 +9,6 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
-__all__ = [
-    "add_in_place",
-    "cdist_gradient",
-    "differentiated",
-    "forward_mode",
-    "in_backward",
-    "in_batched_backward",
-    "norms",
-    "scale_in_place",
-    "transformed",
-]
-
 
 def transformed() -> bool:
     """Whether ``torch.func`` (vmap, grad, jvp, ...) or forward-mode differentiation is active.

@@ -13,8 +13,6 @@ from typing_extensions import override
 
 from ..storage import Savable
 
-__all__ = ["Calibration"]
-
 _SHRINK = 1e-4  # of the logits' squares: scores that separate the classes must not make the scale infinite
 _LEAST = 0.01  # scores below it count as it in the logarithm
 

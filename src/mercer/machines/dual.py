@@ -18,8 +18,6 @@ from torch import Tensor
 from .. import checks
 from ..linalg import cholesky
 
-__all__ = ["PENALTIES", "DualFit", "dual_fit", "dual_path", "tune_penalty", "walk"]
-
 T = TypeVar("T")
 
 PENALTIES = tuple(10.0**e for e in (-7, -6, -5, -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1, 2))

@@ -25,8 +25,6 @@ from ..distributed import global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
 from ..linalg import SymmetricOperator, randomized_range, slices
 
-__all__ = ["EigenProFit", "Stopping", "eigenpro", "tiled_product"]
-
 _SAMPLE = 4000  # s, rows the preconditioner is made from
 _DIRECTIONS = 400  # q at most
 _BATCH = 1000  # m at most

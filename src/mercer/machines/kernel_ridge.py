@@ -22,8 +22,6 @@ from .landmarks import LandmarkMachine, LandmarkSolution, landmark_count, landma
 from .selection import CHOOSING_ROWS, choose_kernel
 from .validation import checked_rows, checked_training
 
-__all__ = ["KernelRidge"]
-
 EXACT_ROWS = 5000
 """Rows up to which ``"auto"`` holds the Gram matrix."""
 

@@ -24,8 +24,6 @@ from ..modules import Readable
 from ..storage import Savable
 from .dual import PENALTIES, dual_path, walk
 
-__all__ = ["LandmarkMachine", "landmark_count", "landmark_machine"]
-
 _LEAST, _SHARE, _MOST = 1000, 25, 3000
 _JUDGED = 1000  # rows whose leave-one-out error chooses the penalty
 _PILOT = 500  # rows whose best penalty the walk starts from

@@ -13,17 +13,6 @@ from .. import checks, linalg
 from ..kernels import NTK, RBF, Kernel, Laplacian, Linear, Matern, Polynomial
 from .dual import DualFit, dual_path
 
-__all__ = [
-    "CHOOSING_ROWS",
-    "Choice",
-    "candidate_kernels",
-    "choose_kernel",
-    "median_distance",
-    "narrowed",
-    "rank_kernels",
-    "table_kernels",
-]
-
 CHOOSING_ROWS = 400
 """Rows on which kernels are compared: an eigendecomposition each."""
 

@@ -26,8 +26,6 @@ from ..storage import Savable
 from .trials import Look, Trial, carrying, convex_weights, refined, try_machines
 from .views import View
 
-__all__ = ["MOST_ROWS", "StackedMachine", "StackedRidge", "ridge_factor", "solve_left_out"]
-
 CHOOSING_ROWS = 500
 MOST_ROWS = 12_000
 """Rows whose Gram matrix is still cheap to factor."""

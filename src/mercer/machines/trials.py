@@ -15,8 +15,6 @@ from .dual import dual_fit, dual_path, tune_penalty
 from .selection import table_kernels
 from .views import View
 
-__all__ = ["Look", "Trial", "carrying", "convex_weights", "refined", "try_machines"]
-
 _LEAST_SHARE = 0.03  # a machine of less weight goes
 _LEAST_RELEVANCE = 1e-3
 _POWER = 0.35  # of the mean squared derivatives: between the root that xRFM takes and the fourth root

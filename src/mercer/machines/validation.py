@@ -13,8 +13,6 @@ from ..distributed import global_slice
 from ..kernels import Kernel, check_indices
 from ..modules import Data, Readable, StoredRows, as_tensor, labelled_rows, open_rows, rows
 
-__all__ = ["checked_rows", "checked_training"]
-
 
 def checked_training(where: str, kernel: Kernel | None, x: Data, y: Data | None) -> tuple[Readable, Tensor, bool]:
     """Rows ``(n, ...)``, float64 targets ``(n, c)``, and whether the targets came as ``(n,)``.

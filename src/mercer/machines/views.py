@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from ..storage import Savable
 
-__all__ = ["View"]
-
 _CLIP = 8.0  # deviations at which a value is held: one absurd cell must not outweigh all other columns
 _FEW_VALUES = 3  # columns of so few different values are indicators
 _LEAST_DEVIATION = 0.2  # of an indicator: one that is 1 in a hundred rows must not count for ten others

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["plain_attention"]
-
 _lock = threading.Lock()
 _inside = 0
 _settings = contextlib.ExitStack()

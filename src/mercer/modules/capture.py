@@ -13,8 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from ..checks import sentence
 from .layers import as_logits, layer
 
-__all__ = ["Seen", "capture"]
-
 
 @dataclasses.dataclass
 class Seen:

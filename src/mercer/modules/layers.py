@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from ..checks import sentence
 
-__all__ = ["as_logits", "find_layers", "last_linear", "layer", "output_rows", "trainable", "unwrap"]
-
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own model inside ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile``."""

@@ -17,8 +17,6 @@ from .layers import last_linear
 from .private_copy import private_copy
 from .stored_rows import StoredRows
 
-__all__ = ["Data", "as_tensor", "embeddings", "labelled_rows", "rows", "run_model"]
-
 Data: TypeAlias = Tensor | NDArray[Any] | StoredRows | Iterable[Any]
 
 

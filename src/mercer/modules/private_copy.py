@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from ..checks import sentence
 from .layers import unwrap
 
-__all__ = ["private_copy"]
-
 
 def private_copy(model: nn.Module) -> nn.Module:
     """The model in ``eval`` mode, without hooks, sharing every parameter and buffer with the original.

@@ -16,8 +16,6 @@ from torch import Tensor
 from ..checks import floating, integer, sentence, squarable
 from ..distributed import gather_json
 
-__all__ = ["Readable", "StoredRows", "open_rows"]
-
 Read: TypeAlias = Callable[[int, int], Tensor]  # first row, row behind the last -> rows
 _KINDS = (".npy", ".safetensors", ".parquet")
 

@@ -14,8 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import checks
 
-__all__ = ["BeforePooling", "masked_mean"]
-
 
 @dataclass
 class _Held:

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["distillation_loss"]
-
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 20.0) -> Tensor:
     r"""Cross-entropy with the teacher's softened probabilities, averaged over rows.

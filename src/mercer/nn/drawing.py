@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from .kernel_classifier import KernelClassifier
 
-__all__ = ["draw_head"]
-
 
 def draw_head(head: KernelClassifier) -> Figure:
     """K against the cosine, beside the straight line of a linear head; the coefficients where there are some."""

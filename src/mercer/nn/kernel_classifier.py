@@ -24,8 +24,6 @@ from .prototypes import checked_labels, class_directions, prototypes_for
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["KernelClassifier"]
-
 fx.wrap("unit_rows")  # symbolic traces keep it whole
 
 _FULL = (torch.float32, torch.float64)

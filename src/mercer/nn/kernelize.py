@@ -18,8 +18,6 @@ from .before_pooling import BeforePooling
 from .kernel_classifier import KernelClassifier
 from .rectification import take_relu_off
 
-__all__ = ["kernelize"]
-
 _log = logging.getLogger("mercer")
 _UNITS = 128  # shared units before pooling, where no head is given
 _ROWS = 20_000  # that the start of a head looks at

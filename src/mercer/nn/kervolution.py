@@ -14,8 +14,6 @@ from .. import checks
 from ..storage import Savable
 from .old_states import as_vector
 
-__all__ = ["Kervolution2d"]
-
 
 class Kervolution2d(Savable, nn.Module):
     r"""Responses :math:`k(x_p, w_j)` of every patch :math:`x_p` to every filter :math:`w_j` (Wang et al., 2019).

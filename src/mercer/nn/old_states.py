@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_vector", "by_length", "fill_missing"]
-
 _LEAST_LENGTH = 1e-3
 
 

@@ -11,8 +11,6 @@ from .. import checks
 from ..distributed import global_slice, shared_generator, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
-__all__ = ["checked_labels", "class_directions", "prototypes_for"]
-
 _ROWS = 5000  # of one class that k-means looks at
 _ROWS_OF_A_PROTOTYPE = 100  # docs/which-head.md has the trials
 _MOST_PROTOTYPES = 10

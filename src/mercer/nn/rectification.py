@@ -9,8 +9,6 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-__all__ = ["take_relu_off"]
-
 # What stands between the last activation and the head without changing signs.
 _PASSING = (
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,

@@ -14,8 +14,6 @@ from ..linalg import unit_rows
 from ..storage import Savable
 from .old_states import as_vector
 
-__all__ = ["CosineClassifier", "SecondOrderPooling"]
-
 fx.wrap("unit_rows")  # symbolic traces keep it whole
 
 _SMALLEST = 1e-12

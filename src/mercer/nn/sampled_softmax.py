@@ -12,8 +12,6 @@ from .. import checks
 from .kernel_classifier import KernelClassifier
 from .prototypes import checked_labels
 
-__all__ = ["sampled_cross_entropy"]
-
 
 def sampled_cross_entropy(
     head: KernelClassifier,

@@ -15,8 +15,6 @@ from typing_extensions import override
 from .. import checks
 from ..linalg import add_in_place, norms, scale_in_place
 
-__all__ = ["CheckedOptimizer", "Closure", "descend", "signed"]
-
 STEPS = "steps"  # kept with the first parameter
 
 Closure = Callable[[], Any]  # evaluates the loss, calls backward, returns the loss

@@ -9,8 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Direction", "Part", "Projected", "Whole"]
-
 
 class Part(Protocol):
     """A direction of one parameter."""

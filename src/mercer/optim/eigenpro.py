@@ -21,8 +21,6 @@ from .listening import ListeningOptimizer, readout_of
 from .preconditioner import finite_everywhere
 from .recording import Record
 
-__all__ = ["EigenProSGD", "eigenpro_plan"]
-
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
 TOTAL, ROWS, NEXT = "total", "rows", "next"  # sum of g g^T, rows in it, rows at the next decomposition
 VECTORS, SHRINK, RATE = "vectors", "shrink", "rate"

@@ -13,8 +13,6 @@ from .. import checks
 from ..linalg import add_in_place
 from .base import CheckedOptimizer, Closure, descend
 
-__all__ = ["ESGD"]
-
 CURVATURE = "curvature"  # sum of (H v)^2 over the estimates, with every parameter
 ESTIMATES = "estimates"  # how many, with the first
 

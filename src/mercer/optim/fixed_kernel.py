@@ -11,8 +11,6 @@ from .inverses import damped_inverse
 from .layers import Layer, layer_rows
 from .recording import Record
 
-__all__ = ["fixed_kernel_direction", "sample_inverse"]
-
 
 def sample_inverse(kernel: Kernel, model_inputs: Record, damping: float) -> Tensor:  # (n, n)
     r""":math:`(K / n + \lambda I)^{-1}` over the samples of the step, of all ranks, in float64."""

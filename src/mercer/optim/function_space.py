@@ -22,8 +22,6 @@ from .lengths import TRUST, Move, lengthened
 from .listening import ListeningOptimizer, readout_of
 from .preconditioner import NEXT, REFRESHES, Memory, Preconditioner
 
-__all__ = ["FunctionSpaceSGD"]
-
 MOMENTUM = "momentum"  # the one key of the state that is of every parameter; the others are Preconditioner's
 
 

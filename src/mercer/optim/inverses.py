@@ -11,8 +11,6 @@ from .. import distributed
 from ..linalg import SymmetricOperator, cholesky, randomized_range, shifted
 from .directions import Direction, Projected, Whole
 
-__all__ = ["LowRank", "damped_inverse", "dual", "dual_operator", "low_rank_inverse", "moment", "ridge"]
-
 _STRIP = 16  # directions are taken so many at a time, or nearly: products of such widths are a third cheaper
 _SPARE = 8  # random columns beside the directions of last time: they find what has grown since
 

@@ -18,8 +18,6 @@ from .base import Closure, descend
 from .layers import trained_layers
 from .listening import ListeningOptimizer
 
-__all__ = ["KernelSGD", "RandomPSD", "kernel_inverse", "reshaped"]
-
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 Gram = Callable[[Tensor], Tensor]  # (m, d) -> (m, m)

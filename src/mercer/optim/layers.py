@@ -13,8 +13,6 @@ from ..modules import unwrap
 from .directions import Direction, Part, Whole
 from .recording import Record
 
-__all__ = ["Layer", "layer_rows", "trained_layers"]
-
 
 class Layer:
     r"""A linear layer or convolution as :math:`\tilde W`, ``(c, d)``: outputs are :math:`G \tilde W^\top`.

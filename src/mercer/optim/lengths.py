@@ -14,8 +14,6 @@ from .directions import Direction
 from .layers import Layer
 from .recording import Record
 
-__all__ = ["TRUST", "Move", "lengthened", "measure_outputs", "outputs_of"]
-
 TRUST = 0.1  # a step that moves hidden outputs by more of their size than this is shortened
 _READOUT = 3.0  # of logits, or of a regression's outputs, that have to get where the targets are
 _FRESH = 0.05  # weight of a new step in the mean of a factor

@@ -13,8 +13,6 @@ from .base import CheckedOptimizer
 from .layers import Layer, trained_layers
 from .recording import Recorder
 
-__all__ = ["ListeningOptimizer", "readout_of"]
-
 
 class ListeningOptimizer(CheckedOptimizer):
     """An optimizer with hooks on a model; call `listen_to` once the groups are set.

@@ -12,8 +12,6 @@ from typing_extensions import override
 from .. import checks
 from .base import CheckedOptimizer, Closure
 
-__all__ = ["MultiBatchLBFGS", "two_loop"]
-
 STEPS, CHANGES = "s", "y"  # (pairs, parameters), newest last, kept with the first parameter
 
 

@@ -15,8 +15,6 @@ from .layers import Layer
 from .lengths import measure_outputs, outputs_of
 from .recording import Record
 
-__all__ = ["Memory", "Preconditioner", "finite_everywhere"]
-
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
 REFRESHES = "refreshes"  # how often the moments were renewed
 INTERVAL, NEXT = "interval", "next"  # steps between two renewals; the step of the next one

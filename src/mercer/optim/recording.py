@@ -17,8 +17,6 @@ from .. import checks
 from ..linalg import in_backward
 from ..modules import as_logits, unwrap
 
-__all__ = ["Record", "Recorder"]
-
 
 @dataclass
 class Record:

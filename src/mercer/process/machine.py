@@ -10,8 +10,6 @@ from typing import Any
 
 from .. import __version__
 
-__all__ = ["machine", "versions"]
-
 _LIBRARIES = ("torch", "numpy", "scikit-learn", "safetensors")
 
 

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["Interrupted", "Interruption"]
-
 
 class Interrupted(BaseException):
     """The run was asked to stop; not an ``Exception``, so that no cell can take it for its own failure."""

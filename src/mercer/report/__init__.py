@@ -1,7 +1,5 @@
 """Results in, one page out."""
 
-from __future__ import annotations
-
 from .diagnosis_page import diagnosis_page
 from .model_page import model_page
 from .page import build

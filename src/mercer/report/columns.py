@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ..tabular import Column
 
-__all__ = ["ColumnLine", "column_lines"]
-
 _ALONE = 4  # columns alike up to which each has a line
 _NAMED = 8  # names of a shared line
 

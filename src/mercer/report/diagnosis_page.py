@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ..tabular import Diagnosis
 
-__all__ = ["diagnosis_page"]
-
 _log = logging.getLogger("mercer")
 _MOODS = {"very well": "good", "well": "good", "in part": "middling", "weakly": "middling", "not shown": "bad"}
 _CLASSES = 12  # classes that are named

@@ -12,8 +12,6 @@ from .. import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["inline", "label"]
-
 _NARROW = 4.1  # inches: at 96 px each, about the width of a phone, so that text keeps its size there
 _LONGEST = 34  # letters of a name in a figure
 

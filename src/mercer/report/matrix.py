@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from ..experiments import Entry, Number, Result, Summary, summarise
 from . import numbers
 
-__all__ = ["Matrix", "MatrixCell", "matrix"]
-
 _NEAR, _FAR = 0.02, 0.1  # relative differences up to which a number agrees, and is near
 
 

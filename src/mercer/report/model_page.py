@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ..tabular import TabularModel
 
-__all__ = ["confusions", "headline", "machine_lines", "model_page"]
-
 _CLASSES = 14  # classes up to which the confusion matrix is drawn
 _WEIGHTS = 15  # columns in the picture of weights
 _CONFUSIONS = 6

@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["duration", "machine", "mean_and_deviation", "plain", "printed", "with_deviation"]
-
 MINUS = "\N{MINUS SIGN}"
 
 

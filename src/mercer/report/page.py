@@ -17,8 +17,6 @@ from .pictures import pictures
 from .rendering import fill, own_text, words
 from .sections import STATES, VERDICT_MARKS, Section, sections, unknown_entries
 
-__all__ = ["build"]
-
 PAPERS = {
     "jayasumana2021": "Kernelized classification",
     "chen2022": "Kernel SGD",

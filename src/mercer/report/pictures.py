@@ -16,8 +16,6 @@ from .sections import Section
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "pictures"]
-
 _log = logging.getLogger("mercer")
 
 

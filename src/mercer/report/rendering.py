@@ -11,8 +11,6 @@ from markupsafe import Markup
 
 from . import numbers
 
-__all__ = ["fill", "own_text"]
-
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
     """The template with its values, each escaped unless it is ``Markup``."""

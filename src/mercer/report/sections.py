@@ -9,8 +9,6 @@ from ..experiments import Entry, Recorded, Result, Verdict, judge, recorded, rec
 from . import numbers
 from .matrix import Matrix, matrix
 
-__all__ = ["STATES", "VERDICT_MARKS", "Detail", "Section", "State", "sections", "unknown_entries"]
-
 _LEFT_OUT = "Left out by --bundled: needs "
 VERDICT_MARKS = {
     "reproduces": "\N{CHECK MARK}",

@@ -19,8 +19,6 @@ from .gram_matrices import gram_matrices, precomputed
 from .proof import Proof, proof
 from .spectrum import Spectrum
 
-__all__ = ["analyze"]
-
 DEFAULT_K = 50
 _SMALLEST = 1e-140
 

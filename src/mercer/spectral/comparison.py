@@ -21,8 +21,6 @@ from .gram_matrices import gram_matrices
 from .proof import proof
 from .spectrum import Spectrum, complexity_ratio
 
-__all__ = ["compare", "spectra"]
-
 Candidate: TypeAlias = Kernel | nn.Module | Tensor | NDArray[Any]
 
 _STEPS = 100

@@ -11,8 +11,6 @@ from torch import Tensor
 from .. import checks
 from .gram_matrices import Gram
 
-__all__ = ["Factor"]
-
 _DENSE_ROWS = 6000  # up to here a factor costs less than one run of Lanczos, by `mercer bench spectral`,
 _FINE_ROWS = 10_000  # and up to here less than two runs to an accuracy below _FINE: the targets and their control
 _FINE = 1e-7

@@ -14,8 +14,6 @@ from ..distributed import global_slice
 from ..modules import Data, capture, labelled_rows, private_copy, run_model
 from .comparison import ranked, ratio_row, spectra
 
-__all__ = ["layers"]
-
 _BATCH = 256
 _log = logging.getLogger("mercer")
 

@@ -14,8 +14,6 @@ from .. import checks
 from ..distributed import global_slice, shared_generator, sum_over_ranks, take_rows
 from ..linalg import unit_rows
 
-__all__ = ["Descent", "TwoLayerNet", "neural_embedding", "train_two_layer"]
-
 
 class TwoLayerNet(nn.Module):
     r"""Two-layer ReLU network :math:`f(x) = \tfrac{1}{\sqrt m} \sum_r a_r \max(0, w_r^T x)` (spectral2019, Eq. 1-2).

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from .spectrum import Spectrum
 
-__all__ = ["picture"]
-
 
 def picture(spectra: Mapping[str, Spectrum], *, steps: int = 200, theme: str = "light") -> Figure:
     """Three panels over the spectra: where H's mass lies, where the targets' mass lies, how fast it is learned.

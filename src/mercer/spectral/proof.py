@@ -9,8 +9,6 @@ from torch import Tensor
 from ..kernels import Kernel, ReLUGram
 from .gram_matrices import Gram
 
-__all__ = ["Proof", "proof"]
-
 
 class Proof:
     """Bounds on a ``ReLUGram``, computed when they are first asked for and shared by all targets of one H.

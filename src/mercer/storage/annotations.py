@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["misfit"]
-
 
 def misfit(cls: type, values: Mapping[str, Any], *, arguments: bool) -> tuple[str, Any] | None:
     """The first name whose value its annotation rules out, with that annotation; None where all fit.

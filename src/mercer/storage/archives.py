@@ -21,19 +21,6 @@ from numpy.lib import format as npy
 from .. import checks
 from .regular import check_replaceable, open_to_read
 
-__all__ = [
-    "Array",
-    "CorruptData",
-    "checked_size",
-    "corrupt",
-    "decompressed",
-    "open_decompressed",
-    "read_npz",
-    "text_table",
-    "verify_checksum",
-    "whole_numbers",
-]
-
 FILE_LIMIT = 2**29  # bytes on disk
 DECODED_LIMIT = 2**30  # bytes after decompression, all arrays of a file together
 MEMBER_LIMIT = 1000  # arrays in one npz

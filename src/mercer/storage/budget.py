@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-__all__ = ["AllocationBudget"]
-
 _FACTORIES = {
     *(torch.empty, torch.zeros, torch.ones, torch.full, torch.eye, torch.arange, torch.linspace, torch.logspace),
     *(torch.rand, torch.randn, torch.randperm, torch.randint),

@@ -22,8 +22,6 @@ from .annotations import misfit
 from .budget import AllocationBudget
 from .savable import Savable
 
-__all__ = ["Decoder", "Encoder"]
-
 _ROOM = 2**28  # bytes that constructors may allocate besides what the tensors hold
 _MODULE = re.compile(r"mercer(\.[a-z][a-z0-9_]*)+")
 _MOVED = {  # modules that hold no public class, by the name that older folders have

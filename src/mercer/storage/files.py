@@ -15,8 +15,6 @@ from typing import IO, Any
 from ..checks import sentence
 from .regular import check_replaceable, failed, open_to_read
 
-__all__ = ["atomic_stream", "atomic_write", "read_json", "sha256"]
-
 JSON_LIMIT = 64 * 2**20  # bytes; a settings file beyond this is not one of ours
 TEMPORARY = ".mercer-*.tmp"  # what a killed writer leaves behind
 TEMPORARY_NAME = re.compile(r"\.mercer-\d+-[0-9a-f]{8}\.tmp")

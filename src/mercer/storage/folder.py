@@ -26,8 +26,6 @@ from .regular import failed, open_to_read
 from .savable import Savable
 from .schema import check_schema
 
-__all__ = ["load", "read_manifest", "save"]
-
 VERSION = 1
 CURRENT, PREVIOUS = "mercer.json", "mercer.previous.json"
 _TENSOR_FILE = re.compile(r"tensors-([0-9a-f]{16})\.safetensors")

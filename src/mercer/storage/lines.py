@@ -9,8 +9,6 @@ from pathlib import Path
 from ..checks import sentence
 from .regular import failed, open_to_append, open_to_read
 
-__all__ = ["append_line", "mend_lines", "read_lines"]
-
 LINES_LIMIT = 2**30  # bytes of one file of lines
 
 

@@ -12,8 +12,6 @@ from filelock import FileLock, Timeout
 from ..checks import sentence
 from .regular import check_replaceable, failed
 
-__all__ = ["lock"]
-
 
 @contextlib.contextmanager
 def lock(folder: str | os.PathLike[str], name: str = ".mercer.lock") -> Iterator[None]:

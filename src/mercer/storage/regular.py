@@ -13,8 +13,6 @@ from pathlib import Path
 
 from ..checks import sentence
 
-__all__ = ["check_replaceable", "failed", "open_to_append", "open_to_read"]
-
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",

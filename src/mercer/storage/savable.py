@@ -9,8 +9,6 @@ from typing import Any, Self
 
 from torch import nn
 
-__all__ = ["Savable"]
-
 _ARGUMENTS = "_constructor_arguments"
 
 

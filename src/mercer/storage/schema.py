@@ -17,8 +17,6 @@ from typing import Any
 
 from ..checks import sentence
 
-__all__ = ["check_schema"]
-
 TEXT_LIMIT = 2**20  # letters of one text
 LIST_LIMIT = 2**20  # items of one list or mapping
 _WHOLE = 2**63

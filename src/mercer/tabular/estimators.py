@@ -15,8 +15,6 @@ from .columns import Array
 from .frames import as_pandas
 from .model import TabularModel
 
-__all__ = ["TabularClassifier", "TabularRegressor"]
-
 _TARGET = "target"
 
 

@@ -14,8 +14,6 @@ from ..machines import KernelRidge, median_distance
 from ..storage import Savable
 from .network_learner import NetworkFamiliarity, scaled
 
-__all__ = ["Familiarity"]
-
 _ROWS = 800
 _NOISE = 1e-3  # variances far below it are rounding, not distance
 _TAIL, _FARTHEST = 0.95, 0.999  # what is called far; the farthest that training rows may set it to

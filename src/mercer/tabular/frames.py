@@ -8,8 +8,6 @@ import pandas as pd
 
 from .. import checks
 
-__all__ = ["as_pandas"]
-
 _FIX = "Pass a pandas or polars DataFrame, or a pyarrow Table; read files with mercer.tabular.read."
 
 

@@ -14,8 +14,6 @@ from ..kernels import RBF, Kernel, Laplacian, Matern
 from ..machines import Calibration, KernelRidge, StackedMachine, StackedRidge, View, median_distance
 from ..storage import Savable
 
-__all__ = ["Learner", "LongMachine", "one_hot"]
-
 _BEYOND = 0.1  # of the training targets' range, that a prediction may lie outside it
 _FOLDS = 5
 _SPREAD_FROM, _SPREAD_ROWS = 60, 600  # left-out rows from which, and up to which, errors teach how wide intervals are

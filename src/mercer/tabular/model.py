@@ -21,8 +21,6 @@ from .learner import Learner
 from .network_learner import NetworkFamiliarity, NetworkLearner
 from .training import LEVEL, SCHEMA, STATE, Progress, Sizes, Training
 
-__all__ = ["TabularModel"]
-
 _UNSEEN = 0.5  # a row with a category that no training row had, or with no value at all, is at least so unfamiliar
 _log = logging.getLogger("mercer")
 

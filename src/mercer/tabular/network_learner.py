@@ -15,8 +15,6 @@ from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
 from ..linalg import block_rows, blockwise
 from ..storage import Savable
 
-__all__ = ["NetworkFamiliarity", "NetworkLearner", "scaled"]
-
 _DRAWN = 300
 
 

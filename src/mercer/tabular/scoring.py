@@ -13,8 +13,6 @@ from .. import metrics
 from ..data import stratified_folds
 from .columns import Array
 
-__all__ = ["FOLDS", "beside", "deal", "score_classes", "score_values"]
-
 FOLDS = 5
 BOOSTING = "HistGradientBoosting"
 _DRAWN = 1000  # pairs of value and prediction that are kept for the picture

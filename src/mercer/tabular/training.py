@@ -22,8 +22,6 @@ from .familiarity import Familiarity
 from .learner import Learner, LongMachine, cross_calibrated, one_hot
 from .scoring import beside, deal, score_classes, score_values
 
-__all__ = ["LEVEL", "SCHEMA", "STATE", "Progress", "Sizes", "Training"]
-
 SCHEMA = 2
 """Version of what a saved model holds; a newer one is refused. Schema 1 held a kernel network."""
 

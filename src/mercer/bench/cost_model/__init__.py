@@ -1,11 +1,9 @@
 """A cost model: how time and memory of each method grow with n, d, c and k, measured, fitted, predicted."""
 
-from __future__ import annotations
-
-from .cost_terms import monomial
+from .cost_terms import Method, monomial
 from .fitting import Fit, exponent, fit_terms
 from .measuring import document, measure
-from .methods import METHODS, Method
+from .methods import METHODS
 from .prediction import MEASURED, RANKS, Estimate, estimate
 
 __all__ = [

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LETTERS", "Method", "monomial"]
-
 LETTERS = ("n", "d", "c", "k")
 Size = Mapping[str, int]
 

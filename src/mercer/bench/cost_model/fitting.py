@@ -15,8 +15,6 @@ import numpy as np
 
 from .cost_terms import Method, monomial
 
-__all__ = ["Fit", "exponent", "fit_terms"]
-
 
 @dataclass(frozen=True)
 class Fit:

@@ -15,8 +15,6 @@ from .cost_terms import Method
 from .fitting import exponent, fit_terms
 from .methods import METHODS
 
-__all__ = ["LEAST_MIB", "LEAST_SECONDS", "document", "measure"]
-
 LEAST_SECONDS = 1e-4
 LEAST_MIB = 8.0  # below this the peak is the allocator's pages, not the method's
 _SHORT, _ROUNDS = 0.5, 5  # a work shorter than so many seconds is timed so often

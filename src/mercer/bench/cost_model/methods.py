@@ -19,8 +19,6 @@ from ...optim import EigenProSGD, FunctionSpaceSGD
 from ...spectral import analyze
 from .cost_terms import Method
 
-__all__ = ["METHODS", "Method"]
-
 Size = Mapping[str, int]
 _STEPS = 20
 _BATCH = 64

@@ -13,8 +13,6 @@ from .cost_terms import LETTERS, Method, monomial
 from .fitting import Fit
 from .methods import METHODS
 
-__all__ = ["MEASURED", "RANKS", "Cost", "Estimate", "estimate"]
-
 MEASURED = Path(__file__).with_name("growth.json")
 RANKS = (1, 2, 8, 64)
 

@@ -19,8 +19,6 @@ from .training import Plan, Run, searched
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["cells", "draw", "run"]
-
 _SHOWN: dict[str, Callable[[Run], float]] = {
     "training accuracy": lambda run: run.train,
     "test accuracy": lambda run: run.test,

@@ -19,8 +19,6 @@ from ...kernels import RBF, Linear, Polynomial
 from ...modules import last_linear
 from ...optim import ESGD, FunctionSpaceSGD, KernelSGD, MultiBatchLBFGS, RandomPSD
 
-__all__ = ["METHODS", "AdaHessian", "Choice", "Rotated", "advance", "make", "tries"]
-
 KERNEL_SGD = "Kernel SGD"
 LAST_LAYER = "SGD, own last-layer rate"  # our control: is it more than a larger rate of the last layer?
 FUNCTION_SPACE = "FunctionSpaceSGD"

@@ -15,8 +15,6 @@ from ...data import load
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 
-__all__ = ["KINDS", "Rows", "bag_of_words", "cells", "needed", "rows_of", "run", "size"]
-
 KINDS = {
     "mnist": "table",
     "usps": "table",

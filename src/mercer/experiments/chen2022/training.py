@@ -21,8 +21,6 @@ from ..backbones import CifarResNet
 from .optimizers import KERNEL_SGD, Choice, advance, make, tries
 from .sets import Rows, bag_of_words, rows_of
 
-__all__ = ["Lstm", "Plan", "ResNet18", "Run", "make_network", "mlp", "overlapping", "searched"]
-
 _TOLERANCE, _PATIENCE = 1e-4, 3  # the paper's: |change of loss| < 1e-4 in 3 epochs running
 _OVERLAP = 0.2  # share of a batch of R-L-BFGS that the next one has too (Berahas et al. 2016, Section 4)
 

@@ -14,8 +14,6 @@ from ..cells import Cell, Outcome
 from .heads import build
 from .trained import SIZES, STAND_IN, accuracy, fit, logits, pictures_of
 
-__all__ = ["cells", "k_center", "margin", "run"]
-
 _BUDGETS = {"smoke": (50,), "small": (30, 60, 90), "paper": (30, 40, 50, 60, 70, 80, 90)}
 _SEED_SHARE = 0.1
 

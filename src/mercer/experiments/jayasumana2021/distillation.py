@@ -14,8 +14,6 @@ from ..cells import Cell, Outcome
 from .heads import build
 from .trained import SIZES, STAND_IN, accuracy, fit, logits, pictures_of
 
-__all__ = ["cells", "run"]
-
 _TEMPERATURE = 20.0
 
 

@@ -13,8 +13,6 @@ from ...linalg import unit_rows
 from ...nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 from ..backbones import CifarResNet, DenseNet, LeNet5, Vgg16
 
-__all__ = ["SCALE", "NormalizedSoftmax", "backbone", "build", "make_head"]
-
 SCALE = 10.0  # where learned and fixed scales of bounded kernels start, as the cosine head's does
 
 Make = Callable[[int, int], nn.Module]

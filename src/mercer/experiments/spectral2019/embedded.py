@@ -14,8 +14,6 @@ from ...kernels import RBF
 from ...linalg import unit_rows
 from ...spectral import neural_embedding
 
-__all__ = ["COLUMNS", "SIZES", "Pair", "embedded", "pair"]
-
 COLUMNS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 SIZES: dict[str, dict[str, int]] = {  # rows, hidden units, steps; units and epochs of a neural embedding
     "smoke": {"rows": 60, "test_rows": 40, "width": 100, "steps": 20, "units": 50, "epochs": 3},

@@ -20,8 +20,6 @@ from .embedded import COLUMNS, SIZES, embedded, pair
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["cells", "draw", "run"]
-
 TOP = {"smoke": 10, "small": 100, "paper": 100}
 TOLERANCE = 1e-5
 

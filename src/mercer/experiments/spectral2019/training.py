@@ -21,8 +21,6 @@ from .embedded import COLUMNS, SIZES, embedded
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["cells", "draw", "run"]
-
 SCALE = 1e-2  # the paper's k, the deviation of the first weights; ``--set k=0.2`` trains lazily
 RATE = 2e-4  # the paper's eta, for the sum over all its rows
 PAPER_ROWS = {"mnist": 12_665, "cifar10": 10_000, "digits": 12_665}

@@ -15,8 +15,6 @@ from ...user_text import shown
 from .encoders import Dates, Dropped, Encoder, Levels, Numbers, Truths, date_parts
 from .values import LARGEST, TRUTHS, Array, date_format, dates, is_nested, is_text, numbers, truths, words
 
-__all__ = ["Column", "describe"]
-
 MOST_LEVELS = 30  # categories with a column of their own
 _RARE = 0.005  # share of the rows below which a category joins the others
 _FLAGGED = 0.01  # share of missing values from which on they get a flag

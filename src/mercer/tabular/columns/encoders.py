@@ -11,8 +11,6 @@ import pandas as pd
 from ...storage import Savable
 from .values import Array, dates, numbers, truths, words
 
-__all__ = ["Dates", "Dropped", "Encoded", "Encoder", "Levels", "Numbers", "Truths"]
-
 _YEAR = 365.2425
 
 

@@ -19,8 +19,6 @@ from ...user_text import shown
 from .column import Column, describe
 from .values import Array, is_nested, words
 
-__all__ = ["Preparation", "Prepared"]
-
 _log = logging.getLogger("mercer")
 
 

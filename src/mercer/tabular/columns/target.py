@@ -17,8 +17,6 @@ from ...storage import Savable
 from ...user_text import shown
 from .values import LARGEST, Array, date_format, is_nested, is_text, numbers, words
 
-__all__ = ["TASKS", "Target", "find_target"]
-
 TASKS = ("auto", "classification", "regression")
 _WHOLE = 20  # different whole numbers up to which they are classes
 _REPEATED = 2.0  # rows a class must have on average

@@ -15,8 +15,6 @@ from .column import Column
 from .encoders import Levels
 from .values import Array, words
 
-__all__ = ["TargetMeans"]
-
 MANY_LEVELS = 30  # levels up to which indicators say it all
 _PRIOR = 3.0  # rows of the overall mean that every level is mixed with
 _MISSING = "\0missing"

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from ..reading import MISSING_MARKS
 
-__all__ = ["LARGEST", "TRUTHS", "Array", "date_format", "dates", "is_nested", "is_text", "numbers", "truths", "words"]
-
 Array = NDArray[Any]
 
 LARGEST = 1e140

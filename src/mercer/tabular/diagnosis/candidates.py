@@ -11,8 +11,6 @@ from torch import Tensor
 from ...kernels import RBF, Kernel, Laplacian, Matern, ReLUGram
 from ...machines import StackedRidge, Trial, View, dual_path, table_kernels
 
-__all__ = ["Candidate", "of_embeddings", "of_stack"]
-
 _FEW = 3  # embeddings up to which each gets several kernels
 _PILOT = 500  # rows that choose an embedding's ridge
 _WIDTHS = {"near": "close by only", "mid": "at the typical distance", "far": "far around"}

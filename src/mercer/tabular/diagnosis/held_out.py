@@ -10,8 +10,6 @@ from torch import Tensor
 from ...machines import ridge_factor, solve_left_out
 from .candidates import Candidate
 
-__all__ = ["HeldOut", "leave_folds_out"]
-
 _CLEAR = 0.3  # share explained that no random order reaches
 _STRONG = 1.0  # ridge, over the mean of k(x, x), that noise asks for
 

@@ -19,8 +19,6 @@ from ..frames import as_pandas
 from ..reading import read
 from ..training import Training
 
-__all__ = ["Problem", "Sample", "problem", "sample"]
-
 SCANNED = 200_000
 """Rows of a file that are looked at; a longer one is read in part."""
 FEWEST = 10

@@ -33,8 +33,6 @@ from .held_out import leave_folds_out
 from .problem import Problem, problem
 from .verdict import Verdict, judge
 
-__all__ = ["Diagnosis", "Reading", "diagnose"]
-
 NOISE = 0.01
 """Epsilon: added to the diagonal of H, in units of its mean."""
 STEPS = 1000

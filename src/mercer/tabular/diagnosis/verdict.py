@@ -11,8 +11,6 @@ from .problem import Problem
 if TYPE_CHECKING:
     from .ranking import Reading
 
-__all__ = ["Verdict", "judge"]
-
 _CHANCE = 0.05  # p-value above which the labels are called noise
 _LEVELS = ((0.85, "very well"), (0.6, "well"), (0.25, "in part"), (0.0, "weakly"))
 

@@ -11,8 +11,6 @@ import pandas as pd
 from ...storage import corrupt, read_npz
 from .limits import Limits
 
-__all__ = ["npz_frame"]
-
 
 def npz_frame(path: Path, limits: Limits) -> pd.DataFrame:
     """An array ``(n, d)`` becomes d columns ``name_0``, ``name_1``, ...; an array ``(n,)`` becomes one."""

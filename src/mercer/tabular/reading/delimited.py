@@ -17,8 +17,6 @@ from typing_extensions import override
 from ...storage import corrupt, open_decompressed
 from .limits import Limits
 
-__all__ = ["MISSING_MARKS", "DelimitedFile"]
-
 MISSING_MARKS = ("?", "-", "--", ".", "na", "Na", "N.A.", "n.a.", "NONE", "Null", "missing", "Missing")
 """What counts as missing besides pandas' own list: an empty field, NA, N/A, NaN, null, None."""
 

@@ -14,8 +14,6 @@ from .delimited import DelimitedFile
 from .limits import Limits
 from .parquet import parquet_chunks, parquet_frame
 
-__all__ = ["read", "read_chunks"]
-
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 _LIMITS = Limits()
 _OTHERS = {".txt": ".csv", ".tab": ".tsv", ".pq": ".parquet"}

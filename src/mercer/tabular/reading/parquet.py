@@ -14,8 +14,6 @@ from ... import checks
 from ...storage import corrupt, open_to_read
 from .limits import Limits
 
-__all__ = ["parquet_chunks", "parquet_frame"]
-
 _PYARROW = 'Install it: pip install "mercer[data]".'
 
 

@@ -71,11 +71,48 @@ def test_svg_text_stays_text():
     assert ">epoch</text>" in text and ">loss</text>" in text and "system-ui" in text and "DejaVu" not in text
 
 
-def test_a_figure_can_be_made_narrow_after_it_was_drawn():
-    figure = DRAW["lines"]("light")
+def test_a_plot_is_made_narrow_after_it_was_drawn():
+    figure = DRAW["many"]("light")
     wide = figures.svg(figure)
-    figure.set_size_inches(3.0, 3.0)
-    assert 'width="216pt"' in figures.svg(figure) and 'width="216pt"' not in wide
+    thin = figures.svg(figures.narrow(figure, 3.0))
+    assert 'width="216pt"' in thin and 'width="216pt"' not in wide
+    assert all(f">c{i}</text>" in thin for i in range(12))
+
+
+@pytest.mark.parametrize("pictures", [True, False], ids=["two by two", "one below the other"])
+def test_panels_side_by_side_are_stacked_for_a_phone(pictures):
+    figure, axes = figures.canvas(2, 3)
+    for i, ax in enumerate(axes):
+        ax.set_visible(i < 5)
+        ax.set(title=f"a title of the panel number {i}", ylabel="height" if i % 3 == 0 else "")
+        drawn = ax.imshow(np.eye(3)) if pictures else ax.plot([1, 2])
+    if pictures:
+        figure.colorbar(drawn, ax=axes).set_label("confidence")
+    figures.narrow(figure)
+    figure.draw_without_rendering()
+    shown = [ax for ax in axes if ax.get_visible()]
+    boxes = np.array([ax.get_position().bounds for ax in shown])  # (5, 4)
+    assert figure.get_size_inches()[0] == 4.1
+    assert len(np.unique(boxes[:, 0].round(1))) == (2 if pictures else 1)
+    assert (boxes[:, 2] > (0.33 if pictures else 0.6)).all() and (boxes[:, 3] > 0.1).all()
+    assert [ax.get_ylabel() for ax in shown] == ["height", "", "height", "", "height"] if pictures else ["height"] * 5
+    assert figure.axes[-1].get_xlabel() == ("confidence" if pictures else "")
+
+
+def test_a_title_that_comes_twice_stays_with_the_panel_above_it():
+    figure, axes = figures.canvas(2, 2)
+    for ax, title in zip(axes, ("layer 1", "layer 2", "kernel", "kernel"), strict=True):
+        ax.set_title(title)
+    figures.narrow(figure)
+    assert [ax.get_title() for ax in sorted(axes, key=lambda ax: ax.get_subplotspec().num1)] == [
+        "layer 1", "kernel", "layer 2", "kernel",
+    ]  # fmt: skip
+
+
+def test_a_picture_is_written_for_a_desk_and_for_a_phone(tmp_path):
+    figures.write_svg(DRAW["lines"]("light"), tmp_path / "a.svg")
+    assert 'width="460.8pt"' in (tmp_path / "a.svg").read_text()
+    assert 'width="295.2pt"' in (tmp_path / "a_narrow.svg").read_text()
 
 
 def test_lines_show_the_numbers_and_leave_gaps():

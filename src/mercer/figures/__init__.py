@@ -1,5 +1,6 @@
 """Plots in one style, for light and dark pages."""
 
+from .narrow import narrow, write_svg
 from .plots import bars, lines, reliability
 from .scores import confusion, scatter
 from .theme import DARK, LIGHT, Theme, canvas, legend_below, png, svg
@@ -16,8 +17,10 @@ __all__ = [
     "confusion",
     "legend_below",
     "lines",
+    "narrow",
     "png",
     "reliability",
     "scatter",
     "svg",
+    "write_svg",
 ]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..checks import choice
+from .compact import compact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +59,7 @@ DARK = Theme(
 )
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # when the colours come round again
 _PLAIN = (1e-4, 1e6)  # between these a number is written out
-_LETTER, _HANDLE = 0.08, 0.6  # inches of a legend's letter at 9 points, and of its line with the gaps
+LETTER, _HANDLE = 0.08, 0.6  # inches of a legend's letter at 9 points, and of its line with the gaps
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -129,7 +130,7 @@ def legend_below(figure: Figure, handles: Mapping[str, Any], *, theme: str = "li
     """
     if len(handles) < 2:
         return
-    widest = max(len(label) for label in handles) * _LETTER + _HANDLE
+    widest = max(len(label) for label in handles) * LETTER + _HANDLE
     columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / widest)))
     figure.legend(
         list(handles.values()),
@@ -159,6 +160,7 @@ def svg(figure: Figure) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<[^>]*>", _recoloured, text)  # tags only: a name may look like a colour
     text = re.sub(r"'DejaVu Sans'(, [^;\"]*)?sans-serif", "system-ui, sans-serif", text)
+    text = compact(text)
     end = text.index(">") + 1
     return f"{text[:end]}\n <style>{_DARK_RULE}</style>{text[end:]}"
 

@@ -3,12 +3,13 @@
 from .narrow import narrow, write_svg
 from .plots import bars, lines, reliability
 from .scores import confusion, scatter
-from .theme import DARK, LIGHT, Theme, canvas, legend_below, png, svg
+from .theme import DARK, LIGHT, Figure, Theme, canvas, legend_below, png, svg
 from .uncertainty import band, confidence
 
 __all__ = [
     "DARK",
     "LIGHT",
+    "Figure",
     "Theme",
     "band",
     "bars",

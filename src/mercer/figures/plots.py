@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import sentence
-from .theme import DASHES, Theme, canvas, legend_below, theme_named
+from .theme import DASHES, Figure, Theme, canvas, legend_below, theme_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _FEW = 10  # rows below which a bin's accuracy is drawn pale
 _MANY = 6  # entries of a legend that fit beside the plot

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..checks import sentence
-from .theme import DASHES, canvas, theme_named
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .theme import DASHES, Figure, canvas, theme_named
 
 _TURNED = 34  # letters of all names together from which on those below are turned
 _TOP = 0.55  # share from which on a cell is so dark that its text must be light

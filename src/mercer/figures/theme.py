@@ -10,14 +10,16 @@ import io
 import re
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..checks import choice
 from .compact import compact
 
 if TYPE_CHECKING:
+    import matplotlib.figure
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+Figure: TypeAlias = "matplotlib.figure.Figure"  # named without importing matplotlib
 
 
 @dataclasses.dataclass(frozen=True)

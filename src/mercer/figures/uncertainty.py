@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import sentence
-from .theme import MARKERS, canvas, theme_named
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .theme import MARKERS, Figure, canvas, theme_named
 
 
 def band(

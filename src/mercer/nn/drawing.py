@@ -10,12 +10,10 @@ from .. import figures
 from ..kernels import RadialSeries
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from .kernel_classifier import KernelClassifier
 
 
-def draw_head(head: KernelClassifier) -> Figure:
+def draw_head(head: KernelClassifier) -> figures.Figure:
     """K against the cosine, beside the straight line of a linear head; the coefficients where there are some."""
     series = head.kernel if isinstance(head.kernel, RadialSeries) else None
     t = torch.linspace(-1, 1, 201, dtype=torch.float64, device=head.weight.device)

@@ -17,8 +17,6 @@ from .pictures import Picture
 from .rendering import fill, own_text
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..tabular import Diagnosis
 
 _log = logging.getLogger("mercer")
@@ -83,7 +81,7 @@ def _pictures(found: Diagnosis) -> dict[str, Picture]:
     }
 
 
-def drawn(anchor: str, draw: Callable[[], Figure], alt: str, caption: str) -> Picture:
+def drawn(anchor: str, draw: Callable[[], figures.Figure], alt: str, caption: str) -> Picture:
     """A picture; one that fails is named on the page, for it must not cost the reader the rest."""
     try:
         return Picture(alt, caption, inline(draw(), anchor, alt))
@@ -92,7 +90,7 @@ def drawn(anchor: str, draw: Callable[[], Figure], alt: str, caption: str) -> Pi
         return Picture(alt, "", why=f"{type(error).__name__}: {error}")
 
 
-def _curves(found: Diagnosis) -> Figure:
+def _curves(found: Diagnosis) -> figures.Figure:
     chosen = [reading for reading in found.readings if reading.name in found.eigen]
     curves = {label(r.name): _curve(r.curve) for r in chosen}
     curves[_RANDOM] = _curve(chosen[0].shuffled_curve)
@@ -106,7 +104,7 @@ def _curve(losses: list[float]) -> dict[str, list[float]]:
     return {"x": [float(step) for step in steps], "y": [losses[step] for step in steps]}
 
 
-def _shares(found: Diagnosis) -> Figure:
+def _shares(found: Diagnosis) -> figures.Figure:
     curves = {label(name): _by_rank(eigen.shares) for name, eigen in found.eigen.items()}
     curves[_RANDOM] = _by_rank(found.shuffled_shares)
     x_label, y_label = "directions counted, strongest first", "share of the labels"
@@ -115,12 +113,12 @@ def _shares(found: Diagnosis) -> Figure:
     return _sized(figure)
 
 
-def _values(found: Diagnosis) -> Figure:
+def _values(found: Diagnosis) -> figures.Figure:
     curves = {label(name): _by_rank(eigen.values) for name, eigen in found.eigen.items()}
     return _sized(figures.lines(curves, x_label="direction, by rank", y_label="eigenvalue", x_log=True, y_log=True))
 
 
-def _sized(figure: Figure) -> Figure:
+def _sized(figure: figures.Figure) -> figures.Figure:
     figure.set_size_inches(*_SIZE)
     return figure
 

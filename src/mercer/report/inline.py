@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from .. import figures
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _LONGEST = 34  # letters of a name in a figure
 
 
-def inline(figure: Figure, anchor: str, alt: str) -> Markup:
+def inline(figure: figures.Figure, anchor: str, alt: str) -> Markup:
     """The figure for a desk and again for a phone, where it is narrow; the page shows one of them."""
     wide = _element(figure, f"{anchor}-w", alt, "wide")
     return wide + _element(figures.narrow(figure), f"{anchor}-n", alt, "narrow")
@@ -29,7 +25,7 @@ def label(name: str) -> str:
     return "\N{ZERO WIDTH SPACE}" + text if text.startswith("_") else text
 
 
-def _element(figure: Figure, prefix: str, alt: str, css_class: str) -> Markup:
+def _element(figure: figures.Figure, prefix: str, alt: str, css_class: str) -> Markup:
     """One ``<svg>`` whose ids are its own, for a page holds many and a browser takes the first of two alike."""
     text = figures.svg(figure)
     text = text[text.index("<svg") :]

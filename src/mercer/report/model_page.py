@@ -18,8 +18,6 @@ from .pictures import Picture
 from .rendering import fill, own_text
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..tabular import TabularModel
 
 _CLASSES = 14  # classes up to which the confusion matrix is drawn
@@ -193,7 +191,7 @@ def _is_curve(effect: Effect) -> bool:
     return all(isinstance(value, float) for value in effect.values)
 
 
-def _effect(effect: Effect, target: str) -> Figure:
+def _effect(effect: Effect, target: str) -> figures.Figure:
     y_label = f"probability of {label(effect.of)}" if effect.of else f"predicted {label(target)}"
     if not _is_curve(effect):
         named = {label(str(value)): mean for value, mean in zip(effect.values, effect.mean, strict=True)}
@@ -205,25 +203,25 @@ def _effect(effect: Effect, target: str) -> Figure:
     )
 
 
-def _bars(shares: Mapping[str, Mapping[str, float]], x_label: str) -> Figure:
+def _bars(shares: Mapping[str, Mapping[str, float]], x_label: str) -> figures.Figure:
     first = {name: {label(k): 100 * v for k, v in list(values.items())[:_WEIGHTS]} for name, values in shares.items()}
     return figures.bars(first, x_label=x_label)
 
 
-def _reliability(bins: Mapping[str, Any]) -> Figure:
+def _reliability(bins: Mapping[str, Any]) -> figures.Figure:
     confidence, accuracy = (
         [float("nan") if value is None else value for value in bins[name]] for name in ("confidence", "accuracy")
     )
     return figures.reliability(bins["rows"], confidence, accuracy, title="Confidence beside accuracy")
 
 
-def _confusion(model: TabularModel) -> Figure:
+def _confusion(model: TabularModel) -> figures.Figure:
     assert model.target.classes is not None
     names = [label(str(name)) for name in model.target.classes]
     return figures.confusion(model.scores["confusion"], names)
 
 
-def _pairs(model: TabularModel) -> Figure:
+def _pairs(model: TabularModel) -> figures.Figure:
     pairs = model.scores["pairs"]
     step = max(1, len(pairs["value"]) // _POINTS)
     return figures.scatter(

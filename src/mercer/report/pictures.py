@@ -6,15 +6,11 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .. import figures
 from ..experiments import Entry, Result
 from .inline import inline
 from .sections import Section
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _log = logging.getLogger("mercer")
 
@@ -46,10 +42,10 @@ def pictures(section: Section) -> list[Picture]:
         return [Picture(alt, "", why=f"{type(error).__name__}: {error}")]
 
 
-def _figure(entry: Entry, done: list[Result]) -> Figure | None:
+def _figure(entry: Entry, done: list[Result]) -> figures.Figure | None:
     draw = getattr(entry.load(), "draw", None) if entry.built else None
     if draw is not None:
-        drawn: Figure = draw(done)
+        drawn: figures.Figure = draw(done)
         return drawn
     curves = mean_curves(done)
     return figures.lines(curves, y_label=entry.metric) if curves else None

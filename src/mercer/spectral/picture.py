@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from .. import figures
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from .spectrum import Spectrum
 
 
-def picture(spectra: Mapping[str, Spectrum], *, steps: int = 200, theme: str = "light") -> Figure:
+def picture(spectra: Mapping[str, Spectrum], *, steps: int = 200, theme: str = "light") -> figures.Figure:
     """Three panels over the spectra: where H's mass lies, where the targets' mass lies, how fast it is learned.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import figures
 from ..catalogue import Entry
@@ -15,9 +15,6 @@ from ..cells import Cell, Outcome
 from ..results import Result
 from .sets import KINDS, needed, size
 from .training import Plan, Run, searched
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SHOWN: dict[str, Callable[[Run], float]] = {
     "training accuracy": lambda run: run.train,
@@ -73,7 +70,7 @@ def run(cell: Cell) -> Outcome:
     return Outcome(values=values, curves=curves, note=best.note())
 
 
-def draw(results: Sequence[Result]) -> Figure:
+def draw(results: Sequence[Result]) -> figures.Figure:
     """By epoch for the figures of curves, by batch size for Figure 5, as bars otherwise."""
     shown = results[0].settings["shows"][0]
     if shown in ("training loss", "validation accuracy"):
@@ -86,7 +83,7 @@ def draw(results: Sequence[Result]) -> Figure:
     return figures.bars(heights, x_label=f"{shown.partition(', ')[0]}, %")
 
 
-def _panels(results: Sequence[Result], curve: str) -> Figure:
+def _panels(results: Sequence[Result], curve: str) -> figures.Figure:
     """One curve of each variant, a panel for each data set, in rows of three."""
     sets = list(dict.fromkeys(result.settings["data"] for result in results))
     wide = min(3, len(sets))
@@ -113,7 +110,7 @@ def _panels(results: Sequence[Result], curve: str) -> Figure:
     return figure
 
 
-def _by_batch(results: Sequence[Result]) -> Figure:
+def _by_batch(results: Sequence[Result]) -> figures.Figure:
     figure, axes = figures.canvas(1, 2, width=10.0, height=4.2)
     handles: dict[str, Any] = {}
     for name in dict.fromkeys(str(result.settings["data"]) for result in results):

@@ -23,7 +23,6 @@ from .training import mlp, overlapping
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 METHODS = ("Kernel SGD", "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M")
 STEPS = {"smoke": 8, "small": 120, "paper": 500}
@@ -168,7 +167,7 @@ def _surface(task: Problem) -> Outcome:
     return Outcome(min(map(min, heights)), arrays=arrays, note="Loss over the two weights; the value is its minimum.")
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """Paths over the contours of the loss, of the first seed: a triangle where they start, crosses where they end."""
     results = [result for result in results if result.seed == 0]
     sets = list(dict.fromkeys(result.column for result in results))

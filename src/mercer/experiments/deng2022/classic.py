@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -14,9 +12,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import AllRowsNystrom, cosines, reference, seeded
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 KERNELS: dict[str, tuple[Kernel, float, int]] = {  # kernel, reach of the uniform density, functions
     "RBF": (RBF(0.5), 2.0, 10),
@@ -94,7 +89,7 @@ def _solve(cell: Cell, kernel: Kernel, x: Tensor, grid: Tensor) -> tuple[Tensor,
     return f.eigenfunctions(grid.to(cell.device)).cpu(), f.eigenvalues.double().cpu()
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """The first functions of each method over the true ones, for the largest sample."""
     results = [result for result in results if result.seed == 0]
     most = max(result.settings["rows"] for result in results)

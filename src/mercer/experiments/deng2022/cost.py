@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
@@ -15,9 +13,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import best_rank, relative_error, seeded
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 K = 10
 SIZES = {"smoke": (60, 40, 64, 20), "small": (800, 300, 512, 500), "paper": (1400, 397, 4096, 5000)}
@@ -88,7 +83,7 @@ def _network() -> nn.Module:
     return network
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """Kernel error against forward passes."""
     curves = {name: curve for result in results if result.seed == 0 for name, curve in result.curves.items()}
     figure = figures.lines(

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import seeded
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAP, SWA, SWAG_ROW, ENSEMBLE = "MAP", "SWA", "SWAG", "Ensemble of snapshots"
 NEURALEF, ALL_PASSES = "NeuralEF, k = 10", "Trajectory GP, M passes"
@@ -149,7 +146,7 @@ def _descend(
         after()
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """NLL and ECE of each prediction."""
     heights = {
         measure: {result.row: result.values[measure] for result in results if result.seed == 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import seeded
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAP, MERCER, BARE, EXACT, KFAC = "MAP", "Mercer, k = 20", "k = 20, no complement", "Exact", "KFAC"
 TEMPERATURE = "Temperature scaling"  # the cheapest rival
@@ -106,7 +102,7 @@ def _moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(x).float(), torch.as_tensor(y)
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """Confidence over the plane, from even (light) to certain (dark), with the training points."""
     rows = [row for row in ROWS if any(result.row == row for result in results)]
     figure, axes = figures.canvas(2, 4, width=11.5, height=6.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +12,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import best_rank, linear_accuracy, relative_error, seeded
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROWS = {  # what is decomposed, and how
     "relu, analytic, landmarks": ("relu", False),
@@ -102,7 +97,7 @@ def _drawn(plane: Tensor, y: Tensor) -> dict[str, list[list[float]]]:
     return {f"class {label}": plane[y == label].tolist() for label in (0, 1)}
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """Test rows in the plane of the first two eigenfunctions (or as they are), by class."""
     columns = list(dict.fromkeys(result.column for result in results))
     rows = list(dict.fromkeys(result.row for result in results))

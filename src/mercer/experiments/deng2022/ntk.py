@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,9 +15,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .measures import best_rank, relative_error, seeded
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OURS, RANDOM, EXACT, LOW = "Mercer, k = 10", "Random features, S = 10", "Exact", "Low rank by VJP and JVP, S = 10"
 K = 10
@@ -125,7 +120,7 @@ def _thinned(matrix: Tensor, most: int = 60) -> list[list[float]]:
     return thin
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """The matrices side by side, rows sorted by class, one colour scale for each data set."""
     columns = list(dict.fromkeys(result.column for result in results))
     rows = [row for row in (EXACT, OURS, RANDOM, LOW) if any(result.row == row for result in results)]

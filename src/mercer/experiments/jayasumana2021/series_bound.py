@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,9 +11,6 @@ from ...kernels import truncation_bound
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _TERMS = 400
 _ORDERS = (0, 1, 2, 5, 10, 20)
@@ -52,7 +48,7 @@ def run(cell: Cell) -> Outcome:
                    note=note)  # fmt: skip
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """Error and bound against M, one panel for each series, on a logarithmic scale."""
     figure, axes = figures.canvas(1, len(results), width=2.3 * len(results) + 1, height=3.2)
     for ax, result in zip(axes, results, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,6 @@ from ...nn import KernelClassifier
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BAYES = "Bayes optimal"
 _SIZES: dict[str, dict[str, Any]] = {
@@ -124,7 +121,7 @@ def _map(cell: Cell, drawn: Sphere) -> Outcome:
     )
 
 
-def draw(results: list[Result]) -> Figure | None:
+def draw(results: list[Result]) -> figures.Figure | None:
     """Maps of the whole sphere, blue and orange, with the data's points in the first; Table 1 has no picture."""
     by_row = {result.settings["shows"]: result for result in results if result.seed == 0 and "shows" in result.settings}
     if not by_row:

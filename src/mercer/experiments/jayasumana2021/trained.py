@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .heads import build
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _WARM_UP = 0.1  # share of the steps
 _WEIGHT_DECAY = 1e-4
@@ -119,7 +116,7 @@ def pictures_of(settings: Any, seed: int, device: str = "cpu") -> Pictures:
     return x, y, x_test, y_test
 
 
-def draw(results: Sequence[Result]) -> Figure | None:
+def draw(results: Sequence[Result]) -> figures.Figure | None:
     """Accuracy over M, of Figure 2; the tables have no picture."""
     by_order: dict[int, list[float]] = {}
     for result in results:

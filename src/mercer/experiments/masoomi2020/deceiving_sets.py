@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ... import figures
 from ...layerwise import fit_closed_form
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .solved import fold, passed_through, read_out
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROWS = {"random": "random", "adver": "adversarial"}
 RESTARTS = {", one walk": 0, ", up to 8 restarts": 8}  # the authors' walk stalls; from narrower bandwidths it does not
@@ -53,7 +48,7 @@ def run(cell: Cell) -> Outcome:
     return Outcome(value=accuracy[-1], values=values, curves=curves, note=note)
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """H and training accuracy by layer, of each row's fold with most layers."""
     figure, (left, right) = figures.canvas(1, 2, width=9.6, height=3.8)
     for row in dict.fromkeys(result.row for result in results):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,9 +14,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .solved import fold, passed_through, solve
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHOWN = 60  # rows of a kernel matrix in the picture
 POINTS = 100
@@ -68,7 +63,7 @@ def _plane(z: Tensor) -> Tensor:
     return centred @ directions.mT
 
 
-def draw(results: list[Result]) -> Figure:
+def draw(results: list[Result]) -> figures.Figure:
     """Two lines for each run: positions in IDS, kernel matrices in RKHS with rows sorted by class."""
     figure, axes = figures.canvas(2 * len(results), 3, width=8.4, height=4.6 * len(results))
     for i, result in enumerate(results):

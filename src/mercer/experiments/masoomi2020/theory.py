@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .solved import Fold, fold, stacked
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ZERO = 1e-5  # HSIC is flat at its maximum: steps below the root of rounding cannot be told apart
 EQUAL = 1e-8
@@ -215,7 +212,7 @@ _CHECKS: dict[str, Callable[[Fold, Any], Outcome]] = {
 }
 
 
-def draw(results: list[Result]) -> Figure | None:
+def draw(results: list[Result]) -> figures.Figure | None:
     """H by layer, the limit kernel, or CE against H; the claims about gradients have no picture."""
     check = results[0].settings["check"]
     if check == "rises":

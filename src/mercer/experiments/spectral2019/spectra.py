@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .embedded import COLUMNS, SIZES, embedded, pair
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TOP = {"smoke": 10, "small": 100, "paper": 100}
 TOLERANCE = 1e-5
@@ -83,7 +80,7 @@ def _gram_kernel(s: Any, x: Tensor, generator: torch.Generator) -> tuple[Kernel,
     return ReLUGram(), RandomFourier(RBF(s["gamma"]), s["m"], generator=generator).fit_transform(x)
 
 
-def draw(results: Sequence[Result]) -> Figure | None:
+def draw(results: Sequence[Result]) -> figures.Figure | None:
     """Eigenvalues of H / n on the left, cumulated projections on the right."""
     if results[0].settings.get("shows") != "spectrum":
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .embedded import COLUMNS, SIZES, embedded
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCALE = 1e-2  # the paper's k, the deviation of the first weights; ``--set k=0.2`` trains lazily
 RATE = 2e-4  # the paper's eta, for the sum over all its rows
@@ -129,7 +126,7 @@ def _in_their_span(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:
     return coordinates[: len(x)], coordinates[len(x) :]
 
 
-def draw(results: Sequence[Result]) -> Figure | None:
+def draw(results: Sequence[Result]) -> figures.Figure | None:
     """One curve of each cell against the step, a panel for each data set; the first seed is drawn."""
     shows = results[0].settings.get("shows")
     if shows not in _LABELS:

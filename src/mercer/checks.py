@@ -183,12 +183,7 @@ def same_device(where: str, first: str, a: torch.device, second: str, b: torch.d
     """Two tensors that live on one device: nothing moves behind the user's back."""
     if a != b:
         raise ValueError(
-            sentence(
-                where,
-                f"{first} and {second} must be on one device",
-                f"{a} and {b}",
-                f"Move one with .to({b}).",
-            )
+            sentence(where, f"{first} and {second} must be on one device", f"{a} and {b}", f"Move one with .to({b}).")
         )
 
 

@@ -241,10 +241,6 @@ def auroc(answer: Answer) -> float:
     return min(metrics.auroc(answer.said, answer.reader(stranger).contiguous()) for stranger in rows)
 
 
-def _mean(score: Callable[[Answer], float], _: list[Task], answers: list[Answer]) -> float:
-    return sum(map(score, answers)) / len(answers)
-
-
 Contender = tuple[Callable[[Task], Reader], dict[str, float]]
 POSTERIORS: dict[str, Contender] = {
     "MAP": (network_itself, {"cpu": 1 / 3}),
@@ -287,7 +283,7 @@ def _case(title: str, make: Callable[[int], Task], measure: str) -> Case:
             )
             for name, (build, goals) in contenders.items()
         },
-        accuracy=partial(_mean, score),
+        accuracy=lambda _, answers: sum(map(score, answers)) / len(answers),
         accuracy_name=f"{measure}, mean of 3 seeds",
         better=better,
         repeats=1 if score is ece else 3,  # the posteriors of the first case serve the others

@@ -205,11 +205,7 @@ class _Measured:
         if sample.why:
             common["why"] = sample.why
             return Line(self.area, self.case.name, one.name, "failed", **common)
-        costs = {
-            "cpu": sample.median("cpu"),
-            "wall": sample.median("wall"),
-            "memory": self.peaks.get(one.name),
-        }
+        costs = {"cpu": sample.median("cpu"), "wall": sample.median("wall"), "memory": self.peaks.get(one.name)}
         score = self.scores[one.name]
         if score is not None and not math.isfinite(score):
             common["why"], score = f"{self.case.accuracy_name or 'accuracy'} is {score}", None

@@ -151,14 +151,6 @@ def _over_best(data: Toy, answer: Answer) -> float:
     return max(float((f @ f.mT - gram).norm() / best) for f in answer.features)
 
 
-def _mnist_sized() -> Tensor:
-    return torch.rand(5000, 784, generator=_seeded(0))
-
-
-def _both(x: Tensor) -> Tensor:
-    return NTK(4).both(x).ntk.diagonal()
-
-
 def _neural_tangents(x: Tensor) -> Tensor:
     import numpy as np
 
@@ -212,10 +204,6 @@ def _tangent(data: Tangent, *, method: str, samples: int) -> list[Tensor]:
     ]
 
 
-def _gram_error(data: Tangent, grams: list[Tensor]) -> float:
-    return max(float((gram - data.gram).norm() / data.gram.norm()) for gram in grams)
-
-
 @dataclass(frozen=True)
 class Fresh:
     """Rows to fit on, new rows to score on, and the kernel's Gram matrix there."""
@@ -235,10 +223,6 @@ def _clusters(kind: str, n: int) -> Fresh:
     width = (2 * float(gaussian.gamma)) ** -0.5
     kernel = {"RBF": gaussian, "NTK(3)": NTK(3), "Matern": Matern(1.5, width)}[kind]
     return Fresh(kernel, x[:n], x[n:], kernel(x[n:].double()).detach())
-
-
-def _extended(data: Fresh) -> Tensor:
-    return NeuralEigenfunctions(data.kernel, K, generator=_seeded(0)).fit(data.x)(data.new).detach()
 
 
 def _eigsh(data: Fresh) -> Tensor:
@@ -266,7 +250,7 @@ def _fresh_case(kind: str, n: int, peers: Mapping[str, Peer], repeats: int) -> C
     return Case(
         f"{kind}, n = {n:,}, k = {K}: fit and 1,000 new rows",
         setup=partial(_clusters, kind, n),
-        ours=_extended,
+        ours=lambda data: NeuralEigenfunctions(data.kernel, K, generator=_seeded(0)).fit(data.x)(data.new).detach(),
         peers=peers,
         accuracy=_new_error,
         accuracy_name="relative error on new rows",
@@ -335,8 +319,8 @@ CASES = [
     ),
     Case(
         "NNGP and NTK, n = 5000, d = 784, 4 layers",
-        setup=_mnist_sized,
-        ours=_both,
+        setup=lambda: torch.rand(5000, 784, generator=_seeded(0)),
+        ours=lambda x: NTK(4).both(x).ntk.diagonal(),
         peers={"neural-tangents": Peer(_neural_tangents, needs=("neural_tangents",), goals={"cpu": 1.0})},
         accuracy=_diagonal_error,
         accuracy_name="NTK diagonal error",
@@ -353,7 +337,7 @@ CASES = [
             ),
             "JVP, S = 20": Peer(partial(_tangent, method="jvp", samples=20)),
         },
-        accuracy=_gram_error,
+        accuracy=lambda data, grams: max(float((gram - data.gram).norm() / data.gram.norm()) for gram in grams),
         accuracy_name="relative error",
         repeats=1,
         memory=False,

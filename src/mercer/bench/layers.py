@@ -72,24 +72,12 @@ def _probe_scores(model: nn.Module, x: Tensor, y: Tensor, new: tuple[Tensor, Ten
     return found
 
 
-def _ours(data: Probed) -> dict[str, float]:
-    return {str(name): -ratio for name, ratio in layers(data.model, (data.x, data.y), BLOCKS)["ratio"].items()}
-
-
-def _probe(data: Probed) -> dict[str, float]:
-    return _probe_scores(data.model, data.x, data.y, data.new)
-
-
 def _by_cka(data: Probed) -> dict[str, float]:
     labels = nn.functional.one_hot(data.y).double()
     return {
         name: float(cka(z.double() @ z.double().mT, labels @ labels.mT))
         for name, z in _pooled(data.model, data.x).items()
     }
-
-
-def _by_logme(data: Probed) -> dict[str, float]:
-    return {name: _logme(z.double(), data.y) for name, z in _pooled(data.model, data.x).items()}
 
 
 def _logme(z: Tensor, y: Tensor) -> float:
@@ -123,11 +111,17 @@ CASES = [
     Case(
         f"blocks of ResNet-20, {name}: rank correlation with a ridge probe",
         setup=partial(_probed, name),
-        ours=_ours,
+        ours=lambda data: {
+            str(name): -ratio for name, ratio in layers(data.model, (data.x, data.y), BLOCKS)["ratio"].items()
+        },
         peers={
-            "ridge probe": Peer(_probe, needs=("sklearn",), goals={"cpu": 1.0}),
+            "ridge probe": Peer(
+                lambda data: _probe_scores(data.model, data.x, data.y, data.new), needs=("sklearn",), goals={"cpu": 1.0}
+            ),
             "CKA with the labels": Peer(_by_cka),
-            "LogME": Peer(_by_logme),
+            "LogME": Peer(
+                lambda data: {name: _logme(z.double(), data.y) for name, z in _pooled(data.model, data.x).items()}
+            ),
         },
         accuracy=_rank_correlation,
         accuracy_name="Spearman",

@@ -29,9 +29,7 @@ def _reach(name: str, what: str, repeats: int, most: Mapping[str, float]) -> Cas
     ours = ("SGD", "SGD, momentum 0.9", "AdamW", "KernelSGD")
     peers = {
         who: Peer(
-            train(who, lr),
-            needs=() if who in ours else PEERS,
-            goals={"cpu": 1 / most[who]} if who in most else {},
+            train(who, lr), needs=() if who in ours else PEERS, goals={"cpu": 1 / most[who]} if who in most else {}
         )
         for who, lr in RATES[name].items()
     }
@@ -114,10 +112,6 @@ def held(make: Make, *, graph: bool = False, closure: bool = False) -> Callable[
     return work
 
 
-def _lbfgs(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.LBFGS(model.parameters(), 0.1, max_iter=1, history_size=10)
-
-
 _CHEAPER = {"SOAP": 0.5, "AdaHessian": 0.2}
 _RIVALS = ("SGD, momentum 0.9", "AdamW", "SOAP", "Muon")
 
@@ -175,7 +169,11 @@ CASES = [
         peers={
             "KernelSGD, 12 cached batches": Peer(held(lambda m: KernelSGD(m.parameters(), 0.1, model=m, cache=True))),
             "AdaHessian": Peer(held(made_by("AdaHessian", 0.1), graph=True), needs=PEERS),
-            "L-BFGS, history 10": Peer(held(_lbfgs, closure=True)),
+            "L-BFGS, history 10": Peer(
+                held(
+                    lambda model: torch.optim.LBFGS(model.parameters(), 0.1, max_iter=1, history_size=10), closure=True
+                )
+            ),
             "AdamW": Peer(held(made_by("AdamW", 1e-3))),
             "SOAP": Peer(held(made_by("SOAP", 3e-3)), needs=PEERS),
             "Muon": Peer(held(made_by("Muon", 1e-2)), needs=PEERS),

@@ -84,11 +84,7 @@ class Record:
 
     def finish(self, lines: Sequence[Line]) -> Path:
         """Write the document and the picture; returns the document's path."""
-        document = {
-            "options": self.options,
-            "sessions": self.sessions,
-            "lines": [asdict(line) for line in lines],
-        }
+        document = {"options": self.options, "sessions": self.sessions, "lines": [asdict(line) for line in lines]}
         text = json.dumps(document, allow_nan=False, default=dict, indent=1) + "\n"
         machines = dict.fromkeys(_where(session) for session in self.sessions)
         atomic_write(self.folder / PICTURE, draw(lines, "; ".join(machines)).encode())

@@ -57,10 +57,6 @@ def _indices(data: Problem) -> Tensor:
     return torch.arange(len(data.y))
 
 
-def _curve(data: Problem) -> Tensor:
-    return analyze(data.matrix, _indices(data), data.y).convergence(RATE, STEPS)
-
-
 def _eigh_curve(data: Problem) -> Tensor:
     values, vectors = torch.linalg.eigh(data.matrix)
     times = torch.arange(STEPS + 1, dtype=torch.float64)
@@ -77,14 +73,6 @@ def _last_residual(data: Problem, curve: Tensor) -> float:
     return abs(float(curve[-1] / residual.norm()) - 1)
 
 
-def _complexity(data: Problem) -> float:
-    return analyze(data.matrix, _indices(data), data.y, tolerance=1e-4).complexity
-
-
-def _packed_complexity(data: Problem) -> float:
-    return analyze(data.matrix, _indices(data), data.y, tolerance=1e-4, storage="float32").complexity
-
-
 def _eigh_complexity(data: Problem) -> float:
     values, vectors = torch.linalg.eigh(data.matrix)
     return float(((vectors.mT @ data.y).square() / values).sum())
@@ -97,10 +85,6 @@ def _cholesky_complexity(data: Problem) -> float:
 
 def _complexity_error(data: Problem, answer: float) -> float:
     return abs(answer / data.complexity - 1)
-
-
-def _large_curve(data: Problem) -> Tensor:
-    return analyze(ReLUGram(), data.x, data.y, storage="int16").convergence(1e-5, STEPS)
 
 
 def _four(data: Problem) -> list[float]:
@@ -163,7 +147,7 @@ CASES = [
     Case(
         "curve of 100 steps, n = 5000, H given",
         setup=lambda: zeros_and_ones(5000, given=True),
-        ours=_curve,
+        ours=lambda data: analyze(data.matrix, _indices(data), data.y).convergence(RATE, STEPS),
         peers={"eigh": Peer(_eigh_curve, goals={"cpu": 50.0}, once=True)},
         accuracy=_last_residual,
         accuracy_name="relative error at the last step",
@@ -173,7 +157,7 @@ CASES = [
     Case(
         "complexity, n = 5000, H given",
         setup=lambda: zeros_and_ones(5000, given=True),
-        ours=_complexity,
+        ours=lambda data: analyze(data.matrix, _indices(data), data.y, tolerance=1e-4).complexity,
         peers={"eigh": Peer(_eigh_complexity, goals={"cpu": 20.0}, once=True)},
         accuracy=_complexity_error,
         accuracy_name="relative error",
@@ -184,7 +168,7 @@ CASES = [
     Case(
         "complexity, n = 10000, H given",
         setup=lambda: zeros_and_ones(10_000, given=True),
-        ours=_packed_complexity,
+        ours=lambda data: analyze(data.matrix, _indices(data), data.y, tolerance=1e-4, storage="float32").complexity,
         peers={"cholesky": Peer(_cholesky_complexity, goals={"cpu": 4.0, "memory": 4.0}, once=True)},
         accuracy=_complexity_error,
         accuracy_name="relative error",
@@ -194,7 +178,7 @@ CASES = [
     Case(
         "curve of 50000 rows, parity of MNIST digits",
         setup=lambda: parity(50_000),
-        ours=_large_curve,
+        ours=lambda data: analyze(ReLUGram(), data.x, data.y, storage="int16").convergence(1e-5, STEPS),
         limits={"wall": 300.0, "memory": 4096.0},
         repeats=1,
         threads=2,  # the goal's five minutes are on two cores

@@ -36,8 +36,7 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
 @click.command(
     short_help="Rank kernels by how well they suit the target.",
     epilog=examples(
-        "mercer diagnose houses.csv --target price",
-        "mercer diagnose embeddings.npz --target label -o page.html",
+        "mercer diagnose houses.csv --target price", "mercer diagnose embeddings.npz --target label -o page.html"
     ),
 )
 @click.argument("data", type=DATA)

@@ -28,9 +28,7 @@ _PARTS = 5  # columns of a row that are listed
 @click.command(
     short_help="Summarise and plot what a model learned.",
     epilog=examples(
-        "mercer explain model",
-        "mercer explain model rows.csv",
-        "mercer explain model --data held-out.csv -o page.html",
+        "mercer explain model", "mercer explain model rows.csv", "mercer explain model --data held-out.csv -o page.html"
     ),
 )
 @click.argument("model", type=MODEL)
@@ -43,9 +41,7 @@ _PARTS = 5  # columns of a row that are listed
     help="File for the page.  [default: MODEL/explain.html]",
 )
 @click.option(
-    "--data",
-    type=DATA,
-    help="Rows with the target, to measure how much shuffling each column lowers the score.",
+    "--data", type=DATA, help="Rows with the target, to measure how much shuffling each column lowers the score."
 )
 @json_option
 def explain(model: Path, rows: Path | None, output: Path | None, data: Path | None, as_json: bool) -> None:

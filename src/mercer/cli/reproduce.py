@@ -49,11 +49,7 @@ _SCALES = ("smoke", "small", "paper")
 @click.option("--seeds", type=click.IntRange(1), help="Override the number of seeds.")
 @device_option("Device to train networks on: cpu, cuda, cuda:1, mps.")
 @click.option(
-    "--set",
-    "changes",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Override a setting, such as rows=6000 or epochs=20.",
+    "--set", "changes", metavar="NAME=VALUE", multiple=True, help="Override a setting, such as rows=6000 or epochs=20."
 )
 @click.option("--only", metavar="TEXT", multiple=True, help="Run only cells whose `row | column` contains TEXT.")
 @count_option("--jobs", 1, "Number of processes.")

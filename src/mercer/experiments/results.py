@@ -45,13 +45,7 @@ _RUN_SHAPE: dict[Any, Any] = {
         "...": object,
     },
     "sessions?": [
-        {
-            "started?": str,
-            "versions?": {str: str},
-            "machine?": {str: object},
-            "threads?": (int, None),
-            "...": object,
-        }
+        {"started?": str, "versions?": {str: str}, "machine?": {str: object}, "threads?": (int, None), "...": object}
     ],
     "planned?": {str: int},
     "...": object,

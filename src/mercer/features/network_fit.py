@@ -62,12 +62,7 @@ def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
 
 
 def distill(
-    network: nn.Module,
-    x: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    plan: Training,
-    generator: torch.Generator | None,
+    network: nn.Module, x: Tensor, targets: Tensor, weights: Tensor, plan: Training, generator: torch.Generator | None
 ) -> None:
     r"""Fit a network to functions known on the rows: minimise :math:`\sum_j w_j \, E (f_j(x) - \psi_j(x))^2`.
 

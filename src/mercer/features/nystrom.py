@@ -48,12 +48,7 @@ class Nystrom(FeatureMap):
     residual: Tensor
 
     def __init__(
-        self,
-        kernel: Kernel,
-        m: int,
-        *,
-        selection: str | Tensor = "uniform",
-        generator: torch.Generator | None = None,
+        self, kernel: Kernel, m: int, *, selection: str | Tensor = "uniform", generator: torch.Generator | None = None
     ) -> None:
         super().__init__(kernel, generator)
         self.m = checks.integer("Nystrom", "m", m, 1)

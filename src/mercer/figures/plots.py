@@ -78,13 +78,7 @@ def bars(
         spread = np.array([(errors or {}).get(name, {}).get(category, np.nan) for category in categories], dtype=float)
         known = np.isfinite(spread) & np.isfinite(lengths)
         ax.errorbar(
-            lengths[known],
-            where[known],
-            xerr=spread[known],
-            fmt="none",
-            color=colours.ink,
-            elinewidth=1.2,
-            capsize=2.5,
+            lengths[known], where[known], xerr=spread[known], fmt="none", color=colours.ink, elinewidth=1.2, capsize=2.5
         )
     ax.set_yticks(range(len(categories)), categories)
     ax.set_ylim(len(categories) - 0.5, -0.5)  # the first on top

@@ -71,12 +71,7 @@ def theme_named(name: str) -> Theme:
 
 
 def canvas(
-    rows: int = 1,
-    columns: int = 1,
-    *,
-    width: float | None = None,
-    height: float | None = None,
-    theme: str = "light",
+    rows: int = 1, columns: int = 1, *, width: float | None = None, height: float | None = None, theme: str = "light"
 ) -> tuple[Figure, list[Axes]]:
     """An empty figure in the house style and its axes, row by row, for pictures that have no function here.
 
@@ -91,10 +86,7 @@ def canvas(
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     colours = theme_named(theme)
-    size = (
-        width or (6.4 if columns == 1 else 3.6 * columns),
-        height or (3.6 if rows == 1 else 3.1 * rows),
-    )
+    size = (width or (6.4 if columns == 1 else 3.6 * columns), height or (3.6 if rows == 1 else 3.1 * rows))
     room = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=size, dpi=110, layout=room, facecolor=colours.paper)
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -88,11 +88,7 @@ def sign_columns(targets: Tensor) -> Tensor:  # (n,) or (n, c) -> (n, c)
 
 
 def _ratio(
-    inner: Tensor,
-    first: Tensor,
-    second: Tensor,
-    floor: Tensor | float = 0.0,
-    other_floor: Tensor | float = 0.0,
+    inner: Tensor, first: Tensor, second: Tensor, floor: Tensor | float = 0.0, other_floor: Tensor | float = 0.0
 ) -> Tensor:
     ok = (first > floor) & (second > other_floor)
     safe = [torch.where(ok, norm, torch.ones_like(norm)).sqrt() for norm in (first, second)]

@@ -14,14 +14,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from .. import checks
-from ..distributed import (
-    gather_json,
-    gather_rows,
-    global_slice,
-    shared_generator,
-    take_rows,
-    world_size,
-)
+from ..distributed import gather_json, gather_rows, global_slice, shared_generator, take_rows, world_size
 from ..machines import Calibration, seeded
 from .auto import EXACT_ROWS
 from .dependence import one_hot

@@ -43,14 +43,7 @@ class LandmarkMachine(Savable):
     """
 
     def __init__(
-        self,
-        landmarks: Tensor,
-        whitener: Tensor,
-        second: Tensor,
-        cross: Tensor,
-        total: Tensor,
-        targets: Tensor,
-        n: int,
+        self, landmarks: Tensor, whitener: Tensor, second: Tensor, cross: Tensor, total: Tensor, targets: Tensor, n: int
     ) -> None:
         self.landmarks, self.whitener = landmarks, whitener
         self.second, self.cross, self.total, self.targets, self.n = second, cross, total, targets, n

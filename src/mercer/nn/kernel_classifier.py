@@ -252,11 +252,7 @@ class KernelClassifier(Savable, nn.Module):
         return gram
 
     def init_from(
-        self,
-        embeddings: Data,
-        labels: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, embeddings: Data, labels: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> KernelClassifier:
         """Put the weights where the classes are: the mean direction, or k-means directions for several prototypes.
 

@@ -14,12 +14,7 @@ from .prototypes import checked_labels
 
 
 def sampled_cross_entropy(
-    head: KernelClassifier,
-    z: Tensor,
-    labels: Tensor,
-    *,
-    samples: int = 1000,
-    generator: torch.Generator | None = None,
+    head: KernelClassifier, z: Tensor, labels: Tensor, *, samples: int = 1000, generator: torch.Generator | None = None
 ) -> Tensor:
     r"""Cross-entropy over the labels of the batch and a random sample of the other classes, for 10^5 classes.
 

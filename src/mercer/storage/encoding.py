@@ -50,12 +50,7 @@ class Encoder:
 
     def value(self, value: Any, path: str, owned: set[int] | frozenset[int] = frozenset()) -> Any:
         """One value; ``owned`` are the submodules whose state their owner already saves."""
-        if type(value) in (
-            type(None),
-            bool,
-            int,
-            str,
-        ):  # a subclass would come back as these
+        if type(value) in (type(None), bool, int, str):  # a subclass would come back as these
             return value
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": str(value)}
@@ -88,10 +83,7 @@ class Encoder:
         if array.dtype.kind in "OU":  # labels: strings, or objects that are strings and numbers
             items = self.value(array.ravel().tolist(), path)
             return {"$listed": items, "shape": list(array.shape), "dtype": array.dtype.str, "as": kind}
-        return {
-            kind: self._store(torch.from_numpy(np.array(array, order="C")), path),
-            "dtype": array.dtype.str,
-        }
+        return {kind: self._store(torch.from_numpy(np.array(array, order="C")), path), "dtype": array.dtype.str}
 
     def _store(self, value: Tensor, path: str) -> str:
         if value.is_meta:
@@ -238,12 +230,7 @@ def class_name(cls: type, path: str) -> str:
     if not cls.__module__.startswith("mercer.") or "." in cls.__qualname__:
         fix = "Save the state_dict of your own classes with safetensors, and construct them yourself."
         raise TypeError(
-            sentence(
-                "mercer.save",
-                f"{path} must be of a class of Mercer",
-                f"{cls.__module__}.{cls.__qualname__}",
-                fix,
-            )
+            sentence("mercer.save", f"{path} must be of a class of Mercer", f"{cls.__module__}.{cls.__qualname__}", fix)
         )
     package = ".".join(cls.__module__.split(".")[:2])
     public = getattr(importlib.import_module(package), cls.__name__, None)
@@ -253,10 +240,7 @@ def class_name(cls: type, path: str) -> str:
 def _refusal(value: Any) -> tuple[str, str]:
     kind = type(value).__name__
     if isinstance(value, nn.Module):
-        return (
-            f"the module {kind}",
-            "Keep your model's state_dict with your own code; Mercer saves its own objects.",
-        )
+        return (f"the module {kind}", "Keep your model's state_dict with your own code; Mercer saves its own objects.")
     if callable(value):
         name = getattr(value, "__name__", kind)
         return f"the function {name}", "Code is never saved: construct the object again with your function."

@@ -89,10 +89,7 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
     if not path.is_file():
         raise FileNotFoundError(
             sentence(
-                "mercer.load",
-                f"{folder} must hold {path.name}",
-                _listing(Path(folder)),
-                "Was it made by mercer.save?",
+                "mercer.load", f"{folder} must hold {path.name}", _listing(Path(folder)), "Was it made by mercer.save?"
             )
         )
     try:

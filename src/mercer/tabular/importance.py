@@ -70,11 +70,7 @@ def _groups(moved: Callable[[list[str]], float], names: list[str]) -> list[tuple
 
 
 def permutation_losses(
-    model: TabularModel,
-    frame: pd.DataFrame,
-    *,
-    random_state: int = 0,
-    weights: Mapping[str, float] | None = None,
+    model: TabularModel, frame: pd.DataFrame, *, random_state: int = 0, weights: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """How much the score on given rows falls when one column is shuffled, largest first.
 

@@ -31,13 +31,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             row=method,
             column=f"{kernel}, N = {n}",
             seeds=3 if scale == "paper" else 1,
-            settings={
-                "kernel": kernel,
-                "method": method,
-                "rows": n,
-                "k": KERNELS[kernel][2],
-                "steps": STEPS[scale],
-            },
+            settings={"kernel": kernel, "method": method, "rows": n, "k": KERNELS[kernel][2], "steps": STEPS[scale]},
         )
         for n in SIZES[scale]
         for kernel in KERNELS

@@ -65,11 +65,7 @@ class Trajectory(NamedTuple):
 
 
 def _predicted(
-    method: str,
-    trained: Trajectory,
-    test: Tensor,
-    train: tuple[Tensor, Tensor],
-    val: tuple[Tensor, Tensor],
+    method: str, trained: Trajectory, test: Tensor, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]
 ) -> Tensor:
     """The integral of the slide by samples, with its precision of 1."""
     snapshots = trained.snapshots

@@ -51,10 +51,7 @@ def run(cell: Cell) -> Outcome:
             "ECE": metrics.ece(inside, test[1]),
             "AUROC far away": metrics.auroc(-inside.amax(1), -proba(far).amax(1)),
         },
-        arrays={
-            "confidence": confidence.tolist(),
-            "points": torch.cat((train[0], train[1][:, None]), 1)[:80].tolist(),
-        },
+        arrays={"confidence": confidence.tolist(), "points": torch.cat((train[0], train[1][:, None]), 1)[:80].tolist()},
     )
 
 

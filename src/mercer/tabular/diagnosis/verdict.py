@@ -131,7 +131,7 @@ def _limits(asked: Problem, best: Reading) -> list[str]:
 def _noise(asked: Problem, best: Reading, p_value: float) -> list[str]:
     found = [
         f"The best of the candidates, {best.name}, explains {_percent(max(best.explained, 0.0))} of the "
-        f"{_labels(asked)} on rows left out; shuffled ones do as well with probability {p_value:.2f}.",
+        f"{_labels(asked)} on rows left out; shuffled ones do as well with probability {p_value:.2f}."
     ]
     return found + _limits(asked, best)[:1] * bool(asked.conflicts)
 

@@ -91,7 +91,7 @@ def world_size() -> int:
 
 
 def expect(ranks: int) -> None:
-    """Refuse to go on unless so many processes work together: a launcher can quietly start one.
+    """Raise an error unless this many processes work together; a launcher may start only one.
 
     >>> expect(1)
     """
@@ -103,7 +103,7 @@ def expect(ranks: int) -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Inside, this rank works for itself: nothing is sent, its rows are all there are."""
+    """In this block the rank works alone: nothing is sent, and its rows are all the rows."""
     token = _alone.set(True)
     try:
         yield
@@ -113,7 +113,7 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def joined(timeout: datetime.timedelta | None = None) -> Iterator[None]:
-    """Under ``torchrun`` the process group for the length of a block, gloo on CPU and nccl on GPU; else nothing."""
+    """Open the process group for this block under ``torchrun`` (gloo on CPU, nccl on GPU); otherwise do nothing."""
     if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -130,7 +130,7 @@ def joined(timeout: datetime.timedelta | None = None) -> Iterator[None]:
 
 
 def shard(n: int) -> slice:
-    """The rows of ``n`` that are this rank's: contiguous, in order of rank, sizes that differ by at most one.
+    """This rank's rows out of ``n``: contiguous, in order of rank, sizes that differ by at most one.
 
     Ranks beyond the rows get an empty slice.
     """
@@ -151,7 +151,7 @@ def global_slice(n: int) -> tuple[slice, int]:
 
 
 def take_rows(rows: Rows, index: Tensor) -> Tensor:  # (n_rank, ...), (m,) -> (m, ...)
-    """Those rows of all ranks, on all ranks: ``gather_rows(rows)[index]``, of which only these are sent.
+    """Chosen rows of all ranks, on all ranks: ``gather_rows(rows)[index]``, but only these are sent.
 
     Args:
         rows: This rank's.
@@ -167,7 +167,7 @@ def take_rows(rows: Rows, index: Tensor) -> Tensor:  # (n_rank, ...), (m,) -> (m
 
 
 def map_rows(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (n, ...) -> (n, ...)
-    """``f(x)`` for rows that all ranks hold and a function of each row by itself: every rank computes its share."""
+    """``f(x)`` for rows that all ranks hold; every rank computes its share. ``f`` must treat each row by itself."""
     return f(x) if world_size() == 1 else gather_rows(f(x[shard(len(x))]))
 
 
@@ -212,7 +212,7 @@ def gather_rows(rows: Tensor) -> Tensor:  # (n_rank, ...) -> (n, ...)
 
 
 def shards(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:  # each (n_rank, ...)
-    """One rank's rows after the other, on all ranks: for sums over all rows that hold one shard more at a time."""
+    """Each rank's rows in turn, on all ranks: for sums over all rows that hold only one more shard at a time."""
     if world_size() == 1:
         yield tensors
         return
@@ -243,7 +243,7 @@ def gather_json(value: Any) -> list[Any]:
 
 
 def shared_generator(generator: torch.Generator | None) -> torch.Generator | None:
-    """One source of randomness: the generator in the state that rank 0's is in; None draws a seed on rank 0."""
+    """The same random generator on all ranks, in the state of rank 0's; None draws a seed on rank 0."""
     if world_size() == 1:
         return generator
     own = torch.Generator().manual_seed(int(torch.randint(2**62, (1,)))) if generator is None else generator

@@ -100,9 +100,9 @@ class DeepEnsemble(Ensemble):
 
     .. math:: p(y | x) = \tfrac1M \sum_i \mathrm{softmax}(g_i(x) / T)_y
 
-    ``fit`` may be left out for a classifier: T is then 1. Of a regression: mean and variance over the
-    networks, and noise. ``logits`` gives mean and covariance of the outputs over the networks; ``sample`` draws
-    networks. Costs M forward passes a row, and M trainings.
+    A classifier works without ``fit``: T is then 1. A regression predicts mean and variance over the
+    networks, plus noise. ``logits`` gives mean and covariance of the outputs over the networks; ``sample`` draws
+    networks. It costs M forward passes for each row, and M trainings.
 
     Args:
         models: The M >= 2 networks.
@@ -112,7 +112,7 @@ class DeepEnsemble(Ensemble):
 
     Attributes:
         temperature_: T.
-        noise_: Variance of the noise, of a regression.
+        noise_: Noise variance (regression only).
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class DeepEnsemble(Ensemble):
             self.temperature_ = self.noise_ = 1.0
 
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
-        """Choose the temperature on validation rows; a regression's noise on them or, without, on training rows."""
+        """Choose the temperature on validation rows; a regression learns its noise there, or else on training rows."""
         self._check_noise_rows(loader, val_loader)
         density = likelihood_named(self.likelihood)
         read = None if loader is None else self._read("loader", loader)

@@ -29,7 +29,7 @@ _LEAST, _MOST = 1e-9, 1e6  # against dividing by a spread of 0
 
 
 class Familiarity(SavedWithoutNetwork):
-    r"""From 0, as familiar as rows can be, to 1, unlike all rows seen; above 0.5 for one in twenty familiar rows.
+    r"""From 0, as familiar as rows can be, to 1, unlike all rows seen. One in twenty familiar rows scores above 0.5.
 
     Three views of a row, all from one forward pass:
 
@@ -44,8 +44,8 @@ class Familiarity(SavedWithoutNetwork):
     how far it lies beyond their 95 % quantile. Their sum is put on the scale of the reference rows: half its rank up to
     the 95 % quantile, which is 0.5, then towards 1.
 
-    A network fits its own training rows closely: fresh rows of the same kind look less familiar than they are. Give
-    ``fit`` validation rows, where there are some, to set the scale.
+    A network fits its training rows closely, so fresh rows of the same kind look less familiar than they are. Pass
+    validation rows to ``fit``, if you have some, to set the scale.
 
     Args:
         model: The trained network; it is run on a copy in ``eval`` mode.
@@ -83,8 +83,8 @@ class Familiarity(SavedWithoutNetwork):
         Args:
             loader: Training rows: a tensor, a pair whose first item counts, or a loader of these; batches may be
                 dictionaries of the network's arguments. With several ranks, each passes its own.
-            val_loader: Familiar rows that the network was not trained on, to set the scale by; without them a quarter
-                of the training rows do.
+            val_loader: Familiar rows that the network was not trained on, to set the scale. None uses a quarter of the
+                training rows.
         """
         where = "Familiarity.fit"
         self.weights_ = weights_of(self.model, [name for name, _ in self.model.named_parameters()])

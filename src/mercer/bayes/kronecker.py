@@ -40,7 +40,7 @@ class KroneckerLaplace(NetworkPosterior):
         generator: Source of randomness of samples.
 
     Attributes:
-        prior_precision_: The number in force.
+        prior_precision_: The value used.
         factors_: Eigenvalues and eigenvectors of A and G, by layer.
     """
 
@@ -62,7 +62,7 @@ class KroneckerLaplace(NetworkPosterior):
         self.prior_precision = prior_precision
 
     def fit(self, loader: Iterable[Any], val_loader: Iterable[Any] | None = None) -> Self:
-        """Sum the factors over the rows; labels have no part in the Gauss-Newton matrix of a classifier."""
+        """Sum the factors over the rows. A classifier's Gauss-Newton matrix does not depend on the labels."""
         where = "KroneckerLaplace.fit"
         if val_loader is None and isinstance(self.prior_precision, str):
             need, fix = "prior_precision='validation' needs a val_loader", "Give one, or a number."

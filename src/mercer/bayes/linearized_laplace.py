@@ -87,10 +87,10 @@ class LinearizedLaplace(NetworkPosterior):
         generator: Source of randomness.
 
     Attributes:
-        prior_precision_: The number in force; of several layers, their geometric mean over the weights.
-        layer_precisions_: With ``"layer_evidence"``, the number of each layer.
+        prior_precision_: The value used; with one for each layer, their geometric mean over the weights.
+        layer_precisions_: The value for each layer, with ``"layer_evidence"``.
         temperature_: T.
-        noise_: Variance of the noise, of a regression.
+        noise_: Noise variance (regression only).
         eigenvalues_: ``(k,)`` of the Gauss-Newton matrix in the directions, descending.
         directions_: Q ``(p, k)``.
         validation_loss_: Log-loss on the validation rows of the network, of the best temperature alone, and of this.
@@ -141,7 +141,7 @@ class LinearizedLaplace(NetworkPosterior):
             loader: Training rows and labels (targets ``(n, c)`` for a regression): a loader or one pair, whose rows
                 may stay in a file (`mercer.modules.open_rows`); batches may be dictionaries of the network's arguments
                 with ``labels``. With several ranks, each passes its own.
-            val_loader: Rows that ``"validation"`` is decided on; not the training ones.
+            val_loader: Rows on which ``"validation"`` decides; not the training rows.
         """
         self.weights_ = weights_of(self.model, self._counted())
         x, y = self._pairs("loader", loader)

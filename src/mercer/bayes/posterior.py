@@ -22,9 +22,9 @@ from .validation import checked_outputs, checked_rows, not_fitted, training_pair
 class Posterior(Savable, ABC):
     """Gaussian outputs of a network, or of several, behind a likelihood.
 
-    A variant writes ``fit`` and ``_moments``; all else is derived. Every public call runs on copies of the networks, so
-    that one posterior can be asked from several threads and the user's networks are never changed. A fit leaves
-    ``temperature_`` (of a classifier, by which outputs are divided) and ``noise_`` (of a regression) behind.
+    A variant writes ``fit`` and ``_moments``; everything else is derived. Every public call runs on copies of the
+    networks: several threads can use one posterior, and the user's networks never change. ``fit`` sets
+    ``temperature_``, which divides a classifier's outputs, and ``noise_``, a regression's noise variance.
 
     Args:
         networks: The user's networks.
@@ -76,12 +76,12 @@ class Posterior(Savable, ABC):
     def logits(
         self, x: Any, *, joint: bool = False, gradients: bool = False
     ) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c, c) or (n, n, c, c)
-        """Mean and covariance of the outputs (of a regression, without the noise).
+        """Mean and covariance of the outputs; a regression's noise is not included.
 
         Args:
             x: Rows; a dictionary of the network's arguments where ``fit`` saw such.
-            joint: Covariances between rows, too.
-            gradients: Let gradients flow back to ``x``; else nothing requires grad.
+            joint: Return covariances between rows as well.
+            gradients: Let gradients flow back to ``x``; otherwise nothing requires grad.
         """
         with torch.set_grad_enabled(gradients):
             rows = self._rows(x, gradients)
@@ -92,7 +92,7 @@ class Posterior(Savable, ABC):
         return checked_outputs(where, mean), checked_outputs(where, covariance)
 
     def predict_proba(self, x: Any, *, gradients: bool = False) -> Tensor:  # (n, ...) -> (n, c)
-        """Class probabilities through the link; of a one-logit network ``(n, 2)``."""
+        """Class probabilities through the link; ``(n, 2)`` for a network with one logit."""
         density = self._likelihood
         if not isinstance(density, Softmax):
             fix = "Use predict, which gives mean and variance."

@@ -14,12 +14,12 @@ from ..modules import unwrap
 
 
 class Snapshots:
-    """Copies of a network as it is trained: call it where one should be kept.
+    """Copies of a network during training. Call it whenever a copy should be kept.
 
     Args:
         model: The network in training.
-        every: Keep a copy at every so-many-th call.
-        most: Keep the last so many; None keeps all.
+        every: Keep a copy at every call (1), every second call (2), and so on.
+        most: Number of copies to keep, the latest ones; None keeps all.
     """
 
     def __init__(self, model: nn.Module, *, every: int = 1, most: int | None = None) -> None:
@@ -41,8 +41,7 @@ class Snapshots:
         """Stochastic weight averaging: one network with the mean of the weights.
 
         Args:
-            loader: Training batches, on which statistics of batch normalisation are computed again; without, they are
-                averaged as the weights are.
+            loader: Training batches, to recompute the statistics of batch normalisation; None averages those, too.
         """
         if not self.models:
             raise RuntimeError(checks.sentence("Snapshots", "at least one copy must have been kept", "none"))

@@ -49,7 +49,7 @@ class SWAG(Ensemble):
         self.temperature_ = 1.0
 
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
-        """Look at the rows and take their shape as that of rows to come; nothing is learned."""
+        """Read the shape of the rows; nothing is learned."""
         for name, rows in (("loader", loader), ("val_loader", val_loader)):
             if rows is not None:
                 self._read(name, rows)

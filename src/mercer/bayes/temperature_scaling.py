@@ -21,8 +21,8 @@ from .validation import checked_outputs, fitting_rows
 class TemperatureScaling(NetworkPosterior):
     r"""Probabilities :math:`\mathrm{softmax}(g(x) / T)` with T of least log-loss (Guo et al. 2017).
 
-    One forward pass a row; labels are the network's own. Nothing is said about single rows: all covariances are 0. Of a
-    regression the same number is the variance of the noise.
+    It costs one forward pass for each row and keeps the network's labels. It says nothing about single rows: all
+    covariances are 0. For a regression the same number is the noise variance.
 
     Args:
         model: The trained network; one output is a logit.
@@ -31,7 +31,7 @@ class TemperatureScaling(NetworkPosterior):
 
     Attributes:
         temperature_: T.
-        noise_: Variance of the noise, of a regression.
+        noise_: Noise variance (regression only).
     """
 
     def __init__(self, model: nn.Module, *, likelihood: str = "classification", batch_size: int = 256) -> None:
@@ -40,7 +40,7 @@ class TemperatureScaling(NetworkPosterior):
     def fit(self, loader: Iterable[Any], val_loader: Iterable[Any] | None = None) -> Self:
         """Choose T on the validation rows, or on the loader's where there are none.
 
-        Rows that the network was trained on ask for too low a T: give others.
+        Use rows that the network was not trained on: its own training rows give too low a T.
         """
         x, y = self._pairs("loader", loader)
         if val_loader is not None:

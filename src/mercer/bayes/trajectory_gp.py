@@ -50,8 +50,8 @@ class TrajectoryGP(Ensemble):
         generator: Source of randomness.
 
     Attributes:
-        precision_: The number in force.
-        noise_: Variance of the noise, of a regression.
+        precision_: The value used.
+        noise_: Noise variance (regression only).
     """
 
     def __init__(

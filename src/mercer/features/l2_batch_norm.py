@@ -22,8 +22,8 @@ class L2BatchNorm(nn.Module):
 
     Args:
         num_features: Size of dimension 1; the mean runs over all other dimensions.
-        momentum: Weight of a batch in the running mean square; the first ``1 / momentum`` batches are averaged
-            evenly, so that no start value is left in it. None averages all batches evenly.
+        momentum: Weight of a batch in the running mean square. The first ``1 / momentum`` batches are averaged
+            evenly, so that no start value remains. None averages all batches evenly.
     """
 
     mean_square: Tensor

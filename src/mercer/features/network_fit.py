@@ -66,7 +66,7 @@ def distill(
 ) -> None:
     r"""Fit a network to functions known on the rows: minimise :math:`\sum_j w_j \, E (f_j(x) - \psi_j(x))^2`.
 
-    Ctrl-C ends the training, not the fit.
+    Ctrl-C ends the training early; the fit still completes.
 
     Args:
         network: ``(n, ...) -> (n, k)`` or ``(n, c, k)``.

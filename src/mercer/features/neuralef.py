@@ -23,7 +23,7 @@ _log = logging.getLogger("mercer")
 
 @dataclass(frozen=True)
 class Training:
-    """How networks are trained; ours where the slides give nothing.
+    """How networks are trained; our choice where the slides give none.
 
     Args:
         steps: Iterations of Algorithm 1.

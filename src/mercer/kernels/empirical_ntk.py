@@ -83,7 +83,7 @@ class EmpiricalNTK(NetworkKernel):
         return self._held
 
     def fit(self, x: Tensor) -> Self:  # (n, ...)
-        """Find the directions of ``"low_rank"`` on these rows; of no effect for the other methods."""
+        """Find the directions of ``"low_rank"`` on these rows. The other methods ignore it."""
         if self.method == "low_rank":
             x = self.prepare("x", x)
             checks.finite("EmpiricalNTK", "x", x)
@@ -110,7 +110,7 @@ class EmpiricalNTK(NetworkKernel):
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, S)
-        r""":math:`\varphi(x)`, :math:`k(x, y) \approx \varphi(x) \varphi(y)^\top`; of ``"exact"``, the Jacobian."""
+        r""":math:`\varphi(x)`, :math:`k(x, y) \approx \varphi(x) \varphi(y)^\top`; for ``"exact"``, the Jacobian."""
         tangents = self._tangents(x)
         if self.method == "exact":
             return torch.cat(tangents.jacobian(x), 2)

@@ -22,8 +22,8 @@ _DIAG_ROWS = 64  # rows of a small Gram matrix whose diagonal is taken
 def from_gpytorch(kernel: gpytorch.kernels.Kernel) -> Kernel:
     """A kernel of gpytorch as one of Mercer: the same values, and the same hyper-parameters, not copies of them.
 
-    It goes where any kernel goes: into a head, ``Nystrom``, ``analyze``, a sum or a product. It has no spectral density
-    (``RandomFourier`` refuses it), and as a part from outside Mercer it is not written by ``mercer.save``: keep its
+    Use it like any kernel: in a head, ``Nystrom``, ``analyze``, a sum or a product. It has no spectral density, so
+    ``RandomFourier`` refuses it. ``mercer.save`` does not write it, because it is not part of Mercer: keep its
     ``state_dict``.
 
     Args:

@@ -42,7 +42,7 @@ class NNGP(Kernel):
         \Sigma^{l} = \sigma_w^2 \, E[\phi(u) \phi(v)] + \sigma_b^2, \quad (u, v) \sim N(0, \Sigma^{l-1}),
 
     and :math:`k = \Sigma^{depth}` (deng2022, slide "The modern kernels": :math:`E_\theta\, g(x) g(y)`). Large Gram
-    matrices are computed in tiles, of a matrix of rows with themselves only the upper triangle, its diagonal exactly.
+    matrices are computed in tiles. With ``y=None`` only the upper triangle is computed, and the diagonal is exact.
 
     Args:
         depth: Hidden layers, at least 1.

@@ -97,7 +97,7 @@ class RadialSeries(Kernel):
         self.alpha = nn.Parameter(self._start())
 
     def reset_parameters(self) -> None:
-        """The coefficients of the start."""
+        """Set the coefficients to their start values."""
         with torch.no_grad():
             self.alpha.copy_(self._start())
 
@@ -106,7 +106,7 @@ class RadialSeries(Kernel):
 
     @property
     def coefficients(self) -> Tensor:  # (order + 3,)
-        r"""The :math:`\alpha` in force, in the paper's order [-2, -1, 0, ..., M]; 0 first while indicators are off."""
+        r"""The :math:`\alpha` in use, in the paper's order [-2, -1, 0, ..., M]; without indicators the first two are 0."""
         active = _activate(self.alpha, self.positivity)
         return torch.cat((active.new_zeros(2), active)) if self.indicators == "off" else active
 
@@ -116,7 +116,7 @@ class RadialSeries(Kernel):
         return TEMPERATURES.get(self.positivity, 1.0)
 
     def fill_dim(self, dim: int) -> None:
-        """Say which sphere the rows are on; changes nothing where that is known."""
+        """Set the dimension of the rows, unless it is known already."""
         if self.dim is None:
             self.dim = checks.integer("RadialSeries", "dim", dim, 2)
             if self.basis == "gegenbauer":

@@ -222,7 +222,7 @@ class RationalQuadratic(_Radial):
 class Periodic(Stationary):
     r"""Periodic kernel :math:`k(x, y) = \exp(-2 \sum_k \sin^2(\pi (x_k - y_k) / p) / \ell_k^2)`.
 
-    It repeats itself in every feature. It is the Gaussian kernel on a circle for each feature, and so positive
+    It repeats in every feature. It is the Gaussian kernel on a circle for each feature, and so positive
     semi-definite for any number of them (scikit-learn's ``ExpSineSquared``, equal for one feature, is not).
 
     Args:

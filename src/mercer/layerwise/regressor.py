@@ -70,8 +70,8 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Add rows, exactly: the ridge afterwards is that of all rows so far.
 
-        The first call, or :meth:`fit`, chooses standardisation, metric, bandwidth, ridge and landmarks, which stay;
-        after :meth:`fit` on few rows all of them are landmarks.
+        The first call, or :meth:`fit`, chooses standardisation, metric, bandwidth, ridge and landmarks; later calls
+        keep them. After :meth:`fit` on few rows all rows are landmarks.
 
         Args:
             X: Rows.

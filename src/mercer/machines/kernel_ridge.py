@@ -94,15 +94,15 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     def fit(self, x: Data, y: Data | None = None) -> Self:
         """Learn from rows ``(n, ...)`` and targets ``(n,)`` or ``(n, c)``, or from a loader of pairs.
 
-        With several ranks, each passes its own rows; attributes are those of all rows.
+        With several ranks, each passes its own rows; the attributes describe all rows.
         """
         return self._learn(x, y, self.solver)
 
     def partial_fit(self, x: Data, y: Data | None = None) -> Self:
         """Add rows, exactly: the weights afterwards are the ridge's of all rows so far.
 
-        The first call chooses kernel, penalty and landmarks, which stay. After an exact :meth:`fit` all rows so far
-        are landmarks. ``loo_`` is None afterwards.
+        The first call chooses kernel, penalty and landmarks; later calls keep them. After an exact :meth:`fit` all rows
+        so far are landmarks. ``loo_`` is None afterwards.
         """
         if not hasattr(self, "weights_"):
             return self._learn(x, y, "landmarks")
@@ -124,9 +124,9 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     def variance(self, x: Data) -> Any:
         r"""Posterior variance over the prior's: :math:`1 - k_x^T (K + \lambda I)^{-1} k_x / k(x, x)`, ``(n,)``.
 
-        In 0..1: 1 far from all rows, near 0 among many of them. 0 where k(x, x) is 0: there f is surely the mean.
-        From landmarks, that of the process with the deterministic training conditional. After ``"eigenpro"``, given
-        2,000 of the rows and a penalty of at least 1e-3 of k(x, x): an upper bound.
+        In 0..1: 1 far from all rows, near 0 among many rows, and 0 where k(x, x) is 0. With landmarks it is the
+        variance of the deterministic training conditional. After ``"eigenpro"`` it is an upper bound, computed from
+        2,000 of the rows and a penalty of at least 1e-3 of k(x, x).
         """
         rows = self._rows_at(x)
         with torch.no_grad():
@@ -139,7 +139,7 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         return self._like(x, rows, (1 - share).clamp(0, 1))
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the kernel and what was learned, in place; rows to add or to predict must be there, too."""
+        """Move the kernel and what was learned to a device, in place. Later rows must be on that device, too."""
         for kernel in (self.kernel, getattr(self, "kernel_", None)):
             if kernel is not None:
                 kernel.to(device)

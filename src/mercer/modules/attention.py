@@ -18,8 +18,8 @@ _settings = contextlib.ExitStack()
 def plain_attention() -> Iterator[None]:
     """Switch torch's fused attention off while the block runs.
 
-    The switches are torch's, and of the whole process: the first thread that enters turns them, the last one that
-    leaves puts them back. Other code meets a slower attention meanwhile, and the same numbers.
+    The switches belong to torch and hold for the whole process: the first thread that enters turns them off, the last
+    one that leaves turns them on. Meanwhile other code gets a slower attention with the same numbers.
     """
     global _inside
     with _lock:

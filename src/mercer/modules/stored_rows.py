@@ -75,9 +75,9 @@ class StoredRows:
         return StoredRows(lambda first, last: f(self._read(first, last)), whole, self._where, part)
 
     def blocks(self, rows: int = 50_000) -> Iterator[Tensor]:
-        """All rows, so many at a time; for ``partial_fit`` and sums of one's own.
+        """All rows in blocks, for ``partial_fit`` or your own sums.
 
-        All ranks get as many blocks, those with fewer rows some empty ones, for all must make the same calls.
+        All ranks get the same number of blocks, because all must make the same calls; some may be empty.
         """
         integer("StoredRows.blocks", "rows", rows, 1)
         longest = max(gather_json(len(self)))

@@ -35,7 +35,7 @@ def analyze(
     dense_rows: int | None = None,
     max_products: int = 1000,
 ) -> Spectrum:
-    r"""Read targets by the spectrum of H: how fast will they be learned, how well will it generalise.
+    r"""Read targets by the spectrum of H: how fast a network learns them, and how well it generalises.
 
     Args:
         kernel: H itself: a kernel of the library such as ``ReLUGram()``. A feature map stands for the
@@ -46,13 +46,13 @@ def analyze(
             targets; H is held and multiplied in shares, so that all ranks must ask the spectrum for the same numbers.
         targets: Floating ``(n,)`` or ``(n, c)``, used as they are; whole-number classes ``(n,)`` become one
             -1/+1 column each (two classes: one column, +1 for the larger), as do names and booleans.
-        k: Eigenvalues wanted; more than n are reduced to n, with a warning unless it is the default.
+        k: Number of eigenvalues; at most n, with a warning if you asked for more.
         floor: A lower bound on the least eigenvalue, where one is known; for ``ReLUGram`` one is proved.
         storage: ``"float64"``, ``"float32"`` or ``"int16"`` tiles of the upper triangle; ``"auto"`` takes the
             finest that fits half of the free memory. The memory is logged before it is taken.
         tolerance: Relative accuracy of ``.complexity``.
-        dense_rows: Up to so many rows the complexity comes from a Cholesky factor; None: while that is the cheaper way.
-        max_products: Most products with H of one Lanczos process.
+        dense_rows: Number of rows up to which the complexity comes from a Cholesky factor; None: while that is cheaper.
+        max_products: Largest number of products with H in one Lanczos process.
 
     Example:
         >>> import torch

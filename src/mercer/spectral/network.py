@@ -120,8 +120,8 @@ def neural_embedding(
 ) -> nn.Module:
     """A first layer trained inside a three-layer network, then frozen: ``x -> unit ReLU features`` (Section 3.2).
 
-    The paper adds a hidden layer of 10,000 units below the two-layer network, trains the three, keeps the first
-    and draws the rest again. How it was trained is not given; here by Adam in mini-batches.
+    The paper adds a hidden layer of 10,000 units below the two-layer network, trains all three layers, keeps the first
+    and draws the rest again. The paper does not say how it trained them; we use Adam in mini-batches.
 
     Args:
         x: Rows to train on, ``(n, d)``: other rows than those to be analysed, or of another domain.

@@ -91,8 +91,8 @@ class Spectrum:
     def complexity(self) -> float:
         r""":math:`\sum_c y_c^T H^{-1} y_c` (spectral2019, Eq. 5-6); ``inf`` where targets are in its null space.
 
-        By the Cholesky factor of H where that is the cheaper way. Else Lanczos runs until what is still to come, by
-        the rate at which the rule grows, is below ``tolerance``; a run that does not get there warns with what is left.
+        By the Cholesky factor of H where that is cheaper. Otherwise Lanczos runs until the estimated rest is below
+        ``tolerance``; a run that stops earlier warns, with the size of the rest.
         """
         if self._dense is not None:
             return self._dense
@@ -143,10 +143,10 @@ class Spectrum:
     def bracket(self) -> tuple[float, float]:
         r"""Certain bounds ``(low, high)`` on the complexity.
 
-        From a Cholesky factor: the value and the worst that rounding can do to it. Else Gauss below, Gauss-Radau above,
-        moved outwards by what the rounding of products and the storage of H can do at worst. Of ``ReLUGram`` the
-        rounding of H itself is counted, too: rows that are nearly equal widen the bracket. ``high`` is ``inf`` unless a
-        floor on the least eigenvalue is known: given, or proved as for ``ReLUGram``.
+        From a Cholesky factor: the value, and the worst effect of rounding. Otherwise the Gauss rule below and the
+        Gauss-Radau rule above, moved outwards by the worst effect of rounded products and of the storage of H. For
+        ``ReLUGram`` the rounding of H itself counts, too: rows that are nearly equal widen the bracket. ``high``
+        is ``inf`` unless a floor on the least eigenvalue is known: given, or proved as for ``ReLUGram``.
         """
         floor = self.floor
         if math.isinf(self.complexity):
@@ -169,7 +169,7 @@ class Spectrum:
 
     @functools.cached_property
     def floor(self) -> float | None:
-        """The lower bound on the least eigenvalue that is known; None where none above 0 is.
+        """The known lower bound on the least eigenvalue; None if none above 0 is known.
 
         Raises:
             ValueError: the floor given is disproved by a Rayleigh quotient below it.
@@ -243,14 +243,14 @@ class Spectrum:
         return curve
 
     def laziness(self, lr: float, steps: int, *, width: int, scale: float) -> float:
-        r"""How far the network leaves the regime the prediction holds in: do not trust the curve above about 1.
+        r"""How far the network leaves the regime of the prediction: do not trust the curve above about 1.
 
         The predicted movement of a weight over its size at the start,
         :math:`\|W(t) - W(0)\|_F / (\kappa \sqrt{m})` with
         :math:`\|W(t) - W(0)\|_F^2 = \sum_i (1 - (1 - \eta \lambda_i)^t)^2 (v_i^T y)^2 / \lambda_i`: units
         whose weight moves by its own size switch on and off, and H moves with them. On MNIST the curve was off by
-        0.1 % at 0.06, 0.6 % at 0.6, 1 % at 1.7 and 17 % at 5.7. A network that starts at u(0) far from 0 is to be
-        predicted from the targets less u(0).
+        0.1 % at 0.06, 0.6 % at 0.6, 1 % at 1.7 and 17 % at 5.7. If the network starts at u(0) far from 0, subtract
+        u(0) from the targets first.
 
         Args:
             lr: :math:`\eta`.
@@ -271,12 +271,12 @@ class Spectrum:
         return math.sqrt(float(self._settled(moved, steps + 1))) / (scale * math.sqrt(width))
 
     def shuffled(self, generator: torch.Generator | None = None) -> Spectrum:
-        """The same H against the same targets in random order: what no structure looks like."""
+        """The same H against the same targets in random order, which have no structure."""
         order = torch.randperm(self._gram.n, generator=generator).to(self._columns.device)
         return self._with(self._columns[order])
 
     def against(self, targets: Tensor) -> Spectrum:
-        """The same H against other targets, floating ``(n,)`` or ``(n, c)``; what was factored is used again."""
+        """The same H against other targets, floating ``(n,)`` or ``(n, c)``; the factorisation is reused."""
         checks.finite("Spectrum.against", "targets", targets)
         columns = targets.detach().double().reshape(len(targets), -1).to(self._columns.device)
         checks.same_length("Spectrum.against", "targets", columns, "H", self._columns)

@@ -89,7 +89,7 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
 
 class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[misc]
-    """Classes from raw columns: numbers, words, dates, holes; stacked kernel machines, no tuning.
+    """Classes from raw columns (numbers, words, dates, missing values), by stacked kernel machines without tuning.
 
     Args:
         random_state: Random seed of folds and subsets.

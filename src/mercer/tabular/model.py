@@ -40,7 +40,7 @@ class TabularModel(Savable):
         familiarity: What ``unfamiliar`` comes from.
         scores: Scores of rows left out, the confusion matrix and reliability bins, or pairs of value and prediction;
             ``beside``, where asked for: those of a linear model and of boosted trees.
-        seconds: What fit took.
+        seconds: Time that ``fit`` took.
         rows: Number of rows learned from.
         notes: Sentences for the user.
         made_with: Versions of Python and the packages.
@@ -108,7 +108,7 @@ class TabularModel(Savable):
     def predict(self, frame: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
         """Columns ``prediction``, ``p_<class>`` for each class or ``low`` and ``high``, and ``unfamiliar`` from 0 to 1.
 
-        What is strange about the rows (categories never seen, columns not needed) is logged as warnings.
+        Unexpected values (categories never seen, columns not needed) are logged as warnings.
 
         Args:
             frame: Rows with the columns of the training table.
@@ -120,7 +120,7 @@ class TabularModel(Savable):
         return answer
 
     def predict_with_surprises(self, frame: pd.DataFrame, *, level: float = LEVEL) -> tuple[pd.DataFrame, Counter[str]]:
-        """The same, with what is strange counted: sentence -> rows."""
+        """The same, with a count of unexpected values: sentence -> rows."""
         self._check_fitted()
         frame = as_pandas("TabularModel", frame)
         found = self.preparation.prepare(frame)
@@ -145,7 +145,7 @@ class TabularModel(Savable):
     def explain(self) -> pd.DataFrame:
         """How much each column moves the prediction: ``weight``, shares of 1, the largest first.
 
-        ``correlated`` names the columns that say nearly the same: of these, any may carry the weight.
+        ``correlated`` names columns that say nearly the same; any of them may carry the weight.
         """
         from .effects import correlated
         from .importance import column_weights

@@ -29,7 +29,7 @@ _ID = re.compile(r"(^|[_\W])(id|uuid|guid|key|rownum|rowid|index)$|[a-z]I[dD]$|^
 
 @dataclass(frozen=True)
 class Column(Savable):
-    """One column of the user's table.
+    """One column of a table.
 
     Attributes:
         name: As in the table.

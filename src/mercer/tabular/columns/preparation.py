@@ -61,7 +61,7 @@ class Preparation(Savable):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of the columns."""
+        """What the user should know about the columns."""
         return [note for column in self._fitted() for note in column.notes]
 
     @property
@@ -81,7 +81,7 @@ class Preparation(Savable):
         return self
 
     def transform(self, frame: pd.DataFrame) -> Tensor:
-        """The table as float64 ``(n, d)``; what surprises is logged as warnings."""
+        """The table as float64 ``(n, d)``; unexpected values are logged as warnings."""
         found = self.prepare(frame)
         for what, rows in found.surprises.items():
             _log.warning("%s (%d rows)", what, rows)

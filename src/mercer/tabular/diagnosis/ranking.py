@@ -116,7 +116,7 @@ class Diagnosis:
         rows: Rows that were read by the kernels.
         features: Columns of the prepared table.
         columns: What was done with each column.
-        notes: What the reader should know of the data.
+        notes: What the reader should know about the data.
         readings: The table, the most promising first.
         eigen: Eigenvalues and projections of the first few, by name.
         shuffled_shares: The cumulated share of the labels in random order, for the first.

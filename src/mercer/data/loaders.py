@@ -92,7 +92,7 @@ def load(
 
 
 def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str, Tensor]:
-    """State of a ResNet-20 (shortcuts without weights) trained on CIFAR-10: parameter name -> tensor.
+    """Weights of a ResNet-20 (shortcuts without weights) trained on CIFAR-10: parameter name -> tensor.
 
     Its inputs are ``(x - [.485, .456, .406]) / [.229, .224, .225]`` for x in [0, 1]. It has seen the labels of
     CIFAR-10's training part: no unsupervised encoder for that set.

@@ -64,9 +64,8 @@ def adversarial(n: int = 80, d: int = 2, *, gap: float = 0.01, fold: int | None 
     """Pairs of near-identical rows with opposite labels: a row's nearest neighbour is its twin, of the other class.
 
     The first row of a pair is uniform in [-1, 1]^d, the second lies at distance ``gap`` in a random direction, and a
-    coin decides which of them is class 0. A smooth function cannot fit it, and a row whose twin is in the training part
-    is drawn to the wrong label: scores below 0.5 on the test part are expected. Two pairs may by chance lie closer than
-    ``gap``; nothing keeps them apart.
+    coin decides which of them is class 0. A smooth function cannot fit it, and a twin in the training part pulls a row
+    to the wrong label: expect scores below 0.5 on the test part. Two pairs may by chance lie closer than ``gap``.
 
     Args:
         n: rows in all, even.

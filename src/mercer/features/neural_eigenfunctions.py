@@ -55,7 +55,7 @@ class NeuralEigenfunctions(FeatureMap):
 
     With ``ritz`` the functions are then the best ones in the span of the network's hidden features (of the landmarks
     asked for): Rayleigh-Ritz on at most 8,192 rows. Without it a method's own outputs are used, at mean square 1.
-    Where the kernel has rank below k, the surplus eigenvalues and functions are 0, and one warning says so.
+    If the kernel's rank is below k, the surplus eigenvalues and functions are 0, with one warning.
 
     Args:
         kernel: k. A matrix-valued one (``outputs="full"``) has eigenfunctions with c outputs, ``(n, c, k)``.

@@ -26,7 +26,7 @@ class Nystrom(FeatureMap):
 
     Eigenvalues of K(z, z) below ``m * eps`` of the largest (eps of the data's dtype) are rounding noise that
     :math:`K(z, z)^{-1/2}` would blow up. They are dropped: ``rank`` says how many features are left, the surplus
-    columns are 0, and one warning says so.
+    columns are 0, with one warning.
 
     Args:
         kernel: The kernel k. With ``Precomputed`` the rows are indices.

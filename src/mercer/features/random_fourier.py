@@ -85,8 +85,8 @@ class PositiveRandomFeatures(FeatureMap):
     .. math:: \varphi(x) = \frac{e^{-\|x\|^2 / 2}}{\sqrt m} \, (e^{\omega_1 x}, \dots, e^{\omega_m x}), \quad
         \omega \sim N(0, I).
 
-    Every feature is above 0, so that sums of them can be divided by (attention); the variance grows with
-    :math:`e^{\|x + y\|^2}`: for rows of norm above 2, scale them down first.
+    Every feature is above 0, so that attention can divide by sums of them. The variance grows with
+    :math:`e^{\|x + y\|^2}`: scale rows of norm above 2 down first.
 
     Args:
         m: Number of features.

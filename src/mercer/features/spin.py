@@ -35,8 +35,8 @@ class SpectralInference(FeatureMap):
 
     with moving averages of :math:`\Sigma` and of :math:`J_\Sigma` (deng2022, slide "A closely related work"; Pfau et
     al. 2018). Both derivatives are of the right factor only, :math:`J_\Sigma = E[u \, \partial_w u^\top]`: with that
-    and the mask, function j sees those before it, never those behind. :math:`J_\Sigma` is k x k for each weight, which
-    is SpIN's cost.
+    and the mask, function j sees those before it, never those after it. :math:`J_\Sigma` is k x k for each weight: that
+    is the cost of SpIN.
 
     Args:
         kernel: k, with one number for each pair.

@@ -106,7 +106,7 @@ class RadialSeries(Kernel):
 
     @property
     def coefficients(self) -> Tensor:  # (order + 3,)
-        r"""The :math:`\alpha` in use, in the paper's order [-2, -1, 0, ..., M]; without indicators the first two are 0."""
+        r"""The :math:`\alpha` in the paper's order [-2, -1, 0, ..., M]; without indicators the first two are 0."""
         active = _activate(self.alpha, self.positivity)
         return torch.cat((active.new_zeros(2), active)) if self.indicators == "off" else active
 

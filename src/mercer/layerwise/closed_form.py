@@ -67,7 +67,7 @@ class ClosedFormLayer(ChainLayer):
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers with their records, and what the training rows became.
+    """Layers with their records, and the outputs of the training rows.
 
     Attributes:
         layers: Modules, to be applied one after the other.

@@ -257,7 +257,7 @@ class KernelClassifier(Savable, nn.Module):
         """Put the weights where the classes are: the mean direction, or k-means directions for several prototypes.
 
         Shared units go to k-means directions of all rows. With ``prototypes="auto"`` the number of weights is chosen
-        here: call it before you make the optimizer. A class that has no row keeps its weights, and a warning says so.
+        here: call it before you make the optimizer. A class without rows keeps its weights, with a warning.
         With several ranks, each passes its own rows.
 
         Args:

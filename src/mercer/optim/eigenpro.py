@@ -39,17 +39,17 @@ class EigenProSGD(ListeningOptimizer):
     squared norm of a preconditioned row, and the rate is :math:`\eta = m / (\beta + (m - 1) \lambda_{k+1})` (Ma,
     Bassily and Belkin 2018, Theorem 4; the preconditioner of Ma and Belkin 2017). Made for a read-out on
     fixed features, where it needs no tuning; the loss should have curvature of at most 1 in its logits, as
-    cross-entropy and half the squared error have. Where the features change, the rate is at most what the latest batch
-    bears.
+    cross-entropy and half the squared error have. If the features change, the rate is at most what the latest batch
+    allows.
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: ``"auto"`` for the rate above (the groups' ``lr`` is then a factor, 1, that schedulers may change), or a
-            number in its place.
+        lr: A number, or ``"auto"`` for the rate above; the groups' ``lr`` is then a factor, 1, that schedulers may
+            change.
         model: Where the features are seen, plain or wrapped in DDP.
-        layers: The last linear layer, or all linear and 2-d convolutional ones, each with its own eigensystem. The rate
-            is then the read-out's; the others' outputs move, relative to their size, as far as the logits, and never by
-            more than a tenth, for no rate is known to be safe below a read-out.
+        layers: The last linear layer, or all linear and 2-d convolutional layers, each with its own eigensystem. The
+            rate is then the read-out's. The outputs of the other layers move, relative to their size, as far as the
+            logits, but at most by a tenth: no rate is known to be safe below a read-out.
         k: Directions to flatten; None chooses as above.
         rest_lr: Rate of SGD steps for all other parameters.
         max_samples: Rows after which the eigensystem is final.

@@ -25,16 +25,16 @@ class ESGD(CheckedOptimizer):
 
     H v needs more than one gradient. Call ``loss.backward(create_graph=opt.due)``, which gives it exactly; or pass
     ``step`` a closure, which is then evaluated once more at a shifted point, with the same random numbers. Under DDP,
-    which refuses ``create_graph``, pass a closure. With a ``GradScaler`` leave unscaling to ``scaler.step(opt)``, which
-    says what the loss was scaled by.
+    which refuses ``create_graph``, pass a closure. With a ``GradScaler``, leave unscaling to ``scaler.step(opt)``: it
+    tells the optimizer the scale of the loss.
 
     Args:
         params: Parameters, named parameters or groups.
         lr: :math:`\eta`.
         damping: :math:`\lambda`.
         update_every: Steps between two estimates; the first step has one.
-        generator: Randomness of v; None draws from the number of the step, so that ranks agree and a resumed run
-            repeats.
+        generator: Randomness of v. None seeds it by the step's number, so that ranks agree and a resumed run repeats
+            itself.
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
         differentiable: Refused.

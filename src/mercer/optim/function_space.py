@@ -39,9 +39,9 @@ class FunctionSpaceSGD(ListeningOptimizer):
     accumulation, loss scaling, frozen parameters and DDP keep their meaning. Layers are chosen at construction;
     parameters of groups added later take SGD steps.
 
-    The read-out, the last linear layer, moves the logits by so much; every other layer's direction is lengthened or
-    shortened so that its outputs move, relative to their size, ``balance`` times as far. Without it the layers of an
-    MLP move too far for its logits and convolutions hardly at all. A network of one layer is not changed by this.
+    Every layer but the read-out gets a direction of such a length that its outputs move, relative to their size,
+    ``balance`` times as far as the logits. Without this the layers of an MLP move too far, and convolutions hardly
+    move. It does not change a network of one layer.
 
     Args:
         params: Parameters, named parameters or groups.
@@ -53,12 +53,12 @@ class FunctionSpaceSGD(ListeningOptimizer):
         nesterov: Nesterov's momentum.
         weight_decay: Apart from the gradient, as in AdamW.
         ema: Memory of the moment, bias-corrected; 0 uses the latest batch alone and solves on the smaller side.
-        update_every: Steps between two moments; before, steps 0, 1, 2, 4, ... have one.
+        update_every: Steps between two moments; at the start, steps 0, 1, 2, 4, ... have one.
         output_factor: Precondition at the layer's output as well, by the moment of D with unit mean diagonal (K-FAC
             with the empirical Fisher).
         graft: Give each layer's direction the norm of its gradient (``"sgd"``).
-        balance: How far the outputs of other layers move where the logits move by 1, relative to their size; averaged
-            over steps, so that every step stays linear in the gradient. None leaves every layer the length it has.
+        balance: How far the outputs of other layers move, relative to their size, when the logits move by 1. It is
+            averaged over steps, so that every step stays linear in the gradient. None changes no length.
         max_change: Shorten a layer's step so that its outputs move by at most this, in root mean square over rows
             and outputs. ``"auto"`` is a tenth of their size, three times the read-out's (at least 3), and a tenth of
             the size of parameters that take SGD steps; None is no bound.
@@ -68,7 +68,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
             follows ours in proportion.
         exclude: Names of layers, or of modules that hold them, to leave with the remaining parameters.
         max_width: A layer with more columns uses the latest batch alone, on the dual side: memory n d, not d^2.
-        max_rows: Patches of a convolution used for a moment, about; every sample gives as many.
+        max_rows: Approximate number of a convolution's patches used for a moment; every sample gives as many.
         rank_tolerance: Directions whose eigenvalue is at most this times :math:`\lambda + \rho` are treated alike,
             with :math:`\rho` their mean; the state's ``error`` bounds what that changes. 0 inverts the whole moment, as
             do layers where more than half of the directions are above.

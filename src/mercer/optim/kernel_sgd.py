@@ -44,9 +44,9 @@ class KernelSGD(ListeningOptimizer):
         pad: What the inverse is padded with where m is below the columns of W: zeros as in the paper, or the
             identity, which leaves those columns to SGD.
         cutoff: None inverts H, as the paper does. A number always takes the pseudo-inverse in which eigenvalues below
-            ``cutoff`` times the largest count as 0: no step is then longer than 1 / cutoff times that in the leading
-            direction, and for a small gamma this, not gamma, sets it.
-        cache: Keep the inverse of every batch met, for loaders with fixed batches: n m numbers (`cached_bytes`).
+            ``cutoff`` times the largest count as 0. This bounds the step at 1 / cutoff times that in the leading
+            direction; for a small gamma the cutoff, not gamma, decides.
+        cache: Keep the inverse of every batch, for loaders with fixed batches; takes n m numbers (`cached_bytes`).
         inputs: What the kernel sees of the model's first input, ``(m, d)``; None flattens it. Texts need one.
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
@@ -157,8 +157,8 @@ class RandomPSD:
 def kernel_inverse(kernel: Gram, x: Tensor, cutoff: float | None = None) -> Tensor:  # (m, d) -> (m, m)
     r"""Inverse :math:`H^{-1}` of the kernel matrix of the rows of x, in float64.
 
-    Where H is singular, that is where its condition number is above :math:`1 / (m \varepsilon)`, the pseudo-inverse
-    :math:`H^{+}`: eigenvalues of at most :math:`m \varepsilon` times the largest count as 0.
+    If H is singular (condition number above :math:`1 / (m \varepsilon)`), this is the pseudo-inverse :math:`H^{+}`:
+    eigenvalues of at most :math:`m \varepsilon` times the largest count as 0.
 
     Args:
         kernel: k, or any callable ``(m, d) -> (m, m)``.
@@ -200,7 +200,7 @@ def reshaped(inverse: Tensor, columns: int, pad: str = "zeros") -> Tensor:  # (m
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Memory of an optimizer's tensors beyond the parameters: its state and, of Kernel SGD, the cached inverses."""
+    """Memory of an optimizer's tensors without the parameters: its state and, for Kernel SGD, cached inverses."""
     held = int(getattr(optimizer, "cached_bytes", 0))
     return held + sum(_bytes(value) for state in optimizer.state.values() for value in state.values())
 

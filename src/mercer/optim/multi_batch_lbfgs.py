@@ -22,8 +22,8 @@ class MultiBatchLBFGS(CheckedOptimizer):
     batch S and the next: differences of gradients on different samples are noise, not curvature (Berahas et al.
     2016, Algorithm 1). A pair enters only if :math:`y^\top s > \epsilon \|s\|^2`.
 
-    ``step(closure)`` evaluates the loss of the batch; ``step(closure, overlap)`` has y from the loss of the overlap
-    alone, at the cost of two passes over it, else the whole batch is the overlap, for one pass more.
+    ``step(closure, overlap)`` computes y on the overlap alone, in two more passes over it. ``step(closure)`` takes the
+    whole batch as the overlap, in one more pass.
 
     Args:
         params: Parameters, named parameters or groups.

@@ -96,7 +96,7 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
 
     Attributes:
         classes_: The classes, sorted.
-        model_: The :class:`TabularModel` behind.
+        model_: The fitted :class:`TabularModel`.
 
     >>> frame = pd.DataFrame({"x": [0, 1, 2, 3] * 10, "colour": ["red", "blue"] * 20})
     >>> model = TabularClassifier().fit(frame, ["low", "low", "high", "high"] * 10)
@@ -134,7 +134,7 @@ class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
         random_state: Random seed of folds and subsets.
 
     Attributes:
-        model_: The :class:`TabularModel` behind.
+        model_: The fitted :class:`TabularModel`.
 
     >>> frame = pd.DataFrame({"x": range(40), "colour": ["red", "blue"] * 20})
     >>> model = TabularRegressor().fit(frame, [2.5 * i for i in range(40)])

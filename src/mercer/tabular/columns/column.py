@@ -34,9 +34,9 @@ class Column(Savable):
     Attributes:
         name: As in the table.
         kind: ``numeric``, ``categorical``, ``boolean``, ``date``; or, dropped, ``constant``, ``identifier``, ``text``.
-        how: What is done with it.
-        encoder: What does it.
-        notes: Sentences about its values that the user should read.
+        how: How it is used.
+        encoder: What turns it into numbers.
+        notes: Sentences for the user about its values.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Column(Savable):
 
     @property
     def dropped(self) -> bool:
-        """Whether nothing of it is used."""
+        """Whether the column is not used at all."""
         return not self.encoder.features
 
 

@@ -30,7 +30,7 @@ class Target(Savable):
         name: Name of the column.
         task: ``classification`` or ``regression``.
         classes: Its classes, sorted; None for a number.
-        why: The sentence that says how the task was chosen.
+        why: A sentence on how the task was chosen.
     """
 
     name: str

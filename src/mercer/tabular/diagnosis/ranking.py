@@ -105,10 +105,10 @@ class Eigen:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What :func:`diagnose` found.
+    """The result of :func:`diagnose`.
 
     Attributes:
-        target: Name of the column that was to be predicted.
+        target: Name of the column to predict.
         task: ``classification`` or ``regression``.
         why: How the task was chosen.
         classes: Names of the classes; none for regression.
@@ -122,7 +122,7 @@ class Diagnosis:
         shuffled_shares: The cumulated share of the labels in random order, for the first.
         p_value: p-value of the best candidate, by the shuffled labels.
         fit_score: Accuracy or R2 of what ``fit`` makes of these rows, as it would print it; None without columns.
-        verdict: In plain words.
+        verdict: The conclusion in plain words.
         seconds: Time taken.
     """
 
@@ -186,11 +186,11 @@ def diagnose(
         target: Name of the column to predict.
         task: ``auto``, ``classification`` or ``regression``.
         embeddings: By name, arrays ``(n, m)`` with a row for each row of the table.
-        rows: Rows to read at most; of a longer table a random part.
-        random_state: Seed of that part and of the control.
-        source: What the table is called in the advice.
+        rows: Largest number of rows to read, drawn at random from a longer table.
+        random_state: Random seed of those rows and of the control.
+        source: Name of the table in the advice.
         notes: Sentences about the table to pass on.
-        jobs: Candidates read at a time, in threads; worth it where torch itself uses one.
+        jobs: Number of threads, each with a candidate; useful if torch itself uses one thread.
         progress: Called with the name of each candidate before it is read.
 
     >>> frame = pd.DataFrame({"x": [i / 2 for i in range(40)], "z": [0, 1] * 20, "y": ["a"] * 20 + ["b"] * 20})

@@ -29,12 +29,12 @@ def read(
 
     Args:
         path: A csv, tsv, parquet or npz file.
-        rows: Only the first so many.
-        text: Columns of a csv or tsv to be left as they are written.
-        limits: How much the file may ask for.
+        rows: Read only the first ``rows`` rows.
+        text: Columns of a csv or tsv that stay text.
+        limits: Largest sizes that the file may have.
 
     Raises:
-        CorruptData: The file is no such table; the sentence says where.
+        CorruptData: The file is not such a table; the message says where.
     """
     path, kind = _checked(path)
     if rows is not None:
@@ -49,15 +49,15 @@ def read(
 def read_chunks(
     path: str | Path, *, rows: int = 50_000, text: Sequence[str] = (), limits: Limits = _LIMITS
 ) -> Iterator[pd.DataFrame]:
-    """The table in parts of at most ``rows`` rows, numbered on; no more than one part of a csv, tsv or parquet is held.
+    """The table in parts of at most ``rows`` rows, with running row numbers; memory holds one part at a time.
 
     A column's type may differ between parts, as its values do: :class:`~mercer.tabular.Preparation` takes either.
 
     Args:
         path: A csv, tsv, parquet or npz file.
         rows: Rows of a part.
-        text: Columns of a csv or tsv to be left as they are written.
-        limits: How much the file may ask for.
+        text: Columns of a csv or tsv that stay text.
+        limits: Largest sizes that the file may have.
     """
     path, kind = _checked(path)
     checks.integer("read_chunks", "rows", rows, 1)

@@ -78,7 +78,7 @@ def picture(path: Path, out: Path) -> None:
         both.append(scores.rank(axis=1, ascending=less))
     rank = pd.concat(both).mean().sort_values()
     label = f"mean rank of {len(rank)} methods on {sum(map(len, both))} tables, by log loss or R2 (1 is best)"
-    out.write_text(figures.svg(figures.bars({"": rank.to_dict()}, x_label=label)))
+    figures.write_svg(figures.bars({"": rank.to_dict()}, x_label=label), out)
 
 
 if __name__ == "__main__":

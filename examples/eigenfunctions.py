@@ -33,7 +33,7 @@ def main() -> None:
         ax.set(title=f"eigenvalue {float(f.eigenvalues[j]):.3f}", xticks=[], yticks=[])
         ax.grid(False)
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
-    out.write_text(figures.svg(figure))
+    figures.write_svg(figure, out)
     print(out)
 
 

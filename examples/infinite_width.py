@@ -45,7 +45,7 @@ def main() -> None:
         ax.plot(x[:, 0], y, "o", markersize=4, color=figures.LIGHT.ink)
         ax.set(title=name, ylim=(-4, 4))
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
-    out.write_text(figures.svg(figure))
+    figures.write_svg(figure, out)
     print(out)
 
 

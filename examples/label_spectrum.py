@@ -32,7 +32,7 @@ def main() -> None:
     right.set(title="predicted distance to the labels", xlabel="step of gradient descent", yscale="log")
     left.legend(frameon=False, fontsize=8, labelcolor=figures.LIGHT.ink)
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
-    out.write_text(figures.svg(figure))
+    figures.write_svg(figure, out)
     print(out)
 
 

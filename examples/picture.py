@@ -113,8 +113,8 @@ def main() -> None:
             ax.legend(frameon=False, fontsize=8, labelcolor=figures.LIGHT.ink)
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(figures.svg(figure))
     out.with_suffix(".png").write_bytes(figures.png(figure)) if len(sys.argv) > 1 else None
+    figures.write_svg(figure, out)
     print(out)
 
 

@@ -145,7 +145,7 @@ def main() -> None:
     show("kernel network, as fitted", [torch.tensor(network.predict_proba(z_test)).log()], y_test)
     if options.out:
         bins = metrics.calibration(calibrated(runs[0], y_test).softmax(1), y_test, bins=10)
-        options.out.write_text(figures.svg(figures.reliability(*bins)))
+        figures.write_svg(figures.reliability(*bins), options.out)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def main() -> None:
             ax.plot(*rows[y == label].mT, ".", markersize=3)
         ax.set(title=name, xticks=[], yticks=[])
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
-    out.write_text(figures.svg(figure))
+    figures.write_svg(figure, out)
     print(out)
 
 

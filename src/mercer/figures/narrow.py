@@ -32,6 +32,7 @@ def narrow(figure: Figure, width: float = 4.1) -> Figure:
     else:
         old_width, old_height = figure.get_size_inches()
         figure.set_size_inches(width, width * max(0.8, min(1.1, 1.25 * old_height / old_width)))
+        _wrap(shown, width)
     for legend in list(figure.legends):
         handles = {text.get_text(): handle for text, handle in zip(legend.texts, legend.legend_handles, strict=True)}
         legend.remove()
@@ -51,7 +52,7 @@ def _stack(figure: Figure, panels: list[Axes], shown: list[Axes], width: float) 
     across = 2 if len(shown) > 2 and all(map(_is_bare, shown)) else 1
     down = -(-len(shown) // across)
     _name_axes(order, across)
-    _wrap_titles(shown, width / across)
+    _wrap(shown, width / across)
     room = _lay_colour_bar_down(figure, order)
     grid = figure.add_gridspec(down, across)
     for ax in panels:
@@ -113,11 +114,12 @@ def _is_bare(ax: Axes) -> bool:
     return bool(ax.images) or not (len(ax.get_xticks()) or len(ax.get_yticks()))
 
 
-def _wrap_titles(shown: list[Axes], width: float) -> None:
-    for ax in shown:
-        letters = int(width / (LETTER * float(ax.title.get_fontsize()) / 9))
-        lines = [part for line in ax.get_title().split("\n") for part in textwrap.wrap(line, letters) or [""]]
-        ax.title.set_text("\n".join(lines))
+def _wrap(shown: list[Axes], width: float) -> None:
+    """Break titles and labels that are longer than a panel is wide."""
+    for text in (text for ax in shown for text in (ax.title, ax.xaxis.label)):
+        letters = int(width / (LETTER * float(text.get_fontsize()) / 9))
+        lines = [part for line in text.get_text().split("\n") for part in textwrap.wrap(line, letters) or [""]]
+        text.set_text("\n".join(lines))
 
 
 def _lay_colour_bar_down(figure: Figure, panels: list[Axes]) -> float:

@@ -112,7 +112,7 @@ class Curvature:
         self._sweep = partial(_blocks, jacobian, x, q, batch_size)
         room = max(1, _HELD_BYTES // (f.shape[1] * q.shape[1] * f.dtype.itemsize))
         self.stride = -(-len(f) // room) if len(f) else 1
-        held = [psi[_offset(part.start, self.stride) :: self.stride] for part, psi in self._sweep()]
+        held = [psi[-part.start % self.stride :: self.stride] for part, psi in self._sweep()]
         self.psi = torch.cat(held) if held else f.new_zeros(0, f.shape[1], self.k)  # (n / stride, c, k)
 
     def at(self, density: Likelihood, *, every_row: bool = False) -> Tensor:  # -> (k, k), float64
@@ -145,7 +145,3 @@ def _hessians(density: Likelihood, f: Tensor) -> Tensor:  # (n, c) -> (n, c, c)
 def _product(density: Likelihood, f: Tensor, psi: Tensor) -> Tensor:  # (n, c), (n, c, k) -> (k, k)
     product = density.curvature_product(f, psi)
     return (psi.flatten(0, 1).mT @ product.flatten(0, 1)).double()
-
-
-def _offset(start: int, stride: int) -> int:
-    return -start % stride

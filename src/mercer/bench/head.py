@@ -104,11 +104,6 @@ def saved_bytes(head: Callable[[Tensor], Tensor], z: Tensor) -> int:
     return sum(kept.values())
 
 
-def _kept_ratio(held: Data, answer: Tensor) -> float:
-    """What our head keeps for the backward pass, over what the linear layer keeps; the same on every line."""
-    return saved_bytes(held.kernel, held.z) / saved_bytes(held.linear, held.z)
-
-
 def _case(batch: int, width: int, classes: int, allowed: float, *, beat_cosine: bool) -> Case:
     return Case(
         f"forward + backward, batch {batch}, width {width}, {classes} classes",
@@ -119,7 +114,7 @@ def _case(batch: int, width: int, classes: int, allowed: float, *, beat_cosine: 
             "cosine head": Peer(cosine, needs=("torch",), goals={"cpu": 1.0} if beat_cosine else {}),
             "powers by autograd": Peer(powers, needs=("torch",), goals={"cpu": 3.0}),
         },
-        accuracy=_kept_ratio,
+        accuracy=lambda held, _: saved_bytes(held.kernel, held.z) / saved_bytes(held.linear, held.z),
         accuracy_name="kept for backward, ours / nn.Linear's",
         limits={"accuracy": 1.3} if (batch, width, classes) == (128, 512, 1000) else {},
         move=moved,

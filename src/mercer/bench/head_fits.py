@@ -110,18 +110,6 @@ def in_parts(z: Tensor, y: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[Tensor
     return tuple(((z[rows] - mean) / deviation, y[rows]) for rows in pieces)
 
 
-def _linear(rows: Rows) -> nn.Module:
-    return nn.Linear(rows.parts[0][0].shape[1], rows.classes)
-
-
-def _cosine(rows: Rows) -> nn.Module:
-    return CosineClassifier(rows.parts[0][0].shape[1], rows.classes)
-
-
-def _default(rows: Rows) -> nn.Module:
-    return KernelClassifier(rows.parts[0][0].shape[1], rows.classes)
-
-
 def _auto(rows: Rows) -> nn.Module:
     head = KernelClassifier(rows.parts[0][0].shape[1], rows.classes, prototypes="auto")
     return head.init_from(*rows.parts[0], generator=torch.Generator().manual_seed(0))
@@ -139,9 +127,9 @@ def _mlp(rows: Rows) -> nn.Module:
 
 
 HEADS: dict[str, Callable[[Rows], nn.Module]] = {
-    "linear": _linear,
-    "cosine": _cosine,
-    "default": _default,
+    "linear": lambda rows: nn.Linear(rows.parts[0][0].shape[1], rows.classes),
+    "cosine": lambda rows: CosineClassifier(rows.parts[0][0].shape[1], rows.classes),
+    "default": lambda rows: KernelClassifier(rows.parts[0][0].shape[1], rows.classes),
     "auto": _auto,
     "shared": _shared,
     "MLP of equal parameters": _mlp,

@@ -91,7 +91,7 @@ def _measured(areas: tuple[str, ...], repeats: int, threads: int, device: str, o
                 repeats=repeats,
                 threads=threads,
                 device=device,
-                progress=lambda line: report(_said(line)),
+                progress=lambda line: report(f"{line.area}: {line.case}, {line.who}: {line.state}"),
                 record=record,
             )
     except Interrupted as interrupted:
@@ -167,7 +167,3 @@ def _goal(line: Line, measure: str, goal: float) -> str:
     what = f"{measure} ratio" if peer else measure
     reached = "" if got is None else f"; got {number(got, 3)}{unit}"
     return f"goal: {what} {reach} {number(goal, 3)}{unit}{reached}: {style}"
-
-
-def _said(line: Line) -> str:
-    return f"{line.area}: {line.case}, {line.who}: {line.state}"

@@ -236,7 +236,7 @@ def _judge_stacks(z: Tensor, y: Tensor, setting: Setting, task: str, most: int) 
             break
         metrics = learn_metrics(z[learn], y[learn], stacks[-1], setting.multiple, setting.penalty)
         for stack in stacks:
-            seen = _apply(metrics[: len(stack)], z[judge])
+            seen = nn.Sequential(*metrics[: len(stack)])(z[judge])
             losses[stack] += _held_out_loss(seen, y[judge], setting, task) / 2
     return losses
 
@@ -248,7 +248,3 @@ def _held_out_loss(z: Tensor, y: Tensor, setting: Setting, task: str) -> float:
         for share, penalty in ((1.0, setting.penalty), (0.6, setting.penalty / 5))
     ]
     return loss(y, min(fits, key=lambda fit: fit.error).held_out, task)
-
-
-def _apply(metrics: list[MetricLayer], x: Tensor) -> Tensor:
-    return nn.Sequential(*metrics)(x) if metrics else x

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ..distributed import gather_rows, global_slice, take_rows
 from ..kernels import Kernel
 from ..machines import (
-    DualFit,
     KernelRidge,
     LandmarkMachine,
     StackedRidge,
@@ -78,7 +77,7 @@ def fit_stack(z: Tensor, y: Tensor, order: Tensor, kernels: list[Kernel] | None)
         kernels: To choose from; None for all.
     """
     chosen = _carrying(z[order], y[order], kernels)[: _MACHINES if len(z) <= _LARGE else _MACHINES - 1]
-    fits = [(kernel, _on_all(kernel, z, y, penalty)) for kernel, penalty in chosen]
+    fits = [(kernel, tune_penalty(kernel(z), y, penalty)) for kernel, penalty in chosen]
     shares = convex_weights([fit.held_out for _, fit in fits], y, shrink=_SHRINK)
     kept = [(share, *fit) for share, fit in zip(shares.tolist(), fits, strict=True) if share > _LEAST_SHARE]
     total = sum(share for share, _, _ in kept)
@@ -181,10 +180,6 @@ def _carrying(z: Tensor, y: Tensor, kernels: list[Kernel] | None) -> list[tuple[
 def _candidates(z: Tensor) -> list[Kernel]:
     found = candidate_kernels(z)
     return found if z.shape[1] <= _WIDE else found[3:]  # the first three go column by column
-
-
-def _on_all(kernel: Kernel, z: Tensor, y: Tensor, penalty: float) -> DualFit:
-    return tune_penalty(kernel(z), y, penalty)
 
 
 def refined_kernel(z: Tensor, y: Tensor) -> Kernel:

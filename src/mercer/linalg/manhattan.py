@@ -20,7 +20,7 @@ def manhattan_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n
     A second derivative, a forward-mode one or a ``torch.func`` transform holds all n m d differences.
     """
     if torch.compiler.is_compiling() or transformed():  # ONNX has no cdist; a compiler fuses these three
-        return _plain(x, y)
+        return (x[:, None] - y[None]).abs().sum(-1)
     result: Tensor = _Manhattan.apply(x, y)  # type: ignore[no-untyped-call]
     return result
 
@@ -75,10 +75,6 @@ def _codes(x: Tensor, y: Tensor) -> _Codes | None:
         return None
     own = signs if y is x else signs[: len(x)]
     return _Codes(own, signs if y is x else signs[len(x) :], half, least, (~chosen).nonzero()[:, 0])
-
-
-def _plain(x: Tensor, y: Tensor) -> Tensor:
-    return (x[:, None] - y[None]).abs().sum(-1)
 
 
 class _Manhattan(torch.autograd.Function):

@@ -36,7 +36,8 @@ def pictures(section: Section) -> list[Picture]:
         figure = _figure(entry, done)
         if figure is None:
             return []
-        return [Picture(alt, _caption(entry), inline(figure, section.anchor, alt))]
+        caption = f"Ours, for {entry.source}." if entry.source else "Ours."
+        return [Picture(alt, caption, inline(figure, section.anchor, alt))]
     except Exception as error:  # one entry's drawing must not cost the reader the whole page
         _log.warning("%s: the figure could not be drawn", entry.id, exc_info=error)
         return [Picture(alt, "", why=f"{type(error).__name__}: {error}")]
@@ -97,7 +98,3 @@ def _described(done: Sequence[Result]) -> str:
         if curve.get("y")
     ]
     return "; ".join(parts) or "drawn from the numbers below"
-
-
-def _caption(entry: Entry) -> str:
-    return f"Ours, for {entry.source}." if entry.source else "Ours."

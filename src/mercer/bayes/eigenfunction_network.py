@@ -12,13 +12,13 @@ from typing_extensions import override
 from ..features import Training, distill
 from ..linalg import slices
 from ..modules import capture, find_layers, last_linear
-from ..storage import Savable
+from ..storage import SavableModule
 from .network import flat_logits
 
 _ROWS = 2000
 
 
-class EigenfunctionNetwork(Savable, nn.Module):
+class EigenfunctionNetwork(SavableModule):
     r"""The slides' :math:`\hat\psi(x, w)`: a row's embedding in, :math:`\Psi(x)` and :math:`s(x)` out.
 
     :math:`s_i^2` is the diagonal of :math:`K(x, x) - \Psi \Psi^\top`. Two hidden layers; s goes through a softplus:

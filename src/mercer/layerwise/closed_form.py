@@ -3,16 +3,15 @@ r"""The closed-form solver: every layer's weights are sums of kernel embeddings 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
 from ..linalg import block_rows, blockwise
-from ..storage import Savable
+from ..storage import SavableModule
 from .bandwidths import median_distance, most_dependent, walk_down
 from .dependence import class_sums, gaussian
 from .record import LayerRecord, measure_gram
@@ -24,10 +23,8 @@ _GROWTH = 0.01  # growth of H that is worth a layer where H is honest; theorem 1
 _SHRINK = 0.01  # least bandwidth on outputs, as the authors have it
 
 
-class ChainLayer(Savable, nn.Module):
+class ChainLayer(SavableModule):
     """One layer of the poster's chains."""
-
-    __call__: Callable[..., Tensor]
 
     @abstractmethod
     def project(self, r: Tensor) -> Tensor:  # (n, d) -> (n, q)
@@ -51,8 +48,7 @@ class ClosedFormLayer(ChainLayer):
 
     def __init__(self, anchors: Tensor, weights: Tensor, bandwidth: float) -> None:
         super().__init__()
-        self.register_buffer("anchors", anchors)
-        self.register_buffer("weights", weights)
+        self.hold(anchors=anchors, weights=weights)
         self.bandwidth = bandwidth
 
     @override

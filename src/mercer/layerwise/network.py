@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from .. import checks
 from ..kernels import Kernel
 from ..linalg import differentiated
 from ..machines import LandmarkMachine, tiled_product
-from ..storage import Savable
+from ..storage import SavableModule
 from .dependence import gaussian
 
 
-class Indicators(Savable, nn.Module):
+class Indicators(SavableModule):
     """One column for each level of features that take few values; a value never seen gives zeros.
 
     Args:
@@ -28,12 +28,10 @@ class Indicators(Savable, nn.Module):
 
     columns: Tensor
     levels: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(self, columns: Tensor, levels: Tensor) -> None:
         super().__init__()
-        self.register_buffer("columns", columns)
-        self.register_buffer("levels", levels)
+        self.hold(columns=columns, levels=levels)
 
     @classmethod
     def of(cls, x: Tensor, most: int) -> Indicators | None:
@@ -55,7 +53,7 @@ class Indicators(Savable, nn.Module):
         return near.to(self.levels.dtype)
 
 
-class Standardize(Savable, nn.Module):
+class Standardize(SavableModule):
     r""":math:`(x - \mu) / s`, the training rows' statistics.
 
     Args:
@@ -65,12 +63,10 @@ class Standardize(Savable, nn.Module):
 
     mean: Tensor
     scale: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(self, mean: Tensor, scale: Tensor) -> None:
         super().__init__()
-        self.register_buffer("mean", mean)
-        self.register_buffer("scale", scale)
+        self.hold(mean=mean, scale=scale)
 
     @classmethod
     def of(cls, x: Tensor) -> Standardize:
@@ -92,7 +88,7 @@ class Standardize(Savable, nn.Module):
         return (x - self.mean) / self.scale
 
 
-class MetricLayer(Savable, nn.Module):
+class MetricLayer(SavableModule):
     r""":math:`z M^{1/2}`: distances afterwards are :math:`(z - z')^T M (z - z')`.
 
     Args:
@@ -100,21 +96,18 @@ class MetricLayer(Savable, nn.Module):
     """
 
     root: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(self, root: Tensor) -> None:
         super().__init__()
-        self.register_buffer("root", root)
+        self.hold(root=root)
 
     @override
     def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, d)
         return z * self.root if self.root.ndim == 1 else z @ self.root
 
 
-class Ending(Savable, nn.Module):
+class Ending(SavableModule):
     """A last layer that more rows can be put into."""
-
-    __call__: Callable[..., Tensor]
 
     @abstractmethod
     def taken_off(self, before: list[nn.Module]) -> tuple[list[nn.Module], Head]:
@@ -153,9 +146,7 @@ class KernelLayer(Head):
 
     def __init__(self, anchors: Tensor, weights: Tensor, intercept: Tensor, bandwidth: float) -> None:
         super().__init__()
-        self.register_buffer("anchors", anchors)
-        self.register_buffer("weights", weights)
-        self.register_buffer("intercept", intercept)
+        self.hold(anchors=anchors, weights=weights, intercept=intercept)
         self.bandwidth = bandwidth
 
     @override
@@ -197,8 +188,7 @@ class StackLayer(Head):
     ) -> None:
         super().__init__()
         self.kernels = nn.ModuleList(kernels)
-        for name, value in {"shares": shares, "anchors": anchors, "weights": weights, "intercept": intercept}.items():
-            self.register_buffer(name, value)
+        self.hold(shares=shares, anchors=anchors, weights=weights, intercept=intercept)
         self.bandwidth = bandwidth
 
     @override
@@ -239,7 +229,7 @@ class AverageLayer(Ending):
     def __init__(self, branches: Sequence[Sequence[nn.Module]], shares: Tensor) -> None:
         super().__init__()
         self.branches = nn.ModuleList(nn.Sequential(*modules) for modules in branches)
-        self.register_buffer("shares", shares)
+        self.hold(shares=shares)
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
@@ -253,7 +243,7 @@ class AverageLayer(Ending):
         return own, head
 
 
-class LinearLayer(Savable, nn.Module):
+class LinearLayer(SavableModule):
     """``z @ weight + bias``, the ridge head of the poster's solvers.
 
     Args:
@@ -263,19 +253,17 @@ class LinearLayer(Savable, nn.Module):
 
     weight: Tensor
     bias: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
+        self.hold(weight=weight, bias=bias)
 
     @override
     def forward(self, z: Tensor) -> Tensor:  # (n, q) -> (n, c)
         return z @ self.weight + self.bias
 
 
-class KernelNetwork(Savable, nn.Module):
+class KernelNetwork(SavableModule):
     """Layers one after the other, then a scale: class logits, or a regression's predictions.
 
     Args:
@@ -289,7 +277,6 @@ class KernelNetwork(Savable, nn.Module):
 
     scale: Tensor
     shift: Tensor
-    __call__: Callable[..., Tensor]
 
     def __init__(
         self, layers: Sequence[nn.Module], width: int, scale: Tensor, shift: Tensor, floor: float = 0.0
@@ -297,8 +284,7 @@ class KernelNetwork(Savable, nn.Module):
         super().__init__()
         self.width, self.floor = width, floor
         self.layers = nn.ModuleList(layers)
-        self.register_buffer("scale", scale)
-        self.register_buffer("shift", shift)
+        self.hold(scale=scale, shift=shift)
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)

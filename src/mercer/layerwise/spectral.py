@@ -253,9 +253,7 @@ class SpectralLayer(ChainLayer):
 
     def __init__(self, weight: Tensor, frequencies: Tensor, phases: Tensor, centre: Tensor) -> None:
         super().__init__()
-        own = {"weight": weight, "frequencies": frequencies, "phases": phases, "centre": centre}
-        for name, value in own.items():
-            self.register_buffer(name, value)
+        self.hold(weight=weight, frequencies=frequencies, phases=phases, centre=centre)
 
     @override
     def project(self, r: Tensor) -> Tensor:  # (n, d) -> (n, q)

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from ..storage import Savable
+from ..storage import SavableModule
 
 _SHRINK = 1e-4  # of the logits' squares: scores that separate the classes must not make the scale infinite
 _LEAST = 0.01  # scores below it count as it in the logarithm
 
 
-class Calibration(Savable, nn.Module):
+class Calibration(SavableModule):
     r""":math:`p = (1 - c \epsilon) \, \mathrm{softmax}(a s + q \log \max(s, 0.01) + b) + \epsilon`.
 
     Least squares on targets 0 and 1 gives scores that are nearly probabilities, which q = 1 keeps, where a alone would
@@ -36,7 +36,7 @@ class Calibration(Savable, nn.Module):
     def __init__(self, scale: float, bias: Tensor, floor: float, power: float = 0.0) -> None:
         super().__init__()
         self.scale, self.floor, self.power = scale, floor, power
-        self.register_buffer("bias", bias)
+        self.hold(bias=bias)
 
     @classmethod
     def of(

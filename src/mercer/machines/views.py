@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from ..storage import Savable
+from ..storage import SavableModule
 
 _CLIP = 8.0  # deviations at which a value is held: one absurd cell must not outweigh all other columns
 _FEW_VALUES = 3  # columns of so few different values are indicators
@@ -18,7 +18,7 @@ _KNOTS = 256
 _EDGE = 1e-4  # ranks of the least and the largest value
 
 
-class View(Savable, nn.Module):
+class View(SavableModule):
     r"""Columns on one scale, :math:`z_j = w_j \, \mathrm{clip}((g_j(x_j) - m_j) / s_j)`, held within 8 deviations.
 
     :math:`g_j` is the identity, or takes a column with a long tail to the normal distribution by its quantiles.
@@ -43,12 +43,7 @@ class View(Savable, nn.Module):
         self, mean: Tensor, scale: Tensor, weight: Tensor, columns: Tensor, knots: Tensor, normal: Tensor
     ) -> None:
         super().__init__()
-        self.register_buffer("mean", mean)
-        self.register_buffer("scale", scale)
-        self.register_buffer("weight", weight)
-        self.register_buffer("columns", columns)
-        self.register_buffer("knots", knots)
-        self.register_buffer("normal", normal)
+        self.hold(mean=mean, scale=scale, weight=weight, columns=columns, knots=knots, normal=normal)
 
     @classmethod
     def of(cls, x: Tensor, *, straighten: bool = False) -> Self:  # (n, d)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from ..distributed import world_size
 from ..kernels import Cosine, Kernel, RadialSeries, read_out
 from ..linalg import unit_rows
 from ..modules import Data, labelled_rows, rows
-from ..storage import Savable
+from ..storage import SavableModule
 from .before_pooling import masked_mean
 from .old_states import by_length, fill_missing
 from .prototypes import checked_labels, class_directions, prototypes_for
@@ -30,7 +29,7 @@ _FULL = (torch.float32, torch.float64)
 _MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
 
 
-class KernelClassifier(Savable, nn.Module):
+class KernelClassifier(SavableModule):
     r"""Logits of an embedding z by a learned kernel k between it and weights :math:`w_{jp}`, all on the unit sphere.
 
     .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + b_j
@@ -67,7 +66,6 @@ class KernelClassifier(Savable, nn.Module):
     torch.Size([5, 3])
     """
 
-    __call__: Callable[..., Tensor]
     bias: nn.Parameter | None
     log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
     center: nn.Parameter | None  # (d,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import checks
-from ..storage import Savable
+from ..storage import SavableModule
 from .old_states import as_vector
 
 
-class Kervolution2d(Savable, nn.Module):
+class Kervolution2d(SavableModule):
     r"""Responses :math:`k(x_p, w_j)` of every patch :math:`x_p` to every filter :math:`w_j` (Wang et al., 2019).
 
     .. math:: (\langle x_p, w_j \rangle + c)^g \quad \text{or} \quad e^{-\gamma \|x_p - w_j\|^2}
@@ -34,8 +33,6 @@ class Kervolution2d(Savable, nn.Module):
         gamma: Where :math:`\gamma` starts; None for 1 over the length of a patch. Learned as its logarithm.
         learnable: Learn c, or :math:`\gamma`.
     """
-
-    __call__: Callable[..., Tensor]
 
     def __init__(
         self,

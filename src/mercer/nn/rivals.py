@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from .. import checks
 from ..linalg import unit_rows
-from ..storage import Savable
+from ..storage import SavableModule
 from .old_states import as_vector
 
 fx.wrap("unit_rows")  # symbolic traces keep it whole
@@ -19,7 +18,7 @@ fx.wrap("unit_rows")  # symbolic traces keep it whole
 _SMALLEST = 1e-12
 
 
-class CosineClassifier(Savable, nn.Module):
+class CosineClassifier(SavableModule):
     r"""Logits :math:`s \, \langle w_j, z \rangle / (\|w_j\| \|z\|)`: the linear kernel with a learned coefficient.
 
     LIN of jayasumana2021 (Section 6.2); 1 / s is the temperature of its Table 7.
@@ -32,8 +31,6 @@ class CosineClassifier(Savable, nn.Module):
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
     """
-
-    __call__: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -83,7 +80,7 @@ class CosineClassifier(Savable, nn.Module):
         return self.scale.to(cosines.dtype) * cosines
 
 
-class SecondOrderPooling(Savable, nn.Module):
+class SecondOrderPooling(SavableModule):
     r"""A linear classifier on the pooled outer product of the embedding with itself.
 
     .. math:: A = \frac{1}{s} \sum_{\text{places}} z z^T, \quad
@@ -100,8 +97,6 @@ class SecondOrderPooling(Savable, nn.Module):
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
     """
-
-    __call__: Callable[..., Tensor]
 
     def __init__(
         self,

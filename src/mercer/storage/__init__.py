@@ -16,12 +16,13 @@ from .folder import load, read_manifest, save
 from .lines import append_line, mend_lines, read_lines
 from .locking import lock
 from .regular import check_replaceable, open_to_append, open_to_read
-from .savable import Savable
+from .savable import Savable, SavableModule
 from .schema import check_schema
 
 __all__ = [
     "CorruptData",
     "Savable",
+    "SavableModule",
     "append_line",
     "atomic_stream",
     "atomic_write",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 _ARGUMENTS = "_constructor_arguments"
 
@@ -84,6 +84,17 @@ class Savable:
             return
         for name, value in state.items():
             object.__setattr__(self, name, value)
+
+
+class SavableModule(Savable, nn.Module):
+    """A savable module whose call gives a tensor."""
+
+    __call__: Callable[..., Tensor]
+
+    def hold(self, **tensors: Tensor) -> None:
+        """Register each tensor as a buffer of that name."""
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
 
 
 def _signature(cls: type) -> inspect.Signature:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from ..kernels import RBF
 from ..layerwise import KernelNetworkClassifier, KernelNetworkRegressor
 from ..linalg import block_rows, blockwise
-from ..storage import Savable
+from ..storage import Savable, SavableModule
 
 _DRAWN = 300
 
@@ -80,7 +80,7 @@ class NetworkLearner(Savable):
         return {}
 
 
-class NetworkFamiliarity(Savable, nn.Module):
+class NetworkFamiliarity(SavableModule):
     r"""How far a row is from the network's landmarks: :math:`v(z) = 1 - \|k(z)^T R\|^2`, on the scale of left-out rows.
 
     Args:
@@ -96,8 +96,7 @@ class NetworkFamiliarity(Savable, nn.Module):
 
     def __init__(self, landmarks: Tensor, root: Tensor, bandwidth: float, middle: float, tail: float) -> None:
         super().__init__()
-        self.register_buffer("landmarks", landmarks)
-        self.register_buffer("root", root)
+        self.hold(landmarks=landmarks, root=root)
         self.bandwidth, self.middle, self.tail = bandwidth, middle, tail
         self._kernel = RBF(1 / (2 * bandwidth**2))
 

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from .. import checks, data
 
 Convolution = Callable[[int, int, int], nn.Module]  # channels in, channels out, stride
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
+
+
+class Backbone(nn.Module):
+    """An embedding and a linear head on it; a variant writes ``features``."""
+
+    embedding_size: int
+    linear: nn.Module
+
+    @abstractmethod
+    def features(self, x: Tensor) -> Tensor:
+        """The embedding that the head sees."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # -> (n, c)
+        logits: Tensor = self.linear(self.features(x))
+        return logits
 
 
 class _ResidualBlock(nn.Module):
@@ -36,7 +54,7 @@ class _ResidualBlock(nn.Module):
         return out
 
 
-class CifarResNet(nn.Module):
+class CifarResNet(Backbone):
     """ResNet-8 .. ResNet-56 (He et al., 2016, Section 4.2) for pictures of 32 x 32.
 
     Widths 16, 32, 64, shortcuts without weights.
@@ -72,16 +90,11 @@ class CifarResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
 
+    @override
     def features(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, 4 width)
-        """The embedding that the head sees."""
         x = self.relu(self.bn1(self.conv1(x)))
         pooled: Tensor = self.pool(self.layer3(self.layer2(self.layer1(x))))
         return pooled
-
-    def forward(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, c)
-        """Logits."""
-        logits: Tensor = self.linear(self.features(x))
-        return logits
 
 
 def _convolution(width_in: int, width: int, stride: int) -> nn.Module:
@@ -117,7 +130,7 @@ class _DenseLayer(nn.Module):
         return torch.cat((x, self.conv(F.relu(self.bn(x)))), 1)
 
 
-class DenseNet(nn.Module):
+class DenseNet(Backbone):
     """DenseNet-40-12 (Huang et al., 2017) for CIFAR: three blocks of densely connected layers with pooling in between.
 
     Args:
@@ -149,21 +162,16 @@ class DenseNet(nn.Module):
         self.pool: nn.Module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.linear = nn.Linear(channels, num_classes)
 
+    @override
     def features(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, channels)
-        """The embedding that the head sees."""
         pooled: Tensor = self.pool(self.relu(self.body(x)))
         return pooled
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        logits: Tensor = self.linear(self.features(x))
-        return logits
 
 
 _PLAN = (1, 1, 0, 2, 2, 0, 4, 4, 4, 0, 8, 8, 8, 0, 8, 8, 8, 0)  # widths over the first one; 0 halves the picture
 
 
-class Vgg16(nn.Module):
+class Vgg16(Backbone):
     """VGG-16 for CIFAR (jayasumana2021, Appendix D.1).
 
     Thirteen convolutions with batch normalisation, one hidden layer, a linear head.
@@ -193,18 +201,13 @@ class Vgg16(nn.Module):
         self.relu = nn.ReLU()
         self.linear = nn.Linear(hidden, num_classes)
 
+    @override
     def features(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, hidden)
-        """The embedding that the head sees."""
         embedding: Tensor = self.relu(self.body(x))
         return embedding
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        logits: Tensor = self.linear(self.features(x))
-        return logits
 
-
-class LeNet5(nn.Module):
+class LeNet5(Backbone):
     """LeNet-5 (LeCun et al., 1998) with ReLU and max pooling.
 
     Two convolutions of 5 x 5 with 6 and 16 filters, hidden layers of 120 and 84, a linear head.
@@ -225,18 +228,13 @@ class LeNet5(nn.Module):
         self.relu = nn.ReLU()
         self.linear = nn.Linear(84, num_classes)
 
+    @override
     def features(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, 84)
-        """The embedding that the head sees."""
         embedding: Tensor = self.relu(self.body(x))
         return embedding
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        logits: Tensor = self.linear(self.features(x))
-        return logits
 
-
-class SmallTransformer(nn.Module):
+class SmallTransformer(Backbone):
     """A small encoder read at its first token, as BERT is.
 
     Token and place embeddings, encoder layers, the first token's state through tanh, a linear head.
@@ -271,13 +269,8 @@ class SmallTransformer(nn.Module):
         self.pooler = nn.Sequential(nn.Linear(width, width), nn.Tanh())
         self.linear = nn.Linear(width, num_classes)
 
-    def features(self, ids: Tensor) -> Tensor:  # (n, tokens) -> (n, width)
-        """The embedding that the head sees."""
-        states = self.encoder(self.tokens(ids) + self.places[: ids.shape[1]], src_key_padding_mask=ids == 0)
+    @override
+    def features(self, x: Tensor) -> Tensor:  # (n, tokens) -> (n, width)
+        states = self.encoder(self.tokens(x) + self.places[: x.shape[1]], src_key_padding_mask=x == 0)
         pooled: Tensor = self.pooler(states[:, 0])
         return pooled
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits."""
-        logits: Tensor = self.linear(self.features(ids))
-        return logits

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ... import checks
 from ...kernels import RBF, Linear, Polynomial, RadialSeries, Scaled, Sum
@@ -127,3 +130,28 @@ def build(network: str, head: str, num_classes: int, *, rectify: bool = False, o
     if head == "SOP" and isinstance(model, CifarResNet | DenseNet):
         model.pool = nn.Identity()
     return model
+
+
+def train_head(
+    head: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    *,
+    lr: float,
+    epochs: int,
+    batch: int,
+    generator: torch.Generator,
+) -> None:
+    """Cross-entropy in mini-batches with a one-cycle rate."""
+    steps = epochs * math.ceil(len(x) / batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x), generator=generator).split(batch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(head(x[rows]), y[rows])
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        if not math.isfinite(loss.item()):
+            raise FloatingPointError(f"loss became {loss.item()}")

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ... import figures
 from ...data import Sphere, sphere
@@ -16,6 +15,7 @@ from ...nn import KernelClassifier
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
+from .heads import train_head
 
 _BAYES = "Bayes optimal"
 _SIZES: dict[str, dict[str, Any]] = {
@@ -62,20 +62,11 @@ def _fit(name: str, drawn: Sphere, cell: Cell) -> nn.Module:
     head = _head(name)
     if isinstance(head, KernelClassifier) and head.prototypes > 1:
         head.init_from(drawn.x_train, drawn.y_train, generator=generator)
-    x, y, batch = drawn.x_train.to(cell.device), drawn.y_train.to(cell.device), settings["batch"]
+    x, y = drawn.x_train.to(cell.device), drawn.y_train.to(cell.device)
     head.to(cell.device)
     optimizer = torch.optim.Adam(head.parameters(), settings["lr"])
-    steps = settings["epochs"] * math.ceil(len(x) / batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings["lr"], total_steps=steps, pct_start=0.1)
-    for _ in range(settings["epochs"]):
-        for rows in torch.randperm(len(x), generator=generator).split(batch):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(head(x[rows]), y[rows])
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        if not math.isfinite(loss.item()):
-            raise FloatingPointError(f"loss became {loss.item()}")
+    plan = {name: settings[name] for name in ("lr", "epochs", "batch")}
+    train_head(head, optimizer, x, y, **plan, generator=generator)
     return head.cpu()
 
 

@@ -8,14 +8,12 @@ Every head has the best of four rates on rows held out of the training part.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ... import data
 from ...data.sources import SOURCES, data_folder, locate
@@ -26,7 +24,7 @@ from ...storage import read_npz
 from ..backbones import published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .heads import make_head
+from .heads import make_head, train_head
 from .trained import cifar
 
 _MERCER, _DEFAULT = "Mercer's head", "Mercer's default head"
@@ -124,18 +122,7 @@ def fit_head(
     head.to(device)
     scaled, y = scaled.to(device), y.to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=_DECAY)
-    steps = epochs * math.ceil(len(z) / batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(z), generator=generator).split(batch):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(head(scaled[rows]), y[rows])
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        if not math.isfinite(loss.item()):
-            raise FloatingPointError(f"loss became {loss.item()}")
-
+    train_head(head, optimizer, scaled, y, lr=lr, epochs=epochs, batch=batch, generator=generator)
     head.cpu()
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import nn
 
 from mercer import data
 from mercer.bench.head_fits import HEADS, Rows, picture_embeddings, scores
-from mercer.experiments.backbones import CifarResNet
+from mercer.data import CifarResNet
 from mercer.nn import KernelClassifier, SecondOrderPooling
 
 UNITS, HIDDEN = 270, 285  # of shared units and of an MLP of their size

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from mercer import data, metrics
 from mercer.bayes import Familiarity, LinearizedLaplace, TemperatureScaling
-from mercer.experiments.backbones import CifarResNet
+from mercer.data import CifarResNet
 
 MEAN = torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).reshape(1, 3, 1, 1)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mercer import data, metrics
-from mercer.experiments.backbones import CifarResNet
+from mercer.data import CifarResNet
 from mercer.nn import KernelClassifier, SecondOrderPooling, kernelize
 
 CLASSES = 100

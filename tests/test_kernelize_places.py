@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from mercer.experiments.backbones import CifarResNet, SmallTransformer
+from mercer.data import CifarResNet
+from mercer.experiments.backbones import SmallTransformer
 from mercer.modules import private_copy
 from mercer.nn import CosineClassifier, KernelClassifier, SecondOrderPooling, kernelize
 

@@ -31,7 +31,6 @@ _MACHINERY = {
     "optim_fits",
     "picture",
     "record",
-    "resnet20",
     "table_rivals",
     "timing",
 }

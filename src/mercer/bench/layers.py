@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data import load
+from ..data import load, normalised, published_resnet20
 from ..kernels.functionals import cka
 from ..modules import capture
 from ..spectral import layers
-from .resnet20 import trained_resnet20
 from .timing import Case, Peer
 
 BLOCKS = ["conv1", *(f"layer{stage}.{block}" for stage in (1, 2, 3) for block in (0, 1, 2))]
-_MEAN, _SPREAD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
 @dataclass(frozen=True)
@@ -32,19 +30,15 @@ class Probed:
 
 
 def _probed(name: str) -> Probed:
-    model = trained_resnet20()
+    model = published_resnet20().eval()
     if name == "cifar10":  # the network has seen the training part
         held = load(name, rows=(1, 5000))
         x, y, new = held.x_test[:2000], held.y_test[:2000], (held.x_test[2000:], held.y_test[2000:])
     else:
         held = load(name)
         x, y, new = held.x_train, held.y_train, (held.x_test, held.y_test)
-    x, new = _standard(x), (_standard(new[0]), new[1])
+    x, new = normalised(x), (normalised(new[0]), new[1])
     return Probed(model, x, y, new, _probe_scores(model, x, y, new))
-
-
-def _standard(x: Tensor) -> Tensor:
-    return (x - _MEAN[:, None, None]) / _SPREAD[:, None, None]
 
 
 def _pooled(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -3,12 +3,14 @@
 from ..storage import CorruptData
 from . import sources
 from .loaders import available, how_to_get, load, names, resnet20_weights
+from .resnet import CifarResNet, normalised, published_resnet20
 from .sources import MissingData
 from .sphere import Sphere, sphere
 from .splits import Dataset, Split, stratified_folds, stratified_split
 from .synthetic import adversarial, random_labels, spiral
 
 __all__ = [
+    "CifarResNet",
     "CorruptData",
     "Dataset",
     "MissingData",
@@ -19,6 +21,8 @@ __all__ = [
     "how_to_get",
     "load",
     "names",
+    "normalised",
+    "published_resnet20",
     "random_labels",
     "resnet20_weights",
     "sources",

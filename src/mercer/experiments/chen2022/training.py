@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...data import CifarResNet
 from ...metrics import accuracy
 from ...optim import state_bytes
-from ..backbones import CifarResNet
 from .optimizers import KERNEL_SGD, Choice, advance, make, tries
 from .sets import Rows, bag_of_words, rows_of
 

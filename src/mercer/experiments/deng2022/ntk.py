@@ -7,10 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import figures
-from ...data import load
+from ...data import load, normalised, published_resnet20
 from ...features import NeuralEigenfunctions
 from ...kernels import EmpiricalNTK
-from ..backbones import normalised, published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result

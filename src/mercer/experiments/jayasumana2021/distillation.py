@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ...data import published_resnet20
 from ...nn import distillation_loss
-from ..backbones import published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .heads import build

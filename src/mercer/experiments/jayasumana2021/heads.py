@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import checks
+from ...data import CifarResNet
 from ...kernels import RBF, Linear, Polynomial, RadialSeries, Scaled, Sum
 from ...linalg import unit_rows
 from ...nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
-from ..backbones import CifarResNet, DenseNet, LeNet5, Vgg16
+from ..backbones import DenseNet, LeNet5, Vgg16
 
 SCALE = 10.0  # where learned and fixed scales of bounded kernels start, as the cosine head's does
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import data, figures
+from ...data import normalised
 from ...nn import KernelClassifier
-from ..backbones import normalised
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ... import data
+from ...data import published_resnet20
 from ...data.sources import SOURCES, data_folder, locate
 from ...kernels import RadialSeries
 from ...modules import embeddings
 from ...nn import KernelClassifier
 from ...storage import read_npz
-from ..backbones import published_resnet20
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .heads import make_head, train_head

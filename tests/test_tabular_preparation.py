@@ -197,7 +197,7 @@ def test_days_and_months_that_could_be_swapped_are_said():
 def test_what_cannot_be_learned_from_is_dropped_and_said(values, kind, how):
     column, x, preparation = one(pd.Series(values))
     assert (column.kind, column.how, x.shape[1]) == (kind, how, 0) and column.dropped
-    assert len(preparation.notes) == (kind in ("identifier", "text"))
+    assert len(preparation.notes) == (kind == "text")
 
 
 def test_identifiers_by_name_and_by_row():

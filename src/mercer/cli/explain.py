@@ -91,7 +91,7 @@ def _because(why: Reasons) -> Iterator[str]:
         yield f"  {shown(name, 40):<42}" + (f"{100 * part:>+8.1f} points" if why.of else f"{part:>+12.5g}")
     rest = list(why.parts.values())[_PARTS:]
     if rest:
-        more = f"{len(rest)} more columns"
+        more = f"{len(rest)} more column" + "s" * (len(rest) != 1)
         yield f"  {more:<42}" + (f"{100 * sum(rest):>+8.1f} points" if why.of else f"{sum(rest):>+12.5g}")
 
 

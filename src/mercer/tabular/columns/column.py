@@ -93,14 +93,13 @@ def _of_words(name: str, series: pd.Series[Any], text: pd.Series[Any]) -> Column
             return _text(name, f"it is free text ({present.nunique()} different ones)")
         if unlike >= _UNIQUE:
             how = f"dropped: it names the row ({present.nunique()} different words in {len(present)} rows)"
-            return Column(name, "identifier", how, notes=[_left_out(name, how)])
+            return Column(name, "identifier", how)
     return _categorical(name, text)
 
 
 def _text(name: str, why: str) -> Column:
-    how = f"dropped: {why}"
-    hint = " To use it, turn it into embeddings and give them as columns or in an npz file."
-    return Column(name, "text", how, notes=[_left_out(name, how) + hint])
+    hint = f"To use {name}, turn it into embeddings and give them as columns or in an npz file."
+    return Column(name, "text", f"dropped: {why}", notes=[hint])
 
 
 def _numeric(name: str, series: pd.Series[Any]) -> Column:
@@ -113,7 +112,7 @@ def _numeric(name: str, series: pd.Series[Any]) -> Column:
         return Column(name, "constant", f"dropped: every value is {values[0]:g}")
     if _counts_rows(name, series, values):
         how = "dropped: it numbers the rows"
-        return Column(name, "identifier", how, notes=[_left_out(name, how)])
+        return Column(name, "identifier", how)
     found = Numbers([name], 0.0, flagged=False)(series)
     missing, strange = int(found.missing.sum()), int(found.unreadable.sum())
     fill = float(np.median(values[np.isfinite(values)]))
@@ -145,9 +144,17 @@ def _boolean(name: str, series: pd.Series[Any]) -> Column:
     missing = int(np.isnan(values).sum())
     flagged = missing >= _few(len(values))
     fill = float(np.nanmean(values))
-    how = f"1 for true, 0 for false{_missing_words(missing, f'the mean {fill:.3g}', flagged)}"
+    yes, no = (_word(series[values == truth], truth) for truth in (1.0, 0.0))
+    how = f"1 for {yes}, 0 for {no}{_missing_words(missing, f'the mean {fill:.3g}', flagged)}"
     features = [name, f"{name} is missing"] if flagged else [name]
     return Column(name, "boolean", how, Truths(features, fill, flagged))
+
+
+def _word(same: pd.Series[Any], truth: float) -> str:
+    """What the column itself says for true or false, as it says it most often."""
+    if not len(same) or not is_text(same):
+        return "true" if truth else "false"
+    return shown(words(same).mode().iloc[0], 30)
 
 
 def _categorical(name: str, text: pd.Series[Any]) -> Column:
@@ -157,7 +164,7 @@ def _categorical(name: str, text: pd.Series[Any]) -> Column:
     rare = sorted(set(map(str, counts.index)) - set(kept))
     if not kept:
         how = f"dropped: hardly any of its {len(counts)} words comes twice"
-        return Column(name, "identifier", how, notes=[_left_out(name, how)])
+        return Column(name, "identifier", how)
     if len(rare) == 1 and len(kept) < MOST_LEVELS:
         kept, rare = sorted(kept + rare), []
     missing = bool(text.isna().any())
@@ -208,10 +215,6 @@ def _missing_words(missing: int, fill: str, flagged: bool) -> str:
 
 def _rows(count: int) -> str:
     return f"{count} row" + "s" * (count != 1)
-
-
-def _left_out(name: str, how: str) -> str:
-    return f"{name} is not used: {how.removeprefix('dropped: ')}."
 
 
 def _first(values: pd.Series[Any]) -> object:

@@ -70,14 +70,12 @@ def non_negative(where: str, name: str, value: float) -> float:
     return float(value)
 
 
-def integer(
-    where: str, name: str, value: int, low: int, high: int | None = None, *, of: str = "", fix: str = ""
-) -> int:
+def integer(where: str, name: str, value: int, low: int, high: int | None = None, *, of: str = "") -> int:
     """A whole number in ``low..high``; ``of`` says what ``high`` counts."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         reach = f"in {low}..{high}" if high is not None else f"a whole number of at least {low}"
-        raise ValueError(sentence(where, f"{name} must be {reach}{', ' + of if of else ''}", value, fix))
+        raise ValueError(sentence(where, f"{name} must be {reach}{', ' + of if of else ''}", value))
     return int(value)
 
 

@@ -65,9 +65,9 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
-def table(columns: Mapping[str, int], rows: Sequence[Sequence[str]], name: int, title: str = "") -> Iterator[str]:
+def table(columns: Mapping[str, int], rows: Sequence[Sequence[str]], name: int) -> Iterator[str]:
     """Rows of a name and its numbers: ``columns`` gives the title and width of each number."""
-    yield click.style(f"{title:<{name}}" + "".join(f"{head:>{width}}" for head, width in columns.items()), bold=True)
+    yield click.style(" " * name + "".join(f"{head:>{width}}" for head, width in columns.items()), bold=True)
     for first, *cells in rows:
         numbers = "".join(f"{cell:>{width}}" for cell, width in zip(cells, columns.values(), strict=True))
         yield f"{shown(first, name - 1):<{name}}{numbers}".rstrip()

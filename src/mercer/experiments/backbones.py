@@ -123,14 +123,13 @@ class LeNet5(Backbone):
 
     Args:
         num_classes: outputs.
-        channels: of the input.
     """
 
-    def __init__(self, num_classes: int = 10, *, channels: int = 3) -> None:
+    def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         self.embedding_size = 84
         self.body = nn.Sequential(
-            nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84),
         )  # fmt: skip
@@ -146,34 +145,25 @@ class LeNet5(Backbone):
 class SmallTransformer(Backbone):
     """A small encoder read at its first token, as BERT is.
 
-    Token and place embeddings, encoder layers, the first token's state through tanh, a linear head.
+    Token and place embeddings (at most 64 tokens), encoder layers of two heads, the first token's state through tanh, a
+    linear head.
 
     Args:
         vocabulary: number of tokens; 0 pads, 1 stands first.
         num_classes: outputs.
         width: of the states.
         layers: encoder layers.
-        heads: attention heads.
-        length: most tokens of an input.
         dropout: in the encoder.
     """
 
     def __init__(
-        self,
-        vocabulary: int,
-        num_classes: int = 2,
-        *,
-        width: int = 64,
-        layers: int = 2,
-        heads: int = 2,
-        length: int = 64,
-        dropout: float = 0.1,
+        self, vocabulary: int, num_classes: int = 2, *, width: int = 64, layers: int = 2, dropout: float = 0.1
     ) -> None:
         super().__init__()
         self.embedding_size = width
         self.tokens = nn.Embedding(vocabulary, width, padding_idx=0)
-        self.places = nn.Parameter(torch.randn(length, width) * 0.02)
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, "gelu", batch_first=True)
+        self.places = nn.Parameter(torch.randn(64, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(width, 2, 4 * width, dropout, "gelu", batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.pooler = nn.Sequential(nn.Linear(width, width), nn.Tanh())
         self.linear = nn.Linear(width, num_classes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -78,7 +77,6 @@ def train(
     x: Readable,
     plan: Training,
     generator: torch.Generator | None,
-    seen: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:  # -> (k,)
     """Run Algorithm 1 on minibatches of the rows of all ranks, gathered; the running eigenvalues.
 
@@ -91,7 +89,6 @@ def train(
         x: Rows, this rank's.
         plan: Settings.
         generator: Draws the minibatches, the same on all ranks.
-        seen: Called with the step and its eigenvalues.
     """
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps), plan.lr / 10)
@@ -121,8 +118,6 @@ def train(
             schedule.step()
             values = (psi.detach() * (gram @ psi.detach())).sum(0).double() / size**2
             running += max(plan.ema, 1 / (step + 1)) * (values - running)
-            if seen is not None:
-                seen(step, values)
     except KeyboardInterrupt:
         _log.warning("neuralef: interrupted at step %d of %d; the map keeps what was learned.", step, plan.steps)
     return running

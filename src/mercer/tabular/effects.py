@@ -92,7 +92,7 @@ def effect_curves(model: TabularModel, weights: Mapping[str, float] | None = Non
     return found
 
 
-def reasons(model: TabularModel, frame: pd.DataFrame, *, random_state: int = 0) -> list[Reasons]:
+def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
     """What each column adds to the answer of each of the first 20 rows.
 
     Columns go over, one after the other in random order, from a training row to the row: what the answer moves by is
@@ -102,7 +102,7 @@ def reasons(model: TabularModel, frame: pd.DataFrame, *, random_state: int = 0) 
     frame = frame.iloc[:EXPLAINED]
     x, answers = model.encode(frame), model.predict_with_surprises(frame)[0]["prediction"]
     features = list(model.column_features().items())
-    generator = torch.Generator().manual_seed(random_state)
+    generator = torch.Generator().manual_seed(0)
     starts, _ = _drawn(model, _WALKS)  # the same for every row, so that their averages agree
     found = []
     for row, own, answer in zip(frame.index, x, answers, strict=True):

@@ -198,32 +198,24 @@ def _by_overlap(optimizer: Any, closure: _Closure, overlap: Callable[[], Tensor]
 _STEPS = {"L-BFGS": _by_closure, "R-L-BFGS": _by_overlap}  # the others need one loss before the step
 
 
+_BETAS, _EPSILON = (0.9, 0.999), 1e-4  # of AdaHessian, as its authors have them
+
+
 class AdaHessian(Optimizer):
     r"""Adam with the diagonal of the Hessian in place of the gradient's square (Yao et al. 2021, Algorithm 1).
 
     :math:`D = |z \odot H z|` for random signs z, averaged over the places of each convolution filter (their Eq. 10);
-    :math:`\bar D^2` is its running mean square, and :math:`w' = w - \eta\, \hat m / (\hat D^k + \epsilon)`.
+    :math:`\bar D^2` is its running mean square, and :math:`w' = w - \eta\, \hat m / (\hat D + \epsilon)`.
 
     Call ``loss.backward(create_graph=True)`` before ``step()``.
 
     Args:
         params: Parameters or groups.
         lr: :math:`\eta`.
-        betas: Decay of the mean and of the mean square.
-        power: k, the Hessian power.
-        eps: :math:`\epsilon`.
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 0.15,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        power: float = 1.0,
-        eps: float = 1e-4,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "power": power, "eps": eps})
+    def __init__(self, params: ParamsT, lr: float = 0.15) -> None:
+        super().__init__(params, {"lr": lr})
 
     @override
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -245,10 +237,10 @@ class AdaHessian(Optimizer):
         if not state:
             state |= {_STEP: 0, _MEAN: torch.zeros_like(p), _SQUARE: torch.zeros_like(p)}
         state[_STEP] += 1
-        first, second = group["betas"]
+        first, second = _BETAS
         state[_MEAN].lerp_(gradient.detach(), 1 - first)
         state[_SQUARE].mul_(second).addcmul_(diagonal, diagonal, value=1 - second)
-        scale = (state[_SQUARE].sqrt() / math.sqrt(1 - second ** state[_STEP])) ** group["power"] + group["eps"]
+        scale = state[_SQUARE].sqrt() / math.sqrt(1 - second ** state[_STEP]) + _EPSILON
         p.addcdiv_(state[_MEAN], scale, value=-group["lr"] / (1 - first ** state[_STEP]))
 
 

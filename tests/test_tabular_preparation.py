@@ -147,6 +147,8 @@ def test_no_more_than_thirty_categories():
 def test_truth_values(values):
     column, x, _ = one(values * 50)
     assert column.kind == "boolean" and x[:, 0].tolist() == [1.0, 0.0] * 50
+    yes, no = values if isinstance(values[0], str) else ("true", "false")
+    assert column.how == f"1 for {yes}, 0 for {no}" and column.encoder.words == [no, yes]
 
 
 def test_missing_truth_values():

@@ -213,7 +213,7 @@ def _values(column: Column, first: Tensor) -> list[Any]:
     if isinstance(encoder, Levels):
         return list(encoder.levels[:_LEVELS])
     if isinstance(encoder, Truths):
-        return [False, True]
+        return list(encoder.words)
     ends = first.quantile(torch.linspace(0.02, 0.98, _POINTS, dtype=first.dtype))
     if isinstance(encoder, Numbers):
         return [float(v) for v in ends.unique()]

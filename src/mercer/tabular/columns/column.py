@@ -144,10 +144,10 @@ def _boolean(name: str, series: pd.Series[Any]) -> Column:
     missing = int(np.isnan(values).sum())
     flagged = missing >= _few(len(values))
     fill = float(np.nanmean(values))
-    yes, no = (_word(series[values == truth], truth) for truth in (1.0, 0.0))
+    no, yes = (_word(series[values == truth], truth) for truth in (0.0, 1.0))
     how = f"1 for {yes}, 0 for {no}{_missing_words(missing, f'the mean {fill:.3g}', flagged)}"
     features = [name, f"{name} is missing"] if flagged else [name]
-    return Column(name, "boolean", how, Truths(features, fill, flagged))
+    return Column(name, "boolean", how, Truths(features, fill, flagged, [no, yes]))
 
 
 def _word(same: pd.Series[Any], truth: float) -> str:

@@ -69,11 +69,15 @@ class Numbers(Savable):
 
 @dataclass(frozen=True)
 class Truths(Savable):
-    """1 for true, 0 for false, ``fill`` where it is missing, and a flag of that where ``flagged``."""
+    """1 for true, 0 for false, ``fill`` where it is missing, and a flag of that where ``flagged``.
+
+    ``words`` are what the column says for false and for true.
+    """
 
     features: list[str]
     fill: float
     flagged: bool
+    words: list[str] = field(default_factory=lambda: ["false", "true"])
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """One or two columns."""

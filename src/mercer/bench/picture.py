@@ -1,4 +1,4 @@
-"""The run as one picture: every speed goal, what was got, and on which side of the goal it lies."""
+"""The run as one picture: what each named peer costs, over what ours does."""
 
 from __future__ import annotations
 
@@ -18,41 +18,32 @@ if TYPE_CHECKING:
 
 _COSTS = ("cpu", "wall", "memory")
 _WORDS = {"cpu": "CPU", "wall": "time", "memory": "memory"}
-_MET, _MISSED = LIGHT.series[0], LIGHT.series[1]
+_CHEAPER, _DEARER = LIGHT.series[0], LIGHT.series[1]
 _ROW = 0.245  # inches
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One speed line: a ratio and its least value.
-
-    On a peer's line the ratio is its cost over ours; on our own it is the bound over our cost, so that the goal is 1.
-    """
+    """What a named peer costs, over what ours does."""
 
     area: str
     label: str
-    got: float
-    goal: float
+    ratio: float
 
     @property
-    def met(self) -> bool:
-        """Whether the goal is reached."""
-        return self.got >= self.goal
+    def cheaper(self) -> bool:
+        """Whether ours costs no more."""
+        return self.ratio >= 1
 
 
 def speeds(lines: Sequence[Line]) -> list[Speed]:
-    """Every goal of time or memory that was measured."""
-    return [_speed(line, measure) for line in lines for measure in _COSTS if measure in line.met]
-
-
-def _speed(line: Line, measure: str) -> Speed:
-    if line.who != OURS:
-        label = f"{line.case} · {_WORDS[measure]} of {line.who}"
-        return Speed(line.area, label, line.ratios[measure], line.goals[measure])
-    cost = float(getattr(line, measure))
-    unit = f"{line.goals[measure]:,.3g} s" if measure != "memory" else f"{line.goals[measure] / 1024:.3g} GiB"
-    label = f"{line.case} · {_WORDS[measure]}, {unit} allowed"
-    return Speed(line.area, label, line.goals[measure] / max(cost, 1e-9), 1.0)
+    """Every peer whose time or memory is compared: the measures that have a goal, whether it is met or not."""
+    return [
+        Speed(line.area, f"{line.case} · {_WORDS[measure]} of {line.who}", line.ratios[measure])
+        for line in lines
+        for measure in _COSTS
+        if line.who != OURS and measure in line.met
+    ]
 
 
 def draw(lines: Sequence[Line], machine: str = "") -> str:
@@ -74,13 +65,12 @@ def draw(lines: Sequence[Line], machine: str = "") -> str:
 
 
 def _mark(ax: Axes, row: float, one: Speed) -> None:
-    """The goal as a tick, what was got as a dot (filled where the goal is met), a line between them."""
-    colour = _MET if one.met else _MISSED
-    ax.plot([one.goal, one.got], [row, row], color=colour, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
-    ax.plot([one.goal], [row], "|", color=LIGHT.ink, markersize=10, markeredgewidth=1.6)
-    ax.plot([one.got], [row], "o", color=colour, markersize=6.5, markerfacecolor=colour if one.met else "none",
+    """The ratio as a dot, filled where ours is cheaper, and its way from 1."""
+    colour = _CHEAPER if one.cheaper else _DEARER
+    ax.plot([1.0, one.ratio], [row, row], color=colour, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
+    ax.plot([one.ratio], [row], "o", color=colour, markersize=6.5, markerfacecolor=colour if one.cheaper else "none",
             markeredgewidth=1.6)  # fmt: skip
-    ax.annotate(_number(one.got), (1, row), (4, 0), ("axes fraction", "data"), "offset points", ha="left",
+    ax.annotate(_number(one.ratio), (1, row), (4, 0), ("axes fraction", "data"), "offset points", ha="left",
                 va="center", fontsize=8.5, color=colour)  # fmt: skip
 
 
@@ -94,8 +84,8 @@ def _dress(figure: Figure, ax: Axes, ticks: list[tuple[float, str]], rows: float
     ax.set_ylim(rows - 0.3, -0.7)
     ax.grid(False, axis="y")
     ax.axvline(1.0, color=LIGHT.soft, linewidth=1.2)
-    ax.set_xlabel("peer's cost, or the cost allowed, over ours: more is better")
-    ax.set_title("| goal  ·  ● met  ·  ○ missed", loc="left", fontsize=9.5, color=LIGHT.ink)
+    ax.set_xlabel("the peer's cost over Mercer's")
+    ax.set_title("● Mercer is cheaper  ·  ○ the peer is cheaper", loc="left", fontsize=9.5, color=LIGHT.ink)
     if machine:
         figure.supxlabel(machine, fontsize=8.5, color=LIGHT.soft)
 

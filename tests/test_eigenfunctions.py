@@ -89,6 +89,26 @@ def test_a_training_step_moves_the_weights_along_that_gradient():
     torch.testing.assert_close(running, quotients)  # the moving average starts at the first batch
 
 
+def test_a_kernel_of_networks_runs_them_once_in_a_training_and_finds_the_same():
+    x = torch.randn(30, 2, generator=seeded(), dtype=torch.float64)
+    made = []
+
+    def make():
+        made.append(None)
+        return torch.nn.Linear(2, 3).double()
+
+    kernel = MonteCarloNNGP(make, 4, generator=seeded())
+    found = []
+    for k in (kernel, FunctionKernel(lambda a, b: kernel(a, b))):
+        network = ParallelNetworks(2, 2, width=4, generator=seeded()).double()
+        found.append(train(network, L2BatchNorm(2).double(), k, x, Training(5, 12, 1e-3), seeded()))
+        found.append(network(x).detach())
+        if k is kernel:
+            assert len(made) == 2 * 4  # one row to see how large the features are, then all of them
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1], found[3])
+
+
 def test_parallel_networks_are_k_networks():
     networks = ParallelNetworks(3, 4, outputs=2, width=5, depth=2, generator=seeded())
     x = torch.randn(6, 3, generator=seeded(1))

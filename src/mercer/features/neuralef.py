@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import broadcast_module, global_slice
-from ..kernels import Kernel
-from ..linalg import shifted
+from ..distributed import broadcast_module, global_slice, take_rows, world_size
+from ..kernels import Kernel, NetworkKernel
+from ..linalg import shifted, slices
 from ..modules import Readable
 from .l2_batch_norm import L2BatchNorm
-from .landmarks import sample
 
 DEFLATIONS = ("first_order", "cholesky")
+_KEPT_NUMBERS = 2**26  # of a network kernel's features of all rows
 _log = logging.getLogger("mercer")
 
 
@@ -85,7 +86,8 @@ def train(
     Args:
         network: ``(n, ...) -> (n, k)``, or ``(n, c, k)`` for a matrix-valued kernel.
         norm: Normalises its columns to a mean square of 1.
-        kernel: k; Gram matrices of minibatches only.
+        kernel: k; Gram matrices of minibatches only. Of a kernel of networks the features of all rows are kept where
+            they are at most 2^26 numbers, so that a step runs none of its networks.
         x: Rows, this rank's.
         plan: Settings.
         generator: Draws the minibatches, the same on all ranks.
@@ -94,14 +96,17 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps), plan.lr / 10)
     dtype = next(network.parameters()).dtype
     running = torch.zeros(norm.num_features, dtype=torch.float64, device=x.device)
-    size = min(plan.batch_size, global_slice(len(x))[1])
+    total = global_slice(len(x))[1]
+    size = min(plan.batch_size, total)
+    gram_of = _grams(kernel, x)
     broadcast_module(network)
     network.train()
     norm.train()
     try:
         for step in range(plan.steps):
-            batch = sample(x, size, generator)
-            gram = _flat_gram(kernel, batch).to(dtype)
+            rows = torch.randperm(total, generator=generator)[:size].to(x.device)
+            batch = take_rows(x, rows)
+            gram = _flattened(gram_of(rows, batch)).to(dtype)
             with torch.enable_grad():
                 raw = network(batch.to(dtype) if batch.is_floating_point() else batch)
                 psi = norm(raw.reshape(-1, norm.num_features))  # (b c, k)
@@ -123,8 +128,18 @@ def train(
     return running
 
 
-def _flat_gram(kernel: Kernel, x: Tensor) -> Tensor:  # (b, ...) -> (b c, b c)
-    gram = kernel(x)
+def _grams(kernel: Kernel, x: Readable) -> Callable[[Tensor, Tensor], Tensor]:
+    """The Gram matrix of a minibatch, by its indices and its rows."""
+    if not isinstance(kernel, NetworkKernel) or not kernel.rowwise or world_size() > 1:
+        return lambda _, batch: kernel(batch)
+    with torch.no_grad():
+        if kernel.features(kernel.prepare("x", x[:1])).numel() * len(x) > _KEPT_NUMBERS:
+            return lambda _, batch: kernel(batch)
+        kept = torch.cat([kernel.features(kernel.prepare("x", x[part])) for part in slices(len(x), 1024)])
+    return lambda rows, _: kernel.joined(kept[rows], kept[rows])
+
+
+def _flattened(gram: Tensor) -> Tensor:  # (b, b) or (b, b, c, c) -> (b c, b c)
     if gram.ndim == 2:
         return gram
     (b, _, c, _) = gram.shape

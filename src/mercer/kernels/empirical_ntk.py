@@ -108,6 +108,11 @@ class EmpiricalNTK(NetworkKernel):
             return self.gram(x, x).diagonal(dim1=0, dim2=1).movedim(-1, 0)
         return super().gram_diag(x)
 
+    @property
+    @override
+    def rowwise(self) -> bool:
+        return self.method != "low_rank" or self.directions.numel() > 0
+
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, S)
         r""":math:`\varphi(x)`, :math:`k(x, y) \approx \varphi(x) \varphi(y)^\top`; for ``"exact"``, the Jacobian."""

@@ -45,6 +45,11 @@ class NetworkKernel(Kernel):
         """Whether ``k(x, y)`` is a ``(c, c)`` matrix for each pair."""
         return self.outputs == "full"
 
+    @property
+    def rowwise(self) -> bool:
+        """Whether the features of a row are the same whatever the other rows are."""
+        return True
+
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, f)
         r""":math:`\varphi(x)` of checked rows, of one output where ``outputs`` says so; what a variant must write."""
         raise NotImplementedError(f"{type(self).__name__} must define features(x)")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ... import figures, metrics
 from ...bayes import SWAG, Snapshots, TrajectoryGP
-from ...data import load
+from ...data import load, normalised, published_resnet20
 from ..backbones import LeNet5
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
@@ -25,27 +25,40 @@ MAP, SWA, SWAG_ROW, ENSEMBLE = "MAP", "SWA", "SWAG", "Ensemble of snapshots"
 NEURALEF, ALL_PASSES = "NeuralEF, k = 10", "Trajectory GP, M passes"
 ROWS = (MAP, SWA, SWAG_ROW, ENSEMBLE, NEURALEF, ALL_PASSES)
 SIZES = {"smoke": (64, 32, 8, 4), "small": (5000, 1000, 8, 10), "paper": (50_000, 10_000, 200, 100)}
+RESNET = "ResNet-20"  # its published weights are where the trajectory starts, and MAP
+RESNET_SIZES = {"small": (5000, 2000, 2, 10), "paper": (50_000, 10_000, 100, 100)}
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
-    """Six predictions from one run; training rows, test rows, epochs and snapshots in the settings."""
-    train, test, epochs, kept = SIZES[scale]
-    settings = {"rows": train, "test_rows": test, "epochs": epochs, "kept": kept}
-    seeds = 1 if scale == "smoke" else 3
+    """Six predictions from one run of each network; training rows, test rows, epochs and snapshots in the settings."""
+    sizes = {"": SIZES[scale]} | ({RESNET: RESNET_SIZES[scale]} if scale in RESNET_SIZES else {})
     return [
-        Cell(entry.id, row=row, data=["cifar10"], seeds=seeds, settings={**settings, "method": row}) for row in ROWS
+        Cell(
+            entry.id,
+            row=f"{network}, {row}" if network else row,
+            data=["cifar10"],
+            seeds=1 if scale == "smoke" else 3,
+            settings={
+                **dict(zip(("rows", "test_rows", "epochs", "kept"), size, strict=True)),
+                "method": row,
+                **({"network": network} if network else {}),
+            },
+        )
+        for network, size in sizes.items()
+        for row in ROWS
     ]
 
 
 def run(cell: Cell) -> Outcome:
     """Test accuracy, NLL and ECE."""
-    settings = cell.settings
-    data = load("cifar10", rows=(settings["rows"], settings["test_rows"]), seed=cell.seed)
-    held = max(16, settings["rows"] // 10)
-    x, y = data.x_train[:-held] - 0.45, data.y_train[:-held]
-    val = (data.x_train[-held:] - 0.45, data.y_train[-held:])
-    trained = _trained(x, y, settings["epochs"], settings["kept"], cell.seed, cell.device)
-    proba = _predicted(settings["method"], trained, data.x_test - 0.45, (x, y), val)
+    s = cell.settings
+    network = s.get("network", "")
+    data = load("cifar10", rows=(s["rows"], s["test_rows"]), seed=cell.seed)
+    x, test = (normalised(part) if network else part - 0.45 for part in (data.x_train, data.x_test))
+    held = max(16, s["rows"] // 10)
+    train, val = (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:])
+    trained = _trained(*train, network, s["epochs"], s["kept"], cell.seed, cell.device)
+    proba = _predicted(s["method"], trained, test, train, val)
     return Outcome(
         value=metrics.accuracy(proba, data.y_test),
         values={
@@ -53,12 +66,15 @@ def run(cell: Cell) -> Outcome:
             "NLL": metrics.nll(proba, data.y_test),
             "ECE": metrics.ece(proba, data.y_test),
         },
-        note="LeNet-5 in place of the paper's network",
+        note="" if network else "LeNet-5 in place of the paper's network",
     )
 
 
 class Trajectory(NamedTuple):
-    """The snapshots of the constant rate, and the same start annealed to rate 0: the MAP that one would use."""
+    """The snapshots of the constant rate, and the same start annealed to rate 0: the MAP that one would use.
+
+    Published weights were annealed by their authors: they are the start and MAP.
+    """
 
     snapshots: Snapshots
     annealed: nn.Module
@@ -88,15 +104,16 @@ def _softmax(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1)
-def _cached(key: tuple[int, int, int, int]) -> dict[str, Trajectory]:
+def _cached(key: tuple[str, int, int, int, int]) -> dict[str, Trajectory]:
     """One run serves the six cells of one process; it depends on the cell's settings and seed alone."""
     return {}
 
 
-def _trained(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int, device: str) -> Trajectory:
-    store = _cached((len(x), epochs, kept, seed))
+def _trained(x: Tensor, y: Tensor, network: str, epochs: int, kept: int, seed: int, device: str) -> Trajectory:
+    store = _cached((network, len(x), epochs, kept, seed))
     if "run" not in store:
-        store["run"] = _train(x.to(device), y.to(device), epochs, kept, seed)
+        train = _train_published if network else _train
+        store["run"] = train(x.to(device), y.to(device), epochs, kept, seed)
     return store["run"]
 
 
@@ -112,8 +129,20 @@ def _train(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajector
     left = steps - warm
     cosine = [0.025 * (1 + math.cos(math.pi * step / left)) for step in range(left)]
     _descend(annealed, x, y, cosine, seeded(seed + 1))
-    snapshots = Snapshots(model, every=max(1, left // kept), most=max(2, kept))
-    _descend(model, x, y, [0.02] * left, generator, snapshots)
+    return _trajectory(model, annealed, x, y, left, kept, generator)
+
+
+def _train_published(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
+    model = published_resnet20().to(x.device)
+    annealed = copy.deepcopy(model).eval()
+    return _trajectory(model, annealed, x, y, epochs * max(1, len(x) // 64), kept, seeded(seed))
+
+
+def _trajectory(
+    model: nn.Module, annealed: nn.Module, x: Tensor, y: Tensor, steps: int, kept: int, generator: torch.Generator
+) -> Trajectory:
+    snapshots = Snapshots(model, every=max(1, steps // kept), most=max(2, kept))
+    _descend(model, x, y, [0.02] * steps, generator, snapshots)
     for kept_model in (annealed, *snapshots.models):
         kept_model.cpu()
     return Trajectory(snapshots, annealed)
@@ -143,7 +172,8 @@ def _descend(
 
 
 def draw(results: list[Result]) -> figures.Figure:
-    """NLL and ECE of each prediction."""
+    """NLL and ECE of each prediction, of the network that has no name in its row."""
+    results = [result for result in results if "network" not in result.settings] or results
     heights = {
         measure: {result.row: result.values[measure] for result in results if result.seed == 0}
         for measure in ("NLL", "ECE")

@@ -16,7 +16,9 @@ from .measures import AllRowsNystrom, linear_accuracy, seeded
 
 ROWS = {  # the map and the kernel; NeuralEF is Algorithm 1, Nystrom decomposes all rows
     "NeuralEF, CNN-GP": ("NeuralEF", "CNN-GP"),
+    "Mercer, CNN-GP, exact deflation": ("exact deflation", "CNN-GP"),
     "Mercer, CNN-GP distilled": ("distilled", "CNN-GP"),
+    "Nystrom, CNN-GP": ("Nystrom", "CNN-GP"),
     "Mercer, CNN-GP analytic, landmarks": ("landmarks", "analytic"),
     "Nystrom, CNN-GP analytic": ("Nystrom", "analytic"),
     "Nystrom, polynomial": ("Nystrom", "polynomial"),
@@ -24,10 +26,11 @@ ROWS = {  # the map and the kernel; NeuralEF is Algorithm 1, Nystrom decomposes 
 }
 SIZES = {  # training rows, test rows, networks, steps
     "smoke": (40, 20, 3, 5),
-    "small": (1500, 1000, 60, 300),
+    "small": (1500, 1000, 60, 1000),
     "paper": (60_000, 10_000, 2000, 10_000),
 }
 K = 10
+RATES = (3e-3, 1e-3)  # of Algorithm 1; at 1e-2, which suits the toys, it ends at 30 %
 SIDE = 10  # the analytic kernel costs rows^2 pixels; pictures are shrunk for it
 
 
@@ -58,8 +61,14 @@ def run(cell: Cell) -> Outcome:
     elif s["kernel"] != "CNN-GP":
         x, test = x.flatten(1), test.flatten(1)
     x, test = x.to(cell.device), test.to(cell.device)
-    f = _map(s, _kernel(s, x, cell.seed), len(x), cell.seed).fit(x)
+    kernel = _kernel(s, x, cell.seed)
     note = f"pictures of {SIDE} x {SIDE} for the analytic kernel" if s["kernel"] == "analytic" else ""
+    f: NeuralEigenfunctions | AllRowsNystrom
+    if s["map"] in _DEFLATIONS:
+        f, rate = _best_rate(s, kernel, x, data.y_train, cell.seed)
+        note = f"lr {rate:g}, the best of {len(RATES)} on a fifth of the training rows"
+    else:
+        f = _map(s, kernel, len(x), cell.seed).fit(x)
     return Outcome(value=linear_accuracy(f, (x, data.y_train), (test, data.y_test)), note=note)
 
 
@@ -79,9 +88,24 @@ def _map(s: Any, kernel: Kernel, n: int, seed: int) -> NeuralEigenfunctions | Al
         return AllRowsNystrom(kernel, k)
     if s["map"] == "landmarks":
         return NeuralEigenfunctions(kernel, k, landmarks=min(n, 20 * k), generator=generator)
-    if s["map"] == "distilled":
-        return NeuralEigenfunctions(kernel, k, steps=s["steps"], generator=generator)
-    return NeuralEigenfunctions(kernel, k, method="neuralef", ritz=False, steps=s["steps"], generator=generator)
+    return NeuralEigenfunctions(kernel, k, steps=s["steps"], generator=generator)
+
+
+_DEFLATIONS = {"NeuralEF": "first_order", "exact deflation": "cholesky"}
+
+
+def _best_rate(s: Any, kernel: Kernel, x: Tensor, y: Tensor, seed: int) -> tuple[NeuralEigenfunctions, float]:
+    """Algorithm 1 at each rate; the labels of a fifth of the training rows choose. The map sees no labels."""
+    held = max(1, len(x) // 5)
+    chosen: dict[float, tuple[float, NeuralEigenfunctions]] = {}
+    for rate in RATES:
+        f = NeuralEigenfunctions(
+            kernel, s["k"], method="neuralef", ritz=False, deflation=_DEFLATIONS[s["map"]],
+            steps=s["steps"], lr=rate, generator=seeded(seed),
+        ).fit(x)  # fmt: skip
+        chosen[rate] = (linear_accuracy(f, (x[:-held], y[:-held]), (x[-held:], y[-held:])), f)
+    best = max(chosen, key=lambda rate: chosen[rate][0])
+    return chosen[best][1], best
 
 
 def _network() -> nn.Module:

@@ -13,6 +13,7 @@ from ...bayes import KroneckerLaplace, LinearizedLaplace, TemperatureScaling
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
+from . import lla_resnet
 from .measures import seeded
 
 MAP, MERCER, BARE, EXACT, KFAC = "MAP", "Mercer, k = 20", "k = 20, no complement", "Exact", "KFAC"
@@ -24,17 +25,20 @@ REACH, SIDE = 5.0, 41
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
-    """Seven ways to read one network, on the same points."""
+    """Seven ways to read one network, on the same points; then those of ResNet-20."""
     n, steps = SIZES[scale]
     settings = {"rows": n, "steps": steps, "k": 20}
-    return [
+    plane = [
         Cell(entry.id, row=row, seeds=3 if scale == "paper" else 1, settings={**settings, "method": row})
         for row in ROWS
     ]
+    return plane + lla_resnet.cells(entry, scale)
 
 
 def run(cell: Cell) -> Outcome:
     """NLL and ECE on new points of the two moons, AUROC of the confidence against points far away, and its map."""
+    if "network" in cell.settings:
+        return lla_resnet.run(cell)
     n = cell.settings["rows"]
     x, y = _moons(2 * n + 200, cell.seed)
     train, val, test = (x[:n], y[:n]), (x[n : 2 * n], y[n : 2 * n]), (x[2 * n :], y[2 * n :])
@@ -99,9 +103,11 @@ def _moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(x).float(), torch.as_tensor(y)
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> figures.Figure | None:
     """Confidence over the plane, from even (light) to certain (dark), with the training points."""
     rows = [row for row in ROWS if any(result.row == row for result in results)]
+    if not rows:  # of ResNet-20 alone there is no plane
+        return None
     figure, axes = figures.canvas(2, 4, width=11.5, height=6.0)
     image = None
     for ax in axes[len(rows) :]:

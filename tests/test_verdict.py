@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mercer.experiments import VERDICTS, Claim, Result, catalogue, judge, recorded, recorded_verdict
+from mercer.experiments import VERDICTS, Claim, Recorded, Result, catalogue, judge, recorded, recorded_verdict, verdict
 from mercer.experiments.catalogue import Entry, Number
 from mercer.experiments.claims import numbers_by_seed
 
@@ -114,6 +114,22 @@ def test_every_entry_has_claims_whose_patterns_name_its_own_cells():
     for claim in table.claims:
         for pattern in (*claim.than, *claim.to):
             assert pattern.format("usps") in names
+
+
+def test_a_longer_run_decides_and_one_seed_does_not(monkeypatch):
+    entry = replace(ENTRY, paper_size={"rows": 100})
+
+    def decided(*runs):
+        stored = [Recorded({}, {}, 1, tuple(lines(ours, theirs, rows=rows))) for rows, ours, theirs in runs]
+        monkeypatch.setattr(verdict, "recorded", lambda _: stored)
+        return recorded_verdict(entry).word
+
+    short, long, single = (20, [5.0, 5.1, 5.2], [4.0, 4.1, 4.2]), (80, [4.0, 5.1], [4.9, 4.1]), (100, [1.0], [2.0])
+    assert [decided(short), decided(long), decided(single)] == ["reproduces", "cannot tell", "cannot tell"]
+    assert decided(short, long) == "cannot tell"  # what more rows leave open stays open
+    assert decided(single, short) == "reproduces"  # one seed has no error bar
+    more_seeds = (20, [4.0, 4.1, 4.2, 4.3], [5.0, 5.1, 5.2, 5.3])
+    assert decided(short, more_seeds) == "does not"
 
 
 def test_recorded_runs_give_the_verdicts_that_are_listed():

@@ -9,20 +9,19 @@
    holds and some fail; *cannot tell* if all are open; *partly* otherwise.
 4. Below 10 %: *partly* where some hold, and *cannot tell at this size* where none does: a failure on a hundredth of
    the training refutes nothing.
-5. Of several stored runs the largest with two seeds or more decides, of equal ones the one with most seeds: what a
+5. Of several runs the largest with two seeds or more decides, of equal ones the one with most seeds: what a
    longer training leaves open, a shorter one does not settle.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .catalogue import Entry
 from .claims import FAILS, HOLDS, OPEN, Comparison, compare
-from .recorded_runs import Recorded, recorded
+from .recorded_runs import recorded
 from .results import Result
 
 VERDICTS = ("reproduces", "partly", "does not", "cannot tell")
@@ -61,18 +60,16 @@ def judge(entry: Entry, results: Sequence[Result]) -> Verdict:
     return Verdict(_word(counts, size), _why(counts, size, comparisons), size, comparisons)
 
 
-def recorded_verdict(entry: Entry) -> Verdict:
-    """The verdict of the stored run that decides, by rule 5."""
-    runs = recorded(entry.id)
-    if not runs:
-        return judge(entry, [])
-    return max(map(functools.partial(_weighed, entry), runs), key=lambda pair: pair[0])[1]
+def recorded_verdict(entry: Entry, also: Sequence[Result] = ()) -> Verdict:
+    """The verdict of the stored run that decides, by rule 5; ``also`` are the lines of a run at hand, one more."""
+    runs = [run.results for run in recorded(entry.id)] + ([tuple(also)] if also else [])
+    return max((_weighed(entry, run) for run in runs or [()]), key=lambda pair: pair[0])[1]
 
 
-def _weighed(entry: Entry, run: Recorded) -> tuple[tuple[bool, float, int, int], Verdict]:
-    found = judge(entry, run.results)
-    seeds = len({result.seed for result in run.results})
-    return (seeds > 1, found.size, seeds, len(found.comparisons)), found
+def _weighed(entry: Entry, results: Sequence[Result]) -> tuple[tuple[bool, float, int, int], Verdict]:
+    found = judge(entry, results)
+    seeds = len({result.seed for result in results if result.status == "done"})
+    return (seeds > 1, found.size if found.comparisons else 0.0, seeds, len(found.comparisons)), found
 
 
 def _word(counts: Mapping[str, int], size: float) -> str:

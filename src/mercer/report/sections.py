@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..experiments import Entry, Recorded, Result, Verdict, judge, recorded, recorded_verdict
+from ..experiments import Entry, Recorded, Result, Verdict, recorded, recorded_verdict
 from . import numbers
 from .matrix import Matrix, matrix
 
@@ -142,7 +142,7 @@ def _section(entry: Entry, results: list[Result], planned: int) -> Section:
     return Section(
         entry=entry,
         state=STATES[_state(entry, results, planned)],
-        verdict=_verdict(entry, results),
+        verdict=recorded_verdict(entry, results),
         anchor="entry-" + "".join(c if c.isalnum() else "-" for c in entry.id),
         matrix=matrix(entry, results if ran else [], longer) if ran or longer else Matrix(),
         details=tuple(_details(results)),
@@ -153,12 +153,6 @@ def _section(entry: Entry, results: list[Result], planned: int) -> Section:
         kept=kept,
         results=tuple(results),
     )
-
-
-def _verdict(entry: Entry, results: list[Result]) -> Verdict:
-    """This run's, unless it cannot tell and a recorded one can."""
-    own, kept = judge(entry, results), recorded_verdict(entry)
-    return max(own, kept, key=lambda v: (v.word != "cannot tell", v.size if v.comparisons else 0, len(v.comparisons)))
 
 
 def _state(entry: Entry, results: list[Result], planned: int) -> str:

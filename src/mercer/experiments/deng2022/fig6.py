@@ -172,8 +172,7 @@ def _descend(
 
 
 def draw(results: list[Result]) -> figures.Figure:
-    """NLL and ECE of each prediction, of the network that has no name in its row."""
-    results = [result for result in results if "network" not in result.settings] or results
+    """NLL and ECE of each prediction."""
     heights = {
         measure: {result.row: result.values[measure] for result in results if result.seed == 0}
         for measure in ("NLL", "ECE")

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer import data, metrics
-from mercer.data import CifarResNet
+from mercer import metrics
 from mercer.nn import KernelClassifier, SecondOrderPooling, kernelize
+from mercer_papers import data
+from mercer_papers.data import CifarResNet
 
 CLASSES = 100
 MEAN, DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

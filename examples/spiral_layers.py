@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from mercer import data, figures
+from mercer import figures
 from mercer.layerwise import KernelNetworkClassifier
+from mercer_papers import data
 
 OUT = Path(__file__).parent.parent / "docs" / "img" / "gallery" / "spiral_layers.svg"
 

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from sklearn import datasets
 
-from mercer import data
-from mercer.data.readers import CAR_LEVELS
+from mercer_papers import data
+from mercer_papers.data.readers import CAR_LEVELS
 
 TARGETS = {"car": "class", "wine": "class", "breast_cancer": "class", "digits": "digit", "messy": "churned"}
 

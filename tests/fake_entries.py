@@ -66,7 +66,7 @@ MODULES = {
 import os, time
 from pathlib import Path
 import torch
-from mercer.experiments.cells import Cell, Outcome
+from mercer_papers.cells import Cell, Outcome
 
 def cells(entry, scale):
     rows = {"smoke": 2, "small": 3, "paper": 4}[scale]
@@ -82,7 +82,7 @@ def run(cell):
     return Outcome(drawn, {"extra": 1.0}, {"loss": {"x": [0, 1], "y": torch.tensor([1.0, 0.5])}})
 """,
     "diverge_1_2": """
-from mercer.experiments.cells import Cell, Outcome
+from mercer_papers.cells import Cell, Outcome
 
 def cells(entry, scale):
     return [Cell("fake2000/diverge-1.2", row) for row in ("raises", "returns", "curve", "fine")]
@@ -95,7 +95,7 @@ def run(cell):
     return Outcome(float("nan") if cell.row == "returns" else 1.0)
 """,
     "needs_data": """
-from mercer.experiments.cells import Cell, Outcome
+from mercer_papers.cells import Cell, Outcome
 
 def cells(entry, scale):
     return [Cell("fake2000/needs-data", "with", data=["mnist"]), Cell("fake2000/needs-data", "without")]
@@ -104,7 +104,7 @@ def run(cell):
     return Outcome(values={"a": 1.0, "b": 2.0})
 """,
     "thma": """
-from mercer.experiments.cells import Cell, Outcome
+from mercer_papers.cells import Cell, Outcome
 
 def cells(entry, scale):
     return [Cell("fake2000/thmA")]
@@ -118,7 +118,7 @@ def cells(entry, scale):
 """,
     "crash": """
 import os
-from mercer.experiments.cells import Cell, Outcome
+from mercer_papers.cells import Cell, Outcome
 
 def cells(entry, scale):
     return [Cell("fake2000/crash", row) for row in ("dies", "lives")]
@@ -157,9 +157,9 @@ def write(folder: Path) -> Path:
 
 
 def install(folder: Path) -> None:
-    import mercer.experiments
-    from mercer.experiments import catalogue
+    import mercer_papers
+    from mercer_papers import catalogue
 
     catalogue.PUBLISHED = folder / "published"
     catalogue.entries.cache_clear()
-    mercer.experiments.__path__.append(str(folder / "entries"))
+    mercer_papers.__path__.append(str(folder / "entries"))

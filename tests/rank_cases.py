@@ -37,6 +37,7 @@ from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondO
 from mercer.optim import FunctionSpaceSGD
 from mercer.tabular import TabularModel
 from mercer.tabular.streaming import fit_file
+from mercer_papers import rivals
 
 STEPS = 20
 N, C = 60, 3
@@ -151,9 +152,9 @@ def compared(own: slice) -> dict[str, Tensor]:
 
 def descended(own: slice) -> dict[str, Tensor]:
     rows = F.normalize(X)
-    network = spectral.TwoLayerNet(3, 20, generator=seeded(), dtype=torch.float64)
-    path = spectral.train_two_layer(network, rows[own], Y[own], lr=0.01, steps=STEPS)
-    map_ = spectral.neural_embedding(rows[own], Y[own], width=8, hidden=4, epochs=5, batch=16, generator=seeded())
+    network = rivals.TwoLayerNet(3, 20, generator=seeded(), dtype=torch.float64)
+    path = rivals.train_two_layer(network, rows[own], Y[own], lr=0.01, steps=STEPS)
+    map_ = rivals.neural_embedding(rows[own], Y[own], width=8, hidden=4, epochs=5, batch=16, generator=seeded())
     return {"residual": path.residual, "weight": network.weight.detach(), "embedding": map_(rows)}
 
 

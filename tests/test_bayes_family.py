@@ -15,15 +15,8 @@ from torch import nn
 
 import mercer
 from mercer import bayes
-from mercer.bayes import (
-    SWAG,
-    DeepEnsemble,
-    KroneckerLaplace,
-    LinearizedLaplace,
-    Posterior,
-    TemperatureScaling,
-    TrajectoryGP,
-)
+from mercer.bayes import DeepEnsemble, KroneckerLaplace, LinearizedLaplace, Posterior, TemperatureScaling, TrajectoryGP
+from mercer_papers.rivals import SWAG
 
 SAVED = Path(__file__).parent / "saved"
 

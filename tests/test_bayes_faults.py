@@ -10,7 +10,8 @@ from test_bayes import classifier, points, seeded
 from torch import nn
 
 import mercer
-from mercer.bayes import SWAG, KroneckerLaplace, LinearizedLaplace, TrajectoryGP
+from mercer.bayes import KroneckerLaplace, LinearizedLaplace, TrajectoryGP
+from mercer_papers.rivals import SWAG
 
 
 def others():

@@ -9,9 +9,10 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from mercer.bayes import SWAG, KroneckerLaplace, Snapshots, TrajectoryGP
+from mercer.bayes import KroneckerLaplace, Snapshots, TrajectoryGP
 from mercer.bayes.likelihood import Probit
-from mercer.bench import bayes as bench
+from mercer_papers.bench import bayes as bench
+from mercer_papers.rivals import SWAG
 
 
 def snapshots_of(model, x, y, loss, kept=6):

@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mercer import bench
-from mercer.bench.compare import _score_ratio, run_case
-from mercer.bench.memory import peak_mib
-from mercer.bench.picture import draw, speeds
-from mercer.bench.timing import Contender, Sample, time_in_turns
-from mercer.process import threads_set
+from mercer.cli.process import threads_set
+from mercer_papers import bench
+from mercer_papers.bench.compare import _score_ratio, run_case
+from mercer_papers.bench.memory import peak_mib
+from mercer_papers.bench.picture import draw, speeds
+from mercer_papers.bench.timing import Contender, Sample, time_in_turns
 
 SAMPLE = """
     import torch
-    from mercer.bench import Case, Peer
-    from mercer.data import MissingData
+    from mercer_papers.bench import Case, Peer
+    from mercer_papers.data import MissingData
 
     def numbers():
         return torch.arange(1.0, 1001.0, dtype=torch.float64)
@@ -196,9 +196,9 @@ def test_peak_memory_of_a_failing_child_is_none(sample):
 
 
 def test_the_steps_of_the_heads_run_on_another_device(sample):
-    head = importlib.import_module("mercer.bench.head")
+    head = importlib.import_module("mercer_papers.bench.head")
     case = next(case for case in head.CASES if case.move is not None)
-    lines = run_case(case, "mercer.bench.head", repeats=1, threads=1, memory=True, device="meta")
+    lines = run_case(case, "mercer_papers.bench.head", repeats=1, threads=1, memory=True, device="meta")
     assert {line.state for line in lines} == {"measured"} and {line.device for line in lines} == {"meta"}
     on_cpu = run_case(sample.CASES[0], sample.__name__, repeats=1, threads=1, memory=False, device="meta")
     assert {line.state for line in on_cpu} == {"missing"} and "on the CPU alone, not on meta" in on_cpu[0].why
@@ -226,7 +226,7 @@ def test_bad_arguments_are_refused(arguments, message):
 
 @pytest.mark.parametrize("area", bench.area_names())
 def test_every_area_names_its_cases_once(area):
-    names = [case.name for case in importlib.import_module(f"mercer.bench.{area}").CASES]
+    names = [case.name for case in importlib.import_module(f"mercer_papers.bench.{area}").CASES]
     assert names and len(set(names)) == len(names)
 
 
@@ -253,11 +253,11 @@ def area(monkeypatch, tmp_path):
         state = "missing" if case.name == "b" and not (tmp_path / "there").exists() else "measured"
         return [measured(case.name, state)]
 
-    module = type(sys)("mercer.bench.maps")
+    module = type(sys)("mercer_papers.bench.maps")
     module.CASES = [bench.Case(name, setup=dict, ours=dict) for name in "ab"]
-    monkeypatch.setitem(sys.modules, "mercer.bench.maps", module)
-    monkeypatch.setattr("mercer.bench.compare.area_names", lambda: ["maps"])
-    monkeypatch.setattr("mercer.bench.compare.run_case", run_one)
+    monkeypatch.setitem(sys.modules, "mercer_papers.bench.maps", module)
+    monkeypatch.setattr("mercer_papers.bench.compare.area_names", lambda: ["maps"])
+    monkeypatch.setattr("mercer_papers.bench.compare.run_case", run_one)
     return calls
 
 

@@ -7,9 +7,9 @@ import torch
 from reference_entries import adahessian_steps
 from torch import nn
 
-from mercer.experiments import entry
-from mercer.experiments.chen2022 import optimizers, sets, training
 from mercer.kernels import RBF
+from mercer_papers.catalogue import entry
+from mercer_papers.chen2022 import optimizers, sets, training
 
 
 def test_the_theorem_holds_for_one_instance_and_fails_for_a_batch():

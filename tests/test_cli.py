@@ -10,14 +10,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import fake_entries
 import pytest
 from click.testing import CliRunner
 
-import mercer.experiments
-from mercer.bench import Line
-from mercer.cli import main, progress
-from mercer.experiments import catalogue, read_results, read_run
+import mercer_papers
+from mercer.cli import main
+from mercer_papers import catalogue
+from mercer_papers.bench import Line
+from mercer_papers.cli import progress
+from mercer_papers.results import read_results, read_run
 
 
 def mercer_command(*args, **options):
@@ -32,13 +35,13 @@ def fake(tmp_path, monkeypatch):
     fake_entries.write(tmp_path / "fake")
     entries = str(tmp_path / "fake" / "entries")
     monkeypatch.setattr(catalogue, "PUBLISHED", tmp_path / "fake" / "published")
-    monkeypatch.setattr(mercer.experiments, "__path__", [*mercer.experiments.__path__, entries])
+    monkeypatch.setattr(mercer_papers, "__path__", [*mercer_papers.__path__, entries])
     monkeypatch.delenv("MERCER_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     catalogue.entries.cache_clear()
     yield lambda *args: CliRunner().invoke(main, args)
     catalogue.entries.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("mercer.experiments.fake2000")]:
+    for name in [name for name in sys.modules if name.startswith("mercer_papers.fake2000")]:
         del sys.modules[name]
 
 
@@ -123,7 +126,7 @@ def test_predict_imports_neither_the_compiler_nor_what_only_fitting_or_drawing_n
 
 
 def test_only_commands_that_work_are_there():
-    assert {"bench", "list", "report", "reproduce"} <= set(main.commands)
+    assert {"bench", "list", "report", "reproduce"} <= set(main.list_commands(click.Context(main)))
     assert all(command.help for command in main.commands.values())
 
 
@@ -335,7 +338,7 @@ def test_bench_shows_costs_scores_and_goals_within_100_columns(monkeypatch):
              goals={"cpu": 1.5, "memory": 4.0}, met={"cpu": True}, **shared),
         Line(who="other", state="absent", why="no module named other, " * 9, **shared),
     ]  # fmt: skip
-    monkeypatch.setattr("mercer.bench.run", lambda *_, **__: lines)
+    monkeypatch.setattr("mercer_papers.bench.run", lambda *_, **__: lines)
     text = CliRunner().invoke(main, ["bench"]).stdout
     assert "peer 1 1.5 2 x 36 0.2 goal:" in " ".join(text.split())
     assert "goal: memory at most 10 MiB; got 12 MiB: not met\n" in text

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mercer.data import CorruptData
 from mercer.storage import decompressed, read_npz, text_table, verify_checksum, whole_numbers
+from mercer_papers.data import CorruptData
 
 
 class Trap:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from test_data_files import Trap
 
-from mercer import data
-from mercer.data import pictures
-from mercer.data.readers import READERS
-from mercer.data.sources import SOURCES
+from mercer_papers import data
+from mercer_papers.data import pictures
+from mercer_papers.data.readers import READERS
+from mercer_papers.data.sources import SOURCES
 
 RNG = np.random.default_rng(0)
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mercer.data import stratified_folds, stratified_split
-from mercer.data.stable_random import StableRandom
+from mercer.tabular.folds import StableRandom
+from mercer_papers.data import stratified_folds, stratified_split
 
 LABELS = torch.arange(1000) ** 2 % 7 % 3  # three classes of unequal size
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mercer.data import adversarial, random_labels, sphere, spiral
-from mercer.data.sphere import _log_radial
+from mercer_papers.data import adversarial, random_labels, sphere, spiral
+from mercer_papers.data.sphere import _log_radial
 
 
 def literal_density(u, centers, variance):

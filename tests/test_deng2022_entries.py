@@ -3,10 +3,10 @@
 import torch
 from reference_entries import annealed_map, nystrom_of_all_rows
 
-from mercer.experiments.backbones import LeNet5
-from mercer.experiments.deng2022 import fig6
-from mercer.experiments.deng2022.measures import AllRowsNystrom
 from mercer.kernels import RBF
+from mercer_papers.backbones import LeNet5
+from mercer_papers.deng2022 import fig6
+from mercer_papers.deng2022.measures import AllRowsNystrom
 
 
 def test_nystrom_of_the_slides_decomposes_all_rows(generator):

@@ -16,13 +16,13 @@ from test_report import browse
 
 from mercer.cli.commands import main
 from mercer.kernels import RBF, Laplacian, Linear
-from mercer.report import diagnosis_page
 from mercer.spectral import analyze
 from mercer.tabular import TabularModel, diagnose
 from mercer.tabular.diagnosis.candidates import Candidate, of_embeddings
 from mercer.tabular.diagnosis.held_out import leave_folds_out
 from mercer.tabular.diagnosis.problem import sample
 from mercer.tabular.diagnosis.ranking import NOISE, SHUFFLES, centred_columns, spectrum_of
+from mercer.tabular.pages import diagnosis_page
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 

@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import mercer
-from mercer.features import L2BatchNorm, NeuralEigenfunctions, Nystrom, ParallelNetworks, SpectralInference
+from mercer.features import L2BatchNorm, NeuralEigenfunctions, Nystrom, ParallelNetworks
 from mercer.features.landmark_fit import fit_sample
 from mercer.features.neuralef import Training, ascent, deflated, train
-from mercer.features.spin import masked
 from mercer.features.task import Task
 from mercer.kernels import (
     NNGP,
@@ -30,6 +29,8 @@ from mercer.kernels import (
     Precomputed,
     Trajectory,
 )
+from mercer_papers.rivals import SpectralInference
+from mercer_papers.rivals.spin import masked
 
 
 def seeded(seed=0):

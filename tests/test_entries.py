@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mercer.experiments import SCALES, entries
-from mercer.experiments.execution import execute, missing
+from mercer_papers.catalogue import entries
+from mercer_papers.cells import SCALES
+from mercer_papers.execution import execute, missing
 
 BUILT = [entry for entry in entries() if entry.built and entry.scale != "paper"]
 ONE_A_MODULE = list({entry.module: entry for entry in BUILT}.values())

@@ -1,15 +1,14 @@
 """Growth: fits that recover what made the costs, bands that own up to misses, runs foretold from the shipped file."""
 
-import importlib.util
 import itertools
 import json
 import math
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from mercer.bench.cost_model import (
+from mercer.cli import main
+from mercer_papers.bench.cost_model import (
     MEASURED,
     METHODS,
     Fit,
@@ -21,7 +20,7 @@ from mercer.bench.cost_model import (
     measure,
     monomial,
 )
-from mercer.cli import main
+from mercer_papers.bench.studies import scaling
 
 NAMES = [method.name for method in METHODS]
 SHIPPED = json.loads(MEASURED.read_text())["methods"]
@@ -239,7 +238,7 @@ def test_bad_usage_is_exit_2(args, sentence):
 
 def test_bench_growth_writes_the_file_and_prints_the_exponents(tmp_path, monkeypatch):
     points = {name: held["points"] for name, held in SHIPPED.items()}
-    monkeypatch.setattr("mercer.bench.cost_model.measure", lambda **_: points)
+    monkeypatch.setattr("mercer_papers.bench.cost_model.measure", lambda **_: points)
     done = cli("bench", "growth", "-o", str(tmp_path / "run"))
     assert done.exit_code == 0
     assert set(json.loads((tmp_path / "run" / "growth.json").read_text())["methods"]) == set(NAMES)
@@ -249,10 +248,4 @@ def test_bench_growth_writes_the_file_and_prints_the_exponents(tmp_path, monkeyp
 
 
 def test_the_page_on_scaling_shows_the_shipped_figures():
-    root = Path(__file__).parent.parent
-    spec = importlib.util.spec_from_file_location("scaling", root / "benchmarks" / "scaling.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    if not script.PAGE.exists():
-        pytest.skip("docs are not beside the tests")
-    assert script.tables() in script.PAGE.read_text(), "run python benchmarks/scaling.py --write"
+    assert scaling.tables() in scaling.PAGE.read_text(), "run python -m mercer_papers.bench.studies.scaling --write"

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mercer import data, figures
+from mercer import figures
+from mercer_papers import data
 
 ROOT = Path(__file__).parent.parent
 DRAWING = sorted(p for p in (ROOT / "examples").glob("*.py") if 'docs" / "img' in p.read_text())

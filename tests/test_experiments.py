@@ -12,22 +12,12 @@ from pathlib import Path
 import fake_entries
 import pytest
 
-import mercer.experiments
-from mercer.experiments import (
-    Cell,
-    Outcome,
-    Result,
-    catalogue,
-    read_results,
-    read_run,
-    recorded,
-    recorded_runs,
-    runner,
-    summarise,
-)
-from mercer.experiments.cells import non_finite
-from mercer.experiments.results import append
+import mercer_papers
 from mercer.storage import mend_lines
+from mercer_papers import catalogue, recorded_runs, runner
+from mercer_papers.cells import Cell, Outcome, non_finite
+from mercer_papers.recorded_runs import recorded
+from mercer_papers.results import Result, append, read_results, read_run, summarise
 
 IDS = {
     "jayasumana2021": [*(f"table{i}" for i in range(1, 13)), "fig1", "fig2", "sec7.4", "thmE.1"],
@@ -60,15 +50,13 @@ class Silent:
 def fake(tmp_path, monkeypatch):
     fake_entries.write(tmp_path / "fake")
     monkeypatch.setattr(catalogue, "PUBLISHED", tmp_path / "fake" / "published")
-    monkeypatch.setattr(
-        mercer.experiments, "__path__", [*mercer.experiments.__path__, str(tmp_path / "fake" / "entries")]
-    )
+    monkeypatch.setattr(mercer_papers, "__path__", [*mercer_papers.__path__, str(tmp_path / "fake" / "entries")])
     monkeypatch.delenv("MERCER_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     catalogue.entries.cache_clear()
     yield tmp_path
     catalogue.entries.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("mercer.experiments.fake2000")]:
+    for name in [name for name in sys.modules if name.startswith("mercer_papers.fake2000")]:
         del sys.modules[name]
 
 
@@ -111,7 +99,7 @@ def test_published_numbers_are_those_of_the_papers():
 
 def test_an_entry_names_the_module_that_runs_it_and_takes_what_entries_share():
     table1, table3 = catalogue.entry("chen2022/table1"), catalogue.entry("chen2022/table3")
-    assert table1.module == table3.module == "mercer.experiments.chen2022.comparison"
+    assert table1.module == table3.module == "mercer_papers.chen2022.comparison"
     assert table1.settings == table3.settings and set(table1.doubts) & set(table3.doubts)
 
 
@@ -136,7 +124,7 @@ def test_an_unknown_id_is_refused_with_close_ones(name, fix):
 
 def test_built_entries_give_cells_of_their_own_at_every_scale():
     for entry in (e for e in catalogue.entries() if e.built):
-        for scale in mercer.experiments.SCALES if entry.scale != "paper" else ("paper",):
+        for scale in mercer_papers.SCALES if entry.scale != "paper" else ("paper",):
             runner._check_cells(entry, entry.load().cells(entry, scale))
 
 
@@ -365,7 +353,7 @@ def test_a_run_says_with_what_and_where_it_was_made_but_not_on_whose_machine(fak
 def test_two_runs_into_one_folder_do_not_mix(fake):
     folder = started("fake2000/thmA")
     with (
-        mercer.experiments.runner.storage.lock(folder),
+        mercer_papers.runner.storage.lock(folder),
         pytest.raises(RuntimeError, match="must be used by one run at a time"),
     ):
         runner.run(folder, Silent())

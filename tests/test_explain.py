@@ -13,12 +13,12 @@ from test_diagnose import HOSTILE, check_page, measured
 import mercer
 from mercer.cli.commands import main
 from mercer.machines import StackedRidge
-from mercer.report import model_page
-from mercer.report.columns import ColumnLine, column_lines
-from mercer.report.model_page import confusions, headline, machine_lines
 from mercer.tabular import Column, TabularModel
 from mercer.tabular.effects import correlated, effect_curves, reasons
 from mercer.tabular.importance import column_weights, permutation_losses
+from mercer.tabular.pages import model_page
+from mercer.tabular.pages.column_lines import ColumnLine, column_lines
+from mercer.tabular.pages.model_page import confusions, headline, machine_lines
 
 
 def table(n=80, seed=0):

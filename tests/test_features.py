@@ -21,15 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mercer
 from mercer import features
-from mercer.features import (
-    FeatureMap,
-    NeuralEigenfunctions,
-    Nystrom,
-    PositiveRandomFeatures,
-    RandomFourier,
-    SpectralInference,
-)
+from mercer.features import FeatureMap, NeuralEigenfunctions, Nystrom, PositiveRandomFeatures, RandomFourier
 from mercer.kernels import RBF, EmpiricalNTK, FunctionKernel, Laplacian, Linear, Matern, Polynomial, Precomputed
+from mercer_papers.rivals import SpectralInference
 
 N, D, M = 40, 3, 8
 

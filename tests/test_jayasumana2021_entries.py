@@ -5,12 +5,11 @@ import pytest
 import torch
 from reference_entries import second_order_pooled
 
-from mercer import data
-from mercer.experiments import entries
-from mercer.experiments.catalogue import entry
-from mercer.experiments.jayasumana2021 import active_learning, distillation, sentences, transfer
-from mercer.experiments.jayasumana2021.heads import backbone, build, make_head
-from mercer.experiments.jayasumana2021.trained import cifar, fit, squared_loss
+from mercer_papers import data
+from mercer_papers.catalogue import entries, entry
+from mercer_papers.jayasumana2021 import active_learning, distillation, sentences, transfer
+from mercer_papers.jayasumana2021.heads import backbone, build, make_head
+from mercer_papers.jayasumana2021.trained import cifar, fit, squared_loss
 
 
 def _noise(generator):

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from mercer.data import CifarResNet
-from mercer.experiments.backbones import DenseNet, LeNet5, SmallTransformer, Vgg16
 from mercer.kernels import RadialSeries
 from mercer.nn import CosineClassifier, KernelClassifier, kernelize
+from mercer_papers.backbones import DenseNet, LeNet5, SmallTransformer, Vgg16
+from mercer_papers.data import CifarResNet
 
 C = 3
 

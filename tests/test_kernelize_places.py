@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from mercer.data import CifarResNet
-from mercer.experiments.backbones import SmallTransformer
 from mercer.modules import private_copy
 from mercer.nn import CosineClassifier, KernelClassifier, SecondOrderPooling, kernelize
+from mercer_papers.backbones import SmallTransformer
+from mercer_papers.data import CifarResNet
 
 C, D = 3, 16
 

@@ -6,13 +6,13 @@ import pytest
 import reference_masoomi2020 as literal
 import torch
 
-from mercer.experiments import catalogue
-from mercer.experiments.cells import Outcome, non_finite
-from mercer.experiments.masoomi2020 import solved
-from mercer.experiments.masoomi2020.solved import fold
-from mercer.experiments.masoomi2020.theory import implicit_penalty
-from mercer.experiments.results import Result
 from mercer.layerwise import dependence as dep
+from mercer_papers import catalogue
+from mercer_papers.cells import Outcome, non_finite
+from mercer_papers.masoomi2020 import solved
+from mercer_papers.masoomi2020.solved import fold
+from mercer_papers.masoomi2020.theory import implicit_penalty
+from mercer_papers.results import Result
 
 ENTRIES = [entry for entry in catalogue.entries() if entry.paper == "masoomi2020"]
 C = 3

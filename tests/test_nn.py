@@ -355,7 +355,7 @@ def test_training_separates_what_a_line_cannot():
 
 
 def test_little_more_is_kept_for_the_backward_pass_than_a_linear_layer_keeps():
-    from mercer.bench.head import saved_bytes
+    from mercer_papers.bench.head import saved_bytes
 
     z = torch.randn(128, 512, requires_grad=True)
     head, linear = KernelClassifier(512, 1000, linear=True), saved_bytes(nn.Linear(512, 1000, bias=False), z)

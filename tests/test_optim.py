@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import mercer.optim
 from mercer import NumericalWarning
 from mercer.kernels import RBF
-from mercer.optim import ESGD, EigenProSGD, FunctionSpaceSGD, KernelSGD, MultiBatchLBFGS
+from mercer.optim import EigenProSGD, FunctionSpaceSGD, KernelSGD
+from mercer_papers.rivals import ESGD, MultiBatchLBFGS
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mercer.cli.reproduce import _settings, reproduce
-from mercer.experiments import entries, recorded
-from mercer.experiments.runner import Request, plan
+from mercer_papers.catalogue import entries
+from mercer_papers.cli.reproduce import _settings, reproduce
+from mercer_papers.recorded_runs import recorded
+from mercer_papers.runner import Request, plan
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from mercer import figures, report
-from mercer.experiments import Number, Result, Summary, entries, recorded_runs
-from mercer.report import matrix, numbers
-from mercer.report.inline import inline
+from mercer import figures
+from mercer.figures import numbers
+from mercer.figures.inline import inline
+from mercer_papers import recorded_runs, report
+from mercer_papers.catalogue import Number, entries
+from mercer_papers.report import matrix
+from mercer_papers.results import Result, Summary
 
 TABLE = "spectral2019/table1"
 CURVES = "sample/curves"  # of no paper, so that the page itself draws its curves
@@ -140,7 +143,7 @@ def test_what_bundled_leaves_out_is_not_called_missing(tmp_path):
 
 
 def test_what_has_no_section_says_once_that_it_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("mercer.report.sections.recorded", lambda entry: [])
+    monkeypatch.setattr("mercer_papers.report.sections.recorded", lambda entry: [])
     note = "Left out by --bundled: needs mnist."
     left = Result(TABLE, "k", "missing", "small", "no kernel", "MNIST", note=note, data=("mnist",))
     page = report.build(write_run(tmp_path / "run", [left])).read_text(encoding="utf-8")

@@ -5,7 +5,8 @@ import reference_spectral2019 as reference
 import torch
 
 from mercer.kernels import ReLUGram
-from mercer.spectral import TwoLayerNet, analyze, neural_embedding, train_two_layer
+from mercer.spectral import analyze
+from mercer_papers.rivals import TwoLayerNet, neural_embedding, train_two_layer
 
 
 def unit(n, d, seed=0):

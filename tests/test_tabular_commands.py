@@ -18,11 +18,12 @@ import pytest
 from click.testing import CliRunner
 
 import mercer
-from mercer import data, storage
+from mercer import storage
 from mercer.cli import main
 from mercer.cli.fit import _beside
 from mercer.cli.signals import stoppable
 from mercer.kernels import RBF
+from mercer_papers import data
 
 
 def run(*args):
@@ -71,7 +72,7 @@ def test_fit_says_what_was_done_and_how_good_it_is(home):
 
 def test_fit_draws_the_page_and_survives_without_it(home, tmp_path, monkeypatch):
     assert "<svg" in (home / "model" / "explain.html").read_text()
-    monkeypatch.setattr("mercer.report.model_page", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr("mercer.tabular.pages.model_page", lambda *args, **options: 1 / 0)
     done = run("fit", home / "new.csv", "--target", "churned", "-o", tmp_path / "m", "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["page"] is None
     assert "the page could not be drawn; the model is kept: ZeroDivisionError" in done.stderr
@@ -282,7 +283,7 @@ def test_46_a_folder_is_held_from_start_to_page(home, tmp_path, monkeypatch):
             pass
         seen.append(path)
 
-    monkeypatch.setattr("mercer.report.model_page", page)
+    monkeypatch.setattr("mercer.tabular.pages.model_page", page)
     assert run("fit", home / "new.csv", "--target", "churned", "-o", folder).exit_code == 0 and seen
 
 

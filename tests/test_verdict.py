@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from mercer.experiments import VERDICTS, Claim, Recorded, Result, catalogue, judge, recorded, recorded_verdict, verdict
-from mercer.experiments.catalogue import Entry, Number
-from mercer.experiments.claims import numbers_by_seed
+from mercer_papers import catalogue, verdict
+from mercer_papers.catalogue import Entry, Number
+from mercer_papers.claims import Claim, numbers_by_seed
+from mercer_papers.recorded_runs import Recorded, recorded
+from mercer_papers.results import Result
+from mercer_papers.verdict import VERDICTS, judge, recorded_verdict
 
 ENTRY = Entry(
     "a/b", "a", "result", "", "",

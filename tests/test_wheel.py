@@ -37,10 +37,11 @@ def test_the_wheel_reproduces_an_entry_outside_the_repository(unpacked, tmp_path
     assert "spectral2019/table1" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(unpacked):
-    tops = {path.name for path in unpacked.iterdir()}
-    assert "mercer" in tops and len(tops) == 2 and all(name.startswith("mercer") for name in tops)
-    package = {str(p.relative_to(unpacked / "mercer")) for p in (unpacked / "mercer").rglob("*") if p.is_file()}
-    source = ROOT / "src" / "mercer"
-    files = {str(p.relative_to(source)) for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert package - {name for name in package if "__pycache__" in name} == files
+def test_the_wheel_holds_the_two_packages_and_nothing_else(unpacked):
+    tops = {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")}
+    assert tops == {"mercer", "mercer_papers"}
+    for name in tops:
+        package, source = unpacked / name, ROOT / "src" / name
+        files = {str(p.relative_to(source)) for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+        packed = {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file()}
+        assert {name for name in packed if "__pycache__" not in name} == files

@@ -19,7 +19,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mercer.experiments import Recorded, Summary, recorded, recorded_verdict, select, summarise
+from mercer_papers.catalogue import select
+from mercer_papers.recorded_runs import Recorded, recorded
+from mercer_papers.results import Summary, summarise
+from mercer_papers.verdict import recorded_verdict
 
 PAGES = Path(__file__).parents[1] / "docs" / "papers"
 _BLOCK = re.compile(r"<!-- (verdicts|recorded) (.+?) -->\n.*?<!-- end -->", re.S)

@@ -1,6 +1,6 @@
 """Keep a run with the package: ``python tools/record_run.py RUN NAME [ENTRY ...] [--seeds N]``.
 
-Copies ``run.json`` and the done lines of ``results.jsonl`` into ``src/mercer/experiments/recorded/NAME``, without
+Copies ``run.json`` and the done lines of ``results.jsonl`` into ``src/mercer_papers/recorded/NAME``, without
 curves and arrays, which the verdicts and tables do not read. Nothing else is changed. Of a run that was stopped, name
 the entries and the number of seeds that are complete: the command beside it asks for whole seeds.
 """
@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-RECORDED = Path(__file__).parents[1] / "src" / "mercer" / "experiments" / "recorded"
+RECORDED = Path(__file__).parents[1] / "src" / "mercer_papers" / "recorded"
 
 
 def main(run: Path, name: str, entries: list[str], seeds: int | None) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import (
         bayes,
-        data,
         distributed,
         features,
         kernels,
@@ -31,7 +30,6 @@ __version__ = "0.2.0"
 
 _MODULES = (
     "bayes",
-    "data",
     "distributed",
     "features",
     "kernels",
@@ -50,7 +48,6 @@ __all__ = [
     "NumericalWarning",
     "__version__",
     "bayes",
-    "data",
     "distributed",
     "features",
     "kernels",

@@ -6,12 +6,10 @@ from .kronecker import KroneckerLaplace
 from .linearized_laplace import LinearizedLaplace
 from .posterior import Posterior
 from .snapshots import Snapshots
-from .swag import SWAG
 from .temperature_scaling import TemperatureScaling
 from .trajectory_gp import TrajectoryGP
 
 __all__ = [
-    "SWAG",
     "DeepEnsemble",
     "Familiarity",
     "KroneckerLaplace",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,12 @@ import click
 from typing_extensions import override
 
 from mercer import __version__
-from mercer.cli.bench import bench
 from mercer.cli.diagnose import diagnose
-from mercer.cli.estimate import estimate
 from mercer.cli.explain import explain
 from mercer.cli.fit import fit
-from mercer.cli.listing import list_entries
 from mercer.cli.options import examples
 from mercer.cli.output import closest
 from mercer.cli.predict import predict
-from mercer.cli.report import report
-from mercer.cli.reproduce import reproduce
 from mercer.user_text import shown
 
 _LONGEST = 2000  # letters of an error
@@ -32,6 +28,17 @@ _LONGEST = 2000  # letters of an error
 
 class _Commands(click.Group):
     """A group whose commands end with the house's codes: 0 done, 1 failed, 2 bad usage, 130 and 143 interrupted."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_find_commands()})
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in (others := _find_commands()):
+            return others[cmd_name].load()  # type: ignore[no-any-return]
+        return command
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
@@ -96,15 +103,15 @@ def main(context: click.Context, verbose: int) -> None:
     logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
 
 
-main.add_command(bench)
 main.add_command(diagnose)
-main.add_command(estimate)
 main.add_command(explain)
 main.add_command(fit)
-main.add_command(list_entries)
 main.add_command(predict)
-main.add_command(report)
-main.add_command(reproduce)
+
+
+def _find_commands() -> dict[str, EntryPoint]:
+    """Commands that installed packages add under the entry point group ``mercer.commands``."""
+    return {point.name: point for point in entry_points(group="mercer.commands")}
 
 
 class _Formatter(logging.Formatter):

@@ -58,11 +58,11 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     DATA is csv, tsv, parquet or npz; each array (n, m) of an npz file is an embedding to rank. The page has the
     verdict, the table with every number explained, and the pictures.
     """
+    from mercer.cli.process import threads_set
     from mercer.cli.signals import stoppable
-    from mercer.process import threads_set
-    from mercer.report import diagnosis_page
     from mercer.tabular import diagnose as read
     from mercer.tabular.diagnosis import sample
+    from mercer.tabular.pages import diagnosis_page
 
     page = output or Path(f"{data.name.split('.')[0]}-diagnosis.html")
     if not page.parent.is_dir():

@@ -50,13 +50,13 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     With ROWS, a table: why each of its first 20 rows gets its answer.
     """
     from mercer.cli.predict import load_model
+    from mercer.cli.process import threads_set
     from mercer.cli.signals import stoppable
-    from mercer.process import threads_set
-    from mercer.report import model_page
     from mercer.tabular import read
     from mercer.tabular.diagnosis import SCANNED
     from mercer.tabular.effects import EXPLAINED, reasons
     from mercer.tabular.importance import column_weights, permutation_losses
+    from mercer.tabular.pages import model_page
 
     loaded = load_model(model)
     page = output or model / "explain.html"
@@ -98,7 +98,7 @@ def _because(why: Reasons) -> Iterator[str]:
 def _document(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> dict[str, Any]:
-    from mercer.report.model_page import confusions, headline, machine_lines
+    from mercer.tabular.pages.model_page import confusions, headline, machine_lines
 
     mistakes = confusions(model, 20)
     return {
@@ -120,8 +120,8 @@ def _document(
 def _lines(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> Iterator[str]:
-    from mercer.report.model_page import confusions, headline, machine_lines
     from mercer.tabular.effects import correlated
+    from mercer.tabular.pages.model_page import confusions, headline, machine_lines
 
     yield from wrapped(headline(model))
     yield ""

@@ -67,8 +67,8 @@ def fit(
     torchrun the processes share the rows.
     """
     from mercer import distributed
+    from mercer.cli.process import threads_set
     from mercer.cli.signals import stoppable
-    from mercer.process import threads_set
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fingerprint, fit_file
 
@@ -171,7 +171,7 @@ def _held(folder: Path) -> Iterator[None]:
 def _drawn(model: TabularModel, folder: Path) -> Path | None:
     """The page of `mercer explain`; a picture that fails does not take the model with it."""
     try:
-        from mercer.report import model_page
+        from mercer.tabular.pages import model_page
 
         return model_page(model, folder / PAGE, folder=str(folder))
     except Exception as error:

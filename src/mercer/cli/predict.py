@@ -64,8 +64,8 @@ def predict(
     Columns of OUT.csv: prediction; p_<class> for each class, or low and high for a number; unfamiliar, from 0 for a row
     like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of them); the kept columns.
     """
+    from mercer.cli.process import threads_set
     from mercer.cli.signals import stoppable
-    from mercer.process import threads_set
     from mercer.tabular.streaming import predict_file
 
     loaded = load_model(model)

@@ -14,7 +14,7 @@ from mercer.cli.output import say
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Exit 130 or 143 where the block is stopped, after what it was writing is cleared away."""
-    from mercer.process import Interrupted, Interruption
+    from mercer.cli.process import Interrupted, Interruption
 
     try:
         with Interruption(), warnings.catch_warnings():

@@ -8,7 +8,6 @@ from .neuralef import Training
 from .nystrom import Nystrom
 from .parallel_networks import ParallelNetworks
 from .random_fourier import PositiveRandomFeatures, RandomFourier, phased_cosines
-from .spin import SpectralInference
 
 __all__ = [
     "FeatureMap",
@@ -18,7 +17,6 @@ __all__ = [
     "ParallelNetworks",
     "PositiveRandomFeatures",
     "RandomFourier",
-    "SpectralInference",
     "Training",
     "distill",
     "phased_cosines",

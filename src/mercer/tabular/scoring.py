@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import metrics
-from ..data import stratified_folds
 from .columns import Array
+from .folds import stratified_folds
 
 FOLDS = 5
 BOOSTING = "HistGradientBoosting"

@@ -1,0 +1,125 @@
+"""The process that runs the work: its signals, its threads, its machine. All commands share it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from mercer import __version__
+
+_LIBRARIES = ("torch", "numpy", "scikit-learn", "safetensors")
+
+
+class Interrupted(BaseException):
+    """The run was asked to stop; not an ``Exception``, so that no cell can take it for its own failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """As the shell has it: 130 for SIGINT, 143 for SIGTERM."""
+        return 128 + self.number
+
+
+class Interruption:
+    """While entered, SIGINT and SIGTERM raise `Interrupted`; inside ``held()`` they wait for its end."""
+
+    def __init__(self) -> None:
+        self._holding = False
+        self._pending: int | None = None
+
+    def __enter__(self) -> Interruption:
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no signal in until the block is done."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self._pending is not None:
+            raise Interrupted(self._pending)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._holding:
+            self._pending = number
+        else:
+            raise Interrupted(number)
+
+
+@contextlib.contextmanager
+def threads_set(threads: int) -> Iterator[None]:
+    """Torch and every BLAS and OpenMP pool at ``threads``; the caller's number comes back afterwards."""
+    import torch
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    before = torch.get_num_threads()
+    with threadpool_limits(threads):
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the libraries whose numbers could differ."""
+    found = {"python": platform.python_version(), "mercer": __version__}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """System, processor, cores this process may use, memory in GiB, and the accelerator if there is one."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _processor(),
+        "cores": cores,
+        "memory_gib": _memory(),
+        "gpu": gpu,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> float | None:
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,240 @@
+"""A fitted model of a table as one self-contained page: how good it is, what it looks at, how it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import __version__, figures
+from ...figures import numbers
+from ...figures.inline import Picture, label
+from ...figures.pages import fill, own_text
+from ...storage import atomic_write
+from ..effects import Effect, correlated, effect_curves
+from ..importance import column_weights
+from .column_lines import column_lines
+from .diagnosis_page import drawn
+
+if TYPE_CHECKING:
+    from .. import TabularModel
+
+_CLASSES = 14  # classes up to which the confusion matrix is drawn
+_WEIGHTS = 15  # columns in the picture of weights
+_CONFUSIONS = 6
+_POINTS = 600
+_TILES = {
+    "accuracy": ("right", "of rows it had not seen"),
+    "balanced_accuracy": ("right by class", "the mean over the classes"),
+    "auroc": ("AUROC", "1 ranks all rows rightly, 0.5 is chance"),
+    "log_loss": ("log loss", "of its probabilities; lower is better"),
+    "ece": ("calibration error", "how far its confidence is off"),
+    "r2": ("explained", "of the target's variation on rows it had not seen"),
+    "rmse": ("root mean squared error", "in the target's unit"),
+    "mae": ("mean absolute error", "in the target's unit"),
+}
+_SHARES = ("accuracy", "balanced_accuracy", "r2")
+
+
+def model_page(
+    model: TabularModel,
+    path: str | Path,
+    *,
+    folder: str = "MODEL",
+    losses: Mapping[str, float] | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> Path:
+    """Write the page and return its path.
+
+    Args:
+        model: A fitted model.
+        path: Where the page goes.
+        folder: What the model's folder is called in the commands.
+        losses: What shuffling a column costs, from :func:`mercer.tabular.importance.permutation_losses`.
+        weights: The columns' weights, where they are known: :func:`mercer.tabular.importance.column_weights`.
+    """
+    path = Path(path)
+    weights = column_weights(model) if weights is None else weights
+    values = {
+        "m": model,
+        "columns": column_lines(model.preparation.columns),
+        "folder": folder,
+        "title": f"What a model of {model.target.name} learned",
+        "headline": headline(model),
+        "version": __version__,
+        "seconds": 0.0,
+        "style": own_text("style.css") + own_text("pages.css"),
+        "tiles": _tiles(model.scores),
+        "beside": _beside(model.scores),
+        "confused": confusions(model, _CONFUSIONS),
+        "machines": machine_lines(model),
+        "features": len(model.feature_names),
+        "pictures": _pictures(model, weights, losses),
+        "losses": losses,
+        "together": [", ".join(group) for group in correlated(model, weights)],
+    }
+    atomic_write(path, fill("mercer.tabular.pages", "model.html", values).encode())
+    return path
+
+
+def headline(model: TabularModel) -> str:
+    """How good the model is, in a sentence."""
+    name, scores = model.target.name, model.scores
+    if not scores["folds"]:
+        return f"{name} is predicted from {_used(model)}; the rows were too few to say how well."
+    if model.target.classes is None:
+        return f"{name} is predicted from {_used(model)}: {_percent(scores['r2'])} of its variation on unseen rows."
+    alone = _percent(scores["always_most_frequent"])
+    right = _percent(scores["accuracy"])
+    guess = f"where the most frequent class alone gives {alone}"
+    return f"{name} is predicted from {_used(model)}: {right} right on unseen rows, {guess}."
+
+
+def confusions(model: TabularModel, most: int) -> list[tuple[str, str, int, int]]:
+    """The most frequent mistakes: true class, predicted class, rows, rows of the true class."""
+    table = model.scores.get("confusion")
+    if table is None or model.target.classes is None:
+        return []
+    names = [str(name) for name in model.target.classes]
+    found = [
+        (names[i], names[j], count, sum(row))
+        for i, row in enumerate(table)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
+    return sorted(found, key=lambda mistake: -mistake[2])[:most]
+
+
+def machine_lines(model: TabularModel) -> list[dict[str, Any]]:
+    """Each machine: what it does in words, and its numbers, as values and as text."""
+    lines = []
+    for part in model.learner.parts():
+        shown = {"share": _percent(part["share"])}
+        shown |= {name: "–" if part[name] is None else numbers.plain(part[name], 2) for name in ("penalty", "error")}
+        lines.append({"what": part["what"], "shown": shown, "values": part})
+    return lines
+
+
+def _tiles(scores: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    known = [name for name in _TILES if scores.get(name) is not None]
+    return [(_shown(scores[name], name), *_TILES[name]) for name in known]
+
+
+def _beside(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Other models on the same folds: the measures, and a line for each model, ours first."""
+    others = scores.get("beside")
+    if not others:
+        return None
+    measures = list(next(iter(others.values())))
+    lines = [(name, [_shown(found[measure], measure) for measure in measures]) for name, found in others.items()]
+    ours = ("this model", [_shown(scores[measure], measure) for measure in measures])
+    return {"measures": [_TILES[measure][0] for measure in measures], "lines": [ours, *lines]}
+
+
+def _shown(score: float, measure: str) -> str:
+    return _percent(score) if measure in _SHARES else numbers.plain(score, 3)
+
+
+def _pictures(
+    model: TabularModel, weights: Mapping[str, float], losses: Mapping[str, float] | None
+) -> dict[str, Picture]:
+    scores, found = model.scores, {}
+    found["weights"] = drawn(
+        "weights",
+        lambda: _bars({"": dict(weights)}, "share, %"),
+        f"Weights of the columns: {next(iter(weights))} is first.",
+        "How far the prediction moves when a column's values are exchanged between training rows.",
+    )
+    for number, effect in enumerate(effect_curves(model, weights)):
+        found[f"effect{number}"] = drawn(
+            f"effect{number}",
+            lambda effect=effect: _effect(effect, model.target.name),  # type: ignore[misc]
+            f"How the prediction moves with {effect.column}.",
+            f"The average prediction for each value of {effect.column}"
+            + (". The band holds the middle 80% of the rows." if _is_curve(effect) else "."),
+        )
+    if losses:
+        found["losses"] = drawn(
+            "losses",
+            lambda: _bars({"": dict(losses)}, "points lost, %"),
+            "What shuffling each column of the given data costs.",
+            "How much the score on the given rows falls when one column is shuffled: what the model really needs.",
+        )
+    if "reliability" in scores:
+        found["reliability"] = drawn(
+            "reliability",
+            lambda: _reliability(scores["reliability"]),
+            f"Reliability diagram, calibration error {scores['ece']:.3f}.",
+            "Can its probabilities be believed? Bars on the dashed line: of the rows it calls 80% sure, 80% are "
+            "right. Below, how many rows there are of each confidence; pale bars have fewer than ten.",
+        )
+    if "confusion" in scores and len(scores["confusion"]) <= _CLASSES:
+        found["confusion"] = drawn(
+            "confusion",
+            lambda: _confusion(model),
+            "Confusion matrix: rows are the true classes, columns the predicted ones.",
+            "Rows it had not seen, counted: the true class down, the predicted class across. All on the diagonal would "
+            "be perfect. Colours are shares of the true class.",
+        )
+    if "pairs" in scores:
+        found["pairs"] = drawn(
+            "pairs",
+            lambda: _pairs(model),
+            "Predicted value against true value for rows the model had not seen.",
+            "Each point is a row it had not seen. On the dashed line the prediction is exact.",
+        )
+    return found
+
+
+def _is_curve(effect: Effect) -> bool:
+    return all(isinstance(value, float) for value in effect.values)
+
+
+def _effect(effect: Effect, target: str) -> figures.Figure:
+    y_label = f"probability of {label(effect.of)}" if effect.of else f"predicted {label(target)}"
+    if not _is_curve(effect):
+        named = {label(str(value)): mean for value, mean in zip(effect.values, effect.mean, strict=True)}
+        return figures.bars({"": named}, x_label=f"{y_label}, by {label(effect.column)}")
+    return figures.lines(
+        {"average": {"x": effect.values, "y": effect.mean, "low": effect.low, "high": effect.high}},
+        x_label=label(effect.column),
+        y_label=y_label,
+    )
+
+
+def _bars(shares: Mapping[str, Mapping[str, float]], x_label: str) -> figures.Figure:
+    first = {name: {label(k): 100 * v for k, v in list(values.items())[:_WEIGHTS]} for name, values in shares.items()}
+    return figures.bars(first, x_label=x_label)
+
+
+def _reliability(bins: Mapping[str, Any]) -> figures.Figure:
+    confidence, accuracy = (
+        [float("nan") if value is None else value for value in bins[name]] for name in ("confidence", "accuracy")
+    )
+    return figures.reliability(bins["rows"], confidence, accuracy, title="Confidence beside accuracy")
+
+
+def _confusion(model: TabularModel) -> figures.Figure:
+    assert model.target.classes is not None
+    names = [label(str(name)) for name in model.target.classes]
+    return figures.confusion(model.scores["confusion"], names)
+
+
+def _pairs(model: TabularModel) -> figures.Figure:
+    pairs = model.scores["pairs"]
+    step = max(1, len(pairs["value"]) // _POINTS)
+    return figures.scatter(
+        pairs["value"][::step],
+        pairs["prediction"][::step],
+        x_label=f"true {label(model.target.name)}",
+        y_label="predicted, rows left out",
+    )
+
+
+def _used(model: TabularModel) -> str:
+    used = sum(not column.dropped for column in model.preparation.columns)
+    return f"{used} column" + "s" * (used != 1)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"

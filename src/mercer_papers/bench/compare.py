@@ -1,0 +1,269 @@
+"""From cases to lines: which goals are met, what is absent, what failed."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mercer import checks
+from mercer.cli.process import threads_set
+
+from ..data import MissingData
+from .memory import peak_mib, run_alone
+from .timing import OURS, Case, Contender, Sample, time_in_turns
+
+if TYPE_CHECKING:
+    from .record import Record
+
+_log = logging.getLogger("mercer")
+_MACHINERY = {
+    "compare",
+    "cost_model",
+    "head_fits",
+    "memory",
+    "optim_fits",
+    "picture",
+    "record",
+    "table_rivals",
+    "timing",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One contender in one case; on a peer's line the ratios are its cost over ours.
+
+    Args:
+        area: the file of cases.
+        case: the case's name.
+        who: ``mercer``, or the peer.
+        state: ``measured``, ``absent`` (not installed), ``missing`` (no data) or ``failed``.
+        version: of the contender's library.
+        why: the reason where it, or its accuracy, was not measured.
+        cpu: median CPU seconds, all threads together.
+        wall: median seconds by the clock.
+        memory: MiB added at the peak.
+        accuracy: the score of its answer.
+        accuracy_name: what the score is.
+        better: ``lower`` or ``higher``.
+        ratios: by measure, cost over ours, and of the scores; above 1 ours is cheaper, or better.
+        goals: least ratios on a peer's line; bounds on our own line.
+        met: by measure, whether the goal is.
+        threads: threads of every pool.
+        repeats: rounds that were timed.
+        device: where the work was done.
+    """
+
+    area: str
+    case: str
+    who: str
+    state: str
+    version: str = ""
+    why: str = ""
+    cpu: float | None = None
+    wall: float | None = None
+    memory: float | None = None
+    accuracy: float | None = None
+    accuracy_name: str = ""
+    better: str = "lower"
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    goals: Mapping[str, float] = field(default_factory=dict)
+    met: Mapping[str, bool] = field(default_factory=dict)
+    threads: int = 1
+    repeats: int = 0
+    device: str = "cpu"
+
+
+def area_names() -> list[str]:
+    """Every area: the files beside this one that hold cases."""
+    package = importlib.import_module(__package__ or "mercer_papers.bench")
+    return sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in _MACHINERY)
+
+
+def run(
+    areas: Sequence[str] = (),
+    *,
+    repeats: int = 5,
+    threads: int = 1,
+    memory: bool = True,
+    progress: Callable[[Line], None] | None = None,
+    record: Record | None = None,
+    device: str = "cpu",
+) -> list[Line]:
+    """Every case of the areas named (all by default), contenders in turns.
+
+    Args:
+        areas: names from :func:`area_names`.
+        repeats: rounds; a case may ask for fewer.
+        threads: threads for torch, BLAS and OpenMP, ours and peers alike; a case may ask for its own.
+        memory: whether to measure peak memory.
+        progress: called with each line as it is ready.
+        record: keeps each case's lines as they are measured; cases it has are not measured again.
+        device: where torch does the work; cases that are the CPU's are *missing* elsewhere, with that reason.
+    """
+    checks.integer("bench", "repeats", repeats, 1)
+    checks.integer("bench", "threads", threads, 1)
+    checks.device("bench", device)
+    names = [checks.choice("bench", "area", name, area_names()) for name in areas] or area_names()
+    lines: list[Line] = []
+    for name in names:
+        module = f"{__package__}.{name}"
+        for case in importlib.import_module(module).CASES:
+            found = record.kept(name, case.name) if record is not None else []
+            if not found:
+                _log.info("bench: %s, %s", name, case.name)
+                found = run_case(case, module, repeats=repeats, threads=threads, memory=memory, device=device)
+                if record is not None:
+                    record.keep(found)
+            for line in found:
+                lines.append(line)
+                if progress is not None:
+                    progress(line)
+    return lines
+
+
+def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: bool, device: str = "cpu") -> list[Line]:
+    """One case: a line for ours, then one for each peer. ``module`` is where ``CASES`` lives."""
+    area = module.rsplit(".", 1)[-1]
+    everyone = case.contenders()
+    threads = case.threads or threads
+    if device != "cpu" and case.move is None:
+        why = f"This case is measured on the CPU alone, not on {device}."
+        return [Line(area, case.name, one.name, "missing", why=why, threads=threads) for one in everyone]
+    memory = memory and device == "cpu"
+    absent = {one.name: why for one in everyone if (why := one.absence())}
+    present = [one for one in everyone if one.name not in absent]
+    try:
+        if memory and case.memory and case.repeats == 1:
+            measured = _alone(case, area, module, present, threads)
+        else:
+            measured = _together(case, area, present, min(repeats, case.repeats or repeats), threads, device)
+            if memory and case.memory:
+                measured.peaks.update(_peaks(case, module, measured.samples, threads))
+    except MissingData as reason:
+        return [Line(area, case.name, one.name, "missing", why=str(reason), threads=threads) for one in everyone]
+    return [
+        Line(area, case.name, one.name, "absent", why=absent[one.name], threads=threads)
+        if one.name in absent
+        else measured.line(one)
+        for one in everyone
+    ]
+
+
+def _together(case: Case, area: str, present: list[Contender], rounds: int, threads: int, device: str) -> _Measured:
+    """All in this process, in turns."""
+    data = case.setup()
+    if device != "cpu" and case.move is not None:
+        data = case.move(data, device)
+    with threads_set(threads):
+        samples = time_in_turns(present, data, repeats=rounds, warm=case.repeats != 1, wait=partial(_wait, device))
+        scores = {name: _score(case, data, sample) for name, sample in samples.items()}
+    return _Measured(area, case, threads, samples, scores, {}, device)
+
+
+def _wait(device: str) -> None:
+    """Until the device has done what it was given; a CPU is done when the call returns."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    elif device.startswith("mps"):
+        torch.mps.synchronize()
+
+
+def _alone(case: Case, area: str, module: str, present: list[Contender], threads: int) -> _Measured:
+    """Each once in a process of its own: time, memory and score of the same run."""
+    runs = {one.name: run_alone(module, case.name, one.name, threads=threads) for one in present}
+    for found in runs.values():
+        if found.missing:
+            raise MissingData(found.missing)
+    samples = {name: Sample([found.cpu], [found.wall], why=found.why) for name, found in runs.items()}
+    scores = {name: found.score for name, found in runs.items()}
+    return _Measured(area, case, threads, samples, scores, {name: found.peak for name, found in runs.items()})
+
+
+@dataclass(frozen=True)
+class _Measured:
+    area: str
+    case: Case
+    threads: int
+    samples: dict[str, Sample]
+    scores: dict[str, float | None]
+    peaks: dict[str, float | None]
+    device: str = "cpu"
+
+    def line(self, one: Contender) -> Line:
+        sample = self.samples[one.name]
+        goals = dict(self.case.limits if one.name == OURS else one.peer.goals)
+        common: dict[str, Any] = {"version": one.version(), "threads": self.threads, "goals": goals}
+        if sample.why:
+            common["why"] = sample.why
+            return Line(self.area, self.case.name, one.name, "failed", **common)
+        costs = {"cpu": sample.median("cpu"), "wall": sample.median("wall"), "memory": self.peaks.get(one.name)}
+        score = self.scores[one.name]
+        if score is not None and not math.isfinite(score):
+            common["why"], score = f"{self.case.accuracy_name or 'accuracy'} is {score}", None
+        ratios = {} if one.name == OURS else self._ratios(one.name)
+        met = self._within(costs | {"accuracy": score}) if one.name == OURS else _reached(ratios, goals)
+        return Line(
+            self.area,
+            self.case.name,
+            one.name,
+            "measured",
+            **common,
+            cpu=costs["cpu"],
+            wall=costs["wall"],
+            memory=costs["memory"],
+            accuracy=score,
+            accuracy_name=self.case.accuracy_name,
+            better=self.case.better,
+            ratios=ratios,
+            met=met,
+            repeats=len(sample.cpu),
+            device=self.device,
+        )
+
+    def _ratios(self, name: str) -> dict[str, float]:
+        theirs, ours = self.samples[name], self.samples[OURS]
+        found = {"cpu": theirs.ratio(ours, "cpu"), "wall": theirs.ratio(ours, "wall")}
+        mine, peak = self.peaks.get(OURS), self.peaks.get(name)
+        found["memory"] = peak / mine if peak is not None and mine else None
+        found["accuracy"] = _score_ratio(self.scores[name], self.scores[OURS], self.case.better)
+        return {measure: ratio for measure, ratio in found.items() if ratio is not None}
+
+    def _within(self, costs: Mapping[str, float | None]) -> dict[str, bool]:
+        met = {}
+        for measure, bound in self.case.limits.items():
+            cost = costs.get(measure)
+            if cost is not None:
+                higher = measure == "accuracy" and self.case.better == "higher"
+                met[measure] = cost >= bound if higher else cost <= bound
+        return met
+
+
+def _reached(ratios: Mapping[str, float], goals: Mapping[str, float]) -> dict[str, bool]:
+    return {measure: ratios[measure] >= goal for measure, goal in goals.items() if measure in ratios}
+
+
+def _score_ratio(theirs: float | None, ours: float | None, better: str) -> float | None:
+    """How much better our score is; None where a score is absent, 0 or of the other sign."""
+    if theirs is None or ours is None or not theirs * ours > 0:
+        return None
+    return theirs / ours if better == "lower" else ours / theirs
+
+
+def _score(case: Case, data: Any, sample: Sample) -> float | None:
+    if case.accuracy is None or sample.why:
+        return None
+    return float(case.accuracy(data, sample.answer))
+
+
+def _peaks(case: Case, module: str, samples: Mapping[str, Sample], threads: int) -> dict[str, float | None]:
+    names = [name for name, sample in samples.items() if not sample.why]
+    return {name: peak_mib(module, case.name, name, threads=threads) for name in names}

@@ -1,0 +1,1 @@
+"""Longer comparisons, each a script: ``python -m mercer_papers.bench.studies.NAME``."""

@@ -1,0 +1,255 @@
+"""The optimizers compared, each with as many tries of its settings as any other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, ParamsT
+from typing_extensions import override
+
+from mercer import checks
+from mercer.kernels import RBF, Linear, Polynomial
+from mercer.modules import last_linear
+from mercer.optim import FunctionSpaceSGD, KernelSGD, RandomPSD
+
+from ..rivals import ESGD, MultiBatchLBFGS
+
+KERNEL_SGD = "Kernel SGD"
+LAST_LAYER = "SGD, own last-layer rate"  # our control: is it more than a larger rate of the last layer?
+FUNCTION_SPACE = "FunctionSpaceSGD"
+METHODS = (KERNEL_SGD, "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M", LAST_LAYER, FUNCTION_SPACE)
+
+_GRID = (1e-1, 1e-2, 1e-3, 1e-4)  # the paper's, for lr and for gamma
+_GAMMAS = (1e-2, 1e-1, 1e-3, 1e-4)
+_FACTORS = (10.0, 100.0, 1.0, 1000.0)
+_DEGREES = (2, 3, 1)
+_MOMENTUM, _HISTORY = 0.9, 10
+_MEAN, _SQUARE, _STEP = "mean", "square", "step"  # state of AdaHessian
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One try: a rate, and the one other number a method has (gamma, degree, factor of the last layer)."""
+
+    lr: float
+    other: float = 0.0
+
+
+class Rotated:
+    r"""A kernel matrix turned at random, :math:`Q H Q^\top`: its spectrum without its eigenvectors.
+
+    Our control of Figure 4: if it trains as well as H, then only the spectrum of H matters.
+
+    Args:
+        kernel: k.
+        seed: Random seed of the orthogonal Q, one for each batch size.
+    """
+
+    def __init__(self, kernel: Callable[[Tensor], Tensor], seed: int = 0) -> None:
+        self.kernel = kernel
+        self.generator = torch.Generator().manual_seed(seed)
+        self._turns: dict[int, Tensor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:  # (m, d) -> (m, m)
+        """The turned matrix of a batch."""
+        m = len(x)
+        if m not in self._turns:
+            gaussian = torch.randn(m, m, generator=self.generator, dtype=torch.float64)
+            self._turns[m] = torch.linalg.qr(gaussian).Q
+        turn = self._turns[m].to(x)
+        return turn @ self.kernel(x).detach() @ turn.mT
+
+
+def tries(method: str, matrix: str, count: int) -> list[Choice]:
+    """As many choices for every method; the likeliest first."""
+    if method == KERNEL_SGD and matrix in ("RBF", "rotated RBF"):
+        return _pairs(_GRID, _GAMMAS, count)
+    if method == KERNEL_SGD and matrix == "polynomial":
+        return _pairs(_GRID, _DEGREES, count)
+    if method == LAST_LAYER:
+        return _pairs(_GRID, _FACTORS, count)
+    if method == FUNCTION_SPACE:
+        return [Choice(lr) for lr in _spread(1.0, 1e-3, count, first=0.3)]
+    return [Choice(lr) for lr in _spread(1e-1, 1e-4, count, first=1e-3 if method == "ESGD" else 1e-1)]
+
+
+def _pairs(rates: Sequence[float], others: Sequence[float], count: int) -> list[Choice]:
+    every = [Choice(lr, other) for lr, other in itertools.product(rates, others)]
+    every.sort(key=lambda c: rates.index(c.lr) + others.index(c.other))  # the likeliest of both first
+    return every[:count]
+
+
+def _spread(high: float, low: float, count: int, *, first: float) -> list[float]:
+    if count == 1:
+        return [first]
+    return [float(v) for v in torch.logspace(0, 1, count, base=low / high, dtype=torch.float64) * high]
+
+
+def make(
+    method: str,
+    choice: Choice,
+    model: nn.Module,
+    *,
+    matrix: str = "RBF",
+    layers: str = "last",
+    inputs: Callable[[Tensor], Tensor] | None = None,
+) -> torch.optim.Optimizer:
+    """The optimizer of a method."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    lr = choice.lr
+    if method == KERNEL_SGD:
+        gram = _gram(matrix, choice)
+        return KernelSGD(parameters, lr, model=model, kernel=gram, layers=layers, inputs=inputs, cache=True)
+    if method == LAST_LAYER:
+        last = list(last_linear(model)[1].parameters())
+        body = [p for p in parameters if all(p is not q for q in last)]
+        groups: list[dict[str, Any]] = [{"params": last, "lr": lr * choice.other}]
+        return torch.optim.SGD(groups + ([{"params": body}] if body else []), lr)
+    simple: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "SGD": lambda: torch.optim.SGD(parameters, lr),
+        "SGD+M": lambda: torch.optim.SGD(parameters, lr, momentum=_MOMENTUM),
+        "AdaH": lambda: AdaHessian(parameters, lr),
+        "ESGD": lambda: ESGD(parameters, lr),
+        "L-BFGS": lambda: torch.optim.LBFGS(parameters, lr, max_iter=1, history_size=_HISTORY),
+        "R-L-BFGS": lambda: MultiBatchLBFGS(parameters, lr, history=_HISTORY),
+        FUNCTION_SPACE: lambda: FunctionSpaceSGD(parameters, lr, model=model),
+    }
+    return simple[checks.choice("chen2022", "method", method, simple)]()
+
+
+def _gram(matrix: str, choice: Choice) -> Callable[[Tensor], Tensor]:
+    made: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+        "RBF": lambda: RBF(choice.other),
+        "linear": Linear,
+        "polynomial": lambda: Polynomial(int(choice.other)),
+        "random PSD": RandomPSD,
+        "rotated RBF": lambda: Rotated(RBF(choice.other)),
+    }
+    return made[checks.choice("chen2022", "matrix", matrix, made)]()
+
+
+def advance(
+    method: str,
+    optimizer: Any,
+    loss: Callable[[], Tensor],
+    *,
+    overlap: Callable[[], Tensor] | None = None,
+    change: Callable[[], None] | None = None,
+) -> float:
+    """One step in the way the method needs; the loss before it.
+
+    Args:
+        method: One of `METHODS`.
+        optimizer: From `make`.
+        loss: Evaluates the loss of the batch.
+        overlap: Evaluates the loss of the rows that the next batch has too, for R-L-BFGS.
+        change: What to do to the gradients before the step.
+    """
+    graph = method == "AdaH" or (method == "ESGD" and optimizer.due)
+    closure = _Closure(optimizer, loss, change, graph)
+    _STEPS.get(method, _after_one_loss)(optimizer, closure, overlap)
+    optimizer.zero_grad()  # a gradient with a graph must not outlive the step
+    return closure.seen[0]
+
+
+class _Closure:
+    """Evaluates the loss and its gradients, and remembers each loss."""
+
+    def __init__(
+        self, optimizer: Any, loss: Callable[[], Tensor], change: Callable[[], None] | None, graph: bool
+    ) -> None:
+        self.seen: list[float] = []
+        self._optimizer, self._loss, self._change, self._graph = optimizer, loss, change, graph
+
+    def __call__(self) -> Tensor:
+        return self.of(self._loss)
+
+    def of(self, part: Callable[[], Tensor]) -> Tensor:
+        """The loss of other rows."""
+        self._optimizer.zero_grad()
+        value = part()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's, on graphs that gradients hold
+            value.backward(create_graph=self._graph)
+        if self._change is not None:
+            self._change()
+        self.seen.append(float(value.detach()))
+        return value
+
+
+def _after_one_loss(optimizer: Any, closure: _Closure, _: Callable[[], Tensor] | None) -> None:
+    closure()
+    optimizer.step()
+
+
+def _by_closure(optimizer: Any, closure: _Closure, _: Callable[[], Tensor] | None) -> None:
+    optimizer.step(closure)
+
+
+def _by_overlap(optimizer: Any, closure: _Closure, overlap: Callable[[], Tensor] | None) -> None:
+    optimizer.step(closure, None if overlap is None else lambda: closure.of(overlap))
+
+
+_STEPS = {"L-BFGS": _by_closure, "R-L-BFGS": _by_overlap}  # the others need one loss before the step
+
+
+_BETAS, _EPSILON = (0.9, 0.999), 1e-4  # of AdaHessian, as its authors have them
+
+
+class AdaHessian(Optimizer):
+    r"""Adam with the diagonal of the Hessian in place of the gradient's square (Yao et al. 2021, Algorithm 1).
+
+    :math:`D = |z \odot H z|` for random signs z, averaged over the places of each convolution filter (their Eq. 10);
+    :math:`\bar D^2` is its running mean square, and :math:`w' = w - \eta\, \hat m / (\hat D + \epsilon)`.
+
+    Call ``loss.backward(create_graph=True)`` before ``step()``.
+
+    Args:
+        params: Parameters or groups.
+        lr: :math:`\eta`.
+    """
+
+    def __init__(self, params: ParamsT, lr: float = 0.15) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @override
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; the gradients must carry their graph."""
+        live = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        signs = [torch.randint(0, 2, p.shape, dtype=p.dtype, device=p.device).mul_(2).sub_(1) for p in live]
+        products = torch.autograd.grad([p.grad for p in live], live, signs, allow_unused=True)
+        diagonal = {p: _averaged(z * h) if h is not None else torch.zeros_like(p)
+                    for p, z, h in zip(live, signs, products, strict=True)}  # fmt: skip
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p in diagonal:
+                        self._move(p, diagonal[p], group)
+
+    def _move(self, p: Tensor, diagonal: Tensor, group: dict[str, Any]) -> None:
+        state, gradient = self.state[p], p.grad
+        assert gradient is not None
+        if not state:
+            state |= {_STEP: 0, _MEAN: torch.zeros_like(p), _SQUARE: torch.zeros_like(p)}
+        state[_STEP] += 1
+        first, second = _BETAS
+        state[_MEAN].lerp_(gradient.detach(), 1 - first)
+        state[_SQUARE].mul_(second).addcmul_(diagonal, diagonal, value=1 - second)
+        scale = state[_SQUARE].sqrt() / math.sqrt(1 - second ** state[_STEP]) + _EPSILON
+        p.addcdiv_(state[_MEAN], scale, value=-group["lr"] / (1 - first ** state[_STEP]))
+
+
+def _averaged(diagonal: Tensor) -> Tensor:
+    """Absolute values; a convolution's averaged over the places of each filter (their Eq. 10)."""
+    absolute = diagonal.detach().abs()
+    if absolute.ndim <= 2:
+        return absolute
+    places = tuple(range(2, absolute.ndim))
+    return absolute.mean(places, keepdim=True).expand_as(absolute)

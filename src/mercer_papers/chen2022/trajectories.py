@@ -1,0 +1,202 @@
+"""Figure 1: trajectories of seven optimizers over two weights of the last layer, all others fixed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mercer import figures
+
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from ..results import Result
+from .optimizers import Choice, advance, make, tries
+from .sets import needed, rows_of, size
+from .training import mlp, overlapping
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+METHODS = ("Kernel SGD", "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M")
+STEPS = {"smoke": 8, "small": 120, "paper": 500}
+SURFACE, SPAN, GRID, BATCH = "loss surface", 6.0, 25, 64
+_AWAY = 3.0  # how far the two weights start from where training left them
+_FASTER = 10  # two weights alone feel little slope: at the paper's rates of 0.1 and less nothing is to be seen
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network of which two weights of one output are free, and the rows that its loss is taken over."""
+
+    model: nn.Sequential
+    weight: Tensor  # (c, 100), the only one that requires grad
+    mask: Tensor  # (c, 100), 1 at the two
+    x: Tensor
+    y: Tensor
+
+    def loss(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Mean cross-entropy over some rows."""
+        return F.cross_entropy(self.model(self.x[rows]), self.y[rows])
+
+    def place(self) -> list[float]:
+        """The two weights."""
+        return [float(v) for v in self.weight.detach()[self.mask.bool()]]
+
+
+def problem(name: str, rows: int | None, seed: int, device: str = "cpu") -> Problem:
+    """Three hidden layers of 100, trained; two weights of the last layer, drawn at random, are moved away."""
+    found = rows_of(name, rows, rows).to(device)
+    x, y = found.x[:512], found.y[:512]
+    torch.manual_seed(seed)
+    model = mlp(x.shape[1], found.classes, hidden=3).to(device)
+    _train(model, x, y)
+    model.requires_grad_(False)
+    weight = model[-1].weight
+    assert isinstance(weight, Tensor)
+    mask = torch.zeros_like(weight)
+    live = model[:-1](x).var(0)[:BATCH].nonzero().flatten().cpu()  # within the m columns that Kernel SGD moves
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.cartesian_prod(torch.arange(len(weight)), live)
+    rows_and_columns = places[torch.randperm(len(places), generator=generator)[:2]]
+    mask[rows_and_columns[:, 0], rows_and_columns[:, 1]] = 1
+    weight += _AWAY * mask
+    weight.requires_grad_(True)
+    return Problem(model, weight, mask, x, y)
+
+
+def _train(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
+    """A few epochs of Adam: the loss of an untrained network is flat in any two weights."""
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(10):
+        for rows in torch.arange(len(x)).split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """One trajectory for each optimizer, and the loss around the start."""
+    return [
+        Cell(
+            entry.id,
+            row=row,
+            column=name,
+            settings={
+                "data": name,
+                "shows": row,
+                "rows": size(name, scale)["rows"],
+                "tries": size(name, scale)["tries"],
+                "steps": STEPS[scale],
+            },
+            data=needed(name),
+            seeds=1 if scale == "smoke" or (scale == "small" and not needed(name)) else 5,
+        )
+        for name in ("usps", "digits")
+        for row in (*METHODS, SURFACE)
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """The path of the try that ends lowest; the loss over a grid, for the row of the surface."""
+    s = cell.settings
+    start = functools.partial(problem, s["data"], s["rows"], cell.seed, cell.device)
+    method = s["shows"]
+    if method == SURFACE:
+        return _surface(start())
+    found = []
+    choices = [replace(choice, lr=_FASTER * choice.lr) for choice in tries(method, "RBF", s["tries"])]
+    for choice in choices:
+        with contextlib.suppress(FloatingPointError):
+            found.append(_trajectory(start(), method, choice, s["steps"]))
+    if not found:
+        raise FloatingPointError("loss became NaN with every setting")
+    path, losses = min(found, key=lambda pair: pair[1][-1])
+    curves = {
+        "path": {"x": [w[0] for w in path], "y": [w[1] for w in path]},
+        "loss": {"x": [float(i) for i in range(len(losses))], "y": losses},
+    }
+    return Outcome(losses[-1], curves=curves, note=f"Lowest of {len(choices)} tries.")
+
+
+def _trajectory(task: Problem, method: str, choice: Choice, steps: int) -> tuple[list[list[float]], list[float]]:
+    optimizer = make(method, choice, task.model)
+    start = task.weight.detach().clone()
+    order = torch.arange(len(task.x))
+    batches: list[tuple[Tensor, Tensor | None]] = [(rows, None) for rows in order.split(BATCH)]
+    if method == "R-L-BFGS":
+        batches = list(overlapping(order, BATCH))
+
+    def only_two() -> None:
+        assert task.weight.grad is not None
+        task.weight.grad = task.weight.grad * task.mask
+
+    path, losses = [task.place()], [float(task.loss().detach())]
+    for step in range(steps):
+        rows, shared = batches[step % len(batches)]
+        overlap = None if shared is None else functools.partial(task.loss, shared)
+        advance(method, optimizer, functools.partial(task.loss, rows), overlap=overlap, change=only_two)
+        with torch.no_grad():  # Eq. 8 mixes columns: what it did to the others is undone
+            task.weight.copy_(torch.where(task.mask.bool(), task.weight, start))
+            losses.append(float(task.loss()))
+        path.append(task.place())
+        if not math.isfinite(losses[-1]):
+            raise FloatingPointError(f"loss became NaN at step {step}")
+    return path, losses
+
+
+def _surface(task: Problem) -> Outcome:
+    a, b = task.place()
+    steps = torch.linspace(-SPAN, SPAN, GRID)
+    (first, second) = task.mask.nonzero().tolist()
+    heights = []
+    with torch.no_grad():
+        for v in steps:
+            row = []
+            for u in steps:
+                task.weight[first[0], first[1]], task.weight[second[0], second[1]] = a + u, b + v
+                row.append(float(task.loss()))
+            heights.append(row)
+    arrays = {"loss": heights, "w0": (a + steps).tolist(), "w1": (b + steps).tolist()}
+    return Outcome(min(map(min, heights)), arrays=arrays, note="Loss over the two weights; the value is its minimum.")
+
+
+def draw(results: list[Result]) -> figures.Figure:
+    """Paths over the contours of the loss, of the first seed: a triangle where they start, crosses where they end."""
+    results = [result for result in results if result.seed == 0]
+    sets = list(dict.fromkeys(result.column for result in results))
+    figure, axes = figures.canvas(1, len(sets), width=5.4 * len(sets), height=5.0)
+    handles = {}
+    for ax, name in zip(axes, sets, strict=True):
+        own = [result for result in results if result.column == name]
+        paths = {r.settings["shows"]: r.curves["path"] for r in own if r.settings["shows"] != SURFACE}
+        for result in own:
+            if result.settings["shows"] == SURFACE:
+                ground = result.arrays
+                ax.contour(ground["w0"], ground["w1"], ground["loss"], levels=14, cmap="Greys", linewidths=0.8)
+        for i, (method, path) in enumerate(paths.items()):
+            wide = 1.4 + 0.5 * (len(paths) - i)  # the first is drawn broadest and lowest, so that none hides another
+            (handles[method],) = ax.plot(path["x"], path["y"], linewidth=wide, zorder=3 + i, solid_capstyle="round")
+            colour = handles[method].get_color()
+            ax.plot(path["x"][-1], path["y"][-1], "x", color=colour, markersize=8, markeredgewidth=2, zorder=20)
+            ax.plot(path["x"][0], path["y"][0], "^", color=figures.LIGHT.ink, markersize=8, zorder=21)
+        _frame(ax, list(paths.values()))
+        ax.grid(False)
+        ax.set(title=name, xlabel="$w_0$", ylabel="$w_1$")
+    figures.legend_below(figure, handles)
+    return figure
+
+
+def _frame(ax: Axes, paths: Sequence[Mapping[str, list[float]]]) -> None:
+    """Axes that hold every path, with a margin."""
+    for axis, limit in (("x", ax.set_xlim), ("y", ax.set_ylim)):
+        numbers = [value for path in paths for value in path[axis]]
+        margin = 0.1 * (max(numbers) - min(numbers)) + 0.1
+        limit(min(numbers) - margin, max(numbers) + margin)

@@ -1,0 +1,1 @@
+"""The commands of the papers' evidence: reproduce, list, report, bench, estimate."""

@@ -1,0 +1,101 @@
+"""``mercer list``: every entry of the five papers, whether it can run here, and what its recorded runs show."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from mercer.cli.options import examples
+
+WORDS = {
+    "ready": "ready",
+    "missing": "data missing",
+    "paper_scale_only": "paper scale only",
+    "not_built": "not built yet",
+}
+_WIDTH = 80
+
+
+@click.command(
+    "list",
+    short_help="List the papers' entries and their verdicts.",
+    epilog=examples("mercer list", "mercer list chen2022", "mercer list spectral2019/table1 --json"),
+)
+@click.argument("papers", metavar="[PAPER ...]", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array of entries.")
+def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
+    """List entries: id, paper, what it shows, data, scale, state, verdict.
+
+    PAPER is a paper (chen2022) or an entry (chen2022/fig4); default: all. The state says whether the entry can run
+    here; the verdict whether the recorded runs reproduce the paper.
+    """
+    from mercer_papers.catalogue import select
+
+    try:
+        chosen = select(papers)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    rows = [_row(entry) for entry in chosen]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for paper in dict.fromkeys(row["paper"] for row in rows):
+        click.echo(click.style(paper, bold=True))
+        for row in (row for row in rows if row["paper"] == paper):
+            _print(row)
+    click.echo(_totals(rows))
+
+
+def _print(row: dict[str, Any]) -> None:
+    click.echo(f"  {row['id']:<24}{row['verdict']:<26}{WORDS[row['state']]}")
+    data = ", ".join(row["data"]) or "none"
+    for text in (row["what"], f"{row['kind']}; data: {data}; scale: {', '.join(row['scale'])}"):
+        click.echo(click.style(textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    "), dim=True))
+
+
+def _row(entry: Any) -> dict[str, Any]:
+    from mercer_papers.cells import SCALES
+    from mercer_papers.verdict import recorded_verdict
+
+    verdict = recorded_verdict(entry)
+    return {
+        "id": entry.id,
+        "paper": entry.paper,
+        "kind": entry.kind,
+        "what": entry.title,
+        "source": entry.source,
+        "data": list(entry.data),
+        "scale": ["paper"] if entry.scale == "paper" else list(SCALES),
+        "state": _state(entry),
+        "verdict": verdict.label,
+        "why": verdict.why,
+    }
+
+
+def _state(entry: Any) -> str:
+    if not entry.built:
+        return "not_built"
+    if entry.scale == "paper":
+        return "paper_scale_only"
+    return "ready" if not entry.needs or _found(entry.needs) else "missing"
+
+
+def _found(needs: Sequence[str]) -> bool:
+    """Whether one of the data sets is on this machine, without a wait for torch."""
+    from mercer_papers.data.files import data_folder, is_here
+
+    return any(is_here(name, data_folder(None)) for name in needs)
+
+
+def _totals(rows: Sequence[dict[str, Any]]) -> str:
+    kinds = [row["kind"] for row in rows]
+    states = [row["state"] for row in rows]
+    counts = ", ".join(f"{states.count(state)} {word}" for state, word in WORDS.items() if state in states)
+    verdicts = ", ".join(f"{count} {word}" for word, count in Counter(row["verdict"] for row in rows).most_common())
+    lines = f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}. Verdicts: {verdicts}."
+    return textwrap.fill(lines, _WIDTH)

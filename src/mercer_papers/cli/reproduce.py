@@ -1,0 +1,215 @@
+"""``mercer reproduce``: run entries of the papers, then build the page."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mercer.cli.options import count_option, device_option, examples, json_option
+
+if TYPE_CHECKING:
+    from mercer_papers.catalogue import Entry
+    from mercer_papers.results import Result
+    from mercer_papers.runner import Request
+
+WORDS = {
+    "done": "done",
+    "failed": "failed",
+    "missing": "not run",
+    "paper_scale_only": "paper scale only",
+    "not_built": "not built yet",
+}
+_SCALES = ("smoke", "small", "paper")
+
+
+@click.command(
+    short_help="Run the papers' entries into one page.",
+    epilog=examples(
+        "mercer reproduce spectral2019/table1 --scale smoke", "mercer reproduce chen2022 --bundled --jobs 2"
+    ),
+)
+@click.argument("ids", metavar="[ID ...]", nargs=-1)
+@click.option(
+    "--scale",
+    type=click.Choice(_SCALES),
+    help="Size of each entry: seconds, minutes, the paper's own.  [default: small]",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="RUN",
+    help="Resume a run with its original options.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="RUN", help="Folder.  [default: runs/<time>]")
+@click.option("--bundled", is_flag=True, help="Run only what needs no data from MERCER_DATA.")
+@click.option("--no-download", is_flag=True, hidden=True, help="The old name of --bundled.")
+@click.option("--seeds", type=click.IntRange(1), help="Override the number of seeds.")
+@device_option("Device to train networks on: cpu, cuda, cuda:1, mps.")
+@click.option(
+    "--set", "changes", metavar="NAME=VALUE", multiple=True, help="Override a setting, such as rows=6000 or epochs=20."
+)
+@click.option("--only", metavar="TEXT", multiple=True, help="Run only cells whose `row | column` contains TEXT.")
+@count_option("--jobs", 1, "Number of processes.")
+@json_option
+def reproduce(
+    ids: tuple[str, ...],
+    scale: str | None,
+    resume: Path | None,
+    output: Path | None,
+    bundled: bool,
+    no_download: bool,
+    seeds: int | None,
+    device: str | None,
+    changes: tuple[str, ...],
+    only: tuple[str, ...],
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Run the papers' entries and print the path of report.html. Under torchrun the processes share the work.
+
+    ID is an entry (spectral2019/table1) or a paper (spectral2019); default: all. `mercer list` shows them.
+    """
+    from mercer import distributed
+
+    bundled = bundled or no_download
+    if resume is not None and (ids or scale or output or seeds or bundled or changes or only or device):
+        raise click.UsageError("--resume takes only --jobs and --json: the run keeps its own ID and options.")
+    with distributed.joined():
+        if resume is None:
+            resume = _create(
+                (ids, scale or "small", seeds, not bundled, _settings(changes), only, device or "cpu"), output
+            )
+        results = _run(resume, jobs)
+        if distributed.rank():
+            return  # rank 0 shows what all did
+    with distributed.alone():
+        page = _page(resume)
+    code = _verdict(results)
+    _show(resume, page, results, as_json)
+    raise click.exceptions.Exit(code)
+
+
+def _create(asked: tuple[Any, ...], output: Path | None) -> Path:
+    """The run's folder, made by rank 0."""
+    from mercer import distributed
+    from mercer_papers import runner
+
+    request = _request(asked)
+    folder = str(runner.create(request, output)) if distributed.rank() == 0 else ""
+    return Path(distributed.gather_json(folder)[0])
+
+
+def _verdict(results: list[Result]) -> int:
+    failed = sum(result.status == "failed" for result in results)
+    if failed:
+        click.echo(f"{failed} of {len(results)} cells failed; -v shows their tracebacks.", err=True)
+        return 1
+    if not any(result.status == "done" for result in results):
+        click.echo("Nothing could be run: `mercer list` shows what can be, and why the rest cannot.", err=True)
+        return 1
+    return 0
+
+
+def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
+    """``rows=25000`` as ``{"rows": 25000}``: a number where it reads as JSON, else text."""
+    settings: dict[str, Any] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not (name and equals and value):
+            raise click.UsageError(f"reproduce: --set must be NAME=VALUE; got {change!r}.")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    return settings
+
+
+def _request(asked: tuple[Any, ...]) -> Request:
+    from mercer_papers.runner import Request
+
+    try:
+        return Request(*asked)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _run(folder: Path, jobs: int) -> list[Result]:
+    from mercer.cli.process import Interrupted
+    from mercer_papers import runner
+    from mercer_papers.cli.progress import watcher
+
+    try:
+        with watcher() as watch:
+            return runner.run(folder, watch, jobs=jobs)
+    except Interrupted as interrupted:
+        click.echo(f"Interrupted: finished cells are kept. Resume with: mercer reproduce --resume {folder}", err=True)
+        raise click.exceptions.Exit(interrupted.exit_code) from None
+    except RuntimeError as error:  # the folder's lock; an entry's own errors are results
+        raise click.ClickException(str(error)) from error
+
+
+def _page(folder: Path) -> Path:
+    try:
+        from mercer_papers.report import build
+
+        return build(folder)
+    except Exception as error:
+        logging.getLogger("mercer").error("the page could not be built", exc_info=error)
+        click.echo(f"The results are kept in {folder}. Build the page with: mercer report {folder}", err=True)
+        raise click.exceptions.Exit(1) from error
+
+
+def _show(folder: Path, page: Path, results: list[Result], as_json: bool) -> None:
+    from mercer_papers.catalogue import select
+    from mercer_papers.runner import asked
+
+    entries = select(asked(folder).ids)
+    outline = [_outline(entry, [r for r in results if r.entry == entry.id]) for entry in entries]
+    if as_json:
+        click.echo(json.dumps({"run": str(folder), "report": str(page), "entries": outline}, indent=2))
+        return
+    for item in outline:
+        click.echo(f"{item['id']:<25}{WORDS[item['status']]:<18}{_counts(item)}".rstrip())
+    click.echo(page)
+
+
+def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:
+    from mercer_papers.results import entry_status, summarise
+
+    published = {(number.row, number.column): number.value for number in entry.numbers}
+    numbers = [
+        {
+            "row": s.row,
+            "column": s.column,
+            "published": published.get((s.row, s.column)),
+            "ours": s.mean,
+            "deviation": s.deviation,
+            "seeds": s.seeds,
+        }
+        for s in summarise(results)
+    ]
+    statuses = [result.status for result in results]
+    return {
+        "id": entry.id,
+        "status": entry_status(results),
+        "cells": {status: statuses.count(status) for status in dict.fromkeys(statuses)},
+        "passed": None if all(r.passed is None for r in results) else all(r.passed is not False for r in results),
+        "numbers": numbers,
+        "errors": sorted({result.error for result in results if result.error}),
+        "seconds": sum(result.seconds for result in results),
+    }
+
+
+def _counts(item: dict[str, Any]) -> str:
+    cells = item["cells"]
+    if item["status"] in ("not_built", "paper_scale_only"):
+        return ""
+    held = {True: "; the claim holds", False: "; the claim does not hold", None: ""}[item["passed"]]
+    words = {"missing": "without data or package"}
+    counts = ", ".join(f"{count} {words.get(status, status)}" for status, count in cells.items())
+    errors = f"; {item['errors'][0]}" if item["errors"] else ""
+    return f"{counts}; {item['seconds']:.1f} s{held}{errors}"

@@ -1,0 +1,35 @@
+"""Data sets: frozen splits, synthetic sets with known answers, loaders for the papers' files."""
+
+from mercer.storage import CorruptData
+from mercer.tabular.folds import stratified_folds
+
+from . import sources
+from .loaders import available, how_to_get, load, names, resnet20_weights
+from .resnet import CifarResNet, normalised, published_resnet20
+from .sources import MissingData
+from .sphere import Sphere, sphere
+from .splits import Dataset, Split, stratified_split
+from .synthetic import adversarial, random_labels, spiral
+
+__all__ = [
+    "CifarResNet",
+    "CorruptData",
+    "Dataset",
+    "MissingData",
+    "Sphere",
+    "Split",
+    "adversarial",
+    "available",
+    "how_to_get",
+    "load",
+    "names",
+    "normalised",
+    "published_resnet20",
+    "random_labels",
+    "resnet20_weights",
+    "sources",
+    "sphere",
+    "spiral",
+    "stratified_folds",
+    "stratified_split",
+]

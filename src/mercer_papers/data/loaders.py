@@ -1,0 +1,175 @@
+"""Load a set by its name from the folder that ``MERCER_DATA`` names; nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mercer import checks
+from mercer.storage import read_npz, verify_checksum
+
+from .raw import Part, Raw
+from .readers import READERS, shipped
+from .sources import RESNET20, SOURCES, Source, canonical, data_folder, locate, missing
+from .splits import Dataset, split_rows, stratified_split
+
+Folder = str | os.PathLike[str] | None
+
+
+def names() -> list[str]:
+    """The names :func:`load` knows, sorted."""
+    return sorted(SOURCES)
+
+
+def how_to_get(name: str) -> str:
+    """One sentence on where a set comes from.
+
+    >>> how_to_get("mnist")
+    "Put mnist.npz, or MNIST's four idx files, into the folder MERCER_DATA names."
+    """
+    return SOURCES[canonical(name)].how
+
+
+def available(name: str, *, folder: Folder = None) -> bool:
+    """Whether :func:`load` would find the files of a set (they are not opened)."""
+    known = canonical(name)
+    return known not in READERS or locate(SOURCES[known], data_folder(folder)) is not None
+
+
+def load(
+    name: str,
+    *,
+    rows: int | tuple[int, int] | None = None,
+    classes: Sequence[int | str] | None = None,
+    validation: float = 0.0,
+    fold: int | None = None,
+    seed: int = 0,
+    folder: Folder = None,
+    verify: bool = True,
+) -> Dataset:
+    """A data set in parts; official splits are kept, others are stratified, decided by ``seed`` and never change.
+
+    Args:
+        name: one of :func:`names`.
+        rows: at most this many training and as many test rows, or a pair for the two; the first of each part, after
+            ``classes``. Only the pictures asked for are decoded.
+        classes: keep these only, by number or name; labels are renumbered ``0..`` in the order given.
+        validation: share of the training rows to set aside, stratified.
+        fold: for sets without an official split: fold 1..10 is the test part. The authors' own folds where they are
+            known (``cmu_faces``, ``divorce``), else ours. By default a fifth of each class is held out.
+        seed: decides validation rows and the splits that are ours.
+        folder: where the files are; by default the folder that the environment's ``MERCER_DATA`` names.
+        verify: compare the papers' files with their SHA-256, once for each file and time of change.
+
+    Raises:
+        MissingData: the set is not on this machine; the message says how to get it.
+        CorruptData: a file is damaged, too large or of another content.
+
+    >>> load("digits", classes=(3, 8), rows=100)
+    Dataset('digits': 100 train, 0 validation, 72 test, 2 classes)
+    """
+    known = canonical(name)
+    raw = _raw(known, data_folder(folder), verify)
+    kept = _kept_classes(known, raw, classes)
+    train, test, held_out = _parts(known, raw, fold, kept, seed)
+    train, test = _first(train, test, rows)
+    x_val, y_val = None, None
+    part, order = raw.train, _order(kept, len(raw.classes))
+    if validation:
+        split = stratified_split(order[part.y[train]], test=0.0, validation=validation, seed=seed)
+        x_val, y_val = _fetch(part, train[split.val], order)
+        train = train[split.train]
+    x_train, y_train = _fetch(part, train, order)
+    x_test, y_test = _fetch(held_out, test, order)
+    chosen = tuple(raw.classes[label] for label in kept)
+    note = SOURCES[known].note
+    return Dataset(known, x_train, y_train, x_test, y_test, x_val, y_val, chosen, raw.features, note)
+
+
+def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str, Tensor]:
+    """Weights of a ResNet-20 (shortcuts without weights) trained on CIFAR-10: parameter name -> tensor.
+
+    Its inputs are ``(x - [.485, .456, .406]) / [.229, .224, .225]`` for x in [0, 1]. It has seen the labels of
+    CIFAR-10's training part: no unsupervised encoder for that set.
+    """
+    files = locate(RESNET20, data_folder(folder))
+    if files is None:
+        raise missing("resnet20_weights", RESNET20, data_folder(folder))
+    _verified(RESNET20, files[0], verify)
+    arrays = read_npz(files[0][0], limit=2**26)
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def _raw(name: str, folder: Path | None, check: bool) -> Raw:
+    if name not in READERS:
+        return shipped(name)
+    found = locate(SOURCES[name], folder)
+    if found is None:
+        raise missing(name, SOURCES[name], folder)
+    paths, kept = found
+    if kept:
+        _verified(SOURCES[name], paths, check)
+    return READERS[name](paths, kept)
+
+
+def _verified(source: Source, paths: list[Path], check: bool) -> None:
+    for path, (_, sha256) in zip(paths, source.kept, strict=True):
+        if check:
+            verify_checksum(path, sha256)
+
+
+def _kept_classes(name: str, raw: Raw, classes: Sequence[int | str] | None) -> list[int]:
+    if classes is None:
+        return list(range(len(raw.classes)))
+    where = f"data.load({name!r})"
+    kept = []
+    for label in classes:
+        if isinstance(label, str):
+            kept.append(raw.classes.index(checks.choice(where, "a class", label, raw.classes)))
+        else:
+            kept.append(checks.integer(where, "a class", label, 0, len(raw.classes) - 1))
+    if len(set(kept)) != len(kept) or not kept:
+        raise ValueError(checks.sentence(where, "classes must be distinct, at least one", list(classes)))
+    return kept
+
+
+def _parts(name: str, raw: Raw, fold: int | None, kept: list[int], seed: int) -> tuple[Tensor, Tensor, Part]:
+    """Rows of the training part, rows of the test part, and the part the latter live in; of the kept classes only."""
+    if raw.test is None:
+        train, test = split_rows(raw.train.y, raw.fold_of, fold, seed)
+        held_out = raw.train
+    elif fold is None:
+        train, test, held_out = torch.arange(len(raw.train.y)), torch.arange(len(raw.test.y)), raw.test
+    else:
+        fix = "Leave fold out."
+        raise ValueError(
+            checks.sentence(f"data.load({name!r})", "fold is for sets without an official split", fold, fix)
+        )
+    wanted = torch.tensor(kept)
+    return train[torch.isin(raw.train.y[train], wanted)], test[torch.isin(held_out.y[test], wanted)], held_out
+
+
+def _first(train: Tensor, test: Tensor, rows: int | tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    if rows is None:
+        return train, test
+    n_train, n_test = rows if isinstance(rows, tuple) and len(rows) == 2 else (rows, rows)
+    for n in (n_train, n_test):
+        checks.integer("data.load", "rows", n, 1)
+    return train[:n_train], test[:n_test]
+
+
+def _order(kept: list[int], c: int) -> Tensor:
+    """New label of each old one, -1 for classes left out."""
+    order = torch.full((c,), -1)
+    order[torch.tensor(kept)] = torch.arange(len(kept))
+    return order
+
+
+def _fetch(part: Part, rows: Tensor, order: Tensor) -> tuple[Any, Tensor]:
+    return part.take(rows.numpy().astype(np.int64)), order[part.y[rows]]

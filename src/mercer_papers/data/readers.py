@@ -1,0 +1,248 @@
+"""One reader for each set: its files in, a :class:`Raw` set out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mercer.storage import checked_size, corrupt, decompressed, read_npz, text_table, whole_numbers
+
+from .pictures import Array, cifar_binary, idx, usps_text
+from .raw import Raw, fold_numbers, picture_part, strip_part, table_part, text_part
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+DIGITS = tuple("0123456789")
+CAR_LEVELS = {  # UCI's columns and their levels from low to high, the codes of the kept file
+    "buying": ("low", "med", "high", "vhigh"),
+    "maint": ("low", "med", "high", "vhigh"),
+    "doors": ("2", "3", "4", "5more"),
+    "persons": ("2", "4", "more"),
+    "lug_boot": ("small", "med", "big"),
+    "safety": ("low", "med", "high"),
+}
+CAR_CLASSES = ("unacc", "acc", "good", "vgood")
+
+
+def mnist(paths: list[Path], kept: bool) -> Raw:
+    """MNIST: one npz, or the four idx files."""
+    if kept:
+        z = read_npz(paths[0], ("x_train", "y_train", "x_test", "y_test"))
+        arrays = [z["x_train"], z["y_train"], z["x_test"], z["y_test"]]
+    else:
+        arrays = [idx(path) for path in paths]
+    train, test = ((arrays[i], arrays[i + 1], paths[min(i, len(paths) - 1)]) for i in (0, 2))
+    return Raw(picture_part(*train, (28, 28), 10), picture_part(*test, (28, 28), 10), DIGITS)
+
+
+def usps(paths: list[Path], kept: bool) -> Raw:
+    """USPS: thousandths in one npz, or the two text files; grey values -1..1 are mapped to [0, 1]."""
+    if kept:
+        z = read_npz(paths[0], ("x_train_milli", "y_train", "x_test_milli", "y_test"))
+        parts = [(z[f"x_{part}_milli"], z[f"y_{part}"], paths[0]) for part in ("train", "test")]
+    else:
+        parts = [(*usps_text(path), path) for path in paths]
+    high = 1000.0 if kept else 1.0
+    train, test = (picture_part(x, y, path, (16, 16), 10, low=-high, high=high) for x, y, path in parts)
+    return Raw(train, test, DIGITS)
+
+
+def cifar10(paths: list[Path], kept: bool) -> Raw:
+    """CIFAR-10: WebP strips, or the six binary batches."""
+    if kept:
+        return Raw(strip_part(paths[0], "", (3, 32, 32), 10), strip_part(paths[1], "", (3, 32, 32), 10), CIFAR10)
+    train, test = cifar_binary(paths[:-1]), cifar_binary(paths[-1:])
+    shape = (3, 32, 32)
+    return Raw(picture_part(*train, paths[0], shape, 10), picture_part(*test, paths[-1], shape, 10), CIFAR10)
+
+
+def cifar100(paths: list[Path], kept: bool) -> Raw:
+    """The whole of CIFAR-100, fine labels, from the two binary files."""
+    parts = [picture_part(*cifar_binary([p], label_bytes=2), p, (3, 32, 32), 100) for p in paths]
+    names = paths[0].with_name("fine_label_names.txt")
+    lines = decompressed(names).decode("ascii", "replace").split() if names.is_file() else []
+    return Raw(parts[0], parts[1], tuple(lines) if len(lines) == 100 else tuple(map(str, range(100))))
+
+
+def cifar100_subset(paths: list[Path], kept: bool) -> Raw:
+    """The class-balanced subset of CIFAR-100 (fine labels)."""
+    names = _strings(read_npz(paths[0], ("classes",))["classes"])
+    train, test = (strip_part(paths[0], f"_{part}", (3, 32, 32), 100) for part in ("train", "test"))
+    return Raw(train, test, names)
+
+
+def sars_cov2_ct(paths: list[Path], kept: bool) -> Raw:
+    """CT slices with and without COVID-19, grey."""
+    names = _strings(read_npz(paths[0], ("classes",))["classes"])
+    return Raw(strip_part(paths[0], "", (1, 128, 128), 2), None, names)
+
+
+def cmu_faces(paths: list[Path], kept: bool) -> Raw:
+    """Faces of 20 people, with the authors' ten folds."""
+    z = read_npz(paths[0], ("x", "y", "fold"))
+    part = picture_part(z["x"], z["y"], paths[0], (30, 32), 20)
+    return Raw(part, None, tuple(map(str, range(20))), fold_of=fold_numbers(paths[0], z["fold"], part.y))
+
+
+def car(paths: list[Path], kept: bool) -> Raw:
+    """UCI's Car Evaluation as ordinal codes: one npz, or ``car.data``."""
+    path = paths[0]
+    if kept:
+        z = read_npz(path, ("x", "y", "classes", "features"))
+        return Raw(table_part(path, z["x"], z["y"], 6, 4), None, _strings(z["classes"]), _strings(z["features"]))
+    codes = []
+    for number, line in enumerate(_lines(path), start=1):
+        words = line.split(",")
+        allowed = (*CAR_LEVELS.values(), CAR_CLASSES)
+        if len(words) != 7 or any(word not in levels for word, levels in zip(words, allowed, strict=True)):
+            raise corrupt(path, f"line {number} must have six levels and a class", line[:60])
+        codes.append([levels.index(word) for word, levels in zip(words, allowed, strict=True)])
+    if not codes:
+        raise corrupt(path, "the table must have at least one row", "an empty file")
+    table = np.array(codes)
+    return Raw(table_part(path, table[:, :6], table[:, 6], 6, 4), None, CAR_CLASSES, tuple(CAR_LEVELS))
+
+
+def divorce(paths: list[Path], kept: bool) -> Raw:
+    """UCI's Divorce Predictors: one npz with the authors' ten folds, or ``divorce.csv`` without."""
+    path, features = paths[0], tuple(f"Atr{j}" for j in range(1, 55))
+    if kept:
+        z = read_npz(path, ("x", "y", "fold"))
+        part = table_part(path, z["x"], z["y"], 54, 2)
+        return Raw(part, None, ("0", "1"), features, fold_numbers(path, z["fold"], part.y))
+    rows = []
+    for number, line in enumerate(_lines(path)[1:], start=2):
+        words = line.split(";")
+        if len(words) != 55 or any(word not in tuple("01234") for word in words):
+            raise corrupt(path, f"line {number} must have 55 answers 0..4", line[:60])
+        rows.append([int(word) for word in words])
+    table = np.array(rows).reshape(-1, 55)
+    return Raw(table_part(path, table[:, :54], table[:, 54], 54, 2), None, ("0", "1"), features)
+
+
+def imdb(paths: list[Path], kept: bool) -> Raw:
+    """Movie reviews: one table, or the folders of ``aclImdb``."""
+    if kept:
+        return _glue(paths[0], ("text",), "test", ("negative", "positive"))
+    parts = []
+    for folder in paths:
+        files = [
+            (path, label) for label, kind in enumerate(("neg", "pos")) for path in sorted((folder / kind).glob("*.txt"))
+        ]
+        if not files:
+            raise corrupt(folder, "the folders neg and pos must hold one text file a review", "none")
+        texts = [decompressed(checked_size(path, 2**20)).decode("utf-8", "replace") for path, _ in files]
+        parts.append(text_part(folder, [texts], np.array([label for _, label in files]), 2))
+    return Raw(parts[0], parts[1], ("negative", "positive"))
+
+
+def sst2(paths: list[Path], kept: bool) -> Raw:
+    """SST-2: one table, or GLUE's ``train.tsv`` and ``dev.tsv``."""
+    classes = ("negative", "positive")
+    if kept:
+        return _glue(paths[0], ("sentence",), "dev", classes)
+    tables = [(path, text_table(path, ("sentence", "label"))) for path in paths]
+    return _two([(path, [t["sentence"]], whole_numbers(path, "label", t["label"])) for path, t in tables], classes)
+
+
+def rte(paths: list[Path], kept: bool) -> Raw:
+    """RTE: one table, or GLUE's ``train.tsv`` and ``dev.tsv``; pairs of sentences."""
+    classes = ("entailment", "not_entailment")
+    if kept:
+        return _glue(paths[0], ("sentence1", "sentence2"), "dev", classes)
+    return _two([(path, *_pairs_by_name(path, classes)) for path in paths], classes)
+
+
+def mrpc(paths: list[Path], kept: bool) -> Raw:
+    """MRPC: one table, or the two MSR text files; pairs of sentences."""
+    classes = ("different", "paraphrase")
+    if kept:
+        return _glue(paths[0], ("sentence1", "sentence2"), "test", classes)
+    head = ("label", "id1", "id2", "sentence1", "sentence2")
+    parts = []
+    for path in paths:  # the first line is a header of other words, with a number sign
+        t = text_table(path, ("label", "sentence1", "sentence2"), header=head)
+        parts.append((path, [t["sentence1"][1:], t["sentence2"][1:]], whole_numbers(path, "Quality", t["label"][1:])))
+    return _two(parts, classes)
+
+
+def cov_tw(paths: list[Path], kept: bool) -> Raw:
+    """COVID-19 tweets of WNUT-2020 Task 2; train and valid together train, as chen2022 draws its own validation."""
+    classes = ("UNINFORMATIVE", "INFORMATIVE")
+    tables = []
+    for path in paths:
+        t = text_table(path, ("Text", "Label"))
+        tables.append((path, [t["Text"]], _named(path, t["Label"], classes)))
+    (path, [first], a), (_, [second], b), test = tables
+    return _two([(path, [first + second], np.concatenate([a, b])), test], classes)
+
+
+READERS: dict[str, Callable[[list[Path], bool], Raw]] = {
+    "car": car,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "cifar100_subset": cifar100_subset,
+    "cmu_faces": cmu_faces,
+    "cov-tw": cov_tw,
+    "divorce": divorce,
+    "imdb": imdb,
+    "mnist": mnist,
+    "mrpc": mrpc,
+    "rte": rte,
+    "s-cov": sars_cov2_ct,
+    "sst2": sst2,
+    "usps": usps,
+}
+
+
+def shipped(name: str) -> Raw:
+    """Digits ``(n, 1, 8, 8)``, wine ``(n, 13)`` and breast cancer ``(n, 30)`` as scikit-learn ships them."""
+    from sklearn import datasets
+
+    bunch = {
+        "digits": datasets.load_digits,
+        "wine": datasets.load_wine,
+        "breast_cancer": datasets.load_breast_cancer,
+    }[name]()
+    classes, here = tuple(str(label) for label in bunch.target_names), Path(name)
+    if name == "digits":
+        return Raw(picture_part(bunch.images, bunch.target, here, (8, 8), 10, high=16.0), None, classes)
+    part = table_part(here, bunch.data, bunch.target, bunch.data.shape[1], len(classes))
+    return Raw(part, None, classes, tuple(map(str, bunch.feature_names)))
+
+
+def _glue(path: Path, columns: tuple[str, ...], test: str, classes: tuple[str, ...]) -> Raw:
+    """A table of the papers' folder: a column ``split``, a column ``label``, one text column or two."""
+    table = text_table(path, ("split", "label", *columns))
+    parts = []
+    for part in ("train", test):
+        rows = [row for row, name in enumerate(table["split"]) if name == part]
+        y = whole_numbers(path, "label", [table["label"][row] for row in rows])
+        parts.append((path, [[table[column][row] for row in rows] for column in columns], y))
+    return _two(parts, classes)
+
+
+def _two(parts: Sequence[tuple[Path, list[list[str]], Array]], classes: tuple[str, ...]) -> Raw:
+    train, test = (text_part(path, columns, y, len(classes)) for path, columns, y in parts)
+    return Raw(train, test, classes)
+
+
+def _pairs_by_name(path: Path, classes: tuple[str, ...]) -> tuple[list[list[str]], Array]:
+    t = text_table(path, ("sentence1", "sentence2", "label"))
+    return [t["sentence1"], t["sentence2"]], _named(path, t["label"], classes)
+
+
+def _named(path: Path, labels: list[str], classes: tuple[str, ...]) -> Array:
+    for row, label in enumerate(labels):
+        if label not in classes:
+            raise corrupt(path, f"the label must be one of {', '.join(classes)} in row {row}", repr(label[:30]))
+    return np.array([classes.index(label) for label in labels])
+
+
+def _strings(names: Array) -> tuple[str, ...]:
+    return tuple(str(name) for name in names)
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in decompressed(path, limit=2**24).decode("utf-8-sig", "replace").splitlines() if line]

@@ -1,0 +1,95 @@
+"""How many random features, each a forward pass, reach the error of k = 10 learned eigenfunctions?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mercer import figures
+from mercer.features import NeuralEigenfunctions
+from mercer.kernels import MonteCarloNNGP
+
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from ..data import load
+from ..results import Result
+from .measures import best_rank, relative_error, seeded
+
+K = 10
+SIZES = {"smoke": (60, 40, 64, 20), "small": (800, 300, 512, 500), "paper": (1400, 397, 4096, 5000)}
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """The kernel of a random two-layer network on digits."""
+    train, test, samples, steps = SIZES[scale]
+    settings = {"rows": train, "test_rows": test, "samples": samples, "steps": steps, "k": K}
+    return [
+        Cell(
+            entry.id,
+            row="digits, two-layer network",
+            column="passes",
+            seeds=3 if scale == "paper" else 1,
+            settings=settings,
+        )
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """The least power of two of random features that is as good on new rows; the claim holds where it exceeds k."""
+    settings = cell.settings
+    data = load("digits", rows=(settings["rows"], settings["test_rows"]), seed=cell.seed)
+    x, test = (part.flatten(1).to(cell.device) for part in (data.x_train, data.x_test))
+    most = settings["samples"]
+    kernel = MonteCarloNNGP(lambda: _network().to(x.device), most, generator=seeded(cell.seed))
+    f = NeuralEigenfunctions(kernel, K, steps=settings["steps"], generator=seeded(cell.seed)).fit(x)
+    with torch.no_grad():
+        truth = _drawn(test, 4 * most, cell.seed + 200)  # networks that nothing was distilled from
+        gram = truth @ truth.mT / truth.shape[1]
+        ours = relative_error(f.kernel(test), gram)
+        fresh = _drawn(test, most, cell.seed + 100)
+        sizes = [2**power for power in range(1, most.bit_length())]
+        errors = [relative_error(fresh[:, :s] @ fresh[:, :s].mT / s, gram) for s in sizes]
+    needed = next((s for s, error in zip(sizes, errors, strict=True) if error <= ours), 2 * most)
+    count = f"more than {most}" if needed > most else str(needed)
+    return Outcome(
+        value=float(needed),
+        values={
+            "error of k = 10": ours,
+            "best of rank 10": best_rank(gram, K),
+            "random features, S = 8": errors[min(2, len(errors) - 1)],
+        },
+        curves={
+            "random features": {"x": [float(s) for s in sizes], "y": errors},
+            "Mercer, distilled, k = 10": {"x": [float(K)], "y": [ours]},
+        },
+        passed=needed > K,
+        note=f"{count} random features for the error of {K} functions; one distilled network gives these in one pass",
+    )
+
+
+def _drawn(x: Tensor, count: int, seed: int) -> Tensor:  # (n, d) -> (n, count)
+    """Outputs of so many random networks, one a column."""
+    outputs: Tensor = (
+        MonteCarloNNGP(lambda: _network().to(x.device), count, generator=seeded(seed)).features(x)[:, 0] * count**0.5
+    )
+    return outputs
+
+
+def _network() -> nn.Module:
+    network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=(2.0 / layer.in_features) ** 0.5)
+            nn.init.zeros_(layer.bias)
+    return network
+
+
+def draw(results: list[Result]) -> figures.Figure:
+    """Kernel error against forward passes."""
+    curves = {name: curve for result in results if result.seed == 0 for name, curve in result.curves.items()}
+    figure = figures.lines(
+        curves, x_label="forward passes", y_label="relative error of the kernel", x_log=True, y_log=True
+    )
+    point = curves["Mercer, distilled, k = 10"]
+    figure.axes[0].scatter(point["x"], point["y"], color=figures.LIGHT.series[1], zorder=3)
+    return figure

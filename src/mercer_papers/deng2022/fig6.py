@@ -1,0 +1,182 @@
+"""Figure 6: a GP over the SGD trajectory on CIFAR-10, against MAP, averaged weights, SWAG and the ensemble."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mercer import figures, metrics
+from mercer.bayes import Snapshots, TrajectoryGP
+
+from ..backbones import LeNet5
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from ..data import load, normalised, published_resnet20
+from ..results import Result
+from ..rivals import SWAG
+from .measures import seeded
+
+MAP, SWA, SWAG_ROW, ENSEMBLE = "MAP", "SWA", "SWAG", "Ensemble of snapshots"
+NEURALEF, ALL_PASSES = "NeuralEF, k = 10", "Trajectory GP, M passes"
+ROWS = (MAP, SWA, SWAG_ROW, ENSEMBLE, NEURALEF, ALL_PASSES)
+SIZES = {"smoke": (64, 32, 8, 4), "small": (5000, 1000, 8, 10), "paper": (50_000, 10_000, 200, 100)}
+RESNET = "ResNet-20"  # its published weights are where the trajectory starts, and MAP
+RESNET_SIZES = {"small": (5000, 2000, 2, 10), "paper": (50_000, 10_000, 100, 100)}
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """Six predictions from one run of each network; training rows, test rows, epochs and snapshots in the settings."""
+    sizes = {"": SIZES[scale]} | ({RESNET: RESNET_SIZES[scale]} if scale in RESNET_SIZES else {})
+    return [
+        Cell(
+            entry.id,
+            row=f"{network}, {row}" if network else row,
+            data=["cifar10"],
+            seeds=1 if scale == "smoke" else 3,
+            settings={
+                **dict(zip(("rows", "test_rows", "epochs", "kept"), size, strict=True)),
+                "method": row,
+                **({"network": network} if network else {}),
+            },
+        )
+        for network, size in sizes.items()
+        for row in ROWS
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """Test accuracy, NLL and ECE."""
+    s = cell.settings
+    network = s.get("network", "")
+    data = load("cifar10", rows=(s["rows"], s["test_rows"]), seed=cell.seed)
+    x, test = (normalised(part) if network else part - 0.45 for part in (data.x_train, data.x_test))
+    held = max(16, s["rows"] // 10)
+    train, val = (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:])
+    trained = _trained(*train, network, s["epochs"], s["kept"], cell.seed, cell.device)
+    proba = _predicted(s["method"], trained, test, train, val)
+    return Outcome(
+        value=metrics.accuracy(proba, data.y_test),
+        values={
+            "test accuracy": metrics.accuracy(proba, data.y_test),
+            "NLL": metrics.nll(proba, data.y_test),
+            "ECE": metrics.ece(proba, data.y_test),
+        },
+        note="" if network else "LeNet-5 in place of the paper's network",
+    )
+
+
+class Trajectory(NamedTuple):
+    """The snapshots of the constant rate, and the same start annealed to rate 0: the MAP that one would use.
+
+    Published weights were annealed by their authors: they are the start and MAP.
+    """
+
+    snapshots: Snapshots
+    annealed: nn.Module
+
+
+def _predicted(
+    method: str, trained: Trajectory, test: Tensor, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The integral of the slide by samples, with its precision of 1."""
+    snapshots = trained.snapshots
+    with torch.no_grad():
+        if method == MAP:
+            return _softmax(trained.annealed, test)
+        if method == SWA:
+            return _softmax(snapshots.averaged(), test)
+        if method == ENSEMBLE:
+            return torch.stack([_softmax(model, test) for model in snapshots.models]).mean(0)
+    if method == SWAG_ROW:
+        return SWAG(snapshots.models, samples=20, generator=seeded(0)).predict_proba(test)
+    functions = "network" if method == NEURALEF else "models"
+    gp = TrajectoryGP(snapshots.models, eigenfunctions=functions, precision=1.0, link="samples", generator=seeded(0))
+    return gp.fit(train, val).predict_proba(test)
+
+
+def _softmax(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([model(part).softmax(1) for part in x.split(500)])
+
+
+@functools.lru_cache(maxsize=1)
+def _cached(key: tuple[str, int, int, int, int]) -> dict[str, Trajectory]:
+    """One run serves the six cells of one process; it depends on the cell's settings and seed alone."""
+    return {}
+
+
+def _trained(x: Tensor, y: Tensor, network: str, epochs: int, kept: int, seed: int, device: str) -> Trajectory:
+    store = _cached((network, len(x), epochs, kept, seed))
+    if "run" not in store:
+        train = _train_published if network else _train
+        store["run"] = train(x.to(device), y.to(device), epochs, kept, seed)
+    return store["run"]
+
+
+def _train(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LeNet5().to(x.device)
+    steps = epochs * max(1, len(x) // 64)
+    warm = steps // 2  # the second half of the run, at a constant step size, is the trajectory
+    generator = seeded(seed)
+    _descend(model, x, y, [0.05] * warm, generator)
+    annealed = copy.deepcopy(model)
+    left = steps - warm
+    cosine = [0.025 * (1 + math.cos(math.pi * step / left)) for step in range(left)]
+    _descend(annealed, x, y, cosine, seeded(seed + 1))
+    return _trajectory(model, annealed, x, y, left, kept, generator)
+
+
+def _train_published(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
+    model = published_resnet20().to(x.device)
+    annealed = copy.deepcopy(model).eval()
+    return _trajectory(model, annealed, x, y, epochs * max(1, len(x) // 64), kept, seeded(seed))
+
+
+def _trajectory(
+    model: nn.Module, annealed: nn.Module, x: Tensor, y: Tensor, steps: int, kept: int, generator: torch.Generator
+) -> Trajectory:
+    snapshots = Snapshots(model, every=max(1, steps // kept), most=max(2, kept))
+    _descend(model, x, y, [0.02] * steps, generator, snapshots)
+    for kept_model in (annealed, *snapshots.models):
+        kept_model.cpu()
+    return Trajectory(snapshots, annealed)
+
+
+def _descend(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    rates: Sequence[float],
+    generator: torch.Generator,
+    after: Callable[[], object] = lambda: None,
+) -> None:
+    """SGD with momentum at these rates, one a step."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
+    for step, rate in enumerate(rates):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        rows = torch.randint(len(x), (64,), generator=generator)
+        loss = F.cross_entropy(model(x[rows]), y[rows])
+        if not bool(torch.isfinite(loss)):
+            raise FloatingPointError(f"loss became NaN at step {step}")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        after()
+
+
+def draw(results: list[Result]) -> figures.Figure:
+    """NLL and ECE of each prediction."""
+    heights = {
+        measure: {result.row: result.values[measure] for result in results if result.seed == 0}
+        for measure in ("NLL", "ECE")
+    }
+    return figures.bars(heights, x_label="lower is better")

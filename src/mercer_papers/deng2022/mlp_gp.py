@@ -1,0 +1,112 @@
+"""Eigenfunctions of the kernel of wide networks (MLP-GP) in the plane: do the projections separate the classes?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mercer import figures
+from mercer.features import NeuralEigenfunctions
+from mercer.kernels import NNGP, Kernel, MonteCarloNNGP
+
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from ..results import Result
+from .measures import best_rank, linear_accuracy, relative_error, seeded
+
+ROWS = {  # what is decomposed, and how
+    "relu, analytic, landmarks": ("relu", False),
+    "relu, sampled, distilled": ("relu", True),
+    "erf, analytic, landmarks": ("erf", False),
+    "raw coordinates": ("", False),
+}
+SIZES = {"smoke": (60, 20, 20), "small": (512, 200, 600), "paper": (8192, 1000, 2000)}  # rows, networks, steps
+K = 3
+DEPTH = 3
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """Two kernels, analytic and sampled, on two sets of points."""
+    n, samples, steps = SIZES[scale]
+    return [
+        Cell(
+            entry.id,
+            row=row,
+            column=column,
+            seeds=3 if scale == "paper" else 1,
+            settings={
+                "rows": n,
+                "samples": samples,
+                "steps": steps,
+                "k": K,
+                "set": column,
+                "activation": activation,
+                "sampled": sampled,
+            },
+        )
+        for column in ("two moons", "circles")
+        for row, (activation, sampled) in ROWS.items()
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """Accuracy of logistic regression on the three leading functions; the kernel's error and the best of rank 3."""
+    x, y = _points(cell.settings["set"], 2 * cell.settings["rows"], cell.seed)
+    x, half = x.to(cell.device), cell.settings["rows"]
+    train, test = (x[:half], y[:half]), (x[half:], y[half:])
+    activation, sampled = cell.settings["activation"], cell.settings["sampled"]
+    if not activation:
+        return Outcome(value=linear_accuracy(lambda rows: rows, train, test), arrays=_drawn(x[half:], y[half:]))
+    kernel: Kernel = NNGP(DEPTH, activation, 2.0, 0.5)
+    if sampled:
+        kernel = MonteCarloNNGP(lambda: _network().to(x.device), cell.settings["samples"], generator=seeded(cell.seed))
+    f = NeuralEigenfunctions(kernel, K, steps=cell.settings["steps"] if sampled else None, generator=seeded(cell.seed))
+    f.fit(train[0])
+    gram = kernel(test[0]).detach()
+    return Outcome(
+        value=linear_accuracy(f.eigenfunctions, train, test),
+        values={
+            "kernel error on new rows": relative_error(f.kernel(test[0]), gram),
+            "best of rank 3": best_rank(gram, K),
+        },
+        arrays=_drawn(f.eigenfunctions(test[0])[:, :2], y[half:]),
+    )
+
+
+def _network() -> nn.Module:
+    layers: list[nn.Module] = []
+    for a, b in [(2, 128), *[(128, 128)] * (DEPTH - 1), (128, 8)]:
+        layer = nn.Linear(a, b)
+        nn.init.normal_(layer.weight, std=(2.0 / a) ** 0.5)
+        nn.init.normal_(layer.bias, std=0.5**0.5)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _points(name: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import make_circles, make_moons
+
+    if name == "circles":
+        x, y = make_circles(n, noise=0.08, factor=0.5, random_state=seed)
+    else:
+        x, y = make_moons(n, noise=0.1, random_state=seed)
+    return torch.as_tensor(x).float(), torch.as_tensor(y)
+
+
+def _drawn(plane: Tensor, y: Tensor) -> dict[str, list[list[float]]]:
+    plane, y = plane[:120].double().cpu(), y[:120]
+    return {f"class {label}": plane[y == label].tolist() for label in (0, 1)}
+
+
+def draw(results: list[Result]) -> figures.Figure:
+    """Test rows in the plane of the first two eigenfunctions (or as they are), by class."""
+    columns = list(dict.fromkeys(result.column for result in results))
+    rows = list(dict.fromkeys(result.row for result in results))
+    figure, axes = figures.canvas(len(rows), len(columns), width=3.8 * len(columns), height=2.6 * len(rows))
+    flat = list(axes)
+    for result in (r for r in results if r.seed == 0):
+        ax = flat[rows.index(result.row) * len(columns) + columns.index(result.column)]
+        for (name, points), colour in zip(sorted(result.arrays.items()), figures.LIGHT.series, strict=False):
+            ax.scatter([p[0] for p in points], [p[1] for p in points], s=6, color=colour, label=name)
+        ax.set_title(f"{result.row}: {result.column}, {result.value:.1f} %", fontsize=9)
+    return figure

@@ -1,0 +1,142 @@
+"""The NTK matrix of a trained network on new rows: exact, by eigenfunctions, by as many random features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mercer import figures
+from mercer.features import NeuralEigenfunctions
+from mercer.kernels import EmpiricalNTK
+
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from ..data import load, normalised, published_resnet20
+from ..results import Result
+from .measures import best_rank, relative_error, seeded
+
+OURS, RANDOM, EXACT, LOW = "Mercer, k = 10", "Random features, S = 10", "Exact", "Low rank by VJP and JVP, S = 10"
+K = 10
+SIZES = {"smoke": (40, 20, 5, 10), "small": (300, 100, 150, 400), "paper": (5000, 500, 2000, 5000)}
+RESNET = "CIFAR-10, ResNet-20"  # the slide's network, whose NTK is only sampled: rows, test rows, directions
+RESNET_SIZES = {"small": (64, 40, 64), "paper": (5000, 500, 4000)}
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """Digits, which need no download, and CIFAR-10; two classes of each, by a small network and by ResNet-20."""
+    train, test, fit, steps = SIZES[scale]
+    settings = {"rows": train, "test_rows": test, "network steps": fit, "steps": steps, "k": K}
+    small = [
+        Cell(
+            entry.id,
+            row=row,
+            column=column,
+            data=data,
+            seeds=1 if scale == "smoke" or (scale == "small" and not data) else 3,
+            settings={**settings, "set": column, "method": row},
+        )
+        for column, data in (("digits", []), ("CIFAR-10", ["cifar10"]))
+        for row in (OURS, RANDOM, LOW, EXACT)
+    ]
+    if scale not in RESNET_SIZES:
+        return small
+    train, test, directions = RESNET_SIZES[scale]
+    own = {"set": RESNET, "rows": train, "test_rows": test, "directions": directions, "steps": steps, "k": K}
+    return small + [
+        Cell(entry.id, row=row, column=RESNET, data=["cifar10"], seeds=3, settings={**own, "method": row})
+        for row in (OURS, RANDOM, EXACT)
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """Relative error of the NTK matrix of test rows (for *Exact*, of its best approximation of rank 10)."""
+    settings = cell.settings
+    name = "digits" if settings["set"] == "digits" else "cifar10"
+    data = load(name, rows=(settings["rows"], settings["test_rows"]), classes=(0, 1), seed=cell.seed)
+    x, test = _pictures(data.x_train), _pictures(data.x_test)
+    order = data.y_test.argsort(stable=True)
+    test = test[order]
+    if settings["set"] == RESNET:
+        network: nn.Module = published_resnet20().eval()
+        x, test = (normalised(part) for part in (x, test))
+    else:
+        network = _trained(x, data.y_train, settings["network steps"], cell)
+    exact = EmpiricalNTK(network, outputs=0)(test).detach()
+    found = exact if settings["method"] == EXACT else _approximation(cell, network, x, test)
+    error = best_rank(exact, K) if settings["method"] == EXACT else relative_error(found, exact)
+    return Outcome(
+        value=error,
+        arrays={"matrix": _thinned(found / exact.diagonal().mean())},
+        note="error of the best approximation of rank 10" if settings["method"] == EXACT else "",
+    )
+
+
+def _approximation(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> Tensor:
+    generator = seeded(cell.seed + 1)
+    if cell.settings["method"] == OURS:
+        kernel = EmpiricalNTK(network, outputs=0)
+        if "directions" in cell.settings:  # Monte Carlo, as the slide has it
+            samples = cell.settings["directions"]
+            kernel = EmpiricalNTK(network, outputs=0, method="jvp", samples=samples, generator=seeded(cell.seed + 2))
+        f = NeuralEigenfunctions(kernel, K, steps=cell.settings["steps"], generator=generator)
+        return f.fit(x).kernel(test).detach()
+    method = "finite_difference" if cell.settings["method"] == RANDOM else "low_rank"
+    return EmpiricalNTK(network, outputs=0, method=method, samples=K, generator=generator).fit(x)(test).detach()
+
+
+def _trained(x: Tensor, y: Tensor, steps: int, cell: Cell) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(cell.seed)
+        network = nn.Sequential(
+            nn.Conv2d(x.shape[1], 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, 1),
+        )
+    network.to(cell.device)
+    x, y = x.to(cell.device), y.to(cell.device).float()
+    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+    generator = seeded(cell.seed)
+    for _ in range(steps):
+        rows = torch.randint(len(x), (64,), generator=generator)
+        loss = F.binary_cross_entropy_with_logits(network(x[rows])[:, 0], y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return network.cpu()
+
+
+def _pictures(x: Tensor) -> Tensor:
+    return x if x.ndim == 4 else x.reshape(-1, 1, 8, 8)
+
+
+def _thinned(matrix: Tensor, most: int = 60) -> list[list[float]]:
+    step = -(-len(matrix) // most)
+    thin: list[list[float]] = matrix[::step, ::step].double().tolist()
+    return thin
+
+
+def draw(results: list[Result]) -> figures.Figure:
+    """The matrices side by side, rows sorted by class, one colour scale for each data set."""
+    columns = list(dict.fromkeys(result.column for result in results))
+    rows = [row for row in (EXACT, OURS, RANDOM, LOW) if any(result.row == row for result in results)]
+    figure, axes = figures.canvas(len(columns), len(rows), width=2.9 * len(rows), height=3.0 * len(columns))
+    flat = list(axes)
+    for i, column in enumerate(columns):
+        own = {r.row: r for r in results if r.column == column and r.seed == 0}
+        reach = max(max(map(max, own[EXACT].arrays["matrix"])), 1e-12) if EXACT in own else None
+        for j, row in enumerate(rows):
+            ax = flat[i * len(rows) + j]
+            if row not in own:
+                continue
+            ax.imshow(own[row].arrays["matrix"], cmap=figures.LIGHT.sequential, vmin=0, vmax=reach)
+            shown = "" if row == EXACT else f"\nerror {own[row].value:.2f}"
+            ax.set_title(f"{column}: {row}{shown}", fontsize=8)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            ax.grid(False)
+    return figure

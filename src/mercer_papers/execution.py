@@ -1,0 +1,187 @@
+"""One cell, run: the entry's function, timed, its outcome or its failure as a `Result`; and many in processes."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import torch
+
+from mercer import distributed
+from mercer_papers.catalogue import entry
+from mercer_papers.cells import Cell, MissingPackage, Outcome, non_finite
+from mercer_papers.results import Result
+
+_log = logging.getLogger("mercer")
+
+
+def execute(cell: Cell, scale: str) -> Result:
+    """Run one cell. An error of the entry makes it *failed*, data or a package that is not there *missing*."""
+    blank = blank_result(cell, scale)
+    absent = missing(cell.data)
+    if absent:
+        return replace(blank, status="missing", note=" ".join(how_to_get(name) for name in absent))
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = _result(cell, blank)
+    return replace(result, seconds=time.perf_counter() - wall, cpu_seconds=time.process_time() - cpu)
+
+
+def _result(cell: Cell, blank: Result) -> Result:
+    try:
+        outcome = _run(cell)
+    except Exception as error:
+        if _is_missing(error):
+            return replace(blank, status="missing", note=str(error))
+        _log.info("%s %s %s failed", cell.entry, cell.row, cell.column, exc_info=error)
+        return replace(blank, status="failed", error=f"{type(error).__name__}: {error}")
+    return replace(
+        blank,
+        status="done",
+        value=outcome.value,
+        values=outcome.values,
+        curves={
+            name: {axis: list(numbers) for axis, numbers in curve.items()} for name, curve in outcome.curves.items()
+        },
+        arrays={name: list(numbers) for name, numbers in outcome.arrays.items()},
+        passed=outcome.passed,
+        note=outcome.note,
+    )
+
+
+def blank_result(cell: Cell, scale: str) -> Result:
+    """The result of a cell before it is run: what it is, and when."""
+    return Result(
+        entry=cell.entry,
+        key=cell.key(),
+        status="failed",
+        scale=scale,
+        row=cell.row,
+        column=cell.column,
+        seed=cell.seed,
+        settings=dict(cell.settings),
+        data=tuple(cell.data),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """Those of the data sets that are not found."""
+    from mercer_papers import data
+
+    return [name for name in names if not _known(name) or not data.available(name)]
+
+
+def how_to_get(name: str) -> str:
+    """One sentence on where a data set comes from."""
+    from mercer_papers import data
+
+    return data.how_to_get(name) if _known(name) else f"{name}: Mercer has no loader for this set."
+
+
+def _run(cell: Cell) -> Outcome:
+    with distributed.alone(), torch.random.fork_rng():  # ranks share cells, not a cell's rows
+        torch.manual_seed(int(cell.key(), 16) % 2**63)
+        outcome = entry(cell.entry).load().run(cell)
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"{cell.entry}: run must return an Outcome; got {type(outcome).__name__}.")
+    outcome = outcome.plain()
+    bad = non_finite(outcome)
+    if bad is not None:
+        raise FloatingPointError(f"{cell.entry}: every number of an outcome must be finite; {bad}.")
+    return outcome
+
+
+def _known(name: str) -> bool:
+    from mercer_papers import data
+
+    try:
+        data.available(name)
+    except (ValueError, KeyError):
+        return False
+    return True
+
+
+def _is_missing(error: Exception) -> bool:
+    from mercer_papers import data
+
+    return isinstance(error, (data.MissingData, MissingPackage))
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    cell: Cell | None = None
+
+
+def execute_all(
+    cells: Sequence[Cell], scale: str, jobs: int, threads: int, began: Callable[[Cell], None]
+) -> Generator[Result, None, None]:
+    """The results of the cells as they come, from ``jobs`` processes with ``threads`` torch threads each.
+
+    A worker that dies (out of memory, a crash in native code) fails its cell, and another takes its place. Closing the
+    iterator ends the workers.
+    """
+    waiting = list(reversed(cells))
+    workers: list[_Worker] = []
+    try:
+        while waiting or any(worker.cell for worker in workers):
+            while waiting and len(workers) < jobs:
+                workers.append(_start(threads))
+            for worker in workers:
+                if worker.cell is None and waiting:
+                    worker.cell = waiting.pop()
+                    began(worker.cell)
+                    worker.pipe.send((worker.cell, scale))
+            busy = {worker.pipe: worker for worker in workers if worker.cell}
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]
+                yield _collect(worker, scale)
+                if not worker.process.is_alive():
+                    workers.remove(worker)
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+
+
+def _start(threads: int) -> _Worker:
+    context = multiprocessing.get_context("spawn")  # a fork after torch was used can deadlock
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _collect(worker: _Worker, scale: str) -> Result:
+    cell = worker.cell
+    assert cell is not None
+    worker.cell = None
+    try:
+        result: Result = worker.pipe.recv()
+    except (EOFError, OSError):
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        reason = f"signal {-code}" if code < 0 else f"exit code {code}"
+        error = f"RuntimeError: the worker process died by {reason}; was it out of memory?"
+        return replace(blank_result(cell, scale), error=error)
+    return result
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
+    torch.set_num_threads(threads)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone, killed perhaps: so go too
+        while True:
+            cell, scale = pipe.recv()
+            pipe.send(execute(cell, scale))

@@ -1,0 +1,89 @@
+"""Table 5: active learning, three selections at several budgets with either head (Section 6.5, Appendix C)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mercer.modules import embeddings
+
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from .heads import build
+from .trained import SIZES, STAND_IN, accuracy, fit, logits, pictures_of
+
+_BUDGETS = {"smoke": (50,), "small": (30, 60, 90), "paper": (30, 40, 50, 60, 70, 80, 90)}
+_SEED_SHARE = 0.1
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """Every budget, selection and head; the seed model is the softmax one, trained on a tenth with labels."""
+    made_up, paper = scale == "smoke", scale == "paper"
+    name = "synthetic" if made_up else "cifar100" if paper else "cifar10"
+    settings = {**SIZES[scale], "set": name, "classes": 100 if paper else 10,
+                "network": "ResNet-56" if paper else STAND_IN, "lr": 0.1}  # fmt: skip
+    return [
+        Cell(
+            entry.id, row=f"{budget} %", column=f"{head}, {selection}", seeds=1,
+            settings={**settings, "head": head, "selection": selection, "budget": budget},
+            data=() if made_up else (name,),
+        )
+        for budget in _BUDGETS[scale]
+        for head in ("Softmax", "Kernelized")
+        for selection in ("random", "margin", "k-center")
+    ]  # fmt: skip
+
+
+def run(cell: Cell) -> Outcome:
+    """Select in one shot without labels, train afresh on the selection, score on the test part."""
+    s = cell.settings
+    x, y, x_test, y_test = pictures_of(s, cell.seed, cell.device)
+    names = ("network", "set", "rows", "test_rows", "classes", "epochs", "batch", "lr")
+    scores, places = _seed_model(*(s[name] for name in names), seed=cell.seed, device=cell.device)
+    count = round(len(x) * s["budget"] / 100)
+    generator = torch.Generator().manual_seed(cell.seed)
+    if s["selection"] == "random":
+        chosen = torch.randperm(len(x), generator=generator)[:count]
+    else:
+        chosen = margin(scores, count) if s["selection"] == "margin" else k_center(places, count, generator)
+    torch.manual_seed(cell.seed)
+    model = build(s["network"], s["head"], s["classes"])
+    fit(model, x[chosen], y[chosen], epochs=s["epochs"], batch=s["batch"], lr=s["lr"], generator=generator)
+    return Outcome(value=accuracy(model, x_test, y_test), note=f"{count} of {len(x)} pictures of {s['set']}.")
+
+
+def margin(scores: Tensor, count: int) -> Tensor:  # (n, c) -> (count,)
+    """The rows whose two largest probabilities are closest."""
+    top = scores.softmax(1).topk(2, dim=1).values
+    return (top[:, 0] - top[:, 1]).argsort()[:count]
+
+
+def k_center(places: Tensor, count: int, generator: torch.Generator) -> Tensor:  # (n, d) -> (count,)
+    """Greedy k-center by cosine distance: each next row is the one farthest from all chosen so far."""
+    unit = F.normalize(places, dim=1)
+    chosen = [int(torch.randint(len(unit), (1,), generator=generator))]
+    distance = 1 - unit @ unit[chosen[0]]
+    for _ in range(count - 1):
+        distance[chosen[-1]] = -1.0  # a chosen row is never chosen again
+        chosen.append(int(distance.argmax()))
+        distance = torch.minimum(distance, 1 - unit @ unit[chosen[-1]])
+    return torch.tensor(chosen)
+
+
+@lru_cache(maxsize=1)
+def _seed_model(
+    network: str, name: str, rows: int | None, test_rows: int | None, classes: int, epochs: int, batch: int, lr: float,
+    seed: int, device: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Logits and embeddings of all pictures by a model that saw the labels of a tenth of them."""
+    settings = {"set": name, "rows": rows, "test_rows": test_rows, "classes": classes}
+    x, y, _, _ = pictures_of(settings, seed, device)
+    generator = torch.Generator().manual_seed(1000 + seed)
+    labelled = torch.randperm(len(x), generator=generator)[: max(batch, round(_SEED_SHARE * len(x)))]
+    torch.manual_seed(1000 + seed)
+    model: nn.Module = build(network, "Softmax", classes)
+    fit(model, x[labelled], y[labelled], epochs=epochs, batch=batch, lr=lr, generator=generator)
+    return logits(model, x).cpu(), embeddings(model, list(x.split(500)), layer="pool").cpu()

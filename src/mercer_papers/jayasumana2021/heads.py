@@ -1,0 +1,159 @@
+"""The classifiers that the paper compares, and ours, on any backbone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mercer import checks
+from mercer.kernels import RBF, Linear, Polynomial, RadialSeries, Scaled, Sum
+from mercer.linalg import unit_rows
+from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
+
+from ..backbones import DenseNet, LeNet5, Vgg16
+from ..data import CifarResNet
+
+SCALE = 10.0  # where learned and fixed scales of bounded kernels start, as the cosine head's does
+
+Make = Callable[[int, int], nn.Module]
+
+
+class NormalizedSoftmax(nn.Module):
+    """A linear classifier on embeddings of length ``scale``: the paper's softmax baseline has length 1 (Section 7.2).
+
+    nn.Linear on unit embeddings starts with logits near 0.07, the bounded kernels near their scale of 10. At length
+    10 softmax starts where they do.
+    """
+
+    def __init__(self, in_features: int, num_classes: int, *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, num_classes)
+        self.scale = scale
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.linear(self.scale * unit_rows(z))
+        return logits
+
+
+def _extra_layer(in_features: int, num_classes: int) -> nn.Module:
+    """Section 7.4: one more layer of d units."""
+    return nn.Sequential(nn.Linear(in_features, in_features), nn.ReLU(), NormalizedSoftmax(in_features, num_classes))
+
+
+def _series(
+    in_features: int, num_classes: int, *, positivity: str = "relu", order: int = 10, bias: bool = False
+) -> nn.Module:
+    kernel = RadialSeries(order, positivity=positivity, init="ones", indicators="exact")
+    return KernelClassifier(in_features, num_classes, kernel, temperature=kernel.temperature, bias=bias)
+
+
+def _scaled(make: Callable[[], Scaled | Sum], in_features: int, num_classes: int) -> nn.Module:
+    return KernelClassifier(in_features, num_classes, make(), bias=False, temperature=1.0)
+
+
+def _mercer(in_features: int, num_classes: int) -> nn.Module:
+    # k(1) / T = 10: under SGD and few epochs a small start costs accuracy (docs/papers/jayasumana2021.md).
+    return KernelClassifier(in_features, num_classes, RadialSeries(), prototypes=3, bias=True, temperature=0.4)
+
+
+def _mkl() -> Sum:
+    """A learned mixture of the linear, the second-order and the Gaussian kernel (Section 7.1)."""
+    parts = [Scaled(kernel, SCALE / 3, learnable=True) for kernel in (Linear(), Polynomial(2, 0.5, 0.5), RBF(1.0))]
+    return Sum(Sum(parts[0], parts[1]), parts[2])
+
+
+_MAKERS: dict[str, Make] = {
+    "Softmax": NormalizedSoftmax,
+    "Softmax, scale 10": partial(NormalizedSoftmax, scale=SCALE),
+    "Unnormalized": nn.Linear,
+    "LIN": CosineClassifier,
+    "Fixed T": partial(CosineClassifier, scale=SCALE, learnable=False),
+    "SOP": SecondOrderPooling,
+    "Kernelized": _series,
+    "Kernelized, bias": partial(_series, bias=True),
+    "Mercer's head": _mercer,
+    "Extra layer": _extra_layer,
+    "RBF fixed": partial(_scaled, lambda: Scaled(RBF(1.0), SCALE, learnable=True)),
+    "RBF learned": partial(_scaled, lambda: Scaled(RBF(1.0, learnable=True), SCALE, learnable=True)),
+    "Polynomial": partial(_scaled, lambda: Scaled(Polynomial(10, 0.5, 0.5), SCALE, learnable=True)),
+    "MKL": partial(_scaled, _mkl),
+    **{f"Kernelized, {name}": partial(_series, positivity=name) for name in ("sigmoid", "softmax", "relu", "none")},
+}
+
+
+def make_head(name: str, in_features: int, num_classes: int, *, order: int = 10) -> nn.Module:
+    """The head of that name; KERVO changes the backbone and keeps the softmax head."""
+    if name == "Kernelized":
+        return _series(in_features, num_classes, order=order)
+    name = "Softmax" if name == "KERVO" else name
+    return _MAKERS[checks.choice("make_head", "name", name, _MAKERS)](in_features, num_classes)
+
+
+def backbone(name: str, num_classes: int, *, kervolution: bool = False) -> nn.Module:
+    """A network by its name.
+
+    Args:
+        name: ``"ResNet-8"`` .. ``"ResNet-56"``, ``"LeNet-5"``, ``"VGG-16"``, ``"DenseNet"``, or a stand-in:
+            ``"ResNet-8, half width"``, ``"Small VGG"``, ``"Small DenseNet"``.
+        num_classes: outputs.
+        kervolution: a polynomial kervolution in place of the first convolution.
+    """
+    resnets = {f"ResNet-{depth}": (depth, 16) for depth in (8, 14, 20, 32, 44, 56)}
+    resnets["ResNet-8, half width"] = (8, 8)
+    widths = {"VGG-16": 64, "Small VGG": 8, "DenseNet": 16, "Small DenseNet": 16}
+    checks.choice("backbone", "name", name, ("LeNet-5", *resnets, *widths))
+    if name == "LeNet-5":
+        return LeNet5(num_classes)
+    width = resnets[name][1] if name in resnets else widths[name]
+    first = Kervolution2d(3, width, 3, padding=1, kernel="polynomial") if kervolution else None
+    if name in resnets:
+        make = None if first is None else lambda *_: first
+        return CifarResNet(resnets[name][0], num_classes, convolution=make, width=width)
+    if name in ("VGG-16", "Small VGG"):
+        return Vgg16(num_classes, width=width, hidden=256 if name == "VGG-16" else 64, first=first)
+    depth, growth = (40, 12) if name == "DenseNet" else (10, 8)
+    return DenseNet(depth, growth, num_classes, first=first)
+
+
+def build(network: str, head: str, num_classes: int, *, rectify: bool = False, order: int = 10) -> nn.Module:
+    """Backbone and head as the paper joins them: the ReLU off the embedding for every head (Appendix A).
+
+    SOP pools the maps before the mean over places, where the backbone ends in one; of LeNet and VGG, whose
+    embedding is a hidden layer, it pools that vector.
+    """
+    model = backbone(network, num_classes, kervolution=head == "KERVO")
+    model = kernelize(model, head=partial(make_head, head, order=order), rectify=rectify)
+    if head == "SOP" and isinstance(model, CifarResNet | DenseNet):
+        model.pool = nn.Identity()
+    return model
+
+
+def train_head(
+    head: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    *,
+    lr: float,
+    epochs: int,
+    batch: int,
+    generator: torch.Generator,
+) -> None:
+    """Cross-entropy in mini-batches with a one-cycle rate."""
+    steps = epochs * math.ceil(len(x) / batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x), generator=generator).split(batch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(head(x[rows]), y[rows])
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        if not math.isfinite(loss.item()):
+            raise FloatingPointError(f"loss became {loss.item()}")

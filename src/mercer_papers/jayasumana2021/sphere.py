@@ -1,0 +1,149 @@
+"""Table 1 and Figure 1: heads alone on the synthetic sphere, beside the Bayes rule (Section 6.1, Appendix B)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mercer import figures
+from mercer.kernels import RadialSeries
+from mercer.nn import KernelClassifier
+
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from ..data import Sphere, sphere
+from ..results import Result
+from .heads import train_head
+
+_BAYES = "Bayes optimal"
+_SIZES: dict[str, dict[str, Any]] = {
+    "smoke": {"rows": 100, "epochs": 2, "batch": 50, "bayes_samples": 1000, "lr": 0.03},
+    "small": {"rows": 5000, "epochs": 10, "batch": 256, "bayes_samples": 50_000, "lr": 0.03},
+    "paper": {"rows": 5000, "epochs": 100, "batch": 128, "bayes_samples": 200_000, "lr": 0.03},
+}
+_DATA = "Data"
+_GRID = (45, 90)  # latitudes, longitudes
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """Several draws of the centres: the paper prints one, and its difficulty depends on them."""
+    seeds = {"smoke": 1, "small": 3, "paper": 10}[scale]
+    if "maps" in entry.run:
+        settings = {**_SIZES[scale], "grid": list(_GRID)}
+        return [
+            Cell(entry.id, row=row, settings={**settings, "shows": row}, seeds=min(5, seeds))
+            for row in entry.run["maps"]
+        ]
+    return [
+        Cell(entry.id, row=head, column="accuracy", settings={**_SIZES[scale], "head": head}, seeds=seeds)
+        for head in entry.run["heads"]
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """Test accuracy on the centres of this seed, or a map of the sphere."""
+    drawn = sphere(cell.settings["rows"], cell.settings["rows"], seed=cell.seed)
+    if "shows" in cell.settings:
+        return _map(cell, drawn)
+    if cell.settings["head"] == _BAYES:
+        best, error = drawn.bayes_accuracy(cell.settings["bayes_samples"])
+        return Outcome(value=100 * best, values={"standard error": 100 * error})
+    head = _fit(cell.settings["head"], drawn, cell)
+    right = (head(drawn.x_test).argmax(1) == drawn.y_test).double().mean()
+    return Outcome(value=100 * right.item(), note=f"Our own centres, seed {cell.seed}.")
+
+
+def _fit(name: str, drawn: Sphere, cell: Cell) -> nn.Module:
+    """Train one head by Adam with a one-cycle learning rate; those of several prototypes start from k-means."""
+    settings, generator = cell.settings, torch.Generator().manual_seed(cell.seed)
+    torch.manual_seed(cell.seed)
+    head = _head(name)
+    if isinstance(head, KernelClassifier) and head.prototypes > 1:
+        head.init_from(drawn.x_train, drawn.y_train, generator=generator)
+    x, y = drawn.x_train.to(cell.device), drawn.y_train.to(cell.device)
+    head.to(cell.device)
+    optimizer = torch.optim.Adam(head.parameters(), settings["lr"])
+    plan = {name: settings[name] for name in ("lr", "epochs", "batch")}
+    train_head(head, optimizer, x, y, **plan, generator=generator)
+    return head.cpu()
+
+
+def _head(name: str) -> nn.Module:
+    if name == "Softmax":
+        return nn.Linear(3, 2)
+    if name.startswith("Kernelized"):
+        kernel = RadialSeries(init="ones", indicators="exact")
+        return KernelClassifier(3, 2, kernel, temperature=kernel.temperature, bias=name.endswith("bias"))
+    basis = "gegenbauer" if "Gegenbauer" in name else "monomial"
+    return KernelClassifier(3, 2, RadialSeries(basis=basis), prototypes=10, bias=True, temperature=1.0)
+
+
+def _map(cell: Cell, drawn: Sphere) -> Outcome:
+    """Probability of the orange class at every latitude and longitude; of the data, a few hundred points."""
+    shows = cell.settings["shows"]
+    if shows == _DATA:
+        shown = drawn.x_train[:240]
+        points = torch.stack((_longitude(shown), shown[:, 2].asin(), drawn.y_train[:240].float()), 1)
+        return Outcome(arrays={"points": points.tolist()})
+    latitude = torch.linspace(-math.pi / 2, math.pi / 2, cell.settings["grid"][0])
+    longitude = torch.linspace(-math.pi, math.pi, cell.settings["grid"][1])
+    u = torch.stack(
+        [
+            latitude.cos()[:, None] * longitude.cos()[None],
+            latitude.cos()[:, None] * longitude.sin()[None],
+            latitude.sin()[:, None].expand(-1, len(longitude)),
+        ],
+        2,
+    ).reshape(-1, 3)
+    best = drawn.posterior(u)[:, 1]
+    if shows == _BAYES:
+        orange = best
+    else:
+        head = _fit(shows, drawn, cell)
+        with torch.no_grad():
+            orange = head(u).softmax(1)[:, 1]
+    shape = (len(latitude), len(longitude))
+    area = latitude.cos()[:, None].expand(shape).reshape(-1)  # of the sphere that a point of the grid stands for
+    agreement = float((((orange > 0.5) == (best > 0.5)).float() * area).sum() / area.sum())
+    return Outcome(
+        arrays={"orange": orange.reshape(shape).tolist()}, values={"agreement with the Bayes rule": agreement}
+    )
+
+
+def draw(results: list[Result]) -> figures.Figure | None:
+    """Maps of the whole sphere, blue and orange, with the data's points in the first; Table 1 has no picture."""
+    by_row = {result.settings["shows"]: result for result in results if result.seed == 0 and "shows" in result.settings}
+    if not by_row:
+        return None
+    shown = list(by_row)
+    figure, axes = figures.canvas(columns=len(shown), width=2.7 * len(shown), height=2.4)
+    for axis, row in zip(axes, shown, strict=True):
+        arrays = by_row[row].arrays
+        axis.set_title(row, fontsize=9)
+        axis.set_xticks([])
+        axis.set_yticks([])
+        if "points" in arrays:
+            x, y, orange = zip(*arrays["points"], strict=True)
+            colours = [figures.LIGHT.series[1] if o else figures.LIGHT.series[0] for o in orange]
+            axis.scatter(x, y, c=colours, s=3, linewidths=0)
+            axis.set_xlim(-math.pi, math.pi)
+            axis.set_ylim(-math.pi / 2, math.pi / 2)
+        else:
+            axis.contourf(
+                torch.linspace(-math.pi, math.pi, len(arrays["orange"][0])),
+                torch.linspace(-math.pi / 2, math.pi / 2, len(arrays["orange"])),
+                arrays["orange"],
+                levels=[-0.01, 0.5, 1.01],
+                colors=[figures.LIGHT.series[0], figures.LIGHT.series[1]],
+                alpha=0.75,
+            )
+    axes[0].set_xlabel("longitude")
+    axes[0].set_ylabel("latitude")
+    return figure
+
+
+def _longitude(u: Tensor) -> Tensor:
+    return torch.atan2(u[:, 1], u[:, 0])

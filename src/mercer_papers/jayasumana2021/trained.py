@@ -1,0 +1,243 @@
+"""Networks on pictures, trained as Appendix A says: Tables 3, 6, 7, 8, 10, 11, 12, Figure 2 and Section 7.4.
+
+SGD, linear warm-up, cosine decay, flip and crop. An entry's ``run`` table in the TOML names its ``networks``, its
+``variants`` (a head and what else changes) and how rows and columns are called.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mercer import figures
+from mercer.nn import KernelClassifier
+
+from .. import data
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from ..data import normalised
+from ..results import Result
+from .heads import build
+
+_WARM_UP = 0.1  # share of the steps
+_WEIGHT_DECAY = 1e-4
+Pictures = tuple[Tensor, Tensor, Tensor, Tensor]  # training pictures and labels, test pictures and labels
+Loss = Callable[[Tensor, Tensor], Tensor]
+STAND_IN = "ResNet-8, half width"  # stands in for ResNet-56 at smoke and small scale
+SIZES: dict[str, dict[str, Any]] = {
+    "smoke": {"rows": 48, "test_rows": 48, "epochs": 1, "batch": 16},
+    "small": {"rows": 2000, "test_rows": 1000, "epochs": 4, "batch": 64},
+    "paper": {"rows": None, "test_rows": None, "epochs": 450, "batch": 128},
+}
+_SETS = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """Every network, set and variant; at smoke scale the pictures are made up, so that tests need no data."""
+    run = entry.run
+    named = run.get("sets", {"paper": ["CIFAR-100"]})
+    sets = named.get(scale, ["CIFAR-10"])
+    networks: Mapping[str, str] = run.get("networks", {}).get(
+        scale, {"": "ResNet-56" if scale == "paper" else STAND_IN}
+    )
+    return [
+        _cell(entry, scale, label, network, name, variant, changes)
+        for label, network in networks.items()
+        for name in sets
+        for variant, changes in run["variants"].items()
+        if scale in changes.get("scales", (scale,))
+    ]
+
+
+def _cell(
+    entry: Entry, scale: str, label: str, network: str, name: str, variant: str, changes: Mapping[str, Any]
+) -> Cell:
+    stored = {"smoke": "synthetic", "small": "cifar100_subset" if name == "CIFAR-100" else "cifar10"}
+    chosen = stored.get(scale, _SETS[name])
+    settings = {
+        **SIZES[scale],
+        "set": chosen,
+        "classes": 100 if name == "CIFAR-100" and scale != "smoke" else 10,
+        "network": network,
+        "loss": "cross_entropy",
+        "rectify": False,
+        "lr": 0.1,
+        **{key: value for key, value in changes.items() if key != "scales"},
+    }
+    names = {"network": label, "set": name, "variant": variant}
+    return Cell(
+        entry.id,
+        row=entry.run["row"].format(**names),
+        column=entry.run["column"].format(**names),
+        settings=settings,
+        data=() if scale == "smoke" else (chosen,),
+        seeds=1 if scale == "smoke" else 3,
+    )
+
+
+def run(cell: Cell) -> Outcome:
+    """Train as Appendix A says and count the test pictures that are classified rightly.
+
+    A training that diverges without an activation on alpha is the result that the paper reports (Table 12).
+    """
+    return _trained(json.dumps(dict(cell.settings), sort_keys=True), cell.seed, cell.device)
+
+
+@lru_cache(maxsize=256)  # several tables ask for one training: a later cell may take no time
+def _trained(settings: str, seed: int, device: str) -> Outcome:
+    s: dict[str, Any] = json.loads(settings)
+    torch.manual_seed(seed)
+    x, y, x_test, y_test = pictures_of(s, seed, device)
+    model = build(s["network"], s["head"], s["classes"], rectify=s["rectify"], order=s.get("order", 10))
+    generator = torch.Generator().manual_seed(seed)
+    loss = squared_loss if s["loss"] == "squared" else F.cross_entropy
+    try:
+        losses = fit(model, x, y, epochs=s["epochs"], batch=s["batch"], lr=s["lr"], generator=generator, loss=loss)
+    except FloatingPointError as error:
+        if not s.get("may_diverge"):
+            raise
+        return Outcome(values={"diverged": 1.0}, note=f"Unstable, as the paper says of no activation: {error}.")
+    steps = list(range(1, len(losses) + 1))
+    note = f"{s['network']}, {len(x)} pictures of {s['set']}, {s['epochs']} epochs."
+    return Outcome(
+        value=accuracy(model, x_test, y_test),
+        values={"training loss": losses[-1]},
+        curves={"training loss": {"x": steps, "y": losses}},
+        note=note,
+    )
+
+
+def pictures_of(settings: Any, seed: int, device: str = "cpu") -> Pictures:
+    """The pictures that a cell names."""
+    if settings["set"] == "synthetic":
+        found = _synthetic_pictures(settings["rows"], settings["classes"], seed)
+    else:
+        found = cifar(settings["set"], settings["rows"], settings["test_rows"])
+    x, y, x_test, y_test = (part.to(device) for part in found)
+    return x, y, x_test, y_test
+
+
+def draw(results: Sequence[Result]) -> figures.Figure | None:
+    """Accuracy over M, of Figure 2; the tables have no picture."""
+    by_order: dict[int, list[float]] = {}
+    for result in results:
+        if "order" in result.settings and result.value is not None:
+            by_order.setdefault(int(result.settings["order"]), []).append(result.value)
+    if not by_order:
+        return None
+    means = {order: sum(values) / len(values) for order, values in sorted(by_order.items())}
+    curve = {"x": [float(order) for order in means], "y": list(means.values())}
+    figure = figures.lines({"kernelised head": curve}, x_label="order M of the series", y_label="test accuracy, %")
+    figure.axes[0].set_xticks(list(means))
+    return figure
+
+
+@lru_cache(maxsize=2)
+def cifar(name: str, rows: int | None, test_rows: int | None) -> Pictures:
+    """``"cifar10"``, ``"cifar100"`` or ``"cifar100_subset"``, its first rows, normalised as ImageNet's pictures are."""
+    found = data.load(name, rows=None if rows is None else (rows, test_rows or rows))
+    return normalised(found.x_train), found.y_train, normalised(found.x_test), found.y_test
+
+
+def _synthetic_pictures(n: int, classes: int, seed: int) -> Pictures:
+    """Noise around one pattern for each class: what the smoke scale trains on, where there is no data folder."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(classes, 3, 32, 32, generator=generator)
+    y = torch.arange(2 * n) % classes
+    x = patterns[y] + torch.randn(2 * n, 3, 32, 32, generator=generator)
+    return x[:n], y[:n], x[n:], y[n:]
+
+
+def fit(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    epochs: int,
+    generator: torch.Generator,
+    lr: float = 0.1,
+    batch: int = 128,
+    loss: Loss = F.cross_entropy,
+    augment: bool = True,
+) -> list[float]:
+    """Train in place, where ``x`` is; the mean loss of every epoch. ``y`` holds labels, or a teacher's logits.
+
+    Raises:
+        FloatingPointError: the loss became NaN or infinite.
+    """
+    model.to(device=x.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(_groups(model), lr, momentum=0.9, weight_decay=_WEIGHT_DECAY)
+    per_epoch = max(1, len(x) // batch)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(epochs * per_epoch))
+    losses = []
+    for _ in range(epochs):
+        total = 0.0
+        order = torch.randperm(len(x), generator=generator)
+        for rows in order[: per_epoch * batch].split(batch):
+            pictures = _augmented(x[rows], generator) if augment else x[rows]
+            value = loss(model(pictures.contiguous(memory_format=torch.channels_last)), y[rows])
+            if not math.isfinite(value.item()):
+                raise FloatingPointError(f"loss became {value.item()} at step {scheduler.last_epoch}")
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            scheduler.step()
+            total += value.item()
+        losses.append(total / per_epoch)
+    return losses
+
+
+@torch.no_grad()
+def logits(model: nn.Module, x: Tensor, *, batch: int = 500) -> Tensor:
+    """Logits of all pictures in ``eval`` mode."""
+    model.to(x.device).eval()
+    parts = [model(part.contiguous(memory_format=torch.channels_last)) for part in x.split(batch)]
+    return torch.cat(parts)
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Per cent of pictures classified rightly."""
+    return 100 * float((logits(model, x).argmax(1) == y).double().mean())
+
+
+def squared_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Mean squared distance to one-hot targets (Hui and Belkin, 2020; Table 10)."""
+    return (scores - F.one_hot(labels, scores.shape[1]).to(scores.dtype)).square().mean()
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """All parameters; those of a kernelised head by its own groups, so that alpha is decayed too (Appendix A)."""
+    heads = [m for m in model.modules() if isinstance(m, KernelClassifier)]
+    own = {id(p) for head in heads for p in head.parameters()}
+    rest = [p for p in model.parameters() if id(p) not in own and p.requires_grad]
+    return [{"params": rest}, *(group for head in heads for group in head.param_groups(weight_decay=_WEIGHT_DECAY))]
+
+
+def _schedule(steps: int) -> Callable[[int], float]:
+    warm = max(1, round(_WARM_UP * steps))
+
+    def factor(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+    return factor
+
+
+def _augmented(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirrored by chance and moved by up to four pixels, zeros coming in: one move for each picture."""
+    n, size = len(x), x.shape[-1]
+    flipped = (torch.rand(n, generator=generator) < 0.5).to(x.device)
+    x = torch.where(flipped[:, None, None, None], x.flip(3), x)
+    padded = F.pad(x, (4, 4, 4, 4))
+    down, right = torch.randint(9, (2, n, 1), generator=generator)
+    rows = (down + torch.arange(size))[:, None, :, None]  # (n, 1, size, 1)
+    columns = (right + torch.arange(size))[:, None, None, :]
+    return padded[torch.arange(n)[:, None, None, None], torch.arange(x.shape[1])[None, :, None, None], rows, columns]

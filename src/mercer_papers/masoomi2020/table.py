@@ -1,0 +1,108 @@
+"""Experiment 4: the table of W*, W_s and networks trained by SGD on eight sets."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+from mercer.layerwise import LayerRecord, measure_gram
+from mercer.layerwise.bandwidths import most_dependent
+from mercer.layerwise.dependence import gaussian, one_hot
+
+from ..catalogue import Entry
+from ..cells import Cell, Outcome
+from .solved import FOLDS, HELD_OUT, NEEDS, SETS, Fold, fold, passed_through, read_out, solve
+
+SOLVED = ("ISM", "W_s", HELD_OUT)
+TRAINED = ("CE", "MSE")
+DEPTH = {"random": 3, "adver": 4, "spiral": 5, "wine": 6, "cancer": 8, "car": 5, "face": 4, "divorce": 4}
+EPOCHS = {"smoke": 5, "small": 150, "paper": 1000}
+
+
+def cells(entry: Entry, scale: str) -> list[Cell]:
+    """A row of the table a cell; the seeds are the folds."""
+    sets = ("random", "wine") if scale == "smoke" else SETS
+    folds = {"smoke": 1, "small": 3, "paper": FOLDS}[scale]
+    return [
+        Cell(
+            entry.id,
+            row=f"{name}, {method}",
+            data=NEEDS.get(name, []),
+            seeds=folds,
+            settings={"set": name, "by": method}
+            | ({"epochs": EPOCHS[scale], "depth": DEPTH[name]} if method in TRAINED else {}),
+        )
+        for name in sets
+        for method in (*SOLVED, *TRAINED)
+    ]
+
+
+def run(cell: Cell) -> Outcome:
+    """One fold of one row."""
+    parts = fold(cell.settings["set"], cell.seed % FOLDS)
+    if cell.settings["by"] in TRAINED:
+        return _trained(cell, parts)
+    start = time.process_time()
+    chain = solve(cell.settings["by"], cell.settings["set"], parts.x_train, parts.y_train, parts.c, cell.seed)
+    seconds = time.process_time() - start
+    test = passed_through(chain, parts.x_test)[-1]
+    scores = read_out(chain.representation, parts.y_train, test, parts.y_test, parts.c)
+    values = {"L": float(len(chain.layers)), "train": scores.train, "test": scores.test, "time": seconds}
+    values["sigma"] = min(record.bandwidth for record in chain.history)
+    return Outcome(values={**values, **_columns(chain.history[-1])}, note="time in CPU seconds on one thread.")
+
+
+def _columns(record: LayerRecord) -> dict[str, float]:
+    return {"H": record.hsic, "MSE": record.mse, "CE": record.ce, "C": record.c, "T": record.t}
+
+
+def _trained(cell: Cell, parts: Fold) -> Outcome:
+    """A network of the poster's depth for this set and 100 units a layer, by SGD with momentum."""
+    s, c = cell.settings, parts.c
+    torch.manual_seed(cell.seed)
+    start = time.process_time()
+    network = _network(parts.x_train.shape[1], c, s["depth"]).to(cell.device)
+    _descend(network, parts.x_train.float().to(cell.device), parts.y_train.to(cell.device), c, s["by"], s["epochs"])
+    network.cpu()
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        outputs = network(parts.x_train.float()).double()
+        test = network(parts.x_test.float())
+    sigma = most_dependent(outputs, parts.y_train, c)
+    record = measure_gram(gaussian(sigma)(outputs), outputs, parts.y_train, c, sigma)
+    values = {**_columns(record), "L": float(s["depth"]), "time": seconds}
+    values["train"] = float((outputs.argmax(1) == parts.y_train).double().mean())
+    values["test"] = float((test.argmax(1) == parts.y_test).double().mean())
+    values["MSE"] = float((outputs - one_hot(parts.y_train, c)).square().sum(1).mean())
+    values["CE"] = float(nn.functional.cross_entropy(outputs, parts.y_train))
+    return Outcome(
+        values=values, note=f"{s['epochs']} epochs, 100 units a layer; MSE and CE of the outputs as they are."
+    )
+
+
+def _network(d: int, c: int, depth: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(depth - 1):
+        layers += [nn.Linear(d, 100), nn.ReLU()]
+        d = 100
+    return nn.Sequential(*layers, nn.Linear(d, c))
+
+
+def _descend(network: nn.Module, x: Tensor, y: Tensor, c: int, risk: str, epochs: int) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    target = one_hot(y, c, torch.float32)
+    for epoch in range(epochs):
+        for rows in torch.randperm(len(x)).split(64):
+            outputs = network(x[rows])
+            if risk == "CE":
+                loss = nn.functional.cross_entropy(outputs, y[rows])
+            else:
+                loss = (outputs - target[rows]).square().sum(1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 5.0)
+            optimizer.step()
+        if not bool(torch.isfinite(loss)):
+            raise FloatingPointError(f"loss became {float(loss)} at epoch {epoch}")

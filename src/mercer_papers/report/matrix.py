@@ -1,0 +1,138 @@
+"""A table as the paper prints it: its rows and columns, in each cell ours, a recorded longer run's, and theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mercer.figures import numbers
+
+from ..catalogue import Entry, Number
+from ..results import Result, Summary, summarise
+
+_NEAR, _FAR = 0.02, 0.1  # relative differences up to which a number agrees, and is near
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """One place of the table; ``order`` is what its column is sorted by.
+
+    ``tone`` says how far our number (this run's, else the recorded one) is from the paper's: ``agrees``, ``near``,
+    ``far``, ``timed`` for seconds of two machines, or nothing where there is only one of them. ``claim`` is of a check.
+    """
+
+    ours: str = ""
+    kept: str = ""
+    theirs: str = ""
+    tone: str = ""
+    claim: str = ""
+    order: float | None = None
+    state: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Column names, and rows of cells by name."""
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, tuple[MatrixCell, ...]], ...] = ()
+
+    @property
+    def paired(self) -> int:
+        """How many cells hold a number of ours beside a published one."""
+        return sum(cell.tone not in ("", "timed") for _, cells in self.rows for cell in cells)
+
+    @property
+    def has(self) -> frozenset[str]:
+        """Which of ``ours``, ``kept``, ``theirs``, ``claim`` and ``timed`` the table holds."""
+        cells = [cell for _, own in self.rows for cell in own]
+        held = {name for name in ("ours", "kept", "theirs", "claim") if any(getattr(c, name) for c in cells)}
+        return frozenset(held | {cell.tone for cell in cells if cell.tone == "timed"})
+
+
+def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> Matrix:
+    """The paper's rows and columns first, in its order, then those that only we have."""
+    theirs = {(number.row, number.column): number for number in entry.numbers}
+    ours = {(s.row, s.column): s for s in summarise(results)}
+    longer = {(s.row, s.column): s for s in summarise(kept)}
+    cells: dict[tuple[str, str], list[Result]] = {}
+    for result in (*results, *(kept if not results else ())):
+        if result.row or result.column or result.status == "done":
+            cells.setdefault((result.row, result.column), []).append(result)
+    lone = [place for place in cells if _adds_a_place(place, cells[place], [*theirs, *ours, *longer])]
+    places = list(dict.fromkeys([*theirs, *ours, *longer, *lone]))
+    rows = list(dict.fromkeys(row for row, _ in places))
+    columns = list(dict.fromkeys(column for _, column in places))
+    known = set(places)
+    return Matrix(
+        tuple(columns),
+        tuple(
+            (
+                row,
+                tuple(
+                    _cell(
+                        theirs.get((row, c)),
+                        ours.get((row, c)),
+                        longer.get((row, c)),
+                        _own(cells, row, c),
+                        _claim(cells.get((row, c), [])),  # once a row, where a cell gives the whole row
+                    )
+                    if (row, c) in known
+                    else MatrixCell()
+                    for c in columns
+                ),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _own(cells: dict[tuple[str, str], list[Result]], row: str, column: str) -> list[Result]:
+    """The results behind a place: of its column, or of a cell that gives the whole row."""
+    return cells.get((row, column)) or cells.get((row, ""), [])
+
+
+def _adds_a_place(place: tuple[str, str], cell: list[Result], covered: Iterable[tuple[str, str]]) -> bool:
+    """A cell with no number of its own has a place where it failed or only checks a claim; else the notes name it."""
+    if any(result.passed is not None for result in cell):
+        return True
+    return not any(row == place[0] for row, _ in covered) and any(result.status == "failed" for result in cell)
+
+
+def _cell(
+    number: Number | None, summary: Summary | None, longer: Summary | None, own: list[Result], claim: str
+) -> MatrixCell:
+    bad = next((result for result in own if result.status != "done"), None)
+    best = summary or longer
+    return MatrixCell(
+        ours=numbers.with_deviation(summary.mean, summary.deviation) if summary else "",
+        kept=numbers.with_deviation(longer.mean, longer.deviation) if longer else "",
+        theirs=numbers.printed(number.value, number.deviation) if number else "",
+        tone=_tone(number, best) if number and best else "",
+        claim=claim,
+        order=best.mean if best else number.value if number else None,
+        state=bad.status if bad is not None and best is None and bad.status != "missing" else "",
+        why=(bad.error or bad.note) if bad is not None else "",
+    )
+
+
+def _tone(number: Number, ours: Summary) -> str:
+    """Two deviations count where they are within a tenth of the number: a wider spread agrees with anything."""
+    if number.column.startswith("time"):
+        return "timed"
+    gap, size = abs(ours.mean - number.value), abs(number.value)
+    spread = 2 * math.hypot(ours.deviation or 0.0, number.deviation or 0.0)
+    if gap <= max(spread if spread <= _FAR * size or not size else 0.0, _NEAR * size):
+        return "agrees"
+    return "near" if gap <= _FAR * size else "far"
+
+
+def _claim(own: list[Result]) -> str:
+    passed = [result.passed for result in own if result.passed is not None]
+    if not passed:
+        return ""
+    if len(set(passed)) > 1:
+        return f"holds in {sum(passed)} of {len(passed)} seeds"
+    return "holds" if passed[0] else "does not hold"

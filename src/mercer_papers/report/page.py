@@ -1,0 +1,158 @@
+"""A run folder in, one self-contained ``report.html`` out: nothing on the page comes from the network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mercer import __version__
+from mercer.figures import numbers
+from mercer.figures.pages import fill, own_text, words
+from mercer.storage import atomic_write
+
+from ..catalogue import entries
+from ..results import Result, read_results, read_run
+from ..verdict import VERDICTS
+from .pictures import pictures
+from .sections import STATES, VERDICT_MARKS, Section, sections, unknown_entries
+
+PAPERS = {
+    "jayasumana2021": "Kernelized classification",
+    "chen2022": "Kernel SGD",
+    "deng2022": "NeuralEF: kernels decomposed into eigenfunctions",
+    "masoomi2020": "Layer-wise learning by kernel embedding",
+    "spectral2019": "Spectral analysis of kernel and neural embeddings",
+}
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One paper's entries on the page."""
+
+    key: str
+    title: str
+    anchor: str
+    sections: tuple[Section, ...]
+
+    @property
+    def shown(self) -> list[Section]:
+        """The entries with a part of the page of their own."""
+        return [section for section in self.sections if section.shown]
+
+    @property
+    def absent(self) -> bool:
+        """Whether there is nothing to show of any of them."""
+        return not self.shown
+
+    @property
+    def seconds(self) -> str:
+        """Time in the cells of all of them."""
+        return numbers.duration(sum(section.seconds for section in self.sections))
+
+
+def build(run_folder: Path) -> Path:
+    """Write ``report.html`` in the run's folder and return its path.
+
+    Args:
+        run_folder: holds ``run.json`` and ``results.jsonl``, as ``mercer reproduce`` leaves them.
+    """
+    run_folder = Path(run_folder)
+    run, results = read_run(run_folder), read_results(run_folder)
+    catalogue = [*entries(), *unknown_entries(entries(), results)]
+    found = sections(catalogue, results, run.get("planned"))
+    page = run_folder / "report.html"
+    atomic_write(page, render(found, run).encode())
+    return page
+
+
+def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
+    """The page's text. All that comes from results or published files is escaped by the template."""
+    script = own_text("sort.js", _HERE) + own_text("run.js", _HERE)
+    values = {
+        "verdicts": _tally(found),
+        "counts": [(state, sum(section.state == state for section in found)) for state in STATES.values()],
+        "total": len(found),
+        "ran": sum(section.ran for section in found),
+        "facts": _facts(run, found),
+        "papers": _papers(found),
+        "pictures": {section.entry.id: pictures(section) for section in found},
+        "states": STATES,
+        "style": own_text("style.css") + own_text("run.css", _HERE),
+        "script": script,
+        "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+    return fill("mercer_papers.report", "run.html", values)
+
+
+def _tally(found: Sequence[Section]) -> list[dict[str, Any]]:
+    """Each verdict with its mark, its count and its entries."""
+    return [
+        {
+            "word": word,
+            "tone": word.replace(" ", "_"),
+            "mark": VERDICT_MARKS[word],
+            "sections": [section for section in found if section.verdict.word == word],
+        }
+        for word in VERDICTS
+    ]
+
+
+def _papers(found: Sequence[Section]) -> list[Paper]:
+    keys = dict.fromkeys([*PAPERS, *(section.entry.paper for section in found)])
+    grouped = {key: tuple(section for section in found if section.entry.paper == key) for key in keys}
+    return [
+        Paper(key, PAPERS.get(key, key), f"paper-{number}", own)
+        for number, (key, own) in enumerate(grouped.items())
+        if own
+    ]
+
+
+def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
+    """What was asked, found, where and when, as pairs to show; what ``run.json`` does not say is left out."""
+    past = run.get("sessions") or [{}]
+    session, asked = past[-1], run.get("asked", {})
+    results = [result for section in found for result in section.results]
+    starts = [result.started for result in results if result.started]
+    shown = {
+        "Asked": ", ".join(asked.get("ids", ())) or "every entry",
+        "Scale": str(asked.get("scale", "")),
+        "Cells": f"{_count(results, 'done')} done, {_count(results, 'failed')} failed, "
+        f"{_count(results, 'missing')} not run",
+        "Time": f"{numbers.duration(sum(result.seconds for result in results))} in the cells, "
+        f"{numbers.duration(sum(result.cpu_seconds for result in results))} CPU",
+        "Started": min(starts, default=str(session.get("started", ""))).replace("T", " ").replace("+00:00", " UTC"),
+        "Machine": numbers.machine(session.get("machine", {})),
+        "Threads": words(session.get("threads", "")),
+        "Versions": words(session.get("versions", "")),
+        "Sessions": f"{len(past)}; machine and versions are the last one's" if len(past) > 1 else "",
+    }
+    pairs = [(name, value) for name, value in shown.items() if value]
+    texts = [text for text in (_claims(found), _agreement(found)) if text]
+    return {"version": __version__, "scale": str(asked.get("scale", "unknown")), "shown": pairs, "found": texts}
+
+
+def _count(results: Sequence[Result], status: str) -> int:
+    return sum(result.status == status for result in results)
+
+
+def _agreement(found: Sequence[Section]) -> str:
+    """How many of our numbers stand beside a published one."""
+    paired = sum(section.matrix.paired for section in found)
+    tables = sum(bool(section.matrix.paired) for section in found)
+    return f"{paired} numbers of ours stand beside a published one, in {tables} tables" if paired else ""
+
+
+def _claims(found: Sequence[Section]) -> str:
+    """How the comparisons that the verdicts rest on came out."""
+    outcomes = [c.outcome for section in found for c in section.verdict.comparisons if not c.claim.finding]
+    return (
+        f"{outcomes.count('holds')} of {len(outcomes)} comparisons hold, {outcomes.count('fails')} fail, "
+        f"{outcomes.count('open')} are open"
+        if outcomes
+        else ""
+    )

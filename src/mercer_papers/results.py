@@ -1,0 +1,198 @@
+"""The lines of a run: append them safely, read them back, put seeds together."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+RESULTS = "results.jsonl"
+RUN = "run.json"
+_LONGEST = 2**24  # bytes of a run.json
+_RESULT_SHAPE: dict[Any, Any] = {
+    "entry": str,
+    "key": str,
+    "status": {"done", "failed", "missing", "paper_scale_only", "not_built"},
+    "scale": str,
+    "row?": str,
+    "column?": str,
+    "seed?": int,
+    "value?": (float, None),
+    "values?": {str: float},
+    "curves?": {str: {str: [float]}},
+    "arrays?": {str: [object]},
+    "passed?": (bool, None),
+    "note?": str,
+    "error?": str,
+    "settings?": {str: object},
+    "data?": [str],
+    "seconds?": float,
+    "cpu_seconds?": float,
+    "started?": str,
+    "...": object,  # fields of a later version
+}
+_RUN_SHAPE: dict[Any, Any] = {
+    "schema?": int,
+    "asked?": {
+        "ids?": [str],
+        "scale?": str,
+        "seeds?": (int, None),
+        "settings?": {str: object},
+        "only?": [str],
+        "...": object,
+    },
+    "sessions?": [
+        {"started?": str, "versions?": {str: str}, "machine?": {str: object}, "threads?": (int, None), "...": object}
+    ],
+    "planned?": {str: int},
+    "...": object,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of ``results.jsonl``; the fields are listed at the top of ``runner.py``."""
+
+    entry: str
+    key: str
+    status: str
+    scale: str
+    row: str = ""
+    column: str = ""
+    seed: int = 0
+    value: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
+    arrays: Mapping[str, list[Any]] = field(default_factory=dict)
+    passed: bool | None = None
+    note: str = ""
+    error: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: tuple[str, ...] = ()
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    started: str = ""
+
+    def line(self) -> str:
+        """The result as one line of strict JSON (no NaN)."""
+        return json.dumps(asdict(self), allow_nan=False) + "\n"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One number of a table over its seeds; ``deviation`` is the sample deviation, None for one seed."""
+
+    entry: str
+    row: str
+    column: str
+    mean: float
+    deviation: float | None
+    seeds: int
+    seconds: float
+    cpu_seconds: float
+
+
+def append(path: Path, result: Result) -> None:
+    """Add a line with one write and one fsync, so that a kill leaves whole lines and at most one torn."""
+    from mercer.storage import append_line
+
+    append_line(path, result.line().rstrip("\n").encode())
+
+
+def read_results(run: Path) -> list[Result]:
+    """The results of a run folder in the order of their first line; of two with one key the later holds.
+
+    Lines that are not whole JSON objects (torn by a kill) are skipped.
+
+    Raises:
+        ValueError: A whole line has not the fields of a result, or not their types; the sentence names it.
+    """
+    from mercer.storage import read_lines
+
+    latest: dict[str, Result] = {}
+    path = Path(run) / RESULTS
+    for number, line in enumerate(read_lines(path), 1):
+        result = _parse(line, f"{path} line {number}")
+        if result is not None:
+            latest[result.key] = result
+    by_cells = {result.entry for result in latest.values() if result.key != result.entry}
+    # An entry that could not run in an early session may run in a later one: then its cells speak for it.
+    return [result for result in latest.values() if result.key != result.entry or result.entry not in by_cells]
+
+
+def read_run(run: Path) -> dict[str, Any]:
+    """The run's ``run.json``: what was asked, and the sessions' versions and machines."""
+    from mercer.storage import check_schema, open_to_read
+
+    path = Path(run) / RUN
+    if not path.exists():
+        raise FileNotFoundError(f"{run}: not a run folder, for it has no {RUN}; got {_contents(Path(run))}.")
+    try:
+        with open_to_read(path) as file:
+            document = json.loads(file.read(_LONGEST))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: must be JSON; got {error}. Start the run again.") from None
+    checked: dict[str, Any] = check_schema("reproduce", str(path), document, _RUN_SHAPE)
+    return checked
+
+
+def summarise(results: Iterable[Result]) -> list[Summary]:
+    """Mean and deviation over seeds of every number: a cell's ``value``, and its ``values`` by column.
+
+    A cell with ``column=""`` is a whole row: its ``values`` are the columns. Further ``values`` of a cell that has a
+    column are details, and left out.
+    """
+    groups: dict[tuple[str, str, str], list[tuple[float, Result]]] = {}
+    for result in results:
+        if result.status != "done":
+            continue
+        numbers = {} if result.column else dict(result.values)
+        if result.value is not None:
+            numbers[result.column] = result.value
+        for column, number in numbers.items():
+            groups.setdefault((result.entry, result.row, column), []).append((number, result))
+    return [_summary(*name, group) for name, group in groups.items()]
+
+
+def entry_status(results: Sequence[Result]) -> str:
+    """One status for an entry's results: *failed* if any failed, else *done* if any is done, else what they are."""
+    statuses = {result.status for result in results}
+    order = ("failed", "done", "missing", "paper_scale_only", "not_built")
+    return next((status for status in order if status in statuses), "not_built")
+
+
+def _summary(entry: str, row: str, column: str, group: list[tuple[float, Result]]) -> Summary:
+    numbers = [number for number, _ in group]
+    return Summary(
+        entry=entry,
+        row=row,
+        column=column,
+        mean=statistics.fmean(numbers),
+        deviation=statistics.stdev(numbers) if len(numbers) > 1 else None,
+        seeds=len(numbers),
+        seconds=sum(result.seconds for _, result in group),
+        cpu_seconds=sum(result.cpu_seconds for _, result in group),
+    )
+
+
+def _parse(line: bytes, source: str) -> Result | None:
+    from mercer.storage import check_schema
+
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return None
+    check_schema("reproduce", source, document, _RESULT_SHAPE)
+    known = {f.name for f in fields(Result)}
+    named = {name: value for name, value in document.items() if name in known}
+    return Result(**{**named, "data": tuple(named.get("data", ()))})
+
+
+def _contents(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no folder of that name"
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:5]) or "an empty folder"

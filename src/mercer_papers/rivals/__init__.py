@@ -1,0 +1,18 @@
+"""Rivals that only the papers' entries use, written as their authors describe them."""
+
+from .esgd import ESGD
+from .multi_batch_lbfgs import MultiBatchLBFGS
+from .spin import SpectralInference
+from .swag import SWAG
+from .two_layer_net import Descent, TwoLayerNet, neural_embedding, train_two_layer
+
+__all__ = [
+    "ESGD",
+    "SWAG",
+    "Descent",
+    "MultiBatchLBFGS",
+    "SpectralInference",
+    "TwoLayerNet",
+    "neural_embedding",
+    "train_two_layer",
+]

@@ -1,0 +1,201 @@
+"""Spectral inference networks (SpIN), the rival that NeuralEF is compared with."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vjp
+from typing_extensions import override
+
+from mercer import checks
+from mercer.distributed import broadcast_module, gather_rows
+from mercer.features.base import FeatureMap
+from mercer.features.parallel_networks import ParallelNetworks
+from mercer.features.rayleigh_ritz import kernel_operator
+from mercer.features.task import centre_and_spread
+from mercer.kernels import Kernel
+from mercer.linalg import blockwise, cholesky, shifted
+from mercer.modules import Readable
+
+_BLOCK = 4096
+_log = logging.getLogger("mercer")
+
+
+class SpectralInference(FeatureMap):
+    r"""SpIN: one trace objective, separated into eigenfunctions by a Cholesky factor at every step.
+
+    With :math:`\Sigma = E[u u^\top]`, :math:`\Pi = E[k(x, x') u(x) u(x')^\top]` of the networks' outputs u,
+    :math:`\Sigma = L L^\top` and :math:`\Lambda = L^{-1} \Pi L^{-\top}`, the masked gradient is
+
+    .. math:: \langle L^{-\top} \mathrm{diag}(L)^{-1}, \partial_w \Pi \rangle -
+        \langle L^{-\top} \mathrm{triu}(\Lambda \, \mathrm{diag}(L)^{-1}), \bar J_\Sigma \rangle
+
+    with moving averages of :math:`\Sigma` and of :math:`J_\Sigma` (deng2022, slide "A closely related work"; Pfau et
+    al. 2018). Both derivatives are of the right factor only, :math:`J_\Sigma = E[u \, \partial_w u^\top]`: with that
+    and the mask, function j sees those before it, never those after it. :math:`J_\Sigma` is k x k for each weight: that
+    is the cost of SpIN.
+
+    Args:
+        kernel: k, with one number for each pair.
+        k: Number of eigenfunctions.
+        network: ``(n, ...) -> (n, k)``, trained in place; None takes k parallel networks.
+        generator: Source of randomness.
+        steps: Iterations.
+        batch_size: Rows of a minibatch.
+        lr: Step size of Adam, which falls to a tenth along a cosine.
+        decay: Weight of a batch in the moving averages; at 0.1 and below the Jacobian lags behind the weights.
+
+    Attributes:
+        eigenvalues: ``(k,)``, descending, the diagonal of :math:`\Lambda` over all rows.
+        jitter: Added to the diagonal of :math:`\Sigma` at the end, 0 where none was needed.
+    """
+
+    FITTED = ("eigenvalues", "projection", "centre", "spread")
+    eigenvalues: Tensor
+    projection: Tensor
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        k: int,
+        *,
+        network: nn.Module | None = None,
+        generator: torch.Generator | None = None,
+        steps: int = 2000,
+        batch_size: int = 256,
+        lr: float = 1e-2,
+        decay: float = 0.3,
+    ) -> None:
+        super().__init__(kernel, generator)
+        where = "SpectralInference"
+        self.k = self.m = checks.integer(where, "k", k, 1)
+        self.network = network
+        self.steps = checks.integer(where, "steps", steps, 0)
+        self.batch_size = checks.integer(where, "batch_size", batch_size, 1)
+        self.lr = checks.positive(where, "lr", lr)
+        self.decay = checks.positive(where, "decay", decay)
+        self.jitter = 0.0
+
+    @override
+    def learn(self, x: Readable) -> None:  # (n, ...)
+        self.centre, spread = centre_and_spread(x)
+        self.spread = spread.reshape(1)
+        x = gather_rows(x[:])
+        if self.network is None:
+            self.network = self._default_network(self.centre.shape)
+        broadcast_module(self.network)
+        try:
+            self._train(x)
+        except KeyboardInterrupt:
+            _log.warning("SpectralInference: interrupted; the map keeps what was learned.")
+        self._freeze()
+        self._finish(x)
+
+    @override
+    def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k)
+        return self._functions(x) * self.eigenvalues.sqrt().to(x.dtype)
+
+    def eigenfunctions(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k)
+        r""":math:`L^{-1} u(x)`, orthonormal over the fitted rows."""
+        self._check_fitted()
+        return self._functions(self._checked(x))
+
+    def _functions(self, x: Tensor) -> Tensor:
+        return (self._outputs(x).to(self.projection.dtype) @ self.projection).to(x.dtype)
+
+    def _outputs(self, x: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:  # (n, ...) -> (n, k)
+        assert self.network is not None
+        dtype = next(self.network.parameters()).dtype
+        rows = ((x.double() - self.centre) / self.spread).to(dtype)
+        output: Tensor = self.network(rows) if weights is None else functional_call(self.network, weights, (rows,))
+        return output
+
+    def _train(self, x: Tensor) -> None:
+        assert self.network is not None
+        parameters = dict(self.network.named_parameters())
+        optimizer = torch.optim.Adam(parameters.values(), lr=self.lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps), self.lr / 10)
+        size = min(self.batch_size, len(x))
+        sigma: Tensor | None = None
+        jacobian: dict[str, Tensor] = {}
+        for step in range(self.steps):
+            batch = x[torch.randperm(len(x), generator=self.generator)[:size].to(x.device)]
+            weights = {name: p.detach() for name, p in parameters.items()}
+            now, change = self._covariance(batch, weights)
+            rate = max(self.decay, 1 / (step + 1))
+            sigma = now if sigma is None else sigma + rate * (now - sigma)
+            jacobian = {
+                n: change[n] if step == 0 else j + rate * (change[n] - j) for n, j in (jacobian or change).items()
+            }
+            gradient = self._gradient(batch, weights, sigma, jacobian)
+            if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
+                where = f"NaN at step {step}"
+                raise FloatingPointError(checks.sentence("SpectralInference", "the loss must stay finite", where))
+            for name, p in parameters.items():
+                p.grad = -gradient[name]
+            optimizer.step()
+            schedule.step()
+
+    def _covariance(self, x: Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sigma of a batch ``(k, k)`` and the Jacobian of its right factor over the weights."""
+        left = self._outputs(x, weights)
+        change = jacrev(lambda w: left.mT @ self._outputs(x, w) / len(left))(weights)
+        return left.mT @ left / len(left), change
+
+    def _gradient(
+        self, x: Tensor, weights: dict[str, Tensor], sigma: Tensor, jacobian: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        left = self.exact(x).to(sigma.dtype) @ self._outputs(x, weights)
+        value, pull, *_ = vjp(lambda w: left.mT @ self._outputs(x, w) / len(left) ** 2, weights)
+        by_pi, by_sigma = masked(sigma, value)
+        (through_pi,) = pull(by_pi)
+        return {n: through_pi[n] + torch.tensordot(by_sigma, jacobian[n], dims=2) for n in weights}
+
+    def _finish(self, x: Tensor) -> None:
+        operator = kernel_operator(self.exact, x.double())
+        u = blockwise(self._outputs, x, block=_BLOCK).double()
+        factor, self.jitter = cholesky(u.mT @ u / len(u), where="SpectralInference")
+        inverse = torch.linalg.solve_triangular(
+            factor.mT, torch.eye(self.k, dtype=u.dtype, device=u.device), upper=True
+        )
+        psi = u @ inverse
+        values = (psi * (operator @ psi)).sum(0) / len(u)
+        order = values.argsort(descending=True)
+        self.eigenvalues = values[order].clamp_min(0)
+        self.projection = inverse[:, order]
+
+    def _default_network(self, shape: torch.Size) -> ParallelNetworks:
+        return ParallelNetworks(shape.numel(), self.k, generator=self.generator).to(self.eigenvalues.device)
+
+    def _freeze(self) -> None:
+        assert self.network is not None
+        self.network.eval()
+        if isinstance(self.network, ParallelNetworks):
+            self.network.double().requires_grad_(False)
+
+    @override
+    def _width(self) -> int | None:
+        return self.centre.shape[0] if self.centre.ndim == 1 else None
+
+    @override
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        if self.network is None and any(key.startswith(prefix + "network.") for key in state_dict):
+            self.network = self._default_network(state_dict[prefix + "centre"].shape)
+            self._freeze()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def masked(sigma: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:  # (k, k), (k, k) -> (k, k), (k, k)
+    r"""The masked derivatives of :math:`\mathrm{tr} \Lambda` with respect to :math:`\Pi` and :math:`\Sigma`."""
+    eye = torch.eye(len(sigma), dtype=sigma.dtype, device=sigma.device)
+    ridge = 1e-6 * sigma.diagonal().mean().clamp_min(torch.finfo(sigma.dtype).tiny)  # two outputs may start alike
+    factor = torch.linalg.cholesky_ex(shifted(sigma, ridge))[0]
+    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
+    lam = inverse @ pi @ inverse.mT
+    own = 1 / factor.diagonal()
+    return inverse.mT * own, -inverse.mT @ torch.triu(lam * own)

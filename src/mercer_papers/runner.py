@@ -1,0 +1,320 @@
+"""Run entries: one cell -> one pure function -> one line of ``results.jsonl``.
+
+How to write an entry
+---------------------
+An entry is declared in ``published/<paper>.toml`` (title, numbers, claims, doubts, stand-ins, ``scale``). Its ``run``
+table names the module of the paper's folder that runs it and holds what that module asks for; several entries may
+share one. ``mercer/experiments/spectral2019/spectra.py``::
+
+    from mercer_papers.cells import Cell, Outcome
+
+    ROWS = {"smoke": 64, "small": 2000, "paper": 10_000}
+
+    def cells(entry: Entry, scale: str) -> list[Cell]:  # cheap: no data is read here
+        return [
+            Cell(entry.id, row="gamma 1, RFF 500", column="MNIST", data=["mnist"], seeds=3,
+                 settings={"gamma": 1.0, "m": 500, "n": ROWS[scale]})
+        ]
+
+    def run(cell: Cell) -> Outcome:                 # pure: depends on the cell alone (and on the data's files)
+        generator = torch.Generator().manual_seed(cell.seed)
+        ...
+        return Outcome(value=790.1, values={"low": 789.0}, note="")
+
+    def draw(results: list[Result]) -> Figure: ...  # optional, for figures: this entry's done results -> a picture
+
+- ``row`` and ``column`` are spelled as in the TOML: that is how ours meets theirs. One run that gives a whole row of
+  a table leaves ``column=""`` and puts one number for each column in ``Outcome.values``.
+- ``seeds=3`` runs seeds 0, 1, 2 (``cell.seed``); mean and sample deviation are taken over them. ``seeds=None``:
+  nothing is random.
+- ``data=["mnist"]`` names the sets looked for in ``MERCER_DATA`` (the names of ``mercer_papers.data.load``). One
+  that is not there makes the cell *missing*, with how to get it. What ships with a dependency (digits, wine,
+  breast_cancer) or is synthetic is not named. ``--bundled`` runs only the cells that name none.
+- An optional package that is absent: raise ``MissingPackage`` with how to get it; the cell is *missing* too.
+- A stand-in (another set, a smaller network) is a line of ``stand_ins`` in the TOML; say it in ``note`` too where it
+  is of one cell.
+- An entry whose TOML says ``scale = "paper"`` is *paper scale only* at the other scales; its ``cells`` is not asked.
+- A loss that turns NaN: raise ``FloatingPointError("loss became NaN at step 12")``; the cell is *failed*, with that
+  reason, and the run goes on. A non-finite number in the outcome fails the cell too.
+- A check (``kind = "check"``) returns ``passed``. A claim of the paper that does not hold is ``passed=False``: a
+  result, not an error.
+- Before ``run`` the runner seeds torch's global generator from the cell, so that a library that draws from it is
+  repeatable too.
+- Try it: ``mercer reproduce spectral2019/table1 --scale smoke``. ``tests/test_entries.py`` runs every built entry at
+  smoke scale, so keep that to a second or two; the first cell is run twice and must give the same ``value``.
+
+The run folder
+--------------
+``runs/<stamp>/run.json`` (``asked``: what was asked; ``planned``: cells of each entry; ``sessions``: for each start the
+versions, machine, threads) and
+``runs/<stamp>/results.jsonl``, one JSON object a line, appended with one write and one fsync; a torn last line is
+ignored. Of two lines with one ``key`` the later holds. ``mercer_papers.read_results`` and ``summarise`` read it.
+Fields of a line:
+
+    entry, row, column, seed, scale, key     which cell (row, column "" and key = entry for the line of a whole entry)
+    status      done | failed | missing | paper_scale_only | not_built
+    value       number or null           values    {name: number}
+    curves      {name: {"x": [], "y": []}}          arrays    {name: nested lists}
+    passed      true | false | null      note      sentence for the reader: how to get the data, why not run
+    error       "" or "TypeOfError: message"
+    settings, data                       the cell's
+    seconds, cpu_seconds                 of ``run`` alone
+    started     ISO time, UTC
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from mercer import checks, distributed, storage
+from mercer.cli.process import Interruption, machine, versions
+from mercer_papers import ranks
+from mercer_papers.catalogue import Entry, select
+from mercer_papers.cells import SCALES, Cell
+from mercer_papers.execution import blank_result, execute, execute_all
+from mercer_papers.results import RUN, Result, append, read_results, read_run
+
+SCHEMA = 1
+_log = logging.getLogger("mercer")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked of a run; kept in ``run.json``, so that resuming needs the folder alone.
+
+    Args:
+        ids: entries and papers; none mean all.
+        scale: ``"smoke"``, ``"small"`` or ``"paper"``.
+        seeds: in place of the entries' own counts.
+        download: False leaves out the cells that need data from ``MERCER_DATA``.
+        settings: in place of the cells' own, for a run between two scales: ``{"rows": 25_000}``. A cell without that
+            setting stays as it is.
+        only: texts; a cell runs where one of them is part of its ``row | column``. None mean all cells.
+        device: where networks are trained; entries that train none ignore it.
+    """
+
+    ids: tuple[str, ...] = ()
+    scale: str = "small"
+    seeds: int | None = None
+    download: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        checks.choice("reproduce", "scale", self.scale, SCALES)
+        if self.seeds is not None:
+            checks.integer("reproduce", "seeds", self.seeds, 1)
+        checks.device("reproduce", self.device)
+        chosen = select(self.ids)
+        if self.settings or self.only:
+            self._check_cells(chosen)
+
+    def wants(self, cell: Cell) -> bool:
+        """Whether ``only`` lets the cell run."""
+        return not self.only or any(text in f"{cell.row} | {cell.column}" for text in self.only)
+
+    def _check_cells(self, chosen: Sequence[Entry]) -> None:
+        """A setting that no cell has, or a text in no row, would change nothing without a word: refuse it."""
+        able = [e for e in chosen if e.built and (e.scale != "paper" or self.scale == "paper")]
+        cells = [cell for e in able for cell in e.load().cells(e, self.scale)]
+        for text in self.only:
+            if not any(text in f"{cell.row} | {cell.column}" for cell in cells):
+                need = "only must be a part of a cell's `row | column`"
+                raise ValueError(
+                    checks.sentence("reproduce", need, repr(text), "`mercer reproduce --json` shows them.")
+                )
+        known = sorted({name for cell in cells for name in cell.settings})
+        for name in self.settings:
+            checks.choice("reproduce", "a setting's name", name, known)
+
+
+class Watcher(Protocol):
+    """Told of the run's progress; the command line draws it."""
+
+    def planned(self, total: int, kept: int) -> None:
+        """``total`` cells in all, ``kept`` of them done by an earlier session."""
+
+    def began(self, cell: Cell) -> None:
+        """A cell starts."""
+
+    def ended(self, result: Result) -> None:
+        """A line was written."""
+
+
+def create(request: Request, folder: Path | None = None) -> Path:
+    """A new run folder, ``runs/<stamp>`` unless named; one that holds anything is refused."""
+    if folder is None:
+        folder = _unused(Path("runs"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise OSError(checks.sentence("reproduce", f"{folder} must be a folder one can write to", error)) from error
+    if occupied:
+        fix = f"Use --resume {folder} to go on with a run, or name another folder."
+        raise FileExistsError(checks.sentence("reproduce", f"{folder} must be new or empty", "files in it", fix))
+    _write_run(folder, {"schema": SCHEMA, "asked": asdict(request), "sessions": []})
+    return folder
+
+
+def asked(folder: Path) -> Request:
+    """The request of a run folder."""
+    document = read_run(folder)
+    checks.integer("reproduce", f"schema of {folder / RUN}", document.get("schema", 0), 1, SCHEMA)
+    try:
+        request = dict(document["asked"])
+        return Request(**{**request, "ids": tuple(request["ids"]), "only": tuple(request.get("only", ()))})
+    except (KeyError, TypeError) as error:
+        fix = "Start a new run."
+        raise ValueError(checks.sentence("reproduce", f"{folder / RUN} must say what was asked", error, fix)) from error
+
+
+def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
+    """Do what the folder asks and has not done yet; the results of all its lines.
+
+    Done cells stay as they are; failed and missing ones are tried again. SIGINT and SIGTERM raise `Interrupted` with
+    every finished cell on disk. Two runs into one folder: the second is refused. Under ``torchrun`` the ranks share the
+    cells.
+    """
+    most = 1 if distributed.world_size() > 1 else None
+    checks.integer("reproduce", "jobs", jobs, 1, most, of="for each rank of torchrun runs one cell" if most else "")
+    request = asked(folder)
+    with ranks.held(folder), Interruption() as interruption:
+
+        def keep(result: Result) -> None:
+            with interruption.held():
+                append(ranks.results_path(folder), result)
+
+        lines, cells = plan(request)
+        todo = _begin(folder, jobs, lines, cells, keep)
+        watcher.planned(len(cells), len(cells) - len(todo))
+        for result in _results(ranks.claimed(folder, todo), request.scale, jobs, watcher.began):
+            keep(result)
+            watcher.ended(result)
+        ranks.finish(folder, [cell.key() for cell in todo])
+    return read_results(folder)
+
+
+def _begin(
+    folder: Path, jobs: int, lines: Sequence[Result], cells: Sequence[Cell], keep: Callable[[Result], None]
+) -> list[Cell]:
+    """Make the folder ready, on rank 0, and say what is left to do."""
+    left: list[str] = []
+    if distributed.rank() == 0:
+        ranks.collect(folder)
+        earlier = {result.key: result for result in read_results(folder)}
+        _open_session(folder, jobs, cells)
+        left = [cell.key() for cell in cells if not _is_done(earlier.get(cell.key()))]
+        for line in lines:
+            if earlier.get(line.key) != line:
+                keep(line)
+    left = ranks.begin(folder, left)
+    return [cell for cell in cells if cell.key() in set(left)]
+
+
+def plan(request: Request) -> tuple[list[Result], list[Cell]]:
+    """What cannot or shall not run, as lines that say why, and the cells of the rest."""
+    lines: list[Result] = []
+    cells: list[Cell] = []
+    for entry in select(request.ids):
+        kept_out, own = _plan_entry(entry, request)
+        lines += kept_out
+        cells += own
+    return lines, cells
+
+
+def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell]]:
+    line = functools.partial(Result, entry=entry.id, key=entry.id, scale=request.scale)
+    if not entry.built:
+        return [line(status="not_built", note="Not built yet.")], []
+    if entry.scale == "paper" and request.scale != "paper":
+        return [line(status="paper_scale_only", note="Runs at --scale paper only.")], []
+    try:
+        cells = list(entry.load().cells(entry, request.scale))
+        _check_cells(entry, cells)
+        cells = [cell for cell in cells if request.wants(cell)]
+    except Exception as error:
+        _log.warning("%s: its cells could not be listed", entry.id, exc_info=error)
+        return [line(status="failed", error=f"{type(error).__name__}: {error}")], []
+    kept_out = [] if request.download else [cell for cell in cells if cell.data]
+    chosen = cells if request.download else [cell for cell in cells if not cell.data]
+    changed = [replace(_with_settings(cell, request.settings), device=request.device) for cell in chosen]
+    seeded = [each for cell in changed for each in cell.over_seeds(request.seeds)]
+    # Seed 0 of every cell first: a run that is cut short still has every row of its table.
+    seeded.sort(key=lambda cell: cell.seed)
+    return [_left_out(cell, request.scale) for cell in kept_out], seeded
+
+
+def _with_settings(cell: Cell, settings: Mapping[str, Any]) -> Cell:
+    new = {name: value for name, value in settings.items() if name in cell.settings}
+    return replace(cell, settings={**cell.settings, **new})
+
+
+def _left_out(cell: Cell, scale: str) -> Result:
+    note = f"Left out by --bundled: needs {', '.join(cell.data)}."
+    return replace(blank_result(cell, scale), status="missing", note=note, started="")
+
+
+def _check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
+    if not cells:
+        raise ValueError(checks.sentence(entry.id, "cells(scale) must give at least one cell", "none"))
+    for cell in cells:
+        if cell.entry != entry.id:
+            raise ValueError(checks.sentence(entry.id, "a cell must name its own entry", repr(cell.entry)))
+    keys = {cell.key() for cell in cells}
+    if len(keys) != len(cells):
+        raise ValueError(checks.sentence(entry.id, "cells must differ from each other", "two alike"))
+
+
+def _results(cells: Iterable[Cell], scale: str, jobs: int, began: Callable[[Cell], None]) -> Iterator[Result]:
+    if jobs > 1:
+        with contextlib.closing(execute_all(list(cells), scale, jobs, _threads(jobs), began)) as results:
+            yield from results
+        return
+    for cell in cells:
+        began(cell)
+        yield execute(cell, scale)
+
+
+def _is_done(result: Result | None) -> bool:
+    return result is not None and result.status == "done"
+
+
+def _threads(jobs: int) -> int:
+    return max(1, math.floor(torch.get_num_threads() / jobs))
+
+
+def _open_session(folder: Path, jobs: int, cells: Sequence[Cell]) -> None:
+    document = read_run(folder)
+    document["planned"] = dict(Counter(cell.entry for cell in cells))  # so that an interrupted entry is not called done
+    document["sessions"] = [*document.get("sessions", []), _session(jobs)]
+    _write_run(folder, document)
+
+
+def _session(jobs: int) -> dict[str, Any]:
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    here = {"jobs": jobs, "ranks": distributed.world_size(), "threads": _threads(jobs)}
+    return {"started": started, **here, "versions": versions(), "machine": machine()}
+
+
+def _write_run(folder: Path, document: dict[str, Any]) -> None:
+    storage.atomic_write(folder / RUN, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def _unused(parent: Path) -> Path:
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    names = (stamp if i == 1 else f"{stamp}-{i}" for i in range(1, 10_000))
+    return next(parent / name for name in names if not (parent / name).exists())

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import click
 import fake_entries
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+import mercer
 import mercer_papers
 from mercer.cli import main
+from mercer.tabular import TabularModel
 from mercer_papers import catalogue
 from mercer_papers.bench import Line
 from mercer_papers.cli import progress
@@ -119,9 +122,11 @@ def test_help_and_list_do_not_wait_for_torch(args):
 
 
 def test_predict_imports_neither_the_compiler_nor_what_only_fitting_or_drawing_needs(tmp_path):
-    saved = Path(__file__).parent / "saved" / "tables_0.1"
+    frame = pd.DataFrame({"x": [0, 1, 2, 3] * 10, "sort": ["low", "low", "high", "high"] * 10})
+    mercer.save(TabularModel().fit(frame, "sort"), tmp_path / "model")
+    frame.to_csv(tmp_path / "rows.csv")
     heavy = {"torch._dynamo", "sympy", "matplotlib", "jinja2", "sklearn.ensemble", "sklearn.linear_model", "torch"}
-    args = ["predict", str(saved / "kind"), str(saved / "rows.csv"), "-o", str(tmp_path / "out.csv")]
+    args = ["predict", str(tmp_path / "model"), str(tmp_path / "rows.csv"), "-o", str(tmp_path / "out.csv")]
     assert imported(args, heavy) == ["torch"]
 
 

@@ -68,7 +68,6 @@ def test_two_ranks_equal_one_process(folder, name, split):
 WITHOUT_ROWS = {  # public names that learn nothing from rows, or not over ranks; why
     "Familiarity": "gathers the rows, each rank the same",
     "Posterior": "the base class",
-    "SWAG": "made of networks alone",
     "Snapshots": "copies of a network",
     "L2BatchNorm": "batch statistics are a rank's own, as in nn.BatchNorm",
     "distillation_loss": "a function of two batches of logits",
@@ -80,8 +79,6 @@ WITHOUT_ROWS = {  # public names that learn nothing from rows, or not over ranks
     "FeatureMap": "the base class",
     "ParallelNetworks": "a network",
     "Spectrum": "what analyze gives",
-    "TwoLayerNet": "what train_two_layer trains",
-    "Descent": "what train_two_layer gives",
     "picture": "draws spectra",
     "Chain": "what a solver gives",
     "ClosedFormLayer": "a layer of a solver",

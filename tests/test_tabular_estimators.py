@@ -1,7 +1,5 @@
 """The front door for Python: scikit-learn estimators on raw frames, and models of the last version."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,9 +9,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 import mercer
-from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor
-
-SAVED = Path(__file__).parent / "saved" / "tables_0.1"
+from mercer.tabular import TabularClassifier, TabularRegressor
 
 
 def table(n=150, seed=0):
@@ -93,16 +89,3 @@ def test_before_fit_and_with_too_few_columns():
         TabularRegressor().predict(x)
     with pytest.raises(ValueError, match="X has 1 features, but TabularRegressor is expecting 2 features"):
         TabularRegressor().fit(x, x[:, 0]).predict(x[:, :1])
-
-
-@pytest.mark.parametrize("target", ["kind", "value"])
-def test_models_of_version_0_1_still_predict(target):
-    """Folders that version 0.1 saved, with the answers it gave; kernels of float64 agree to their conditioning."""
-    model = mercer.load(SAVED / target)
-    assert isinstance(model, TabularModel)
-    expected = pd.read_csv(SAVED / f"{target}.csv")
-    found = model.predict(pd.read_csv(SAVED / "rows.csv"))
-    assert found["prediction"].tolist() == pytest.approx(expected["prediction"].tolist()) if target == "value" else True
-    for name in expected.columns.drop("prediction"):
-        np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
-    assert sum(model.explain()["weight"]) == pytest.approx(1)

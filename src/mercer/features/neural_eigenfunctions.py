@@ -30,7 +30,6 @@ _WHY = {
     "neuralef": "a network was given",
     "landmarks": "the kernel is explicit and cheap at new rows",
 }
-_OLD = ("landmarks", "centre", "spread", "mixing", "picks")  # beside the basis in version 0.1
 _log = logging.getLogger("mercer")
 
 
@@ -188,7 +187,6 @@ class NeuralEigenfunctions(FeatureMap):
 
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        _upgrade(state_dict, prefix, factorized=self._factorizes(), landmarks=self.resolved() == "landmarks")
         start = prefix + "basis."
         own = {key.removeprefix(start): value for key, value in state_dict.items() if key.startswith(start)}
         if own:  # torch loads the children after their parent
@@ -211,26 +209,3 @@ class NeuralEigenfunctions(FeatureMap):
         return blank_network_basis(
             self.given_network[0], self.resolved(), self.k, self.ritz, state["centre"], state["spread"], weight.dtype
         )
-
-
-def _upgrade(state: dict[str, Any], prefix: str, *, factorized: bool, landmarks: bool) -> None:
-    """Rename in place what version 0.1 of ``NeuralEigenfunctions`` kept beside its basis; today's stay as they are."""
-    if prefix + "spread" not in state:
-        return
-    old = {name: state.pop(prefix + name) for name in _OLD}
-    inner = {key: state.pop(key) for key in list(state) if key.startswith(prefix + "inner.")}
-    network = {key: state.pop(key) for key in list(state) if key.startswith(prefix + "network.")}
-    start = prefix + "basis."
-    if factorized and inner:
-        state[start + "picks"], state[start + "mixing"] = old["picks"], old["mixing"]
-        old = {name: inner[f"{prefix}inner.{name}"] for name in _OLD}
-        network = {
-            key.replace("inner.", "", 1): v for key, v in inner.items() if key.startswith(f"{prefix}inner.network.")
-        }
-        state[start + "rotation"] = inner[prefix + "inner.projection"]
-        state[prefix + "projection"] = torch.eye(len(state[prefix + "eigenvalues"]), dtype=torch.float64)
-        start += "scalar."
-    for name in ("landmarks",) if landmarks else ("centre", "spread"):
-        state[start + name] = old[name]
-    for key, value in network.items():
-        state[start + key.removeprefix(prefix)] = value

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from .. import checks
 
@@ -83,13 +82,6 @@ class Positive(nn.Module):
 
     def __float__(self) -> float:
         return float(self(torch.zeros((), dtype=torch.float64)).detach())
-
-    @override
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        stored = state_dict.get(prefix + "log")
-        if stored is not None and stored.ndim == 0:  # as version 0.1 wrote it
-            state_dict[prefix + "log"] = stored.reshape(1)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _checked_vector(where: str, name: str, value: Tensor, per_feature: bool) -> Tensor:

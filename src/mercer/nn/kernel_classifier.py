@@ -17,7 +17,6 @@ from ..linalg import unit_rows
 from ..modules import Data, labelled_rows, rows
 from ..storage import SavableModule
 from .before_pooling import masked_mean
-from .old_states import by_length, fill_missing
 from .prototypes import checked_labels, class_directions, prototypes_for
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class KernelClassifier(SavableModule):
     log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
     center: nn.Parameter | None  # (d,)
     linear: nn.Parameter | None  # (c, d): v
-    exponent: nn.Parameter | None  # (1,): only in heads that an earlier version saved
     log_start: Tensor | None  # (1,)
 
     def __init__(
@@ -124,7 +122,6 @@ class KernelClassifier(SavableModule):
         learned = self.temperature is None and self.shared is None
         self.log_scale = nn.Parameter(torch.empty(self.num_classes, **place)) if learned else None
         self.center = nn.Parameter(torch.empty(self.in_features, **place)) if self.temperature is None else None
-        self.register_parameter("exponent", None)
         self.register_buffer("log_start", torch.empty(1, **place) if learned else None)
 
     @property
@@ -210,14 +207,12 @@ class KernelClassifier(SavableModule):
             log_scale = log_scale.repeat_interleave(self.prototypes)
         start, temperature, kernel = _like(self.log_start, z), self.temperature or 1.0, self.kernel
         factor = self.in_features**-0.25
-        if value is None and self.exponent is None and isinstance(kernel, RadialSeries):
+        if value is None and isinstance(kernel, RadialSeries):
             rest: dict[str, Any] = {"center": _like(self.center, z), "start": start, "linear": linear, "factor": factor}
             return kernel.logits(z, weight, log_scale, bias, self.prototypes, **rest, temperature=temperature)
         value = self._gram(z, weight) if value is None else value
         if log_scale is not None and start is not None:
             log_scale = log_scale + start
-        if self.exponent is not None:
-            value = by_length(value, self._centered(z), self.exponent)
         logits = read_out(value / temperature, log_scale, bias, self.prototypes)
         return logits if linear is None else torch.addmm(logits, z, linear.mT, alpha=factor)
 
@@ -299,16 +294,11 @@ class KernelClassifier(SavableModule):
         weight = state_dict.get(f"{prefix}weight")
         if weight is not None and self.auto and weight.ndim == 2 and len(weight) % self.num_classes == 0:
             self._set_prototypes(len(weight) // self.num_classes)
-        if weight is not None:
-            own = {"log_scale": self.log_scale, "log_start": self.log_start, "bias": self.bias, "center": self.center}
-            fill_missing(state_dict, prefix, {**own, "linear": self.linear})
-        if self.exponent is None and f"{prefix}exponent" in state_dict:
-            self.exponent = nn.Parameter(self.weight.new_zeros(1))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone: all but weights (timm's convention)."""
-        return {name for name in ("log_scale", "exponent", "center", "bias") if getattr(self, name) is not None}
+        return {name for name in ("log_scale", "center", "bias") if getattr(self, name) is not None}
 
     def param_groups(
         self, *, weight_decay: float = 1e-4, kernel_decay: float | None = None, kernel_lr: float | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,6 @@ from torch.nn import functional as F
 
 from .. import checks
 from ..storage import SavableModule
-from .old_states import as_vector
 
 
 class Kervolution2d(SavableModule):
@@ -65,10 +63,6 @@ class Kervolution2d(SavableModule):
         else:
             value = math.log(checks.positive(where, "gamma", 1.0 / length if gamma is None else gamma))
         self.shape = nn.Parameter(torch.tensor([value]), requires_grad=learnable)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        as_vector(state_dict, f"{prefix}shape")
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, c, h, w) -> (n, out, h', w')
         """Kernel values between patches and filters."""

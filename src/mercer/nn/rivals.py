@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -11,7 +10,6 @@ from torch import Tensor, fx, nn
 from .. import checks
 from ..linalg import unit_rows
 from ..storage import SavableModule
-from .old_states import as_vector
 
 fx.wrap("unit_rows")  # symbolic traces keep it whole
 
@@ -61,10 +59,6 @@ class CosineClassifier(SavableModule):
     def out_features(self) -> int:
         """L, under the name that ``nn.Linear`` gives it."""
         return self.num_classes
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        as_vector(state_dict, f"{prefix}scale")
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
         """Logits of embeddings."""

@@ -11,11 +11,9 @@ from .function_space import FunctionSpaceSGD
 from .kernel_sgd import KernelSGD, RandomPSD, kernel_inverse, reshaped, state_bytes
 
 __all__ = [
-    "ESGD",
     "EigenProSGD",
     "FunctionSpaceSGD",
     "KernelSGD",
-    "MultiBatchLBFGS",
     "RandomPSD",
     "kernel_inverse",
     "reshaped",

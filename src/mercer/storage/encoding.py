@@ -24,10 +24,6 @@ from .savable import Savable
 
 _ROOM = 2**28  # bytes that constructors may allocate besides what the tensors hold
 _MODULE = re.compile(r"mercer(\.[a-z][a-z0-9_]*)+")
-_MOVED = {  # modules that hold no public class, by the name that older folders have
-    "mercer.tabular.encoders": "mercer.tabular.columns.encoders",
-    "mercer.tabular.target_means": "mercer.tabular.columns.target_means",
-}
 
 
 class Encoder:
@@ -210,7 +206,7 @@ class Decoder:
 
     def _class(self, name: str) -> type[Savable]:
         module, _, attribute = str(name).rpartition(".")
-        module, found = _MOVED.get(module, module), None
+        found = None
         if _MODULE.fullmatch(module):  # never import by a name from outside the package
             try:
                 found = getattr(importlib.import_module(module), attribute, None)

@@ -83,7 +83,7 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
 
     Raises:
         FileNotFoundError: Nothing was saved there.
-        ValueError: A file is damaged, or was written by a newer version; the sentence names it.
+        ValueError: A file is damaged, or was written by another minor version; the sentence names it.
     """
     path = Path(folder) / (PREVIOUS if previous else CURRENT)
     if not path.is_file():
@@ -94,6 +94,7 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
         )
     try:
         document = _described(path)
+        _check_version(path, document)
         tensors = _tensors(path.parent, document["tensors"])
     except ValueError as error:
         if previous or not (path.parent / PREVIOUS).is_file():
@@ -107,9 +108,12 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: Nothing was saved there.
-        ValueError: The description is damaged, or was written by a newer version.
+        ValueError: The description is damaged, or was written by another minor version.
     """
-    return _described(Path(folder) / CURRENT)
+    path = Path(folder) / CURRENT
+    document = _described(path)
+    _check_version(path, document)
+    return document
 
 
 def _write(folder: Path, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -167,6 +171,14 @@ def _described(path: Path) -> dict[str, Any]:
     if document.pop("checksum") != _checksum(document):
         raise ValueError(_damaged(path, "a wrong checksum"))
     return document
+
+
+def _check_version(path: Path, document: dict[str, Any]) -> None:
+    """Refuse a folder of another minor version: before 1.0 what a class keeps may change with each."""
+    ours, theirs = (".".join(v.split(".")[:2]) for v in (__version__, document["made_by"].get("mercer", "unknown")))
+    if theirs != ours:
+        fix = f"Fit or save it again with this version, or read it with mercer {theirs}."
+        raise ValueError(sentence("mercer.load", f"{path} must be written by mercer {ours}", f"mercer {theirs}", fix))
 
 
 def _tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:

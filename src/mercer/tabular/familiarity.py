@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from ..distributed import alone
 from ..kernels import Laplacian
 from ..machines import KernelRidge, median_distance
 from ..storage import Savable
-from .network_learner import NetworkFamiliarity, scaled
 
 _ROWS = 800
 _NOISE = 1e-3  # variances far below it are rounding, not distance
@@ -61,14 +59,10 @@ class Familiarity(Savable):
 
     def __call__(self, z: Tensor) -> Tensor:  # (n, d) -> (n,)
         """How unfamiliar each row is, from 0 to 1."""
-        return scaled(self.variance(z), self.middle, self.tail)
-
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Any:
-        """From a saved model; one of version 0.1 has another kind."""
-        if "landmarks" in arguments:
-            return NetworkFamiliarity.from_arguments(arguments)
-        return super().from_arguments(arguments)
+        v = self.variance(z)
+        near = ((v - self.middle) / max(self.tail - self.middle, 1e-12)).clamp(0, 1)
+        far = ((v - self.tail) / (1 - self.tail)).clamp(0, 1)
+        return (near + far) / 2
 
     def get_state(self) -> dict[str, Any]:
         """All of it is in the arguments."""

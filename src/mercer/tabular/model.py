@@ -18,8 +18,7 @@ from .columns import TASKS, Preparation, Target, TargetMeans
 from .familiarity import Familiarity
 from .frames import as_pandas
 from .learner import Learner
-from .network_learner import NetworkFamiliarity, NetworkLearner
-from .training import LEVEL, SCHEMA, STATE, Progress, Sizes, Training
+from .training import LEVEL, STATE, Progress, Sizes, Training
 
 _UNSEEN = 0.5  # a row with a category that no training row had, or with no value at all, is at least so unfamiliar
 _log = logging.getLogger("mercer")
@@ -54,8 +53,8 @@ class TabularModel(Savable):
     preparation: Preparation
     means: TargetMeans
     target: Target
-    learner: Learner | NetworkLearner
-    familiarity: Familiarity | NetworkFamiliarity
+    learner: Learner
+    familiarity: Familiarity
     scores: dict[str, Any]
     seconds: float
     rows: int
@@ -181,21 +180,12 @@ class TabularModel(Savable):
         return surprises
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that was learned, with the schema's version."""
+        """Everything that was learned."""
         self._check_fitted()
-        return {"schema": SCHEMA, **{name: getattr(self, name) for name in STATE}}
+        return {name: getattr(self, name) for name in STATE}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take it back; a model of schema 1 keeps the network it was made with.
-
-        Raises:
-            ValueError: The schema is newer than this version of Mercer.
-        """
-        if state["schema"] > SCHEMA:
-            need, fix = f"the model must have schema {SCHEMA} or before", "Upgrade Mercer to read it."
-            raise ValueError(checks.sentence("TabularModel", need, state["schema"], fix))
-        if state["schema"] == 1:
-            state = {**state, "means": TargetMeans.none(), "learner": NetworkLearner(state["estimator"])}
+        """Take back what :meth:`get_state` gave."""
         for name in STATE:
             setattr(self, name, state[name])
         known, width = len(self.feature_names), self.learner.width

@@ -22,7 +22,6 @@ from .familiarity import Familiarity
 from .learner import Learner, LongMachine, cross_calibrated, one_hot
 from .scoring import beside, deal, score_classes, score_values
 
-SCHEMA = 2
 """Version of what a saved model holds; a newer one is refused. Schema 1 held a kernel network."""
 
 STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
@@ -114,7 +113,7 @@ class Training:
         versions = {"python": platform.python_version(), "mercer": __version__, "torch": str(torch.__version__)}
         self.made_with = {**versions, "numpy": np.__version__, "pandas": pd.__version__}
         self.seconds = time.perf_counter() - self._start
-        return {"schema": SCHEMA, **{name: getattr(self, name) for name in STATE}}
+        return {name: getattr(self, name) for name in STATE}
 
     def read(self, frame: pd.DataFrame, target: str) -> tuple[Tensor, Tensor]:
         """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``."""

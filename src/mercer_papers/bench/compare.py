@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mercer")
 _MACHINERY = {
+    "studies",
     "compare",
     "cost_model",
     "head_fits",

@@ -87,7 +87,7 @@ def _state(entry: Any) -> str:
 
 def _found(needs: Sequence[str]) -> bool:
     """Whether one of the data sets is on this machine, without a wait for torch."""
-    from mercer_papers.data.files import data_folder, is_here
+    from mercer_papers.data_files import data_folder, is_here
 
     return any(is_here(name, data_folder(None)) for name in needs)
 

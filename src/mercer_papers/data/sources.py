@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mercer import checks
 
-from .files import RESNET20, SOURCES, SPELLINGS, Source, data_folder, locate
+from ..data_files import RESNET20, SOURCES, SPELLINGS, Source, data_folder, locate
 
 __all__ = ["RESNET20", "SOURCES", "MissingData", "Source", "canonical", "data_folder", "locate", "missing"]
 

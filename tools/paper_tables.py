@@ -50,11 +50,15 @@ def _filled(block: re.Match[str]) -> str:
 
 
 def _verdicts(papers: str) -> str:
-    lines = ["| entry | what | verdict | why |", "|---|---|---|---|"]
+    """One row a claim: its word, the numbers that decided, and how much of the paper's setting was run."""
+    lines = ["| entry | claim | word | numbers | setting |", "|---|---|---|---|---|"]
     for entry in select(papers.split()):
         found = recorded_verdict(entry)
-        why = found.why.replace("|", "/")
-        lines.append(f"| `{entry.id}` | {entry.title} | **{found.label}** | {why} |")
+        lines.append(f"| `{entry.id}` | {entry.title} | **{found.word}** | | {found.setting.text} |")
+        for claim in found.claims:
+            word = claim.word if claim.comparisons else "not run"
+            says = claim.says + (" (a detail)" if not claim.headline and not claim.finding else "")
+            lines.append(f"| | {says} | {word} | {claim.why.replace('|', '/')} | |")
     return "\n".join(lines)
 
 

@@ -45,6 +45,8 @@ class Entry:
         scale: the least scale with cells: ``"smoke"`` or ``"paper"`` (a GPU, or data of that size, is needed).
         settings: the paper's settings, as printed.
         stand_ins: what ours uses in place of what the paper used.
+        not_the_papers: stand-ins as data: ``says``, and ``where``, the settings of runs that have it; without
+            ``where``, all runs below ``paper`` scale.
         doubts: where the paper is unclear or does not follow.
         numbers: the published numbers.
         claims: what is compared for the verdict (`mercer_papers.claims`).
@@ -65,6 +67,7 @@ class Entry:
     scale: str = "smoke"
     settings: Mapping[str, Any] = field(default_factory=dict)
     stand_ins: tuple[str, ...] = ()
+    not_the_papers: tuple[Mapping[str, Any], ...] = ()
     doubts: tuple[str, ...] = ()
     numbers: tuple[Number, ...] = ()
     claims: tuple[Claim, ...] = ()
@@ -131,7 +134,7 @@ def _read(path: Path) -> list[Entry]:
 def _entry(paper: str, table: dict[str, Any], shared: dict[str, Any]) -> Entry:
     """``shared = "x"`` takes what ``[shared.x]`` holds, and adds its own lines to the lists."""
     fields: dict[str, Any] = {name: value for name, value in {**shared, **table}.items() if name != "shared"}
-    for name in ("data", "stand_ins", "doubts"):
+    for name in ("data", "stand_ins", "not_the_papers", "doubts"):
         own = () if name == "data" and name in table else shared.get(name, ())
         fields[name] = (*own, *table.get(name, ()))
     fields["needs"] = tuple(table.get("needs", ()))

@@ -11,11 +11,14 @@ in the first pattern stands for any text without `` | ``, and ``{0}``, ``{1}`` i
 - ``higher`` or ``lower`` ``than``: the mean difference over common seeds exceeds ``by`` (0).
 - ``near`` ``to``: the difference is at most ``within``.
 - ``value`` ``above`` or ``below`` a number.
-- ``matches``: within this share of the published number of the same name.
+- ``matches``: within this share of the published number of the same name; of those that ``value`` names, if given.
 - none of these: the entry's checks, by ``passed``.
 
-``exact = true`` says that nothing is random: one run settles it. ``finding = true`` is a comparison of ours that the
-paper does not make; it is shown and counts for no verdict.
+``exact = true`` says that nothing is random: one run settles it. ``most = true`` asks for more than half of the
+comparisons, not for all. ``detail = true`` is a claim that the entry's verdict does not hang on. ``finding = true`` is
+a comparison of ours that the paper does not make; it is shown and counts for no verdict, but one against a fair rival
+(the same start, a tuned rate, a bias) may name a claim that it ``vetoes``: that claim holds only where this holds, too.
+Several claims that say the same are one.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from dataclasses import dataclass
 from .results import Result
 
 HOLDS, FAILS, OPEN = "holds", "fails", "open"
+LEVEL = 0.05  # one-sided, of one comparison
+ENOUGH = 0.1  # of the paper's training: below it a failure refutes nothing
 _QUARTER = 0.25  # of the printed difference: a claim fails where our numbers exclude even that much
-# One-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; the last for all beyond.
-_STUDENT = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.75)
 
 Numbers = Mapping[str, Mapping[int, float]]  # "row | column" -> seed -> number
 
@@ -53,16 +56,47 @@ class Claim:
     below: float | None = None
     matches: float | None = None
     exact: bool = False
+    most: bool = False
+    detail: bool = False
     finding: bool = False
+    vetoes: str = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison of a claim: whether it ``holds``, ``fails`` or is ``open``, and the numbers in words."""
+    """One comparison of a claim.
+
+    Args:
+        claim: What it belongs to.
+        names: The numbers compared, ``row | column`` each; the row of a check.
+        p_holds: Probability of such numbers where the claim is wrong.
+        p_fails: Probability of such numbers where it is right; 1 where the run was too short to refute anything.
+        text: The numbers in words.
+        seeds: Runs that it rests on.
+        size: Share of the paper's training.
+        stand_ins: What was not the paper's: data, network, method.
+    """
 
     claim: Claim
-    outcome: str
+    names: tuple[str, ...]
+    p_holds: float
+    p_fails: float
     text: str
+    seeds: int = 1
+    size: float = 1.0
+    stand_ins: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """By itself: beyond a one-sided 95 % interval on either side, or open."""
+        if self.p_holds < LEVEL:
+            return HOLDS
+        return FAILS if self.p_fails < LEVEL else OPEN
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is an error bar, or none is needed."""
+        return self.seeds > 1 or self.claim.exact
 
 
 def numbers_by_seed(results: Iterable[Result]) -> dict[str, dict[int, float]]:
@@ -81,87 +115,87 @@ def numbers_by_seed(results: Iterable[Result]) -> dict[str, dict[int, float]]:
 
 
 def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mapping[str, float]) -> Iterator[Comparison]:
-    """Every comparison that the claims ask for and the results have numbers for."""
+    """Every comparison that the claims ask for and the results have numbers for.
+
+    A comparison that the paper's own numbers contradict is left out: the paper does not make it.
+    """
     numbers = numbers_by_seed(results)
     for claim in claims:
         if claim.higher or claim.lower:
-            yield from _ordered(claim, numbers, published)
+            pattern, sign = (claim.higher, 1.0) if claim.higher else (claim.lower, -1.0)
+            for key, other in _pairs(pattern, claim.than, numbers):
+                printed = None
+                if key in published and other in published:
+                    printed = sign * (published[key] - published[other])
+                    if printed <= min(0.0, claim.by) and not claim.finding:
+                        continue
+                gaps = [sign * gap for gap in _gaps(numbers[key], numbers[other])]
+                least = claim.by if printed is None or claim.by < 0 else max(claim.by, _QUARTER * printed)
+                above, below = _p_above(gaps, claim.by, claim.exact), _p_below(gaps, least, claim.exact)
+                yield Comparison(claim, (key, other), above, below, _words(key, other, numbers), len(gaps))
         elif claim.near:
-            yield from _near(claim, numbers)
-        elif claim.value:
-            yield from _bounded(claim, numbers)
-        elif claim.matches is not None:
-            yield from _matching(claim, numbers, published)
+            for key, other in _pairs(claim.near, claim.to, numbers):
+                gaps = _gaps(numbers[key], numbers[other])
+                # near: the difference is above -within and below within, each by its own test
+                inside = max(_p_above(gaps, -claim.within, claim.exact), _p_below(gaps, claim.within, claim.exact))
+                outside = min(_p_above(gaps, claim.within, claim.exact), _p_below(gaps, -claim.within, claim.exact))
+                yield Comparison(claim, (key, other), inside, outside, _words(key, other, numbers), len(gaps))
+        elif claim.value or claim.matches is not None:
+            for key, low, high, printed_text in _bounds(claim, numbers, published):
+                values = list(numbers[key].values())
+                inside = max(_p_above(values, low, claim.exact), _p_below(values, high, claim.exact))
+                outside = min(_p_above(values, high, claim.exact), _p_below(values, low, claim.exact))
+                text = f"{key}: {_figure(statistics.fmean(values))}{printed_text}"
+                yield Comparison(claim, (key,), inside, outside, text, len(values))
         else:
-            yield from _passed(claim, results)
+            by_row: dict[str, list[bool]] = {}
+            for result in results:
+                if result.status == "done" and result.passed is not None:
+                    by_row.setdefault(result.row or result.column, []).append(result.passed)
+            for row, passed in by_row.items():  # a check draws as often as it needs: one run settles it
+                yield Comparison(claim, (row,), float(not all(passed)), float(all(passed)), row, max(2, len(passed)))
 
 
-def _ordered(claim: Claim, numbers: Numbers, published: Mapping[str, float]) -> Iterator[Comparison]:
-    pattern, sign = (claim.higher, 1.0) if claim.higher else (claim.lower, -1.0)
-    for key, captured in _matched(pattern, numbers):
-        for other in (rival.format(*captured) for rival in claim.than):
-            if other not in numbers or other == key:
-                continue
-            gaps = [sign * gap for gap in _gaps(numbers[key], numbers[other])]
-            printed = sign * (published[key] - published[other]) if key in published and other in published else None
-            yield Comparison(claim, _judge(claim, gaps, printed), _words(key, other, numbers))
+def decide(claim: Claim, comparisons: Sequence[Comparison]) -> str:
+    """Whether all, or with ``most`` more than half, of n comparisons hold, at 5 % for them together.
 
-
-def _judge(claim: Claim, gaps: Sequence[float], printed: float | None) -> str:
-    """Against ``by``; one run without an error bar is open unless the claim is exact."""
-    if not gaps or (len(gaps) < 2 and not claim.exact):
-        return OPEN
-    mean, reach = statistics.fmean(gaps), _reach(gaps)
-    if mean - reach > claim.by:
+    At least u of n hold where u do at the level 5 % / (n - u + 1), and fewer do where n - u + 1 fail at 5 % / u: the
+    partial conjunction by Bonferroni. For all of them, u = n, each must hold at 5 %, and one fails at 5 % / n.
+    """
+    n = len(comparisons)
+    needed = n // 2 + 1 if claim.most else n
+    if n and sum(c.p_holds < LEVEL / (n - needed + 1) for c in comparisons) >= needed:
         return HOLDS
-    least = max(claim.by, _QUARTER * printed) if printed is not None else claim.by
-    return FAILS if mean + reach < least or (claim.exact and mean <= claim.by) else OPEN
+    if n and sum(c.p_fails < LEVEL / needed and c.outcome != HOLDS for c in comparisons) >= n - needed + 1:
+        return FAILS
+    return OPEN
 
 
-def _near(claim: Claim, numbers: Numbers) -> Iterator[Comparison]:
-    for key, captured in _matched(claim.near, numbers):
-        for other in (rival.format(*captured) for rival in claim.to):
-            if other not in numbers or other == key:
-                continue
-            gaps = _gaps(numbers[key], numbers[other])
-            outcome = OPEN
-            if len(gaps) > 1 or (gaps and claim.exact):
-                mean, reach = abs(statistics.fmean(gaps)), _reach(gaps)
-                outcome = HOLDS if mean + reach <= claim.within else FAILS if mean - reach > claim.within else OPEN
-            yield Comparison(claim, outcome, _words(key, other, numbers))
+def some_hold(comparisons: Sequence[Comparison]) -> bool:
+    """Whether at least one holds beyond what the best of so many would by chance."""
+    return any(c.p_holds < LEVEL / len(comparisons) for c in comparisons)
 
 
-def _bounded(claim: Claim, numbers: Numbers) -> Iterator[Comparison]:
+def _pairs(pattern: str, rivals: Sequence[str], numbers: Numbers) -> Iterator[tuple[str, str]]:
+    for key, captured in _matched(pattern, numbers):
+        for other in (rival.format(*captured) for rival in rivals):
+            if other in numbers and other != key:
+                yield key, other
+
+
+def _bounds(claim: Claim, numbers: Numbers, published: Mapping[str, float]) -> Iterator[tuple[str, float, float, str]]:
+    """Every number of the claim, the bounds it must lie in, and what was printed."""
+    if claim.matches is not None:
+        wanted = {key for key, _ in _matched(claim.value, numbers)} if claim.value else set(numbers)
+        for key, printed in published.items():
+            if key in wanted:
+                room = claim.matches * abs(printed)
+                yield key, printed - room, printed + room, f", printed {_figure(printed)}"
+        return
+    low = -math.inf if claim.above is None else claim.above
+    high = math.inf if claim.below is None else claim.below
     for key, _ in _matched(claim.value, numbers):
-        values = list(numbers[key].values())
-        mean, reach = statistics.fmean(values), _reach(values)
-        low = -math.inf if claim.above is None else claim.above
-        high = math.inf if claim.below is None else claim.below
-        if len(values) < 2 and not claim.exact:
-            outcome = OPEN
-        elif mean - reach >= low and mean + reach <= high:
-            outcome = HOLDS
-        else:
-            outcome = FAILS if mean + reach < low or mean - reach > high else OPEN
-        yield Comparison(claim, outcome, f"{key}: {_figure(mean)}")
-
-
-def _matching(claim: Claim, numbers: Numbers, published: Mapping[str, float]) -> Iterator[Comparison]:
-    assert claim.matches is not None
-    for key, printed in published.items():
-        if key in numbers:
-            mean = statistics.fmean(numbers[key].values())
-            outcome = HOLDS if abs(mean - printed) <= claim.matches * abs(printed) else FAILS
-            yield Comparison(claim, outcome, f"{key}: {_figure(mean)}, printed {_figure(printed)}")
-
-
-def _passed(claim: Claim, results: Sequence[Result]) -> Iterator[Comparison]:
-    by_row: dict[str, list[bool]] = {}
-    for result in results:
-        if result.status == "done" and result.passed is not None:
-            by_row.setdefault(result.row or result.column, []).append(result.passed)
-    for row, passed in by_row.items():
-        yield Comparison(claim, HOLDS if all(passed) else FAILS, row)
+        yield key, low, high, ""
 
 
 def _matched(pattern: str, numbers: Numbers) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -181,12 +215,35 @@ def _gaps(first: Mapping[int, float], second: Mapping[int, float]) -> list[float
     return [first[seed] - second[seed] for seed in common]
 
 
-def _reach(values: Sequence[float]) -> float:
-    """Half the width of a one-sided 95 % interval of the mean; 0 for a single exact value."""
-    if len(values) < 2:
-        return 0.0
-    student = _STUDENT[min(len(values) - 2, len(_STUDENT) - 1)]
-    return student * statistics.stdev(values) / math.sqrt(len(values))
+def _p_above(values: Sequence[float], bound: float, exact: bool) -> float:
+    """Probability of a mean so far above ``bound`` where the true one is not: Student's t; 1 for a single draw."""
+    if not values or (len(values) < 2 and not exact):
+        return 1.0
+    distance = statistics.fmean(values) - bound
+    spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    if spread == 0 or math.isinf(distance):
+        return float(distance <= 0)
+    return student_tail(distance / spread, len(values) - 1)
+
+
+def _p_below(values: Sequence[float], bound: float, exact: bool) -> float:
+    return _p_above([-value for value in values], -bound, exact)
+
+
+def student_tail(t: float, degrees: int) -> float:
+    r"""P(T > t) for Student's t with a whole number of degrees of freedom, by the finite series in cos(atan(t/sqrt d)).
+
+    >>> round(student_tail(6.314, 1), 3), round(student_tail(2.015, 5), 3), round(student_tail(-1.812, 10), 3)
+    (0.05, 0.05, 0.95)
+    """
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, squared = math.sin(angle), math.cos(angle) ** 2
+    total = term = 1.0 if degrees % 2 == 0 else math.cos(angle)
+    for i in range(2 + degrees % 2, degrees - 1, 2):  # each term from the one before
+        term *= squared * (i - 1) / i
+        total += term
+    inside = sine * total if degrees % 2 == 0 else 2 / math.pi * (angle + (sine * total if degrees > 1 else 0.0))
+    return (1 - inside) / 2
 
 
 def _words(key: str, other: str, numbers: Numbers) -> str:

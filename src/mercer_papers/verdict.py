@@ -1,101 +1,222 @@
 """Whether a result of a paper was reproduced, by a rule and never by hand.
 
-1. Each claim of an entry gives comparisons (`claims`). With two seeds or more a comparison *holds* where the mean
-   difference is beyond a one-sided 95 % interval (Student's t over common seeds), *fails* where the difference is
-   beyond it on the other side, or excludes a quarter of the printed difference, and is *open* otherwise. One seed
-   leaves it open unless nothing is random.
-2. The size of a run is its rows times its epochs over the paper's (``paper_size`` of the TOML); without such, 1.
-3. At 10 % of the paper's size or more: *reproduces* if none fails and at most one in ten is open; *does not* if none
-   holds and some fail; *cannot tell* if all are open; *partly* otherwise.
-4. Below 10 %: *partly* where some hold, and *cannot tell at this size* where none does: a failure on a hundredth of
-   the training refutes nothing.
-5. Of several runs the largest with two seeds or more decides, of equal ones the one with most seeds: what a
-   longer training leaves open, a shorter one does not settle.
+1. A *comparison* of a claim (`claims`) has two one-sided tests over common seeds (Student's t): that it holds, and
+   that it fails, or that our numbers exclude even a quarter of the printed difference. One seed tests nothing unless
+   nothing is random. Comparisons that the paper's own numbers contradict are left out.
+2. Of several runs, for each comparison the largest with two seeds or more counts, of equal ones the one with most
+   seeds. The size of a run is its rows times its epochs over the paper's (``paper_size`` of the TOML). Below 10 % of
+   the paper's size, or with another data set, network or method (``not_the_papers``), nothing fails: a hundredth of
+   the training, or another network, refutes nothing. Comparisons with a stand-in count where a claim has no others.
+3. A *claim* holds where all its comparisons do (with ``most``: more than half), and fails where too many fail, at 5 %
+   for all of them together (`claims.decide`); else it is open. A finding against a fair rival vetoes: a claim holds
+   only if that does, and fails if that fails.
+4. An *entry* is judged by its headline claims. All hold: *reproduces*, where most of the table's cells were run with
+   the paper's data, network and method and half of its training or more, else *reproduces in a smaller setting*.
+   Some hold, or some comparisons of them beyond chance: *mixed*. Otherwise *does not* where some fail, and *not
+   tested* where all are open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .catalogue import Entry
-from .claims import FAILS, HOLDS, OPEN, Comparison, compare
+from .claims import ENOUGH, FAILS, HOLDS, OPEN, Comparison, compare, decide, numbers_by_seed, some_hold
 from .recorded_runs import recorded
 from .results import Result
 
-VERDICTS = ("reproduces", "partly", "does not", "cannot tell")
-_ENOUGH = 0.1  # of the paper's size
-_FEW = 0.1  # of the comparisons may be open
-_NOTHING = "no run of it is stored"
+VERDICTS = ("reproduces", "reproduces in a smaller setting", "mixed", "does not", "not tested")
+_MOST = 0.5  # of the training, and of the table's cells, that make the paper's own setting
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """A claim with its word (`holds`, `fails` or `open`) and the comparisons behind it.
+
+    Args:
+        says: The claim.
+        word: By rule 3.
+        why: The numbers that decided, in one sentence.
+        headline: Whether the entry is judged by it.
+        finding: Whether it is a comparison of ours that the paper does not make.
+        comparisons: All of them.
+    """
+
+    says: str
+    word: str
+    why: str
+    headline: bool
+    finding: bool
+    comparisons: tuple[Comparison, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How much of the paper's own setting was run.
+
+    Args:
+        stand_ins: What was not the paper's: data, network, method.
+        size: Share of its training, of the shortest run that counts.
+        filled: Cells of the paper's table with a number of ours.
+        cells: Cells of the paper's table.
+    """
+
+    stand_ins: tuple[str, ...] = ()
+    size: float = 1.0
+    filled: int = 0
+    cells: int = 0
+
+    @property
+    def is_the_papers(self) -> bool:
+        """Its data, network and method, half of its training, half of its cells."""
+        return not self.stand_ins and self.size >= _MOST and self.filled >= _MOST * self.cells
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        parts = [*self.stand_ins]
+        parts += [f"{100 * self.size:.2g} % of the paper's training"] if self.size < 1 else []
+        parts += [f"{self.filled} of {self.cells} cells"] if self.cells else []
+        return "; ".join(parts) or "the paper's own setting"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of `VERDICTS`, why, and the comparisons behind it; ``size`` is the run's share of the paper's training."""
+    """One of `VERDICTS`, why, the claims behind it, and the setting."""
 
     word: str
     why: str
-    size: float = 1.0
-    comparisons: tuple[Comparison, ...] = ()
+    claims: tuple[ClaimVerdict, ...] = ()
+    setting: Setting = Setting()
 
     @property
-    def label(self) -> str:
-        """The verdict in full: *cannot tell at this size* where it is the size."""
-        return "cannot tell at this size" if self.word == "cannot tell" else self.word
-
-
-def judge(entry: Entry, results: Sequence[Result]) -> Verdict:
-    """The verdict of an entry's results, by the rule at the top of this file."""
-    done = [result for result in results if result.status == "done"]
-    if not done:
-        return Verdict("cannot tell", f"Nothing to compare: {_NOTHING}.")
-    published = {f"{number.row} | {number.column}": number.value for number in entry.numbers}
-    comparisons = tuple(compare(entry.claims, done, published))
-    size = max(_size(entry.paper_size, result.settings) for result in done)
-    counts = {
-        outcome: sum(c.outcome == outcome and not c.claim.finding for c in comparisons)
-        for outcome in (HOLDS, FAILS, OPEN)
-    }
-    return Verdict(_word(counts, size), _why(counts, size, comparisons), size, comparisons)
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Those of all claims."""
+        return tuple(comparison for claim in self.claims for comparison in claim.comparisons)
 
 
 def recorded_verdict(entry: Entry, also: Sequence[Result] = ()) -> Verdict:
-    """The verdict of the stored run that decides, by rule 5; ``also`` are the lines of a run at hand, one more."""
-    runs = [run.results for run in recorded(entry.id)] + ([tuple(also)] if also else [])
-    return max((_weighed(entry, run) for run in runs or [()]), key=lambda pair: pair[0])[1]
+    """The verdict of the stored runs together; ``also`` are the lines of a run at hand, one more."""
+    return judge(entry, [run.results for run in recorded(entry.id)] + ([tuple(also)] if also else []))
 
 
-def _weighed(entry: Entry, results: Sequence[Result]) -> tuple[tuple[bool, float, int, int], Verdict]:
-    found = judge(entry, results)
-    seeds = len({result.seed for result in results if result.status == "done"})
-    return (seeds > 1, found.size if found.comparisons else 0.0, seeds, len(found.comparisons)), found
+def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
+    """The verdict of an entry's runs, by the rule at the top of this file."""
+    # Rules 1 and 2: every comparison, from the run that counts for it.
+    published = {f"{number.row} | {number.column}": number.value for number in entry.numbers}
+    pooled: dict[tuple[str, tuple[str, ...]], Comparison] = {}
+    for run in runs:
+        done = [result for result in run if result.status == "done"]
+        for comparison in compare(entry.claims, done, published):
+            measured = _with_setting(entry, comparison, done)
+            place = (comparison.claim.says, comparison.names)
+            if place not in pooled or _weight(measured) > _weight(pooled[place]):
+                pooled[place] = measured
+    # Rule 3: every claim; a veto changes the word of the claim that it names.
+    claims = []
+    vetoes: dict[str, list[tuple[str, str]]] = {}
+    for says in dict.fromkeys(claim.says for claim in entry.claims):
+        claim = next(claim for claim in entry.claims if claim.says == says)
+        every = tuple(comparison for (said, _), comparison in pooled.items() if said == says)
+        own = tuple(comparison for comparison in every if not comparison.stand_ins) or every
+        word = decide(claim, own)
+        headline = not (claim.detail or claim.finding)
+        claims.append(ClaimVerdict(says, word, _explain(word, own), headline, claim.finding, own))
+        if claim.vetoes and own:
+            vetoes.setdefault(claim.vetoes, []).append((word, _explain(word, own)))
+    for number, judged in enumerate(claims):
+        for word, why in vetoes.get(judged.says, ()):
+            if judged.word == HOLDS and word != HOLDS:
+                text = f"{judged.why} Against a fair rival it {'fails' if word == FAILS else 'is open'}: {why}"
+                claims[number] = judged = replace(judged, word=word, why=text)
+    # Rule 4: the entry, by its headline claims.
+    headlines = [judged for judged in claims if judged.headline]
+    words = [judged.word for judged in headlines]
+    setting = _find_setting(entry, runs, headlines)
+    if words and all(word == HOLDS for word in words):
+        found = VERDICTS[0] if setting.is_the_papers else VERDICTS[1]
+    elif HOLDS in words or any(some_hold(judged.comparisons) for judged in headlines):
+        found = "mixed"
+    else:
+        found = "does not" if FAILS in words else "not tested"
+    return Verdict(found, _sentence(headlines, setting), tuple(claims), setting)
 
 
-def _word(counts: Mapping[str, int], size: float) -> str:
-    holds, fails, unsure = counts[HOLDS], counts[FAILS], counts[OPEN]
-    if size < _ENOUGH:
-        return "partly" if holds else "cannot tell"
-    if not fails and holds and unsure <= _FEW * (holds + unsure):
-        return "reproduces"
-    if not holds:
-        return "does not" if fails else "cannot tell"
-    return "partly"
+def _with_setting(entry: Entry, comparison: Comparison, results: Sequence[Result]) -> Comparison:
+    """The comparison with its run's share of the training and its stand-ins; either may leave it unable to refute."""
+    own = [r for r in results if any(_is_of(r, name) for name in comparison.names)]
+    size = min((_size(entry.paper_size, result.settings) for result in own), default=1.0)
+    standing = [
+        stand_in["says"]
+        for stand_in in entry.not_the_papers
+        for result in own
+        if result.scale != "paper" and _applies(stand_in, result)
+    ]
+    p_fails = comparison.p_fails if size >= ENOUGH and not standing else 1.0
+    return replace(comparison, size=size, stand_ins=tuple(dict.fromkeys(standing)), p_fails=p_fails)
 
 
-def _why(counts: Mapping[str, int], size: float, comparisons: Sequence[Comparison]) -> str:
-    total = sum(counts.values())
-    if not total:
-        return "The claim is about what one sees: there is no number to compare."
-    parts = [f"{counts[HOLDS]} of {total} comparisons hold"]
-    parts += [f"{counts[FAILS]} fail"] if counts[FAILS] else []
-    are = "is" if counts[OPEN] == 1 else "are"
-    parts += [f"{counts[OPEN]} {are} open (one seed, or within the spread of seeds)"] if counts[OPEN] else []
-    text = ", ".join(parts)
-    if size < _ENOUGH:
-        text += f", at {100 * size:.2g} % of the paper's training"
-    failed = next((c for c in comparisons if c.outcome == FAILS and not c.claim.finding), None)
-    return f"{text}." + (f" Fails: {failed.text}." if failed else "")
+def _is_of(result: Result, name: str) -> bool:
+    place = f"{result.row} | {result.column}" if result.column else result.row
+    return name == place or name.startswith(f"{place} | ")
+
+
+def _applies(stand_in: Mapping[str, Any], result: Result) -> bool:
+    where = stand_in.get("where", {})
+    return all(result.settings.get(key) == value for key, value in where.items())
+
+
+def _weight(comparison: Comparison) -> tuple[bool, float, int]:
+    return comparison.settled, comparison.size, comparison.seeds
+
+
+def _find_setting(entry: Entry, runs: Sequence[Sequence[Result]], claims: Sequence[ClaimVerdict]) -> Setting:
+    ours = {name for run in runs for name in numbers_by_seed(run)}
+    filled = sum(f"{number.row} | {number.column}" in ours for number in entry.numbers)
+    counted = [comparison for claim in claims for comparison in claim.comparisons]
+    standing = tuple(dict.fromkeys(text for comparison in counted for text in comparison.stand_ins))
+    size = min((comparison.size for comparison in counted), default=1.0)
+    return Setting(standing, size, filled, len(entry.numbers))
+
+
+def _explain(word: str, comparisons: Sequence[Comparison]) -> str:
+    """Counts, and the comparison that decided: the first that failed, else the weakest."""
+    if not comparisons:
+        return "No run of it is stored."
+    counts = {outcome: sum(c.outcome == outcome for c in comparisons) for outcome in (HOLDS, FAILS, OPEN)}
+    n = len(comparisons)
+    told = ", ".join(
+        f"{count} {outcome.removesuffix('s') if count > 1 else outcome}"
+        for outcome, count in counts.items()
+        if count and outcome != HOLDS
+    )
+    decisive = (
+        max(comparisons, key=lambda c: (c.outcome == FAILS, c.p_holds))
+        if word != FAILS
+        else min(comparisons, key=lambda c: c.p_fails)
+    )
+    summary = f"{counts[HOLDS]} of {n} comparisons hold{', ' + told if told else ''}. " if n > 1 else ""
+    return f"{summary}{decisive.text}."
+
+
+def _sentence(headlines: Sequence[ClaimVerdict], setting: Setting) -> str:
+    """What decided, in the order failed, open, held, and how much of the paper's setting it rests on."""
+    if not any(claim.comparisons for claim in headlines):
+        missing = headlines[0].says if headlines else "no claim of the paper is written down"
+        return f"No stored run settles: {missing.rstrip('.')}."
+    order = (FAILS, OPEN, HOLDS)
+    first = min(headlines, key=lambda claim: (order.index(claim.word), not claim.comparisons))
+    tally = {word: sum(claim.word == word for claim in headlines) for word in (HOLDS, FAILS, OPEN)}
+    counts = ", ".join(
+        f"{count} {word.removesuffix('s') if count > 1 and word != OPEN else word}"
+        for word, count in tally.items()
+        if count
+    )
+    many = f"Of {len(headlines)} claims {counts}. " if len(headlines) > 1 else ""
+    state = {FAILS: "Fails", OPEN: "Open", HOLDS: "Holds"}[first.word]
+    return f"{many}{state}: {first.says.rstrip('.')} ({first.why.rstrip('.')}). Setting: {setting.text}."
 
 
 def _size(paper: Mapping[str, float], settings: Mapping[str, Any]) -> float:

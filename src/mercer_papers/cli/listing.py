@@ -52,9 +52,9 @@ def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
 
 
 def _print(row: dict[str, Any]) -> None:
-    click.echo(f"  {row['id']:<24}{row['verdict']:<26}{WORDS[row['state']]}")
+    click.echo(f"  {row['id']:<24}{row['verdict']:<33}{WORDS[row['state']]}")
     data = ", ".join(row["data"]) or "none"
-    for text in (row["what"], f"{row['kind']}; data: {data}; scale: {', '.join(row['scale'])}"):
+    for text in (row["what"], row["why"], f"{row['kind']}; data: {data}; scale: {', '.join(row['scale'])}"):
         click.echo(click.style(textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    "), dim=True))
 
 
@@ -72,8 +72,10 @@ def _row(entry: Any) -> dict[str, Any]:
         "data": list(entry.data),
         "scale": ["paper"] if entry.scale == "paper" else list(SCALES),
         "state": _state(entry),
-        "verdict": verdict.label,
+        "verdict": verdict.word,
         "why": verdict.why,
+        "cells": [verdict.setting.filled, verdict.setting.cells],
+        "claims": [{"says": claim.says, "word": claim.word, "why": claim.why} for claim in verdict.claims],
     }
 
 
@@ -97,5 +99,6 @@ def _totals(rows: Sequence[dict[str, Any]]) -> str:
     states = [row["state"] for row in rows]
     counts = ", ".join(f"{states.count(state)} {word}" for state, word in WORDS.items() if state in states)
     verdicts = ", ".join(f"{count} {word}" for word, count in Counter(row["verdict"] for row in rows).most_common())
-    lines = f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}. Verdicts: {verdicts}."
-    return textwrap.fill(lines, _WIDTH)
+    filled, cells = (sum(row["cells"][i] for row in rows) for i in (0, 1))
+    lines = f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}. Verdicts: {verdicts}. "
+    return textwrap.fill(lines + f"{filled} of {cells} published numbers have one of ours beside them.", _WIDTH)

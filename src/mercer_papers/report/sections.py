@@ -16,9 +16,10 @@ from .matrix import Matrix, matrix
 _LEFT_OUT = "Left out by --bundled: needs "
 VERDICT_MARKS = {
     "reproduces": "\N{CHECK MARK}",
-    "partly": "\N{CIRCLE WITH LEFT HALF BLACK}",
+    "reproduces in a smaller setting": "\N{CIRCLED DOT OPERATOR}",
+    "mixed": "\N{CIRCLE WITH LEFT HALF BLACK}",
     "does not": "\N{MULTIPLICATION SIGN}",
-    "cannot tell": "?",
+    "not tested": "?",
 }
 
 

@@ -6,13 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mercer
 from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor
 
+EXPECTED_FAILURES: dict[str, str] = {}
 SAVED = Path(__file__).parent / "saved" / "tables_0.1"
 
 
@@ -74,12 +77,21 @@ def test_arrays_and_polars_are_taken():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda x, y: (x[:, 0], y), "X must have shape"),
+        (lambda x, y: (x[:, 0], y), "Reshape your data"),
+        (lambda x, y: (x + 1j, y), "Complex data not supported"),
+        (lambda x, y: ((x + 1j).astype(object), y), "Complex data not supported"),
+        (lambda x, y: (pd.DataFrame(x + 1j), y), "Complex data not supported"),
+        (lambda x, y: (x[:0], y[:0]), r"0 sample\(s\)"),
+        (lambda x, y: (pd.DataFrame(x[:0]), y[:0]), r"0 sample\(s\)"),
+        (lambda x, y: (x, np.array(["a", 1] * 10, dtype=object)), "Unknown label type"),
         (lambda x, y: (x, y[:-1]), "y must have a value for each of the 20 rows"),
         (lambda x, y: (x, np.zeros(20)), "at least two classes"),
         (lambda x, y: (x, np.array([None] * 20)), "y must have a value in every row"),
     ],
-    ids=["one-dimension", "short", "one-class", "missing"],
+    ids=[
+        *("one-dimension", "complex", "complex-objects", "complex-frame", "no-rows", "no-rows-frame", "mixed-labels"),
+        *("short", "one-class", "missing"),
+    ],
 )
 def test_faults_are_sentences(change, sentence):
     x = np.random.default_rng(0).normal(size=(20, 2))
@@ -87,12 +99,60 @@ def test_faults_are_sentences(change, sentence):
         TabularClassifier().fit(*change(x, (x[:, 0] > 0).astype(float)))
 
 
-def test_before_fit_and_with_too_few_columns():
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "explain"])
+def test_before_fit_the_error_is_scikit_learns(method):
     x = np.random.default_rng(0).normal(size=(30, 2))
-    with pytest.raises(ValueError, match="must be fitted first"):
-        TabularRegressor().predict(x)
-    with pytest.raises(ValueError, match="X has 1 features, but TabularRegressor is expecting 2 features"):
-        TabularRegressor().fit(x, x[:, 0]).predict(x[:, :1])
+    with pytest.raises(NotFittedError, match="must be fitted first"):
+        getattr(TabularClassifier(), method)(*[x] * (method != "explain"))
+    with pytest.raises(NotFittedError, match="fit must come first"):
+        TabularModel().predict(pd.DataFrame(x))
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_arrays_with_other_widths_are_refused(width):
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    model = TabularRegressor().fit(x[:, :2], x[:, 0])
+    need = f"X has {width} features, but TabularRegressor is expecting 2 features as input"
+    with pytest.raises(ValueError, match=need):
+        model.predict(x[:, :width])
+    with pytest.raises(ValueError, match=r"0 sample\(s\)"):
+        model.predict(x[:0, :2])
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], [0, 1, 2]], ids=["text", "numbers"])
+def test_columns_of_a_frame_go_by_name(names):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(40, 3)), columns=names)
+    model = TabularRegressor().fit(frame, 5 * frame[names[0]])
+    expected = model.predict(frame)
+    np.testing.assert_array_equal(model.predict(frame[names[::-1]]), expected)
+    for changed in (frame.rename(columns={names[0]: type(names[0])(7)}), frame[names[:2]], frame.assign(more=1)):
+        with pytest.raises((ValueError, TypeError), match=r"names|columns of the fit"):
+            model.predict(changed)
+    if names[0] == "a":
+        assert model.feature_names_in_.tolist() == names
+        with pytest.warns(UserWarning, match="does not have valid feature names"):
+            np.testing.assert_array_equal(model.predict(frame.to_numpy()), expected)
+    assert not hasattr(TabularRegressor().fit(frame.to_numpy(), frame[names[0]]), "feature_names_in_")
+
+
+def test_a_seed_may_be_drawn(tmp_path):
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    labels = x[:, 0] > 0
+    drawn = [TabularClassifier(random_state=None).fit(x, labels).model_.random_state for _ in range(2)]
+    assert drawn[0] != drawn[1]
+    first, second = (TabularClassifier(random_state=np.random.RandomState(3)).fit(x, labels) for _ in range(2))
+    assert first.model_.random_state == second.model_.random_state
+    model = TabularModel(random_state=None).fit(pd.DataFrame(x, columns=["a", "b"]), "b")
+    mercer.save(model, tmp_path / "m")
+    assert mercer.load(tmp_path / "m").random_state == model.random_state
+
+
+@parametrize_with_checks(
+    [TabularClassifier(), TabularRegressor()], expected_failed_checks=lambda estimator: EXPECTED_FAILURES
+)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
 
 
 @pytest.mark.parametrize("target", ["kind", "value"])

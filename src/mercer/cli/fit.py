@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import DATA, SMALL, device_option, examples, json_option, seed_option, task_option
-from mercer.cli.output import WIDTH, command_line, elapsed, note, number, progress, table, wrapped
+from mercer.cli.options import (
+    DATA,
+    SMALL,
+    STANDARD_INPUT,
+    device_option,
+    examples,
+    json_option,
+    seed_option,
+    task_option,
+)
+from mercer.cli.output import WIDTH, command_line, elapsed, is_stream, note, number, progress, table, wrapped
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -63,8 +72,8 @@ def fit(
 ) -> None:
     """Learn to predict COLUMN from the other columns of DATA.
 
-    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. Scores come from held-out rows. Under
-    torchrun the processes share the rows.
+    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length, or - for csv from standard input. Scores come
+    from held-out rows. Under torchrun the processes share the rows.
     """
     from mercer import distributed
     from mercer.cli.signals import stoppable
@@ -73,6 +82,10 @@ def fit(
     from mercer.tabular.streaming import fingerprint, fit_file
 
     device = _usable(device or "cpu")
+    if is_stream(output):
+        raise click.UsageError("MODEL must be a folder; got -, standard output. Choose a folder.")
+    if output.resolve() in data.resolve().parents:
+        raise click.UsageError(f"MODEL must be a folder of its own; got {output}, which holds DATA. Choose another.")
     _check_output(output, target, force)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, contextlib.ExitStack() as held:
@@ -212,8 +225,9 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
     yield f"Model: {folder}"
     if page is not None:
         yield f"Page:  {page}"
-    yield "Next:  " + command_line("mercer", "predict", folder, data, "-o", "predictions.csv")
-    yield "       " + command_line("mercer", "explain", folder, "--data", data)
+    name = "DATA.csv" if data.name == STANDARD_INPUT else data
+    yield "Next:  " + command_line("mercer", "predict", folder, name, "-o", "predictions.csv")
+    yield "       " + command_line("mercer", "explain", folder, "--data", name)
 
 
 def _columns(model: TabularModel) -> Iterator[str]:

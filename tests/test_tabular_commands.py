@@ -352,6 +352,22 @@ def test_a_dash_is_standard_input_and_output(home, tmp_path, monkeypatch):
     assert nothing.exit_code == 1 and "an empty file" in nothing.stderr
 
 
+def test_fit_with_weights(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.uniform(0, 6, 120), "w": 1 + 8 * (np.arange(120) % 2)})
+    frame["y"] = np.sin(frame["x"]) + (np.arange(120) % 2)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    done = run("fit", tmp_path / "t.csv", "--target", "y", "--weight", "w", "-o", tmp_path / "m")
+    assert done.exit_code == 0 and "Rows are weighted by w." in done.stdout, done.output
+    model = mercer.load(tmp_path / "m")
+    assert [column.name for column in model.preparation.columns] == ["x"]
+    assert np.abs(model.predict(frame)["prediction"] - np.sin(frame["x"]) - 0.9).mean() < 0.15
+    frame.assign(w=np.where(frame.index == 3, np.nan, 1.0)).to_csv(tmp_path / "hole.csv", index=False)
+    for name, column in (("t", "y"), ("t", "weight"), ("hole", "w")):
+        done = run("fit", tmp_path / f"{name}.csv", "--target", "y", "--weight", column, "-o", tmp_path / "n")
+        assert done.exit_code == 1 and "weight" in done.stderr, done.output
+
+
 def test_58_names_cannot_steer_the_terminal(tmp_path):
     rng = np.random.default_rng(0)
     names = ["\x1b[31mred", "n" * 100_000, "価格", "#4269d0"]

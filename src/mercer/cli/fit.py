@@ -62,13 +62,22 @@ _SCORES = {
     metavar="MODEL",
     help="Folder for the model. Replaces an existing model of the same target.",
 )
+@click.option("--weight", metavar="COLUMN", help="Column with the rows' weights; it is not learned from.")
 @click.option("--force", is_flag=True, help="Also replace a model of another target.")
 @task_option
 @seed_option
 @device_option("Device to factor matrices on: cpu, cuda, cuda:1.")
 @json_option
 def fit(
-    data: Path, target: str, output: Path, force: bool, task: str, seed: int, device: str | None, as_json: bool
+    data: Path,
+    target: str,
+    output: Path,
+    weight: str | None,
+    force: bool,
+    task: str,
+    seed: int,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Learn to predict COLUMN from the other columns of DATA.
 
@@ -92,11 +101,12 @@ def fit(
         with distributed.joined():
             model = TabularModel(task=task, random_state=seed)
             if distributed.rank():  # rank 0 keeps and shows what all learn
-                fit_file(model, data, target, progress=logging.getLogger("mercer").debug, device=device)
+                quiet = logging.getLogger("mercer").debug
+                fit_file(model, data, target, weight=weight, progress=quiet, device=device)
                 return
             held.enter_context(_held(output))
             with progress() as report:
-                fit_file(model, data, target, compare=True, progress=report, device=device)
+                fit_file(model, data, target, weight=weight, compare=True, progress=report, device=device)
             model.made_with["data"] = fingerprint(data)
             _keep(model, output)
         with distributed.alone():

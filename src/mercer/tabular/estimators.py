@@ -33,12 +33,14 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     def __init__(self, *, random_state: int | np.random.RandomState | None = 0) -> None:
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a table without its target.
 
         Args:
             X: A pandas or polars frame with columns of any kind, or an array ``(n, d)``.
             y: Targets ``(n,)``.
+            sample_weight: Weights ``(n,)``, 0 or more, as of :meth:`TabularModel.fit`. A row of weight 0 is left out.
+                One of weight 2 is not two rows: leave-one-out would leave out only one of these.
         """
         where = type(self).__name__
         if y is None:
@@ -57,6 +59,10 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
             raise ValueError(checks.sentence(where, "X must have at least two rows", f"{len(frame)} sample"))
         if target.dtype.kind == "O":  # numbers that came as objects are numbers
             target = pd.Series(target, dtype=object).infer_objects().to_numpy()
+        weight = checks.weights(where, "sample_weight", sample_weight, len(frame))
+        if weight is not None:  # rows of weight 0 have no class and no say
+            used = (weight > 0).numpy()
+            frame, target, weight = frame[used], target[used], weight[used]
         name = _TARGET
         while name in frame.columns:
             name += "_"
@@ -64,7 +70,7 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         if not isinstance(seed, numbers.Integral):
             seed = int(check_random_state(seed).randint(2**31 - 1))
         self.model_ = TabularModel(task=self._task, random_state=seed)
-        self.model_.fit(frame.assign(**{name: self._encode(target)}), name)
+        self.model_.fit(frame.assign(**{name: self._encode(target)}), name, weight)
         return self
 
     def explain(self) -> pd.DataFrame:

@@ -88,6 +88,7 @@ class TabularModel(Savable):
         self,
         frame: pd.DataFrame,
         target: str,
+        sample_weight: Any = None,
         *,
         compare: bool = False,
         progress: Progress | None = None,
@@ -99,13 +100,16 @@ class TabularModel(Savable):
         Args:
             frame: The table, pandas or polars; with several ranks, all pass the same.
             target: Name of a column.
+            sample_weight: Weights of the rows, ``(n,)``, 0 or more; only their ratios matter. A row of weight w has
+                the ridge over w as noise and counts w times in means, errors and calibration; one of weight 0 is left
+                out. Scales of columns and the scores count each row once.
             compare: Score a linear model and boosted trees on the same folds, too.
             progress: Callback that receives progress messages.
             sizes: Numbers of rows at which the way of learning changes; None for the defaults.
             device: Where matrices are factored; the model itself is on the CPU.
         """
         training = Training(self.task, self.random_state, progress or _log.debug, sizes, device)
-        training.learn(as_pandas("TabularModel", frame), target, compare=compare)
+        training.learn(as_pandas("TabularModel", frame), target, sample_weight, compare=compare)
         self.set_state(training.state())
         return self
 

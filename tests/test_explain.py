@@ -153,6 +153,9 @@ def test_the_command_gives_reasons_for_rows(folder, tmp_path):
     assert max(map(len, lines)) <= 79
     document = json.loads(run("explain", folder, tmp_path / "rows.csv", "--json").stdout)
     assert len(document) == 3 and set(document[0]["parts"]) == {"x", "noise", "c"}
+    page = tmp_path / "why.html"
+    assert run("explain", folder, tmp_path / "rows.csv", "-o", page).stdout == done.stdout
+    assert "Why these rows get their answers" in page.read_text() and "row 2: " in page.read_text()
 
 
 def test_levels_tried_as_columns_of_their_own_count_for_their_feature():

@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 import mercer
 from mercer.kernels import RBF
 from mercer.machines import Calibration, StackedRidge, View, convex_weights, ridge_factor, solve_left_out, try_machines
+from mercer.machines.dual import dual_fit, dual_path
 from mercer.machines.trials import relevance
 
 
@@ -38,6 +39,50 @@ def test_rows_and_folds_left_out_equal_literal_refits(part):
         torch.testing.assert_close(single[place], without({row}, [row])[0], rtol=1e-8, atol=1e-8)
         mates = set(left_out[fold == fold[place]].tolist())
         torch.testing.assert_close(whole[place], without(mates, [row])[0], rtol=1e-8, atol=1e-8)
+
+
+def test_weighted_rows_left_out_equal_literal_refits():
+    """Noise penalty / w in every formula, with weighted means; at one penalty a row of weight 2 is two rows."""
+    x, y = rows(30)
+    weight = torch.rand(30, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    gram, penalty = RBF(0.3)(x), 0.05
+    fit, path = dual_fit(gram, y, penalty, weight=weight), dual_path(gram, y, [penalty], weight=weight)
+    for a, b in zip(fit[:3], path[:3], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert fit.error == pytest.approx(path.error)
+    _, single, _ = solve_left_out(
+        ridge_factor(RBF(0.3), x, penalty, weight=weight), y, torch.arange(30), torch.arange(30) % 5
+    )
+    for row in range(30):
+        stay = torch.arange(30) != row
+        system = gram[stay][:, stay] + torch.diag(penalty / weight[stay])
+        mean = (weight[stay, None] * y[stay]).sum(0) / weight[stay].sum()
+        expected = mean + gram[row, stay] @ torch.linalg.solve(system, y[stay] - mean)
+        torch.testing.assert_close(fit.held_out[row], expected, rtol=1e-8, atol=1e-8)
+        expected = gram[row, stay] @ torch.linalg.solve(system, y[stay])
+        torch.testing.assert_close(single[row], expected, rtol=1e-8, atol=1e-8)
+    twice = torch.cat((torch.arange(30), torch.arange(10)))
+    double = torch.where(torch.arange(30) < 10, 2.0, 1.0).double()
+    copied, weighted = dual_fit(gram[twice][:, twice], y[twice], penalty), dual_fit(gram, y, penalty, weight=double)
+    torch.testing.assert_close(
+        copied.mean + gram[:, twice] @ copied.weights, weighted.mean + gram @ weighted.weights, rtol=1e-8, atol=1e-8
+    )
+
+
+def test_weights_steer_a_stack(tmp_path):
+    """Of two answers to the same rows the heavier one is given; only ratios matter, and equal weights are none."""
+    x = torch.linspace(0, 6, 60, dtype=torch.float64)[:, None]
+    both, y = torch.cat((x, x)), torch.cat((x.sin(), x.sin() + 1))
+    weight = torch.cat((torch.full((60,), 1.0), torch.full((60,), 9.0)))
+    machine = StackedRidge(random_state=0).fit(both, y, sample_weight=weight)
+    assert float((machine.predict(x) - x.sin() - 0.9).abs().max()) < 0.1
+    scaled = StackedRidge(random_state=0).fit(both, y, sample_weight=(4 * weight).tolist())
+    torch.testing.assert_close(scaled.predict(x), machine.predict(x))
+    plain, equal = (StackedRidge(random_state=0).fit(both, y, sample_weight=w) for w in (None, [3] * 120))
+    assert torch.equal(plain.predict(x), equal.predict(x)) and plain.weight_ is None
+    mercer.save(machine, tmp_path / "m")
+    loaded, some = mercer.load(tmp_path / "m"), torch.arange(0, 120, 7)
+    torch.testing.assert_close(loaded.without(some)(both[some]), machine.without(some)(both[some]))
 
 
 def test_a_ridge_below_float32s_rounding_is_factored_in_float64():
@@ -152,6 +197,14 @@ def test_probabilities_are_calibrated_and_never_sure():
     torch.testing.assert_close(p.mean(0), torch.full((3,), 1 / 3, dtype=torch.float64), atol=0.01, rtol=0)
     sure = Calibration.of(1e6 * torch.nn.functional.one_hot(labels).double(), labels)
     assert sure(1e9 * torch.eye(3, dtype=torch.float64)).min() >= 1 / (2 * 303) - 1e-12
+
+
+def test_weights_calibrate_to_the_weighted_shares():
+    labels = torch.arange(400) % 2
+    scores = torch.full((400, 2), 0.5, dtype=torch.float64)
+    weight = torch.where(labels == 1, 3.0, 1.0).double()
+    p = Calibration.of(scores, labels, weight=weight)(scores)
+    assert float(p[0, 1]) == pytest.approx(0.75, abs=0.01)
 
 
 def test_scores_that_are_probabilities_stay_what_they_are():

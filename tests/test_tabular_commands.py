@@ -308,6 +308,67 @@ def test_53_outputs_are_not_written_through_links(home, tmp_path):
     assert done.exit_code == 1 and "got a device" in done.stderr
 
 
+def test_69_an_output_never_replaces_what_is_read(home, tmp_path):
+    """The table, another name of it, and every file of the model; nothing is written."""
+    model, rows = tmp_path / "m", tmp_path / "rows.csv"
+    shutil.copytree(home / "model", model)
+    shutil.copy(home / "new.csv", rows)
+    os.link(rows, tmp_path / "linked.csv")
+    os.link(model / "mercer.json", tmp_path / "linked.json")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    outputs = [rows, tmp_path / "m" / ".." / "rows.csv", tmp_path / "linked.csv", tmp_path / "linked.json"]
+    outputs += [model / "mercer.json", model / "new.csv"]
+    commands = [("predict", model, rows), ("explain", model, rows), ("explain", model, "--data", rows)]
+    for command in commands:
+        for output in outputs:
+            done = run(*command, "-o", output)
+            assert done.exit_code == 2 and "-o must" in done.stderr, (command, output, done.output)
+    assert run("predict", model, rows, "-o", model / "explain.html").exit_code == 2
+    assert run("diagnose", rows, "--target", "churned", "-o", rows).exit_code == 2
+    for output in (rows, tmp_path):
+        assert run("fit", rows, "--target", "churned", "-o", output).exit_code == 2
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_dash_is_standard_input_and_output(home, tmp_path, monkeypatch):
+    text = (home / "new.csv").read_text()
+    expected = tmp_path / "expected.csv"
+    assert run("predict", home / "model", home / "new.csv", "-o", expected).exit_code == 0
+    arguments = ["predict", str(home / "model"), "-", "-o", "-"]
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    done = CliRunner().invoke(main, arguments, input=text)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == expected.read_text() and "rows predicted" in done.stderr
+    both = CliRunner().invoke(main, [*arguments, "--json"], input=text)
+    assert both.exit_code == 2 and "both write to standard output" in both.stderr
+    page = CliRunner().invoke(main, ["explain", str(home / "model"), "-", "-o", "-"], input=text)
+    assert page.stdout.startswith("<!doctype html>") and "row 0: " in page.stderr
+    folder = CliRunner().invoke(main, ["fit", "-", "--target", "churned", "-o", "-"], input=text)
+    assert folder.exit_code == 2 and "MODEL must be a folder" in folder.stderr
+    fitted = CliRunner().invoke(main, ["fit", "-", "--target", "churned", "-o", "m"], input=text)
+    assert fitted.exit_code == 0 and "mercer predict m DATA.csv" in fitted.stdout, fitted.output
+    assert sorted(os.listdir()) == ["m"]
+    nothing = CliRunner().invoke(main, arguments, input="")
+    assert nothing.exit_code == 1 and "an empty file" in nothing.stderr
+
+
+def test_fit_with_weights(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.uniform(0, 6, 120), "w": 1 + 8 * (np.arange(120) % 2)})
+    frame["y"] = np.sin(frame["x"]) + (np.arange(120) % 2)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    done = run("fit", tmp_path / "t.csv", "--target", "y", "--weight", "w", "-o", tmp_path / "m")
+    assert done.exit_code == 0 and "Rows are weighted by w." in done.stdout, done.output
+    model = mercer.load(tmp_path / "m")
+    assert [column.name for column in model.preparation.columns] == ["x"]
+    assert np.abs(model.predict(frame)["prediction"] - np.sin(frame["x"]) - 0.9).mean() < 0.15
+    frame.assign(w=np.where(frame.index == 3, np.nan, 1.0)).to_csv(tmp_path / "hole.csv", index=False)
+    for name, column in (("t", "y"), ("t", "weight"), ("hole", "w")):
+        done = run("fit", tmp_path / f"{name}.csv", "--target", "y", "--weight", column, "-o", tmp_path / "n")
+        assert done.exit_code == 1 and "weight" in done.stderr, done.output
+
+
 def test_58_names_cannot_steer_the_terminal(tmp_path):
     rng = np.random.default_rng(0)
     names = ["\x1b[31mred", "n" * 100_000, "価格", "#4269d0"]

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,7 @@ __all__ = [
     "sentence",
     "squarable",
     "warn",
+    "weights",
 ]
 
 
@@ -175,6 +177,27 @@ def same_length(where: str, first: str, a: Any, second: str, b: Any) -> None:
     """Two arguments with as many rows."""
     if len(a) != len(b):
         raise ValueError(sentence(where, f"{first} and {second} must have as many rows", f"{len(a)} and {len(b)}"))
+
+
+def weights(where: str, name: str, value: Any, n: int) -> Tensor | None:
+    """Weights of n rows ``(n,)`` in float64: finite, 0 or more, one above 0. None where all rows weigh the same."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    try:
+        weight = torch.from_numpy(np.array(value, dtype=np.float64))  # a copy: the caller's weights stay his
+    except (TypeError, ValueError) as error:
+        raise ValueError(sentence(where, f"{name} must hold numbers", error)) from error
+    weight = weight.expand(n) if weight.ndim == 0 else weight
+    if weight.shape != (n,):
+        raise ValueError(sentence(where, f"{name} must have shape ({n},), a weight for each row", tuple(weight.shape)))
+    finite(where, name, weight)
+    if n and float(weight.min()) < 0:
+        raise ValueError(sentence(where, f"{name} must be 0 or more", f"{float(weight.min()):g}"))
+    if n and float(weight.max()) == 0:
+        raise ValueError(sentence(where, f"{name} must be above zero in some row", "all zero weights"))
+    return weight if n and bool((weight != weight[0]).any()) else None
 
 
 def same_device(where: str, first: str, a: torch.device, second: str, b: torch.device) -> None:

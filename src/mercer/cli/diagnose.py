@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import DATA, examples, json_option, seed_option, task_option
-from mercer.cli.output import elapsed, note, progress, table, wrapped
+from mercer.cli.options import DATA, STANDARD_INPUT, examples, json_option, seed_option, task_option
+from mercer.cli.output import (
+    check_one_document,
+    check_output,
+    elapsed,
+    is_stream,
+    note,
+    opened_output,
+    progress,
+    table,
+    wrapped,
+)
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -44,9 +54,9 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     metavar="PAGE.html",
-    help="File for the page.  [default: ./DATA-diagnosis.html]",
+    help="File for the page; - is standard output.  [default: ./DATA-diagnosis.html]",
 )
 @task_option
 @click.option("--rows", type=click.IntRange(10), default=1500, show_default=True, help="Maximum number of rows.")
@@ -55,8 +65,8 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
 def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int, seed: int, as_json: bool) -> None:
     """Rank kernels and embeddings by how well they suit COLUMN, before anything is trained.
 
-    DATA is csv, tsv, parquet or npz; each array (n, m) of an npz file is an embedding to rank. The page has the
-    verdict, the table with every number explained, and the pictures.
+    DATA is csv, tsv, parquet or npz, or - for csv from standard input; each array (n, m) of an npz file is an embedding
+    to rank. The page has the verdict, the table with every number explained, and the pictures.
     """
     from mercer.cli.process import threads_set
     from mercer.cli.signals import stoppable
@@ -65,6 +75,8 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     from mercer.tabular.pages import diagnosis_page
 
     page = output or Path(f"{data.name.split('.')[0]}-diagnosis.html")
+    check_one_document(output, as_json)
+    check_output(page, {"DATA": data})
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     with stoppable(), threads_set(1), progress() as report:
@@ -76,17 +88,18 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
             embeddings=part.embeddings,
             rows=rows,
             random_state=seed,
-            source=str(data),
+            source="DATA.csv" if data.name == STANDARD_INPUT else str(data),
             notes=part.notes,
             jobs=min(2, os.cpu_count() or 1),
             progress=report,
         )
-        diagnosis_page(found, page, source=data.name)
+        with opened_output(page) as file:
+            diagnosis_page(found, file, source=data.name)
     if as_json:
         click.echo(json.dumps({"page": str(page), **found.record()}, indent=2, allow_nan=False))
         return
     for line in _lines(found, page):
-        click.echo(line)
+        click.echo(line, err=is_stream(output))
 
 
 def _lines(found: Diagnosis, page: Path) -> Iterator[str]:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mercer.cli.options import DATA, MODEL, examples, json_option
-from mercer.cli.output import say, wrapped
+from mercer.cli.output import check_one_document, check_output, is_stream, opened_output, say, wrapped
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
     from mercer.tabular.effects import Reasons
 
+PAGE = "explain.html"
 _WIDTH = 79
 _SHOWN = 10  # columns whose weights are listed
 _BAR = 30
-_PARTS = 5  # columns of a row that are listed
 
 
 @click.command(
@@ -36,9 +36,9 @@ _PARTS = 5  # columns of a row that are listed
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     metavar="PAGE.html",
-    help="File for the page.  [default: MODEL/explain.html]",
+    help="File for the page; - is standard output.  [default: MODEL/explain.html; with ROWS no page]",
 )
 @click.option(
     "--data", type=DATA, help="Rows with the target, to measure how much shuffling each column lowers the score."
@@ -47,7 +47,7 @@ _PARTS = 5  # columns of a row that are listed
 def explain(model: Path, rows: Path | None, output: Path | None, data: Path | None, as_json: bool) -> None:
     """Summarise and plot what MODEL, a folder of `mercer fit`, learned: scores, columns, machines, mistakes.
 
-    With ROWS, a table: why each of its first 20 rows gets its answer.
+    With ROWS, a table: why each of its first 20 rows gets its answer. ROWS or DATA may be -, csv from standard input.
     """
     from mercer.cli.predict import load_model
     from mercer.cli.process import threads_set
@@ -58,41 +58,40 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     from mercer.tabular.importance import column_weights, permutation_losses
     from mercer.tabular.pages import model_page
 
+    page = output or model / PAGE
+    check_one_document(output, as_json)
     loaded = load_model(model)
-    page = output or model / "explain.html"
+    check_output(page, {"ROWS": rows, "DATA": data}, model=model, page=PAGE)
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
-    if rows is not None:
-        with stoppable(), threads_set(1):
-            found = reasons(loaded, read(rows, rows=EXPLAINED))
-        if as_json:
-            click.echo(json.dumps([asdict(one) for one in found], indent=2, allow_nan=False, default=str))
-        else:
-            click.echo("\n".join(line for one in found for line in _because(one)))
-        return
+    because, weights, losses = [], {}, None
     with stoppable(), threads_set(1):
-        weights, losses = column_weights(loaded), None
-        if data is not None:
-            say(f"shuffling columns of {data.name}")
-            losses = permutation_losses(loaded, read(data, rows=SCANNED), weights=weights)
-        model_page(loaded, page, folder=str(model), losses=losses, weights=weights)
-    if as_json:
+        if rows is not None:
+            because = reasons(loaded, read(rows, rows=EXPLAINED))
+        if rows is None or output is not None or data is not None:
+            weights = column_weights(loaded)
+            if data is not None:
+                say(f"shuffling columns of {data.name}")
+                losses = permutation_losses(loaded, read(data, rows=SCANNED), weights=weights)
+            with opened_output(page) as file:
+                model_page(loaded, file, folder=str(model), losses=losses, weights=weights, reasons=because)
+    if rows is not None and as_json:
+        click.echo(json.dumps([asdict(one) for one in because], indent=2, allow_nan=False, default=str))
+    elif as_json:
         click.echo(json.dumps(_document(loaded, page, weights, losses), indent=2, allow_nan=False))
-        return
-    for line in _lines(loaded, page, weights, losses):
-        click.echo(line)
+    elif rows is not None:
+        lines = (line for one in because for line in _because(one))
+        click.echo("\n".join(lines), err=is_stream(output))
+    else:
+        click.echo("\n".join(_lines(loaded, page, weights, losses)), err=is_stream(output))
 
 
 def _because(why: Reasons) -> Iterator[str]:
-    what = f"{shown(why.answer, 30)}" + (f" ({why.value:.1%}; on average {why.average:.1%})" if why.of else "")
-    what += "" if why.of else f" (on average {why.average:.6g})"
-    yield f"row {why.row}: {what}"
-    for name, part in list(why.parts.items())[:_PARTS]:
-        yield f"  {shown(name, 40):<42}" + (f"{100 * part:>+8.1f} points" if why.of else f"{part:>+12.5g}")
-    rest = list(why.parts.values())[_PARTS:]
-    if rest:
-        more = f"{len(rest)} more column" + "s" * (len(rest) != 1)
-        yield f"  {more:<42}" + (f"{100 * sum(rest):>+8.1f} points" if why.of else f"{sum(rest):>+12.5g}")
+    from mercer.tabular.pages.model_page import reason_lines
+
+    title, parts = reason_lines(why)
+    yield title
+    yield from (f"  {name:<42}{value:>15}" for name, value in parts)
 
 
 def _document(

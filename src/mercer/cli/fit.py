@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import DATA, SMALL, device_option, examples, json_option, seed_option, task_option
-from mercer.cli.output import WIDTH, command_line, elapsed, note, number, progress, table, wrapped
+from mercer.cli.options import (
+    DATA,
+    SMALL,
+    STANDARD_INPUT,
+    device_option,
+    examples,
+    json_option,
+    seed_option,
+    task_option,
+)
+from mercer.cli.output import WIDTH, command_line, elapsed, is_stream, note, number, progress, table, wrapped
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -53,18 +62,27 @@ _SCORES = {
     metavar="MODEL",
     help="Folder for the model. Replaces an existing model of the same target.",
 )
+@click.option("--weight", metavar="COLUMN", help="Column with the rows' weights; it is not learned from.")
 @click.option("--force", is_flag=True, help="Also replace a model of another target.")
 @task_option
 @seed_option
 @device_option("Device to factor matrices on: cpu, cuda, cuda:1.")
 @json_option
 def fit(
-    data: Path, target: str, output: Path, force: bool, task: str, seed: int, device: str | None, as_json: bool
+    data: Path,
+    target: str,
+    output: Path,
+    weight: str | None,
+    force: bool,
+    task: str,
+    seed: int,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Learn to predict COLUMN from the other columns of DATA.
 
-    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length. Scores come from held-out rows. Under
-    torchrun the processes share the rows.
+    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length, or - for csv from standard input. Scores come
+    from held-out rows. Under torchrun the processes share the rows.
     """
     from mercer import distributed
     from mercer.cli.process import threads_set
@@ -73,17 +91,22 @@ def fit(
     from mercer.tabular.streaming import fingerprint, fit_file
 
     device = _usable(device or "cpu")
+    if is_stream(output):
+        raise click.UsageError("MODEL must be a folder; got -, standard output. Choose a folder.")
+    if output.resolve() in data.resolve().parents:
+        raise click.UsageError(f"MODEL must be a folder of its own; got {output}, which holds DATA. Choose another.")
     _check_output(output, target, force)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, contextlib.ExitStack() as held:
         with distributed.joined():
             model = TabularModel(task=task, random_state=seed)
             if distributed.rank():  # rank 0 keeps and shows what all learn
-                fit_file(model, data, target, progress=logging.getLogger("mercer").debug, device=device)
+                quiet = logging.getLogger("mercer").debug
+                fit_file(model, data, target, weight=weight, progress=quiet, device=device)
                 return
             held.enter_context(_held(output))
             with progress() as report:
-                fit_file(model, data, target, compare=True, progress=report, device=device)
+                fit_file(model, data, target, weight=weight, compare=True, progress=report, device=device)
             model.made_with["data"] = fingerprint(data)
             _keep(model, output)
         with distributed.alone():
@@ -212,8 +235,9 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
     yield f"Model: {folder}"
     if page is not None:
         yield f"Page:  {page}"
-    yield "Next:  " + command_line("mercer", "predict", folder, data, "-o", "predictions.csv")
-    yield "       " + command_line("mercer", "explain", folder, "--data", data)
+    name = "DATA.csv" if data.name == STANDARD_INPUT else data
+    yield "Next:  " + command_line("mercer", "predict", folder, name, "-o", "predictions.csv")
+    yield "       " + command_line("mercer", "explain", folder, "--data", name)
 
 
 def _columns(model: TabularModel) -> Iterator[str]:

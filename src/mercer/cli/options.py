@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,18 @@ from mercer.cli.output import closest
 
 SMALL = 10_000_000  # bytes of a table whose matrices are too small to share among threads
 
+STANDARD_INPUT = "standard-input.csv"  # the file that the rows of DATA "-" are put into, to be read twice
+
 Command = Callable[..., Any]
 
 
 class _Existing(click.Path):
-    """A path that is there; where it is not, the nearest name beside it is in the sentence."""
+    """A path that is there; where it is not, the nearest name beside it is in the sentence. A file may be ``-``."""
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) == "-" and self.file_okay:
+            return self._copy_standard_input(param, ctx)
         path = Path(value)
         if not path.exists():
             beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -28,6 +36,17 @@ class _Existing(click.Path):
         if not self.file_okay and path.is_file():
             self.fail(f"{str(path)!r} is a file; give the folder that `mercer fit` wrote.", param, ctx)
         return super().convert(value, param, ctx)
+
+    def _copy_standard_input(self, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """A csv file with what standard input holds; it is gone when the command ends."""
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            self.fail("standard input reaches one process only; under torchrun give a file.", param, ctx)
+        folder = tempfile.TemporaryDirectory(prefix="mercer-")
+        (ctx or click.get_current_context()).call_on_close(folder.cleanup)
+        path = Path(folder.name) / STANDARD_INPUT
+        with path.open("xb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        return path
 
 
 DATA = _Existing(path_type=Path, exists=True, dir_okay=False)

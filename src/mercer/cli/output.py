@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,6 +73,54 @@ def table(columns: Mapping[str, int], rows: Sequence[Sequence[str]], name: int) 
     for first, *cells in rows:
         numbers = "".join(f"{cell:>{width}}" for cell, width in zip(cells, columns.values(), strict=True))
         yield f"{shown(first, name - 1):<{name}}{numbers}".rstrip()
+
+
+def check_output(output: Path, inputs: Mapping[str, Path | None], *, model: Path | None = None, page: str = "") -> None:
+    """Refuse, before any work, an output that would replace a table that is read or a part of the model.
+
+    Args:
+        output: What ``-o`` names; ``-`` is standard output.
+        inputs: Argument -> file that is read.
+        model: Folder of the model, where there is one.
+        page: Name of the one file in that folder that may be replaced.
+    """
+    if is_stream(output):
+        return
+    target = output.resolve()
+    for name, path in inputs.items():
+        if path is not None and (target == path.resolve() or (output.exists() and output.samefile(path))):
+            need = "-o must not name a table that is read"
+            raise click.UsageError(f"{need}; got {output}, which is {name}. Choose another file.")
+    if model is None or (page and target == (model / page).resolve()):
+        return
+    linked = output.exists() and any(output.samefile(file) for file in model.iterdir() if file.exists())
+    if linked or model.resolve() in target.parents:
+        raise click.UsageError(f"-o must lie outside the model's folder; got {output}. Choose another place.")
+
+
+def is_stream(output: Path | None) -> bool:
+    """Whether ``-o`` is ``-``, standard output."""
+    return output is not None and str(output) == "-"
+
+
+@contextmanager
+def opened_output(output: Path) -> Iterator[Path]:
+    """The file to write: ``output`` itself; for ``-`` a file that goes to standard output when the block ends well."""
+    if not is_stream(output):
+        yield output
+        return
+    with tempfile.TemporaryDirectory(prefix="mercer-") as folder:
+        path = Path(folder) / "output"
+        yield path
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+        sys.stdout.flush()
+
+
+def check_one_document(output: Path | None, as_json: bool) -> None:
+    """Refuse to write two documents to standard output."""
+    if as_json and is_stream(output):
+        raise click.UsageError("-o - and --json both write to standard output. Drop one of them.")
 
 
 @contextmanager

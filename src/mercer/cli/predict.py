@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mercer.cli.options import DATA, MODEL, SMALL, examples, json_option
-from mercer.cli.output import note, progress, say, wrapped
+from mercer.cli.output import (
+    check_one_document,
+    check_output,
+    is_stream,
+    note,
+    opened_output,
+    progress,
+    say,
+    wrapped,
+)
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -29,6 +38,7 @@ _TRAINED = (
     epilog=examples(
         "mercer predict model new.csv -o predictions.csv",
         "mercer predict model new.csv -o predictions.csv --keep customer",
+        "zcat new.csv.gz | mercer predict model - -o - > predictions.csv",
     )
 )
 @click.argument("model", type=MODEL)
@@ -37,9 +47,9 @@ _TRAINED = (
     "-o",
     "--output",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     metavar="OUT.csv",
-    help="File for the predictions; an existing one is replaced.",
+    help="File for the predictions; an existing one is replaced. - is standard output.",
 )
 @click.option(
     "--keep",
@@ -59,7 +69,7 @@ _TRAINED = (
 def predict(
     model: Path, data: Path, output: Path, keep: tuple[str, ...], level: float, spreadsheet: bool, as_json: bool
 ) -> None:
-    """Predict every row of DATA with MODEL, a folder of `mercer fit`.
+    """Predict every row of DATA with MODEL, a folder of `mercer fit`. DATA - is csv from standard input.
 
     Columns of OUT.csv: prediction; p_<class> for each class, or low and high for a number; unfamiliar, from 0 for a row
     like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of them); the kept columns.
@@ -68,11 +78,13 @@ def predict(
     from mercer.cli.signals import stoppable
     from mercer.tabular.streaming import predict_file
 
+    check_one_document(output, as_json)
     loaded = load_model(model)
+    check_output(output, {"DATA": data}, model=model)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
-    with stoppable(), threads, progress() as report:
+    with stoppable(), threads, progress() as report, opened_output(output) as file:
         answers = predict_file(
-            loaded, data, output, progress=report, keep=keep or None, level=level, spreadsheet=spreadsheet
+            loaded, data, file, progress=report, keep=keep or None, level=level, spreadsheet=spreadsheet
         )
     for what, rows in answers.surprises.items():
         say(f"Warning: {what} ({rows} rows).")
@@ -80,7 +92,7 @@ def predict(
         click.echo(json.dumps(_document(loaded, answers, output), indent=2, allow_nan=False))
         return
     for line in _page(loaded, answers, output, level):
-        click.echo(line)
+        click.echo(line, err=is_stream(output))
 
 
 def load_model(folder: Path) -> TabularModel:

@@ -40,7 +40,13 @@ class Calibration(SavableModule):
 
     @classmethod
     def of(
-        cls, scores: Tensor, labels: Tensor, *, rows: int | None = None, shares: bool = False
+        cls,
+        scores: Tensor,
+        labels: Tensor,
+        *,
+        rows: int | None = None,
+        shares: bool = False,
+        weight: Tensor | None = None,
     ) -> Calibration:  # (n, c), (n,)
         r"""The scale and biases of least log loss.
 
@@ -50,12 +56,14 @@ class Calibration(SavableModule):
             rows: n of the floor, where more rows were learned from than are scored.
             shares: Whether scores estimate 0 and 1. Then q is fitted too, and kept where it lowers the log loss of all
                 rows by more than :math:`\frac12 \log n`, as the Bayesian information criterion asks.
+            weight: Weights of the rows in the log loss, ``(n,)``; None for 1.
         """
         s, (n, c) = scores.double().numpy(), scores.shape
         truth, floor = np.eye(c)[labels.numpy()], 1 / (2 * ((rows or n) + c))
-        loss, found = _fitted([s], truth)
+        w = np.ones(n) if weight is None else (weight / weight.mean()).numpy()
+        loss, found = _fitted([s], truth, w)
         if shares:
-            lower, both = _fitted([s, np.log(s.clip(_LEAST))], truth)
+            lower, both = _fitted([s, np.log(s.clip(_LEAST))], truth, w)
             if n * (loss - lower) > 0.5 * math.log(n):
                 return cls(float(both[0]), torch.from_numpy(both[2:]), floor, float(both[1]))
         return cls(float(found[0]), torch.from_numpy(found[1:]), floor)
@@ -69,8 +77,11 @@ class Calibration(SavableModule):
         return (1 - scores.shape[1] * self.floor) * p + self.floor
 
 
-def _fitted(features: Sequence[np.ndarray], truth: np.ndarray) -> tuple[float, np.ndarray]:
-    """The mean log loss, and non-negative weights of the features ``(n, c)`` followed by the biases."""
+def _fitted(features: Sequence[np.ndarray], truth: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
+    """The mean log loss, and non-negative weights of the features ``(n, c)`` followed by the biases.
+
+    ``weight`` are the rows' weights ``(n,)``, of mean 1.
+    """
     (n, c), k = truth.shape, len(features)
     sizes = [float(np.abs(f - f.mean(0)).mean()) or 1.0 for f in features]
     unit = np.stack([f / size for f, size in zip(features, sizes, strict=True)])  # (k, n, c)
@@ -79,10 +90,10 @@ def _fitted(features: Sequence[np.ndarray], truth: np.ndarray) -> tuple[float, n
         z = np.tensordot(t[:k], unit, 1) + t[k:]
         z = z - z.max(1, keepdims=True)
         logp = z - np.log(np.exp(z).sum(1, keepdims=True))
-        error = (np.exp(logp) - truth) / n
+        error = weight[:, None] * (np.exp(logp) - truth) / n
         gradient = np.append((unit * error).sum((1, 2)), error.sum(0)) + 2 * _SHRINK * t / n
-        return float(-(truth * logp).sum() / n + _SHRINK * (t @ t) / n), gradient
+        return float(-(weight @ (truth * logp)).sum() / n + _SHRINK * (t @ t) / n), gradient
 
-    start = np.append(np.ones(k), np.log(truth.mean(0).clip(1 / (n + c))))
+    start = np.append(np.ones(k), np.log((weight @ truth / n).clip(1 / (n + c))))
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * k + [(None, None)] * c)
     return float(found.fun), np.append(found.x[:k] / sizes, found.x[k:])

@@ -4,6 +4,8 @@ With :math:`A = K + \lambda I`, the fit that leaves row i out, its mean of the t
 
 .. math:: y_i - f_{-i}(x_i) = \frac{[A^{-1} y]_i - \bar y_{-i} [A^{-1} 1]_i}{[A^{-1}]_{ii}}, \qquad
     \bar y_{-i} = \frac{n \bar y - y_i}{n - 1}.
+
+Rows of weight w are rows of noise :math:`\lambda / w`: :math:`A = K + \lambda W^{-1}`, and means are weighted.
 """
 
 from __future__ import annotations
@@ -47,64 +49,81 @@ class DualFit(NamedTuple):
     penalty: float
 
 
-def dual_fit(gram: Tensor, y: Tensor, penalty: float, *, where: str = "KernelRidge") -> DualFit:
+def dual_fit(
+    gram: Tensor, y: Tensor, penalty: float, *, weight: Tensor | None = None, where: str = "KernelRidge"
+) -> DualFit:
     r"""The fit for one penalty, by Cholesky: ``(n, n)``, ``(n, c)``; n cubed operations.
 
-    A matrix that is singular to rounding gets a jitter, with one warning (:func:`mercer.linalg.cholesky`).
+    A matrix that is singular to rounding gets a jitter, with one warning (:func:`mercer.linalg.cholesky`). ``weight``
+    are the rows' weights ``(n,)``, above 0; None for 1.
     """
     system = gram.clone()
-    system.diagonal().add_(penalty)
+    system.diagonal().add_(penalty if weight is None else penalty / weight)
     factor, jitter = cholesky(system, where=where)
-    mean = y.mean(0)
+    mean = weighted_mean(y, weight)
     solved = torch.cholesky_solve(torch.cat((y - mean, torch.ones_like(y[:, :1])), 1), factor)
-    held_out = _held_out(solved, torch.cholesky_inverse(factor).diagonal(), y, mean)
-    return DualFit(solved[:, :-1], mean, held_out, float((y - held_out).square().mean()), penalty + jitter)
+    held_out = _held_out(solved, torch.cholesky_inverse(factor).diagonal(), y, mean, weight)
+    error = float(weighted_mean((y - held_out).square(), weight).mean())
+    return DualFit(solved[:, :-1], mean, held_out, error, penalty + jitter)
 
 
-def dual_path(gram: Tensor, y: Tensor, penalties: Sequence[float] | None = None) -> DualFit:
+def dual_path(
+    gram: Tensor, y: Tensor, penalties: Sequence[float] | None = None, *, weight: Tensor | None = None
+) -> DualFit:
     r"""The fit at the penalty of least leave-one-out error: one eigendecomposition serves all of them.
 
     Args:
         gram: K, ``(n, n)``.
         y: Targets, ``(n, c)``.
         penalties: :math:`\lambda > 0`; None for :data:`PENALTIES` times the mean of K's diagonal.
+        weight: Rows' weights ``(n,)``, above 0; None for 1.
     """
     scale = _scale(gram)
+    # With S^2 = W, A^-1 = S (S K S + lambda I)^-1 S: the matrix in the middle has one decomposition for all lambda.
+    root = y.new_ones(len(y), 1) if weight is None else weight.sqrt()[:, None]
+    gram = gram if weight is None else root * gram * root.mT
     grid = [share * scale for share in PENALTIES] if penalties is None else list(penalties)
     values, vectors = torch.linalg.eigh(gram)
     if float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
         least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
         checks.warn("KernelRidge", f"the kernel is indefinite on the rows, {least}; the negative part is dropped.")
     values = values.clamp_min(0)
-    mean = y.mean(0)
-    moments = vectors.mT @ torch.cat((y - mean, torch.ones_like(y[:, :1])), 1)
+    mean = weighted_mean(y, weight)
+    moments = vectors.mT @ (root * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1))
     squares = vectors.square()
     best: DualFit | None = None
     for penalty in grid:
         gain = 1 / (values + penalty)
-        solved = vectors @ (gain[:, None] * moments)
-        held_out = _held_out(solved, squares @ gain, y, mean)
-        error = float((y - held_out).square().mean())
+        solved = root * (vectors @ (gain[:, None] * moments))
+        held_out = _held_out(solved, root[:, 0].square() * (squares @ gain), y, mean, weight)
+        error = float(weighted_mean((y - held_out).square(), weight).mean())
         if best is None or error < best.error:
             best = DualFit(solved[:, :-1], mean, held_out, error, penalty)
     assert best is not None
     return best
 
 
-def tune_penalty(gram: Tensor, y: Tensor, start: float | None = None, *, where: str = "KernelRidge") -> DualFit:
+def tune_penalty(
+    gram: Tensor,
+    y: Tensor,
+    start: float | None = None,
+    *,
+    weight: Tensor | None = None,
+    where: str = "KernelRidge",
+) -> DualFit:
     """The fit at a penalty of least leave-one-out error: ``(n, n)``, ``(n, c)``.
 
     Up to 1,000 rows by :func:`dual_path`; beyond, a walk by factors of four from ``start``, or from the best penalty
     of 1,000 rows.
     """
     if len(gram) <= _PATH_ROWS and start is None:
-        return dual_path(gram, y)
+        return dual_path(gram, y, weight=weight)
     if start is None:
         few = torch.linspace(0, len(gram) - 1, _PATH_ROWS, device=gram.device).round().long()
-        start = dual_path(gram[few][:, few], y[few]).penalty
+        start = dual_path(gram[few][:, few], y[few], weight=None if weight is None else weight[few]).penalty
 
     def attempt(penalty: float) -> tuple[float, DualFit]:
-        fit = dual_fit(gram, y, penalty, where=where)
+        fit = dual_fit(gram, y, penalty, weight=weight, where=where)
         return fit.error, fit
 
     return walk(attempt, start, PENALTIES[0] * _scale(gram))
@@ -127,12 +146,20 @@ def walk(attempt: Callable[[float], tuple[float, T]], start: float, floor: float
     return best
 
 
-def _held_out(solved: Tensor, inverse_diagonal: Tensor, y: Tensor, mean: Tensor) -> Tensor:
+def weighted_mean(y: Tensor, weight: Tensor | None) -> Tensor:  # (n, c), (n,) -> (c,)
+    """The mean over rows of these weights; None for 1."""
+    return y.mean(0) if weight is None else (weight[:, None] * y).sum(0) / weight.sum()
+
+
+def _held_out(
+    solved: Tensor, inverse_diagonal: Tensor, y: Tensor, mean: Tensor, weight: Tensor | None = None
+) -> Tensor:
     """Leave-one-out predictions from :math:`A^{-1} [y - mean, 1]` and the diagonal of :math:`A^{-1}`."""
     n = len(y)
     if n == 1:
         return mean.expand_as(y).clone()
-    others = (mean - y) / (n - 1)  # mean of the other rows' targets, from which ``mean`` is taken off
+    share = y.new_full((n, 1), 1 / (n - 1)) if weight is None else (weight / (weight.sum() - weight))[:, None]
+    others = share * (mean - y)  # mean of the other rows' targets, from which ``mean`` is taken off
     return y - (solved[:, :-1] - others * solved[:, -1:]) / inverse_diagonal[:, None]
 
 

@@ -23,7 +23,8 @@ from .. import checks
 from ..kernels import Kernel
 from ..linalg import block_rows, cholesky, slices
 from ..storage import Savable
-from .trials import Look, Trial, carrying, convex_weights, refined, try_machines
+from .dual import weighted_mean
+from .trials import Look, Trial, carrying, convex_weights, refined, try_machines, weight_of
 from .views import View
 
 CHOOSING_ROWS = 500
@@ -35,6 +36,7 @@ _DOUBLE = 2500  # rows up to which factors are in float64
 _REFINED_FROM, _REFINING_ROWS = 2000, 1200  # rows from which on more rows choose, and how many
 _SHRINK = 0.05  # of the weights towards equal ones
 _FOLDS = 5
+_LEAST_WEIGHT = 1e-9  # of a row, where the mean is 1
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             in the choice; of many, one fold of these.
         loo_: Their predictions, each without its own row, ``(r, c)``; the weights w, too, come from other rows.
         held_out_: The same with the whole fold of the row left out.
+        weight_: Weights of the training rows, ``(n,)``, of mean 1; None where all are equal.
         looks: Every view that was tried; not saved.
         trials: Every machine that was tried on few rows; not saved.
 
@@ -90,6 +93,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     left_out_: Tensor
     loo_: Tensor
     held_out_: Tensor
+    weight_: Tensor | None = None  # models of versions without weights have none
     looks: list[Look]
     trials: list[Trial]
 
@@ -97,7 +101,13 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.every_row, self.random_state = every_row, random_state
 
     def fit(  # (n, d), (n, c), (n,)
-        self, x: Tensor, y: Tensor, fold: Tensor | None = None, *, device: torch.device | str = "cpu"
+        self,
+        x: Tensor,
+        y: Tensor,
+        fold: Tensor | None = None,
+        *,
+        sample_weight: Any = None,
+        device: torch.device | str = "cpu",
     ) -> Self:
         """Choose and learn.
 
@@ -105,21 +115,28 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             x: Rows.
             y: Targets: numbers, or one column of 0 and 1 for each class.
             fold: Fold of each row, ``0..4``; None deals them in turn.
+            sample_weight: Weights ``(n,)``: row i has the ridge over its weight as noise, and counts so many times
+                in means, errors and shares; only ratios matter. A row of weight 2 is not two rows: leave-one-out would
+                leave only one of these out.
             device: Where the Gram matrices of all rows are factored; what was learned is on the CPU.
         """
         x, y = _checked(x, y)
         fold = torch.arange(len(x)) % _FOLDS if fold is None else fold
         generator = torch.Generator().manual_seed(self.random_state or 0)
-        self.mean_ = y.mean(0)
+        weight = checks.weights("StackedRidge", "sample_weight", sample_weight, len(x))
+        if weight is not None:  # a row of weight 0 stays, with as good as no say
+            weight = (weight / weight.mean()).clamp_min(_LEAST_WEIGHT)
+        self.weight_ = weight
+        self.mean_ = weighted_mean(y, weight)
         y = y - self.mean_
         with torch.no_grad():
             order = torch.randperm(len(x), generator=generator)
             few, more = order[:CHOOSING_ROWS], order[CHOOSING_ROWS : CHOOSING_ROWS + _REFINING_ROWS]
-            self.looks, self.trials = try_machines(x, y, few)
-            stay = carrying(self.trials, y[few])
+            self.looks, self.trials = try_machines(x, y, few, weight)
+            stay = carrying(self.trials, y[few], weight_of(weight, few))
             left_out = torch.arange(len(x))
             if len(x) >= _REFINED_FROM:
-                stay = refined(self.looks, stay[:_MACHINES], x[more], y[more])
+                stay = refined(self.looks, stay[:_MACHINES], x[more], y[more], weight_of(weight, more))
                 left_out = order[CHOOSING_ROWS:].sort().values
             if len(x) > self.every_row:
                 left_out = left_out[fold[left_out] == fold[left_out[0]]][:_LEFT_OUT]
@@ -146,7 +163,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         pulls = []
         with torch.no_grad():
             for machine, anchors in ((m, self._anchors()[m.view]) for m in self.machines_):
-                factor = ridge_factor(machine.kernel, anchors, machine.penalty)
+                factor = ridge_factor(machine.kernel, anchors, machine.penalty, weight=self.weight_)
                 units = torch.zeros(len(anchors), len(rows), dtype=factor.dtype)
                 units[rows, torch.arange(len(rows))] = 1
                 columns = torch.cholesky_solve(units, factor)  # (n, r)
@@ -186,7 +203,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.rows_ = x.contiguous()
         used = sorted({trial.look for trial in stay})
         self.views_ = [self.looks[i].view for i in used]
-        truth = y[self.left_out_]
+        truth, weight = y[self.left_out_], weight_of(self.weight_, self.left_out_)
         self.machines_, singles, folds = [], [], []
         for trial in stay:
             look = self.looks[trial.look]
@@ -196,20 +213,20 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
                 if bool(own.any()):
                     _, other, others = self._solved(view, trial, y, fold, device)
                     single, whole = torch.where(own, other, single), torch.where(own, others, whole)
-            error = float((truth - single).square().mean())
+            error = float(weighted_mean((truth - single).square(), weight).mean())
             number = used.index(trial.look)
             self.machines_.append(StackedMachine(number, trial.kernel, trial.penalty, weights, error))
             singles.append(single)
             folds.append(whole)
-        self.shares_ = convex_weights(singles, truth, shrink=_SHRINK)
-        self.loo_ = self.mean_ + _cross_fitted(singles, singles, truth)
-        self.held_out_ = self.mean_ + _cross_fitted(singles, folds, truth)
+        self.shares_ = convex_weights(singles, truth, weight, shrink=_SHRINK)
+        self.loo_ = self.mean_ + _cross_fitted(singles, singles, truth, weight)
+        self.held_out_ = self.mean_ + _cross_fitted(singles, folds, truth, weight)
         self.__dict__.pop("_seen", None)
 
     def _solved(
         self, view: View, trial: Trial, y: Tensor, fold: Tensor, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
-        factor = ridge_factor(trial.kernel, view(self.rows_).to(device), trial.penalty)
+        factor = ridge_factor(trial.kernel, view(self.rows_).to(device), trial.penalty, weight=self.weight_)
         weights, single, whole = solve_left_out(factor, y, self.left_out_, fold)
         return weights.cpu(), single.cpu(), whole.cpu()
 
@@ -220,12 +237,15 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         return state
 
 
-def ridge_factor(kernel: Kernel, z: Tensor, penalty: float, double: int = _DOUBLE) -> Tensor:  # (n, d) -> (n, n)
-    r"""Cholesky factor of :math:`K + \lambda I`; of many rows in float32, where its rounding is far below the ridge."""
+def ridge_factor(
+    kernel: Kernel, z: Tensor, penalty: float, double: int = _DOUBLE, *, weight: Tensor | None = None
+) -> Tensor:  # (n, d) -> (n, n)
+    r"""Cholesky factor of :math:`K + \lambda W^{-1}`; of many rows in float32 where its rounding is below the ridge."""
+    noise = z.new_full((len(z),), penalty) if weight is None else penalty / weight.to(z.device)
     rounding = len(z) * torch.finfo(torch.float32).eps
-    for dtype in (torch.float32, torch.float64)[len(z) <= double or penalty < rounding :]:
+    for dtype in (torch.float32, torch.float64)[len(z) <= double or float(noise.min()) < rounding :]:
         gram = kernel(z.to(dtype))
-        gram.diagonal().add_(penalty)
+        gram.diagonal().add_(noise.to(dtype))
         factor: Tensor
         factor, info = torch.linalg.cholesky_ex(gram)
         if int(info) == 0:
@@ -236,7 +256,7 @@ def ridge_factor(kernel: Kernel, z: Tensor, penalty: float, double: int = _DOUBL
 def solve_left_out(
     factor: Tensor, y: Tensor, left_out: Tensor, fold: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # (n, n), (n, c), (r,), (r,) -> (n, c), (r, c), (r, c)
-    r"""With :math:`A = K + \lambda I`: weights :math:`\alpha = A^{-1} y` and predictions of rows left out.
+    r"""With :math:`A = K + \lambda W^{-1}`: weights :math:`\alpha = A^{-1} y` and predictions of rows left out.
 
     The fit without the rows B misses them by :math:`([A^{-1}]_{BB})^{-1} \alpha_B`: with B one row, and with B a fold.
     """
@@ -260,14 +280,16 @@ def solve_left_out(
     return weights, single, whole
 
 
-def _cross_fitted(singles: Sequence[Tensor], averaged: Sequence[Tensor], y: Tensor) -> Tensor:  # (r, c)
+def _cross_fitted(
+    singles: Sequence[Tensor], averaged: Sequence[Tensor], y: Tensor, weight: Tensor | None
+) -> Tensor:  # (r, c)
     """Averages of predictions, each row by weights that were fitted to the predictions of other rows."""
     part = torch.arange(len(y)) % _FOLDS
     out = torch.zeros_like(y)
     for i in part.unique():
         own, others = part == i, part != i
         use = others if others.any() else own
-        shares = convex_weights([p[use] for p in singles], y[use], shrink=_SHRINK)
+        shares = convex_weights([p[use] for p in singles], y[use], weight_of(weight, use), shrink=_SHRINK)
         out[own] = torch.stack([s * p[own] for s, p in zip(shares.tolist(), averaged, strict=True)]).sum(0)
     return out
 

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from ..kernels import RBF, Kernel
-from .dual import dual_fit, dual_path, tune_penalty
+from .dual import dual_fit, dual_path, tune_penalty, weighted_mean
 from .selection import table_kernels
 from .views import View
 
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     held_out: Tensor
 
 
-def try_machines(x: Tensor, y: Tensor, few: Tensor) -> tuple[list[Look], list[Trial]]:
+def try_machines(x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None = None) -> tuple[list[Look], list[Trial]]:
     """Every kernel of :func:`table_kernels` on every view of the columns.
 
     The views: columns on one scale; long tails straightened, where there are any; columns weighted by how much the
@@ -59,77 +59,89 @@ def try_machines(x: Tensor, y: Tensor, few: Tensor) -> tuple[list[Look], list[Tr
     Args:
         x: Rows, ``(n, d)``.
         y: Centred targets, ``(n, c)``.
-        few: Numbers of the rows that are used, in random order; all rows teach the scales.
+        few: Numbers of the rows that are used, in random order; all rows teach the scales, which know no weights.
+        weight: Weights of all rows, ``(n,)``; None for 1.
     """
     looks = [Look(View.of(x), [])]
     straight = View.of(x, straighten=True)
     if len(straight.columns):
         looks.append(Look(straight, []))
-    rows, target = x[few], y[few]
-    tried = [trial for i, look in enumerate(looks) for trial in _tried(i, look, rows, target, few, linear=True)]
+    rows, target, weight = x[few], y[few], weight_of(weight, few)
+    tried = [trial for i, look in enumerate(looks) for trial in _tried(i, look, rows, target, few, weight, linear=True)]
     smooth = min((trial for trial in tried if isinstance(trial.kernel, RBF)), key=lambda trial: trial.error)
     if x.shape[1] > 1:
-        looks.append(_weighted(looks[smooth.look].view, smooth, rows, target, few))
-        tried += _tried(len(looks) - 1, looks[-1], rows, target, few, linear=False)
+        looks.append(_weighted(looks[smooth.look].view, smooth, rows, target, few, weight))
+        tried += _tried(len(looks) - 1, looks[-1], rows, target, few, weight, linear=False)
     return looks, tried
 
 
-def carrying(tried: Sequence[Trial], y: Tensor) -> list[Trial]:
+def carrying(tried: Sequence[Trial], y: Tensor, weight: Tensor | None = None) -> list[Trial]:
     """The machines that carry weight in the best convex combination of predictions, the heaviest first."""
-    shares = convex_weights([trial.held_out for trial in tried], y)
+    shares = convex_weights([trial.held_out for trial in tried], y, weight)
     kept = [tried[i] for i in shares.argsort(descending=True).tolist() if float(shares[i]) > _LEAST_SHARE]
     return kept or [min(tried, key=lambda trial: trial.error)]
 
 
-def refined(looks: list[Look], tried: list[Trial], x: Tensor, y: Tensor) -> list[Trial]:
+def refined(looks: list[Look], tried: list[Trial], x: Tensor, y: Tensor, weight: Tensor | None = None) -> list[Trial]:
     """The machines with ridges and weights from other, and more, rows."""
     seen = [look.view(x) for look in looks]
     found = []
     for trial in tried:
-        fit = tune_penalty(trial.kernel(seen[trial.look]), y, trial.penalty, where="StackedRidge")
+        fit = tune_penalty(trial.kernel(seen[trial.look]), y, trial.penalty, weight=weight, where="StackedRidge")
         found.append(Trial(trial.look, trial.kernel, fit.penalty, fit.error, fit.held_out))
-    return carrying(found, y)
+    return carrying(found, y, weight)
 
 
-def convex_weights(predictions: Sequence[Tensor], y: Tensor, *, shrink: float = 0.0) -> Tensor:  # (m,)
+def convex_weights(
+    predictions: Sequence[Tensor], y: Tensor, weight: Tensor | None = None, *, shrink: float = 0.0
+) -> Tensor:  # (m,)
     r"""Weights :math:`w \ge 0` of sum 1 with the least :math:`\|y - \sum_m w_m p_m\|^2`.
 
     Args:
         predictions: m predictions ``(n, c)`` of rows left out.
         y: Targets ``(n, c)``.
+        weight: Weights of the rows in the norm, ``(n,)``; None for 1.
         shrink: Share of the way to equal weights.
     """
+    if weight is not None:
+        root = weight.sqrt()[:, None]
+        predictions, y = [root * p for p in predictions], root * y
     columns = torch.stack([p.flatten() for p in predictions], 1).numpy()  # (n c, m)
     m = columns.shape[1]
     moments, target = columns.T @ columns, columns.T @ y.flatten().numpy()
     size = max(float(np.trace(moments)) / m, 1e-300)
-    root = np.linalg.cholesky(moments + 1e-8 * size * np.eye(m)).T
+    factor = np.linalg.cholesky(moments + 1e-8 * size * np.eye(m)).T
     heavy = 1e3 * np.sqrt(size)  # of the row that asks for the sum 1
-    system = np.vstack((root, heavy * np.ones(m)))
-    w = nnls(system, np.append(np.linalg.solve(root.T, target), heavy))[0]
+    system = np.vstack((factor, heavy * np.ones(m)))
+    w = nnls(system, np.append(np.linalg.solve(factor.T, target), heavy))[0]
     w = w / w.sum() if w.sum() > 0 else np.ones(m) / m
     return torch.from_numpy((1 - shrink) * w + shrink / m)
 
 
-def _tried(number: int, look: Look, x: Tensor, y: Tensor, few: Tensor, *, linear: bool) -> list[Trial]:
+def _tried(
+    number: int, look: Look, x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None, *, linear: bool
+) -> list[Trial]:
     z = look.view(x)
     found = []
     for kernel in table_kernels(z, linear=linear):
-        fit = dual_path(kernel(z), y)
+        fit = dual_path(kernel(z), y, weight=weight)
         held_out = fit.held_out
         for rows, view in look.honest:
             own = torch.isin(few, rows)
-            held_out = torch.where(own[:, None], dual_fit(kernel(view(x)), y, fit.penalty).held_out, held_out)
-        found.append(Trial(number, kernel, fit.penalty, float((y - held_out).square().mean()), held_out))
+            other = dual_fit(kernel(view(x)), y, fit.penalty, weight=weight).held_out
+            held_out = torch.where(own[:, None], other, held_out)
+        error = float(weighted_mean((y - held_out).square(), weight).mean())
+        found.append(Trial(number, kernel, fit.penalty, error, held_out))
     return found
 
 
-def _weighted(view: View, smooth: Trial, x: Tensor, y: Tensor, few: Tensor) -> Look:
+def _weighted(view: View, smooth: Trial, x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None) -> Look:
     """The view with columns weighted by all few rows, and by each half of them for the rows of the other."""
     z = view(x)
 
     def weighed(part: slice) -> View:
-        return view.weighted(relevance(smooth.kernel, z[part], y[part], smooth.penalty))
+        own = None if weight is None else weight[part]
+        return view.weighted(relevance(smooth.kernel, z[part], y[part], smooth.penalty, own))
 
     half = len(few) // 2
     first, second = slice(0, half), slice(half, None)
@@ -137,7 +149,14 @@ def _weighted(view: View, smooth: Trial, x: Tensor, y: Tensor, few: Tensor) -> L
     return Look(weighed(slice(None)), honest)
 
 
-def relevance(kernel: Kernel, z: Tensor, y: Tensor, penalty: float) -> Tensor:  # (n, d), (n, c) -> (d,)
+def weight_of(weight: Tensor | None, rows: Tensor) -> Tensor | None:  # (n,), (r,) -> (r,)
+    """The weights of some rows; None where rows have none."""
+    return None if weight is None else weight[rows]
+
+
+def relevance(
+    kernel: Kernel, z: Tensor, y: Tensor, penalty: float, weight: Tensor | None = None
+) -> Tensor:  # (n, d), (n, c) -> (d,)
     r"""A power of :math:`g_j = \frac1n \sum_i \|\partial f / \partial z_j (z_i)\|^2`, scaled to mean square 1.
 
     f is the machine of a Gaussian kernel :math:`\exp(-\gamma \|x - y\|^2)`, whose derivative is
@@ -147,8 +166,8 @@ def relevance(kernel: Kernel, z: Tensor, y: Tensor, penalty: float) -> Tensor:  
     gram = kernel(z)
     gamma = kernel.gamma(z)
     squares = z.new_zeros(z.shape[1])
-    for weights in dual_fit(gram, y, penalty).weights.mT:
+    for weights in dual_fit(gram, y, penalty, weight=weight).weights.mT:
         pull = gram * weights
-        squares += (2 * gamma * (pull @ z - z * pull.sum(1, keepdim=True))).square().mean(0)
+        squares += weighted_mean((2 * gamma * (pull @ z - z * pull.sum(1, keepdim=True))).square(), weight)
     share = (squares / squares.mean().clamp_min(1e-300)).clamp_min(_LEAST_RELEVANCE) ** _POWER
     return share / share.square().mean().sqrt()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
+from sklearn.utils import assert_all_finite, check_array, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
 
 from .. import checks
 from ..storage import Savable
 from .columns import Array
-from .frames import as_pandas
+from .frames import as_pandas, is_table
 from .model import TabularModel
 
 _TARGET = "target"
@@ -26,77 +30,116 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     feature_names_in_: Array
     _task: str
 
-    def __init__(self, *, random_state: int = 0) -> None:
+    def __init__(self, *, random_state: int | np.random.RandomState | None = 0) -> None:
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a table without its target.
 
         Args:
             X: A pandas or polars frame with columns of any kind, or an array ``(n, d)``.
             y: Targets ``(n,)``.
+            sample_weight: Weights ``(n,)``, 0 or more, as of :meth:`TabularModel.fit`. A row of weight 0 is left out.
+                One of weight 2 is not two rows: leave-one-out would leave out only one of these.
         """
-        frame = self._frame(X)
-        target = np.asarray(y)
-        if target.ndim == 2 and target.shape[1] == 1:
-            target = target[:, 0]
-        if target.ndim != 1:
-            raise ValueError(checks.sentence(type(self).__name__, "y must have shape (n,)", target.shape))
+        where = type(self).__name__
+        if y is None:
+            raise ValueError(f"{where} requires y to be passed, but the target y is None")
+        frame = self._read(X, reset=True)
+        target = column_or_1d(y, warn=True)
         if len(target) != len(frame):
             need = f"y must have a value for each of the {len(frame)} rows of X"
-            raise ValueError(checks.sentence(type(self).__name__, need, len(target)))
+            raise ValueError(checks.sentence(where, need, len(target)))
+        if target.dtype.kind == "f":
+            assert_all_finite(target, input_name="y")
         if pd.isna(target).any():
             need = "y must have a value in every row"
-            raise ValueError(checks.sentence(type(self).__name__, need, f"none in row {int(pd.isna(target).argmax())}"))
+            raise ValueError(checks.sentence(where, need, f"none in row {int(pd.isna(target).argmax())}"))
+        if len(frame) < 2:
+            raise ValueError(checks.sentence(where, "X must have at least two rows", f"{len(frame)} sample"))
+        if target.dtype.kind == "O":  # numbers that came as objects are numbers
+            target = pd.Series(target, dtype=object).infer_objects().to_numpy()
+        weight = checks.weights(where, "sample_weight", sample_weight, len(frame))
+        if weight is not None:  # rows of weight 0 have no class and no say
+            used = (weight > 0).numpy()
+            frame, target, weight = frame[used], target[used], weight[used]
         name = _TARGET
         while name in frame.columns:
             name += "_"
-        self.model_ = TabularModel(task=self._task, random_state=self.random_state)
-        self.model_.fit(frame.assign(**{name: self._encoded(target)}), name)
-        self.n_features_in_ = frame.shape[1]
-        self.feature_names_in_ = np.array(frame.columns, dtype=object)
+        seed = self.random_state
+        if not isinstance(seed, numbers.Integral):
+            seed = int(check_random_state(seed).randint(2**31 - 1))
+        self.model_ = TabularModel(task=self._task, random_state=seed)
+        self.model_.fit(frame.assign(**{name: self._encode(target)}), name, weight)
         return self
 
     def explain(self) -> pd.DataFrame:
         """How much each column moves the prediction, the largest first."""
-        return self._fitted().explain()
+        self._check_fitted()
+        return self.model_.explain()
 
-    def _encoded(self, y: Array) -> Array:
+    def _encode(self, y: Array) -> Array:
         return y
 
-    def _answers(self, X: Any, level: float = 0.9) -> pd.DataFrame:
-        model, frame = self._fitted(), self._frame(X)
-        if frame.shape[1] < self.n_features_in_:
-            need = f"X has {frame.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_}"
-            raise ValueError(f"{need} features as input.")
-        return model.predict_with_surprises(frame, level=level)[0]
+    def _answer(self, X: Any, level: float = 0.9) -> pd.DataFrame:
+        self._check_fitted()
+        return self.model_.predict_with_surprises(self._read(X, reset=False), level=level)[0]
 
-    def _fitted(self) -> TabularModel:
+    def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):
             need, fix = "must be fitted first", "Call fit(X, y)."
             raise NotFittedError(checks.sentence(type(self).__name__, need, "no fit", fix))
-        return self.model_
 
-    def _frame(self, X: Any) -> pd.DataFrame:
-        if isinstance(X, np.ndarray | list):
-            array = np.asarray(X)
-            if array.ndim != 2:
-                fix = "Use X.reshape(-1, 1) for a single column, X.reshape(1, -1) for a single row."
-                raise ValueError(checks.sentence(type(self).__name__, "X must have shape (n, d)", array.shape, fix))
-            return pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])]).infer_objects()
-        frame = as_pandas(type(self).__name__, X)
-        return frame.set_axis([str(name) for name in frame.columns], axis=1)
+    def _read(self, X: Any, *, reset: bool) -> pd.DataFrame:
+        """The table as a frame whose columns have the names of the fit, in that order.
+
+        Columns of a frame are found by name, columns of an array by place. Every other difference is scikit-learn's
+        error or warning.
+        """
+        where, table = type(self).__name__, is_table(X)
+        if table:
+            rows = frame = as_pandas(where, X)
+            for count, what in zip(frame.shape, ("sample(s)", "feature(s)"), strict=True):
+                if not count:
+                    need = f"Found array with 0 {what} (shape={frame.shape}) while a minimum of 1 is required"
+                    raise ValueError(f"{need} by {where}.")
+            names = [str(name) for name in frame.columns]
+        else:
+            rows = check_array(X, dtype=None, ensure_all_finite=False, estimator=self)
+            frame = as_pandas(where, pd.DataFrame(rows).infer_objects())
+            names = [f"x{i}" for i in range(frame.shape[1])]
+        if reset:
+            validate_data(self, rows, skip_check_array=True)
+            return frame.set_axis(names, axis=1)
+
+        known = [column.name for column in self.model_.preparation.columns]
+        if table and sorted(names) == sorted(known):
+            rows = frame = frame.iloc[:, [names.index(name) for name in known]]
+        elif table and not hasattr(self, "feature_names_in_") and known[0] != "x0":
+            # scikit-learn compares names only where all are text; the numbers that named the columns must agree, too.
+            need = f"X must have the columns of the fit, {', '.join(known[:6])}"
+            raise ValueError(checks.sentence(where, need, ", ".join(names[:6])))
+        validate_data(self, rows, reset=False, skip_check_array=True)
+        return frame.set_axis(known, axis=1)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.string = True
+        return tags
 
 
 class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[misc]
     """Classes from raw columns (numbers, words, dates, missing values), by stacked kernel machines without tuning.
 
     Args:
-        random_state: Random seed of folds and subsets.
+        random_state: Random seed of folds and subsets; None draws one at each fit.
 
     Attributes:
         classes_: The classes, sorted.
         model_: The fitted :class:`TabularModel`.
+        n_features_in_: Number of columns.
+        feature_names_in_: Their names, where a frame with text as names was given. Later frames are read by name, in
+            any order; arrays by place.
 
     >>> frame = pd.DataFrame({"x": [0, 1, 2, 3] * 10, "colour": ["red", "blue"] * 20})
     >>> model = TabularClassifier().fit(frame, ["low", "low", "high", "high"] * 10)
@@ -109,32 +152,41 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
 
     def predict(self, X: Any) -> Array:
         """The likeliest class of each row, ``(n,)``."""
-        found: Array = self.classes_[self.predict_proba(X).argmax(1)]
-        return found
+        p = self.predict_proba(X)
+        labels: Array = self.classes_[p.argmax(1)]
+        return labels
 
     def predict_proba(self, X: Any) -> Array:
         """Probabilities ``(n, c)``, in the order of ``classes_``."""
-        answers = self._answers(X)
-        found: Array = answers[[f"p_{i}" for i in range(len(self.classes_))]].to_numpy(dtype=np.float64)
-        return found
+        answers = self._answer(X)
+        p: Array = answers[[f"p_{i}" for i in range(len(self.classes_))]].to_numpy(dtype=np.float64)
+        return p
 
-    def _encoded(self, y: Array) -> Array:
-        self.classes_, codes = np.unique(y, return_inverse=True)
+    def _encode(self, y: Array) -> Array:
+        codes: Array
+        try:
+            check_classification_targets(y)
+            self.classes_, codes = np.unique(y, return_inverse=True)
+        except TypeError as error:  # numbers and text have no order
+            need, fix = "Unknown label type: labels must be all numbers or all text", "Use y.astype(str)."
+            raise ValueError(checks.sentence("TabularClassifier", need, error, fix)) from error
         if len(self.classes_) < 2:
             need = "y must hold at least two classes"
             raise ValueError(checks.sentence("TabularClassifier", need, f"one class, {self.classes_[0]!r}"))
-        found: Array = codes
-        return found
+        return codes
 
 
 class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
     """Numbers from raw columns, with the interval each may lie in.
 
     Args:
-        random_state: Random seed of folds and subsets.
+        random_state: Random seed of folds and subsets; None draws one at each fit.
 
     Attributes:
         model_: The fitted :class:`TabularModel`.
+        n_features_in_: Number of columns.
+        feature_names_in_: Their names, where a frame with text as names was given. Later frames are read by name, in
+            any order; arrays by place.
 
     >>> frame = pd.DataFrame({"x": range(40), "colour": ["red", "blue"] * 20})
     >>> model = TabularRegressor().fit(frame, [2.5 * i for i in range(40)])
@@ -146,10 +198,10 @@ class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Predicted numbers, ``(n,)``."""
-        found: Array = self._answers(X)["prediction"].to_numpy(dtype=np.float64)
-        return found
+        values: Array = self._answer(X)["prediction"].to_numpy(dtype=np.float64)
+        return values
 
     def predict_interval(self, X: Any, level: float = 0.9) -> Array:
         """Lower and upper ends ``(n, 2)`` that hold the true value in a share ``level`` of rows."""
-        found: Array = self._answers(X, level)[["low", "high"]].to_numpy(dtype=np.float64)
-        return found
+        ends: Array = self._answer(X, level)[["low", "high"]].to_numpy(dtype=np.float64)
+        return ends

@@ -50,9 +50,10 @@ class LongMachine(Savable):
         ridge = KernelRidge(kernel, penalty=penalty, solver="landmarks", landmarks=landmarks, random_state=0)
         return cls(stack.views_[best.view], ridge, stack.rows_)
 
-    def add(self, x: Tensor, y: Tensor, *, device: str = "cpu") -> None:
-        """Learn from more rows on a device: ``(n, d)``, ``(n, c)``; the first ones give the landmarks."""
-        self.ridge.to(device).partial_fit(self.view(x).to(device), y.to(device)).to("cpu")
+    def add(self, x: Tensor, y: Tensor, weight: Tensor | None = None, *, device: str = "cpu") -> None:
+        """Learn from more rows on a device: ``(n, d)``, ``(n, c)``, ``(n,)``; the first ones give the landmarks."""
+        weights: dict[str, Any] = {} if weight is None else {"sample_weight": weight.to(device)}
+        self.ridge.to(device).partial_fit(self.view(x).to(device), y.to(device), **weights).to("cpu")
 
     def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
         """Scores."""
@@ -117,7 +118,8 @@ class Learner(Savable):
 
     Classes: probabilities by :class:`~mercer.machines.Calibration`. Numbers: predictions are held within the training
     targets' range and a tenth, and the interval of level p is :math:`f(x) \pm q \, s(x)`. q is the quantile of the
-    left-out rows' absolute errors over s whose rank is :math:`\lceil p (r + 1) \rceil` of r (the jackknife).
+    left-out rows' absolute errors over s whose rank is :math:`\lceil p (r + 1) \rceil` of r (the jackknife); of
+    weighted rows, the least error up to which the weights, of mean 1, add up to :math:`p (r + 1)`.
 
     Args:
         machine: Scores of prepared rows.
@@ -127,6 +129,7 @@ class Learner(Savable):
         low: The least prediction; for numbers.
         high: The largest.
         spread: s; None for 1.
+        error_weights: Weights of the rows of ``errors``, ``(r,)``, of mean 1; None for 1.
     """
 
     def __init__(
@@ -138,12 +141,16 @@ class Learner(Savable):
         low: float,
         high: float,
         spread: Spread | None = None,
+        error_weights: Tensor | None = None,
     ) -> None:
+        self.error_weights = error_weights
         self.machine, self.view, self.calibration = machine, view, calibration
         self.errors, self.low, self.high, self.spread = errors, low, high, spread
 
     @classmethod
-    def of(cls, machine: Machine, left_out: Tensor, rows: Tensor, y: Tensor, classes: int) -> Learner:
+    def of(
+        cls, machine: Machine, left_out: Tensor, rows: Tensor, y: Tensor, classes: int, weight: Tensor | None = None
+    ) -> Learner:
         """Learn from predictions ``(r, c)`` of rows left out.
 
         Args:
@@ -152,16 +159,20 @@ class Learner(Savable):
             rows: Their numbers, ``(r,)``.
             y: Class numbers or values of all rows, ``(n,)``.
             classes: The number of classes; 0 for numbers.
+            weight: Weights of all rows, ``(n,)``; None for 1.
         """
+        weight = None if weight is None else weight[rows]
         view = View.of(machine.rows_)
         if classes:
-            calibration = Calibration.of(class_scores(left_out), y[rows], rows=len(y), shares=True)
+            calibration = Calibration.of(class_scores(left_out), y[rows], rows=len(y), shares=True, weight=weight)
             return cls(machine, view, calibration, left_out.new_zeros(0), -math.inf, math.inf)
         low, high = float(y.min()), float(y.max())
         reach = _BEYOND * (high - low)
         errors = (y[rows] - left_out[:, 0].clamp(low - reach, high + reach)).abs()
         spread, scale = Spread.of(view(machine.rows_[rows]), errors)
-        return cls(machine, view, None, (errors / scale).sort().values, low - reach, high + reach, spread)
+        errors, order = (errors / scale).sort()
+        weight = None if weight is None else (weight / weight.mean())[order]
+        return cls(machine, view, None, errors, low - reach, high + reach, spread, weight)
 
     def predict(self, x: Tensor) -> Tensor:
         """Probabilities ``(n, c)``, or numbers ``(n,)``."""
@@ -215,6 +226,8 @@ class Learner(Savable):
             raise ValueError(checks.sentence("TabularModel", "level must lie between 0 and 1", level, "Say 0.9."))
         r = len(self.errors)
         place = math.ceil(level * (r + 1))
+        if self.error_weights is not None:
+            place = 1 + int((self.error_weights.cumsum(0) < level * (r + 1)).sum())
         q = math.inf if place > r else float(self.errors[place - 1])
         even = torch.full((len(x),), q, dtype=torch.float64)
         return even if self.spread is None else even * self.spread(self.view(x))
@@ -238,7 +251,7 @@ def class_scores(scores: Tensor) -> Tensor:  # (n, 1) or (n, c) -> (n, c)
     return scores if scores.shape[1] > 1 else torch.cat((1 - scores, scores), 1)
 
 
-def cross_calibrated(scores: Tensor, y: Tensor, rows: int) -> Tensor:  # (r, c)
+def cross_calibrated(scores: Tensor, y: Tensor, rows: int, weight: Tensor | None = None) -> Tensor:  # (r, c)
     """Probabilities of rows left out, each by a calibration that was fitted to the others."""
     full = class_scores(scores)
     part = torch.arange(len(y)) % _FOLDS
@@ -246,7 +259,8 @@ def cross_calibrated(scores: Tensor, y: Tensor, rows: int) -> Tensor:  # (r, c)
     for number in part.unique():
         own, others = part == number, part != number
         use = others if others.any() else own
-        p[own] = Calibration.of(full[use], y[use], rows=rows, shares=True)(full[own])
+        some = None if weight is None else weight[use]
+        p[own] = Calibration.of(full[use], y[use], rows=rows, shares=True, weight=some)(full[own])
     return p
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Self
@@ -11,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.exceptions import NotFittedError
 
 from .. import checks
 from ..storage import Savable
@@ -29,7 +31,7 @@ class TabularModel(Savable):
 
     Args:
         task: ``auto`` infers it from the target; or ``classification``, ``regression``.
-        random_state: Random seed of folds and subsets.
+        random_state: Random seed of folds and subsets; None draws one.
 
     Attributes:
         preparation: What was made of the columns.
@@ -61,8 +63,10 @@ class TabularModel(Savable):
     notes: list[str]
     made_with: dict[str, str]
 
-    def __init__(self, *, task: str = "auto", random_state: int = 0) -> None:
+    def __init__(self, *, task: str = "auto", random_state: int | None = 0) -> None:
         self.task = checks.choice("TabularModel", "task", task, TASKS)
+        if random_state is None:
+            random_state = secrets.randbelow(2**32)
         self.random_state = checks.integer("TabularModel", "random_state", random_state, 0, 2**32 - 1)
 
     def __repr__(self) -> str:
@@ -83,6 +87,7 @@ class TabularModel(Savable):
         self,
         frame: pd.DataFrame,
         target: str,
+        sample_weight: Any = None,
         *,
         compare: bool = False,
         progress: Progress | None = None,
@@ -94,13 +99,16 @@ class TabularModel(Savable):
         Args:
             frame: The table, pandas or polars; with several ranks, all pass the same.
             target: Name of a column.
+            sample_weight: Weights of the rows, ``(n,)``, 0 or more; only their ratios matter. A row of weight w has
+                the ridge over w as noise and counts w times in means, errors and calibration; one of weight 0 is left
+                out. Scales of columns and the scores count each row once.
             compare: Score a linear model and boosted trees on the same folds, too.
             progress: Callback that receives progress messages.
             sizes: Numbers of rows at which the way of learning changes; None for the defaults.
             device: Where matrices are factored; the model itself is on the CPU.
         """
         training = Training(self.task, self.random_state, progress or _log.debug, sizes, device)
-        training.learn(as_pandas("TabularModel", frame), target, compare=compare)
+        training.learn(as_pandas("TabularModel", frame), target, sample_weight, compare=compare)
         self.set_state(training.state())
         return self
 
@@ -146,6 +154,7 @@ class TabularModel(Savable):
 
         ``correlated`` names columns that say nearly the same; any of them may carry the weight.
         """
+        self._check_fitted()
         from .effects import correlated
         from .importance import column_weights
 
@@ -179,6 +188,10 @@ class TabularModel(Savable):
                 surprises[f"{name}: a column that the model does not know is ignored"] += len(frame)
         return surprises
 
+    def get_arguments(self) -> dict[str, Any]:
+        """The task and the seed that was used."""
+        return {"task": self.task, "random_state": self.random_state}
+
     def get_state(self) -> dict[str, Any]:
         """Everything that was learned."""
         self._check_fitted()
@@ -195,4 +208,5 @@ class TabularModel(Savable):
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "familiarity"):
-            raise ValueError(checks.sentence("TabularModel", "fit must come first", "a model that has not been fitted"))
+            need, got = "fit must come first", "a model that has not been fitted"
+            raise NotFittedError(checks.sentence("TabularModel", need, got))

@@ -66,7 +66,13 @@ def score_values(predicted: Tensor, y: Tensor) -> dict[str, Any]:
 
 
 def beside(
-    x: Tensor, y: Tensor, fold: Tensor, left_out: Tensor, classes: Array | None, progress: Callable[[str], None]
+    x: Tensor,
+    y: Tensor,
+    fold: Tensor,
+    left_out: Tensor,
+    classes: Array | None,
+    progress: Callable[[str], None],
+    weight: Tensor | None = None,
 ) -> dict[str, dict[str, float]]:
     """A linear model and boosted trees on the same folds: accuracy and log loss, or R2.
 
@@ -77,6 +83,7 @@ def beside(
         left_out: Numbers of the rows that are scored ``(r,)``.
         classes: The classes; None for numbers.
         progress: Callback that receives progress messages.
+        weight: Weights of all rows in the fits, ``(n,)``; None for 1.
     """
     found = {}
     for name, make in _OTHERS.items():
@@ -88,9 +95,11 @@ def beside(
         for number in fold[left_out].unique():
             held = fold == number
             model = make(c)
+            last = f"{model.steps[-1][0]}__" if name == "linear" else ""
+            weights = {} if weight is None else {f"{last}sample_weight": weight[~held].numpy()}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a solver that stops early says so at every fold
-                model.fit(x[~held].numpy(), y[~held].numpy())
+                model.fit(x[~held].numpy(), y[~held].numpy(), **weights)
             if c:
                 outputs[held.nonzero(), torch.from_numpy(model.classes_)] = torch.from_numpy(
                     model.predict_proba(x[held].numpy())

@@ -65,6 +65,7 @@ def fit_file(
     target: str,
     *,
     progress: Progress,
+    weight: str | None = None,
     rows: int | None = None,
     sample: int | None = None,
     compare: bool = False,
@@ -78,6 +79,7 @@ def fit_file(
         path: A csv, tsv, parquet or npz file.
         target: Name of a column.
         progress: Callback that receives progress messages.
+        weight: Name of a column with the rows' weights, which is not learned from; None for 1.
         rows: Rows of a part; None for as many as ten million values have.
         sample: Rows of the sample; None for 30,000, or fewer where the columns are many.
         compare: Score a linear model and boosted trees on the same folds, where all rows fit the sample.
@@ -86,17 +88,23 @@ def fit_file(
     """
     columns = read(path, rows=1).columns
     find_target(columns, target)
+    if weight is not None and find_target(columns, weight, "weight") == target:
+        raise ValueError(checks.sentence("weight", "must be another column than the target", repr(weight)))
     rows = rows or _affordable(len(columns), 50_000)
     sample = sample or _affordable(len(columns), SAMPLE_ROWS)
     progress(f"reading {Path(path).name}")
     drawn, total = _draw(read_chunks(path, rows=rows), sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
+    drawn, weights = _weighed(drawn, weight)
     if total <= sample:
-        return model.fit(drawn, target, compare=compare, progress=progress, sizes=sizes, device=device)
+        model.fit(drawn, target, weights, compare=compare, progress=progress, sizes=sizes, device=device)
+        model.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
+        return model
     training = Training(model.task, model.random_state, progress, sizes, device)
-    few = training.choose(drawn, target)
+    few = training.choose(drawn, target, weights)
+    training.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
     training.notes.insert(0, f"Of {total} rows, {len(few)} drawn at random chose the settings and were scored.")
-    _add_rest(training, path, rows, few, progress)
+    _add_rest(training, path, rows, few, progress, weight)
     model.set_state(training.state())
     return model
 
@@ -120,7 +128,18 @@ def _draw(chunks: Iterator[pd.DataFrame], most: int, seed: int) -> tuple[pd.Data
     return pd.concat(kept), total
 
 
-def _add_rest(training: Training, path: str | Path, rows: int, done: list[int], progress: Progress) -> None:
+def _weighed(frame: pd.DataFrame, weight: str | None) -> tuple[pd.DataFrame, Array | None]:
+    """The table without its column of weights, and the weights ``(n,)``; None where no column has them."""
+    if weight is None:
+        return frame, None
+    values = pd.to_numeric(frame[weight], errors="coerce").to_numpy(dtype=np.float64)
+    checks.weights("weight", f"the column {weight!r}", np.append(values, 1.0), len(frame) + 1)  # a part may have none
+    return frame.drop(columns=weight), values
+
+
+def _add_rest(
+    training: Training, path: str | Path, rows: int, done: list[int], progress: Progress, weight: str | None
+) -> None:
     """Add every row of the file but those that are ``done``."""
     target = training.target
     seen = unknown = 0
@@ -131,7 +150,7 @@ def _add_rest(training: Training, path: str | Path, rows: int, done: list[int], 
         known = target.known(chunk[target.name])
         unknown += int((~known).sum())
         if known.any():
-            training.add(chunk[known])
+            training.add(*_weighed(chunk[known], weight))
         progress(f"{seen} rows learned from")
     if unknown:
         training.notes.append(

@@ -70,6 +70,7 @@ class Training:
     learner: Learner
     familiarity: Familiarity
     scores: dict[str, Any]
+    weight: Tensor | None  # of the rows that `read` has read
 
     def __init__(
         self, task: str, random_state: int, progress: Progress, sizes: Sizes | None = None, device: str = "cpu"
@@ -81,32 +82,37 @@ class Training:
         self.rows = 0
         self._start = time.perf_counter()
 
-    def learn(self, frame: pd.DataFrame, target: str, *, compare: bool = False) -> None:
-        """Learn from a whole table."""
-        x, y = self.read(frame, target)
+    def learn(self, frame: pd.DataFrame, target: str, weight: Any = None, *, compare: bool = False) -> None:
+        """Learn from a whole table; ``weight`` are the rows' weights ``(n,)``."""
+        x, y = self.read(frame, target, weight)
+        w = self.weight
         if len(x) <= self.sizes.exact:
-            self.stack(x, y, compare=compare)
+            self.stack(x, y, w, compare=compare)
             self.rows = len(x)
             return
         few = self._few(len(x))
-        self._first(x[few], y[few], compare=compare)
+        self._first(x[few], y[few], None if w is None else w[few], compare=compare)
         rest = torch.ones(len(x), dtype=torch.bool)
         rest[few] = False
         for part in slices(int(rest.sum()), _BLOCK):
-            self._add(x[rest][part], y[rest][part])
+            self._add(x[rest][part], y[rest][part], None if w is None else w[rest][part])
 
-    def choose(self, sample: pd.DataFrame, target: str) -> list[int]:
+    def choose(self, sample: pd.DataFrame, target: str, weight: Any = None) -> list[int]:
         """Learn from some rows of a long table what its machine is to be; the index of those it has learned from."""
-        x, y = self.read(sample, target)
+        x, y = self.read(sample, target, weight)
         few = self._few(len(x))
-        self._first(x[few], y[few], compare=False)
-        index: list[int] = sample.index[present(sample[self.target.name])][few.numpy()].tolist()
+        self._first(x[few], y[few], None if self.weight is None else self.weight[few], compare=False)
+        index: list[int] = sample.index[self._used][few.numpy()].tolist()
         return index
 
-    def add(self, frame: pd.DataFrame) -> None:
+    def add(self, frame: pd.DataFrame, weight: Any = None) -> None:
         """Learn from more rows; all must have a target that is known."""
+        w = None
+        if weight is not None:
+            w = torch.from_numpy(np.array(weight, dtype=np.float64)) / self._unit
+            frame, w = frame[(w > 0).numpy()], w[w > 0]
         x = torch.cat((self.preparation.prepare(frame).x, self.means.transform(frame)), 1)
-        self._add(x, self.target.encode(frame[self.target.name]))
+        self._add(x, self.target.encode(frame[self.target.name]), w)
 
     def state(self) -> dict[str, Any]:
         """Everything that was learned."""
@@ -115,12 +121,27 @@ class Training:
         self.seconds = time.perf_counter() - self._start
         return {name: getattr(self, name) for name in STATE}
 
-    def read(self, frame: pd.DataFrame, target: str) -> tuple[Tensor, Tensor]:
-        """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``."""
+    def read(self, frame: pd.DataFrame, target: str, weight: Any = None) -> tuple[Tensor, Tensor]:
+        """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``.
+
+        Rows without a target or of weight 0 are left out, as if they had not been there; the weights of the others,
+        over their mean, are kept.
+        """
         target = find_target(frame.columns, target)
         there = present(frame[target])
         self.notes = [f"{_rows(int((~there).sum()))} without {target} left out."] * bool((~there).any())
-        frame = frame[there]
+        self._used, self.weight, self._unit = there, None, 1.0
+        given = checks.weights("TabularModel", "sample_weight", weight, len(frame))
+        if given is not None:
+            weightless = there & (given == 0).numpy()
+            self.notes += [f"{_rows(int(weightless.sum()))} of weight 0 left out."] * bool(weightless.any())
+            self._used = there & ~weightless
+            used = given[torch.from_numpy(self._used)]
+            self._unit = float(used.mean()) if len(used) else 1.0
+            self.weight = used / self._unit
+        elif weight is not None:
+            self._unit = float(np.asarray(weight).mean())
+        frame = frame[self._used]
         if len(frame) < 2:
             need = f"at least two rows must have a value in {target!r}"
             raise ValueError(checks.sentence("TabularModel", need, len(frame)))
@@ -130,34 +151,35 @@ class Training:
         y = self.target.encode(frame[target])
         self.notes += [*self.preparation.notes, *_lonely(self.target, y)]
         self.means = TargetMeans()
-        more = self.means.fit_transform(columns, self.preparation.columns, self._targets(y), self.fold(y))
+        fold = self.fold(y)
+        more = self.means.fit_transform(columns, self.preparation.columns, self._targets(y), fold, self.weight)
         return torch.cat((self.preparation.prepare(columns).x, more), 1), y
 
-    def stack(self, x: Tensor, y: Tensor, *, compare: bool = False) -> StackedRidge:
-        """Fit the machines to all rows given, and score them on rows left out."""
+    def stack(self, x: Tensor, y: Tensor, weight: Tensor | None = None, *, compare: bool = False) -> StackedRidge:
+        """Fit the machines to all rows given, and score them on rows left out; scores count each row once."""
         fold = self.fold(y)
         self.progress(f"learning from {_rows(len(x))}")
         stack = StackedRidge(every_row=self.sizes.every_row, random_state=self.random_state)
-        stack.fit(x, self._targets(y), fold, device=self.device)
+        stack.fit(x, self._targets(y), fold, sample_weight=weight, device=self.device)
         out = stack.left_out_
-        self.learner = Learner.of(stack, stack.loo_, out, y, self._classes)
+        self.learner = Learner.of(stack, stack.loo_, out, y, self._classes, stack.weight_)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
         self.scores = self._scores(stack, y, fold)
         if compare and self.scores["folds"]:
-            self.scores["beside"] = beside(x, y, fold, out, self.target.classes, self.progress)
+            self.scores["beside"] = beside(x, y, fold, out, self.target.classes, self.progress, weight)
         return stack
 
-    def _first(self, x: Tensor, y: Tensor, *, compare: bool) -> None:
+    def _first(self, x: Tensor, y: Tensor, weight: Tensor | None, *, compare: bool) -> None:
         """Let some rows choose, and begin a machine that more rows can be added to."""
-        stack = self.stack(x, y, compare=compare)
+        stack = self.stack(x, y, weight, compare=compare)
         self.learner.machine = LongMachine.of(stack, min(self.sizes.landmarks, len(x)))
-        self._add(x, y)
+        self._add(x, y, weight)
 
-    def _add(self, x: Tensor, y: Tensor) -> None:
+    def _add(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
         machine = self.learner.machine
         assert isinstance(machine, LongMachine)
         mine = shard(len(x))
-        machine.add(x[mine], self._targets(y)[mine], device=self.device)
+        machine.add(x[mine], self._targets(y)[mine], None if weight is None else weight[mine], device=self.device)
         self.rows += len(x)
 
     def _scores(self, stack: StackedRidge, y: Tensor, fold: Tensor) -> dict[str, Any]:
@@ -167,7 +189,8 @@ class Training:
             return {"rows": len(y), "folds": 0, "note": "too few rows of each class to cross-validate"}
         kept = {"rows": len(out), "folds": len(fold[out].unique())}
         if self._classes:
-            return {**kept, **score_classes(cross_calibrated(stack.held_out_, truth, len(y)), truth)}
+            weight = None if stack.weight_ is None else stack.weight_[out]
+            return {**kept, **score_classes(cross_calibrated(stack.held_out_, truth, len(y), weight), truth)}
         return {**kept, **score_values(self.learner.answer(stack.held_out_), truth)}
 
     def _few(self, n: int) -> Tensor:

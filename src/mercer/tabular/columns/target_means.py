@@ -41,10 +41,16 @@ class TargetMeans(Savable):
         found.tables_, found.mean_ = {}, torch.zeros(1, dtype=torch.float64)
         return found
 
-    def fit_transform(self, frame: pd.DataFrame, columns: list[Column], y: Tensor, fold: Tensor) -> Tensor:
-        """Learn, and encode the training rows, each by the other folds: ``(n, c)``, ``(n,)`` -> ``(n, p)``."""
+    def fit_transform(
+        self, frame: pd.DataFrame, columns: list[Column], y: Tensor, fold: Tensor, weight: Tensor | None = None
+    ) -> Tensor:
+        """Learn, and encode the training rows, each by the other folds: ``(n, c)``, ``(n,)`` -> ``(n, p)``.
+
+        ``weight`` are the rows' weights ``(n,)`` in all sums; None for 1.
+        """
         y = y[:, : _outputs(y.shape[1])]
-        self.mean_, self.tables_ = y.mean(0), {}
+        weight = y.new_ones(len(y)) if weight is None else weight
+        self.mean_, self.tables_ = (weight[:, None] * y).sum(0) / weight.sum(), {}
         found = [y.new_zeros(len(y), 0)]
         for column in columns:
             if not _has_many(column):
@@ -53,8 +59,9 @@ class TargetMeans(Savable):
             encoded = torch.zeros_like(y)
             for number in fold.unique():
                 own = fold == number
-                encoded[own] = _looked_up(self._means(text[~own.numpy()], y[~own]), text[own.numpy()], self.mean_)
-            self.tables_[column.name] = self._means(text, y)
+                others = self._means(text[~own.numpy()], y[~own], weight[~own])
+                encoded[own] = _looked_up(others, text[own.numpy()], self.mean_)
+            self.tables_[column.name] = self._means(text, y, weight)
             found.append(encoded)
         return torch.cat(found, 1)
 
@@ -84,11 +91,11 @@ class TargetMeans(Savable):
         self.tables_ = {name: (list(table["words"]), table["means"]) for name, table in state["tables"].items()}
         self.mean_ = state["mean"]
 
-    def _means(self, text: Array, y: Tensor) -> tuple[list[str], Tensor]:
+    def _means(self, text: Array, y: Tensor, weight: Tensor) -> tuple[list[str], Tensor]:
         levels, place = np.unique(text, return_inverse=True)
         index = torch.from_numpy(place)
-        count = torch.bincount(index, minlength=len(levels)).double()
-        sums = y.new_zeros(len(levels), y.shape[1]).index_add(0, index, y)
+        count = torch.bincount(index, weight, minlength=len(levels)).double()
+        sums = y.new_zeros(len(levels), y.shape[1]).index_add(0, index, weight[:, None] * y)
         return levels.tolist(), (sums + _PRIOR * self.mean_) / (count + _PRIOR)[:, None]
 
 

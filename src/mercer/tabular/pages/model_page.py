@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ from ...figures import numbers
 from ...figures.inline import Picture, label
 from ...figures.pages import fill, own_text
 from ...storage import atomic_write
-from ..effects import Effect, correlated, effect_curves
+from ...user_text import shown
+from ..effects import Effect, Reasons, correlated, effect_curves
 from ..importance import column_weights
 from .column_lines import column_lines
 from .diagnosis_page import drawn
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _CLASSES = 14  # classes up to which the confusion matrix is drawn
 _WEIGHTS = 15  # columns in the picture of weights
 _CONFUSIONS = 6
+_PARTS = 5  # columns of a row that are listed
 _POINTS = 600
 _TILES = {
     "accuracy": ("right", "of rows it had not seen"),
@@ -43,6 +45,7 @@ def model_page(
     folder: str = "MODEL",
     losses: Mapping[str, float] | None = None,
     weights: Mapping[str, float] | None = None,
+    reasons: Sequence[Reasons] = (),
 ) -> Path:
     """Write the page and return its path.
 
@@ -52,6 +55,7 @@ def model_page(
         folder: What the model's folder is called in the commands.
         losses: What shuffling a column costs, from :func:`mercer.tabular.importance.permutation_losses`.
         weights: The columns' weights, where they are known: :func:`mercer.tabular.importance.column_weights`.
+        reasons: Why some rows get their answers, from :func:`mercer.tabular.effects.reasons`.
     """
     path = Path(path)
     weights = column_weights(model) if weights is None else weights
@@ -71,10 +75,23 @@ def model_page(
         "features": len(model.feature_names),
         "pictures": _pictures(model, weights, losses),
         "losses": losses,
+        "because": [reason_lines(why) for why in reasons],
         "together": [", ".join(group) for group in correlated(model, weights)],
     }
     atomic_write(path, fill("mercer.tabular.pages", "model.html", values).encode())
     return path
+
+
+def reason_lines(why: Reasons) -> tuple[str, list[tuple[str, str]]]:
+    """A row and its answer in words, and what each of its five largest columns adds; the others in one line."""
+    parts = list(why.parts.items())
+    more = f"{len(parts) - _PARTS} more column" + "s" * (len(parts) != _PARTS + 1)
+    lines = parts[:_PARTS] + [(more, sum(value for _, value in parts[_PARTS:]))] * (len(parts) > _PARTS)
+    if why.of:
+        title = f"row {why.row}: {shown(why.answer, 30)} ({why.value:.1%}; on average {why.average:.1%})"
+        return title, [(shown(name, 40), f"{100 * value:+.1f} points") for name, value in lines]
+    title = f"row {why.row}: {shown(why.answer, 30)} (on average {why.average:.6g})"
+    return title, [(shown(name, 40), f"{value:+.5g}") for name, value in lines]
 
 
 def headline(model: TabularModel) -> str:

@@ -312,7 +312,7 @@ def test_esgd_estimates_the_row_norms_of_the_hessian():
     for _ in range(2000):
         w.grad = torch.autograd.grad(w @ hessian @ w / 2, w, create_graph=True)[0]
         optimizer.step()
-    estimate = (optimizer.state[w]["curvature"] / 2000).sqrt()
+    estimate = (optimizer.state_of(w)["curvature"] / 2000).sqrt()
     torch.testing.assert_close(estimate, hessian.diagonal(), rtol=0.05, atol=0)  # relative error 1 / sqrt(4000)
 
 
@@ -367,7 +367,7 @@ def test_multi_batch_lbfgs_takes_its_pairs_on_the_overlap_and_is_cautious():
     optimizer.step(closure_on(batch), closure_on(shared))
     s = (model.weight.detach() - start)[0]
     hessian = x[shared].mT @ x[shared] / len(shared)
-    state = optimizer.state[model.weight]
+    state = optimizer.state_of(model.weight)
     torch.testing.assert_close(state["s"], s[None])
     torch.testing.assert_close(state["y"], (hessian @ s)[None])
     for i in range(5):
@@ -376,7 +376,7 @@ def test_multi_batch_lbfgs_takes_its_pairs_on_the_overlap_and_is_cautious():
     kept = state["s"].clone()
     optimizer.caution = 1e9  # no pair is that curved
     optimizer.step(closure_on(batch))
-    torch.testing.assert_close(optimizer.state[model.weight]["s"], kept, rtol=0, atol=0)
+    torch.testing.assert_close(optimizer.state_of(model.weight)["s"], kept, rtol=0, atol=0)
 
 
 def test_multi_batch_lbfgs_solves_least_squares():
@@ -521,8 +521,8 @@ def test_the_low_rank_step_is_the_dense_one_to_its_bound():
         optimizer = FunctionSpaceSGD(model.parameters(), 0.1, model=model, rank_tolerance=tolerance)
         step(model, optimizer, x, y)
         moved[tolerance] = model.weight.detach() - before
-        bound = optimizer.state[model.weight].get("error", 0.0)
-        assert ("vectors" in optimizer.state[model.weight]) is (tolerance > 0)
+        bound = optimizer.state_of(model.weight).get("error", 0.0)
+        assert ("vectors" in optimizer.state_of(model.weight)) is (tolerance > 0)
     # u_low - u = u (A + lambda) (P - (A + lambda)^-1): the bound times the length of the dense step, bias included
     whole = moved[0.0].norm() * 2
     assert 0 < (moved[0.5] - moved[0.0]).norm() <= bound * whole
@@ -535,7 +535,7 @@ def test_moments_are_renewed_more_rarely_once_they_settle_and_again_when_the_inp
     x, y = data(200)
     for _ in range(200):
         step(model, optimizer, x, y)
-    state = optimizer.state[model.weight]
+    state = optimizer.state_of(model.weight)
     settled = state["refreshes"]
     assert state["interval"] > 16 and settled < 20
     while optimizer.steps < state["next"]:

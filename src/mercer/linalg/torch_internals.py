@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def transformed() -> bool:
@@ -33,6 +37,22 @@ def differentiated(*tensors: Tensor) -> bool:
 def in_backward() -> bool:
     """Whether a backward pass is running in this thread, as when checkpointing runs a layer again."""
     return torch._C._current_graph_task_id() != -1
+
+
+def leave_uncompiled(function: Function) -> Function:
+    """A decorator: compiled code calls the function as it is."""
+    return torch._disable_dynamo(function)  # type: ignore[attr-defined, return-value]
+
+
+def mark_for_compiler(parameter: Tensor) -> set[str]:
+    """Make torch compile code with this parameter anew; returns the attributes that the mark consists of.
+
+    The mark says that sizes are static, which those of parameters are anyway. Compiled code looks for it.
+    """
+    before = set(vars(parameter))
+    if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled
+        torch._dynamo.mark_static(parameter)
+    return set(vars(parameter)) - before
 
 
 def in_batched_backward(gradient: Tensor) -> bool:

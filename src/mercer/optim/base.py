@@ -12,10 +12,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
-from .. import checks
-from ..linalg import add_in_place, norms, scale_in_place
+from .. import checks, distributed
+from ..linalg import add_in_place, leave_uncompiled, norms, scale_in_place
 
-STEPS = "steps"  # kept with the first parameter
+KEPT = "mercer"  # the one key of a parameter's state: a dictionary of all that is kept with the parameter
+FORMAT = "format"  # kept with every parameter, for files of torch.distributed.checkpoint have no empty dictionaries
+STEPS = "steps"  # kept with the first trainable parameter
 
 Closure = Callable[[], Any]  # evaluates the loss, calls backward, returns the loss
 
@@ -26,6 +28,8 @@ class CheckedOptimizer(Optimizer):
     A step evaluates the closure, refuses sparse, complex and non-finite gradients before any parameter has changed,
     and updates. The state keeps its dtype through ``load_state_dict``: torch would cast float64 factors to the
     parameter's dtype. ``copy.deepcopy`` and ``pickle`` keep every attribute; the parameters are copied with it.
+    Every parameter must be whole and on every rank: DDP is served, ``fully_shard`` and ``ZeroRedundancyOptimizer``
+    are refused.
 
     Args:
         params: Parameters, named parameters or groups.
@@ -34,6 +38,8 @@ class CheckedOptimizer(Optimizer):
         differentiable: Refused: a step is not part of any graph.
         capturable: Refused: a step looks at numbers on the host, which no CUDA graph can.
     """
+
+    remembers = True  # whether a step leaves something in the state, beside the count of steps
 
     def __init__(
         self,
@@ -51,15 +57,21 @@ class CheckedOptimizer(Optimizer):
         if capturable:
             fix = "Capture the model's passes without the step: a step looks at numbers on the host."
             raise ValueError(checks.sentence(where, "capturable must be False", capturable, fix))
+        self._ranks_agree = False
         super().__init__(params, {**defaults, "maximize": bool(maximize)})
+        self._first_state()[STEPS] = 0
 
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
         """Move the parameters, without autograd; ``live`` are those that have a gradient, checked."""
         raise NotImplementedError
 
     @override
+    @leave_uncompiled  # a step looks at numbers and edits hooks: a compiled training loop calls it as it is
     def step(self, closure: Closure | None = None) -> Any:
         """One step; with a closure, which evaluates the loss and calls backward, its value is returned."""
+        if not self._ranks_agree and distributed.world_size() > 1:
+            self._refuse_partitions()
+        self._ranks_agree = True
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -81,22 +93,56 @@ class CheckedOptimizer(Optimizer):
         """The parameters of all groups, in order."""
         return [p for group in self.param_groups for p in group["params"]]
 
+    def state_of(self, p: Tensor) -> dict[str, Any]:
+        """All that is kept with a parameter, by name.
+
+        It lies one level below ``state[p]``: ``torch.distributed.checkpoint`` restores a flattened state by the keys
+        that a new optimizer has, and everything below them; and it wants an entry for every trainable parameter.
+        """
+        kept: dict[str, Any] = self.state[p].setdefault(KEPT, {FORMAT: 1})
+        return kept
+
     def _first_state(self) -> dict[str, Any]:
-        first: dict[str, Any] = self.state[self.param_groups[0]["params"][0]]
-        return first
+        """The state that counts steps: the first trainable parameter's, even if it is frozen later."""
+        parameters = self.parameters
+        for p in parameters:
+            if STEPS in self.state_of(p):
+                return self.state_of(p)
+        return self.state_of(next((p for p in parameters if p.requires_grad), parameters[0]))
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with options of their own; complex ones are refused."""
+        """Add parameters, with options of their own; complex and sharded ones are refused."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         where = type(self).__name__
-        if not isinstance(group["lr"], str):
-            checks.non_negative(where, "lr", float(group["lr"]))
-        for name, p in self._named(group):
-            if p.is_complex():
-                fix = "Hold real and imaginary parts as two parameters."
-                raise TypeError(checks.sentence(where, "parameters must be real", f"{p.dtype} in {name}", fix))
+        try:
+            if not isinstance(group["lr"], str):
+                checks.non_negative(where, "lr", float(group["lr"]))
+            for name, p in self._named(group):
+                if p.is_complex():
+                    fix = "Hold real and imaginary parts as two parameters."
+                    raise TypeError(checks.sentence(where, "parameters must be real", f"{p.dtype} in {name}", fix))
+                if hasattr(p, "to_local"):  # DTensor, without importing it
+                    fix = "Replace fully_shard by DistributedDataParallel, or use an optimizer of torch.optim."
+                    got = f"{type(p).__name__} in {name}"
+                    raise TypeError(checks.sentence(where, "parameters must not be sharded", got, fix))
+        except (TypeError, ValueError):
+            self.param_groups.pop()  # as it was
+            raise
+        for p in group["params"]:
+            self.state_of(p)
+
+    def _refuse_partitions(self) -> None:
+        """Refuse ranks with different parameters before their collectives, or closures, mix what does not match."""
+        shapes = distributed.gather_json([list(p.shape) for p in self.parameters])
+        if any(other != shapes[0] for other in shapes):
+            got = f"{', '.join(str(len(each)) for each in shapes)} parameters on ranks 0 to {len(shapes) - 1}"
+            if len({len(each) for each in shapes}) == 1:
+                got = "parameters of other shapes on some ranks"
+            fix = "Use DistributedDataParallel without ZeroRedundancyOptimizer: a step needs all parameters."
+            need = "every rank must have the same parameters"
+            raise RuntimeError(checks.sentence(type(self).__name__, need, got, fix))
 
     def live_parameters(self) -> list[Tensor]:
         """The parameters with a gradient, in order.
@@ -129,20 +175,41 @@ class CheckedOptimizer(Optimizer):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; tensors keep the dtype they were saved in and move to their parameter's device."""
-        super().load_state_dict(state_dict)
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        for index, p in zip(saved, self.parameters, strict=True):
-            for key, value in state_dict["state"].get(index, {}).items():
-                if isinstance(value, Tensor):
-                    self.state[p][key] = value.detach().to(p.device, copy=True)
-        head = self.param_groups[0]
-        for key in (STEPS, "estimates"):  # a state of version 0.1 counts in its first group
-            if key in head:
-                self._first_state()[key] = head[key]
-        for group in self.param_groups:
-            group.pop(STEPS, None), group.pop("estimates", None)
-            group.setdefault("maximize", False)
+        """Load a state; tensors keep the dtype they were saved in and move to their parameter's device.
+
+        Options that the groups of the state do not have stay as they are.
+        """
+        # The last hook sees what the user's hooks returned, and hides the tensors from torch, which would cast them.
+        handle = self.register_load_state_dict_pre_hook(_seal_tensors)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the attributes of a copy, or from ``load_state_dict`` the state and the groups alone."""
+        if state.keys() == {"state", "param_groups"}:
+            counts: dict[str, Any] = {}
+            for old, new in zip(self.param_groups, state["param_groups"], strict=True):
+                for key in (STEPS, "estimates"):  # a state of version 0.1 counts in its first group
+                    if key in new:
+                        counts.setdefault(key, new.pop(key))
+                for key, option in old.items():
+                    new.setdefault(key, option)
+            saved = state["state"]
+            for p in self.parameters:
+                entry = saved.get(p, {})  # until version 0.2 without the level of KEPT
+                saved[p] = {KEPT: {FORMAT: 1, **_open_tensors(entry.get(KEPT, entry), p.device)}}
+            super().__setstate__(state)
+            self._first_state().update(counts)
+            memories = [self.state_of(p).keys() - {FORMAT, STEPS} for p in self.parameters]
+            if self.steps and self.remembers and not any(memories):
+                text = f"the loaded state counts {self.steps} steps and holds nothing else: the rest is learned anew."
+                fix = "torch.distributed.checkpoint.load fills in only what a new optimizer has: convert the checkpoint"
+                fix += " with its format_utils.dcp_to_torch_save, and load that."
+                checks.warn(type(self).__name__, f"{text} {fix}", stacklevel=4)
+        else:
+            super().__setstate__(state)
 
     def __getstate__(self) -> dict[str, Any]:
         """All attributes but torch's hooks on steps, which no copy of a torch optimizer has."""
@@ -152,6 +219,36 @@ class CheckedOptimizer(Optimizer):
     def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
         names = group.get("param_names") or [f"the parameter of shape {tuple(p.shape)}" for p in group["params"]]
         return list(zip(names, group["params"], strict=True))
+
+
+class _Sealed:
+    """A tensor that torch takes for something else."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def _seal_tensors(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def seal(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: seal(below) for key, below in value.items()}
+        if isinstance(value, list | tuple):
+            return [seal(each) for each in value]
+        return _Sealed(value) if isinstance(value, Tensor) else value
+
+    return {**state_dict, "state": seal(state_dict["state"])}
+
+
+def _open_tensors(value: Any, device: torch.device) -> Any:
+    """Copies of sealed tensors on a device; single numbers stay where they are, as torch's optimizers want them."""
+    if isinstance(value, dict):
+        return {key: _open_tensors(below, device) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_open_tensors(each, device) for each in value]
+    if not isinstance(value, _Sealed):
+        return value
+    tensor = value.tensor.detach()
+    return tensor.to(device, copy=True) if tensor.ndim else tensor.clone()
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:

@@ -51,7 +51,8 @@ class EigenProSGD(ListeningOptimizer):
             rate is then the read-out's. The outputs of the other layers move, relative to their size, as far as the
             logits, but at most by a tenth: no rate is known to be safe below a read-out.
         k: Directions to flatten; None chooses as above.
-        rest_lr: Rate of SGD steps for all other parameters.
+        rest_lr: Rate of SGD steps for all other parameters; it is multiplied by the ``lr`` of their group over the
+            ``lr`` given here.
         max_samples: Rows after which the eigensystem is final.
         exclude: Names of layers to leave to plain SGD.
         foreach: Update parameters by torch's fused loops.
@@ -94,7 +95,8 @@ class EigenProSGD(ListeningOptimizer):
         directions = self._directions()
         for group in self.param_groups:
             own = [p for p in group["params"] if p.grad is not None]
-            rest = self.rest_lr * (float(group["lr"]) if self.automatic else 1.0)
+            full = float(self.defaults["lr"])  # 1 where the rate is automatic
+            rest = self.rest_lr * float(group["lr"]) / full if full else 0.0
             for p in own:
                 if id(p) in directions:
                     part, scale = directions[id(p)]
@@ -106,15 +108,20 @@ class EigenProSGD(ListeningOptimizer):
     def _directions(self) -> dict[int, tuple[Part, float]]:
         """The direction of every parameter that has one, by the parameter's ``id``."""
         rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
-        moves = []
+        moves, unheard = [], []
         for layer in self._layers:
-            state, record = self.state[layer.weight], self._recorder.records[layer.name]
-            if layer.weight.grad is not None and record.inputs:
+            state, record = self.state_of(layer.weight), self._recorder.records[layer.name]
+            if layer.weight.grad is None:
+                continue
+            if record.inputs:
                 self._learn(layer, state, record)
-            if layer.weight.grad is not None and RATE in state:
+            else:
+                unheard.append(layer)
+            if RATE in state:
                 outside = 1 / min(state[RATE], state[SAFE]) if self.automatic else 1.0
                 u = LowRank(state[VECTORS], state[SHRINK], outside, 0.0).direction(*layer.gradients())
                 moves.append(Move(layer, state, u, rates[id(layer.weight)]))
+        self.warn_unheard(unheard)
         if self.automatic and self._every and moves:
             # (I - E) A is at most lambda_{k+1}, and the rate times that at most 1: a product bounds the change here too
             moves = lengthened(moves, self._readout, 1.0, "auto", lambda move: 0.0)

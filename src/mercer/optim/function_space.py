@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +19,13 @@ from ..modules import unwrap
 from .base import Closure, descend, signed
 from .directions import Direction, Part, Whole
 from .fixed_kernel import fixed_kernel_direction, sample_inverse
+from .layers import Layer
 from .lengths import TRUST, Move, lengthened
 from .listening import ListeningOptimizer, readout_of
 from .preconditioner import NEXT, REFRESHES, Memory, Preconditioner
 
-MOMENTUM = "momentum"  # the one key of the state that is of every parameter; the others are Preconditioner's
+# Keys of the state of every parameter; the others are Preconditioner's and of a layer's weight.
+MOMENTUM, BASE = "momentum", "base"  # the preconditioned momentum; or what the base optimizer keeps
 
 
 class FunctionSpaceSGD(ListeningOptimizer):
@@ -65,13 +68,13 @@ class FunctionSpaceSGD(ListeningOptimizer):
         kernel: A fixed kernel on the model's inputs in place of :math:`G G^\top` (labelled so: the identity above
             then no longer holds); every step has its own matrix.
         base: Makes the optimizer of the remaining parameters from their list; None gives them SGD steps. Its rate
-            follows ours in proportion.
+            for a parameter is multiplied by the ``lr`` of the parameter's group over the ``lr`` given here.
         exclude: Names of layers, or of modules that hold them, to leave with the remaining parameters.
         max_width: A layer with more columns uses the latest batch alone, on the dual side: memory n d, not d^2.
         max_rows: Approximate number of a convolution's patches used for a moment; every sample gives as many.
         rank_tolerance: Directions whose eigenvalue is at most this times :math:`\lambda + \rho` are treated alike,
-            with :math:`\rho` their mean; the state's ``error`` bounds what that changes. 0 inverts the whole moment, as
-            do layers where more than half of the directions are above.
+            with :math:`\rho` their mean; ``state_of(weight)["error"]`` bounds what that changes. 0 inverts the whole
+            moment, as do layers where more than half of the directions are above.
         drift: A moment that moved by at most this, relative to its norm, is renewed half as often from then on.
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
@@ -132,11 +135,12 @@ class FunctionSpaceSGD(ListeningOptimizer):
         self._preconditioners = [Preconditioner(where, layer, self.memory) for layer in chosen]
         heard = {layer.name: layer.module for layer in chosen}
         self.listen_to(model, heard if kernel is None else {**heard, "": unwrap(model)})
-        self._warned: set[str] = set()
+        self._base: Optimizer | None = None
+        self._base_rates: list[tuple[float, int]] = []  # of each group of the base: its rate, and which group of ours
         remaining = self._remaining()
-        self._base = base(remaining) if base is not None and remaining else None
-        self._base_rates = [] if self._base is None else [float(g["lr"]) for g in self._base.param_groups]
-        self._first_rate = float(self.param_groups[0]["lr"])
+        if base is not None and remaining:
+            self._base = base(remaining)
+            self._split_base()
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
@@ -161,9 +165,9 @@ class FunctionSpaceSGD(ListeningOptimizer):
         if not momentum:
             direction.add_to(p, alpha * scale)
             return
-        if MOMENTUM not in self.state[p]:
-            self.state[p][MOMENTUM] = torch.zeros_like(p)
-        buffer = self.state[p][MOMENTUM].mul_(momentum)
+        if MOMENTUM not in self.state_of(p):
+            self.state_of(p)[MOMENTUM] = torch.zeros_like(p)
+        buffer = self.state_of(p)[MOMENTUM].mul_(momentum)
         direction.add_to(buffer, scale)
         p.add_(buffer, alpha=alpha * (momentum if group["nesterov"] else 1.0))
         if group["nesterov"]:
@@ -185,21 +189,28 @@ class FunctionSpaceSGD(ListeningOptimizer):
     @override
     def state_dict(self) -> dict[str, Any]:
         """The state, with that of the base optimizer."""
+        self._keep_base_state()
         own: dict[str, Any] = super().state_dict()
-        return own if self._base is None else {**own, "base": self._base.state_dict()}
+        return own
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, and that of the base optimizer."""
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "base"})
+        super().load_state_dict(state_dict)
         if self._base is not None:
-            self._base.load_state_dict(state_dict["base"])
+            parameters = [p for group in self._base.param_groups for p in group["params"]]
+            states = dict(enumerate(self.state_of(p).get(BASE, {}) for p in parameters))
+            if "base" in state_dict:  # until version 0.2 beside our own state, by the parameters' numbers
+                states = copy.deepcopy(state_dict["base"]["state"])
+            states = {index: state for index, state in states.items() if state}
+            self._base.load_state_dict({"state": states, "param_groups": self._base.state_dict()["param_groups"]})
+            self._keep_base_state()
         self._listen(self.steps)
 
     def _listen(self, step: int) -> None:
         """Hear the layers whose moments are due at this step; a fixed kernel sees every pass."""
         layers = [p.layer for p in self._preconditioners]
-        due = [a.name for a in layers if self.kernel is not None or self.state[a.weight].get(NEXT, 0) <= step]
+        due = [a.name for a in layers if self.kernel is not None or self.state_of(a.weight).get(NEXT, 0) <= step]
         self._recorder.listen(due if self.kernel is None else [*due, ""])
 
     def _directions(self) -> dict[int, tuple[Part, float]]:
@@ -208,12 +219,18 @@ class FunctionSpaceSGD(ListeningOptimizer):
         if self.kernel is not None and self._recorder.records[""].inputs:
             inverse = sample_inverse(self.kernel, self._recorder.records[""], self.memory.damping)
         rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
-        moves, owners = [], {}
+        moves, owners, unheard = [], {}, []
         for own in self._preconditioners:
             layer = own.layer
-            if layer.weight.grad is not None and (made := self._direction(own, inverse)) is not None:
-                moves.append(Move(layer, self.state[layer.weight], made, rates[id(layer.weight)]))
+            if layer.weight.grad is None:
+                continue
+            if self._is_unheard(layer, inverse):
+                unheard.append(layer)
+            direction = self._direction(own, inverse)
+            if direction is not None:
+                moves.append(Move(layer, self.state_of(layer.weight), direction, rates[id(layer.weight)]))
                 owners[layer.name] = own
+        self.warn_unheard(unheard)
         if self.kernel is None and moves:
             balance = self.balance if self.graft == "none" else None
             moves = lengthened(
@@ -227,16 +244,21 @@ class FunctionSpaceSGD(ListeningOptimizer):
 
     def _direction(self, own: Preconditioner, inverse: Tensor | None) -> Direction | None:
         layer = own.layer
-        state, record = self.state[layer.weight], self._recorder.records[layer.name]
-        if inverse is not None and record.inputs:
+        state, record = self.state_of(layer.weight), self._recorder.records[layer.name]
+        if self.kernel is not None:
+            if inverse is None or not record.inputs:
+                return None
             u = fixed_kernel_direction(layer, record, inverse)
             return self._grafted(own, layer.whole(u, u.new_zeros(())))
         if record.inputs:
             own.refresh(state, record, self.steps)
-        if REFRESHES not in state:
-            self._warn_unseen(layer.name)
-            return None
-        return self._grafted(own, own.direction(state))
+        return self._grafted(own, own.direction(state)) if REFRESHES in state else None
+
+    def _is_unheard(self, layer: Layer, inverse: Tensor | None) -> bool:
+        """Whether a layer was to be heard before this step, and was not."""
+        due = self.kernel is not None or self.state_of(layer.weight).get(NEXT, 0) <= self.steps
+        heard = self._recorder.records[layer.name].inputs and (self.kernel is None or inverse is not None)
+        return due and not heard
 
     def _grafted(self, own: Preconditioner, u: Direction) -> Direction:
         if self.graft == "none":
@@ -244,18 +266,31 @@ class FunctionSpaceSGD(ListeningOptimizer):
         norm = u.squares() ** 0.5
         return u.scaled(float(own.layer.gradient().norm()) / norm if norm else 1.0)
 
+    def _split_base(self) -> None:
+        """Give the base a group for each of our groups, so that each can have a rate of its own."""
+        assert self._base is not None
+        ours = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
+        groups = []
+        for group in self._base.param_groups:
+            for i in sorted({ours[id(p)] for p in group["params"]}):
+                groups.append({**group, "params": [p for p in group["params"] if ours[id(p)] == i]})
+                self._base_rates.append((float(group["lr"]), i))
+        self._base.param_groups[:] = groups
+
     def _step_base(self) -> None:
         if self._base is not None:
-            ratio = float(self.param_groups[0]["lr"]) / self._first_rate if self._first_rate else 0.0
-            for group, rate in zip(self._base.param_groups, self._base_rates, strict=True):
-                group["lr"] = rate * ratio
+            full = float(self.defaults["lr"])
+            for group, (rate, i) in zip(self._base.param_groups, self._base_rates, strict=True):
+                group["lr"] = rate * float(self.param_groups[i]["lr"]) / full if full else 0.0
             self._base.step()
+            self._keep_base_state()
 
-    def _warn_unseen(self, name: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            text = f"layer {name!r} has a gradient but its forward was never called; it takes plain SGD steps."
-            checks.warn("FunctionSpaceSGD", text)
+    def _keep_base_state(self) -> None:
+        """Let our state refer to the base's: checkpoints know no state but that of parameters."""
+        if self._base is not None:
+            for p in (p for group in self._base.param_groups for p in group["params"]):
+                if p in self._base.state:
+                    self.state_of(p)[BASE] = self._base.state[p]
 
     def _remaining(self) -> list[Tensor]:
         layers = [own.layer for own in self._preconditioners]

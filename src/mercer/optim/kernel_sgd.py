@@ -54,6 +54,8 @@ class KernelSGD(ListeningOptimizer):
         capturable: Refused.
     """
 
+    remembers = False
+
     def __init__(
         self,
         params: ParamsT,
@@ -98,7 +100,7 @@ class KernelSGD(ListeningOptimizer):
     def _chosen(self, model: nn.Module, layers: str) -> list[Tensor]:
         if layers == "last":
             return [last_linear(model)[1].weight]
-        found = trained_layers("KernelSGD", model, self.parameters, (nn.Linear, *_CONVOLUTIONS))
+        found = trained_layers("KernelSGD", model, self.parameters, (nn.Linear, *_CONVOLUTIONS), exclude=None)
         weights: list[Tensor] = [m._parameters["weight"] for m in found.values()]  # type: ignore[misc]
         recurrent = [m for m in unwrap(model).modules() if isinstance(m, nn.RNNBase)]
         return weights + [p for m in recurrent for p in m.parameters() if p.ndim > 1]
@@ -208,4 +210,6 @@ def state_bytes(optimizer: Any) -> int:
 def _bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        value = list(value.values())
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0

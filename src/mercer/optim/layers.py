@@ -92,7 +92,7 @@ def trained_layers(
     model: nn.Module,
     parameters: Sequence[Tensor],
     kinds: tuple[type[nn.Module], ...],
-    exclude: Sequence[str] = (),
+    exclude: Sequence[str] | None = (),
 ) -> dict[str, nn.Module]:
     """The layers of these kinds whose weight is one of ``parameters``, requires grad, and is nobody else's.
 
@@ -101,32 +101,28 @@ def trained_layers(
         model: The user's model, plain or wrapped.
         parameters: What the optimizer was given.
         kinds: Classes with a ``weight``.
-        exclude: Names of layers, or of modules that hold them, to leave out.
+        exclude: Names of layers, or of modules that hold them, to leave out; None where the optimizer cannot.
 
     Raises:
         ValueError: Two modules share a weight, or ``exclude`` names nothing.
     """
     root = unwrap(model)
     names = dict(root.named_modules())
-    for name in exclude:
+    for name in exclude or ():
         checks.choice(where, "a name in exclude", name, list(names))
     owned = {id(p) for p in parameters if p.requires_grad}
     found = {}
     for name, module in names.items():
-        left_out = any(name == e or name.startswith(f"{e}.") for e in exclude)
+        left_out = any(name == e or name.startswith(f"{e}.") for e in exclude or ())
         weight = module._parameters.get("weight")
         if isinstance(module, kinds) and not left_out and weight is not None and id(weight) in owned:
-            _refuse_shared(where, root, name, weight)
+            holders = [holder for holder, p in root.named_parameters(remove_duplicate=False) if p is weight]
+            if len(holders) > 1:
+                fix = 'Use layers="last".' if exclude is None else f"Leave it to plain SGD with exclude=[{name!r}]."
+                need = "a preconditioned layer must not share its weight"
+                raise ValueError(checks.sentence(where, need, " and ".join(holders), fix))
             found[name] = module
     return found
-
-
-def _refuse_shared(where: str, root: nn.Module, layer: str, weight: Tensor) -> None:
-    holders = [name for name, p in root.named_parameters(remove_duplicate=False) if p is weight]
-    if len(holders) > 1:
-        fix = f"Leave it to plain SGD with exclude=[{layer!r}]."
-        need = "a preconditioned layer must not share its weight"
-        raise ValueError(checks.sentence(where, need, " and ".join(holders), fix))
 
 
 def layer_rows(module: nn.Module, x: Tensor, *, bias: bool, most: int | None = None) -> Tensor:

@@ -25,6 +25,19 @@ class ListeningOptimizer(CheckedOptimizer):
     def listen_to(self, model: nn.Module, modules: Mapping[str, nn.Module], *, once: bool = True) -> None:
         """Record these modules of the model: see :class:`Recorder`."""
         self._recorder = Recorder(type(self).__name__, model, modules, once=once)
+        self._warned: set[str] = set()
+
+    def warn_unheard(self, layers: Sequence[Layer]) -> None:
+        """Say once of each layer that it has a gradient, and that nobody heard where the gradient came from."""
+        names = [a.name for a in layers if a.name not in self._warned and bool(a.weight.grad.any())]  # type: ignore[union-attr]
+        if names:
+            self._warned.update(names)
+            which = ", ".join(map(repr, names))
+            subject = f"layer {which} has" if len(names) == 1 else f"layers {which} have"
+            effect = "the steps are plain SGD, or use what earlier batches gave"
+            fix = "Call each layer as a module, not through its weight; if the model was compiled, call "
+            fix += f"torch.compiler.reset() once; or leave them out with exclude=[{which}]."
+            checks.warn(type(self).__name__, f"{subject} a gradient but no recorded input; {effect}. {fix}")
 
     def choose_layers(self, model: nn.Module, layers: str, exclude: Sequence[str]) -> list[Layer]:
         """The linear and ungrouped 2-d convolutional layers whose weights are ours: all, or the last linear one."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .. import checks
-from ..linalg import in_backward
+from ..linalg import in_backward, mark_for_compiler
 from ..modules import as_logits, unwrap
 
 
@@ -68,10 +68,11 @@ class Recorder:
         self._ran: set[str] = set()
         self._heard: frozenset[str] = frozenset()
         self._handles: list[RemovableHandle] = []
-        weakref.finalize(self, _remove, self._handles)
+        self._marks: list[tuple[Tensor, set[str]]] = []  # the attributes that a mark for the compiler consists of
+        weakref.finalize(self, _remove, self._handles, self._marks)
 
     def __getstate__(self) -> dict[str, Any]:
-        seen = ("records", "_inside", "_ran", "_handles")
+        seen = ("records", "_inside", "_ran", "_handles", "_marks")
         return {key: value for key, value in self.__dict__.items() if key not in seen}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -81,18 +82,21 @@ class Recorder:
         self.listen(heard)
 
     def listen(self, names: Collection[str]) -> None:
-        """Hear these modules from the next pass on, and no others: a hook costs every pass."""
-        wanted = frozenset(() if self._closed else names)
-        if wanted == self._heard:
-            return
-        _remove(self._handles)
-        self._heard = wanted
-        if wanted:
+        """Hear these modules from the next pass on, and no others: without any there are no hooks, which cost time.
+
+        Compiled code does not look for hooks that came after it, but it does look for marks on parameters. So these
+        are marked as long as there are hooks: torch then compiles the model once more, with the hooks. All modules
+        have hooks, or none: otherwise there would be code for every choice of them.
+        """
+        self._heard = frozenset(() if self._closed else names)
+        if not self._heard:
+            _remove(self._handles, self._marks)
+        elif not self._handles:
             self._hook(self._root, "begin")
-            for name in self._modules:
-                if name in wanted:
-                    self._hook(self._modules[name], "see", name)
+            for name, module in self._modules.items():
+                self._hook(module, "see", name)
             self._hook(self._root, "end")
+            self._marks.extend((p, mark_for_compiler(p)) for p in self._root.parameters())
 
     def clear(self) -> None:
         """Forget what was seen."""
@@ -122,23 +126,20 @@ class Recorder:
         self._inside = False
 
     def _see(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if not torch.is_grad_enabled():
+        recomputed = in_backward()  # checkpointing runs the layer again; first, for here compiled code hands over to us
+        if name not in self._heard or not torch.is_grad_enabled():
             return
         result = as_logits(output)
         given = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
         if not result.requires_grad or not given:
             return
-        self._refuse_second_run(name)
-        result.register_hook(_WeakHook(self, "_keep", name, given[0].detach(), result.detach()))
-
-    def _refuse_second_run(self, name: str) -> None:
-        recomputed = in_backward()  # checkpointing runs the layer again
         if self._inside and self._once and not recomputed:
             if name in self._ran:
                 fix = f"Leave it to plain SGD with exclude=[{name!r}]."
                 need = "a preconditioned layer must run once in a forward pass"
                 raise RuntimeError(checks.sentence(self.where, need, f"{name!r} twice", fix))
             self._ran.add(name)
+        result.register_hook(_WeakHook(self, "_keep", name, given[0].detach(), result.detach()))
 
     def _keep(self, name: str, given: Tensor, output: Tensor, gradient: Tensor) -> None:
         record = self.records[name]
@@ -161,10 +162,14 @@ class _WeakHook:
             getattr(recorder, self._method)(*self._args, *args)
 
 
-def _remove(handles: list[RemovableHandle]) -> None:
+def _remove(handles: list[RemovableHandle], marks: list[tuple[Tensor, set[str]]]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
+    for p, attributes in marks:
+        for name in attributes:
+            vars(p).pop(name, None)
+    marks.clear()
 
 
 class _WithoutOurs:

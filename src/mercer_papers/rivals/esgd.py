@@ -97,7 +97,7 @@ class ESGD(CheckedOptimizer):
 
     def _direction(self, p: Tensor) -> Tensor:
         assert p.grad is not None
-        total = self.state[p].get(CURVATURE)
+        total = self.state_of(p).get(CURVATURE)
         mean = torch.zeros_like(p) if total is None else total / self._estimates
         return p.grad / (mean.sqrt() + self.damping)
 
@@ -108,7 +108,7 @@ class ESGD(CheckedOptimizer):
         v = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in live]
         products = self._exact(live, v) if all(_has_graph(p) for p in live) else self._difference(live, v, closure)
         for p, product in zip(live, products, strict=True):
-            total = self.state[p].setdefault(CURVATURE, torch.zeros_like(p))
+            total = self.state_of(p).setdefault(CURVATURE, torch.zeros_like(p))
             total.addcmul_(product, product)
 
     def _exact(self, live: list[Tensor], v: list[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from mercer import checks
 from mercer.optim.base import CheckedOptimizer, Closure
 
-STEPS, CHANGES = "s", "y"  # (pairs, parameters), newest last, kept with the first parameter
+MOVES, CHANGES = "s", "y"  # (pairs, parameters), newest last, kept where steps are counted
 
 
 class MultiBatchLBFGS(CheckedOptimizer):
@@ -34,6 +34,8 @@ class MultiBatchLBFGS(CheckedOptimizer):
         differentiable: Refused.
         capturable: Refused.
     """
+
+    remembers = False  # not every step has a pair
 
     def __init__(
         self,
@@ -95,9 +97,9 @@ class MultiBatchLBFGS(CheckedOptimizer):
         return _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in live])
 
     def _pairs(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        state = self.state[self.param_groups[0]["params"][0]]
+        state = self._first_state()
         none = like.new_zeros(0, len(like))
-        s, y = state.get(STEPS, none), state.get(CHANGES, none)
+        s, y = state.get(MOVES, none), state.get(CHANGES, none)
         if s.shape[1] != len(like):
             fix = "Keep the same parameters trainable, or start a new optimizer."
             need = f"the gradient must have the {s.shape[1]} numbers of earlier steps"
@@ -105,9 +107,9 @@ class MultiBatchLBFGS(CheckedOptimizer):
         return s, y
 
     def _remember(self, s: Tensor, y: Tensor) -> None:
-        state = self.state[self.param_groups[0]["params"][0]]
+        state = self._first_state()
         old = self._pairs(s)
-        for key, kept, new in ((STEPS, old[0], s), (CHANGES, old[1], y)):
+        for key, kept, new in ((MOVES, old[0], s), (CHANGES, old[1], y)):
             # a copy, not a view: sums depend on alignment, and a resumed run must repeat them to the bit
             state[key] = torch.cat((kept, new[None]))[-self.history :].clone()
 

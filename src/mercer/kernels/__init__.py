@@ -12,7 +12,7 @@ from .monte_carlo import MonteCarloNNGP, Trajectory
 from .network import NetworkKernel
 from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
-from .reading import ROWS_ARE_NO_METADATA, read_rows
+from .reading import read_rows
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern, Periodic, RationalQuadratic
 from .tangents import Tangents
@@ -23,7 +23,6 @@ __all__ = [
     "NNGP",
     "NTK",
     "RBF",
-    "ROWS_ARE_NO_METADATA",
     "ArcCosine",
     "Constant",
     "ConvNNGP",

@@ -11,9 +11,6 @@ from ..modules import Data, Readable, StoredRows, as_tensor, is_loader, open_row
 from .base import Kernel
 from .user_kernels import Precomputed, check_indices
 
-ROWS_ARE_NO_METADATA = {"x": "$UNUSED$"}
-"""What scikit-learn's metadata routing reads of a method whose rows are called x, not X."""
-
 
 def read_rows(estimator: object, kernel: Kernel | None, x: Data, *, reset: bool) -> Readable:
     """Finite rows of the kernel's kind, with scikit-learn's checks of the columns' number and names.

@@ -104,7 +104,8 @@ def inverse_diagonal(factor: Tensor) -> Tensor:  # (n, n) -> (n,)
         return torch.cholesky_inverse(factor).diagonal()
     inverse = torch.tril(factor)
     lapack.dtrtri(inverse.numpy().T, lower=0, overwrite_c=1)
-    return torch.linalg.vector_norm(inverse, dim=0).square()
+    lengths: Tensor = torch.linalg.vector_norm(inverse, dim=0)
+    return lengths.square()
 
 
 def shifted(matrix: Tensor, shift: float | Tensor) -> Tensor:  # (..., n, n) -> (..., n, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, Self
 
@@ -9,11 +10,12 @@ import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
+from sklearn.utils.metadata_routing import UNUSED
 from torch import Tensor
 
 from .. import checks
 from ..distributed import gather_rows, global_slice, shard, shared_generator, sum_over_ranks, take_rows
-from ..kernels import ROWS_ARE_NO_METADATA, FunctionKernel, Kernel, read_rows
+from ..kernels import FunctionKernel, Kernel, read_rows
 from ..linalg import block_rows, cholesky_in_place, inverse_diagonal, slices, solve_factored
 from ..modules import Data
 from ..storage import Savable
@@ -80,7 +82,7 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     from_tensor_: bool
     scale_: Tensor | None = None  # (n,): square roots of the anchors' weights; None for 1
     # The rows, which scikit-learn calls X, are no metadata.
-    __metadata_request__fit = __metadata_request__partial_fit = __metadata_request__predict = ROWS_ARE_NO_METADATA
+    __metadata_request__fit = __metadata_request__partial_fit = __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012
 
     def __init__(
         self,
@@ -118,6 +120,13 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
             machine = self.machine_ if self.machine_ is not None else self._as_landmarks()
             self._take(machine.add(self.kernel_, new.x, new.y, new.weight), self.penalty_)
         self._finish("landmarks", isinstance(x, Tensor))
+        return self
+
+    def set_params(self, **params: Any) -> Self:
+        """Set arguments; those of the kernel, as in ``kernel__gamma=2.0``, change a copy, not the fitted kernel."""
+        if isinstance(self.kernel, Kernel) and any(name.startswith("kernel__") for name in params):
+            self.kernel = copy.deepcopy(self.kernel)
+        super().set_params(**params)
         return self
 
     def predict(self, x: Data) -> Any:

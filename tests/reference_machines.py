@@ -42,3 +42,10 @@ def landmark_leave_one_out(kernel, z, x, y, penalty):
         others = torch.arange(len(x)) != i
         out[i] = landmark_ridge(kernel, z, x[others], y[others], penalty, x[i : i + 1])[0]
     return out
+
+
+def weighted_ridge(kernel, x, y, penalty, weight, at):
+    """f(at) = mean + k(at, x) (K + penalty W^-1)^-1 (y - mean), with a weighted mean; rows of weight 0 are none."""
+    x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
+    mean = (weight[:, None] * y).sum(0) / weight.sum()
+    return mean + kernel(at, x) @ torch.linalg.inv(kernel(x, x) + penalty * torch.diag(1 / weight)) @ (y - mean)

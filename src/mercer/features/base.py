@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, overload
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.metadata_routing import UNUSED
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from .. import checks, distributed
-from ..kernels import Kernel, check_indices
-from ..modules import Readable, StoredRows, open_rows, rows
+from ..kernels import Kernel, read_rows
+from ..modules import Readable
 from ..storage import Savable
 
 _ERROR_ROWS = 1000
+_COLUMNS = ("n_features_in_", "feature_names_in_")
 
 
-class FeatureMap(Savable, nn.Module):
+class FeatureMap(
+    Savable,
+    nn.Module,
+    ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
     r"""An explicit map with :math:`k(x, y) \approx \langle \varphi(x), \varphi(y) \rangle`.
 
     A variant writes :meth:`learn` and :meth:`features`, and names in ``FITTED`` the buffers that ``learn`` fills. They
     exist from the start, empty, so that a fitted ``state_dict`` loads into a fresh map of the same arguments.
+
+    It is a transformer of scikit-learn, too: ``fit`` and ``transform`` of a frame learn and check the columns' number
+    and names; ``set_output`` and ``get_feature_names_out`` name the features. As a ``generator`` it takes a torch
+    generator, which every fit draws on from; a seed, with which every fit draws the same; or None, torch's own.
     """
 
     FITTED: ClassVar[tuple[str, ...]] = ()
     _captures = True
+    m: int
+    # The rows, which scikit-learn calls X, are no metadata.
+    __metadata_request__fit = __metadata_request__transform = {"x": UNUSED}  # noqa: RUF012
     __call__: Callable[..., Tensor]
 
-    def __init__(self, kernel: Kernel, generator: torch.Generator | None = None) -> None:
+    def __init__(self, kernel: Kernel, generator: torch.Generator | int | None = None) -> None:
         super().__init__()
         if not isinstance(kernel, Kernel):
             fix = "Use FunctionKernel(f) for a function of (x, y)."
             need = "kernel must be a kernel of mercer.kernels"
             raise TypeError(checks.sentence(type(self).__name__, need, type(kernel).__name__, fix))
         self.exact = kernel
-        self.generator = generator
+        self.seed: int | None = None
+        self.generator: torch.Generator | None = None
+        if isinstance(generator, torch.Generator):
+            self.generator = generator
+        elif generator is not None:
+            self.seed = checks.integer(type(self).__name__, "a generator that is a seed", generator, 0)
         for name in self.FITTED:
             self.register_buffer(name, torch.empty(0))
 
@@ -73,36 +95,62 @@ class FeatureMap(Savable, nn.Module):
             features = self._learn_features(self._rows(x)[:])
         return features if isinstance(x, Tensor | DataLoader) else features.cpu().numpy()
 
-    def transform(self, x: ArrayLike) -> NDArray[Any]:  # (n, d) -> (n, m)
-        """The features of an array as an array: the map as a step of a scikit-learn pipeline."""
+    @overload
+    def transform(self, x: Tensor) -> Tensor: ...
+
+    @overload
+    def transform(self, x: ArrayLike) -> NDArray[Any]: ...
+
+    def transform(self, x: Any) -> Tensor | NDArray[Any]:  # (n, d) -> (n, m)
+        """The features of an array or a frame as an array, without gradients: a step of a scikit-learn pipeline."""
         self._check_fitted()
-        data = rows(type(self).__name__, np.asarray(x))
         with torch.no_grad():
-            features = self(data.to(getattr(self, self.FITTED[0]).device))
-        return features.cpu().numpy()
+            if isinstance(x, Tensor):
+                return self(x)
+            data = read_rows(self, self.exact, x, reset=False)[:]
+            return self(data.to(getattr(self, self.FITTED[0]).device)).cpu().numpy()
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments, for scikit-learn's ``clone`` and pipelines."""
-        return dict(self.get_arguments())
+        """The constructor's arguments and, where ``deep``, those of the kernel, as ``kernel__gamma``."""
+        params = dict(self.get_arguments())
+        if deep and isinstance(params.get("kernel"), Kernel):
+            params.update({f"kernel__{name}": value for name, value in params["kernel"].get_params().items()})
+        return params
 
     def set_params(self, **params: Any) -> Self:
         """Construct an unfitted map with some arguments changed."""
-        known = self.get_params()
+        known = self.get_params(deep=False)
         for name in params:
-            checks.choice(type(self).__name__, "a parameter", name, known)
-        fresh = type(self).from_arguments({**known, **params})
+            checks.choice(type(self).__name__, "a parameter", name.partition("__")[0], known)
+        known.update({name: value for name, value in params.items() if "__" not in name})
+        inner = {name.removeprefix("kernel__"): value for name, value in params.items() if "__" in name}
+        if inner:
+            known["kernel"] = copy.deepcopy(known["kernel"]).set_params(**inner)
+        fresh = type(self).from_arguments(known)
         self.__dict__ = fresh.__dict__
         return self
+
+    @override
+    def get_state(self) -> dict[str, Any]:
+        """The buffers, and the columns' number and names."""
+        columns = {name: vars(self)[name] for name in _COLUMNS if name in vars(self)}
+        return {**super().get_state(), **columns}
+
+    @override
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`get_state` gave."""
+        for name in _COLUMNS:
+            if name in state:
+                setattr(self, name, state[name])
+        super().set_state({name: value for name, value in state.items() if name not in _COLUMNS})
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether ``fit`` was called."""
         return bool(getattr(self, self.FITTED[0]).numel())
 
-    def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks of a step: a transformer that needs no targets."""
-        from sklearn.utils import Tags, TargetTags, TransformerTags
-
-        return Tags(estimator_type=None, target_tags=TargetTags(required=False), transformer_tags=TransformerTags())
+    @property
+    def _n_features_out(self) -> int:
+        return self.m
 
     def _learn_features(self, data: Tensor) -> Tensor:
         self.learn(data)
@@ -131,32 +179,20 @@ class FeatureMap(Savable, nn.Module):
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
-        """All ranks draw the same numbers."""
-        own, self.generator = self.generator, distributed.shared_generator(self.generator)
+        """All ranks draw the same numbers; from a seed, every fit does."""
+        own = self.generator
+        source = own if self.seed is None else torch.Generator().manual_seed(self.seed)
+        self.generator = distributed.shared_generator(source)
         try:
             yield
         finally:
             self.generator = own
 
     def _rows(self, x: Any) -> Readable:
-        data = self._prepared(x)
+        data = read_rows(self, self.exact, x, reset=True)
         if distributed.global_slice(len(data))[1] == 0:
             raise ValueError(checks.sentence(type(self).__name__, "x must have at least one row", tuple(data.shape)))
         return data
-
-    def _prepared(self, x: Any) -> Readable:
-        where = type(self).__name__
-        if isinstance(x, StoredRows | np.memmap):
-            stored = x if isinstance(x, StoredRows) else open_rows(x)
-            self.exact.prepare("x", stored[:0])
-            return stored
-        if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex():
-            data = self.exact.prepare("x", x)  # indices of a precomputed Gram matrix stay whole numbers
-        else:
-            data = self.exact.prepare("x", rows(where, x))
-        if data.is_floating_point():
-            return checks.squarable(where, "x", data.detach(), empty=True)
-        return check_indices(where, self.exact, data)
 
     def _checked(self, x: Tensor) -> Tensor:
         x = self.exact.prepare("x", x)
@@ -173,9 +209,7 @@ class FeatureMap(Savable, nn.Module):
         return None
 
     def _check_fitted(self) -> None:
-        if not getattr(self, self.FITTED[0]).numel():
-            from sklearn.exceptions import NotFittedError
-
+        if not self.__sklearn_is_fitted__():
             where = type(self).__name__
             raise NotFittedError(checks.sentence(where, "must be fitted first", "no fit", "Call fit(x)."))
 

@@ -63,7 +63,7 @@ class NeuralEigenfunctions(FeatureMap):
             parallel networks for ``"neuralef"``, one network (convolutional for pictures) for ``"distill"``.
         method: As above.
         ritz: Rayleigh-Ritz after training.
-        generator: Source of randomness.
+        generator: Source of randomness, or a seed.
         landmarks: Their number, or the landmarks themselves; None takes the rows, or as many as the loss needs.
         steps: Training steps; None takes 2000 for ``"neuralef"``, 1000 for ``"distill"``, 0 for ``"landmarks"``.
         batch_size: Rows of a minibatch.
@@ -91,7 +91,7 @@ class NeuralEigenfunctions(FeatureMap):
         network: nn.Module | None = None,
         method: str = "auto",
         ritz: bool = True,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | int | None = None,
         landmarks: int | Tensor | None = None,
         steps: int | None = None,
         batch_size: int = 256,

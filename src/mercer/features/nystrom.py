@@ -33,7 +33,7 @@ class Nystrom(FeatureMap):
         m: Number of landmarks and features; above n it is reduced to n, with a warning, the surplus columns 0.
         selection: ``"uniform"`` rows, ``"kmeans"`` centres, rows by approximate ridge ``"leverage"`` scores, or the
             landmarks themselves.
-        generator: Source of randomness.
+        generator: Source of randomness, or a seed.
 
     Attributes:
         eigenvalues: :math:`\mu` ``(m,)``, descending, of K / n.
@@ -48,7 +48,12 @@ class Nystrom(FeatureMap):
     residual: Tensor
 
     def __init__(
-        self, kernel: Kernel, m: int, *, selection: str | Tensor = "uniform", generator: torch.Generator | None = None
+        self,
+        kernel: Kernel,
+        m: int,
+        *,
+        selection: str | Tensor = "uniform",
+        generator: torch.Generator | int | None = None,
     ) -> None:
         super().__init__(kernel, generator)
         self.m = checks.integer("Nystrom", "m", m, 1)

@@ -29,7 +29,7 @@ class RandomFourier(FeatureMap):
         orthogonal: Draw the directions of :math:`\omega` orthogonal in blocks of d (Yu et al. 2016): unbiased, with
             lower variance for the Gaussian kernel.
         paired: False for m cosines, each with a frequency and a phase of its own.
-        generator: Source of randomness.
+        generator: Source of randomness, or a seed.
     """
 
     FITTED = ("omega", "phase", "scale")
@@ -44,7 +44,7 @@ class RandomFourier(FeatureMap):
         *,
         orthogonal: bool = False,
         paired: bool = True,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | int | None = None,
     ) -> None:
         super().__init__(kernel, generator)
         self.m = checks.integer("RandomFourier", "m", m, 1)
@@ -91,13 +91,13 @@ class PositiveRandomFeatures(FeatureMap):
     Args:
         m: Number of features.
         orthogonal: Directions orthogonal in blocks of d.
-        generator: Source of randomness.
+        generator: Source of randomness, or a seed.
     """
 
     FITTED = ("omega",)
     omega: Tensor
 
-    def __init__(self, m: int, *, orthogonal: bool = False, generator: torch.Generator | None = None) -> None:
+    def __init__(self, m: int, *, orthogonal: bool = False, generator: torch.Generator | int | None = None) -> None:
         super().__init__(FunctionKernel(_exponential), generator)
         self.m = checks.integer("PositiveRandomFeatures", "m", m, 1)
         self.orthogonal = orthogonal

@@ -12,6 +12,7 @@ from .monte_carlo import MonteCarloNNGP, Trajectory
 from .network import NetworkKernel
 from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
+from .reading import read_rows
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern, Periodic, RationalQuadratic
 from .tangents import Tangents
@@ -53,6 +54,7 @@ __all__ = [
     "from_gpytorch",
     "functionals",
     "read_out",
+    "read_rows",
     "to_gpytorch",
     "truncation_bound",
 ]

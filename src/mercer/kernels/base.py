@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from ..distributed import shards
 from ..linalg import block_rows, blockwise_matmul, differentiated, slices, transformed
 from ..modules import as_tensor
 from ..storage import Savable
+from .positive import Positive
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -35,6 +37,7 @@ class Kernel(Savable, nn.Module):
     """
 
     __call__: Callable[..., Tensor]
+    _captures = True
     RECOMPUTED: ClassVar[bool] = True  # in the backward pass of `matmul`; not by kernels that use torch.func themselves
 
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -137,6 +140,43 @@ class Kernel(Savable, nn.Module):
             y = None if Y is None else as_tensor(where, "Y", Y)
             gram: NDArray[np.floating] = self(as_tensor(where, "X", X), y).numpy()
             return gram
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments as they are now, so that scikit-learn's searches reach ``kernel__gamma``.
+
+        Args:
+            deep: Also those of kernels among them, as ``left__gamma``.
+        """
+        params: dict[str, Any] = {}
+        for name, argument in self.get_arguments().items():
+            hyper, value = getattr(self, name, None), argument
+            if isinstance(hyper, Positive) and hyper.number is None:
+                now = hyper(torch.zeros((), dtype=torch.float64)).detach()
+                value = now if now.ndim else now.item()
+            params[name] = value
+            if deep and isinstance(value, Kernel):
+                params.update({f"{name}__{inner}": item for inner, item in value.get_params().items()})
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Construct the kernel anew, in place, with some arguments changed: ``gamma=2.0``, ``left__gamma=2.0``."""
+        known = self.get_params(deep=False)
+        nested: dict[str, dict[str, Any]] = {}
+        for name, value in params.items():
+            first, _, inner = name.partition("__")
+            checks.choice(type(self).__name__, "a parameter", first, known)
+            if inner:
+                nested.setdefault(first, {})[inner] = value
+            else:
+                known[first] = value
+        for name, inner_params in nested.items():
+            known[name] = copy.deepcopy(known[name]).set_params(**inner_params)
+        self.__dict__ = type(self).from_arguments(known).__dict__
+        return self
+
+    def __sklearn_clone__(self) -> Self:
+        """A copy, learned values and all."""
+        return copy.deepcopy(self)
 
     def normalized(self) -> Kernel:
         r""":math:`k(x, y) / \sqrt{k(x, x) k(y, y)}`, the cosine in feature space."""

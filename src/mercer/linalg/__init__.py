@@ -1,7 +1,7 @@
 """Linear algebra on tensors: distances, factorisations, Krylov methods, ridge regression."""
 
 from .blocks import block_rows, blockwise, blockwise_matmul, slices
-from .cholesky import Cholesky, cholesky, shifted
+from .cholesky import Cholesky, cholesky, cholesky_in_place, inverse_diagonal, shifted, solve_factored
 from .distances import (
     angles,
     clamp_cosines,
@@ -44,6 +44,7 @@ __all__ = [
     "blockwise",
     "blockwise_matmul",
     "cholesky",
+    "cholesky_in_place",
     "clamp_cosines",
     "cosines",
     "differentiated",
@@ -52,6 +53,7 @@ __all__ = [
     "gauss",
     "in_backward",
     "in_batched_backward",
+    "inverse_diagonal",
     "inverse_root",
     "leave_uncompiled",
     "manhattan_distances",
@@ -67,6 +69,7 @@ __all__ = [
     "scale_in_place",
     "shifted",
     "slices",
+    "solve_factored",
     "squared_distances",
     "top_eigh",
     "transformed",

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from scipy.linalg import lapack
 from torch import Tensor
 
 from .. import checks
+from .blocks import slices
+
+_COPIED_ROWS = 512  # rows of a triangle that are mirrored at a time
 
 
 class Cholesky(NamedTuple):
@@ -59,6 +63,49 @@ def cholesky(matrix: Tensor, *, where: str = "cholesky") -> Cholesky:
             "Use a positive semi-definite kernel, or add a ridge.",
         )
     )
+
+
+def cholesky_in_place(matrix: Tensor, *, where: str = "cholesky") -> Cholesky:
+    r"""Factor :math:`A + \varepsilon I = L L^T` in the memory of A, which is lost.
+
+    Only the lower triangle of the factor counts: above its diagonal stands what A had there. A matrix that is singular
+    to rounding, one in another dtype than float64 or on another device goes through :func:`cholesky`, in new memory.
+
+    Args:
+        matrix: A, symmetric positive semi-definite, ``(n, n)``, overwritten.
+        where: The caller's name, for messages.
+    """
+    if matrix.device.type != "cpu" or matrix.dtype != torch.float64 or not matrix.is_contiguous() or not len(matrix):
+        return cholesky(matrix, where=where)
+    diagonal = matrix.diagonal().clone()
+    # Fortran reads the rows as columns: its upper factor is our lower one, in the same place.
+    _, info = lapack.dpotrf(matrix.numpy().T, lower=0, overwrite_a=1, clean=0)
+    if info == 0:
+        return Cholesky(matrix, 0.0)
+    # The upper triangle is untouched: with it and the diagonal the matrix is whole again.
+    for part in slices(len(matrix), _COPIED_ROWS):
+        square = matrix[part, part].triu(1)
+        matrix[part, part] = square + square.mT
+        matrix[part.stop :, part] = matrix[part, part.stop :].mT
+    matrix.diagonal().copy_(diagonal)
+    return cholesky(matrix, where=where)
+
+
+def solve_factored(factor: Tensor, right: Tensor) -> Tensor:  # (n, n), (n, c) -> (n, c)
+    r""":math:`(L L^T)^{-1} B`; on the CPU without the copy of the factor that torch makes."""
+    if factor.device.type != "cpu" or factor.dtype != torch.float64 or not factor.is_contiguous() or not right.numel():
+        return torch.cholesky_solve(right, factor)
+    return torch.from_numpy(lapack.dpotrs(factor.numpy().T, right.numpy(), lower=0)[0]).contiguous()
+
+
+def inverse_diagonal(factor: Tensor) -> Tensor:  # (n, n) -> (n,)
+    r"""The diagonal of :math:`(L L^T)^{-1}`: squared lengths of the columns of :math:`L^{-1}`, a third of its cost."""
+    if factor.device.type != "cpu" or factor.dtype != torch.float64 or factor.requires_grad or not len(factor):
+        return torch.cholesky_inverse(factor).diagonal()
+    inverse = torch.tril(factor)
+    lapack.dtrtri(inverse.numpy().T, lower=0, overwrite_c=1)
+    lengths: Tensor = torch.linalg.vector_norm(inverse, dim=0)
+    return lengths.square()
 
 
 def shifted(matrix: Tensor, shift: float | Tensor) -> Tensor:  # (..., n, n) -> (..., n, n)

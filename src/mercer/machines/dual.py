@@ -5,7 +5,8 @@ With :math:`A = K + \lambda I`, the fit that leaves row i out, its mean of the t
 .. math:: y_i - f_{-i}(x_i) = \frac{[A^{-1} y]_i - \bar y_{-i} [A^{-1} 1]_i}{[A^{-1}]_{ii}}, \qquad
     \bar y_{-i} = \frac{n \bar y - y_i}{n - 1}.
 
-Rows of weight w are rows of noise :math:`\lambda / w`: :math:`A = K + \lambda W^{-1}`, and means are weighted.
+Rows of weight w are rows of noise :math:`\lambda / w`: :math:`A = K + \lambda W^{-1}`, with weighted means. With
+:math:`S = W^{1/2}` it is :math:`S^{-1} (S K S + \lambda I) S^{-1}`, and what is solved is the matrix in the middle.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..linalg import cholesky
+from ..linalg import cholesky, cholesky_in_place, inverse_diagonal, slices, solve_factored
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ PENALTIES = tuple(10.0**e for e in (-7, -6, -5, -4, -3.5, -3, -2.5, -2, -1.5, -1
 _PATH_ROWS = 1000  # rows up to which one eigendecomposition costs less than the Cholesky factors of a walk
 _STEP = 4.0  # ratio of neighbouring penalties in the walk
 _TRIES = 4
+_RESIDUAL_ROWS = 512  # rows of the system that are multiplied at a time
 _NEGATIVE = 1e-7  # share of the largest eigenvalue below which a negative one is more than rounding
 
 
@@ -35,10 +37,10 @@ class DualFit(NamedTuple):
     r"""A fit :math:`f(x) = \bar y + k(x)^T \alpha`.
 
     Attributes:
-        weights: :math:`\alpha = (K + \lambda I)^{-1} (y - \bar y)`, ``(n, c)``.
+        weights: :math:`\alpha = (K + \lambda W^{-1})^{-1} (y - \bar y)`, ``(n, c)``.
         mean: :math:`\bar y`, ``(c,)``.
         held_out: ``(n, c)``, prediction of each row by the fit to the others; the mean where there are none.
-        error: Mean squared leave-one-out error.
+        error: Mean squared leave-one-out error, of weighted rows the weighted mean.
         penalty: :math:`\lambda`.
     """
 
@@ -55,16 +57,60 @@ def dual_fit(
     r"""The fit for one penalty, by Cholesky: ``(n, n)``, ``(n, c)``; n cubed operations.
 
     A matrix that is singular to rounding gets a jitter, with one warning (:func:`mercer.linalg.cholesky`). ``weight``
-    are the rows' weights ``(n,)``, above 0; None for 1.
+    are the rows' weights ``(n,)``, 0 or more.
     """
-    system = gram.clone()
-    system.diagonal().add_(penalty if weight is None else penalty / weight)
+    root = y.new_ones(len(y)) if weight is None else weight.sqrt()
+    system = gram.clone() if weight is None else root[:, None] * gram * root
+    system.diagonal().add_(penalty)
     factor, jitter = cholesky(system, where=where)
     mean = weighted_mean(y, weight)
-    solved = torch.cholesky_solve(torch.cat((y - mean, torch.ones_like(y[:, :1])), 1), factor)
-    held_out = _held_out(solved, torch.cholesky_inverse(factor).diagonal(), y, mean, weight)
+    solved = torch.cholesky_solve(root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1), factor)
+    held_out = left_out(solved, inverse_diagonal(factor), y, weight)
     error = float(weighted_mean((y - held_out).square(), weight).mean())
-    return DualFit(solved[:, :-1], mean, held_out, error, penalty + jitter)
+    return DualFit(root[:, None] * solved[:, :-1], mean, held_out, error, penalty + jitter)
+
+
+class DualSolution(NamedTuple):
+    """A fit without leave-one-out predictions.
+
+    Attributes:
+        weights: As in :class:`DualFit`.
+        mean: As in :class:`DualFit`.
+        penalty: As in :class:`DualFit`.
+        residual: Relative residual of the linear system.
+    """
+
+    weights: Tensor
+    mean: Tensor
+    penalty: float
+    residual: float
+
+
+def solve_in_place(gram: Tensor, y: Tensor, penalty: float, weight: Tensor | None = None) -> DualSolution:
+    """The weights of :func:`dual_fit` in the memory of the Gram matrix, which is lost.
+
+    Args:
+        gram: K, ``(n, n)``, overwritten.
+        y: Targets, ``(n, c)``.
+        penalty: Ridge.
+        weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
+    """
+    root = y.new_ones(len(y)) if weight is None else weight.sqrt()
+    if weight is not None:
+        gram.mul_(root[:, None]).mul_(root)
+    gram.diagonal().add_(penalty)
+    diagonal = gram.diagonal().clone()
+    factor, jitter = cholesky_in_place(gram, where="KernelRidge")
+    mean = weighted_mean(y, weight)
+    right = root[:, None] * (y - mean)
+    solved = solve_factored(factor, right)
+    # The residual, from the system's diagonal and what is left of it above the factor.
+    product = (diagonal + jitter)[:, None] * solved
+    for part in slices(len(gram), _RESIDUAL_ROWS):
+        strip = gram[part, part.start :].triu(1)
+        product[part] += strip @ solved[part.start :]
+        product[part.start :] += strip.mT @ solved[part]
+    return DualSolution(root[:, None] * solved, mean, penalty + jitter, relative_norm(product - right, right))
 
 
 def dual_path(
@@ -76,12 +122,11 @@ def dual_path(
         gram: K, ``(n, n)``.
         y: Targets, ``(n, c)``.
         penalties: :math:`\lambda > 0`; None for :data:`PENALTIES` times the mean of K's diagonal.
-        weight: Rows' weights ``(n,)``, above 0; None for 1.
+        weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
     """
+    root = y.new_ones(len(y)) if weight is None else weight.sqrt()
+    gram = gram if weight is None else root[:, None] * gram * root
     scale = _scale(gram)
-    # With S^2 = W, A^-1 = S (S K S + lambda I)^-1 S: the matrix in the middle has one decomposition for all lambda.
-    root = y.new_ones(len(y), 1) if weight is None else weight.sqrt()[:, None]
-    gram = gram if weight is None else root * gram * root.mT
     grid = [share * scale for share in PENALTIES] if penalties is None else list(penalties)
     values, vectors = torch.linalg.eigh(gram)
     if float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
@@ -89,16 +134,16 @@ def dual_path(
         checks.warn("KernelRidge", f"the kernel is indefinite on the rows, {least}; the negative part is dropped.")
     values = values.clamp_min(0)
     mean = weighted_mean(y, weight)
-    moments = vectors.mT @ (root * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1))
+    moments = vectors.mT @ (root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1))
     squares = vectors.square()
     best: DualFit | None = None
     for penalty in grid:
         gain = 1 / (values + penalty)
-        solved = root * (vectors @ (gain[:, None] * moments))
-        held_out = _held_out(solved, root[:, 0].square() * (squares @ gain), y, mean, weight)
+        solved = vectors @ (gain[:, None] * moments)
+        held_out = left_out(solved, squares @ gain, y, weight)
         error = float(weighted_mean((y - held_out).square(), weight).mean())
         if best is None or error < best.error:
-            best = DualFit(solved[:, :-1], mean, held_out, error, penalty)
+            best = DualFit(root[:, None] * solved[:, :-1], mean, held_out, error, penalty)
     assert best is not None
     return best
 
@@ -146,21 +191,34 @@ def walk(attempt: Callable[[float], tuple[float, T]], start: float, floor: float
     return best
 
 
+def left_out(solved: Tensor, inverse: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    r"""Leave-one-out predictions ``(n, c)``.
+
+    Args:
+        solved: :math:`(S K S + \lambda I)^{-1} S [y - \bar y, 1]`, ``(n, c + 1)``.
+        inverse: Diagonal of that inverse, ``(n,)``.
+        y: Targets, ``(n, c)``.
+        weight: :math:`S^2`, ``(n,)``; None for 1. The formula is 0 / 0 for a row of weight 0, which gets its target.
+    """
+    weight = y.new_ones(len(y)) if weight is None else weight
+    mean = weighted_mean(y, weight)
+    if len(y) == 1:
+        return mean.expand_as(y).clone()
+    # How far the mean of the other rows' targets is from that of all.
+    others = (weight.sum() - weight).clamp_min(torch.finfo(y.dtype).eps * float(weight.sum()))
+    shift = (weight / others)[:, None] * (mean - y)
+    scale = torch.where(weight > 0, weight.sqrt() * inverse, torch.inf)
+    return y - (solved[:, :-1] - shift * solved[:, -1:]) / scale[:, None]
+
+
 def weighted_mean(y: Tensor, weight: Tensor | None) -> Tensor:  # (n, c), (n,) -> (c,)
-    """The mean over rows of these weights; None for 1."""
+    """The mean over rows of weight ``weight``; None for 1."""
     return y.mean(0) if weight is None else (weight[:, None] * y).sum(0) / weight.sum()
 
 
-def _held_out(
-    solved: Tensor, inverse_diagonal: Tensor, y: Tensor, mean: Tensor, weight: Tensor | None = None
-) -> Tensor:
-    """Leave-one-out predictions from :math:`A^{-1} [y - mean, 1]` and the diagonal of :math:`A^{-1}`."""
-    n = len(y)
-    if n == 1:
-        return mean.expand_as(y).clone()
-    share = y.new_full((n, 1), 1 / (n - 1)) if weight is None else (weight / (weight.sum() - weight))[:, None]
-    others = share * (mean - y)  # mean of the other rows' targets, from which ``mean`` is taken off
-    return y - (solved[:, :-1] - others * solved[:, -1:]) / inverse_diagonal[:, None]
+def relative_norm(left: Tensor, right: Tensor) -> float:
+    """The norm of ``left`` over that of ``right``, where that is not 0."""
+    return float(left.norm()) / (float(right.norm()) or 1.0)
 
 
 def _scale(gram: Tensor) -> float:

@@ -8,7 +8,8 @@ because the largest bounds the step. From the q top eigenvectors V of s rows, wi
 
 which levels them. A batch b of m rows with residuals r moves its own weights by :math:`-\eta r / m` and those of the s
 rows by :math:`\eta / m \, V D V^T K_{sb} r`, :math:`D = (1 - \Sigma_{q+1} / \Sigma) / \Sigma`. A pass costs n squared
-kernel values; memory is the rows and their weights.
+kernel values; memory is the rows and their weights. Rows of weight :math:`s^2` descend in the kernel
+:math:`s \, k(x, x') \, s'` towards :math:`s y`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from .. import checks
 from ..distributed import global_slice, sum_over_ranks, take_rows
@@ -93,8 +95,9 @@ def eigenpro(
     penalty: float | None = None,
     stopping: Stopping | None = None,
     generator: torch.Generator | None = None,
+    weight: Tensor | None = None,
 ) -> EigenProFit:
-    r"""Weights :math:`\alpha` with :math:`(K + \lambda I) \alpha \approx y`, in the rows' dtype.
+    r"""Weights :math:`\alpha` with :math:`(K + \lambda W^{-1}) \alpha \approx y`, in the rows' dtype.
 
     Args:
         kernel: k.
@@ -104,9 +107,42 @@ def eigenpro(
             stops when the error of held-out rows does not fall enough, which is the regularisation.
         stopping: When to stop.
         generator: Randomness of the batches, the same on all ranks.
+        weight: W, ``(n,)``, of rows that are vectors of numbers; None for 1.
     """
-    descent = _Descent(kernel, x, y, 0.0 if penalty is None else penalty, stopping or Stopping(), generator)
-    return descent.run(held_out=penalty is None)
+    strength, stopping = penalty or 0.0, stopping or Stopping()
+    if weight is None:
+        return _Descent(kernel, x, y, strength, stopping, generator).run(held_out=penalty is None)
+    if x.ndim != 2 or not x.is_floating_point():
+        need, fix = "weighted rows must be vectors of numbers", "Use solver='exact' or 'landmarks'."
+        raise ValueError(checks.sentence("eigenpro", need, f"{tuple(x.shape)} of {x.dtype}", fix))
+    root = weight.sqrt()[:, None]
+    rows = torch.cat((x, root.to(x)), 1)
+    fit = _Descent(WeightedRows(kernel), rows, root * y, strength, stopping, generator).run(held_out=penalty is None)
+    # Held-out rows of weight 0 said nothing of their prediction.
+    seen = take_rows(root, fit.rows)
+    told = seen[:, 0] > 0
+    held_out = fit.held_out[told] / seen[told].to(fit.held_out)
+    return fit._replace(weights=root.to(fit.weights) * fit.weights, held_out=held_out, rows=fit.rows[told])
+
+
+class WeightedRows(Kernel):
+    r""":math:`s \, k(x, x') \, s'` of rows ``[x, s]``.
+
+    Args:
+        kernel: k.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d + 1), (m, d + 1) -> (n, m)
+        return x[:, -1:] * self.kernel.gram(x[:, :-1], y[:, :-1]) * y[:, -1]
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:  # (n, d + 1) -> (n,)
+        return x[:, -1].square() * self.kernel.gram_diag(x[:, :-1])
 
 
 class _Descent:

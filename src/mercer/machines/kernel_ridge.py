@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any, Self
 
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
+from sklearn.utils.metadata_routing import UNUSED
 from torch import Tensor
 
 from .. import checks
 from ..distributed import gather_rows, global_slice, shard, shared_generator, sum_over_ranks, take_rows
-from ..kernels import Kernel
-from ..linalg import block_rows, cholesky, slices
-from ..modules import Data, Readable
+from ..kernels import FunctionKernel, Kernel, read_rows
+from ..linalg import block_rows, cholesky_in_place, inverse_diagonal, slices, solve_factored
+from ..modules import Data
 from ..storage import Savable
-from .dual import dual_fit, tune_penalty
+from .dual import left_out, relative_norm, solve_in_place, tune_penalty
 from .eigenpro import eigenpro
 from .landmarks import LandmarkMachine, LandmarkSolution, landmark_count, landmark_machine
 from .selection import CHOOSING_ROWS, choose_kernel
-from .validation import checked_rows, checked_training
+from .validation import TrainingRows, read_training
 
 EXACT_ROWS = 5000
 """Rows up to which ``"auto"`` holds the Gram matrix."""
@@ -32,11 +35,12 @@ _SOLVERS = ("auto", "exact", "landmarks", "eigenpro")
 
 
 class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    r"""The f that minimises :math:`\|y - f\|^2 + \lambda |f|^2`; targets are centred by their mean.
+    r"""The f that minimises :math:`\sum_i w_i (y_i - f(x_i))^2 + \lambda |f|^2`; targets are centred by their mean.
 
     By the representer theorem :math:`f(x) = \bar y + \sum_i \alpha_i k(x_i, x)` with
-    :math:`(K + \lambda I) \alpha = y - \bar y`. The same numbers are the mean of a Gaussian process with covariance k
-    and noise :math:`\lambda`, whose variance is :meth:`variance`.
+    :math:`(K + \lambda W^{-1}) \alpha = y - \bar y`. The same numbers are the mean of a Gaussian process with
+    covariance k and noise :math:`\lambda / w_i`, whose variance is :meth:`variance`. Without weights W is I. A row of
+    weight 2 is two equal rows, but where leave-one-out chooses: of two equal rows it leaves out one.
 
     Args:
         kernel: k; None chooses kernel and bandwidth by leave-one-out on few rows.
@@ -45,14 +49,15 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
             sums over them, in parts and from files too. ``"eigenpro"``: all rows by preconditioned mini-batches, never
             a Gram matrix; when it stops is its regularisation. ``"auto"``: the one of least cost.
         landmarks: Number m of landmarks; None for a number that grows with the rows.
-        random_state: Seed of subsets and landmarks.
+        random_state: Seed of subsets and landmarks; None for fresh randomness.
 
     Attributes:
         kernel_: The kernel in use.
         penalty_: :math:`\lambda` in use.
         solver_: The solver in use.
         residual_: Relative residual of the linear system that was solved.
-        loo_: Leave-one-out predictions, shaped like y, where the solver has them; else None.
+        n_features_in_: Columns of the rows.
+        feature_names_in_: Their names, where ``fit`` was given a frame with names that are strings.
         anchors_: Rows that carry weights, ``(m, ...)``.
         weights_: :math:`\alpha`, ``(m, c)``.
 
@@ -68,13 +73,16 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
     penalty_: float
     solver_: str
     residual_: float
-    loo_: Any
     held_out_: tuple[Tensor, Tensor] | None
     machine_: LandmarkMachine | None
     anchors_: Tensor
     weights_: Tensor
     mean_: Tensor
     flat_: bool
+    from_tensor_: bool
+    scale_: Tensor | None = None  # (n,): square roots of the anchors' weights; None for 1
+    # The rows, which scikit-learn calls X, are no metadata.
+    __metadata_request__fit = __metadata_request__partial_fit = __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012
 
     def __init__(
         self,
@@ -91,26 +99,34 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         self.landmarks = landmarks
         self.random_state = random_state
 
-    def fit(self, x: Data, y: Data | None = None) -> Self:
+    def fit(self, x: Data, y: Data | None = None, sample_weight: Any = None) -> Self:
         """Learn from rows ``(n, ...)`` and targets ``(n,)`` or ``(n, c)``, or from a loader of pairs.
 
-        With several ranks, each passes its own rows; the attributes describe all rows.
+        With several ranks, each passes its own rows; the attributes describe all rows. ``sample_weight`` ``(n,)`` is
+        how much each row counts, 0 or more.
         """
-        return self._learn(x, y, self.solver)
+        return self._learn(x, y, sample_weight, self.solver)
 
-    def partial_fit(self, x: Data, y: Data | None = None) -> Self:
+    def partial_fit(self, x: Data, y: Data | None = None, sample_weight: Any = None) -> Self:
         """Add rows, exactly: the weights afterwards are the ridge's of all rows so far.
 
         The first call chooses kernel, penalty and landmarks; later calls keep them. After an exact :meth:`fit` all rows
         so far are landmarks. ``loo_`` is None afterwards.
         """
         if not hasattr(self, "weights_"):
-            return self._learn(x, y, "landmarks")
+            return self._learn(x, y, sample_weight, "landmarks")
         with torch.no_grad():
-            data, targets, _ = checked_training("KernelRidge", self.kernel_, x, y)
+            new = read_training(self, self.kernel_, x, y, sample_weight, reset=False)
             machine = self.machine_ if self.machine_ is not None else self._as_landmarks()
-            self._take(machine.add(self.kernel_, data, targets), self.penalty_)
+            self._take(machine.add(self.kernel_, new.x, new.y, new.weight), self.penalty_)
         self._finish("landmarks", isinstance(x, Tensor))
+        return self
+
+    def set_params(self, **params: Any) -> Self:
+        """Set arguments; those of the kernel, as in ``kernel__gamma=2.0``, change a copy, not the fitted kernel."""
+        if isinstance(self.kernel, Kernel) and any(name.startswith("kernel__") for name in params):
+            self.kernel = copy.deepcopy(self.kernel)
+        super().set_params(**params)
         return self
 
     def predict(self, x: Data) -> Any:
@@ -138,6 +154,29 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
                 share = torch.cat([self._known_share(data[part]) for part in parts])
         return self._like(x, rows, (1 - share).clamp(0, 1))
 
+    @functools.cached_property
+    def loo_(self) -> Any:
+        """Leave-one-out predictions, shaped like y, where the solver has them; else None.
+
+        With ``"exact"`` and a fixed penalty they are computed when first asked for, at the cost of another fit.
+        """
+        if not hasattr(self, "weights_"):
+            raise NotFittedError(checks.sentence("KernelRidge", "must be fitted first", "no fit", "Call fit(x, y)."))
+        if self.solver_ != "exact" or len(self.anchors_) == 1:
+            return None
+        with torch.no_grad():
+            # With A = L L^T: alpha = S A^-1 S (y - mean), so that y is S^-1 A S^-1 alpha + mean.
+            factor = torch.tril(self._system_factor())
+            root = self.weights_.new_ones(len(factor)) if self.scale_ is None else self.scale_
+            safe = torch.where(root > 0, root, 1.0)[:, None]
+            solved = self.weights_ / safe
+            y = factor @ (factor.mT @ solved) / safe + self.mean_
+            ones = solve_factored(factor, root[:, None])
+            found = left_out(torch.cat((solved, ones), 1), inverse_diagonal(factor), y, root.square())
+            found = self._with_unweighted(found)
+        found = found[:, 0] if self.flat_ else found
+        return found if self.from_tensor_ else found.cpu().numpy()
+
     def to(self, device: torch.device | str) -> Self:
         """Move the kernel and what was learned to a device, in place. Later rows must be on that device, too."""
         for kernel in (self.kernel, getattr(self, "kernel_", None)):
@@ -148,6 +187,7 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
             self.anchors_, self.weights_, self.mean_ = (
                 part.to(device) for part in (self.anchors_, self.weights_, self.mean_)
             )
+            self.scale_ = None if self.scale_ is None else self.scale_.to(device)
             if self.machine_ is not None:
                 self.machine_ = self.machine_.to(device)
         return self
@@ -159,106 +199,145 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         """
         if self.held_out_ is not None:
             return self.held_out_
-        if not hasattr(self, "loo_") or self.loo_ is None:
+        if self.loo_ is None:
             need = "held-out predictions need a fit to rows in memory"
             raise ValueError(checks.sentence("KernelRidge", need, "none", "Call fit(x, y) with tensors or arrays."))
         found = torch.as_tensor(self.loo_)
         return torch.arange(len(found)), found[:, None] if self.flat_ else found
 
-    def _learn(self, x: Data, y: Data | None, solver: str) -> Self:
+    def _learn(self, x: Data, y: Data | None, sample_weight: Any, solver: str) -> Self:
         self._check_arguments()
         with torch.no_grad():
-            data, targets, self.flat_ = checked_training("KernelRidge", self.kernel, x, y)
+            training = read_training(self, self.kernel, x, y, sample_weight, reset=True)
+            data, self.flat_ = training.x, training.flat
             generator = shared_generator(seeded(self.random_state))
-            self.kernel_ = self._choose(data, targets, generator) if self.kernel is None else self.kernel
+            self.kernel_ = self._choose(training, generator) if self.kernel is None else self.kernel
             if solver == "auto":
                 held = self.landmarks is None and isinstance(data, Tensor)
                 solver = cheapest_solver(global_slice(len(data))[1], data[:1].numel()) if held else "landmarks"
-            self.machine_, self.held_out_, self.loo_ = None, None, None
+            self.machine_, self.held_out_, self.scale_ = None, None, None
+            self.__dict__.pop("loo_", None)
             if solver == "exact":
-                self._fit_exact(gather_rows(data[:]), gather_rows(targets))
+                self._fit_exact(training)
             elif solver == "landmarks":
-                self._fit_landmarks(data, targets, generator)
+                self._fit_landmarks(training, generator)
             else:
-                self._fit_eigenpro(data[:], targets, generator)
+                self._fit_eigenpro(training, generator)
         self._finish(solver, isinstance(x, Tensor))
         return self
 
-    def _fit_exact(self, x: Tensor, y: Tensor) -> None:
-        checks.memory(
-            "KernelRidge",
-            f"the Gram matrix of {len(x)} rows",
-            4 * len(x) ** 2 * 8,
-            "Use solver='landmarks' or 'eigenpro'.",
-        )
-        gram = self.kernel_(x.double() if x.is_floating_point() else x).double()
-        fit = tune_penalty(gram, y) if isinstance(self.penalty, str) else dual_fit(gram, y, float(self.penalty))
-        self.anchors_, self.weights_, self.mean_ = x, fit.weights, fit.mean
-        self.penalty_ = fit.penalty
-        self.loo_ = fit.held_out if len(x) > 1 else None
-        centred = y - fit.mean
-        left = gram @ fit.weights + fit.penalty * fit.weights - centred
-        self.residual_ = _relative(left, centred)
+    def _fit_exact(self, training: TrainingRows) -> None:
+        x, y = gather_rows(training.x[:]), gather_rows(training.y)
+        weight = None if training.weight is None else gather_rows(training.weight)
+        fixed = not isinstance(self.penalty, str)
+        fix = "Use solver='landmarks' or 'eigenpro'."
+        copies = 1.2 if fixed else 4  # a fixed penalty is solved in the memory of the Gram matrix
+        checks.memory("KernelRidge", f"the Gram matrix of {len(x)} rows", int(copies * len(x) ** 2 * 8), fix)
+        gram = self._fresh_gram(x.double() if x.is_floating_point() else x)
+        self.anchors_, self.scale_ = x, None if weight is None else weight.sqrt()
+        if fixed:
+            solution = solve_in_place(gram, y, float(self.penalty), weight)
+            self.weights_, self.mean_, self.penalty_, self.residual_ = solution
+            return
+        fit = tune_penalty(gram, y, weight=weight)
+        self.weights_, self.mean_, self.penalty_ = fit.weights, fit.mean, fit.penalty
+        self.loo_ = self._with_unweighted(fit.held_out) if len(x) > 1 else None
+        noise = fit.penalty * fit.weights if weight is None else fit.penalty * fit.weights / weight[:, None]
+        left = (gram @ fit.weights + noise - (y - fit.mean)).nan_to_num(0.0)  # rows of weight 0 are no equations
+        self.residual_ = relative_norm(left, y - fit.mean)
 
-    def _fit_landmarks(self, x: Readable, y: Tensor, generator: torch.Generator | None) -> None:
+    def _fit_landmarks(self, training: TrainingRows, generator: torch.Generator | None) -> None:
+        x, y, weight, _ = training
+        if weight is not None and not isinstance(x, Tensor) and not bool((weight > 0).all()):
+            need, fix = "weights of rows in a file must be above 0", "Leave those rows out of the file."
+            raise ValueError(checks.sentence("KernelRidge", need, float(weight.min()), fix))
         m = landmark_count(global_slice(len(x))[1], self.landmarks)
         checks.memory("KernelRidge", f"{m} landmarks", 6 * m * m * 8, "Give fewer landmarks.")
         penalty = None if isinstance(self.penalty, str) else float(self.penalty)
-        machine, solution = landmark_machine(self.kernel_, x, y, m, penalty, generator)
+        machine, solution = landmark_machine(self.kernel_, x, y, m, penalty, generator, weight)
         self._take(machine, solution.penalty, solution)
         if isinstance(x, Tensor):  # rows in a file would be read once more
-            found = [machine.held_out(solution, phi, y[part]) for part, phi in machine.features(self.kernel_, x)]
-            self.loo_ = gather_rows(torch.cat([*found, y[:0]])) if machine.n > 1 else None
+            worth = y.new_ones(len(y)) if weight is None else weight
+            found = [
+                machine.held_out(solution, phi, y[part], worth[part]) for part, phi in machine.features(self.kernel_, x)
+            ]
+            self.loo_ = gather_rows(torch.cat([*found, y[:0]])) if global_slice(len(x))[1] > 1 else None
 
-    def _fit_eigenpro(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> None:
-        self.mean_ = sum_over_ranks(y.sum(0)) / global_slice(len(x))[1]
+    def _fit_eigenpro(self, training: TrainingRows, generator: torch.Generator | None) -> None:
+        x, y, weight = training.x[:], training.y, training.weight
+        worth = y.new_ones(len(y)) if weight is None else weight
+        self.mean_ = sum_over_ranks(worth @ y) / sum_over_ranks(worth.sum())
         penalty = None if isinstance(self.penalty, str) else float(self.penalty)
-        fit = eigenpro(self.kernel_, x, y - self.mean_, penalty=penalty, generator=generator)
+        fit = eigenpro(self.kernel_, x, y - self.mean_, penalty=penalty, generator=generator, weight=weight)
         self.anchors_, self.weights_ = gather_rows(x), gather_rows(fit.weights)
-        self.penalty_, self.residual_ = penalty or 0.0, fit.residual
+        self.scale_ = None if weight is None else gather_rows(weight).sqrt()
+        self.penalty_, self.residual_, self.loo_ = penalty or 0.0, fit.residual, None
         if len(fit.rows):
             self.held_out_ = (fit.rows, fit.held_out + self.mean_.to(fit.held_out))
 
     def _take(self, machine: LandmarkMachine, penalty: float, solution: LandmarkSolution | None = None) -> None:
         solution = machine.solve(penalty) if solution is None else solution
         left = machine.second @ solution.coefficients + penalty * solution.coefficients - solution.right
-        self.machine_, self.penalty_, self.residual_ = machine, penalty, _relative(left, solution.right)
+        self.machine_, self.penalty_, self.residual_ = machine, penalty, relative_norm(left, solution.right)
         self.anchors_, self.mean_ = machine.landmarks, machine.mean
         self.weights_, self.loo_ = machine.whitener @ solution.coefficients[:, :-1], None
 
     def _as_landmarks(self) -> LandmarkMachine:
         """The exact machine's rows as landmarks: its system gives their targets back."""
         gram = self.kernel_(self._anchors()).to(self.weights_)
-        known = gram @ self.weights_ + self.penalty_ * self.weights_ + self.mean_
+        weight = self.weights_.new_ones(len(gram)) if self.scale_ is None else self.scale_.square().to(self.weights_)
+        noise = self.penalty_ * self.weights_ / torch.where(weight > 0, weight, 1.0)[:, None]
+        known = (gram @ self.weights_ + noise + self.mean_).double()
         own = shard(len(known))  # every rank holds all rows
         machine = LandmarkMachine.at(self.kernel_, self.anchors_, known.shape[1])
-        return machine.add(self.kernel_, self.anchors_[own], known[own].double())
+        return machine.add(self.kernel_, self.anchors_[own], known[own], weight[own].double())
 
-    def _choose(self, x: Readable, y: Tensor, generator: torch.Generator | None) -> Kernel:
+    def _choose(self, training: TrainingRows, generator: torch.Generator | None) -> Kernel:
+        x, y, weight, _ = training
         order = torch.randperm(global_slice(len(x))[1], generator=generator)[:CHOOSING_ROWS].to(y.device)
-        return choose_kernel(take_rows(x, order).double(), take_rows(y, order)).kernel
+        worth = None if weight is None else take_rows(weight, order)
+        return choose_kernel(take_rows(x, order).double(), take_rows(y, order), worth).kernel
+
+    def _with_unweighted(self, found: Tensor) -> Tensor:  # (n, c) -> (n, c)
+        """Leave-one-out predictions with those of rows of weight 0, which the fit does not see anyway."""
+        if self.scale_ is None or bool((self.scale_ > 0).all()):
+            return found
+        rows, unseen = self._anchors(), self.scale_ == 0
+        fitted = self.kernel_.matmul(rows[unseen], rows, self.weights_) + self.mean_
+        return found.masked_scatter(unseen[:, None], fitted)
 
     def _finish(self, solver: str, tensor: bool) -> None:
-        self.solver_ = solver
+        self.solver_, self.from_tensor_ = solver, tensor
         self.__dict__.pop("_factor", None)
-        if self.loo_ is not None:
+        if self.__dict__.get("loo_") is not None:
             found = self.loo_[:, 0] if self.flat_ else self.loo_
             self.loo_ = found if tensor else found.cpu().numpy()
 
     def _known_share(self, rows: Tensor) -> Tensor:  # (r, ...) -> (r,)
         """Share of the prior variance that the training rows explain."""
-        cross = self.kernel_(self._conditioned(), rows.to(self._dtype(rows, torch.float64))).double()
+        anchors, root = self._conditioned()
+        cross = self.kernel_(anchors, rows.to(self._dtype(rows, torch.float64))).double()
+        cross = cross if root is None else root[:, None] * cross
         half = torch.linalg.solve_triangular(self._system_factor(), cross, upper=False)
         prior = self.kernel_.diag(rows).to(half)
         return torch.where(prior > 0, half.square().sum(0) / prior.where(prior > 0, torch.ones_like(prior)), 1.0)
 
+    def _fresh_gram(self, rows: Tensor) -> Tensor:  # (n, ...) -> (n, n)
+        """The Gram matrix in float64, to be overwritten: a user's kernel may give out a matrix that it holds itself."""
+        gram = self.kernel_(rows).double()
+        users = isinstance(self.kernel_, FunctionKernel) or not type(self.kernel_).__module__.startswith("mercer.")
+        return gram.clone() if users else gram
+
     def _system_factor(self) -> Tensor:
         """Cholesky factor of the system, made when first asked for: it is n x n, and not saved."""
         if "_factor" not in self.__dict__:
-            gram = self.kernel_(self._conditioned()).double()
+            anchors, root = self._conditioned()
+            gram = self._fresh_gram(anchors)
+            if root is not None:
+                gram.mul_(root[:, None]).mul_(root)
             least = _VARIANCE_PENALTY * float(gram.diagonal().mean()) if self.solver_ == "eigenpro" else 0.0
             gram.diagonal().add_(max(self.penalty_, least))
-            self.__dict__["_factor"] = cholesky(gram, where="KernelRidge").factor
+            self.__dict__["_factor"] = cholesky_in_place(gram, where="KernelRidge").factor
         factor: Tensor = self.__dict__["_factor"]
         return factor
 
@@ -270,13 +349,14 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         root: Tensor = held[2]
         return root
 
-    def _conditioned(self) -> Tensor:
-        """The rows that the variance knows of: all, or 2,000 of those that ``"eigenpro"`` used."""
-        anchors = self.anchors_
+    def _conditioned(self) -> tuple[Tensor, Tensor | None]:
+        """The rows that the variance knows of, with their S: all, or 2,000 of those that ``"eigenpro"`` used."""
+        anchors, root = self.anchors_, self.scale_
         if self.solver_ == "eigenpro":
             few = min(len(anchors), _VARIANCE_ROWS)
-            anchors = anchors[torch.linspace(0, len(anchors) - 1, few, device=anchors.device).round().long()]
-        return anchors.to(self._dtype(anchors, torch.float64))
+            numbers = torch.linspace(0, len(anchors) - 1, few, device=anchors.device).round().long()
+            anchors, root = anchors[numbers], None if root is None else root[numbers]
+        return anchors.to(self._dtype(anchors, torch.float64)), root
 
     def _anchors(self) -> Tensor:
         return self.anchors_.to(self._dtype(self.anchors_))
@@ -289,11 +369,7 @@ class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # 
         if not hasattr(self, "weights_"):
             need, fix = "must be fitted first", "Call fit(x, y)."
             raise NotFittedError(checks.sentence("KernelRidge", need, "no fit", fix))
-        rows = checked_rows("KernelRidge", self.kernel_, x)[:]
-        if rows.ndim == 2 and rows.shape[1] != self.anchors_.shape[1]:
-            need = f"x has {rows.shape[1]} features, expecting {self.anchors_.shape[1]}"
-            raise ValueError(checks.sentence("KernelRidge", need, tuple(rows.shape)))
-        return rows
+        return read_rows(self, self.kernel_, x, reset=False)[:]
 
     def _like(self, x: Data, rows: Tensor, out: Tensor) -> Any:
         if isinstance(x, Tensor):
@@ -324,11 +400,6 @@ def cheapest_solver(n: int, d: int) -> str:
     if n <= EXACT_ROWS:
         return "exact"
     return "eigenpro" if n**2 * (d + _PAIR) <= _WORK else "landmarks"
-
-
-def _relative(left: Tensor, right: Tensor) -> float:
-    size = float(right.norm())
-    return float(left.norm()) / size if size > 0 else float(left.norm())
 
 
 def seeded(random_state: Any) -> torch.Generator:

@@ -6,6 +6,7 @@ With landmarks z and W such that :math:`W W^T = K_{zz}^{-1}`, a row has features
     \alpha = W (\Phi^T \Phi + \lambda I)^{-1} \Phi^T (y - \bar y).
 
 The whitened system has no eigenvalue below :math:`\lambda`: it needs no repair, however close the landmarks are.
+Rows of weight w count w times in every sum.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..kernels import Kernel
 from ..linalg import block_rows, cholesky, inverse_root, slices
 from ..modules import Readable
 from ..storage import Savable
-from .dual import PENALTIES, dual_path, walk
+from .dual import PENALTIES, dual_path, walk, weighted_mean
 
 _LEAST, _SHARE, _MOST = 1000, 25, 3000
 _JUDGED = 1000  # rows whose leave-one-out error chooses the penalty
@@ -35,15 +36,22 @@ class LandmarkMachine(Savable):
     Args:
         landmarks: z, ``(m, ...)``.
         whitener: W, ``(m, r)``.
-        second: :math:`\sum_i \varphi_i \varphi_i^T`, ``(r, r)``.
-        cross: :math:`\sum_i \varphi_i y_i^T`, ``(r, c)``.
-        total: :math:`\sum_i \varphi_i`, ``(r,)``.
-        targets: :math:`\sum_i y_i`, ``(c,)``.
-        n: Number of rows.
+        second: :math:`\sum_i w_i \varphi_i \varphi_i^T`, ``(r, r)``.
+        cross: :math:`\sum_i w_i \varphi_i y_i^T`, ``(r, c)``.
+        total: :math:`\sum_i w_i \varphi_i`, ``(r,)``.
+        targets: :math:`\sum_i w_i y_i`, ``(c,)``.
+        n: :math:`\sum_i w_i`: the number of rows, where they have no weights.
     """
 
     def __init__(
-        self, landmarks: Tensor, whitener: Tensor, second: Tensor, cross: Tensor, total: Tensor, targets: Tensor, n: int
+        self,
+        landmarks: Tensor,
+        whitener: Tensor,
+        second: Tensor,
+        cross: Tensor,
+        total: Tensor,
+        targets: Tensor,
+        n: float,
     ) -> None:
         self.landmarks, self.whitener = landmarks, whitener
         self.second, self.cross, self.total, self.targets, self.n = second, cross, total, targets, n
@@ -69,16 +77,17 @@ class LandmarkMachine(Savable):
         zeros = whitener.new_zeros
         return cls(landmarks, whitener, zeros(r, r), zeros(r, c), zeros(r), zeros(c), 0)
 
-    def add(self, kernel: Kernel, x: Readable, y: Tensor) -> LandmarkMachine:
-        """The machine with the rows of all ranks added: ``(n, ...)``, ``(n, c)``; block by block, in float64."""
+    def add(self, kernel: Kernel, x: Readable, y: Tensor, weight: Tensor | None = None) -> LandmarkMachine:
+        """The machine with all ranks' rows added, block by block, in float64: ``(n, ...)``, ``(n, c)``, ``(n,)``."""
         second, cross = torch.zeros_like(self.second), torch.zeros_like(self.cross)
         total = torch.zeros_like(self.total)
+        own = y.new_ones(len(x)) if weight is None else weight
         for part, phi in self.features(kernel, x):
-            second += symmetric_product(phi)
-            cross.addmm_(phi.mT, y[part])
-            total += phi.sum(0)
-        second, cross, total, targets = (sum_over_ranks(sums) for sums in (second, cross, total, y.sum(0)))
-        n = int(sum_over_ranks(torch.tensor(len(x))))
+            second += symmetric_product(phi if weight is None else own[part].sqrt()[:, None] * phi)
+            cross.addmm_(phi.mT, own[part][:, None] * y[part])
+            total += own[part] @ phi
+        sums = (second, cross, total, own @ y, own.sum())
+        second, cross, total, targets, n = (sum_over_ranks(one) for one in sums)
         return LandmarkMachine(
             self.landmarks,
             self.whitener,
@@ -86,7 +95,7 @@ class LandmarkMachine(Savable):
             self.cross + cross,
             self.total + total,
             self.targets + targets,
-            self.n + n,
+            self.n + float(n),
         )
 
     def features(self, kernel: Kernel, x: Readable) -> Iterator[tuple[slice, Tensor]]:
@@ -103,7 +112,7 @@ class LandmarkMachine(Savable):
     @property
     def mean(self) -> Tensor:
         """Mean of the targets, ``(c,)``."""
-        return self.targets / max(1, self.n)
+        return self.targets / (self.n or 1)
 
     def solve(self, penalty: float) -> LandmarkSolution:
         """Coefficients of the features, and what leave-one-out and variance need."""
@@ -113,12 +122,14 @@ class LandmarkMachine(Savable):
         right = torch.cat((self.cross - self.total[:, None] * self.mean, self.total[:, None]), 1)
         return LandmarkSolution(factor, torch.cholesky_solve(right, factor), right, penalty)
 
-    def held_out(self, solution: LandmarkSolution, phi: Tensor, y: Tensor) -> Tensor:
-        """Leave-one-out predictions of rows that are in the sums, landmarks as they are: ``(b, r)``, ``(b, c)``."""
+    def held_out(self, solution: LandmarkSolution, phi: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Leave-one-out predictions of rows in the sums, landmarks as they are: ``(b, r)``, ``(b, c)``, ``(b,)``."""
+        weight = y.new_ones(len(y)) if weight is None else weight
         half = torch.linalg.solve_triangular(solution.factor, phi.mT, upper=False)
-        room = (1 - half.square().sum(0)).clamp_min(1e-9)  # a row that fixes its own fit has no held-out error
+        room = (1 - weight * half.square().sum(0)).clamp_min(1e-9)  # a row that fixes its own fit has no held-out error
         fitted = phi @ solution.coefficients  # (b, c + 1), the last: the fit to targets of 1
-        others = (self.mean - y) / max(1, self.n - 1)
+        left = (self.n - weight).clamp_min(torch.finfo(y.dtype).eps * self.n)
+        others = (weight / left)[:, None] * (self.mean - y)
         residual = y - self.mean - fitted[:, :-1] - others * (1 - fitted[:, -1:])
         predicted: Tensor = y - residual / room[:, None]
         return predicted
@@ -166,22 +177,30 @@ def landmark_count(n: int, landmarks: int | None) -> int:
 
 
 def landmark_machine(
-    kernel: Kernel, x: Readable, y: Tensor, m: int, penalty: float | None, generator: torch.Generator | None
+    kernel: Kernel,
+    x: Readable,
+    y: Tensor,
+    m: int,
+    penalty: float | None,
+    generator: torch.Generator | None,
+    weight: Tensor | None = None,
 ) -> tuple[LandmarkMachine, LandmarkSolution]:
     """Sums over the rows of all ranks and their solution; ``penalty`` None: by leave-one-out on 1,000 of the rows."""
     n = global_slice(len(x))[1]
     order = torch.randperm(n, generator=generator).to(y.device)
-    machine = LandmarkMachine.at(kernel, take_rows(x, order[:m]), y.shape[1]).add(kernel, x, y)
+    machine = LandmarkMachine.at(kernel, take_rows(x, order[:m]), y.shape[1]).add(kernel, x, y, weight)
     if penalty is not None:
         return machine, machine.solve(penalty)
-    judged, known = take_rows(x, order[-_JUDGED:]), take_rows(y, order[-_JUDGED:])
+    weight = y.new_ones(len(x)) if weight is None else weight
+    judged, known, worth = (take_rows(part, order[-_JUDGED:]) for part in (x, y, weight))
     phi = torch.cat([block for _, block in machine.features(kernel, judged)])
     gram = kernel(wide(judged[:_PILOT])).double()
-    start = dual_path(gram, known[:_PILOT]).penalty
+    start = dual_path(gram, known[:_PILOT], weight=worth[:_PILOT]).penalty
 
     def attempt(penalty: float) -> tuple[float, LandmarkSolution]:
         solution = machine.solve(penalty)
-        return float((known - machine.held_out(solution, phi, known)).square().mean()), solution
+        squares = (known - machine.held_out(solution, phi, known, worth)).square()
+        return float(weighted_mean(squares, worth).mean()), solution
 
     return machine, walk(attempt, start, PENALTIES[0] * float(gram.diagonal().mean()))
 

@@ -57,7 +57,11 @@ def candidate_kernels(x: Tensor) -> list[Kernel]:  # (n, d)
 
 
 def rank_kernels(
-    x: Tensor, y: Tensor, kernels: list[Kernel] | None = None, loss: Callable[[Tensor, Tensor], float] | None = None
+    x: Tensor,
+    y: Tensor,
+    kernels: list[Kernel] | None = None,
+    loss: Callable[[Tensor, Tensor], float] | None = None,
+    weight: Tensor | None = None,
 ) -> list[Choice]:
     """The kernels by leave-one-out loss on the first 400 rows, best first: ``(n, d)``, ``(n, c)`` in random order.
 
@@ -66,9 +70,13 @@ def rank_kernels(
         y: Targets.
         kernels: None for :func:`candidate_kernels`.
         loss: Function of targets and leave-one-out predictions; None for the mean squared error.
+        weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
     """
     x, y = x[:CHOOSING_ROWS], y[:CHOOSING_ROWS]
-    found = [Choice(kernel, dual_path(kernel(x).double(), y)) for kernel in kernels or candidate_kernels(x)]
+    weight = None if weight is None else weight[:CHOOSING_ROWS]
+    found = [
+        Choice(kernel, dual_path(kernel(x).double(), y, weight=weight)) for kernel in kernels or candidate_kernels(x)
+    ]
     value = {
         id(choice): choice.fit.error if loss is None else loss(y, choice.fit.held_out)
         for choice in found
@@ -80,9 +88,9 @@ def rank_kernels(
     return sorted((choice for choice in found if id(choice) in value), key=lambda choice: value[id(choice)])
 
 
-def choose_kernel(x: Tensor, y: Tensor) -> Choice:
-    """The kernel of least leave-one-out error: ``(n, d)`` rows in random order, ``(n, c)`` targets."""
-    return rank_kernels(x, y)[0]
+def choose_kernel(x: Tensor, y: Tensor, weight: Tensor | None = None) -> Choice:
+    """The kernel of least leave-one-out error: ``(n, d)`` rows in random order, ``(n, c)``, ``(n,)`` weights."""
+    return rank_kernels(x, y, weight=weight)[0]
 
 
 def narrowed(kernel: Kernel, factor: float) -> Kernel | None:

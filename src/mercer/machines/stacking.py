@@ -10,21 +10,28 @@ r"""Several kernel machines, averaged by how well each predicts rows left out.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
+from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel
 from ..linalg import block_rows, cholesky, slices
+from ..modules import Data
 from ..storage import Savable
 from .dual import weighted_mean
+from .kernel_ridge import seeded
 from .trials import Look, Trial, carrying, convex_weights, refined, try_machines, weight_of
+from .validation import read_training
 from .views import View
 
 CHOOSING_ROWS = 500
@@ -63,7 +70,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
 
     Args:
         every_row: Rows up to which every one is left out in turn; beyond, 2,000 of one fold.
-        random_state: Seed of the rows that choose, and of those left out where there are many.
+        random_state: Seed of the rows that choose, and of those left out where there are many; None for fresh
+            randomness.
 
     Attributes:
         views_: The views of the columns.
@@ -97,13 +105,16 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     looks: list[Look]
     trials: list[Trial]
 
-    def __init__(self, *, every_row: int = 4000, random_state: int | None = None) -> None:
+    flat_: bool = False  # whether the targets came as (n,)
+    __metadata_request__fit = __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012 - the rows, called X there
+
+    def __init__(self, *, every_row: int = 4000, random_state: Any = None) -> None:
         self.every_row, self.random_state = every_row, random_state
 
     def fit(  # (n, d), (n, c), (n,)
         self,
-        x: Tensor,
-        y: Tensor,
+        x: Data,
+        y: Data,
         fold: Tensor | None = None,
         *,
         sample_weight: Any = None,
@@ -112,17 +123,23 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         """Choose and learn.
 
         Args:
-            x: Rows.
-            y: Targets: numbers, or one column of 0 and 1 for each class.
+            x: Rows: a tensor, an array or a frame.
+            y: Targets ``(n,)`` or ``(n, c)``: numbers, or one column of 0 and 1 for each class.
             fold: Fold of each row, ``0..4``; None deals them in turn.
             sample_weight: Weights ``(n,)``: row i has the ridge over its weight as noise, and counts so many times
                 in means, errors and shares; only ratios matter. A row of weight 2 is not two rows: leave-one-out would
                 leave only one of these out.
             device: Where the Gram matrices of all rows are factored; what was learned is on the CPU.
         """
-        x, y = _checked(x, y)
+        training = read_training(self, None, x, y, None, reset=True)
+        x, y, self.flat_ = training.x[:].double(), training.y, training.flat
+        if len(x) < 2:
+            raise ValueError(checks.sentence("StackedRidge", "x must have at least two rows", tuple(x.shape)))
         fold = torch.arange(len(x)) % _FOLDS if fold is None else fold
-        generator = torch.Generator().manual_seed(self.random_state or 0)
+        if isinstance(self.random_state, numbers.Integral):
+            generator = torch.Generator().manual_seed(int(self.random_state))
+        else:
+            generator = seeded(self.random_state)
         weight = checks.weights("StackedRidge", "sample_weight", sample_weight, len(x))
         if weight is not None:  # a row of weight 0 stays, with as good as no say
             weight = (weight / weight.mean()).clamp_min(_LEAST_WEIGHT)
@@ -145,14 +162,19 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             self._learn(x, y, stay, fold[left_out], torch.device(device))
         return self
 
-    def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
-        """The average of the machines."""
+    def predict(self, x: Data) -> Any:  # (n, d) -> (n, c)
+        """The average of the machines, shaped like the targets; a tensor for a tensor, else an array."""
         if not hasattr(self, "machines_"):
             raise NotFittedError(checks.sentence("StackedRidge", "must be fitted first", "no fit", "Call fit(x, y)."))
-        x = checks.matrix("StackedRidge", "x", x, columns=self.rows_.shape[1])
+        # No bound on their size: views hold cells within reach of those in training.
+        if isinstance(x, Tensor):
+            rows = checks.matrix("StackedRidge", "x", validate_data(self, x, reset=False, skip_check_array=True))
+        else:
+            rows = torch.from_numpy(np.array(validate_data(self, x, reset=False, dtype=np.float64)))
         with torch.no_grad():
-            part = block_rows(16 * len(self.rows_))
-            return self.mean_ + torch.cat([self._sum(x[rows]) for rows in slices(len(x), part)])
+            out = self._average(rows)
+        out = out[:, 0] if self.flat_ else out
+        return out if isinstance(x, Tensor) else out.numpy()
 
     def without(self, rows: Tensor) -> Callable[[Tensor], Tensor]:  # (r,)
         r"""A function of ``(r, d)`` that predicts its i-th row by the machines without training row ``rows[i]``.
@@ -171,15 +193,19 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
                 pulls.append((columns, machine.weights[rows].to(factor) / own[:, None]))
 
         def predict(x: Tensor) -> Tensor:  # (r, d) -> (r, c)
-            total = self.predict(x)
             views = [view(x) for view in self.views_]
             with torch.no_grad():
+                total = self._average(x)
                 for share, machine, (columns, ratio) in zip(self.shares_.tolist(), self.machines_, pulls, strict=True):
                     gram = machine.kernel(views[machine.view].to(columns), self._anchors()[machine.view].to(columns))
                     total = total - share * ((gram * columns.mT).sum(1, keepdim=True) * ratio).double()
             return total
 
         return predict
+
+    def _average(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        parts = slices(len(x), block_rows(16 * len(self.rows_)))
+        return self.mean_ + torch.cat([self._sum(x[part]) for part in parts])
 
     def _sum(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
         views = [view(x) for view in self.views_]
@@ -292,12 +318,3 @@ def _cross_fitted(
         shares = convex_weights([p[use] for p in singles], y[use], weight_of(weight, use), shrink=_SHRINK)
         out[own] = torch.stack([s * p[own] for s, p in zip(shares.tolist(), averaged, strict=True)]).sum(0)
     return out
-
-
-def _checked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    x = checks.squarable("StackedRidge", "x", checks.matrix("StackedRidge", "x", x)).double()
-    y = checks.squarable("StackedRidge", "y", checks.matrix("StackedRidge", "y", y)).double()
-    checks.same_length("StackedRidge", "x", x, "y", y)
-    if len(x) < 2:
-        raise ValueError(checks.sentence("StackedRidge", "x must have at least two rows", tuple(x.shape)))
-    return x, y

@@ -1,31 +1,56 @@
-"""From what users have to checked rows and targets: tensors, arrays, loaders, rows in a file."""
+"""From what users have to checked rows, targets and weights: tensors, arrays, frames, loaders, rows in a file."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from .. import checks
-from ..distributed import global_slice
-from ..kernels import Kernel, check_indices
-from ..modules import Data, Readable, StoredRows, as_tensor, labelled_rows, open_rows, rows
+from ..distributed import global_slice, sum_over_ranks
+from ..kernels import Kernel, read_rows
+from ..modules import Data, Readable, as_tensor, is_loader, labelled_rows
 
 
-def checked_training(where: str, kernel: Kernel | None, x: Data, y: Data | None) -> tuple[Readable, Tensor, bool]:
-    """Rows ``(n, ...)``, float64 targets ``(n, c)``, and whether the targets came as ``(n,)``.
+class TrainingRows(NamedTuple):
+    """Checked rows of a fit.
+
+    Attributes:
+        x: Rows, ``(n, ...)``.
+        y: Targets in float64, ``(n, c)``.
+        weight: Weights in float64, ``(n,)``, 0 or more; None where none were given.
+        flat: Whether the targets came as ``(n,)``.
+    """
+
+    x: Readable
+    y: Tensor
+    weight: Tensor | None
+    flat: bool
+
+
+def read_training(
+    estimator: object, kernel: Kernel | None, x: Data, y: Data | None, sample_weight: Any, *, reset: bool
+) -> TrainingRows:
+    """Check what ``fit`` or ``partial_fit`` was given.
 
     Args:
-        where: Who asks, for the error sentences.
+        estimator: Who asks.
         kernel: Checks shape and device of the rows; None where it is still to be chosen.
         x: Rows; or a loader of pairs.
         y: Targets; None where the loader has them.
+        sample_weight: Weights, or None.
+        reset: Whether the columns are learned.
     """
-    if y is None:
+    where = type(estimator).__name__
+    if y is None and (is_loader(x) or isinstance(x, tuple)):
         x, y = labelled_rows(where, x)
-    data = checked_rows(where, kernel, x)
+    if y is None:
+        fix = "Call fit(x, y), or give a loader of pairs."
+        raise ValueError(f"{where}: fit requires y to be passed, but the target y is None. {fix}")
+    data = read_rows(estimator, kernel, x, reset=reset)
     targets = as_tensor(where, "y", y).detach()
     if targets.ndim not in (1, 2) or targets.is_complex():
         raise ValueError(checks.sentence(where, "y must have shape (n,) or (n, c)", tuple(targets.shape)))
@@ -34,23 +59,14 @@ def checked_training(where: str, kernel: Kernel | None, x: Data, y: Data | None)
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(data.shape)))
     flat = targets.ndim == 1
     targets = (targets[:, None] if flat else targets).double()
-    return data, checks.squarable(where, "y", targets, empty=True), flat
-
-
-def checked_rows(where: str, kernel: Kernel | None, x: Any) -> Readable:
-    """Finite rows of the kernel's kind; indices of a precomputed Gram matrix stay whole numbers."""
-    if isinstance(x, StoredRows | np.memmap):
-        stored = x if isinstance(x, StoredRows) else open_rows(x)
-        if kernel is not None:
-            kernel.prepare("x", stored[:0])
-        return stored
-    whole = isinstance(x, Tensor | np.ndarray) and not _floats(x)
-    data = as_tensor(where, "x", x).detach() if whole and kernel is not None else rows(where, x)
-    data = checks.matrix(where, "x", data) if kernel is None else kernel.prepare("x", data)
-    if data.is_floating_point():
-        return checks.squarable(where, "x", data, empty=True)
-    return check_indices(where, kernel, data) if kernel is not None else data
-
-
-def _floats(x: Tensor | np.ndarray[Any, Any]) -> bool:
-    return torch.is_floating_point(x) if isinstance(x, Tensor) else x.dtype.kind not in "iu"
+    checks.squarable(where, "y", targets, empty=True)
+    weight = None
+    if sample_weight is not None:
+        given = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, Tensor) else sample_weight
+        found = np.zeros(0)  # a rank without rows
+        if len(data):
+            found = _check_sample_weight(given, np.empty((len(data), 1)), dtype=np.float64, ensure_non_negative=True)
+        weight = torch.from_numpy(np.array(found)).to(targets.device)
+        if not float(sum_over_ranks(weight.sum())) > 0:
+            raise ValueError(checks.sentence(where, "sample_weight must hold a weight above 0", "only 0"))
+    return TrainingRows(data, targets, weight, flat)

@@ -3,7 +3,7 @@
 from .attention import plain_attention
 from .capture import Seen, capture
 from .layers import as_logits, find_layers, last_linear, layer, output_rows, trainable, unwrap
-from .loading import Data, as_tensor, embeddings, labelled_rows, rows, run_model
+from .loading import Data, as_tensor, embeddings, is_loader, labelled_rows, rows, run_model
 from .private_copy import private_copy
 from .stored_rows import Readable, StoredRows, open_rows
 
@@ -17,6 +17,7 @@ __all__ = [
     "capture",
     "embeddings",
     "find_layers",
+    "is_loader",
     "labelled_rows",
     "last_linear",
     "layer",

@@ -35,7 +35,7 @@ def rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
         ValueError: No rows, NaN or infinity, text.
         TypeError: Complex or sparse numbers, or no data at all.
     """
-    if _is_loader(data):
+    if is_loader(data):
         data = _stacked(where, name, [as_tensor(where, name, _first(batch)) for batch in data])
     x = as_tensor(where, name, data)
     if x.ndim == 0 or (len(x) == 0 and distributed.world_size() == 1):  # of several ranks some may have none
@@ -45,7 +45,7 @@ def rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
 
 def labelled_rows(where: str, data: Data) -> tuple[Tensor, Tensor]:  # -> (n, ...), (n, ...)
     """Inputs and labels of a loader of pairs, or of one pair; labels keep their dtype."""
-    pairs: list[Any] = list(data) if _is_loader(data) else [data]
+    pairs: list[Any] = list(data) if is_loader(data) else [data]
     if not pairs:
         raise ValueError(sentence(where, "loader must have at least one row", "no batch"))
     if not all(isinstance(pair, tuple | list) and len(pair) >= 2 for pair in pairs):
@@ -73,7 +73,7 @@ def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tens
     parts = []
     own = private_copy(model)
     with torch.no_grad(), capture(own, [name]) as seen:
-        for batch in loader if _is_loader(loader) else [loader]:
+        for batch in loader if is_loader(loader) else [loader]:
             run_model("embeddings", own, batch)
             part = seen[name].input if layer is None else seen[name].output
             parts.append(part.flatten(1))
@@ -116,7 +116,8 @@ def _called(where: str, model: nn.Module, args: tuple[Tensor, ...], named: dict[
         raise ValueError(sentence(where, need, shapes, f"It says: {error}.")) from error
 
 
-def _is_loader(data: Any) -> TypeGuard[Iterable[Any]]:
+def is_loader(data: Any) -> TypeGuard[Iterable[Any]]:
+    """Whether data comes in batches."""
     if isinstance(data, list):  # of batches; a list of numbers, or of single rows, is an array
         return all(isinstance(b, tuple | Mapping) or (isinstance(b, Tensor) and b.ndim > 1) for b in data)
     plain = isinstance(data, Tensor | np.ndarray | tuple | Mapping | str | bytes)

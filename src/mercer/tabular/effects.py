@@ -166,7 +166,7 @@ def _without_own(model: TabularModel, numbers: Tensor) -> Any:
     correction = machine.without(numbers)
 
     def predict(x: Tensor) -> Tensor:
-        found = model.learner.answer(correction(x))  # type: ignore[union-attr]
+        found = model.learner.answer(correction(x))
         return found if found.ndim == 2 else found[:, None]
 
     return predict

@@ -42,7 +42,7 @@ class SpectralInference(FeatureMap):
         kernel: k, with one number for each pair.
         k: Number of eigenfunctions.
         network: ``(n, ...) -> (n, k)``, trained in place; None takes k parallel networks.
-        generator: Source of randomness.
+        generator: Source of randomness, or a seed.
         steps: Iterations.
         batch_size: Rows of a minibatch.
         lr: Step size of Adam, which falls to a tenth along a cosine.
@@ -65,7 +65,7 @@ class SpectralInference(FeatureMap):
         k: int,
         *,
         network: nn.Module | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | int | None = None,
         steps: int = 2000,
         batch_size: int = 256,
         lr: float = 1e-2,
@@ -75,6 +75,7 @@ class SpectralInference(FeatureMap):
         where = "SpectralInference"
         self.k = self.m = checks.integer(where, "k", k, 1)
         self.network = network
+        self.owns_network = network is None  # then every fit starts with a new one
         self.steps = checks.integer(where, "steps", steps, 0)
         self.batch_size = checks.integer(where, "batch_size", batch_size, 1)
         self.lr = checks.positive(where, "lr", lr)
@@ -86,8 +87,9 @@ class SpectralInference(FeatureMap):
         self.centre, spread = centre_and_spread(x)
         self.spread = spread.reshape(1)
         x = gather_rows(x[:])
-        if self.network is None:
+        if self.owns_network:
             self.network = self._default_network(self.centre.shape)
+        assert self.network is not None
         broadcast_module(self.network)
         try:
             self._train(x)

@@ -225,15 +225,37 @@ def test_fit_says_where_a_temperature_does_as_well(caplog):
     assert "TemperatureScaling(model) is simpler" in caplog.text
 
 
-def test_a_last_layer_that_is_not_the_output_is_named():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Softplus()).double()
+def test_a_last_layer_that_cannot_be_linearised_is_named():
     x, y = points()
-    with pytest.raises(ValueError, match=r"outputs must be those of the last linear layer.*Use parameters='all'"):
-        LinearizedLaplace(model, parameters="last", prior_precision=1.0).fit((x, y))
     frozen = classifier()
     frozen[2].requires_grad_(False)
-    with pytest.raises(ValueError, match="weight of the last linear layer must require grad; got 2 frozen"):
+    with pytest.raises(ValueError, match=r"weight of the last layer that runs must require grad.*; got 2 frozen"):
         LinearizedLaplace(frozen, parameters="last", prior_precision=1.0).fit((x, y))
+    with pytest.raises(ValueError, match=r"weight of the last layer that runs must.*got no layer with a weight"):
+        LinearizedLaplace(nn.BatchNorm1d(3).double(), parameters="last", prior_precision=1.0).fit((x, y))
+
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.aside = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            f = self.head(x).tanh()
+            return f, self.aside(x)
+
+    with pytest.raises(ValueError, match="outputs must depend on aside, the last layer that runs"):
+        LinearizedLaplace(Aside().double(), parameters="last", prior_precision=1.0).fit((x, y))
+
+
+def test_derivatives_go_through_what_comes_behind_the_last_layer(new):
+    torch.manual_seed(0)
+    model, (x, y) = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3), nn.Softplus()).double(), points()
+    f = LinearizedLaplace(model, parameters="last", prior_precision=0.5).fit((x, y))
+    model[0].requires_grad_(False)
+    j = [jacobian(model, rows)[..., -15:] for rows in (x, new)]
+    curvature = torch.einsum("ncp,ncd,ndq->pq", j[0], softmax_hessian(model(x).detach()), j[0])
+    sigma = torch.linalg.inv(curvature + 0.5 * torch.eye(15, dtype=torch.float64))
+    torch.testing.assert_close(f.logits(new)[1], torch.einsum("ncp,pq,ndq->ncd", j[1], sigma, j[1]))
 
 
 def test_freezing_the_network_after_the_fit_changes_nothing(network, new):

@@ -288,6 +288,37 @@ def test_masks_that_decide_about_the_way(drop):
     torch.testing.assert_close(f.logits(batch)[1], expected)
 
 
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@pytest.mark.parametrize("parameters", ["all", "last"])
+def test_language_models_with_a_mask(kind, parameters):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    if kind == "bert":
+        config = transformers.BertConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=20,
+            max_position_embeddings=8, num_labels=CLASSES,
+        )  # fmt: skip
+        model = transformers.BertForSequenceClassification(config)
+    else:
+        config = transformers.GPT2Config(
+            vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, num_labels=CLASSES, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2,
+        )  # fmt: skip
+        model = transformers.GPT2ForSequenceClassification(config)
+    model = model.double().eval()
+    mask = (torch.arange(TIMES) < 2 + torch.arange(ROWS)[:, None] % 3).long()
+    ids, y = torch.randint(3, 20, mask.shape, generator=seeded()) * mask, torch.arange(ROWS) % CLASSES
+    batch = {"input_ids": ids, "attention_mask": mask}
+    f = LinearizedLaplace(model, k=10_000, prior_precision=0.7, parameters=parameters).fit({**batch, "labels": y})
+    for name, p in model.named_parameters():
+        p.requires_grad_(name in f.weights_)
+    call = lambda row: model(input_ids=row[:, 0], attention_mask=row[:, 1]).logits  # noqa: E731
+    rows = torch.stack((ids, mask), 1)
+    j = literal_jacobian(model, rows, call)
+    joint = dense_covariance(j, call(rows).detach(), 0.7, j)
+    torch.testing.assert_close(f.logits(batch)[1], joint.diagonal(dim1=0, dim2=1).movedim(-1, 0))
+
+
 @pytest.mark.parametrize("name", ["linear layers, time first", "rows and times in one", "windows", "LSTM", "script"])
 def test_the_small_network_reads_rows(name):
     model, (x, y) = build(name), points(times=ROWS if name != "windows" else TIMES)

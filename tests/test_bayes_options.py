@@ -288,6 +288,30 @@ def test_the_bridge_sees_the_covariance_between_outputs():
     torch.testing.assert_close(f.predict_proba(x), bridge(*f.logits(x)))
 
 
+def test_the_bridge_is_never_farther_from_draws_than_its_diagonal_form():
+    covariances = {
+        "independent": lambda a: torch.eye(a.shape[1], dtype=a.dtype).expand_as(a),
+        "common": lambda a: torch.eye(a.shape[1], dtype=a.dtype) * 0.3 + 2 * torch.ones_like(a),
+        "opposed": lambda a: 3 * (torch.eye(a.shape[1], dtype=a.dtype) - 1 / a.shape[1]).expand_as(a) * 1.5,
+        "one direction": lambda a: 3 * a[:, :, :1] @ a[:, :, :1].mT + 0.05 * torch.eye(a.shape[1], dtype=a.dtype),
+        "any": lambda a: 2 * a @ a.mT / a.shape[1],
+        "unequal": lambda a: torch.diag_embed((1.5 * a[:, 0]).exp()),
+    }
+    bridge, farther = LaplaceBridge(), {}
+    for c in (2, 3, 10):
+        for size in (0.5, 3.0):
+            mean = size * torch.randn(5, c, generator=seeded(c), dtype=torch.float64)
+            root = torch.randn(5, c, c, generator=seeded(c + 1), dtype=torch.float64)
+            for name, make in covariances.items():
+                covariance = make(root)
+                draws = Samples(20_000, seeded(2))(mean, covariance)  # standard error of the sum below 0.01
+                whole = (bridge(mean, covariance) - draws).abs().sum(1)
+                diagonal = (bridge(mean, covariance.diagonal(dim1=1, dim2=2)) - draws).abs().sum(1)
+                if float(whole.mean()) > float(diagonal.mean()) + 2e-3 or bool((whole > diagonal + 0.04).any()):
+                    farther[c, size, name] = float(whole.mean()), float(diagonal.mean())
+    assert farther == {}
+
+
 def convolutional():
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 2, 2), nn.ReLU(inplace=True), nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(3, 2)]

@@ -402,12 +402,12 @@ class LinearizedLaplace(NetworkPosterior):
         check_rows_apart(where, network, rows)
         self.head_: str | None = None
         self.direct_ = False
-        names = trainable(self.model).keys()
+        names = list(trainable(self.model))
         if self.parameters == "last":
             self.head_, self.direct_ = find_head(network, rows)
             counted = {id(p) for p in network.get_submodule(self.head_).parameters() if p.requires_grad}
             prefix = "" if self.packing_ is None else "model."
-            names = {n.removeprefix(prefix): 0 for n, p in network.named_parameters() if id(p) in counted}.keys()
+            names = [n.removeprefix(prefix) for n, p in network.named_parameters() if id(p) in counted]
         self.weights_ = weights_of(self.model, names)
         if self.head_ is not None and not self.direct_:
             exact = RowwiseJacobian(own_network(self.model, names, self.packing_))
@@ -425,7 +425,7 @@ class LinearizedLaplace(NetworkPosterior):
             right = is_right(NetworkJacobian(one_output(jacobian.network, rows)), rows)
         else:
             right = is_right(jacobian, rows)
-        self.rowwise_ = bool(sum_over_ranks(torch.tensor(float(not right))) > 0)
+        self.rowwise_ = bool(sum_over_ranks(torch.tensor(float(not right), device=rows.device)) > 0)
         if not self.rowwise_:
             return jacobian
         _log.info("LinearizedLaplace: derivatives are taken row by row: the network allows no faster way.")
@@ -457,7 +457,13 @@ class LinearizedLaplace(NetworkPosterior):
     @override
     def set_state(self, state: Any) -> None:
         """Take back what ``get_state`` gave, of the version before, too."""
-        defaults = {"scales_": {}, "rotation_": None, "rowwise_": False, "head_": None, "direct_": False}
+        defaults: dict[str, Any] = {
+            "scales_": {},
+            "rotation_": None,
+            "rowwise_": False,
+            "head_": None,
+            "direct_": False,
+        }
         if self.parameters == "last" and "head_" not in state:  # it was a linear layer's weight and bias
             packed = "" if state.get("packing_") is None else "model."
             defaults |= {"head_": packed + next(iter(state["weights_"])).rpartition(".")[0], "direct_": True}

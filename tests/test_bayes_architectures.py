@@ -368,6 +368,22 @@ def test_rows_that_see_each_other_are_refused():
             method(Coupled().double(), prior_precision=1.0).fit(points())
 
 
+@pytest.mark.parametrize("method", [LinearizedLaplace, KroneckerLaplace])
+def test_networks_without_derivatives_are_refused(method):
+    class Cut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, x):
+            return self.head(x.mean(1)).detach()
+
+    with pytest.raises(ValueError, match=r"autograd must trace the outputs.*Look for torch.no_grad or detach"):
+        method(Cut().double(), prior_precision=1.0).fit(points())
+    with pytest.raises(ValueError, match="model must have parameters that require grad"):
+        method(Cut().double().requires_grad_(False))
+
+
 class Kernelized(nn.Module):
     def __init__(self, **options):
         super().__init__()

@@ -389,11 +389,18 @@ def two_rows(x: Tensor) -> Tensor:
 
 
 def check_rows_apart(where: str, network: nn.Module, rows: Tensor) -> None:
-    """Refuse a network in which a row's outputs depend on the other rows, or on chance: it has no Jacobian of a row."""
-    with torch.no_grad():
+    """Refuse a network in which a row's outputs depend on the other rows, or on chance: it has no Jacobian of a row.
+
+    One whose outputs autograd does not trace back to its weights has none, either.
+    """
+    with torch.enable_grad():
         together = flat_logits(network(rows))
+    if not together.requires_grad:
+        need = "autograd must trace the outputs to parameters that require grad"
+        raise ValueError(sentence(where, need, "outputs without a gradient", "Look for torch.no_grad or detach."))
+    with torch.no_grad():
         alone = torch.cat([output_rows(where, as_logits(network(row)), 1) for row in rows.split(1)])
-    if not near(together, alone):
+    if not near(together.detach(), alone):
         need = "a row must give the same outputs alone and beside other rows, every time"
         fix = "Let forward keep the rows apart, its first dimension, and draw no random numbers in eval mode."
         raise ValueError(sentence(where, need, "outputs that differ", fix))

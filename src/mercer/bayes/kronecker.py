@@ -12,6 +12,7 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import gather_rows
 from ..linalg import slices
+from ..modules import trainable
 from .jacobian import RowwiseJacobian, check_rows_apart, near, one_output, two_rows
 from .layer_signals import LayerSignals, MisalignedRowsError, Signal
 from .likelihood import Softmax, likelihood_named
@@ -56,6 +57,9 @@ class KroneckerLaplace(NetworkPosterior):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__([model], likelihood, link, batch_size, generator)
+        if not trainable(model):
+            need, fix = "model must have parameters that require grad", "Unfreeze some with requires_grad_(True)."
+            raise ValueError(checks.sentence("KroneckerLaplace", need, "none", fix))
         if isinstance(prior_precision, str):
             checks.choice("KroneckerLaplace", "prior_precision", prior_precision, ("validation",))
         else:
@@ -87,10 +91,9 @@ class KroneckerLaplace(NetworkPosterior):
 
     def _choose_signals(self, network: nn.Module, rows: Tensor) -> LayerSignals:
         """Take rows side by side where layers see one row a line, else row by row: two rows are checked by autograd."""
-        self.rowwise_ = False
-        _signals(LayerSignals(network, rowwise=True), rows[:1])  # refuses parameters of other layers
         checked_outputs("KroneckerLaplace", flat_logits(network(rows)).detach())
         check_rows_apart("KroneckerLaplace", network, rows)
+        _signals(LayerSignals(network, rowwise=True), rows[:1])  # refuses parameters of other layers
         mixed = one_output(network, rows)
         expected = torch.cat([j.square().sum(2) for _, j in RowwiseJacobian(mixed).blocks(rows)])
         for self.rowwise_ in (False, True):

@@ -225,15 +225,37 @@ def test_fit_says_where_a_temperature_does_as_well(caplog):
     assert "TemperatureScaling(model) is simpler" in caplog.text
 
 
-def test_a_last_layer_that_is_not_the_output_is_named():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Softplus()).double()
+def test_a_last_layer_that_cannot_be_linearised_is_named():
     x, y = points()
-    with pytest.raises(ValueError, match=r"outputs must be those of the last linear layer.*Use parameters='all'"):
-        LinearizedLaplace(model, parameters="last", prior_precision=1.0).fit((x, y))
     frozen = classifier()
     frozen[2].requires_grad_(False)
-    with pytest.raises(ValueError, match="weight of the last linear layer must require grad; got 2 frozen"):
+    with pytest.raises(ValueError, match=r"weight of the last layer that runs must require grad.*; got 2 frozen"):
         LinearizedLaplace(frozen, parameters="last", prior_precision=1.0).fit((x, y))
+    with pytest.raises(ValueError, match=r"weight of the last layer that runs must.*got no layer with a weight"):
+        LinearizedLaplace(nn.BatchNorm1d(3).double(), parameters="last", prior_precision=1.0).fit((x, y))
+
+    class Aside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.aside = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            f = self.head(x).tanh()
+            return f, self.aside(x)
+
+    with pytest.raises(ValueError, match="outputs must depend on aside, the last layer that runs"):
+        LinearizedLaplace(Aside().double(), parameters="last", prior_precision=1.0).fit((x, y))
+
+
+def test_derivatives_go_through_what_comes_behind_the_last_layer(new):
+    torch.manual_seed(0)
+    model, (x, y) = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3), nn.Softplus()).double(), points()
+    f = LinearizedLaplace(model, parameters="last", prior_precision=0.5).fit((x, y))
+    model[0].requires_grad_(False)
+    j = [jacobian(model, rows)[..., -15:] for rows in (x, new)]
+    curvature = torch.einsum("ncp,ncd,ndq->pq", j[0], softmax_hessian(model(x).detach()), j[0])
+    sigma = torch.linalg.inv(curvature + 0.5 * torch.eye(15, dtype=torch.float64))
+    torch.testing.assert_close(f.logits(new)[1], torch.einsum("ncp,pq,ndq->ncd", j[1], sigma, j[1]))
 
 
 def test_freezing_the_network_after_the_fit_changes_nothing(network, new):
@@ -264,6 +286,30 @@ def test_the_bridge_sees_the_covariance_between_outputs():
     model = classifier()
     f = LinearizedLaplace(model, k=1000, prior_precision=0.05, link="laplace_bridge", generator=seeded()).fit((x, y))
     torch.testing.assert_close(f.predict_proba(x), bridge(*f.logits(x)))
+
+
+def test_the_bridge_is_never_farther_from_draws_than_its_diagonal_form():
+    covariances = {
+        "independent": lambda a: torch.eye(a.shape[1], dtype=a.dtype).expand_as(a),
+        "common": lambda a: torch.eye(a.shape[1], dtype=a.dtype) * 0.3 + 2 * torch.ones_like(a),
+        "opposed": lambda a: 3 * (torch.eye(a.shape[1], dtype=a.dtype) - 1 / a.shape[1]).expand_as(a) * 1.5,
+        "one direction": lambda a: 3 * a[:, :, :1] @ a[:, :, :1].mT + 0.05 * torch.eye(a.shape[1], dtype=a.dtype),
+        "any": lambda a: 2 * a @ a.mT / a.shape[1],
+        "unequal": lambda a: torch.diag_embed((1.5 * a[:, 0]).exp()),
+    }
+    bridge, farther = LaplaceBridge(), {}
+    for c in (2, 3, 10):
+        for size in (0.5, 3.0):
+            mean = size * torch.randn(5, c, generator=seeded(c), dtype=torch.float64)
+            root = torch.randn(5, c, c, generator=seeded(c + 1), dtype=torch.float64)
+            for name, make in covariances.items():
+                covariance = make(root)
+                draws = Samples(20_000, seeded(2))(mean, covariance)  # standard error of the sum below 0.01
+                whole = (bridge(mean, covariance) - draws).abs().sum(1)
+                diagonal = (bridge(mean, covariance.diagonal(dim1=1, dim2=2)) - draws).abs().sum(1)
+                if float(whole.mean()) > float(diagonal.mean()) + 2e-3 or bool((whole > diagonal + 0.04).any()):
+                    farther[c, size, name] = float(whole.mean()), float(diagonal.mean())
+    assert farther == {}
 
 
 def convolutional():

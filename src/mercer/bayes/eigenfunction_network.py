@@ -74,7 +74,8 @@ class EigenfunctionNetwork(SavableModule):
 def with_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d)
     """Outputs, and what the small network reads: the input of the last linear layer, its norm and the row's.
 
-    The norms are what K(x, x) of a linear layer is made of. A network without linear layers is read by its rows.
+    The norms are what K(x, x) of a linear layer is made of. A network without linear layers is read by its rows, and so
+    is one whose last linear layer does not see one row a line (time first, rows and times in one dimension).
 
     Args:
         network: A copy of one's own.
@@ -83,7 +84,13 @@ def with_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (
     name = last_linear(network)[0] if find_layers(network, nn.Linear) else ""
     with torch.no_grad(), capture(network, [name] if name else []) as seen:
         f = flat_logits(network(x))
-        embedding = seen[name].input.flatten(1) if name else x.flatten(1)
+        inputs = seen[name].inputs if name else []
+        embedding = x.flatten(1)
+        if inputs and len(inputs[-1]) == len(x):
+            several = inputs[-1].ndim > 2 and len(x) > 0
+            if several:  # one row alone says whether the first dimension is the rows'
+                network(x[:1])
+            embedding = inputs[0].flatten(1) if not several or len(inputs[-1]) == 1 else embedding
     norms = [embedding.norm(dim=1, keepdim=True)]
     if x.is_floating_point():
         norms.append(x.flatten(1).norm(dim=1, keepdim=True))

@@ -17,6 +17,7 @@ from ..linalg import slices
 from ..machines import KernelRidge
 from ..modules import Data, capture, layer, unwrap
 from .batches import Packing
+from .jacobian import near
 from .network import SavedWithoutNetwork, Unattached, flat_logits, own_network, weights_of
 from .validation import checked_outputs, checked_rows, fitting_rows, not_fitted, training_rows
 
@@ -94,7 +95,11 @@ class Familiarity(SavedWithoutNetwork):
             raise ValueError(checks.sentence(where, "loader must have at least 2 rows", len(rows)))
         network = self._network()
         fitting_rows(where, network, rows[:1])
-        self.layers_ = list(self.layers) if self.layers is not None else _spread_layers(network, rows[:1])
+        self.layers_ = list(self.layers) if self.layers is not None else _spread_layers(network, rows[:2])
+        mixed = [name for name in self.layers_ if name not in _layers_of_rows(network, self.layers_, rows[:2])]
+        if mixed:
+            need, fix = "layers must give one row a line, whatever the other rows are", "Name others."
+            raise ValueError(checks.sentence(where, need, ", ".join(mixed), fix))
         generator = torch.Generator().manual_seed(
             int(torch.randint(2**31 - 1, (1,), generator=shared_generator(self.generator)))
         )
@@ -222,25 +227,31 @@ def _machine(z: Tensor, narrower: float, seed: int) -> KernelRidge:
     return machine.fit(z, torch.zeros(len(z), dtype=z.dtype, device=z.device))
 
 
-def _spread_layers(network: nn.Module, row: Tensor) -> list[str]:
+def _spread_layers(network: nn.Module, rows: Tensor) -> list[str]:
     """Up to four convolutions and linear layers in the order they run, first and last among them."""
-    names: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda _m, _i, _o, name=name: names.append(name))
-        for name, module in network.named_modules()
-        if name and isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    ]
-    with torch.no_grad():
-        network(row)
-    for handle in handles:
-        handle.remove()
-    names = list(dict.fromkeys(names))
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    names = _layers_of_rows(network, [n for n, m in network.named_modules() if n and isinstance(m, kinds)], rows)
     if not names:
-        fix = "Name layers=[...] whose outputs shall be read."
-        raise ValueError(checks.sentence("Familiarity", "model must have convolutions or linear layers", "none", fix))
+        need = "model must have convolutions or linear layers that give one row a line"
+        raise ValueError(checks.sentence("Familiarity", need, "none", "Name layers=[...] whose outputs shall be read."))
     most = min(_LAYERS, len(names))
     places = torch.linspace(0, len(names) - 1, most).round().long().tolist()
     return [names[i] for i in places]
+
+
+def _layers_of_rows(network: nn.Module, names: Sequence[str], rows: Tensor) -> list[str]:
+    """Those of the layers, in the order they run, that see the same of two rows together as of each alone."""
+    order: list[str] = []
+    handles = [layer(network, n).register_forward_hook(lambda _m, _i, _o, n=n: order.append(n)) for n in names]
+    calls = []
+    for part in (rows, *rows.split(1)):
+        with torch.no_grad(), capture(network, names) as seen:
+            network(part)
+        calls.append({name: entry.outputs[-1] for name, entry in seen.items() if entry.outputs})
+    for handle in handles:
+        handle.remove()
+    together, *alone = calls
+    return [name for name in dict.fromkeys(order) if near(together[name], torch.cat([call[name] for call in alone]))]
 
 
 def _pooled(maps: Tensor) -> Tensor:  # (n, d), (n, t, d) or (n, c, *positions) -> (n, d')

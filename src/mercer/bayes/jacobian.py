@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
 from typing_extensions import override
 
 from ..checks import sentence
 from ..kernels import EmpiricalNTK, Tangents
-from ..linalg import slices
-from ..modules import Readable, capture, last_linear
+from ..linalg import block_rows, slices
+from ..modules import Readable, as_logits, capture, output_rows, plain_attention
 from .layer_signals import ONE, LayerSignals
 from .network import flat_logits, one_thread_at_a_time, own_network
+
+_HELD_BYTES = 256 * 2**20
 
 
 class Jacobian(ABC):
@@ -72,7 +76,11 @@ class Jacobian(ABC):
 
 
 class NetworkJacobian(Jacobian):
-    """The Jacobian of all weights: forward and backward passes."""
+    """The Jacobian of all weights: forward and backward passes of many rows at once."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(network)
+        self._made: tuple[torch.dtype, Tangents] | None = None
 
     @override
     def along(self, x: Tensor, directions: Tensor) -> Tensor:
@@ -93,6 +101,12 @@ class NetworkJacobian(Jacobian):
 
     @override
     def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:
+        try:
+            return self._by_rows_side_by_side(x, scales)
+        except RuntimeError:  # vmap refuses: the check at fit did not ask for rows side by side, to save its memory
+            return RowwiseJacobian(self.network).joint_kernel(x, scales)
+
+    def _by_rows_side_by_side(self, x: Tensor, scales: Mapping[str, float]) -> Tensor:
         layers: dict[str, list[str]] = {}
         for name in self.theta:
             layers.setdefault(name.rpartition(".")[0] if scales else "", []).append(name)
@@ -104,26 +118,126 @@ class NetworkJacobian(Jacobian):
         return total
 
     def _tangents(self, x: Tensor) -> Tangents:
-        return Tangents(self.network, x[:0], flat_logits)
+        if self._made is None or self._made[0] != x.dtype:  # a copy of the network: once, not for each batch
+            self._made = (x.dtype, Tangents(self.network, x[:0], flat_logits))
+        return self._made[1]
+
+
+class FormedJacobian(Jacobian):
+    """J formed for some rows at a time. A variant writes :meth:`blocks`."""
+
+    @abstractmethod
+    def blocks(self, x: Tensor, gradients: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs ``(b, c)`` and Jacobians ``(b, c, p)`` of some rows after the other."""
+
+    @override
+    def along(self, x: Tensor, directions: Tensor) -> Tensor:
+        graph = torch.is_grad_enabled()
+        return torch.cat([j @ directions for _, j in self.blocks(x, graph)])
+
+    @override
+    def transposed(self, x: Tensor, u: Tensor) -> Tensor:
+        total = torch.zeros(self.size, u.shape[2], dtype=u.dtype, device=u.device)
+        start = 0
+        for f, j in self.blocks(x):
+            total += j.flatten(0, 1).mT @ u[start : start + len(f)].flatten(0, 1)
+            start += len(f)
+        return total
+
+    @override
+    def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:
+        spread = self.spread(scales)
+        graph = torch.is_grad_enabled()
+        # Hold a stretch of Jacobians of at most 256 MiB, and form those of all rows once for each stretch.
+        c = self.outputs(x[:1]).shape[1]
+        width = block_rows(c * self.size * self.dtype.itemsize, budget=_HELD_BYTES)
+        columns = []
+        for part in slices(len(x), width):
+            right = torch.cat([j * spread for _, j in self.blocks(x[part], graph)])
+            rows = [torch.einsum("ncp,mdp->nmcd", j * spread, right) for _, j in self.blocks(x, graph)]
+            columns.append(torch.cat(rows))
+        return torch.cat(columns, 1)
+
+    @override
+    def parts(
+        self, x: Tensor, q: Tensor, *, diagonal: bool, scales: Mapping[str, float], gradients: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        spread = self.spread(scales)
+        columns = []
+        for f, j in self.blocks(x, gradients):
+            scaled = j * spread
+            columns.append((f, j @ q, scaled.square().sum(2) if diagonal else scaled @ scaled.mT))
+        f, psi, own = (torch.cat(column) for column in zip(*columns, strict=True))
+        return f, psi, own
+
+
+class RowwiseJacobian(FormedJacobian):
+    """The Jacobian of any network: each row alone, one plain backward pass for each output.
+
+    It asks nothing of the network but that autograd can differentiate it: layers may see rows in any order, masks may
+    decide about the way, recurrent cells and TorchScript need no rule of ``torch.func``. It costs as many floating
+    point operations as signals of layers do, without the speed of batches, and holds c p numbers.
+    """
+
+    @override
+    def blocks(self, x: Tensor, gradients: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        weights = [p for p in self.network.parameters() if p.requires_grad]
+        for row in x.split(1):
+            with torch.enable_grad(), plain_attention():
+                f = output_rows("RowwiseJacobian", as_logits(self.network(row)), 1)
+                f = f + weights[0].reshape(-1)[:0].sum()  # outputs that no weight moves have derivatives of 0
+                pulled = [
+                    torch.autograd.grad(f_c, weights, retain_graph=True, create_graph=gradients, materialize_grads=True)
+                    for f_c in f[0]
+                ]
+            j = torch.stack([torch.cat([part.reshape(-1) for part in gradient]) for gradient in pulled])
+            yield f if gradients else f.detach(), j[None]
+
+
+class HeadJacobian(FormedJacobian):
+    r"""Of the last module h with :math:`g(x) = h(z(x))`: one forward pass, then derivatives of h alone.
+
+    Args:
+        network: Of one's own; the head's parameters that require grad, and no others, do so in it.
+        name: The head.
+    """
+
+    def __init__(self, network: nn.Module, name: str) -> None:
+        super().__init__(network)
+        self.name = name
+        self.head = network.get_submodule(name)
+        known = {id(p): own for own, p in self.head.named_parameters()}
+        counted = [p for p in network.parameters() if p.requires_grad]
+        self.names = [known[id(p)] for p in counted]  # the head's own, in the order of theta
+
+    @override
+    def blocks(self, x: Tensor, gradients: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        f, z = output_and_head_input(self.network, self.name, x)
+        weights = dict(zip(self.names, self.theta.values(), strict=True))
+
+        def outputs(theta: dict[str, Tensor], row: Tensor) -> Tensor:
+            return as_logits(functional_call(self.head, theta, (row[None],))).reshape(-1)
+
+        rows = block_rows(2 * f.shape[1] * self.size * self.dtype.itemsize, budget=_HELD_BYTES)
+        for part in slices(len(x), rows):
+            with one_thread_at_a_time():
+                jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(weights, z[part])
+            j = torch.cat([jacobians[name].reshape(*f[part].shape, -1) for name in self.names], 2)
+            yield f[part], j
 
 
 class LastLayerJacobian(Jacobian):
     r"""Of the last linear layer, :math:`J(x) = I_c \otimes (\phi(x), 1)`: one forward pass and matrix products."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, name: str) -> None:
         super().__init__(network)
-        self.name, layer = last_linear(network)
-        self.bias = layer.bias is not None and layer.bias.requires_grad
+        self.name = name
+        bias = network.get_submodule(name).bias
+        self.bias = isinstance(bias, Tensor) and bias.requires_grad
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d + 1)
         """Outputs, and what goes into the last layer, a 1 appended for its bias."""
-        with capture(self.network, [self.name] if self.name else [], detach=False) as seen:
-            f = self.outputs(x)
-        phi, z = (seen[self.name].input, seen[self.name].output) if self.name else (x, f)
-        if phi.ndim != 2 or z.shape != f.shape or not torch.allclose(z, f, equal_nan=True):
-            need = "the outputs must be those of the last linear layer for parameters='last'"
-            got = f"{self.name} with outputs of shape {tuple(z.shape)}"
-            raise ValueError(sentence("LinearizedLaplace", need, got, "Use parameters='all'."))
+        f, phi = output_and_head_input(self.network, self.name, x)
         return f, torch.cat((phi, torch.ones_like(phi[:, :1])), 1) if self.bias else phi
 
     @override
@@ -189,3 +303,140 @@ class LastLayerJacobian(Jacobian):
         f, phi = self.features(x)
         size = scales.get(self.name, 1.0) * phi.square().sum(1)[:, None].expand(f.shape)
         return f, self.along_features(phi, q), size if diagonal else torch.diag_embed(size)
+
+
+def output_and_head_input(network: nn.Module, name: str, x: Tensor) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, d)
+    """Outputs, and the input of the last module, whose outputs they must be."""
+    if not name:
+        return flat_logits(network(x)), x
+    with capture(network, [name], detach=False) as seen:
+        f = flat_logits(network(x))
+    z, output = seen[name].input, seen[name].output
+    if z.ndim != 2 or output.shape != f.shape or not torch.allclose(output, f, equal_nan=True):
+        need = f"the outputs must be those of {name}, as at fit"
+        raise ValueError(sentence("LinearizedLaplace", need, f"outputs of shape {tuple(output.shape)}"))
+    return f, z
+
+
+def find_head(network: nn.Module, x: Tensor) -> tuple[str, bool]:
+    """The last module that has a weight, and whether it takes ``(n, d)`` and the network's outputs are its outputs.
+
+    A module in which a linear layer or a convolution runs is no head but a network. Where something comes behind the
+    head (one token of many is taken, an activation), derivatives have to go through the whole network.
+
+    Args:
+        network: A network of one's own.
+        x: A few rows.
+
+    Raises:
+        ValueError: No module has a weight that counts.
+    """
+    calls: list[tuple[str, Any, Any]] = []  # in the order in which calls end: a module after those inside it
+    handles = [
+        module.register_forward_hook(lambda _m, i, out, name=name: calls.append((name, i, out)))
+        for name, module in network.named_modules()
+    ]
+    try:
+        f = flat_logits(network(x))
+    finally:
+        for handle in handles:
+            handle.remove()
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, torch.jit.ScriptModule)
+    names = [name for name, _, _ in calls]
+    ran = [name for name in names if isinstance(network.get_submodule(name), layers)]
+    head, direct = None, False
+    for name, inputs, output in calls:
+        module = network.get_submodule(name)
+        inside = any(other != name and other.startswith(f"{name}." if name else "") for other in ran)
+        hidden = isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.children())
+        own = list(module.parameters(recurse=False))
+        own += list(getattr(module, "parametrizations", nn.Module()).parameters())  # weight_norm and its kind
+        if inside or hidden or not any(p.ndim > 1 for p in own):
+            continue
+        rows = len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (len(x),)
+        same = isinstance(output, Tensor) and output.shape == f.shape and torch.allclose(output, f, equal_nan=True)
+        ends = rows and same and names.count(name) == 1
+        if ends or not direct:
+            head, direct = name, ends
+    if head is None or not any(p.requires_grad for p in network.get_submodule(head).parameters()):
+        need = "the weight of the last layer that runs must require grad for parameters='last'"
+        got = "no layer with a weight" if head is None else f"{head or type(network).__name__} frozen"
+        raise ValueError(sentence("LinearizedLaplace", need, got, "Unfreeze it, or use parameters='all'."))
+    return head, direct
+
+
+class _OneOutput(nn.Module):
+    def __init__(self, network: nn.Module, weights: Tensor) -> None:
+        super().__init__()
+        self.network, self.weights = network, weights
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, 1)
+        return flat_logits(self.network(x)) @ self.weights
+
+
+def one_output(network: nn.Module, row: Tensor) -> nn.Module:
+    """The network with one output, a random mixture of its c: as good for a check, and c times cheaper."""
+    with torch.no_grad():
+        f = flat_logits(network(row))
+    weights = torch.randn(f.shape[1], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return _OneOutput(network, weights.to(f))
+
+
+def two_rows(x: Tensor) -> Tensor:
+    """Rows for a check: the first two, or the only one twice, as layers must tell rows apart."""
+    return x[:2] if len(x) > 1 else torch.cat((x[:1], x[:1]))
+
+
+def check_rows_apart(where: str, network: nn.Module, rows: Tensor) -> None:
+    """Refuse a network in which a row's outputs depend on the other rows, or on chance: it has no Jacobian of a row.
+
+    One whose outputs autograd does not trace back to its weights has none, either.
+    """
+    with torch.enable_grad():
+        together = flat_logits(network(rows))
+    if not together.requires_grad:
+        need = "autograd must trace the outputs to parameters that require grad"
+        raise ValueError(sentence(where, need, "outputs without a gradient", "Look for torch.no_grad or detach."))
+    with torch.no_grad():
+        alone = torch.cat([output_rows(where, as_logits(network(row)), 1) for row in rows.split(1)])
+    if not near(together.detach(), alone):
+        need = "a row must give the same outputs alone and beside other rows, every time"
+        fix = "Let forward keep the rows apart, its first dimension, and draw no random numbers in eval mode."
+        raise ValueError(sentence(where, need, "outputs that differ", fix))
+
+
+def near(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding in a deep network, of the largest number."""
+    if a.shape != b.shape:
+        return False
+    error, size = float((a - b).abs().max()), float(b.abs().max())
+    return not error > 10 * torch.finfo(b.dtype).eps ** 0.5 * size  # NaN is near: others report it
+
+
+def is_right(fast: Jacobian, rows: Tensor) -> bool:
+    """Whether a fast Jacobian equals plain autograd's on these rows, in all its products."""
+    network, where = fast.network, rows.device
+    if any(isinstance(module, torch.jit.ScriptModule) for module in network.modules()):
+        return False  # torch.func swaps no weights in there
+    weights = [p for p in network.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        f = flat_logits(network(rows)) + weights[0].reshape(-1)[:0].sum()
+        draw = torch.Generator().manual_seed(1)
+        u = torch.randn(*f.shape, 1, generator=draw, dtype=torch.float64).to(where, f.dtype)
+        try:
+            gradient = torch.autograd.grad(f, weights, u[..., 0], materialize_grads=True)
+        except (RuntimeError, NotImplementedError) as error:
+            need, got = "autograd must be able to differentiate the network", str(error).splitlines()[0]
+            raise ValueError(sentence("LinearizedLaplace", need, got)) from error
+    try:
+        if not near(fast.transposed(rows, u)[:, 0], torch.cat([part.reshape(-1) for part in gradient])):
+            return False
+        if isinstance(fast, LastLayerJacobian):  # its products are all made of the same features
+            return True
+        q = torch.randn(fast.size, 1, generator=draw, dtype=torch.float64).to(where, fast.dtype)
+        _, psi, own = fast.parts(rows, q, diagonal=False, scales=ONE, gradients=False)
+    except Exception:  # whatever torch.func and hooks say of what they cannot do: plain autograd can
+        return False
+    exact = RowwiseJacobian(network).parts(rows, q, diagonal=False, scales=ONE, gradients=False)
+    return near(psi, exact[1]) and near(own, exact[2])

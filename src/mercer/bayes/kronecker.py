@@ -12,9 +12,11 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import gather_rows
 from ..linalg import slices
-from .layer_signals import LayerSignals, Signal
+from ..modules import trainable
+from .jacobian import RowwiseJacobian, check_rows_apart, near, one_output, two_rows
+from .layer_signals import LayerSignals, MisalignedRowsError, Signal
 from .likelihood import Softmax, likelihood_named
-from .network import own_network, weights_of
+from .network import flat_logits, own_network, weights_of
 from .posterior import NetworkPosterior
 from .prior_choice import best_precision
 from .validation import checked_outputs, fitting_rows
@@ -55,6 +57,9 @@ class KroneckerLaplace(NetworkPosterior):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__([model], likelihood, link, batch_size, generator)
+        if not trainable(model):
+            need, fix = "model must have parameters that require grad", "Unfreeze some with requires_grad_(True)."
+            raise ValueError(checks.sentence("KroneckerLaplace", need, "none", fix))
         if isinstance(prior_precision, str):
             checks.choice("KroneckerLaplace", "prior_precision", prior_precision, ("validation",))
         else:
@@ -69,9 +74,10 @@ class KroneckerLaplace(NetworkPosterior):
             raise ValueError(checks.sentence(where, need, "None", fix))
         self.weights_ = weights_of(self.model)
         x, y = (gather_rows(part[:]) for part in self._pairs("loader", loader))
-        signals = LayerSignals(own_network(self.model, self.weights_, self.packing_))
+        network = own_network(self.model, self.weights_, self.packing_)
         with torch.no_grad():
-            fitting_rows(where, lambda row: signals.of(row)[0], x[:1])
+            fitting_rows(where, lambda row: flat_logits(network(row)), x[:1])
+        signals = self._choose_signals(network, two_rows(x))
         f = torch.cat([_signals(signals, x[part])[0] for part in slices(len(x), self.batch_size)])
         density = likelihood_named(self.likelihood)
         y = density.targets(where, y, checked_outputs("KroneckerLaplace", f))
@@ -82,6 +88,26 @@ class KroneckerLaplace(NetworkPosterior):
             assert val_loader is not None
             self._choose(val_loader)
         return self
+
+    def _choose_signals(self, network: nn.Module, rows: Tensor) -> LayerSignals:
+        """Take rows side by side where layers see one row a line, else row by row: two rows are checked by autograd."""
+        checked_outputs("KroneckerLaplace", flat_logits(network(rows)).detach())
+        check_rows_apart("KroneckerLaplace", network, rows)
+        _signals(LayerSignals(network, rowwise=True), rows[:1])  # refuses parameters of other layers
+        mixed = one_output(network, rows)
+        expected = torch.cat([j.square().sum(2) for _, j in RowwiseJacobian(mixed).blocks(rows)])
+        for self.rowwise_ in (False, True):
+            signals = LayerSignals(mixed, rowwise=self.rowwise_)
+            try:
+                layers = signals.of(rows)[1]
+            except (MisalignedRowsError, RuntimeError):
+                continue
+            kernel = sum((signal.kernel(True, 1.0) for signal in layers.values()), torch.zeros_like(expected))
+            if near(kernel, expected):
+                return LayerSignals(network, rowwise=self.rowwise_)
+        need = "every weight must be used by its own layer, once, and see as much of each row"
+        fix = "Use LinearizedLaplace, which takes any network."
+        raise ValueError(checks.sentence("KroneckerLaplace", need, "a network that uses some otherwise", fix))
 
     def _choose(self, val_loader: Iterable[Any]) -> None:
         x, y = (gather_rows(part[:]) for part in self._pairs("val_loader", val_loader))
@@ -134,7 +160,7 @@ class KroneckerLaplace(NetworkPosterior):
 
     def _turned(self, x: Tensor, gradients: bool) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Outputs and each layer's Jacobian in the eigenvectors of its factors, ``(n, c, out in)``, in float64."""
-        signals = LayerSignals(own_network(self.model, self.weights_, self.packing_))
+        signals = LayerSignals(own_network(self.model, self.weights_, self.packing_), rowwise=self.rowwise_)
         for part in slices(len(x), self.batch_size):
             f, layers = _signals(signals, x[part], gradients)
             turned = {}
@@ -151,6 +177,11 @@ class KroneckerLaplace(NetworkPosterior):
     @override
     def _fitted(self) -> bool:
         return hasattr(self, "prior_precision_")
+
+    @override
+    def set_state(self, state: Any) -> None:
+        """Take back what ``get_state`` gave, of the version before, too."""
+        super().set_state({"rowwise_": False, **state})
 
 
 def _signals(signals: LayerSignals, x: Tensor, gradients: bool = False) -> tuple[Tensor, dict[str, Signal]]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
+from ..checks import sentence
 from ..linalg import block_rows, slices
 from .network import flat_logits, one_thread_at_a_time
 
@@ -78,15 +79,22 @@ class Signal:
         return torch.cat(([self.a] if self.weight else []) + ones, 2)
 
 
+class MisalignedRowsError(ValueError):
+    """A layer did not see the rows along its first dimension."""
+
+
 class LayerSignals:
     """Signals of a network of one's own, see :func:`~mercer.bayes.network.own_network`.
 
     Args:
         network: Parameters that require grad count.
+        rowwise: Run each row alone. Then everything that a layer sees belongs to that row, in whatever order: time
+            first, rows and times in one dimension, windows. Otherwise rows must be the first dimension in every layer.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, rowwise: bool = False) -> None:
         self.network = network
+        self.rowwise = rowwise
         self.counted = {name: p for name, p in network.named_parameters() if p.requires_grad}
 
     def own_kernel(
@@ -110,8 +118,19 @@ class LayerSignals:
     def of(self, x: Tensor, *, gradients: bool = False) -> tuple[Tensor, dict[str, Signal], list[str]]:
         """Outputs ``(n, c)``, a signal for each layer that has one, and the parameters that are in none of them."""
         layers, _, _ = self._look(x)
-        f, signals = self._signals(x, layers, gradients)
-        return f, signals, sorted(self.counted.keys() - self._names_of(layers))
+        others = sorted(self.counted.keys() - self._names_of(layers))
+        if not self.rowwise:
+            return *self._signals(x, layers, gradients), others
+        rows = [self._signals(row, layers, gradients) for row in x.split(1)]
+        signals = {}
+        for name, first in rows[0][1].items():
+            same = [signal[name] for _, signal in rows]
+            if len({signal.a.shape for signal in same}) > 1:
+                need = "a layer must see as much of every row"
+                raise MisalignedRowsError(sentence("LayerSignals", need, f"{name} that does not"))
+            a, g = torch.cat([signal.a for signal in same]), torch.cat([signal.g for signal in same])
+            signals[name] = dataclasses.replace(first, a=a, g=g)
+        return torch.cat([f for f, _ in rows]), signals, others
 
     def _look(self, x: Tensor) -> tuple[dict[str, nn.Module], int, int]:
         """Layers with a signal: their outputs' sizes for one row summed, and the number of outputs."""
@@ -155,7 +174,14 @@ class LayerSignals:
         columns = zip(*pulled, strict=True)
         signals = {}
         for (name, module), column in zip(layers.items(), columns, strict=True):
+            if not self.rowwise and len(seen[name][1]) != len(x):
+                need, got = f"every layer must see {len(x)} rows", f"{name} with {len(seen[name][1])} lines"
+                raise MisalignedRowsError(sentence("LayerSignals", need, got, "Use LinearizedLaplace."))
             a, g = _arranged(module, seen[name][0], torch.stack(column, 1))
+            if self.rowwise and isinstance(module, _Norm):  # all places are of the one row
+                a, g = a.transpose(0, 1).flatten(1)[None], g.permute(1, 2, 0, 3).flatten(2)[None]
+            elif self.rowwise:
+                a, g = a.flatten(0, 1)[None], g.transpose(0, 1).flatten(1, 2)[None]
             signals[name] = Signal(module, a if gradients else a.detach(), g, *self._flags(name))
         return f if gradients else f.detach(), signals
 
@@ -181,7 +207,7 @@ class LayerSignals:
 
         with one_thread_at_a_time():
             rows = vmap(jacrev(outputs), in_dims=(None, 0))(rest, x)
-        return {name: j.flatten(2) for name, j in rows.items()}
+        return {name: j.reshape(*j.shape[:2], -1) for name, j in rows.items()}
 
 
 def _known(module: nn.Module) -> bool:

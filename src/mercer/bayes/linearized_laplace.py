@@ -14,10 +14,22 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import gather_rows, shared_generator, sum_over_ranks
 from ..linalg import slices
-from ..modules import Readable, last_linear, trainable
+from ..modules import Readable, trainable
 from .directions import Curvature, leading_directions
 from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
-from .jacobian import Jacobian, LastLayerJacobian, NetworkJacobian
+from .jacobian import (
+    HeadJacobian,
+    Jacobian,
+    LastLayerJacobian,
+    NetworkJacobian,
+    RowwiseJacobian,
+    check_rows_apart,
+    find_head,
+    is_right,
+    one_output,
+    two_rows,
+)
+from .layer_signals import MisalignedRowsError
 from .likelihood import Gaussian, Likelihood, Softmax, likelihood_named, mean_over_ranks
 from .network import own_network, weights_of
 from .posterior import NetworkPosterior
@@ -60,6 +72,9 @@ class LinearizedLaplace(NetworkPosterior):
     their ratio settles, in general below 1.
 
     The network is run on a copy in ``eval`` mode: batch normalisation by its running statistics, no dropout.
+    Layers may see rows in any order (time first, rows and times in one dimension, windows): ``fit`` compares the
+    layer-wise derivatives of two rows with plain autograd and takes derivatives row by row where they differ or fail
+    (recurrent cells, TorchScript, masks that decide about the way), which is slower.
     Parameters that require grad count; freeze the others. All of ``fit`` runs in the network's dtype, its small
     matrices in float64. ``mercer.save`` keeps the posterior without the network: ``mercer.load(folder).attach(model)``.
 
@@ -73,8 +88,9 @@ class LinearizedLaplace(NetworkPosterior):
             takes its place where there is no ``val_loader``, and the log says so), ``"evidence"`` maximises the
             marginal likelihood on the training rows, ``"layer_evidence"`` does so with one precision for each layer,
             or a number. The first two choose a regression's noise, too; else it is the mean squared residual.
-        parameters: ``"all"`` that require grad, or those of the ``"last"`` linear layer: one forward pass for each
-            prediction, and exact up to 2,000 weights whatever k.
+        parameters: ``"all"`` that require grad, or those of the ``"last"`` layer that runs: one forward pass for each
+            prediction, and exact up to 2,000 weights whatever k. Of a `mercer.nn.KernelClassifier` all parameters
+            count that require grad: weights, bias, linear map, center, scale and the kernel's coefficients.
         temperature: T of a classifier; None chooses it together with the prior precision on ``val_loader``, and is 1
             where the prior is not chosen there.
         link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"`` (1,000 draws), from Gaussian outputs to probabilities.
@@ -143,14 +159,14 @@ class LinearizedLaplace(NetworkPosterior):
                 with ``labels``. With several ranks, each passes its own.
             val_loader: Rows on which ``"validation"`` decides; not the training rows.
         """
-        self.weights_ = weights_of(self.model, self._counted())
         x, y = self._pairs("loader", loader)
         with torch.no_grad():
-            jacobian = self._jacobian()
+            whole = NetworkJacobian(own_network(self.model, packing=self.packing_))
             if len(x):
-                fitting_rows("LinearizedLaplace.fit, loader", jacobian.outputs, x[:1])
-            f = checked_outputs("LinearizedLaplace", jacobian.outputs_of(x, self.batch_size))
+                fitting_rows("LinearizedLaplace.fit, loader", whole.outputs, x[:1])
+            f = checked_outputs("LinearizedLaplace", whole.outputs_of(x, self.batch_size))
             y = likelihood_named(self.likelihood).targets("LinearizedLaplace", y, f)
+            jacobian = self._choose_jacobian(x, whole.network)
             val = None
             if val_loader is not None and self.prior_precision == "validation":
                 val = self._validation_rows(val_loader, jacobian)
@@ -317,7 +333,14 @@ class LinearizedLaplace(NetworkPosterior):
         if not self._something_outside():
             f, psi = jacobian.outputs(x), jacobian.along(x, self.directions_)
             return f, psi, f.new_zeros(*f.shape, f.shape[1]) if full else torch.zeros_like(f)
-        f, psi, own = jacobian.parts(x, self.directions_, diagonal=not full, scales=self.scales_, gradients=gradients)
+        try:
+            f, psi, own = jacobian.parts(
+                x, self.directions_, diagonal=not full, scales=self.scales_, gradients=gradients
+            )
+        except MisalignedRowsError:  # by these rows' values, unlike those of the check at fit
+            f, psi, own = RowwiseJacobian(jacobian.network).parts(
+                x, self.directions_, diagonal=not full, scales=self.scales_, gradients=gradients
+            )
         if not full:
             return f, psi, (own - psi.square().sum(2)).clamp_min(0)
         outside = own - psi @ psi.mT
@@ -368,19 +391,57 @@ class LinearizedLaplace(NetworkPosterior):
             found.append(torch.cat(blocks).permute(2, 0, 1))
         return jacobian.outputs_of(x, self.batch_size) + torch.cat(found)
 
-    def _counted(self) -> list[str]:
-        if self.parameters == "all":
-            return list(trainable(self.model))
-        name, layer = last_linear(self.model)
-        own = [f"{name}.{kind}".lstrip(".") for kind, p in layer.named_parameters() if p.requires_grad]
-        if f"{name}.weight".lstrip(".") not in own:
-            need, fix = "the weight of the last linear layer must require grad", "Unfreeze it, or use parameters='all'."
-            raise ValueError(checks.sentence("LinearizedLaplace", need, f"{name} frozen", fix))
-        return own
+    def _choose_jacobian(self, x: Readable, network: nn.Module) -> Jacobian:
+        """Decide which weights count, and the fastest way to their derivatives that is right for this network.
+
+        Two rows are differentiated by plain autograd, each alone, which any network allows. A faster way that does
+        not give the same numbers, or any, is not taken.
+        """
+        where = "LinearizedLaplace"
+        rows = two_rows(x[:2] if len(x) else torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))
+        check_rows_apart(where, network, rows)
+        self.head_: str | None = None
+        self.direct_ = False
+        names = list(trainable(self.model))
+        if self.parameters == "last":
+            self.head_, self.direct_ = find_head(network, rows)
+            counted = {id(p) for p in network.get_submodule(self.head_).parameters() if p.requires_grad}
+            prefix = "" if self.packing_ is None else "model."
+            names = [n.removeprefix(prefix) for n, p in network.named_parameters() if id(p) in counted]
+        self.weights_ = weights_of(self.model, names)
+        if self.head_ is not None and not self.direct_:
+            exact = RowwiseJacobian(own_network(self.model, names, self.packing_))
+            if not any(bool(j.any()) for _, j in exact.blocks(rows)):
+                need, fix = (
+                    f"the outputs must depend on {self.head_}, the last layer that runs",
+                    "Use parameters='all'.",
+                )
+                raise ValueError(checks.sentence(where, need, "derivatives of 0", fix))
+
+        # Compare the fast way with the plain one. A mixture of all outputs says as much as each of them.
+        self.rowwise_ = False
+        jacobian = self._jacobian()
+        if isinstance(jacobian, NetworkJacobian):
+            right = is_right(NetworkJacobian(one_output(jacobian.network, rows)), rows)
+        else:
+            right = is_right(jacobian, rows)
+        self.rowwise_ = bool(sum_over_ranks(torch.tensor(float(not right), device=rows.device)) > 0)
+        if not self.rowwise_:
+            return jacobian
+        _log.info("LinearizedLaplace: derivatives are taken row by row: the network allows no faster way.")
+        return self._jacobian()
 
     def _jacobian(self) -> Jacobian:
         network = own_network(self.model, self.weights_.keys(), self.packing_)
-        return NetworkJacobian(network) if self.parameters == "all" else LastLayerJacobian(network)
+        if self.rowwise_:
+            return RowwiseJacobian(network)
+        if self.head_ is None or not self.direct_:
+            return NetworkJacobian(network)
+        head = network.get_submodule(self.head_)
+        plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+        if plain and head._parameters.get("weight") is not None and head.weight.requires_grad:
+            return LastLayerJacobian(network, self.head_)
+        return HeadJacobian(network, self.head_)
 
     def _seed(self) -> int:
         return int(torch.randint(2**31 - 1, (1,), generator=shared_generator(self.generator)))
@@ -396,4 +457,14 @@ class LinearizedLaplace(NetworkPosterior):
     @override
     def set_state(self, state: Any) -> None:
         """Take back what ``get_state`` gave, of the version before, too."""
-        super().set_state({"scales_": {}, "rotation_": None, **state})
+        defaults: dict[str, Any] = {
+            "scales_": {},
+            "rotation_": None,
+            "rowwise_": False,
+            "head_": None,
+            "direct_": False,
+        }
+        if self.parameters == "last" and "head_" not in state:  # it was a linear layer's weight and bias
+            packed = "" if state.get("packing_") is None else "model."
+            defaults |= {"head_": packed + next(iter(state["weights_"])).rpartition(".")[0], "direct_": True}
+        super().set_state({**defaults, **state})

@@ -37,10 +37,8 @@ def own_network(model: nn.Module, counted: Collection[str] | None = None, packin
         network = copy.deepcopy(network).float()
     network = network if packing is None else PackedNetwork(network, packing)
     prefix = "" if packing is None else "model."
-    own = {}
-    for name, p in network.named_parameters():
-        counts = p.requires_grad if counted is None else name.removeprefix(prefix) in counted
-        own[id(p)] = nn.Parameter(p.detach(), counts)
+    counted = trainable(model) if counted is None else counted  # a copy of TorchScript may have lost requires_grad
+    own = {id(p): nn.Parameter(p.detach(), n.removeprefix(prefix) in counted) for n, p in network.named_parameters()}
     for module in network.modules():
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             setattr(module, name, own[id(p)])

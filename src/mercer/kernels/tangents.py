@@ -53,14 +53,14 @@ class Tangents:
     def jacobian(self, x: Tensor) -> list[Tensor]:  # (n, ...) -> (n, c, p_i) for each parameter i
         """All rows of the Jacobian."""
         rows = vmap(jacrev(lambda theta, row: self.call(theta, row[None])[0]), in_dims=(None, 0))(self.theta, x)
-        return [rows[name].flatten(2) for name in self.theta]
+        return [rows[name].reshape(*rows[name].shape[:2], -1) for name in self.theta]
 
     def gradient(self, x: Tensor, output: int) -> list[Tensor]:  # (n, ...) -> (n, p_i) for each parameter i
         """The rows of one output."""
         rows = vmap(torch.func.grad(lambda theta, row: self.call(theta, row[None])[0, output]), in_dims=(None, 0))(
             self.theta, x
         )
-        return [rows[name].flatten(1) for name in self.theta]
+        return [rows[name].reshape(len(x), -1) for name in self.theta]
 
     def along(self, x: Tensor, directions: Tensor) -> Tensor:  # (n, ...), (p, r) -> (n, c, r)
         """J(x) times directions, by forward-mode derivatives, some directions side by side."""

@@ -32,9 +32,9 @@ from mercer.distributed import gather_rows
 from mercer.features import NeuralEigenfunctions, Nystrom
 from mercer.kernels import RBF, EmpiricalNTK, Kernel, Matern, ReLUGram
 from mercer.machines import KernelRidge
-from mercer.modules import open_rows
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 from mercer.optim import FunctionSpaceSGD
+from mercer.rows.stored import open_rows
 from mercer.tabular import TabularModel
 from mercer.tabular.streaming import fit_file
 from mercer_papers import rivals

@@ -16,6 +16,8 @@ PAPERS = Path(mercer_papers.__file__).parent
 TIERS = [  # from the ground up; names on one line do not know each other
     {"checks", "user_text"},
     {"linalg", "distributed", "storage", "figures", "metrics"},
+    {"rows"},
+    {"signals"},
     {"modules"},
     {"kernels"},
     {"features"},

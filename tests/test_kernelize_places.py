@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from mercer.modules import private_copy
 from mercer.nn import CosineClassifier, KernelClassifier, SecondOrderPooling, kernelize
+from mercer.signals.private_copy import private_copy
 from mercer_papers.backbones import SmallTransformer
 from mercer_papers.data import CifarResNet
 

@@ -27,7 +27,7 @@ from mercer.machines import (
     tune_penalty,
 )
 from mercer.machines.eigenpro import Stopping, eigenpro
-from mercer.modules import open_rows
+from mercer.rows.stored import open_rows
 
 N, D = 24, 3
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         modules,
         nn,
         optim,
+        rows,
+        signals,
         spectral,
         tabular,
     )
@@ -39,6 +41,8 @@ _MODULES = (
     "modules",
     "nn",
     "optim",
+    "rows",
+    "signals",
     "spectral",
     "tabular",
 )
@@ -58,7 +62,9 @@ __all__ = [
     "modules",
     "nn",
     "optim",
+    "rows",
     "save",
+    "signals",
     "spectral",
     "tabular",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..checks import floating, same_length, sentence
-from ..modules import as_tensor
+from ..rows.loading import as_tensor
 from ..storage import Savable
 
 LABELS = ("labels", "label")

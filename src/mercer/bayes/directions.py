@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..distributed import global_slice, sum_over_ranks
 from ..linalg import SymmetricOperator, randomized_range, slices
-from ..modules import Readable
+from ..rows.stored import Readable
 from .jacobian import Jacobian, LastLayerJacobian
 from .likelihood import Likelihood
 

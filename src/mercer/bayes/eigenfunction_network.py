@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from ..features import Training, distill
 from ..linalg import slices
-from ..modules import capture, find_layers, last_linear
+from ..signals.capture import capture
+from ..signals.layers import find_layers, last_linear
 from ..storage import SavableModule
 from .network import flat_logits
 

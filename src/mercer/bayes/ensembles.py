@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg import slices
-from ..modules import Readable
+from ..rows.stored import Readable
 from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
 from .network import flat_logits, own_network
 from .posterior import Posterior

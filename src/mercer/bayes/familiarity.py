@@ -15,7 +15,9 @@ from ..distributed import alone, gather_rows, shared_generator
 from ..kernels import RBF
 from ..linalg import slices
 from ..machines import KernelRidge
-from ..modules import Data, capture, layer, unwrap
+from ..rows.loading import Data
+from ..signals.capture import capture
+from ..signals.layers import layer, unwrap
 from .batches import Packing
 from .jacobian import near
 from .network import SavedWithoutNetwork, Unattached, flat_logits, own_network, weights_of

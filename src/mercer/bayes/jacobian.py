@@ -14,7 +14,10 @@ from typing_extensions import override
 from ..checks import sentence
 from ..kernels import EmpiricalNTK, Tangents
 from ..linalg import block_rows, slices
-from ..modules import Readable, as_logits, capture, output_rows, plain_attention
+from ..rows.stored import Readable
+from ..signals.attention import plain_attention
+from ..signals.capture import capture
+from ..signals.layers import as_logits, output_rows
 from .layer_signals import ONE, LayerSignals
 from .network import flat_logits, one_thread_at_a_time, own_network
 

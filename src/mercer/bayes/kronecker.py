@@ -12,7 +12,7 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import gather_rows
 from ..linalg import slices
-from ..modules import trainable
+from ..signals.layers import trainable
 from .jacobian import RowwiseJacobian, check_rows_apart, near, one_output, two_rows
 from .layer_signals import LayerSignals, MisalignedRowsError, Signal
 from .likelihood import Softmax, likelihood_named

@@ -14,7 +14,8 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import gather_rows, shared_generator, sum_over_ranks
 from ..linalg import slices
-from ..modules import Readable, trainable
+from ..rows.stored import Readable
+from ..signals.layers import trainable
 from .directions import Curvature, leading_directions
 from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
 from .jacobian import (
@@ -155,7 +156,7 @@ class LinearizedLaplace(NetworkPosterior):
 
         Args:
             loader: Training rows and labels (targets ``(n, c)`` for a regression): a loader or one pair, whose rows
-                may stay in a file (`mercer.modules.open_rows`); batches may be dictionaries of the network's arguments
+                may stay in a file (`mercer.rows.open_rows`); batches may be dictionaries of the network's arguments
                 with ``labels``. With several ranks, each passes its own.
             val_loader: Rows on which ``"validation"`` decides; not the training rows.
         """

@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from ..checks import sentence
-from ..modules import as_logits, private_copy, trainable, unwrap
+from ..signals.layers import as_logits, trainable, unwrap
+from ..signals.private_copy import private_copy
 from ..storage import Savable
 from .batches import PackedNetwork, Packing
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..modules import Readable, unwrap
+from ..rows.stored import Readable
+from ..signals.layers import unwrap
 from ..storage import Savable
 from .batches import Packing
 from .likelihood import LIKELIHOODS, LINKS, Gaussian, Link, Softmax, draws, likelihood_named, link_named

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from .. import checks
-from ..modules import unwrap
+from ..signals.layers import unwrap
 
 
 class Snapshots:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..linalg import slices
-from ..modules import Readable
+from ..rows.stored import Readable
 from .likelihood import Softmax, likelihood_named, mean_over_ranks
 from .network import flat_logits, own_network, weights_of
 from .posterior import NetworkPosterior

@@ -14,7 +14,7 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import gather_rows, shared_generator, sum_over_ranks
 from ..linalg import slices
-from ..modules import Readable
+from ..rows.stored import Readable
 from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
 from .ensembles import Ensemble
 from .likelihood import likelihood_named, mean_over_ranks

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..distributed import world_size
-from ..modules import Data, Readable, StoredRows, as_tensor, labelled_rows, rows
+from ..rows.loading import Data, as_tensor, load_labelled_rows, load_rows
+from ..rows.stored import Readable, StoredRows
 from .batches import Packing, unlabelled
 
 
@@ -39,7 +40,7 @@ def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple
     if any(isinstance(batch, tuple) and len(batch) > 2 for batch in ([data] if whole else data)):
         fix = "Give dictionaries of the network's arguments, with 'labels'."
         raise ValueError(checks.sentence(where, "loader must give pairs (x, y)", "more than 2 items a batch", fix))
-    x, y = labelled_rows(where, data)
+    x, y = load_labelled_rows(where, data)
     return checked_rows(where, x, model, None), y.to(x.device), None
 
 
@@ -53,7 +54,7 @@ def training_rows(where: str, loader: Data, model: nn.Module) -> tuple[Tensor, P
         packed = torch.cat([packing.pack(where, first) for first in firsts])
         return checked_rows(where, packed, model, None), packing
     data = firsts[0] if whole else firsts
-    return checked_rows(where, rows(where, data), model, None), None
+    return checked_rows(where, load_rows(where, data), model, None), None
 
 
 def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:

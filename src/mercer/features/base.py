@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from .. import checks, distributed
 from ..kernels import Kernel, read_rows
-from ..modules import Readable
+from ..rows.stored import Readable
 from ..storage import Savable
 
 _ERROR_ROWS = 1000
@@ -74,7 +74,7 @@ class FeatureMap(
         raise NotImplementedError(f"{type(self).__name__} must define features(x)")
 
     def fit(self, x: Readable | DataLoader[Any] | ArrayLike, y: object = None) -> Self:
-        """Learn the map from rows, from a loader of them, or from a file (`mercer.modules.open_rows`), block by block.
+        """Learn the map from rows, from a loader of them, or from a file (`mercer.rows.open_rows`), block by block.
 
         Half precision is learned in float32. With several ranks each passes its own rows: see `mercer.distributed`.
         ``y`` is ignored; scikit-learn's pipelines pass it.

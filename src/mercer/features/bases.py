@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
-from ..modules import last_linear
+from ..signals.layers import last_linear
 from .parallel_networks import ParallelNetworks, Trunk
 
 

@@ -16,7 +16,7 @@ from .. import checks
 from ..distributed import gather_rows, global_slice, map_rows, sum_over_ranks
 from ..kernels import Kernel, TiledGram
 from ..linalg import SymmetricOperator, block_rows, cholesky, inverse_root, shifted, slices, top_eigh
-from ..modules import Readable
+from ..rows.stored import Readable
 from .bases import LandmarkBasis
 from .landmarks import sample, select
 from .neuralef import Training

@@ -11,7 +11,7 @@ from .. import checks
 from ..distributed import gather_rows, global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
 from ..linalg import block_rows, inverse_root, slices
-from ..modules import Readable
+from ..rows.stored import Readable
 
 SELECTIONS = ("uniform", "kmeans", "leverage")
 _KMEANS_ROWS = 20_000  # k-means on a sample of this size; more rows do not move its centres

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..distributed import broadcast_module
 from ..kernels import NetworkKernel
-from ..modules import Readable
+from ..rows.stored import Readable
 from .bases import HiddenBasis, NetworkBasis, OutputBasis, hidden_width
 from .l2_batch_norm import L2BatchNorm
 from .landmark_fit import exact_pairs

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel, NetworkKernel
-from ..modules import Readable
+from ..rows.stored import Readable
 from .base import FeatureMap
 from .bases import Basis, LandmarkBasis, NetworkBasis
 from .factorization import ProductBasis, fit_factorized, traced

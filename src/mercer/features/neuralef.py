@@ -13,7 +13,7 @@ from .. import checks
 from ..distributed import broadcast_module, global_slice, take_rows, world_size
 from ..kernels import Kernel, NetworkKernel
 from ..linalg import shifted, slices
-from ..modules import Readable
+from ..rows.stored import Readable
 from .l2_batch_norm import L2BatchNorm
 
 DEFLATIONS = ("first_order", "cholesky")

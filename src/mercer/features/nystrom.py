@@ -10,7 +10,7 @@ from .. import checks
 from ..distributed import global_slice, sum_over_ranks
 from ..kernels import Kernel
 from ..linalg import block_rows, inverse_root, slices
-from ..modules import Readable
+from ..rows.stored import Readable
 from .base import FeatureMap
 from .landmarks import SELECTIONS, select
 

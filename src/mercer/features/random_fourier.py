@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import FunctionKernel, Kernel
-from ..modules import Readable
+from ..rows.stored import Readable
 from .base import FeatureMap
 
 

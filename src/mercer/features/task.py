@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..distributed import gather_rows, global_slice, sum_over_ranks
 from ..kernels import Kernel, NetworkKernel
 from ..linalg import SymmetricOperator, block_rows, slices
-from ..modules import Readable
+from ..rows.stored import Readable
 from .bases import Basis
 from .landmarks import sample
 from .neuralef import Training

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from .. import checks
 from ..distributed import shards
 from ..linalg import block_rows, blockwise_matmul, differentiated, slices, transformed
-from ..modules import as_tensor
+from ..rows.loading import as_tensor
 from ..storage import Savable
 from .positive import Positive
 

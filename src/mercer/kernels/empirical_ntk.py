@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg import block_rows, slices
-from ..modules import trainable, unwrap
+from ..signals.layers import trainable, unwrap
 from .network import NetworkKernel, seed_from
 from .tangents import Tangents
 

@@ -12,7 +12,9 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from .. import checks
-from ..modules import as_logits, output_rows, plain_attention, private_copy
+from ..signals.attention import plain_attention
+from ..signals.layers import as_logits, output_rows
+from ..signals.private_copy import private_copy
 from .network import NetworkKernel, in_dtype, seed_from
 
 _global_generator = threading.Lock()  # one for all threads; networks draw their weights from it

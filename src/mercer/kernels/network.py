@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg import slices
-from ..modules import unwrap
+from ..signals.layers import unwrap
 from .base import Kernel
 
 OUTPUTS = ("trace", "full")

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import world_size
-from ..modules import Data, Readable, StoredRows, as_tensor, is_loader, open_rows, rows
+from ..rows.loading import Data, as_tensor, is_loader, load_rows
+from ..rows.stored import Readable, StoredRows, open_rows
 from .base import Kernel
 from .user_kernels import Precomputed, check_indices
 
@@ -41,7 +42,7 @@ def read_rows(estimator: object, kernel: Kernel | None, x: Data, *, reset: bool)
     whole = isinstance(x, Tensor) and not x.is_floating_point()
     if is_array:
         whole = np.asarray(x).dtype.kind in "iu"
-    data = as_tensor(where, "x", x).detach() if whole and kernel is not None else rows(where, x)
+    data = as_tensor(where, "x", x).detach() if whole and kernel is not None else load_rows(where, x)
     data = checks.matrix(where, "x", data) if kernel is None else kernel.prepare("x", data)
     if not is_array or indices:
         validate_data(estimator, data, reset=reset, skip_check_array=True)

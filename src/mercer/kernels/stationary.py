@@ -13,7 +13,7 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import global_slice, shared_generator, take_rows, world_size
 from ..linalg import differentiated, map_distances, median_distance, safe_sqrt
-from ..modules import Data, rows
+from ..rows.loading import Data, load_rows
 from .base import Kernel
 from .positive import Positive
 
@@ -70,7 +70,7 @@ class RBF(Stationary):
             NumericalWarning: All rows are equal (gamma is 1), or so close that gamma is held at its largest.
         """
         where = "RBF.from_data"
-        x = checks.matrix(where, "x", rows(where, x))
+        x = checks.matrix(where, "x", load_rows(where, x))
         n = global_slice(len(checks.squarable(where, "x", x, empty=world_size() > 1)))[1]
         if n == 0:
             raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
 from ..linalg import SymmetricOperator, forward_mode, randomized_range, slices
-from ..modules import as_logits, output_rows, plain_attention, private_copy, trainable
+from ..signals.attention import plain_attention
+from ..signals.layers import as_logits, output_rows, trainable
+from ..signals.private_copy import private_copy
 from .network import in_dtype
 
 _forward_mode = threading.Lock()  # torch has one forward mode for all threads, and none inside another

@@ -17,7 +17,7 @@ from .. import checks
 from ..distributed import gather_rows, global_slice, shard, shared_generator, sum_over_ranks, take_rows
 from ..kernels import FunctionKernel, Kernel, read_rows
 from ..linalg import block_rows, cholesky_in_place, inverse_diagonal, slices, solve_factored
-from ..modules import Data
+from ..rows.loading import Data
 from ..storage import Savable
 from .dual import left_out, relative_norm, solve_in_place, tune_penalty
 from .eigenpro import eigenpro

@@ -21,7 +21,7 @@ from .. import checks
 from ..distributed import global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
 from ..linalg import block_rows, cholesky, inverse_root, slices
-from ..modules import Readable
+from ..rows.stored import Readable
 from ..storage import Savable
 from .dual import PENALTIES, dual_path, walk, weighted_mean
 

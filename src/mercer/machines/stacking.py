@@ -26,7 +26,7 @@ from torch import Tensor
 from .. import checks
 from ..kernels import Kernel
 from ..linalg import block_rows, cholesky, slices
-from ..modules import Data
+from ..rows.loading import Data
 from ..storage import Savable
 from .dual import weighted_mean
 from .kernel_ridge import seeded

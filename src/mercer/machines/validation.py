@@ -12,7 +12,8 @@ from torch import Tensor
 from .. import checks
 from ..distributed import global_slice, sum_over_ranks
 from ..kernels import Kernel, read_rows
-from ..modules import Data, Readable, as_tensor, is_loader, labelled_rows
+from ..rows.loading import Data, as_tensor, is_loader, load_labelled_rows
+from ..rows.stored import Readable
 
 
 class TrainingRows(NamedTuple):
@@ -46,7 +47,7 @@ def read_training(
     """
     where = type(estimator).__name__
     if y is None and (is_loader(x) or isinstance(x, tuple)):
-        x, y = labelled_rows(where, x)
+        x, y = load_labelled_rows(where, x)
     if y is None:
         fix = "Call fit(x, y), or give a loader of pairs."
         raise ValueError(f"{where}: fit requires y to be passed, but the target y is None. {fix}")

@@ -14,7 +14,7 @@ from .. import checks
 from ..distributed import world_size
 from ..kernels import Cosine, Kernel, RadialSeries, read_out
 from ..linalg import unit_rows
-from ..modules import Data, labelled_rows, rows
+from ..rows.loading import Data, load_labelled_rows, load_rows
 from ..storage import SavableModule
 from .before_pooling import masked_mean
 from .prototypes import checked_labels, class_directions, prototypes_for
@@ -260,9 +260,9 @@ class KernelClassifier(SavableModule):
         """
         where = "KernelClassifier.init_from"
         if labels is None:
-            z, labels = labelled_rows(where, embeddings)
+            z, labels = load_labelled_rows(where, embeddings)
         else:
-            z = rows(where, embeddings, "embeddings")
+            z = load_rows(where, embeddings, "embeddings")
         z = checks.matrix(where, "embeddings", z, columns=self.in_features)
         checks.squarable(where, "embeddings", z, empty=world_size() > 1)  # of several ranks some may have no row
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import checks
-from ..modules import Data, find_layers, private_copy, run_model, unwrap
-from ..modules import layer as layer_named
+from ..rows.loading import Data
+from ..signals.embedding import run_model
+from ..signals.layers import find_layers, unwrap
+from ..signals.layers import layer as layer_named
+from ..signals.private_copy import private_copy
 from .before_pooling import BeforePooling
 from .kernel_classifier import KernelClassifier
 from .rectification import take_relu_off

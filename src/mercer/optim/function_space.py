@@ -15,7 +15,7 @@ from typing_extensions import override
 from .. import checks
 from ..kernels import Kernel
 from ..linalg import norms
-from ..modules import unwrap
+from ..signals.layers import unwrap
 from .base import Closure, descend, signed
 from .directions import Direction, Part, Whole
 from .fixed_kernel import fixed_kernel_direction, sample_inverse

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from .. import checks, distributed
 from ..kernels import RBF
-from ..modules import last_linear, unwrap
+from ..signals.layers import last_linear, unwrap
 from .base import Closure, descend
 from .layers import trained_layers
 from .listening import ListeningOptimizer

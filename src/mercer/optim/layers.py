@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import checks, distributed
-from ..modules import unwrap
+from ..signals.layers import unwrap
 from .directions import Direction, Part, Whole
 from .recording import Record
 

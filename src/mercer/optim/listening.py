@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..modules import find_layers, last_linear
+from ..signals.layers import find_layers, last_linear
 from .base import CheckedOptimizer
 from .layers import Layer, trained_layers
 from .recording import Recorder

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import checks
 from ..linalg import in_backward, mark_for_compiler
-from ..modules import as_logits, unwrap
+from ..signals.layers import as_logits, unwrap
 
 
 @dataclass

@@ -13,7 +13,7 @@ from .. import checks
 from ..distributed import gather_json, gather_rows, global_slice, map_rows, world_size
 from ..kernels import Kernel, Precomputed, ReLUGram, check_indices
 from ..kernels.functionals import sign_columns
-from ..modules import Data, labelled_rows, rows
+from ..rows.loading import Data, load_labelled_rows, load_rows
 from .factor import Factor
 from .gram_matrices import gram_matrices, precomputed
 from .proof import Proof, proof
@@ -105,9 +105,9 @@ def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Ten
     if isinstance(x, Tensor):
         x = x.detach()  # the indices of a Gram matrix stay whole numbers
     elif targets is None:
-        x, targets = labelled_rows(where, x)
+        x, targets = load_labelled_rows(where, x)
     else:
-        x = rows(where, x)
+        x = load_rows(where, x)
     if targets is None:
         raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
     if x.ndim == 0 or global_slice(len(x))[1] == 0:

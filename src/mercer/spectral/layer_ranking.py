@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..distributed import global_slice
-from ..modules import Data, capture, labelled_rows, private_copy, run_model
+from ..rows.loading import Data, load_labelled_rows
+from ..signals.capture import capture
+from ..signals.embedding import run_model
+from ..signals.private_copy import private_copy
 from .comparison import ranked, ratio_row, spectra
 
 _BATCH = 256
@@ -48,7 +51,7 @@ def layers(
     Returns:
         One row a layer, by name: ``ratio``, ``complexity``, ``shuffled``.
     """
-    x, targets = labelled_rows("layers", loader)
+    x, targets = load_labelled_rows("layers", loader)
     if targets is None:
         raise ValueError(checks.sentence("layers", "loader must give labels", "rows only", "Use batches (x, y)."))
     seed = torch.Generator().manual_seed(0) if generator is None else generator

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mercer.kernels.functionals import cka
-from mercer.modules import capture
+from mercer.signals.capture import capture
 from mercer.spectral import layers
 
 from ..data import load, normalised, published_resnet20

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer.modules import last_linear
 from mercer.optim import FunctionSpaceSGD, KernelSGD
+from mercer.signals.layers import last_linear
 
 from ..data import load
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer.modules import embeddings
+from mercer.signals.embedding import embeddings
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome

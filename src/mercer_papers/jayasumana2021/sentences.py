@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer.modules import as_logits
 from mercer.nn import kernelize
+from mercer.signals.layers import as_logits
 
 from .. import data
 from ..backbones import SmallTransformer

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from mercer.kernels import RadialSeries
-from mercer.modules import embeddings
 from mercer.nn import KernelClassifier
+from mercer.signals.embedding import embeddings
 from mercer.storage import read_npz
 
 from .. import data

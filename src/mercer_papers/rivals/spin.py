@@ -18,7 +18,7 @@ from mercer.features.rayleigh_ritz import kernel_operator
 from mercer.features.task import centre_and_spread
 from mercer.kernels import Kernel
 from mercer.linalg import blockwise, cholesky, shifted
-from mercer.modules import Readable
+from mercer.rows.stored import Readable
 
 _BLOCK = 4096
 _log = logging.getLogger("mercer")

@@ -8,7 +8,7 @@ from test_features import CASES, rows
 
 from mercer.bayes import LinearizedLaplace
 from mercer.layerwise import KernelNetworkRegressor
-from mercer.modules import StoredRows, open_rows
+from mercer.rows.stored import StoredRows, open_rows
 
 N, D = 40, 3
 X = rows(N)

@@ -1,4 +1,4 @@
-"""From what users have (tensors, arrays, loaders) to checked tensors; a loader's embeddings."""
+"""From what users have (tensors, arrays, loaders) to checked tensors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import distributed
-from ..checks import finite, floating, same_device, same_length, sentence
-from .capture import capture
-from .layers import last_linear
-from .private_copy import private_copy
-from .stored_rows import StoredRows
+from ..checks import finite, floating, same_length, sentence
+from .stored import StoredRows
 
 Data: TypeAlias = Tensor | NDArray[Any] | StoredRows | Iterable[Any]
 
 
-def rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
+def load_rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
     """One finite tensor of floats from a tensor, an array or a loader; what every ``fit`` starts with.
 
     Integers become the default dtype, half precision float32. The input is never changed; nothing moves
@@ -36,14 +33,14 @@ def rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
         TypeError: Complex or sparse numbers, or no data at all.
     """
     if is_loader(data):
-        data = _stacked(where, name, [as_tensor(where, name, _first(batch)) for batch in data])
+        data = stack_batches(where, name, [as_tensor(where, name, first_item(batch)) for batch in data])
     x = as_tensor(where, name, data)
     if x.ndim == 0 or (len(x) == 0 and distributed.world_size() == 1):  # of several ranks some may have none
         raise ValueError(sentence(where, f"{name} must have at least one row", tuple(x.shape)))
     return finite(where, name, floating(x.detach()))
 
 
-def labelled_rows(where: str, data: Data) -> tuple[Tensor, Tensor]:  # -> (n, ...), (n, ...)
+def load_labelled_rows(where: str, data: Data) -> tuple[Tensor, Tensor]:  # -> (n, ...), (n, ...)
     """Inputs and labels of a loader of pairs, or of one pair; labels keep their dtype."""
     pairs: list[Any] = list(data) if is_loader(data) else [data]
     if not pairs:
@@ -51,69 +48,10 @@ def labelled_rows(where: str, data: Data) -> tuple[Tensor, Tensor]:  # -> (n, ..
     if not all(isinstance(pair, tuple | list) and len(pair) >= 2 for pair in pairs):
         fix = "Use DataLoader(TensorDataset(x, y))."
         raise TypeError(sentence(where, "loader must give pairs (x, y)", type(pairs[0]).__name__, fix))
-    x = rows(where, _stacked(where, "x", [as_tensor(where, "x", pair[0]) for pair in pairs]))
-    y = finite(where, "y", _stacked(where, "y", [as_tensor(where, "y", pair[1]) for pair in pairs]))
+    x = load_rows(where, stack_batches(where, "x", [as_tensor(where, "x", pair[0]) for pair in pairs]))
+    y = finite(where, "y", stack_batches(where, "y", [as_tensor(where, "y", pair[1]) for pair in pairs]))
     same_length(where, "x", x, "y", y)
     return x, y
-
-
-def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tensor:  # -> (n, d)
-    """The representation of every row: what goes into the last linear layer, or comes out of the named one.
-
-    A private copy of the model runs in ``eval`` mode without gradients; the model itself is not touched. A layer that
-    runs twice in a pass gives its last output. Shapes ``(n, ...)`` are flattened.
-
-    Args:
-        model: Any module, wrapped or not.
-        loader: Batches: tensors, tuples whose first item is the input, or dictionaries of the model's arguments;
-            or one tensor or array.
-        layer: A name of ``model.named_modules()``; None for the input of the last ``nn.Linear``.
-    """
-    name = last_linear(model)[0] if layer is None else layer
-    parts = []
-    own = private_copy(model)
-    with torch.no_grad(), capture(own, [name]) as seen:
-        for batch in loader if is_loader(loader) else [loader]:
-            run_model("embeddings", own, batch)
-            part = seen[name].input if layer is None else seen[name].output
-            parts.append(part.flatten(1))
-            seen[name].inputs.clear()
-            seen[name].outputs.clear()
-    return _stacked("embeddings", "loader", parts)
-
-
-def run_model(where: str, model: nn.Module, batch: Any) -> Any:
-    """The model's output for one batch of a loader.
-
-    Args:
-        where: Who asks, for the error sentence.
-        model: Called as it is.
-        batch: A tensor or array; a tuple, whose first item is the input; or a dictionary of the model's arguments, of
-            which ``label`` and ``labels`` are left out.
-
-    Raises:
-        ValueError: The batch is on another device, or has rows that the model does not take.
-    """
-    if isinstance(batch, Mapping):  # as transformers' collators make them
-        named = {key: value for key, value in batch.items() if key not in ("label", "labels")}
-        return _called(where, model, (), named)
-    x = as_tensor(where, "loader", _first(batch))
-    weight = next(model.parameters(), None)
-    if weight is not None:
-        same_device(where, "loader", x.device, "model", weight.device)
-    return _called(where, model, (x,), {})
-
-
-def _called(where: str, model: nn.Module, args: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
-    try:
-        return model(*args, **named)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, IndexError) as error:
-        values = {**dict(zip(("x",), args, strict=False)), **named}
-        shapes = ", ".join(f"{key} {tuple(getattr(value, 'shape', ()))}" for key, value in values.items())
-        need = f"batches must fit the forward of {type(model).__name__}"
-        raise ValueError(sentence(where, need, shapes, f"It says: {error}.")) from error
 
 
 def is_loader(data: Any) -> TypeGuard[Iterable[Any]]:
@@ -125,11 +63,13 @@ def is_loader(data: Any) -> TypeGuard[Iterable[Any]]:
     return not plain and isinstance(data, Iterable)
 
 
-def _first(batch: Any) -> Any:
+def first_item(batch: Any) -> Any:
+    """The input of a batch: the first item of a tuple or list, else the batch."""
     return batch[0] if isinstance(batch, tuple | list) else batch
 
 
-def _stacked(where: str, name: str, parts: list[Tensor]) -> Tensor:
+def stack_batches(where: str, name: str, parts: list[Tensor]) -> Tensor:
+    """Join the batches of a loader, whose rows must have one shape."""
     if not parts:
         raise ValueError(sentence(where, f"{name} must have at least one row", "a loader without batches"))
     shapes = sorted({tuple(part.shape[1:]) for part in parts})

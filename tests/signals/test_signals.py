@@ -13,7 +13,12 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from mercer import modules
+import mercer
+from mercer.rows.loading import load_labelled_rows, load_rows
+from mercer.signals.capture import capture
+from mercer.signals.embedding import embeddings
+from mercer.signals.layers import as_logits, find_layers, last_linear, layer, unwrap
+from mercer.signals.private_copy import private_copy
 
 
 class Net(nn.Module):
@@ -57,9 +62,9 @@ def hooks(model):
 
 
 def test_layers_are_found_by_kind_and_name(net):
-    assert list(modules.find_layers(net, nn.Linear)) == ["body.0", "body.3", "head"]
-    assert list(modules.find_layers(net, (nn.Tanh, nn.BatchNorm1d))) == ["body.1", "norm"]
-    assert modules.layer(net, "body.3") is net.body[3] and modules.last_linear(net) == ("head", net.head)
+    assert list(find_layers(net, nn.Linear)) == ["body.0", "body.3", "head"]
+    assert list(find_layers(net, (nn.Tanh, nn.BatchNorm1d))) == ["body.1", "norm"]
+    assert layer(net, "body.3") is net.body[3] and last_linear(net) == ("head", net.head)
 
 
 @pytest.mark.parametrize(
@@ -67,27 +72,27 @@ def test_layers_are_found_by_kind_and_name(net):
 )
 def test_a_wrong_name_lists_close_ones(net, name, fix):
     with pytest.raises(ValueError, match=rf"layer: name must be a layer of Net; got .*{fix}"):
-        modules.layer(net, name)
+        layer(net, name)
 
 
 def test_a_model_without_linear_layers():
     with pytest.raises(ValueError, match=r"last_linear: model must have an nn.Linear; got Tanh. Name the layer"):
-        modules.last_linear(nn.Tanh())
+        last_linear(nn.Tanh())
 
 
 def test_wrappers_come_off(net, x):
     wrapped = nn.DataParallel(torch.compile(net, backend="eager"))
-    assert modules.unwrap(wrapped) is net and modules.unwrap(net) is net
-    assert modules.last_linear(wrapped)[0] == "head"
-    assert torch.equal(modules.embeddings(nn.DataParallel(net), x), modules.embeddings(net, x))
+    assert unwrap(wrapped) is net and unwrap(net) is net
+    assert last_linear(wrapped)[0] == "head"
+    assert torch.equal(embeddings(nn.DataParallel(net), x), embeddings(net, x))
 
 
 def test_logits_are_found_in_every_kind_of_output():
     t = torch.ones(1)
     for output in (t, Output(logits=t), {"logits": t, "loss": 0}, (t, None), types.SimpleNamespace(logits=t)):
-        assert modules.as_logits(output) is t
+        assert as_logits(output) is t
     with pytest.raises(TypeError, match=r"as_logits: a model's output must hold logits; got dict. Wrap"):
-        modules.as_logits({"loss": t})
+        as_logits({"loss": t})
 
 
 # --- capture ------------------------------------------------------------------------------------------
@@ -95,25 +100,25 @@ def test_logits_are_found_in_every_kind_of_output():
 
 def test_capture_sees_inputs_and_outputs_of_every_call(net, x):
     net.eval()
-    with modules.capture(net, ["head", "body"]) as seen:
+    with capture(net, ["head", "body"]) as seen:
         y = net(x)
         net(x[:2])
     assert torch.equal(seen["head"].outputs[0], y) and len(seen["head"].inputs) == 2
     assert torch.equal(seen["body"].input, x[:2]) and not seen["head"].output.requires_grad
     assert torch.equal(net.head(seen["head"].inputs[0]), y) and hooks(net) == 0
-    with modules.capture(net, ["head"], detach=False) as seen:
+    with capture(net, ["head"], detach=False) as seen:
         net(x)
     assert seen["head"].output.requires_grad
 
 
 def test_hooks_go_away_however_the_block_ends(net, x):
-    with pytest.raises(KeyboardInterrupt), modules.capture(net, ["head"]):
+    with pytest.raises(KeyboardInterrupt), capture(net, ["head"]):
         raise KeyboardInterrupt
-    with pytest.raises(ValueError, match=r"got 'nope'"), modules.capture(net, ["head", "nope"]):
+    with pytest.raises(ValueError, match=r"got 'nope'"), capture(net, ["head", "nope"]):
         pass
-    with pytest.raises(RuntimeError), modules.capture(net, ["head"]):
+    with pytest.raises(RuntimeError), capture(net, ["head"]):
         net(x[:, :2])
-    with modules.capture(net, ["head"]) as seen, pytest.raises(RuntimeError, match=r"layer head must have run; got no"):
+    with capture(net, ["head"]) as seen, pytest.raises(RuntimeError, match=r"layer head must have run; got no"):
         _ = seen["head"].output
     assert hooks(net) == 0
 
@@ -124,7 +129,7 @@ def test_hooks_go_away_however_the_block_ends(net, x):
 def test_a_private_copy_shares_tensors_and_nothing_else(net, x):
     net.train().head.register_forward_hook(lambda *_: 1 / 0)
     net.listed = [net.head]
-    own = modules.private_copy(nn.DataParallel(net))
+    own = private_copy(nn.DataParallel(net))
     assert all(a is b for a, b in zip(net.parameters(), own.parameters(), strict=True))
     assert all(a is b for a, b in zip(net.buffers(), own.buffers(), strict=True))
     assert not {id(m) for m in net.modules()} & {id(m) for m in own.modules()}
@@ -154,7 +159,7 @@ def test_a_private_copy_computes_the_same(make, x):
     net = make().double()
     net(x)  # a weight made by a hook is now a tensor with a graph
     net.eval()
-    own = modules.private_copy(net)
+    own = private_copy(net)
     expected, found = net(x), own(x)
     pick = (lambda out: out[0]) if isinstance(expected, tuple) else (lambda out: out)
     torch.testing.assert_close(pick(found), pick(expected))
@@ -164,7 +169,7 @@ def test_a_private_copy_computes_the_same(make, x):
 def test_a_model_that_cannot_be_copied_is_refused(net):
     net.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"private_copy: model must be a module that can be copied; got .*lock"):
-        modules.private_copy(net)
+        private_copy(net)
 
 
 # --- embeddings ---------------------------------------------------------------------------------------
@@ -175,13 +180,13 @@ def test_embeddings_of_a_loader_leave_the_model_as_it_was(net, x):
     state = {k: v.clone() for k, v in net.state_dict().items()}
     modes = [m.training for m in net.modules()]
     loader = DataLoader(TensorDataset(x, torch.arange(7)), batch_size=3)
-    z = modules.embeddings(net, loader)
+    z = embeddings(net, loader)
     assert modes == [m.training for m in net.modules()] and hooks(net) == 0
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     net.eval()
     torch.testing.assert_close(z, net.norm(net.body(x)).detach())
-    torch.testing.assert_close(modules.embeddings(net, x.numpy(), layer="body.1"), net.body[:2](x).detach())
-    torch.testing.assert_close(modules.embeddings(net, [x[:4], x[4:]], layer="head"), net(x).detach())
+    torch.testing.assert_close(embeddings(net, x.numpy(), layer="body.1"), net.body[:2](x).detach())
+    torch.testing.assert_close(embeddings(net, [x[:4], x[4:]], layer="head"), net(x).detach())
 
 
 def test_embeddings_of_dictionaries_and_of_feature_maps(x):
@@ -189,29 +194,29 @@ def test_embeddings_of_dictionaries_and_of_feature_maps(x):
     text = TextNet().double()
     batches = [{"input_ids": x, "attention_mask": torch.ones(7, 1), "labels": torch.ones(7)}]
     assert isinstance(batches[0], Mapping)
-    assert modules.embeddings(text, batches).shape == (7, 4)
+    assert embeddings(text, batches).shape == (7, 4)
     conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
-    assert modules.embeddings(conv, torch.randn(5, 1, 4, 4), layer="0").shape == (5, 8)
+    assert embeddings(conv, torch.randn(5, 1, 4, 4), layer="0").shape == (5, 8)
 
 
 def test_embeddings_refuse(net, x):
     with pytest.raises(ValueError, match=r"embeddings: loader and model must be on one device; got meta and cpu"):
-        modules.embeddings(net, x.to("meta"))
+        embeddings(net, x.to("meta"))
     with pytest.raises(ValueError, match=r"loader must have at least one row; got a loader without batches"):
-        modules.embeddings(net, DataLoader(TensorDataset(x), batch_size=9, drop_last=True))
+        embeddings(net, DataLoader(TensorDataset(x), batch_size=9, drop_last=True))
     with pytest.raises(ValueError, match=r"embeddings: batches must fit the forward of Net; got x \(7, 2\)\. It says:"):
-        modules.embeddings(net, x[:, :2])
+        embeddings(net, x[:, :2])
     with pytest.raises(ValueError, match=r"embeddings: batches must fit the forward of Net; got pixels \(7, 3\)\."):
-        modules.embeddings(net, [{"pixels": x}])
+        embeddings(net, [{"pixels": x}])
 
 
 def test_embeddings_from_several_threads_leave_the_model_alone(net, x):
     net.train().body.eval()
-    expected = modules.embeddings(net, x)
+    expected = embeddings(net, x)
     modes, seen = [m.training for m in net.modules()], []
 
     def work(_):
-        found = [modules.embeddings(net, x) for _ in range(20)]
+        found = [embeddings(net, x) for _ in range(20)]
         seen.append(modes == [m.training for m in net.modules()] and hooks(net) == 0)
         return found
 
@@ -233,9 +238,9 @@ class Noise(Dataset):
 def test_forked_workers_neither_hang_nor_repeat(net):
     net(torch.randn(256, 3, dtype=torch.float64)).sum().backward()  # torch's threads are up before the fork
     loader = DataLoader(Noise(), batch_size=2, num_workers=2, multiprocessing_context="fork")
-    drawn = modules.rows("test", loader)
+    drawn = load_rows("test", loader)
     assert drawn.shape == (8, 3) and len(drawn.unique(dim=0)) == 8
-    assert modules.embeddings(net.float(), loader).shape == (8, 4)
+    assert embeddings(net.float(), loader).shape == (8, 4)
 
 
 # --- rows ---------------------------------------------------------------------------------------------
@@ -268,7 +273,7 @@ def memmap(tmp_path):
 )
 def test_rows_of_any_layout_are_the_same_and_the_input_is_untouched(make, tmp_path):
     data = make(tmp_path)
-    x = modules.rows("fit", data)
+    x = load_rows("fit", data)
     assert not x.requires_grad
     torch.testing.assert_close(x.double(), torch.from_numpy(MATRIX.copy()))
     if isinstance(data, np.ndarray):
@@ -281,7 +286,7 @@ def test_rows_of_any_layout_are_the_same_and_the_input_is_untouched(make, tmp_pa
     [("int8", "float32"), ("bool", "float32"), ("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")],
 )
 def test_rows_follow_the_dtype_rule(given, kept):
-    assert modules.rows("fit", torch.ones(2, 2, dtype=getattr(torch, given))).dtype == getattr(torch, kept)
+    assert load_rows("fit", torch.ones(2, 2, dtype=getattr(torch, given))).dtype == getattr(torch, kept)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +310,7 @@ def test_rows_follow_the_dtype_rule(given, kept):
 )
 def test_rows_refuse(data, error, reason):
     with pytest.raises(error, match=reason):
-        modules.rows("fit", data)
+        load_rows("fit", data)
 
 
 def test_labelled_rows(x):
@@ -315,11 +320,16 @@ def test_labelled_rows(x):
         (x, y),
         [(x[:3], y[:3]), (x[3:].numpy(), y[3:].numpy())],
     ):
-        inputs, labels = modules.labelled_rows("fit", data)
+        inputs, labels = load_labelled_rows("fit", data)
         assert torch.equal(inputs, x) and torch.equal(labels, y) and labels.dtype == torch.int64
     with pytest.raises(ValueError, match=r"fit: x and y must have as many rows; got 7 and 6"):
-        modules.labelled_rows("fit", (x, y[:6]))
+        load_labelled_rows("fit", (x, y[:6]))
     with pytest.raises(TypeError, match=r"fit: loader must give pairs \(x, y\); got Tensor"):
-        modules.labelled_rows("fit", DataLoader(x, batch_size=3))
+        load_labelled_rows("fit", DataLoader(x, batch_size=3))
     with pytest.raises(ValueError, match=r"fit: y must be finite; got NaN, first bad row 0"):
-        modules.labelled_rows("fit", (x, torch.full((7,), torch.nan)))
+        load_labelled_rows("fit", (x, torch.full((7,), torch.nan)))
+
+
+def test_the_older_names_stay_until_version_1():
+    assert mercer.modules.embeddings is mercer.signals.embeddings is embeddings
+    assert mercer.modules.open_rows is mercer.rows.open_rows

@@ -1,0 +1,74 @@
+"""A loader's embeddings: what a network makes of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import same_device, sentence
+from ..rows.loading import Data, as_tensor, first_item, is_loader, stack_batches
+from .capture import capture
+from .layers import last_linear
+from .private_copy import private_copy
+
+
+def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tensor:  # -> (n, d)
+    """The representation of every row: what goes into the last linear layer, or comes out of the named one.
+
+    A private copy of the model runs in ``eval`` mode without gradients; the model itself is not touched. A layer that
+    runs twice in a pass gives its last output. Shapes ``(n, ...)`` are flattened.
+
+    Args:
+        model: Any module, wrapped or not.
+        loader: Batches: tensors, tuples whose first item is the input, or dictionaries of the model's arguments;
+            or one tensor or array.
+        layer: A name of ``model.named_modules()``; None for the input of the last ``nn.Linear``.
+    """
+    name = last_linear(model)[0] if layer is None else layer
+    parts = []
+    own = private_copy(model)
+    with torch.no_grad(), capture(own, [name]) as seen:
+        for batch in loader if is_loader(loader) else [loader]:
+            run_model("embeddings", own, batch)
+            part = seen[name].input if layer is None else seen[name].output
+            parts.append(part.flatten(1))
+            seen[name].inputs.clear()
+            seen[name].outputs.clear()
+    return stack_batches("embeddings", "loader", parts)
+
+
+def run_model(where: str, model: nn.Module, batch: Any) -> Any:
+    """The model's output for one batch of a loader.
+
+    Args:
+        where: Who asks, for the error sentence.
+        model: Called as it is.
+        batch: A tensor or array; a tuple, whose first item is the input; or a dictionary of the model's arguments, of
+            which ``label`` and ``labels`` are left out.
+
+    Raises:
+        ValueError: The batch is on another device, or has rows that the model does not take.
+    """
+    if isinstance(batch, Mapping):  # as transformers' collators make them
+        named = {key: value for key, value in batch.items() if key not in ("label", "labels")}
+        return _called(where, model, (), named)
+    x = as_tensor(where, "loader", first_item(batch))
+    weight = next(model.parameters(), None)
+    if weight is not None:
+        same_device(where, "loader", x.device, "model", weight.device)
+    return _called(where, model, (x,), {})
+
+
+def _called(where: str, model: nn.Module, args: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
+    try:
+        return model(*args, **named)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, IndexError) as error:
+        values = {**dict(zip(("x",), args, strict=False)), **named}
+        shapes = ", ".join(f"{key} {tuple(getattr(value, 'shape', ()))}" for key, value in values.items())
+        need = f"batches must fit the forward of {type(model).__name__}"
+        raise ValueError(sentence(where, need, shapes, f"It says: {error}.")) from error

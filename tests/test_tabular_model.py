@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as sk
 
 import mercer
-from mercer.tabular import Familiarity, TabularModel
+from mercer.tabular import Familiarity, TabularModel, effects
 from mercer.tabular.network_learner import scaled
 from mercer.tabular.scoring import score_classes, score_values
 from mercer.tabular.training import SCHEMA, Sizes
@@ -293,3 +293,74 @@ def test_a_model_shows_itself_in_a_notebook():
     shown = model._repr_html_()
     assert "sort: classification, 40 rows" in shown and "accuracy" in shown
     assert "&lt;b&gt;" in shown and "<td><b>" not in shown
+
+
+def _hole_frame(n: int, seed: int) -> pd.DataFrame:
+    """One column decides, no cell is blank."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"a": rng.normal(size=n), "b": rng.normal(size=n), "c": rng.choice(["x", "y", "z"], n)})
+    kind = np.where(frame["a"] + 0.1 * rng.normal(size=n) > 0.3, "high", "low")
+    return frame.assign(y=5 * frame["a"] + 0.5 * rng.normal(size=n), kind=kind)
+
+
+@pytest.fixture(scope="module")
+def hole_models():
+    frame = _hole_frame(200, 0)
+    return (
+        TabularModel().fit(frame.drop(columns="kind"), "y"),
+        TabularModel().fit(frame.drop(columns="y"), "kind"),
+        (frame["kind"] == "high").mean(),
+    )
+
+
+def test_63_a_blank_decisive_number_widens_the_interval(hole_models, caplog, tmp_path):
+    model, new = hole_models[0], _hole_frame(300, 1).drop(columns="kind")
+    with caplog.at_level(logging.WARNING, "mercer"):
+        answer = model.predict(new.assign(a=np.nan))
+    assert 0.85 <= new["y"].between(answer["low"], answer["high"]).mean() <= 0.98
+    assert answer["unfamiliar"].min() >= 0.5
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: blank, as in no training row; the answer averages over values of similar training rows (300 rows)"
+    ]
+    mercer.save(model, tmp_path / "m")
+    some = model.predict(new.assign(a=new["a"].where(new.index != 7)))
+    whole = model.predict(new)
+    assert np.allclose(some.drop(index=7), whole.drop(index=7)), "other rows stay as they were"
+    assert np.allclose(some.loc[7], answer.loc[7]), "an answer depends on its own row only"
+    assert np.allclose(mercer.load(tmp_path / "m").predict(new.assign(a=np.nan)), answer)
+
+
+def test_63_a_blank_column_that_says_nothing_changes_little(hole_models):
+    model, new = hole_models[0], _hole_frame(300, 1).drop(columns="kind")
+    whole = model.predict(new)
+    for name in "bc":
+        answer = model.predict(new.assign(**{name: None}))
+        assert (answer["prediction"] - whole["prediction"]).abs().mean() < 0.3
+        assert (answer["unfamiliar"] >= 0.5).mean() < 0.2
+        assert 0.85 <= new["y"].between(answer["low"], answer["high"]).mean() <= 0.98
+
+
+def test_63_a_blank_decisive_cell_makes_a_classifier_unsure(hole_models):
+    _, model, share = hole_models
+    new = _hole_frame(300, 1)
+    answer = model.predict(new[["b", "c"]].assign(a=None))
+    sure = answer[["p_high", "p_low"]].max(axis=1).mean()
+    assert sure < (answer["prediction"] == new["kind"]).mean() + 0.1
+    assert answer["unfamiliar"].min() >= 0.5
+    blank = model.predict(pd.DataFrame({"a": [None, None], "b": None, "c": None}))
+    assert np.allclose(blank["p_high"], share, atol=0.05) and blank["unfamiliar"].min() >= 0.5
+
+
+def test_63_reasons_of_a_row_with_a_blank_cell_leave_its_column_out(hole_models):
+    row = _hole_frame(5, 2).assign(a=np.nan)
+    for why in effects.reasons(hole_models[0], row):
+        assert abs(why.parts["a"]) < 1e-6 and abs(why.average + sum(why.parts.values()) - why.value) < 1e-9
+
+
+def test_63_blank_cells_that_training_had_are_learned():
+    """Where blank means something, the model's own answer stays."""
+    frame = _hole_frame(200, 0).drop(columns="kind")
+    frame.loc[::4, "a"] = np.nan
+    frame["y"] = frame["y"].where(frame["a"].notna(), 20 + 0.1 * frame["b"])
+    answer, surprises = TabularModel().fit(frame, "y").predict_with_surprises(frame.iloc[::4])
+    assert (answer["prediction"] - 20).abs().max() < 2 and not surprises.keys() - {"y"}

@@ -163,3 +163,21 @@ def test_a_regression_is_scored_where_the_truth_is_there(tmp_path):
     answers = predict_file(model, tmp_path / "t.csv", tmp_path / "o.csv", progress=quiet, rows=40)
     found, there = pd.read_csv(tmp_path / "o.csv")["prediction"], frame["y"].notna()
     assert answers.score == pytest.approx(r2_score(frame["y"][there], found[there])) and not answers.classes
+
+
+def test_63_blank_cells_in_a_file_are_answered_as_in_memory_whatever_the_parts(tmp_path):
+    """A long model keeps the rows that lend their values; the parts of the file do not matter."""
+    path, rng = tmp_path / "t.csv", np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=400), "b": rng.normal(size=400)})
+    frame["y"] = 5 * frame["a"] + 0.3 * rng.normal(size=400)
+    frame.to_csv(path, index=False)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, sample=200, sizes=SMALL)
+    new = frame.assign(a=frame["a"].where(frame.index % 4 > 0))
+    new.to_csv(tmp_path / "new.csv", index=False)
+    answers = predict_file(model, tmp_path / "new.csv", tmp_path / "p.csv", progress=quiet, rows=70)
+    written, memory = pd.read_csv(tmp_path / "p.csv"), model.predict(new)
+    np.testing.assert_allclose(written.to_numpy(), memory.to_numpy(), atol=1e-6)
+    assert [(what[:8], rows) for what, rows in answers.surprises.items()] == [("a: blank", 100)]
+    blank = memory[new["a"].isna()]
+    assert frame["y"][new["a"].isna()].between(blank["low"], blank["high"]).mean() > 0.85
+    assert (blank["unfamiliar"] >= 0.5).all()

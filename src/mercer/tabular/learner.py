@@ -216,8 +216,13 @@ class Learner(Savable):
         r = len(self.errors)
         place = math.ceil(level * (r + 1))
         q = math.inf if place > r else float(self.errors[place - 1])
-        even = torch.full((len(x),), q, dtype=torch.float64)
-        return even if self.spread is None else even * self.spread(self.view(x))
+        return q * self.spreads(x)
+
+    def spreads(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        """How far off predictions are at each row, over a typical row: s(x)."""
+        if self.spread is None:
+            return torch.ones(len(x), dtype=torch.float64)
+        return self.spread(self.view(x))
 
     def get_state(self) -> dict[str, object]:
         """All of it is in the arguments."""

@@ -2,7 +2,7 @@
 
 from .column import Column
 from .encoders import Dates, Levels, Numbers, Truths
-from .preparation import Preparation
+from .preparation import Preparation, Prepared
 from .target import TASKS, Target, find_target, present
 from .target_means import TargetMeans
 from .values import Array
@@ -15,6 +15,7 @@ __all__ = [
     "Levels",
     "Numbers",
     "Preparation",
+    "Prepared",
     "Target",
     "TargetMeans",
     "Truths",

@@ -167,15 +167,17 @@ def _categorical(name: str, text: pd.Series[Any]) -> Column:
         return Column(name, "identifier", how)
     if len(rare) == 1 and len(kept) < MOST_LEVELS:
         kept, rare = sorted(kept + rare), []
-    missing = bool(text.isna().any())
+    missing = int(text.isna().sum())
+    flagged = missing >= _few(len(text))  # fewer blank cells teach nothing
     features = [f"{name} is {level}" for level in kept]
-    features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * missing
+    features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * flagged
     how = f"one column for each of {len(kept)} categories"
-    if len(kept) == 2 and not rare and not missing:
+    if len(kept) == 2 and not rare and not flagged:
         features, how = features[:1], f"1 where it is {_shown(kept[0])}, 0 where it is {_shown(kept[1])}"
     how += f"; {len(rare)} rare ones share one" if rare else ""
-    how += f"; missing ({_rows(int(text.isna().sum()))}) is a category of its own" if missing else ""
-    return Column(name, "categorical", how, Levels(features, kept, rare, missing))
+    if missing:
+        how += f"; missing ({_rows(missing)}) is " + ("a category of its own" if flagged else "none of them")
+    return Column(name, "categorical", how, Levels(features, kept, rare, flagged))
 
 
 def _date(name: str, series: pd.Series[Any], pattern: str) -> Column:

@@ -38,6 +38,10 @@ class Encoder(Protocol):
     def features(self) -> list[str]:
         """Names of the p columns."""
 
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether training rows taught what a blank cell means."""
+
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """The column as numbers."""
 
@@ -47,6 +51,11 @@ class Dropped(Savable):
     """No feature at all."""
 
     features: list[str] = field(default_factory=list)
+
+    @property
+    def knows_blanks(self) -> bool:
+        """True: the column has no say."""
+        return True
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """Nothing, for every row."""
@@ -61,6 +70,11 @@ class Numbers(Savable):
     features: list[str]
     fill: float
     flagged: bool
+
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether a flag says that a value is missing."""
+        return self.flagged
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """One or two columns."""
@@ -79,6 +93,11 @@ class Truths(Savable):
     flagged: bool
     words: list[str] = field(default_factory=lambda: ["false", "true"])
 
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether a flag says that a value is missing."""
+        return self.flagged
+
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """One or two columns."""
         return _filled(series, truths(series), self.fill, self.flagged)
@@ -95,6 +114,11 @@ class Levels(Savable):
     levels: list[str]
     others: list[str]
     with_missing: bool
+
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether a missing value has a column, or is all that the one level is told from."""
+        return self.with_missing or len(self.levels) + len(self.others) == 1
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """Indicators."""
@@ -127,6 +151,11 @@ class Dates(Savable):
     origin: str
     fill: float
     flagged: bool
+
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether a flag says that a value is missing."""
+        return self.flagged
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """The parts, side by side."""

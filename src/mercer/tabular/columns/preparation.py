@@ -30,12 +30,15 @@ class Prepared(NamedTuple):
         surprises: Sentence without its number -> rows, in the order of the columns.
         unseen: ``(n,)``, rows with a category that no training row had.
         blank: ``(n,)``, rows without a value in any column that is used.
+        holes: Column -> ``(n,)``, rows without a value where training had (nearly) none; columns without such rows
+            are left out.
     """
 
     x: Tensor
     surprises: Counter[str]
     unseen: Array
     blank: Array
+    holes: dict[str, Array]
 
 
 class Preparation(Savable):
@@ -97,6 +100,7 @@ class Preparation(Savable):
         used = [column for column in self._fitted() if not column.dropped]
         self._check_columns(frame, used)
         surprises: Counter[str] = Counter()
+        holes: dict[str, Array] = {}
         unseen, blank, parts = np.zeros(len(frame), dtype=bool), np.ones(len(frame), dtype=bool), []
         for column in used:
             series = frame[column.name]
@@ -111,10 +115,12 @@ class Preparation(Savable):
                 surprises[f"{column.name}: categories that no training row had"] += int(found.unseen.sum())
             unseen |= found.unseen | found.unreadable
             blank &= found.missing
+            if found.missing.any() and not column.encoder.knows_blanks:
+                holes[column.name] = found.missing
             parts.append(found.x)
         if blank.any():
             surprises["rows without a value in any column get the most frequent answer"] += int(blank.sum())
-        return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen, blank)
+        return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen, blank, holes)
 
     def extra_columns(self, frame: pd.DataFrame) -> list[str]:
         """Columns that were not there at :meth:`fit`."""

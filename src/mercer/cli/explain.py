@@ -64,7 +64,7 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     if rows is not None:
         with stoppable(), threads_set(1):
-            found = reasons(loaded, read(rows, rows=EXPLAINED))
+            found = reasons(loaded, read(rows, rows=EXPLAINED, text=loaded.text_columns))
         if as_json:
             click.echo(json.dumps([asdict(one) for one in found], indent=2, allow_nan=False, default=str))
         else:
@@ -74,7 +74,7 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
         weights, losses = column_weights(loaded), None
         if data is not None:
             say(f"shuffling columns of {data.name}")
-            losses = permutation_losses(loaded, read(data, rows=SCANNED), weights=weights)
+            losses = permutation_losses(loaded, read(data, rows=SCANNED, text=loaded.text_columns), weights=weights)
         model_page(loaded, page, folder=str(model), losses=losses, weights=weights)
     if as_json:
         click.echo(json.dumps(_document(loaded, page, weights, losses), indent=2, allow_nan=False))

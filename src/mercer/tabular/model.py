@@ -15,7 +15,7 @@ import torch
 from .. import checks
 from ..storage import Savable
 from ..user_text import shown
-from .columns import TASKS, Preparation, Prepared, Target, TargetMeans
+from .columns import TASKS, Preparation, Prepared, Target, TargetMeans, name_by_text
 from .familiarity import Familiarity
 from .frames import as_pandas
 from .holes import widen
@@ -125,7 +125,7 @@ class TabularModel(Savable):
     def predict_with_surprises(self, frame: pd.DataFrame, *, level: float = LEVEL) -> tuple[pd.DataFrame, Counter[str]]:
         """The same, with a count of unexpected values: sentence -> rows."""
         self._check_fitted()
-        frame = as_pandas("TabularModel", frame)
+        frame = name_by_text(as_pandas("TabularModel", frame))
         found = self.preparation.prepare(frame)
         x = torch.cat((found.x, self.means.transform(frame)), 1)
         answer = self.learner.predict(x)
@@ -174,7 +174,13 @@ class TabularModel(Savable):
 
     def encode(self, frame: pd.DataFrame) -> torch.Tensor:
         """Rows as the machine sees them, ``(n, d)``."""
+        frame = name_by_text(frame)
         return torch.cat((self.preparation.prepare(frame).x, self.means.transform(frame)), 1)
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns to read as text from a file: ``mercer.tabular.read(path, text=model.text_columns)``."""
+        return [*self.preparation.text_columns, *self.target.text_columns]
 
     @property
     def feature_names(self) -> list[str]:

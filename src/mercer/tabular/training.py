@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from .. import __version__, checks
 from ..distributed import shard
 from ..linalg import slices
 from ..machines import MOST_ROWS, StackedRidge
-from .columns import Preparation, Target, TargetMeans, find_target, present
+from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
 from .learner import Learner, LongMachine, cross_calibrated, one_hot
 from .scoring import beside, deal, score_classes, score_values
@@ -96,12 +96,18 @@ class Training:
         for part in slices(int(rest.sum()), _BLOCK):
             self._add(x[rest][part], y[rest][part])
 
-    def choose(self, sample: pd.DataFrame, target: str) -> list[int]:
-        """Learn from some rows of a long table what its machine is to be; the index of those it has learned from."""
-        x, y = self.read(sample, target)
+    def choose(self, sample: pd.DataFrame, target: str, writings: Mapping[str, Writing] | None = None) -> list[int]:
+        """Learn from some rows of a long table what its machine is to be; the index of those it has learned from.
+
+        Args:
+            sample: The rows.
+            target: Name of a column.
+            writings: For each column how the whole table writes numbers and dates.
+        """
+        x, y = self.read(sample, target, writings)
         few = self._few(len(x))
         self._first(x[few], y[few], compare=False)
-        index: list[int] = sample.index[present(sample[self.target.name])][few.numpy()].tolist()
+        index: list[int] = sample.index[self.target.known(sample[self.target.name])][few.numpy()].tolist()
         return index
 
     def add(self, frame: pd.DataFrame) -> None:
@@ -116,20 +122,32 @@ class Training:
         self.seconds = time.perf_counter() - self._start
         return {"schema": SCHEMA, **{name: getattr(self, name) for name in STATE}}
 
-    def read(self, frame: pd.DataFrame, target: str) -> tuple[Tensor, Tensor]:
-        """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``."""
+    def read(
+        self, frame: pd.DataFrame, target: str, writings: Mapping[str, Writing] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``.
+
+        Args:
+            frame: The table.
+            target: Name of a column.
+            writings: For each column how it writes numbers and dates, where ``frame`` is a part of the table.
+        """
+        frame = name_by_text(frame)
         target = find_target(frame.columns, target)
+        # rows without a target have a say in how their columns are written
+        known = {name: Writing.of(frame[name]) for name in frame.columns} if writings is None else writings
         there = present(frame[target])
         self.notes = [f"{_rows(int((~there).sum()))} without {target} left out."] * bool((~there).any())
         frame = frame[there]
         if len(frame) < 2:
             need = f"at least two rows must have a value in {target!r}"
             raise ValueError(checks.sentence("TabularModel", need, len(frame)))
-        self.target = Target.of(frame[target], task=self.task)
+        self.target = Target.of(frame[target], task=self.task, writing=known.get(target))
+        frame = frame[self.target.known(frame[target])]  # without stray words among numbers
         columns = frame.drop(columns=target)
-        self.preparation = Preparation().fit(columns)
+        self.preparation = Preparation().fit(columns, known)
         y = self.target.encode(frame[target])
-        self.notes += [*self.preparation.notes, *_lonely(self.target, y)]
+        self.notes += [*self.target.notes, *self.preparation.notes, *_lonely(self.target, y)]
         self.means = TargetMeans()
         more = self.means.fit_transform(columns, self.preparation.columns, self._targets(y), self.fold(y))
         return torch.cat((self.preparation.prepare(columns).x, more), 1), y

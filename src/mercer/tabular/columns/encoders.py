@@ -65,11 +65,15 @@ class Dropped(Savable):
 
 @dataclass(frozen=True)
 class Numbers(Savable):
-    """The number itself, ``fill`` where it is missing or infinite, and a flag of that where ``flagged``."""
+    """The number itself, ``fill`` where it is missing or infinite, and a flag of that where ``flagged``.
+
+    ``decimal`` is the decimal mark of numbers that come as text.
+    """
 
     features: list[str]
     fill: float
     flagged: bool
+    decimal: str = "."
 
     @property
     def knows_blanks(self) -> bool:
@@ -78,7 +82,7 @@ class Numbers(Savable):
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """One or two columns."""
-        return _filled(series, numbers(series), self.fill, self.flagged)
+        return _filled(series, numbers(series, self.decimal), self.fill, self.flagged)
 
 
 @dataclass(frozen=True)

@@ -364,3 +364,45 @@ def test_63_blank_cells_that_training_had_are_learned():
     frame["y"] = frame["y"].where(frame["a"].notna(), 20 + 0.1 * frame["b"])
     answer, surprises = TabularModel().fit(frame, "y").predict_with_surprises(frame.iloc[::4])
     assert (answer["prediction"] - 20).abs().max() < 2 and not surprises.keys() - {"y"}
+
+
+def test_the_last_day_of_the_year_9999_is_drawn(tmp_path):
+    """A common mark for no end: parts of days as nanoseconds end in the year 2262."""
+    days = pd.Series(pd.date_range("2020-01-01 10:30", periods=60).strftime("%Y-%m-%d %H:%M:%S"))
+    days[::3] = "9999-12-31 23:59:59"
+    frame = pd.DataFrame({"until": days, "y": np.arange(60) / 10.0})
+    model = TabularModel().fit(frame, "y")
+    assert effects.effect_curves(model)[0].values[-1] == "9999-12-31"
+    assert np.isfinite(model.predict(frame.assign(until=None))["prediction"]).all()
+
+
+def test_columns_named_by_numbers_and_labels_of_several_types():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({0: rng.choice([f"w{i}" for i in range(40)], 120), 1: rng.normal(size=120)})
+    frame[2] = [1, "a", 2.5] * 40
+    model = TabularModel().fit(frame, 2)
+    assert model.target.classes.tolist() == ["1", "2.5", "a"]
+    assert len(model.predict(frame)) == len(effects.reasons(model, frame)) * 6 == 120
+    with pytest.raises(ValueError, match="must be one of the columns 0, 1, 2; got '7'"):
+        TabularModel().fit(frame, 7)
+    with pytest.raises(ValueError, match="but lacks '0', '1'; got no columns"):
+        model.predict(frame[[]])
+
+
+def test_infinite_intervals_are_said():
+    frame = pd.DataFrame({"x": np.arange(8.0), "y": np.arange(8.0) ** 2})
+    model = TabularModel(task="regression").fit(frame, "y")
+    sentence = "low and high are infinite: 8 rows left out are too few for intervals of level 0.9; "
+    sentence += "levels up to 0.88 are finite"
+    assert model.notes[-1] == f"{sentence}." and model.predict_with_surprises(frame)[1] == {sentence: 8}
+    finite, surprises = model.predict_with_surprises(frame, level=0.88)
+    assert np.isfinite(finite["low"]).all() and not surprises
+
+
+def test_boosted_trees_of_many_classes_are_left_out_and_said():
+    """500 classes took 140 seconds, 135 of them for trees."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=80), "y": [f"k{i % 40}" for i in range(80)]})
+    model = TabularModel().fit(frame, "y", compare=True)
+    assert set(model.scores["beside"]) == {"linear"}
+    assert model.notes[-1].startswith("Boosted trees were not scored beside: with 40 classes")

@@ -221,5 +221,5 @@ def _values(column: Column, first: Tensor) -> list[Any]:
     if isinstance(encoder, Numbers):
         return [float(v) for v in ends.unique()]
     if isinstance(encoder, Dates) and encoder.parts[0] == "days":
-        return [pd.Timestamp(encoder.origin) + pd.Timedelta(days=float(v)) for v in ends.unique()]
+        return [encoder.moment(float(v)) for v in ends.unique()]
     return []

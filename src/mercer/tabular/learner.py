@@ -218,6 +218,17 @@ class Learner(Savable):
         q = math.inf if place > r else float(self.errors[place - 1])
         return q * self.spreads(x)
 
+    def why_endless(self, level: float) -> str:
+        """Why intervals of this level are infinite; empty where they are not."""
+        r = len(self.errors)
+        if math.ceil(level * (r + 1)) <= r:
+            return ""
+        most = math.floor(100 * r / (r + 1)) / 100
+        return (
+            f"low and high are infinite: {r} rows left out are too few for intervals of level {level:g}; "
+            f"levels up to {most:g} are finite"
+        )
+
     def spreads(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
         """How far off predictions are at each row, over a typical row: s(x)."""
         if self.spread is None:

@@ -156,7 +156,11 @@ class TabularModel(Savable):
             columns |= {"prediction": answer.numpy(), "low": low.numpy(), "high": high.numpy()}
         unfamiliar = self.familiarity(self.learner.seen(x)).numpy()
         columns["unfamiliar"] = np.where(strange, np.maximum(unfamiliar, _UNSEEN), unfamiliar)
-        return pd.DataFrame(columns, index=frame.index), self._surprises(found, frame)
+        surprises = self._surprises(found, frame)
+        endless = self.learner.why_endless(level) if self.target.classes is None else ""
+        if endless:
+            surprises[endless] += len(frame)
+        return pd.DataFrame(columns, index=frame.index), surprises
 
     def explain(self) -> pd.DataFrame:
         """How much each column moves the prediction: ``weight``, shares of 1, the largest first.

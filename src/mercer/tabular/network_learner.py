@@ -75,6 +75,10 @@ class NetworkLearner(Savable):
         """These models kept no errors: the interval is everything."""
         return torch.full((len(x),), math.inf, dtype=torch.float64)
 
+    def why_endless(self, level: float) -> str:
+        """Why intervals are infinite."""
+        return "low and high are infinite: a model of version 0.1 kept no errors; fit it again for intervals"
+
     def get_state(self) -> dict[str, object]:
         """All of it is in the arguments."""
         return {}

@@ -20,7 +20,7 @@ from ..machines import MOST_ROWS, StackedRidge
 from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
 from .learner import Learner, LongMachine, cross_calibrated, one_hot
-from .scoring import beside, deal, score_classes, score_values
+from .scoring import beside, deal, score_classes, score_values, why_no_boosting
 
 SCHEMA = 2
 """Version of what a saved model holds; a newer one is refused. Schema 1 held a kernel network."""
@@ -162,8 +162,13 @@ class Training:
         self.learner = Learner.of(stack, stack.loo_, out, y, self._classes)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
         self.scores = self._scores(stack, y, fold)
+        if not self._classes:
+            endless = self.learner.why_endless(LEVEL)
+            self.notes += [f"{endless}."] * bool(endless)
         if compare and self.scores["folds"]:
             self.scores["beside"] = beside(x, y, fold, out, self.target.classes, self.progress)
+            reason = why_no_boosting(x.shape[1], self._classes)
+            self.notes += [reason] * bool(reason)
         return stack
 
     def _first(self, x: Tensor, y: Tensor, *, compare: bool) -> None:

@@ -166,13 +166,17 @@ class Dates(Savable):
         found = dates(series, self.pattern)
         missing = found.isna().to_numpy()
         origin = pd.Timestamp(self.origin)
-        found = found.fillna(origin + pd.Timedelta(days=self.fill))
+        found = found.fillna(self.moment(self.fill))
         every = date_parts(found, origin)
         x = np.column_stack([every[part] for part in self.parts])
         if self.flagged:
             x = np.column_stack((x, missing))
         none = np.zeros(len(found), dtype=bool)
         return Encoded(x, missing & words(series).notna().to_numpy(), none, missing)
+
+    def moment(self, days: float) -> pd.Timestamp:
+        """The moment that many days after the origin; a Timedelta of parts of days ends in the year 2262."""
+        return pd.Timestamp(np.datetime64(self.origin, "us") + np.timedelta64(round(days * 86_400_000_000), "us"))
 
 
 def date_parts(found: pd.Series[Any], origin: pd.Timestamp) -> dict[str, Array]:

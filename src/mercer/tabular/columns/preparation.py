@@ -156,9 +156,10 @@ class Preparation(Savable):
         absent = [column.name for column in used if column.name not in there]
         if absent:
             near = difflib.get_close_matches(absent[0], self.extra_columns(frame), 1, 0.5)
-            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            named = ", ".join(repr(name) for name in absent[:5])
+            more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
             fix = f"Is it {near[0]!r}?" if near else "Is it the right file?"
-            need = f"must have the columns that the model was fitted on, but lacks {absent[0]!r}{more}"
+            need = f"must have the columns that the model was fitted on, but lacks {named}{more}"
             raise ValueError(checks.sentence("the table", need, ", ".join(there[:6]) or "no columns", fix))
 
 

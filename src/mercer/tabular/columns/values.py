@@ -274,8 +274,9 @@ def date_format(series: pd.Series[Any], writing: Writing | None = None) -> str |
 def dates(series: pd.Series[Any], pattern: str) -> pd.Series[Any]:
     """Moments without a zone (UTC where there was one); NaT where there is none."""
     if series.dtype.kind == "M":
-        zoned = isinstance(series.dtype, pd.DatetimeTZDtype)
-        return series.dt.tz_convert("UTC").dt.tz_localize(None) if zoned else series
+        if isinstance(series.dtype, pd.DatetimeTZDtype):
+            series = series.dt.tz_convert("UTC").dt.tz_localize(None)
+        return series.dt.as_unit("us")  # nanoseconds end in 2262
     return _parsed(words(series) if is_text(series) else words(series.astype(object)), pattern)
 
 
@@ -283,4 +284,4 @@ def _parsed(text: pd.Series[Any], pattern: str) -> pd.Series[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a value that does not fit is missing; pandas would also say so
         found = pd.to_datetime(text, format=pattern, errors="coerce", utc=True)
-    return found.dt.tz_localize(None)
+    return found.dt.tz_localize(None).dt.as_unit("us")

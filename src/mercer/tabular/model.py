@@ -205,7 +205,7 @@ class TabularModel(Savable):
         if found.holes or found.blank.any():
             features = self.column_features()
             for name, rows in found.holes.items():
-                mask[np.ix_(np.flatnonzero(rows), features[name])] = True
+                mask[torch.from_numpy(np.flatnonzero(rows))[:, None], torch.tensor(features[name])] = True
             mask[torch.from_numpy(found.blank)] = True
         return mask
 

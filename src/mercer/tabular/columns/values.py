@@ -123,11 +123,11 @@ class Writing:
         """The counts of one column; none where it is not text."""
         if not is_text(series):
             return cls()
-        counts = words(series[_are_strings(series)]).value_counts(sort=False)
-        text = pd.Series(counts.index, dtype=object)
-        text, counts = text[text.str.contains(r"\d")], counts.to_numpy()[text.str.contains(r"\d").to_numpy(dtype=bool)]
-        if not len(text):
+        tally = words(series[_are_strings(series)]).value_counts(sort=False)
+        tally = tally[tally.index.str.contains(r"\d").astype(bool)] if len(tally) else tally
+        if not len(tally):
             return cls()
+        text, counts = pd.Series(tally.index, dtype=object), tally.to_numpy()
         digits = _take_apart(text)["digits"].fillna("")
         point, comma = (digits.str.fullmatch(form).to_numpy(dtype=bool) for form in (_POINT, _COMMA))
         marked = digits.str.contains("[.,]").to_numpy(dtype=bool)
@@ -276,7 +276,8 @@ def dates(series: pd.Series[Any], pattern: str) -> pd.Series[Any]:
     if series.dtype.kind == "M":
         if isinstance(series.dtype, pd.DatetimeTZDtype):
             series = series.dt.tz_convert("UTC").dt.tz_localize(None)
-        return series.dt.as_unit("us")  # nanoseconds end in 2262
+        moments: pd.Series[Any] = series.dt.as_unit("us")  # nanoseconds end in 2262
+        return moments
     return _parsed(words(series) if is_text(series) else words(series.astype(object)), pattern)
 
 
@@ -284,4 +285,5 @@ def _parsed(text: pd.Series[Any], pattern: str) -> pd.Series[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a value that does not fit is missing; pandas would also say so
         found = pd.to_datetime(text, format=pattern, errors="coerce", utc=True)
-    return found.dt.tz_localize(None).dt.as_unit("us")
+    moments: pd.Series[Any] = found.dt.tz_localize(None).dt.as_unit("us")
+    return moments

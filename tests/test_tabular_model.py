@@ -11,7 +11,7 @@ from sklearn import metrics as sk
 
 import mercer
 from mercer.machines import KernelRidge
-from mercer.tabular import Familiarity, TabularModel
+from mercer.tabular import Familiarity, TabularModel, effects
 from mercer.tabular.scoring import score_classes, score_values
 from mercer.tabular.training import Sizes
 
@@ -293,3 +293,116 @@ def test_a_model_shows_itself_in_a_notebook():
     shown = model._repr_html_()
     assert "sort: classification, 40 rows" in shown and "accuracy" in shown
     assert "&lt;b&gt;" in shown and "<td><b>" not in shown
+
+
+def _hole_frame(n: int, seed: int) -> pd.DataFrame:
+    """One column decides, no cell is blank."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"a": rng.normal(size=n), "b": rng.normal(size=n), "c": rng.choice(["x", "y", "z"], n)})
+    kind = np.where(frame["a"] + 0.1 * rng.normal(size=n) > 0.3, "high", "low")
+    return frame.assign(y=5 * frame["a"] + 0.5 * rng.normal(size=n), kind=kind)
+
+
+@pytest.fixture(scope="module")
+def hole_models():
+    frame = _hole_frame(200, 0)
+    return (
+        TabularModel().fit(frame.drop(columns="kind"), "y"),
+        TabularModel().fit(frame.drop(columns="y"), "kind"),
+        (frame["kind"] == "high").mean(),
+    )
+
+
+def test_63_a_blank_decisive_number_widens_the_interval(hole_models, caplog, tmp_path):
+    model, new = hole_models[0], _hole_frame(300, 1).drop(columns="kind")
+    with caplog.at_level(logging.WARNING, "mercer"):
+        answer = model.predict(new.assign(a=np.nan))
+    assert 0.85 <= new["y"].between(answer["low"], answer["high"]).mean() <= 0.98
+    assert answer["unfamiliar"].min() >= 0.5
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: blank, as in no training row; the answer averages over values of similar training rows (300 rows)"
+    ]
+    mercer.save(model, tmp_path / "m")
+    some = model.predict(new.assign(a=new["a"].where(new.index != 7)))
+    whole = model.predict(new)
+    assert np.allclose(some.drop(index=7), whole.drop(index=7)), "other rows stay as they were"
+    assert np.allclose(some.loc[7], answer.loc[7]), "an answer depends on its own row only"
+    assert np.allclose(mercer.load(tmp_path / "m").predict(new.assign(a=np.nan)), answer)
+
+
+def test_63_a_blank_column_that_says_nothing_changes_little(hole_models):
+    model, new = hole_models[0], _hole_frame(300, 1).drop(columns="kind")
+    whole = model.predict(new)
+    for name in "bc":
+        answer = model.predict(new.assign(**{name: None}))
+        assert (answer["prediction"] - whole["prediction"]).abs().mean() < 0.3
+        assert (answer["unfamiliar"] >= 0.5).mean() < 0.2
+        assert 0.85 <= new["y"].between(answer["low"], answer["high"]).mean() <= 0.98
+
+
+def test_63_a_blank_decisive_cell_makes_a_classifier_unsure(hole_models):
+    _, model, share = hole_models
+    new = _hole_frame(300, 1)
+    answer = model.predict(new[["b", "c"]].assign(a=None))
+    sure = answer[["p_high", "p_low"]].max(axis=1).mean()
+    assert sure < (answer["prediction"] == new["kind"]).mean() + 0.1
+    assert answer["unfamiliar"].min() >= 0.5
+    blank = model.predict(pd.DataFrame({"a": [None, None], "b": None, "c": None}))
+    assert np.allclose(blank["p_high"], share, atol=0.05) and blank["unfamiliar"].min() >= 0.5
+
+
+def test_63_reasons_of_a_row_with_a_blank_cell_leave_its_column_out(hole_models):
+    row = _hole_frame(5, 2).assign(a=np.nan)
+    for why in effects.reasons(hole_models[0], row):
+        assert abs(why.parts["a"]) < 1e-6 and abs(why.average + sum(why.parts.values()) - why.value) < 1e-9
+
+
+def test_63_blank_cells_that_training_had_are_learned():
+    """Where blank means something, the model's own answer stays."""
+    frame = _hole_frame(200, 0).drop(columns="kind")
+    frame.loc[::4, "a"] = np.nan
+    frame["y"] = frame["y"].where(frame["a"].notna(), 20 + 0.1 * frame["b"])
+    answer, surprises = TabularModel().fit(frame, "y").predict_with_surprises(frame.iloc[::4])
+    assert (answer["prediction"] - 20).abs().max() < 2 and not surprises.keys() - {"y"}
+
+
+def test_the_last_day_of_the_year_9999_is_drawn(tmp_path):
+    """A common mark for no end: parts of days as nanoseconds end in the year 2262."""
+    days = pd.Series(pd.date_range("2020-01-01 10:30", periods=60).strftime("%Y-%m-%d %H:%M:%S"))
+    days[::3] = "9999-12-31 23:59:59"
+    frame = pd.DataFrame({"until": days, "y": np.arange(60) / 10.0})
+    model = TabularModel().fit(frame, "y")
+    assert effects.effect_curves(model)[0].values[-1] == "9999-12-31"
+    assert np.isfinite(model.predict(frame.assign(until=None))["prediction"]).all()
+
+
+def test_columns_named_by_numbers_and_labels_of_several_types():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({0: rng.choice([f"w{i}" for i in range(40)], 120), 1: rng.normal(size=120)})
+    frame[2] = [1, "a", 2.5] * 40
+    model = TabularModel().fit(frame, 2)
+    assert model.target.classes.tolist() == ["1", "2.5", "a"]
+    assert len(model.predict(frame)) == len(effects.reasons(model, frame)) * 6 == 120
+    with pytest.raises(ValueError, match="must be one of the columns 0, 1, 2; got '7'"):
+        TabularModel().fit(frame, 7)
+    with pytest.raises(ValueError, match="but lacks '0', '1'; got no columns"):
+        model.predict(frame[[]])
+
+
+def test_infinite_intervals_are_said():
+    frame = pd.DataFrame({"x": np.arange(8.0), "y": np.arange(8.0) ** 2})
+    model = TabularModel(task="regression").fit(frame, "y")
+    sentence = "low and high are infinite: 8 rows left out are too few for intervals of level 0.9; "
+    sentence += "levels up to 0.88 are finite"
+    assert model.notes[-1] == f"{sentence}." and model.predict_with_surprises(frame)[1] == {sentence: 8}
+    finite, surprises = model.predict_with_surprises(frame, level=0.88)
+    assert np.isfinite(finite["low"]).all() and not surprises
+
+
+def test_boosted_trees_of_many_classes_are_left_out_and_said():
+    """500 classes took 140 seconds, 135 of them for trees."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=80), "y": [f"k{i % 40}" for i in range(80)]})
+    model = TabularModel().fit(frame, "y", compare=True)
+    assert set(model.scores["beside"]) == {"linear"}
+    assert model.notes[-1].startswith("Boosted trees were not scored beside: with 40 classes")

@@ -280,7 +280,7 @@ def test_missing_and_wrong_columns_are_refused(mixed):
     frame, preparation = mixed
     with pytest.raises(ValueError, match=r"but lacks 'colour'; got size, Color, .*\. Is it 'Color'\?"):
         preparation.transform(frame.rename(columns={"colour": "Color"}))
-    with pytest.raises(ValueError, match=r"but lacks 'size' and 2 more; got when, note. Is it the right file"):
+    with pytest.raises(ValueError, match=r"but lacks 'size', 'colour', 'old'; got when, note. Is it the right file"):
         preparation.transform(frame[["when", "note"]])
     with pytest.raises(ValueError, match="column 'size' must hold numbers; got 'tall'"):
         preparation.transform(frame.assign(size="tall"))
@@ -350,3 +350,83 @@ def test_bad_targets_are_refused():
         Target.of(pd.Series([1, 2], name="y"), task="rank")
     with pytest.raises(ValueError, match="column 'y' must hold the classes a, b; got 'c'"):
         Target.of(pd.Series(["a", "b"], name="y")).encode(pd.Series(["a", "c"]))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("$1,234.50", 1234.5),
+        ("-$1,234.50", -1234.5),
+        ("(1,234.50)", -1234.5),
+        ("1.148,28", 1148.28),
+        ("1.148,28 €", 1148.28),
+        ("1'148.28 CHF", 1148.28),
+        ("1 148,28", 1148.28),
+        ("12 %", 12.0),
+        ("0,881", 0.881),
+        ("1.234.567", 1234567.0),
+    ],
+)
+def test_64_numbers_as_people_write_them(written, meant):
+    """Values that one reading explains need no others."""
+    column, x, preparation = one([written] * 5 + ["2"] * 5)
+    assert column.kind == "numeric" and x[:, 0].tolist() == [meant] * 5 + [2.0] * 5
+    assert preparation.notes == []
+
+
+def test_64_the_meaning_of_a_comma_is_decided_at_fit_and_stored(tmp_path):
+    mercer.save(Preparation().fit(pd.DataFrame({"c": ["1,125", "2,5", "1.500", "0,75"]})), tmp_path / "m")
+    comma = mercer.load(tmp_path / "m")
+    assert comma.text_columns == ["c"]
+    assert comma.transform(pd.DataFrame({"c": ["1,125", "1.125", "3.5"]}))[:, 0].tolist() == [1.125, 1125.0, 3.5]
+    assert comma.transform(pd.DataFrame({"c": [1.125, 2.0]}))[:, 0].tolist() == [1.125, 2.0]
+    point = Preparation().fit(pd.DataFrame({"c": ["1,125", "2.5", "0.75"]}))
+    found = point.prepare(pd.DataFrame({"c": ["1,125", "2,5"]}))
+    assert found.x[:, 0].tolist() == [1125.0, 2.5]
+    assert list(found.surprises) == ["c: decimal commas, where training had points; what is unclear is read as there"]
+    typed = comma.prepare(pd.DataFrame({"c": [1.125, 2.25]}))
+    assert "typed numbers are taken as they are" in next(iter(typed.surprises))
+
+
+def test_64_what_cannot_be_decided_is_said_with_the_way_out():
+    _, x, preparation = one(["1,125", "2,250", "3,500", "7"])
+    assert x[:, 0].tolist() == [1125.0, 2250.0, 3500.0, 7.0]
+    assert preparation.notes == [
+        "c: marks could be decimal or between thousands; '1,125' is read as 1125. Write all decimals with a point, "
+        "without marks between thousands, to be sure."
+    ]
+    _, x, preparation = one(["1.5", "2.5", "2,5", "1,125"])
+    assert x[:, 0].tolist() == [1.5, 2.5, 2.5, 1125.0]
+    assert "What is unclear is read with the point" in preparation.notes[0]
+
+
+def test_64_times_with_am_and_pm_and_the_order_of_day_and_month():
+    moments = pd.date_range("2023-01-01 03:00", periods=N, freq="29h")
+    column, x, preparation = one(moments.strftime("%m/%d/%Y %I:%M %p"))
+    assert column.kind == "date" and column.encoder.pattern == "%m/%d/%Y %I:%M %p" and not preparation.notes
+    assert x[:, 0].tolist() == [0.125 + 29 * i / 24 for i in range(N)]
+    values = ["01/02/2020"] * (N - 1) + ["13/02/2020"]  # one value settles it, though fewer than 1 % have a say
+    assert one(values)[0].encoder.pattern == "%d/%m/%Y" and not one(values)[2].notes
+
+
+def test_64_targets_with_a_decimal_comma():
+    target = Target.of(pd.Series(["0,881", "0,125", "0,999", "1,125"], name="y"))
+    assert target.task == "regression" and target.decimal == "," and target.text_columns == ["y"]
+    assert target.encode(pd.Series(["0,881", "1,125"])).tolist() == [0.881, 1.125]
+    unsure = Target.of(pd.Series(["1,125", "2,250", "3,500"], name="y"), task="regression")
+    assert unsure.notes[0].startswith("y: marks could be decimal or between thousands; '1,125' is read as 1125.")
+
+
+def test_66_one_stray_word_leaves_numbers_numbers():
+    values = [str(v) for v in rng().normal(size=30).round(3)]
+    values[4] = "n.v."
+    column, _, preparation = one(values)
+    assert column.kind == "numeric" and "(1 row, first 'n.v.' in row 4)" in preparation.notes[0]
+    target = Target.of(pd.Series(values, name="y"))
+    assert target.task == "regression" and target.notes == [
+        "y: 1 row left out, where it is no number (first 'n.v.' in row 4)."
+    ]
+    assert target.known(pd.Series(values)).tolist() == [i != 4 for i in range(30)]
+    assert Target.of(pd.Series(["1", "2", "none of these"] * 10, name="y")).task == "classification"
+    with pytest.raises(ValueError, match=r"must hold finite numbers for regression; got 'n\.v\.'"):
+        Target.of(pd.Series(values[:5], name="y"), task="regression")

@@ -291,3 +291,23 @@ def test_53_a_link_to_a_table_is_refused_with_its_target(tmp_path):
         (tmp_path / name).symlink_to(path)
         with pytest.raises(ValueError, match=r"must be a regular file; got a symbolic link. .*table.csv"):
             read(tmp_path / name)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_header_longer_than_what_is_sniffed(tmp_path, delimiter):
+    names = [f"a long name of a column {i:06d}" for i in range(40_000)]
+    text = "\n".join(delimiter.join(row) for row in (names, ["1"] * 40_000, ["2"] * 40_000))
+    (tmp_path / "t.csv").write_text(text)
+    frame = read(tmp_path / "t.csv")
+    assert frame.shape == (2, 40_000) and frame.columns[-1] == names[-1] and frame.iloc[1, 0] == 2
+
+
+def test_lines_that_end_in_carriage_returns_alone(tmp_path):
+    rows = [f'{i},"w, {i}"' for i in range(20_000)]
+    (tmp_path / "t.csv").write_bytes("\r".join(["a,b", *rows]).encode() + b"\r")
+    frame = read(tmp_path / "t.csv")
+    assert len(frame) == 20_000 and frame.iloc[-1].tolist() == [19_999, "w, 19999"]
+    assert sum(len(part) for part in read_chunks(tmp_path / "t.csv", rows=7000)) == 20_000
+    (tmp_path / "long.csv").write_bytes(b"a" * 60 + b"\r1\r")
+    with pytest.raises(CorruptData, match="line 1 must have at most 50 bytes"):
+        read(tmp_path / "long.csv", limits=Limits(line=50))

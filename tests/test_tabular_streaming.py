@@ -163,3 +163,44 @@ def test_a_regression_is_scored_where_the_truth_is_there(tmp_path):
     answers = predict_file(model, tmp_path / "t.csv", tmp_path / "o.csv", progress=quiet, rows=40)
     found, there = pd.read_csv(tmp_path / "o.csv")["prediction"], frame["y"].notna()
     assert answers.score == pytest.approx(r2_score(frame["y"][there], found[there])) and not answers.classes
+
+
+def test_63_blank_cells_in_a_file_are_answered_as_in_memory_whatever_the_parts(tmp_path):
+    """A long model keeps the rows that lend their values; the parts of the file do not matter."""
+    path, rng = tmp_path / "t.csv", np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=400), "b": rng.normal(size=400)})
+    frame["y"] = 5 * frame["a"] + 0.3 * rng.normal(size=400)
+    frame.to_csv(path, index=False)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, sample=200, sizes=SMALL)
+    new = frame.assign(a=frame["a"].where(frame.index % 4 > 0))
+    new.to_csv(tmp_path / "new.csv", index=False)
+    answers = predict_file(model, tmp_path / "new.csv", tmp_path / "p.csv", progress=quiet, rows=70)
+    written, memory = pd.read_csv(tmp_path / "p.csv"), model.predict(new)
+    np.testing.assert_allclose(written.to_numpy(), memory.to_numpy(), atol=1e-6)
+    assert [(what[:8], rows) for what, rows in answers.surprises.items()] == [("a: blank", 100)]
+    blank = memory[new["a"].isna()]
+    assert frame["y"][new["a"].isna()].between(blank["low"], blank["high"]).mean() > 0.85
+    assert (blank["unfamiliar"] >= 0.5).all()
+
+
+def test_64_marks_and_dates_are_decided_over_all_parts_of_a_file(tmp_path):
+    """1.125 is a thousand where another part has 2,5; 01/02 is in February where another part has the 13th."""
+    path, rng = tmp_path / "t.csv", np.random.default_rng(0)
+    size = np.concatenate((rng.integers(1000, 5000, 350), rng.uniform(1, 5, 50).round(2) * 1000 + 0.5))
+    text = [f"{int(v) // 1000}.{int(v) % 1000:03d}" for v in size[:350]]
+    text += [f"{v:.1f}".replace(".", ",") for v in size[350:]]
+    days = [f"0{1 + i % 9}/0{1 + i % 7}/2021" for i in range(399)] + ["13/01/2021"]
+    target = [f"{v / 10000:.3f}".replace(".", ",") for v in size[:399]] + ["n.v."]
+    pd.DataFrame({"size": text, "day": days, "y": target}).to_csv(path, sep=";", index=False)
+    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=50, sample=200, sizes=SMALL)
+    columns = {column.name: column.encoder for column in model.preparation.columns}
+    assert columns["size"].decimal == model.target.decimal == "," and columns["day"].pattern == "%d/%m/%Y"
+    assert model.rows == 399 and model.target.task == "regression"
+    answers = predict_file(model, path, tmp_path / "p.csv", progress=quiet, rows=70)
+    assert answers.score > 0.99 and answers.scored == 399
+    pd.DataFrame({"size": ["1.125", "4.250"], "day": "01/02/2021"}).to_csv(tmp_path / "new.csv", sep=";", index=False)
+    predict_file(model, tmp_path / "new.csv", tmp_path / "p.csv", progress=quiet)
+    assert (pd.read_csv(tmp_path / "p.csv")["prediction"] - [0.1125, 0.425]).abs().max() < 0.01
+    whole = fit_file(TabularModel(), path, "y", progress=quiet, rows=50)
+    assert whole.preparation.columns[0].encoder.decimal == "," and whole.rows == 399
+    assert whole.notes == ["y: 1 row left out, where it is no number (first 'n.v.' in row 399)."]

@@ -67,12 +67,13 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     because, weights, losses = [], {}, None
     with stoppable(), threads_set(1):
         if rows is not None:
-            because = reasons(loaded, read(rows, rows=EXPLAINED))
+            because = reasons(loaded, read(rows, rows=EXPLAINED, text=loaded.text_columns))
         if rows is None or output is not None or data is not None:
             weights = column_weights(loaded)
             if data is not None:
                 say(f"shuffling columns of {data.name}")
-                losses = permutation_losses(loaded, read(data, rows=SCANNED), weights=weights)
+                table = read(data, rows=SCANNED, text=loaded.text_columns)
+                losses = permutation_losses(loaded, table, weights=weights)
             with opened_output(page) as file:
                 model_page(loaded, file, folder=str(model), losses=losses, weights=weights, reasons=because)
     if rows is not None and as_json:

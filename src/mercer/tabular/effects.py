@@ -97,18 +97,21 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
 
     Columns go over, one after the other in random order, from a training row to the row: what the answer moves by is
     the column's part, averaged over 32 training rows and orders, each order also backwards (Strumbelj and Kononenko
-    2014).
+    2014). A cell that is blank where no training row was keeps the training rows' values, and so adds nothing.
     """
     frame = frame.iloc[:EXPLAINED]
     x, answers = model.encode(frame), model.predict_with_surprises(frame)[0]["prediction"]
+    holes = model.holes(model.preparation.prepare(frame))
     features = list(model.column_features().items())
     generator = torch.Generator().manual_seed(0)
     starts, _ = _drawn(model, _WALKS)  # the same for every row, so that their averages agree
     found = []
-    for row, own, answer in zip(frame.index, x, answers, strict=True):
+    for row, own, unknown, answer in zip(frame.index, x, holes, answers, strict=True):
         walks = [(start, torch.randperm(len(features), generator=generator).tolist()) for start in starts]
         walks += [(start, order[::-1]) for start, order in walks]
-        path = torch.stack([step for start, order in walks for step in _path(start, own, order, features)])
+        ends = [torch.where(unknown, start, own) for start, _ in walks]
+        paths = [_path(start, end, order, features) for (start, order), end in zip(walks, ends, strict=True)]
+        path = torch.stack([step for steps in paths for step in steps])
         column, of = _followed(model, answer)
         values = _outputs(model, path)[:, column].reshape(len(walks), -1)  # (w, columns + 1)
         parts = torch.zeros(len(features), dtype=torch.float64)
@@ -116,7 +119,7 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
             parts[order] += gains / len(walks)
         named = {name: float(part) for (name, _), part in zip(features, parts, strict=True)}
         ranked = dict(sorted(named.items(), key=lambda pair: -abs(pair[1])))
-        found.append(Reasons(row, answer, of, float(values[0, -1]), float(values[:, 0].mean()), ranked))
+        found.append(Reasons(row, answer, of, float(values[:, -1].mean()), float(values[:, 0].mean()), ranked))
     return found
 
 
@@ -218,5 +221,5 @@ def _values(column: Column, first: Tensor) -> list[Any]:
     if isinstance(encoder, Numbers):
         return [float(v) for v in ends.unique()]
     if isinstance(encoder, Dates) and encoder.parts[0] == "days":
-        return [pd.Timestamp(encoder.origin) + pd.Timedelta(days=float(v)) for v in ends.unique()]
+        return [encoder.moment(float(v)) for v in ends.unique()]
     return []

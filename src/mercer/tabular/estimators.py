@@ -83,7 +83,7 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _answer(self, X: Any, level: float = 0.9) -> pd.DataFrame:
         self._check_fitted()
-        return self.model_.predict_with_surprises(self._read(X, reset=False), level=level)[0]
+        return self.model_.predict(self._read(X, reset=False), level=level)  # logs what was strange
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):
@@ -159,7 +159,7 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
     def predict_proba(self, X: Any) -> Array:
         """Probabilities ``(n, c)``, in the order of ``classes_``."""
         answers = self._answer(X)
-        p: Array = answers[[f"p_{i}" for i in range(len(self.classes_))]].to_numpy(dtype=np.float64)
+        p: Array = answers[[f"p_{i}" for i in range(len(self.classes_))]].to_numpy(dtype=np.float64, copy=True)
         return p
 
     def _encode(self, y: Array) -> Array:
@@ -198,10 +198,10 @@ class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Predicted numbers, ``(n,)``."""
-        values: Array = self._answer(X)["prediction"].to_numpy(dtype=np.float64)
+        values: Array = self._answer(X)["prediction"].to_numpy(dtype=np.float64, copy=True)
         return values
 
     def predict_interval(self, X: Any, level: float = 0.9) -> Array:
         """Lower and upper ends ``(n, 2)`` that hold the true value in a share ``level`` of rows."""
-        ends: Array = self._answer(X, level)[["low", "high"]].to_numpy(dtype=np.float64)
+        ends: Array = self._answer(X, level)[["low", "high"]].to_numpy(dtype=np.float64, copy=True)
         return ends

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from .. import checks
-from .columns import present
+from .columns import name_by_text, present
 
 if TYPE_CHECKING:
     from .model import TabularModel
@@ -83,7 +83,7 @@ def permutation_losses(
         random_state: Seed of the rows and their order.
         weights: Its `column_weights`, where they are known.
     """
-    name = model.target.name
+    frame, name = name_by_text(frame), model.target.name
     if name not in map(str, frame.columns):
         got = ", ".join(map(str, frame.columns[:6]))
         raise ValueError(checks.sentence("explain", f"the data must have the target column {name!r}", got))

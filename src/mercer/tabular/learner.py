@@ -229,8 +229,24 @@ class Learner(Savable):
         if self.error_weights is not None:
             place = 1 + int((self.error_weights.cumsum(0) < level * (r + 1)).sum())
         q = math.inf if place > r else float(self.errors[place - 1])
-        even = torch.full((len(x),), q, dtype=torch.float64)
-        return even if self.spread is None else even * self.spread(self.view(x))
+        return q * self.spreads(x)
+
+    def why_endless(self, level: float) -> str:
+        """Why intervals of this level are infinite; empty where they are not."""
+        r = len(self.errors)
+        if math.ceil(level * (r + 1)) <= r:
+            return ""
+        most = math.floor(100 * r / (r + 1)) / 100
+        return (
+            f"low and high are infinite: {r} rows left out are too few for intervals of level {level:g}; "
+            f"levels up to {most:g} are finite"
+        )
+
+    def spreads(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        """How far off predictions are at each row, over a typical row: s(x)."""
+        if self.spread is None:
+            return torch.ones(len(x), dtype=torch.float64)
+        return self.spread(self.view(x))
 
     def get_state(self) -> dict[str, object]:
         """All of it is in the arguments."""

@@ -16,13 +16,16 @@ from sklearn.exceptions import NotFittedError
 
 from .. import checks
 from ..storage import Savable
-from .columns import TASKS, Preparation, Target, TargetMeans
+from ..user_text import shown
+from .columns import TASKS, Preparation, Prepared, Target, TargetMeans, name_by_text
 from .familiarity import Familiarity
 from .frames import as_pandas
+from .holes import widen
 from .learner import Learner
 from .training import LEVEL, STATE, Progress, Sizes, Training
 
 _UNSEEN = 0.5  # a row with a category that no training row had, or with no value at all, is at least so unfamiliar
+_NAMED = 5  # columns that a warning names
 _log = logging.getLogger("mercer")
 
 
@@ -129,25 +132,42 @@ class TabularModel(Savable):
     def predict_with_surprises(self, frame: pd.DataFrame, *, level: float = LEVEL) -> tuple[pd.DataFrame, Counter[str]]:
         """The same, with a count of unexpected values: sentence -> rows."""
         self._check_fitted()
-        frame = as_pandas("TabularModel", frame)
+        frame = name_by_text(as_pandas("TabularModel", frame))
         found = self.preparation.prepare(frame)
         x = torch.cat((found.x, self.means.transform(frame)), 1)
         answer = self.learner.predict(x)
         if not bool(answer.isfinite().all()):
             fix = "Fit the model again, or take the file from where it was made."
             raise ValueError(checks.sentence("TabularModel", "predictions must be finite", "a damaged model", fix))
+        low = high = torch.zeros(len(x), dtype=torch.float64)
+        if self.target.classes is None:
+            half = self.learner.half_widths(x, level)
+            low, high = answer - half, answer + half
+        strange = found.unseen | found.blank
+
+        # rows with a blank cell where training had none are answered again, by what is known without that cell
+        holes = self.holes(found)
+        again = holes.any(1)
+        if bool(again.any()):
+            widened = widen(self.learner, x[again], holes[again], level)
+            answer, low, high = answer.clone(), low.clone(), high.clone()
+            answer[again], low[again], high[again] = widened.answer, widened.low, widened.high
+            strange[again.numpy()] |= widened.mattered.numpy()
+            x[again] = widened.completed  # no training row looked like the filler of a blank cell
+
         columns: dict[str, Any] = {}
         if self.target.classes is not None:
             columns["prediction"] = self.target.decode(answer.argmax(1))
             columns |= {f"p_{name}": answer[:, i].numpy() for i, name in enumerate(self.target.classes)}
         else:
-            columns["prediction"] = answer.numpy()
-            half = self.learner.half_widths(x, level).numpy()
-            columns |= {"low": columns["prediction"] - half, "high": columns["prediction"] + half}
+            columns |= {"prediction": answer.numpy(), "low": low.numpy(), "high": high.numpy()}
         unfamiliar = self.familiarity(self.learner.seen(x)).numpy()
-        strange = found.unseen | found.blank
         columns["unfamiliar"] = np.where(strange, np.maximum(unfamiliar, _UNSEEN), unfamiliar)
-        return pd.DataFrame(columns, index=frame.index), self._surprises(found.surprises, frame)
+        surprises = self._surprises(found, frame)
+        endless = self.learner.why_endless(level) if self.target.classes is None else ""
+        if endless:
+            surprises[endless] += len(frame)
+        return pd.DataFrame(columns, index=frame.index), surprises
 
     def explain(self) -> pd.DataFrame:
         """How much each column moves the prediction: ``weight``, shares of 1, the largest first.
@@ -166,7 +186,13 @@ class TabularModel(Savable):
 
     def encode(self, frame: pd.DataFrame) -> torch.Tensor:
         """Rows as the machine sees them, ``(n, d)``."""
+        frame = name_by_text(frame)
         return torch.cat((self.preparation.prepare(frame).x, self.means.transform(frame)), 1)
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns to read as text from a file: ``mercer.tabular.read(path, text=model.text_columns)``."""
+        return [*self.preparation.text_columns, *self.target.text_columns]
 
     @property
     def feature_names(self) -> list[str]:
@@ -181,8 +207,25 @@ class TabularModel(Savable):
         used = [column for column in self.preparation.columns if not column.dropped]
         return {c.name: [place[f] for f in (*c.encoder.features, *more.get(c.name, []))] for c in used}
 
-    def _surprises(self, found: Counter[str], frame: pd.DataFrame) -> Counter[str]:
-        surprises = Counter(found)
+    def holes(self, found: Prepared) -> torch.Tensor:  # (n, d)
+        """Which features of prepared rows are unknown, and not as training rows taught: see :func:`.holes.widen`."""
+        mask = torch.zeros(found.x.shape[0], self.learner.width, dtype=torch.bool)
+        if found.holes or found.blank.any():
+            features = self.column_features()
+            for name, rows in found.holes.items():
+                mask[torch.from_numpy(np.flatnonzero(rows))[:, None], torch.tensor(features[name])] = True
+            mask[torch.from_numpy(found.blank)] = True
+        return mask
+
+    def _surprises(self, found: Prepared, frame: pd.DataFrame) -> Counter[str]:
+        surprises = Counter(found.surprises)
+        partly = {name: rows & ~found.blank for name, rows in found.holes.items()}
+        names = [name for name, rows in partly.items() if rows.any()]
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            what = f"{', '.join(shown(name, 40) for name in names[:_NAMED])}{more}: blank, as in no training row"
+            rows = int(np.any([partly[name] for name in names], axis=0).sum())
+            surprises[f"{what}; the answer averages over values of similar training rows"] += rows
         for name in self.preparation.extra_columns(frame):
             if name != self.target.name:
                 surprises[f"{name}: a column that the model does not know is ignored"] += len(frame)

@@ -18,6 +18,7 @@ BOOSTING = "HistGradientBoosting"
 _DRAWN = 1000  # pairs of value and prediction that are kept for the picture
 _BINS = 10
 _WIDE = 1000  # columns above which trees would take longer than everything else together
+_MANY = 30  # classes above which they would, too: each round grows a tree for each class
 _BETTER = 0.02  # share of a score by which boosting must be ahead to be recommended
 
 
@@ -86,11 +87,11 @@ def beside(
         weight: Weights of all rows in the fits, ``(n,)``; None for 1.
     """
     found = {}
+    c = 0 if classes is None else len(classes)
     for name, make in _OTHERS.items():
-        if name == BOOSTING and x.shape[1] > _WIDE:
+        if name == BOOSTING and why_no_boosting(x.shape[1], c):
             continue
         progress(f"beside: {name}")
-        c = 0 if classes is None else len(classes)
         outputs = torch.zeros(len(y), max(c, 1), dtype=torch.float64)
         for number in fold[left_out].unique():
             held = fold == number
@@ -114,6 +115,16 @@ def beside(
             error = (truth - scored[:, 0]).square().mean() / (truth - truth.mean()).square().mean().clamp_min(1e-300)
             found[name] = {"r2": float(1 - error)}
     return found
+
+
+def why_no_boosting(d: int, c: int) -> str:
+    """Why boosted trees are not fitted to d columns and c classes; empty where they are."""
+    what = ""
+    if d > _WIDE:
+        what = f"{d:,} columns"
+    elif c > _MANY:
+        what = f"{c:,} classes"
+    return f"Boosted trees were not scored beside: with {what} they take longer than all else together." * bool(what)
 
 
 def boosting_is_better(scores: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ import pandas as pd
 from .. import checks
 from ..storage import atomic_stream, sha256
 from ..user_text import spreadsheet_safe
-from .columns import Array, find_target, present
+from .columns import Array, Writing, find_target, is_text, present
 from .model import TabularModel
 from .reading import read, read_chunks
 from .training import LEVEL, Sizes, Training
@@ -93,7 +93,7 @@ def fit_file(
     rows = rows or _affordable(len(columns), 50_000)
     sample = sample or _affordable(len(columns), SAMPLE_ROWS)
     progress(f"reading {Path(path).name}")
-    drawn, total = _draw(read_chunks(path, rows=rows), sample, model.random_state)
+    drawn, total, writings, text = _draw_file(path, rows, sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
     drawn, weights = _weighed(drawn, weight)
     if total <= sample:
@@ -101,12 +101,48 @@ def fit_file(
         model.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
         return model
     training = Training(model.task, model.random_state, progress, sizes, device)
-    few = training.choose(drawn, target, weights)
+    few = training.choose(drawn, target, weights, writings)
     training.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
     training.notes.insert(0, f"Of {total} rows, {len(few)} drawn at random chose the settings and were scored.")
-    _add_rest(training, path, rows, few, progress, weight)
+    _add_rest(training, path, rows, few, text, progress, weight)
     model.set_state(training.state())
     return model
+
+
+def _draw_file(
+    path: str | Path, rows: int, most: int, seed: int
+) -> tuple[pd.DataFrame, int, dict[str, Writing], list[str]]:
+    """:func:`_draw` with how each column writes numbers and dates, over all parts; and the columns read as text.
+
+    A column that is text in one part and numbers in another may have lost what its marks meant: 1.125 is a number alone
+    and a thousand beside 2,5. The file is then read again, with such columns as text throughout.
+    """
+    text: list[str] = []
+    while True:
+        writings: dict[str, Writing] = {}
+        as_words: set[str] = set()
+        as_numbers: set[str] = set()
+        drawn, total = _draw(
+            _watch(read_chunks(path, rows=rows, text=text), writings, as_words, as_numbers), most, seed
+        )
+        mixed = (as_words & as_numbers) - set(text)
+        if not mixed:
+            return drawn, total, writings, text
+        text = sorted({*text, *mixed})
+
+
+def _watch(
+    chunks: Iterator[pd.DataFrame], writings: dict[str, Writing], as_words: set[str], as_numbers: set[str]
+) -> Iterator[pd.DataFrame]:
+    """Pass the parts on; add up how columns are written, and in which type they came."""
+    for chunk in chunks:
+        for name, column in chunk.items():
+            if is_text(column):
+                as_words.add(str(name))
+                writings[str(name)] = writings.get(str(name), Writing()) + Writing.of(column)
+            elif column.dtype.kind in "biuf" and column.notna().any():
+                as_numbers.add(str(name))
+        yield chunk
 
 
 def _draw(chunks: Iterator[pd.DataFrame], most: int, seed: int) -> tuple[pd.DataFrame, int]:
@@ -138,12 +174,19 @@ def _weighed(frame: pd.DataFrame, weight: str | None) -> tuple[pd.DataFrame, Arr
 
 
 def _add_rest(
-    training: Training, path: str | Path, rows: int, done: list[int], progress: Progress, weight: str | None
+    training: Training,
+    path: str | Path,
+    rows: int,
+    done: list[int],
+    text: list[str],
+    progress: Progress,
+    weight: str | None,
 ) -> None:
-    """Add every row of the file but those that are ``done``."""
+    """Add every row of the file but those that are ``done``; columns of ``text`` stay text."""
     target = training.target
     seen = unknown = 0
-    for chunk in read_chunks(path, rows=rows, text=training.preparation.text_columns):
+    text = [*text, *training.preparation.text_columns, *target.text_columns]
+    for chunk in read_chunks(path, rows=rows, text=text):
         chunk = chunk.set_axis(pd.RangeIndex(seen, seen + len(chunk)), axis=0)
         seen += len(chunk)
         chunk = chunk[~chunk.index.isin(done) & present(chunk[target.name])]
@@ -190,7 +233,7 @@ def predict_file(
     answers, moments = Answers(kept=_kept(model, columns, keep)), np.zeros(4)
     answers.trained = model.made_with.get("data") == fingerprint(path)
     rows = rows or _affordable(len(columns), 50_000)
-    text = [*model.preparation.text_columns, *answers.kept]
+    text = [*model.text_columns, *answers.kept]
     with atomic_stream(out) as file:
         for chunk in read_chunks(path, rows=rows, text=text):
             found, surprises = model.predict_with_surprises(chunk, level=level)

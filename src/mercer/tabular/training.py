@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,10 @@ from .. import __version__, checks
 from ..distributed import shard
 from ..linalg import slices
 from ..machines import MOST_ROWS, StackedRidge
-from .columns import Preparation, Target, TargetMeans, find_target, present
+from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
 from .learner import Learner, LongMachine, cross_calibrated, one_hot
-from .scoring import beside, deal, score_classes, score_values
-
-"""Version of what a saved model holds; a newer one is refused. Schema 1 held a kernel network."""
+from .scoring import beside, deal, score_classes, score_values, why_no_boosting
 
 STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
 """What a model holds."""
@@ -97,9 +95,18 @@ class Training:
         for part in slices(int(rest.sum()), _BLOCK):
             self._add(x[rest][part], y[rest][part], None if w is None else w[rest][part])
 
-    def choose(self, sample: pd.DataFrame, target: str, weight: Any = None) -> list[int]:
-        """Learn from some rows of a long table what its machine is to be; the index of those it has learned from."""
-        x, y = self.read(sample, target, weight)
+    def choose(
+        self, sample: pd.DataFrame, target: str, weight: Any = None, writings: Mapping[str, Writing] | None = None
+    ) -> list[int]:
+        """Learn from some rows of a long table what its machine is to be; the index of those it has learned from.
+
+        Args:
+            sample: The rows.
+            target: Name of a column.
+            weight: The rows' weights; None for 1.
+            writings: For each column how the whole table writes numbers and dates.
+        """
+        x, y = self.read(sample, target, weight, writings)
         few = self._few(len(x))
         self._first(x[few], y[few], None if self.weight is None else self.weight[few], compare=False)
         index: list[int] = sample.index[self._used][few.numpy()].tolist()
@@ -121,13 +128,24 @@ class Training:
         self.seconds = time.perf_counter() - self._start
         return {name: getattr(self, name) for name in STATE}
 
-    def read(self, frame: pd.DataFrame, target: str, weight: Any = None) -> tuple[Tensor, Tensor]:
+    def read(
+        self, frame: pd.DataFrame, target: str, weight: Any = None, writings: Mapping[str, Writing] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Learn columns and target; the rows as a matrix ``(n, d)`` and its target ``(n,)``.
 
         Rows without a target or of weight 0 are left out, as if they had not been there; the weights of the others,
         over their mean, are kept.
+
+        Args:
+            frame: The table.
+            target: Name of a column.
+            weight: The rows' weights; None for 1.
+            writings: For each column how it writes numbers and dates, where ``frame`` is a part of the table.
         """
+        frame = name_by_text(frame)
         target = find_target(frame.columns, target)
+        # rows without a target have a say in how their columns are written
+        known = {name: Writing.of(frame[name]) for name in frame.columns} if writings is None else writings
         there = present(frame[target])
         self.notes = [f"{_rows(int((~there).sum()))} without {target} left out."] * bool((~there).any())
         self._used, self.weight, self._unit = there, None, 1.0
@@ -145,11 +163,16 @@ class Training:
         if len(frame) < 2:
             need = f"at least two rows must have a value in {target!r}"
             raise ValueError(checks.sentence("TabularModel", need, len(frame)))
-        self.target = Target.of(frame[target], task=self.task)
+        self.target = Target.of(frame[target], task=self.task, writing=known.get(target))
+        read = np.asarray(self.target.known(frame[target]))  # a stray word among numbers is not
+        frame = frame[read]
+        self.weight = None if self.weight is None else self.weight[torch.from_numpy(read)]
+        self._used = np.asarray(self._used).copy()
+        self._used[self._used] = read
         columns = frame.drop(columns=target)
-        self.preparation = Preparation().fit(columns)
+        self.preparation = Preparation().fit(columns, known)
         y = self.target.encode(frame[target])
-        self.notes += [*self.preparation.notes, *_lonely(self.target, y)]
+        self.notes += [*self.target.notes, *self.preparation.notes, *_lonely(self.target, y)]
         self.means = TargetMeans()
         fold = self.fold(y)
         more = self.means.fit_transform(columns, self.preparation.columns, self._targets(y), fold, self.weight)
@@ -165,8 +188,13 @@ class Training:
         self.learner = Learner.of(stack, stack.loo_, out, y, self._classes, stack.weight_)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
         self.scores = self._scores(stack, y, fold)
+        if not self._classes:
+            endless = self.learner.why_endless(LEVEL)
+            self.notes += [f"{endless}."] * bool(endless)
         if compare and self.scores["folds"]:
             self.scores["beside"] = beside(x, y, fold, out, self.target.classes, self.progress, weight)
+            reason = why_no_boosting(x.shape[1], self._classes)
+            self.notes += [reason] * bool(reason)
         return stack
 
     def _first(self, x: Tensor, y: Tensor, weight: Tensor | None, *, compare: bool) -> None:

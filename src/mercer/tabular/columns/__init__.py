@@ -2,10 +2,10 @@
 
 from .column import Column
 from .encoders import Dates, Levels, Numbers, Truths
-from .preparation import Preparation
+from .preparation import Preparation, Prepared, name_by_text
 from .target import TASKS, Target, find_target, present
 from .target_means import TargetMeans
-from .values import Array
+from .values import Array, Writing, is_text
 
 __all__ = [
     "TASKS",
@@ -15,9 +15,13 @@ __all__ = [
     "Levels",
     "Numbers",
     "Preparation",
+    "Prepared",
     "Target",
     "TargetMeans",
     "Truths",
+    "Writing",
     "find_target",
+    "is_text",
+    "name_by_text",
     "present",
 ]

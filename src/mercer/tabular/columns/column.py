@@ -13,7 +13,21 @@ from ... import checks
 from ...storage import Savable
 from ...user_text import shown
 from .encoders import Dates, Dropped, Encoder, Levels, Numbers, Truths, date_parts
-from .values import LARGEST, TRUTHS, Array, date_format, dates, is_nested, is_text, numbers, truths, words
+from .values import (
+    DAY_FIRST,
+    LARGEST,
+    MONTH_FIRST,
+    TRUTHS,
+    Array,
+    Writing,
+    date_format,
+    dates,
+    is_nested,
+    is_text,
+    numbers,
+    truths,
+    words,
+)
 
 MOST_LEVELS = 30  # categories with a column of their own
 _RARE = 0.005  # share of the rows below which a category joins the others
@@ -23,7 +37,8 @@ _UNIQUE = 0.9  # share of different words from which on they name the row
 _NAMED = 20  # rows from which on that can be told
 _WORDS, _LETTERS = 5, 60  # mean words or letters of a text
 _STRAY = 0.05  # share, and
-_STRAYS = 3  # kinds of words among numbers that count as missing
+_STRAYS = 3  # kinds of words among numbers that count as missing; and
+_ALONE = 10  # values among which one is a stray, whatever its share
 _ID = re.compile(r"(^|[_\W])(id|uuid|guid|key|rownum|rowid|index)$|[a-z]I[dD]$|^unnamed|^column 1$", re.IGNORECASE)
 
 
@@ -51,8 +66,14 @@ class Column(Savable):
         return not self.encoder.features
 
 
-def describe(series: pd.Series[Any]) -> Column:
-    """The column's kind and encoder, by all of its values."""
+def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
+    """The column's kind and encoder, by all of its values.
+
+    Args:
+        series: The column.
+        writing: How it writes numbers and dates, where ``series`` is a part of it; None to count its values.
+    """
+    writing = Writing.of(series) if writing is None else writing
     name = str(series.name)
     if is_nested(series):
         return _text(name, "its values are lists or records, not single values")
@@ -69,23 +90,30 @@ def describe(series: pd.Series[Any]) -> Column:
         how = f"1 where it is {_shown(level)}, 0 where it is missing ({_rows(missing)})"
         return Column(name, "boolean", how, Levels([f"{name} is {level}"], [level], [], with_missing=False))
     if text is not None:
-        return _of_words(name, series, text)
+        return _of_words(name, series, text, writing)
     if series.dtype.kind == "b" or isinstance(series.dtype, pd.BooleanDtype):
         return _boolean(name, series)
-    return _date(name, series, "ISO8601") if series.dtype.kind == "M" else _numeric(name, series)
+    if series.dtype.kind == "M":
+        return _date(name, series, "ISO8601", writing)
+    return _numeric(name, series, writing)
 
 
-def _of_words(name: str, series: pd.Series[Any], text: pd.Series[Any]) -> Column:
+def are_strays(present: pd.Series[Any], strange: pd.Series[Any]) -> bool:
+    """Whether so few of the words ``present`` are ``strange``, no numbers, that the column holds numbers."""
+    most = max(_STRAY * len(present), 1 if len(present) >= _ALONE else 0)
+    return len(strange) <= most and strange.nunique() <= _STRAYS
+
+
+def _of_words(name: str, series: pd.Series[Any], text: pd.Series[Any], writing: Writing) -> Column:
     present = text.dropna()
-    if not isinstance(series.dtype, pd.CategoricalDtype) and not bool(present.str.fullmatch(r"0\d+").any()):
-        strange = present[np.isnan(numbers(present))]
-        if len(strange) <= _STRAY * len(present) and strange.nunique() <= _STRAYS:
-            return _numeric(name, series)
+    codes = isinstance(series.dtype, pd.CategoricalDtype) or bool(present.str.fullmatch(r"0\d+").any())
+    if not codes and are_strays(present, present[np.isnan(numbers(present, writing.decimal))]):
+        return _numeric(name, series, writing)
     if set(present.str.lower().unique()) <= TRUTHS.keys():
         return _boolean(name, series)
-    pattern = date_format(present)
+    pattern = date_format(present, writing)
     if pattern is not None:
-        return _date(name, series, pattern)
+        return _date(name, series, pattern, writing)
     unlike = present.nunique() / len(present)
     if len(present) >= _NAMED and unlike > 1 - _UNIQUE:
         long = float(present.str.count(r"\S+").mean()) >= _WORDS or float(present.str.len().mean()) >= _LETTERS
@@ -102,8 +130,8 @@ def _text(name: str, why: str) -> Column:
     return Column(name, "text", f"dropped: {why}", notes=[hint])
 
 
-def _numeric(name: str, series: pd.Series[Any]) -> Column:
-    values = numbers(series)
+def _numeric(name: str, series: pd.Series[Any], writing: Writing) -> Column:
+    values = numbers(series, writing.decimal)
     if not np.isfinite(values).any():
         need = f"column {name!r} must hold a finite number below {LARGEST:.0e}"
         fix = "Take its logarithm or give it another unit."
@@ -113,18 +141,18 @@ def _numeric(name: str, series: pd.Series[Any]) -> Column:
     if _counts_rows(name, series, values):
         how = "dropped: it numbers the rows"
         return Column(name, "identifier", how)
-    found = Numbers([name], 0.0, flagged=False)(series)
+    found = Numbers([name], 0.0, flagged=False, decimal=writing.decimal)(series)
     missing, strange = int(found.missing.sum()), int(found.unreadable.sum())
     fill = float(np.median(values[np.isfinite(values)]))
     flagged = missing >= _few(len(values))
     how = f"a number{_missing_words(missing, f'the median {fill:.6g}', flagged)}"
-    notes = []
+    notes = writing.notes(name)
     if strange:
         where = int(np.flatnonzero(found.unreadable)[0])
         first = f"first {shown(series.iloc[where], 30)!r} in row {series.index[where]}"
-        notes = [f"{name}: values that are infinite or no numbers count as missing ({_rows(strange)}, {first})."]
+        notes.append(f"{name}: values that are infinite or no numbers count as missing ({_rows(strange)}, {first}).")
     features = [name, f"{name} is missing"] if flagged else [name]
-    return Column(name, "numeric", how, Numbers(features, fill, flagged), notes)
+    return Column(name, "numeric", how, Numbers(features, fill, flagged, writing.decimal), notes)
 
 
 def _counts_rows(name: str, series: pd.Series[Any], values: Array) -> bool:
@@ -167,18 +195,20 @@ def _categorical(name: str, text: pd.Series[Any]) -> Column:
         return Column(name, "identifier", how)
     if len(rare) == 1 and len(kept) < MOST_LEVELS:
         kept, rare = sorted(kept + rare), []
-    missing = bool(text.isna().any())
+    missing = int(text.isna().sum())
+    flagged = missing >= _few(len(text))  # fewer blank cells teach nothing
     features = [f"{name} is {level}" for level in kept]
-    features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * missing
+    features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * flagged
     how = f"one column for each of {len(kept)} categories"
-    if len(kept) == 2 and not rare and not missing:
+    if len(kept) == 2 and not rare and not flagged:
         features, how = features[:1], f"1 where it is {_shown(kept[0])}, 0 where it is {_shown(kept[1])}"
     how += f"; {len(rare)} rare ones share one" if rare else ""
-    how += f"; missing ({_rows(int(text.isna().sum()))}) is a category of its own" if missing else ""
-    return Column(name, "categorical", how, Levels(features, kept, rare, missing))
+    if missing:
+        how += f"; missing ({_rows(missing)}) is " + ("a category of its own" if flagged else "none of them")
+    return Column(name, "categorical", how, Levels(features, kept, rare, flagged))
 
 
-def _date(name: str, series: pd.Series[Any], pattern: str) -> Column:
+def _date(name: str, series: pd.Series[Any], pattern: str, writing: Writing) -> Column:
     found = dates(series, pattern)
     present = found.dropna()
     origin = present.min().normalize()
@@ -193,15 +223,10 @@ def _date(name: str, series: pd.Series[Any], pattern: str) -> Column:
     how = f"a date as {named}{_missing_words(missing, 'the middle date', flagged)}"
     features = [f"{name} {part}" for part in parts] + [f"{name} is missing"] * flagged
     notes = []
-    if pattern.startswith(("%m/%d", "%d/%m")) and _either(series):
+    if pattern.startswith(MONTH_FIRST + DAY_FIRST) and writing.days == writing.months:
         notes = [f"{name}: days and months could be swapped; read as {pattern}. Write dates as 2024-12-31 to be sure."]
     encoder = Dates(features, parts, pattern, origin.date().isoformat(), fill, flagged)
     return Column(name, "date", how, encoder, notes)
-
-
-def _either(series: pd.Series[Any]) -> bool:
-    text = words(series).dropna().str.split("/")
-    return bool((text.str[0].astype(int) <= 12).all() and (text.str[1].astype(int) <= 12).all())
 
 
 def _few(rows: int) -> float:

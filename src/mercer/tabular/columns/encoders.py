@@ -38,6 +38,10 @@ class Encoder(Protocol):
     def features(self) -> list[str]:
         """Names of the p columns."""
 
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether training rows taught what a blank cell means."""
+
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """The column as numbers."""
 
@@ -48,6 +52,11 @@ class Dropped(Savable):
 
     features: list[str] = field(default_factory=list)
 
+    @property
+    def knows_blanks(self) -> bool:
+        """True: the column has no say."""
+        return True
+
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """Nothing, for every row."""
         none = np.zeros(len(series), dtype=bool)
@@ -56,15 +65,24 @@ class Dropped(Savable):
 
 @dataclass(frozen=True)
 class Numbers(Savable):
-    """The number itself, ``fill`` where it is missing or infinite, and a flag of that where ``flagged``."""
+    """The number itself, ``fill`` where it is missing or infinite, and a flag of that where ``flagged``.
+
+    ``decimal`` is the decimal mark of numbers that come as text.
+    """
 
     features: list[str]
     fill: float
     flagged: bool
+    decimal: str = "."
+
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether a flag says that a value is missing."""
+        return self.flagged
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """One or two columns."""
-        return _filled(series, numbers(series), self.fill, self.flagged)
+        return _filled(series, numbers(series, self.decimal), self.fill, self.flagged)
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,11 @@ class Truths(Savable):
     fill: float
     flagged: bool
     words: list[str] = field(default_factory=lambda: ["false", "true"])
+
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether a flag says that a value is missing."""
+        return self.flagged
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """One or two columns."""
@@ -95,6 +118,11 @@ class Levels(Savable):
     levels: list[str]
     others: list[str]
     with_missing: bool
+
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether a missing value has a column, or is all that the one level is told from."""
+        return self.with_missing or len(self.levels) + len(self.others) == 1
 
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """Indicators."""
@@ -128,18 +156,27 @@ class Dates(Savable):
     fill: float
     flagged: bool
 
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether a flag says that a value is missing."""
+        return self.flagged
+
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """The parts, side by side."""
         found = dates(series, self.pattern)
         missing = found.isna().to_numpy()
         origin = pd.Timestamp(self.origin)
-        found = found.fillna(origin + pd.Timedelta(days=self.fill))
+        found = found.fillna(self.moment(self.fill))
         every = date_parts(found, origin)
         x = np.column_stack([every[part] for part in self.parts])
         if self.flagged:
             x = np.column_stack((x, missing))
         none = np.zeros(len(found), dtype=bool)
         return Encoded(x, missing & words(series).notna().to_numpy(), none, missing)
+
+    def moment(self, days: float) -> pd.Timestamp:
+        """The moment that many days after the origin; a Timedelta of parts of days ends in the year 2262."""
+        return pd.Timestamp(np.datetime64(self.origin, "us") + np.timedelta64(round(days * 86_400_000_000), "us"))
 
 
 def date_parts(found: pd.Series[Any], origin: pd.Timestamp) -> dict[str, Array]:

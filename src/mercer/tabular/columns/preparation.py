@@ -17,7 +17,8 @@ from ... import checks
 from ...storage import Savable
 from ...user_text import shown
 from .column import Column, describe
-from .values import Array, is_nested, words
+from .encoders import Numbers
+from .values import Array, Writing, is_nested, is_text, words
 
 _log = logging.getLogger("mercer")
 
@@ -30,12 +31,15 @@ class Prepared(NamedTuple):
         surprises: Sentence without its number -> rows, in the order of the columns.
         unseen: ``(n,)``, rows with a category that no training row had.
         blank: ``(n,)``, rows without a value in any column that is used.
+        holes: Column -> ``(n,)``, rows without a value where training had (nearly) none; columns without such rows
+            are left out.
     """
 
     x: Tensor
     surprises: Counter[str]
     unseen: Array
     blank: Array
+    holes: dict[str, Array]
 
 
 class Preparation(Savable):
@@ -66,15 +70,21 @@ class Preparation(Savable):
 
     @property
     def text_columns(self) -> list[str]:
-        """Columns whose values are words: a file's parts must not turn some of them into numbers."""
-        return [column.name for column in self._fitted() if column.kind == "categorical"]
+        """Columns that a file's parts must not turn into numbers: words, and numbers with a decimal comma."""
+        return [column.name for column in self._fitted() if column.kind == "categorical" or _has_comma(column)]
 
-    def fit(self, frame: pd.DataFrame) -> Self:
-        """Learn from a table without its target."""
-        frame = _named(frame)
+    def fit(self, frame: pd.DataFrame, writings: Mapping[str, Writing] | None = None) -> Self:
+        """Learn from a table without its target.
+
+        Args:
+            frame: The table.
+            writings: For each column how it writes numbers and dates, where ``frame`` is a part of the table.
+        """
+        frame = name_by_text(frame)
         if not len(frame):
             raise ValueError(checks.sentence("Preparation", "the table must have at least one row", frame.shape))
-        self.columns = [describe(frame[name]) for name in frame.columns]
+        known = writings or {}
+        self.columns = [describe(frame[name], known.get(name)) for name in frame.columns]
         if not self.feature_names:
             got = "; ".join(f"{column.name} {column.how}" for column in self.columns[:3]) or "no column"
             raise ValueError(checks.sentence("Preparation", "some column must be left to learn from", got))
@@ -93,10 +103,11 @@ class Preparation(Savable):
         Raises:
             ValueError: A column that is used is missing, or holds no value of its kind.
         """
-        frame = _named(frame)
+        frame = name_by_text(frame)
         used = [column for column in self._fitted() if not column.dropped]
         self._check_columns(frame, used)
         surprises: Counter[str] = Counter()
+        holes: dict[str, Array] = {}
         unseen, blank, parts = np.zeros(len(frame), dtype=bool), np.ones(len(frame), dtype=bool), []
         for column in used:
             series = frame[column.name]
@@ -109,12 +120,17 @@ class Preparation(Savable):
                 surprises[what] += int(found.unreadable.sum())
             if found.unseen.any():
                 surprises[f"{column.name}: categories that no training row had"] += int(found.unseen.sum())
+            other = _written_otherwise(column, series)
+            if other:
+                surprises[other] += len(series)
             unseen |= found.unseen | found.unreadable
             blank &= found.missing
+            if found.missing.any() and not column.encoder.knows_blanks:
+                holes[column.name] = found.missing
             parts.append(found.x)
         if blank.any():
             surprises["rows without a value in any column get the most frequent answer"] += int(blank.sum())
-        return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen, blank)
+        return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen, blank, holes)
 
     def extra_columns(self, frame: pd.DataFrame) -> list[str]:
         """Columns that were not there at :meth:`fit`."""
@@ -140,9 +156,10 @@ class Preparation(Savable):
         absent = [column.name for column in used if column.name not in there]
         if absent:
             near = difflib.get_close_matches(absent[0], self.extra_columns(frame), 1, 0.5)
-            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            named = ", ".join(repr(name) for name in absent[:5])
+            more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
             fix = f"Is it {near[0]!r}?" if near else "Is it the right file?"
-            need = f"must have the columns that the model was fitted on, but lacks {absent[0]!r}{more}"
+            need = f"must have the columns that the model was fitted on, but lacks {named}{more}"
             raise ValueError(checks.sentence("the table", need, ", ".join(there[:6]) or "no columns", fix))
 
 
@@ -160,11 +177,35 @@ def _check_kind(column: Column, series: pd.Series[Any], unreadable: Array) -> No
     raise ValueError(checks.sentence("Preparation", f"column {column.name!r} must hold {_plural(column)}", got))
 
 
+def _has_comma(column: Column) -> bool:
+    return isinstance(column.encoder, Numbers) and column.encoder.decimal == ","
+
+
+def _written_otherwise(column: Column, series: pd.Series[Any]) -> str:
+    """A sentence where numbers come with another decimal mark than at fit; else nothing."""
+    if not isinstance(column.encoder, Numbers):
+        return ""
+    comma = _has_comma(column)
+    if is_text(series):
+        writing = Writing.of(series)
+        if writing.points + writing.commas == 0 or comma == (writing.decimal == ","):
+            return ""
+        marks = ("points", "commas") if comma else ("commas", "points")
+        return f"{column.name}: decimal {marks[0]}, where training had {marks[1]}; what is unclear is read as there"
+    if comma and series.dtype.kind == "f":
+        # 1.125 may have been a thousand before somebody else read it
+        values = series[np.isfinite(series)]
+        if (values % 1).any() and np.allclose(values * 1000 % 1, 0):
+            return f"{column.name}: typed numbers are taken as they are, where training had text with decimal commas"
+    return ""
+
+
 def _plural(column: Column) -> str:
     return {"numeric": "numbers", "boolean": "truth values", "date": "dates"}.get(column.kind, "words")
 
 
-def _named(frame: pd.DataFrame) -> pd.DataFrame:
+def name_by_text(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with its columns' names as text; 1 and "1" cannot both be one."""
     names = [str(name) for name in frame.columns]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch import Tensor
 from ... import checks
 from ...storage import Savable
 from ...user_text import shown
-from .values import LARGEST, Array, date_format, is_nested, is_text, numbers, words
+from .column import are_strays
+from .values import LARGEST, Array, Writing, date_format, is_nested, is_text, numbers, words
 
 TASKS = ("auto", "classification", "regression")
 _WHOLE = 20  # different whole numbers up to which they are classes
@@ -31,22 +32,28 @@ class Target(Savable):
         task: ``classification`` or ``regression``.
         classes: Its classes, sorted; None for a number.
         why: A sentence on how the task was chosen.
+        decimal: The decimal mark of numbers that come as text.
+        notes: Sentences for the user about its values.
     """
 
     name: str
     task: str
     classes: Array | None
     why: str
+    decimal: str = "."
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, series: pd.Series[Any], *, task: str = "auto") -> Target:
+    def of(cls, series: pd.Series[Any], *, task: str = "auto", writing: Writing | None = None) -> Target:
         """The target in a column; rows without a value are skipped.
 
-        Words, truth values and at most 20 different whole numbers are classes; other numbers are a regression's.
+        Words, truth values and at most 20 different whole numbers are classes; other numbers are a regression's, and a
+        stray word among them is left out: :meth:`known` is false there.
 
         Args:
             series: The column.
             task: ``auto`` to choose by that rule, or ``classification`` or ``regression``.
+            writing: How it writes numbers, where ``series`` is a part of it; None to count its values.
         """
         checks.choice("Target", "task", task, TASKS)
         name = str(series.name)
@@ -54,24 +61,38 @@ class Target(Savable):
         if is_nested(series) or not len(series):
             got = "lists or records" if len(series) else "no value at all"
             raise ValueError(checks.sentence("Target", f"column {name!r} must hold classes or numbers", got))
-        chosen, why = _choose(series) if task == "auto" else (task, f"{task}, as asked")
+        writing = Writing.of(series) if writing is None else writing
+        values = numbers(series, writing.decimal)
+        chosen, why = _choose(series, values) if task == "auto" else (task, f"{task}, as asked")
         if chosen == "classification":
             return cls(name, chosen, _classes(name, series), why)
-        values = numbers(series)
         if len(values) and np.isinf(values).any() and np.isfinite(values[~np.isinf(values)]).all():
             need = f"column {name!r} must hold numbers below {LARGEST:.0e} for regression"
             where = int(np.flatnonzero(np.isinf(values))[0])
             got = f"{shown(series.iloc[where], 30)} in row {series.index[where]}"
             raise ValueError(checks.sentence("Target", need, got, "Take its logarithm or give it another unit."))
-        if not np.isfinite(values).all() or series.dtype.kind == "b":
-            got = repr(words(series)[~np.isfinite(values)].iloc[0])[:40] if series.dtype.kind != "b" else "truth values"
+        text, notes = words(series), writing.notes(name)
+        strange = text[~np.isfinite(values)]
+        if len(strange) and are_strays(text, strange) and not np.isinf(values).any():
+            rows = f"{len(strange)} row" + "s" * (len(strange) != 1)
+            first = f"first {shown(strange.iloc[0], 30)!r} in row {strange.index[0]}"
+            notes.append(f"{name}: {rows} left out, where it is no number ({first}).")
+            values = values[np.isfinite(values)]
+        elif len(strange) or series.dtype.kind == "b":
+            got = repr(strange.iloc[0])[:40] if series.dtype.kind != "b" else "truth values"
             raise ValueError(checks.sentence("Target", f"column {name!r} must hold finite numbers for regression", got))
         if 0 < np.ptp(values) < 1 / LARGEST:
             need, fix = f"column {name!r} must vary by more than {1 / LARGEST:.0e}", "Give it another unit."
             raise ValueError(checks.sentence("Target", need, f"{np.ptp(values):.1e}", fix))
         if np.ptp(values) == 0:
             raise ValueError(checks.sentence("Target", f"column {name!r} must vary", f"{values[0]:g} in every row"))
-        return cls(name, chosen, None, why)
+        return cls(name, chosen, None, why, writing.decimal, notes)
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Its name, where a file's parts must not turn it into numbers: words, and numbers with a decimal comma."""
+        is_words = self.classes is not None and self.classes.dtype.kind not in "if"
+        return [self.name] if is_words or self.decimal == "," else []
 
     def encode(self, series: pd.Series[Any]) -> Tensor:  # (n,)
         """Class numbers ``0..c - 1``, or the numbers themselves in float64; every row must have a value."""
@@ -98,7 +119,7 @@ class Target(Savable):
 
     def _values(self, series: pd.Series[Any]) -> Array:
         if self.classes is None or self.classes.dtype.kind in "if":
-            return numbers(series)
+            return numbers(series, self.decimal)
         return words(series).fillna("").to_numpy(dtype=str)
 
 
@@ -108,9 +129,9 @@ def present(series: pd.Series[Any]) -> Array:  # (n,)
     return found
 
 
-def find_target(columns: Iterable[object], target: str, asked: str = "target") -> str:
-    """The name, if it is one of the columns; else the closest one is in the sentence."""
-    names = [str(name) for name in columns]
+def find_target(columns: Iterable[object], target: object, asked: str = "target") -> str:
+    """The name as text, if it is one of the columns; else the closest one is in the sentence."""
+    names, target = [str(name) for name in columns], str(target)
     if target in names:
         return target
     near = difflib.get_close_matches(target, names, 1, 0.4)
@@ -119,13 +140,17 @@ def find_target(columns: Iterable[object], target: str, asked: str = "target") -
     raise ValueError(checks.sentence(asked, f"must be one of the columns {listed}", repr(target), fix))
 
 
-def _choose(series: pd.Series[Any]) -> tuple[str, str]:
+def _choose(series: pd.Series[Any], values: Array) -> tuple[str, str]:
     different = int(words(series).nunique())
     if series.dtype.kind == "b" or isinstance(series.dtype, pd.CategoricalDtype):
         return "classification", f"classification: {series.name} holds {different} categories"
-    values = numbers(series)
     if np.isnan(values).any():
-        return "classification", f"classification: {series.name} holds {different} different words"
+        # a stray word among numbers is no reason to take each of them for a class
+        text, there = words(series), values[~np.isnan(values)]
+        few_whole = not (there % 1).any() and len(np.unique(there)) <= _WHOLE
+        if few_whole or not are_strays(text, text[np.isnan(values)]):
+            return "classification", f"classification: {series.name} holds {different} different words"
+        values, different = there, different - int(text[np.isnan(values)].nunique())
     if np.isinf(values).any() or (values % 1).any():  # numbers beyond any unit are refused as such
         return "regression", f"regression: {series.name} holds numbers with decimals"
     if different <= _WHOLE and len(series) >= _REPEATED * different:
@@ -136,7 +161,10 @@ def _choose(series: pd.Series[Any]) -> tuple[str, str]:
 def _classes(name: str, series: pd.Series[Any]) -> Array:
     if date_format(series) is not None:
         raise ValueError(checks.sentence("Target", f"column {name!r} must hold classes or numbers", "dates"))
-    values = numbers(series)
+    plain = series
+    if is_text(series):  # $5 and 5 % stay the words that they are
+        plain = pd.to_numeric(words(series), errors="coerce")
+    values = numbers(plain)
     numeric = np.isfinite(values).all() and series.dtype.kind != "b"
     found: Array = np.unique(values if numeric else words(series).to_numpy(dtype=str))
     if numeric and not (found % 1).any() and np.abs(found).max() < 2**53:

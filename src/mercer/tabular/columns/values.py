@@ -1,12 +1,15 @@
 """Readings of a column: as numbers, as words, as truth values, as dates. What cannot be read is missing.
 
-A column may come as text or typed, from a file or a DataFrame; every reading gives the same for the same value.
+A column may come as text or typed, from a file or a DataFrame; every reading gives the same for the same value. What
+one value leaves open (is ``1,125`` a thousand or a bit more than one?) is decided by all values of the column, once, at
+fit: :class:`Writing`.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -30,6 +33,7 @@ _FORMATS = (
     "%m/%d/%Y",
     "%d/%m/%Y",
     "%d-%m-%Y",
+    "%m-%d-%Y",
     "%d-%b-%Y",
     "%d %b %Y",
     "%d %B %Y",
@@ -39,7 +43,28 @@ _FORMATS = (
     "%m/%d/%Y %H:%M",
     "%d/%m/%Y %H:%M",
     "%d.%m.%Y %H:%M",
+    "%m/%d/%Y %H:%M:%S",
+    "%d/%m/%Y %H:%M:%S",
+    "%d.%m.%Y %H:%M:%S",
+    "%m/%d/%Y %I:%M %p",
+    "%d/%m/%Y %I:%M %p",
+    "%m/%d/%Y %I:%M:%S %p",
+    "%d/%m/%Y %I:%M:%S %p",
+    "%Y-%m-%d %I:%M %p",
+    "%Y-%m-%d %I:%M:%S %p",
 )
+MONTH_FIRST, DAY_FIRST = ("%m/%d", "%m-%d"), ("%d/%m", "%d-%m")
+"""Starts of the formats that can be taken for each other."""
+
+_MONEY = r"(?:US\$|R\$|[$€£¥₹₽₩₺]|USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|BRL|kr\.?|zł|Rs\.?)"
+_WRITTEN = (  # sign, unit and sign in either order, digits with their marks, power of ten, unit
+    rf"^(?P<paid>\()?(?P<sign>[-+\u2212])?\s{{0,2}}{_MONEY}?\s{{0,2}}(?P<late>[-+\u2212])?"
+    rf"(?P<digits>[.,]?\d[\d.,'’ \u00a0\u202f]{{0,40}}?)(?P<power>[eE][-+]?\d{{1,4}})?\s{{0,2}}(?:%|{_MONEY})?\)?$"
+)
+_SPACED = r"\d{1,3}(?:[ \u00a0\u202f'’]\d{3})+(?:[.,]\d*)?"
+_POINT = r"\d+(?:\.\d*)?|\.\d+|[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|[1-9]\d?(?:,\d{2})+,\d{3}(?:\.\d*)?"
+_COMMA = r"\d+(?:,\d*)?|,\d+|[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?"
+_THOUSANDS = r"[-+]?[1-9]\d{0,2}(?:\.\d{3})+"  # with points: also a number with three decimals
 _DATES = 0.99  # share of the values that must be dates of one format
 _LOOKS_DATED = r"\d.*[-/. ].*\d"
 
@@ -73,8 +98,91 @@ def _word(value: Any) -> str | None:
     return None if text in _MARKS else text
 
 
-def numbers(series: pd.Series[Any]) -> Array:  # (n,)
-    """float64; NaN where there is none. Text may have a decimal comma, thousands in commas, or a percent sign."""
+@dataclass(frozen=True)
+class Writing:
+    """How a column writes numbers and dates, by counts over its values; the counts of a file's parts add up.
+
+    Attributes:
+        points: Values that only a decimal point explains: ``2.5``, ``1,234.50``.
+        commas: Values that only a decimal comma explains: ``2,5``, ``0,881``, ``1.148,28``.
+        either: Values that both explain: ``1,125``, ``$1.125``.
+        example: The first of the last.
+        days: Dates whose first number is above 12.
+        months: Dates whose second number is above 12.
+    """
+
+    points: int = 0
+    commas: int = 0
+    either: int = 0
+    example: str = ""
+    days: int = 0
+    months: int = 0
+
+    @classmethod
+    def of(cls, series: pd.Series[Any]) -> Self:
+        """The counts of one column; none where it is not text."""
+        if not is_text(series):
+            return cls()
+        tally = words(series[_are_strings(series)]).value_counts(sort=False)
+        tally = tally[tally.index.str.contains(r"\d").astype(bool)] if len(tally) else tally
+        if not len(tally):
+            return cls()
+        text, counts = pd.Series(tally.index, dtype=object), tally.to_numpy()
+        digits = _take_apart(text)["digits"].fillna("")
+        point, comma = (digits.str.fullmatch(form).to_numpy(dtype=bool) for form in (_POINT, _COMMA))
+        marked = digits.str.contains("[.,]").to_numpy(dtype=bool)
+        plain = pd.to_numeric(text, errors="coerce").notna().to_numpy()
+        both = point & comma & marked & ~plain
+        first, second = (
+            pd.to_numeric(part, errors="coerce").to_numpy(dtype=np.float64) > 12
+            for _, part in text.str.extract(r"^(\d{1,2})[-/](\d{1,2})[-/]\d").items()
+        )
+        return cls(
+            points=int(counts[point & ~comma & marked].sum()),
+            commas=int(counts[comma & ~point & marked].sum()),
+            either=int(counts[both].sum()),
+            example=str(text[both].iloc[0]) if both.any() else "",
+            days=int(counts[first].sum()),
+            months=int(counts[second].sum()),
+        )
+
+    def __add__(self, other: Writing) -> Writing:
+        return Writing(
+            self.points + other.points,
+            self.commas + other.commas,
+            self.either + other.either,
+            self.example or other.example,
+            self.days + other.days,
+            self.months + other.months,
+        )
+
+    @property
+    def decimal(self) -> str:
+        """The decimal mark: a comma where more values ask for it than for a point."""
+        return "," if self.commas > self.points else "."
+
+    def notes(self, name: str) -> list[str]:
+        """What the user should know about a column of numbers: marks that contradict each other, or decide nothing."""
+        if self.either and not self.points and not self.commas:
+            value = numbers(pd.Series([self.example], dtype=object))[0]
+            fix = "Write all decimals with a point, without marks between thousands, to be sure."
+            return [
+                f"{name}: marks could be decimal or between thousands; {self.example!r} is read as {value:g}. {fix}"
+            ]
+        if self.points and self.commas:
+            said = f"{self.commas} values have a decimal comma, {self.points} a decimal point"
+            fix = f"What is unclear is read with the {'comma' if self.decimal == ',' else 'point'}."
+            return [f"{name}: {said}. {fix} Write all with a point to be sure."]
+        return []
+
+
+def numbers(series: pd.Series[Any], decimal: str = ".") -> Array:  # (n,)
+    """float64; NaN where there is none. Text may have a currency, a percent sign (dropped) and marks between thousands.
+
+    Args:
+        series: The column.
+        decimal: The mark that settles what a single value leaves open: ``1,125`` and ``1.125``.
+    """
     if isinstance(series.dtype, pd.DatetimeTZDtype) or series.dtype.kind == "M":
         return np.full(len(series), np.nan)
     if series.dtype.kind == "m":
@@ -82,11 +190,39 @@ def numbers(series: pd.Series[Any]) -> Array:  # (n,)
     if not is_text(series):
         return _sane(np.array(series.to_numpy(dtype=np.float64, na_value=np.nan)))
     text = words(series)
-    plain = pd.to_numeric(text, errors="coerce")
-    odd = text[plain.isna() & text.notna()]
-    if len(odd) and odd.str.contains(r"\d").any():
-        plain = plain.fillna(pd.to_numeric(_punctuated(odd), errors="coerce"))
-    return _sane(np.array(plain, dtype=np.float64))
+    values = np.array(pd.to_numeric(text, errors="coerce"), dtype=np.float64)
+    odd = np.isnan(values) & text.notna().to_numpy()
+    if decimal == ",":
+        odd |= text.str.fullmatch(_THOUSANDS).fillna(False).to_numpy(dtype=bool) & _are_strings(series)
+    odd[odd] = text[odd].str.contains(r"\d").to_numpy(dtype=bool)
+    if odd.any():
+        parts = _take_apart(text[odd])
+        digits = parts["digits"].fillna("")
+        point, comma = (digits.str.fullmatch(form).to_numpy(dtype=bool) for form in (_POINT, _COMMA))
+        with_comma = comma & (~point | (decimal == ","))
+        code = digits.str.replace(",", "").where(
+            ~with_comma, digits.str.replace(".", "").str.replace(",", ".", regex=False)
+        )
+        size = pd.to_numeric(code.where(point | comma) + parts["power"].fillna(""), errors="coerce")
+        minus = parts[["sign", "late"]].isin(["-", "\u2212"]).any(axis=1) | parts["paid"].notna()
+        values[odd] = np.where(minus, -1.0, 1.0) * size.to_numpy(dtype=np.float64, na_value=np.nan)
+    return _sane(values)
+
+
+def _take_apart(text: pd.Series[Any]) -> pd.DataFrame:
+    """Sign, digits and power of ten of numbers as people write them; spaces and apostrophes between thousands go."""
+    parts = text.str.extract(_WRITTEN).astype(object)
+    digits = parts["digits"]
+    spaced = digits.str.contains(r"[ \u00a0\u202f'’]").fillna(False).astype(bool)
+    if spaced.any():
+        right = digits.str.fullmatch(_SPACED).fillna(False).astype(bool)
+        parts["digits"] = digits.str.replace(r"[ \u00a0\u202f'’]", "", regex=True).where(~spaced | right)
+    return parts
+
+
+def _are_strings(series: pd.Series[Any]) -> Array:  # (n,)
+    """Values that are written, rather than numbers among words."""
+    return np.array([isinstance(value, str) for value in series.to_numpy(dtype=object)], dtype=bool)
 
 
 def _sane(values: Array) -> Array:
@@ -95,16 +231,6 @@ def _sane(values: Array) -> Array:
     values[size < np.finfo(np.float64).tiny] = 0.0
     values[size > LARGEST] = np.copysign(np.inf, values[size > LARGEST])
     return values
-
-
-def _punctuated(text: pd.Series[Any]) -> pd.Series[Any]:
-    """Numbers with commas or a percent sign, as a number is written in code."""
-    text = text.str.removesuffix("%").str.strip()
-    thousands = text.str.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?").fillna(False).astype(bool)
-    decimal = text.str.fullmatch(r"[+-]?\d+,\d+").fillna(False).astype(bool)
-    if bool(decimal.any()) and not bool((thousands & decimal)[decimal].all()):
-        thousands &= False  # one value such as 3,5 settles what a comma means
-    return text.where(~thousands, text.str.replace(",", "")).where(~(decimal & ~thousands), text.str.replace(",", "."))
 
 
 def truths(series: pd.Series[Any]) -> Array:  # (n,)
@@ -118,8 +244,13 @@ def truths(series: pd.Series[Any]) -> Array:  # (n,)
     return np.array(lower.map(TRUTHS), dtype=np.float64)
 
 
-def date_format(series: pd.Series[Any]) -> str | None:
-    """The format in which nearly all values are dates, the first of a list that fits; None where none does."""
+def date_format(series: pd.Series[Any], writing: Writing | None = None) -> str | None:
+    """The format in which nearly all values are dates, the first of a list that fits; None where none does.
+
+    Args:
+        series: The column.
+        writing: Which of day and month comes first, by all values of the column; None to count these.
+    """
     if series.dtype.kind == "M":
         return "ISO8601"
     if not is_text(series):
@@ -128,7 +259,13 @@ def date_format(series: pd.Series[Any]) -> str | None:
     head = text.iloc[:50]
     if not len(head) or float(head.str.contains(_LOOKS_DATED).mean()) < _DATES:
         return None
+    writing = Writing.of(series) if writing is None else writing
+    excluded: tuple[str, ...] = ()
+    if writing.days != writing.months:
+        excluded = MONTH_FIRST if writing.days > writing.months else DAY_FIRST
     for pattern in _FORMATS:
+        if excluded and pattern.startswith(excluded):
+            continue
         if all(float(_parsed(part, pattern).notna().mean()) >= _DATES for part in (head, text)):
             return pattern
     return None
@@ -137,8 +274,10 @@ def date_format(series: pd.Series[Any]) -> str | None:
 def dates(series: pd.Series[Any], pattern: str) -> pd.Series[Any]:
     """Moments without a zone (UTC where there was one); NaT where there is none."""
     if series.dtype.kind == "M":
-        zoned = isinstance(series.dtype, pd.DatetimeTZDtype)
-        return series.dt.tz_convert("UTC").dt.tz_localize(None) if zoned else series
+        if isinstance(series.dtype, pd.DatetimeTZDtype):
+            series = series.dt.tz_convert("UTC").dt.tz_localize(None)
+        moments: pd.Series[Any] = series.dt.as_unit("us")  # nanoseconds end in 2262
+        return moments
     return _parsed(words(series) if is_text(series) else words(series.astype(object)), pattern)
 
 
@@ -146,4 +285,5 @@ def _parsed(text: pd.Series[Any], pattern: str) -> pd.Series[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a value that does not fit is missing; pandas would also say so
         found = pd.to_datetime(text, format=pattern, errors="coerce", utc=True)
-    return found.dt.tz_localize(None)
+    moments: pd.Series[Any] = found.dt.tz_localize(None).dt.as_unit("us")
+    return moments

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import checks
 from ...storage import read_npz
-from ..columns import Column, Target, find_target, present
+from ..columns import Column, Target, Writing, find_target, name_by_text, present
 from ..frames import as_pandas
 from ..reading import read
 from ..training import Training
@@ -117,14 +117,15 @@ def problem(
     """Choose rows, read the target, prepare the columns, as a fit of these rows would."""
     where = "diagnose"
     checks.integer(where, "rows", rows, FEWEST)
-    frame = as_pandas(where, frame)
+    frame = name_by_text(as_pandas(where, frame))
     name = find_target(frame.columns, target)
-    series = frame.set_axis([str(column) for column in frame.columns], axis=1)[name]
-    notes: list[str] = []
-    known = np.flatnonzero(present(series))
-    if len(known) < len(series):
-        notes.append(f"{len(series) - len(known):,} rows without a value in {name} were left out.")
-    asked = Target.of(series, task=task)
+    series = frame[name]
+    blank = int((~present(series)).sum())
+    notes = [f"{blank:,} rows without a value in {name} were left out."] * bool(blank)
+    writings = {column: Writing.of(frame[column]) for column in frame.columns}
+    asked = Target.of(series, task=task, writing=writings[name])
+    notes += asked.notes
+    known = np.flatnonzero(asked.known(series))
     kept = _frequent(asked, series, known, notes)
     if len(kept) < FEWEST:
         need = f"at least {FEWEST} rows must have a value in {name!r}"
@@ -132,16 +133,16 @@ def problem(
     if len(kept) > rows:
         notes.append(f"A random {rows:,} of {len(kept):,} rows were read.")
         kept = np.sort(kept[torch.randperm(len(kept), generator=generator)[:rows].numpy()])
-    part = frame.set_axis([str(column) for column in frame.columns], axis=1).iloc[kept]
+    part = frame.iloc[kept]
     _check_variety(asked, part[name])
     training.task = asked.task
     x, columns = None, []
     if part.shape[1] > 1 or not embeddings:
-        x, y = training.read(part, name)
+        x, y = training.read(part, name, writings)
         columns = training.preparation.columns
-        notes += training.notes
+        notes += [text for text in training.notes if text not in notes]
     else:
-        training.target = Target.of(part[name], task=asked.task)
+        training.target = Target.of(part[name], task=asked.task, writing=writings[name])
         y = training.target.encode(part[name])
     classes = [] if training.target.classes is None else [str(label) for label in training.target.classes]
     counts = torch.bincount(y).tolist() if classes else []

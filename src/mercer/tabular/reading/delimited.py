@@ -21,6 +21,7 @@ MISSING_MARKS = ("?", "-", "--", ".", "na", "Na", "N.A.", "n.a.", "NONE", "Null"
 """What counts as missing besides pandas' own list: an empty field, NA, N/A, NaN, null, None."""
 
 _SNIFFED = 2**20  # bytes that decide on the delimiter and on codes
+_FEWEST = 3  # lines that are looked at, however long
 _DELIMITERS = ",;\t|"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _SAVE = "Save it as UTF-8 text."
@@ -42,7 +43,7 @@ class DelimitedFile:
             for line in lines:
                 head.append(line)
                 size += len(line)
-                if size > _SNIFFED:
+                if size > _SNIFFED and len(head) > _FEWEST:  # a header may be longer than that alone
                     break
         self.delimiter = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else _delimiter(head)
         with self._well_formed():
@@ -160,11 +161,12 @@ class _Records(io.TextIOBase):
 
 def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
     """Lines of UTF-8 text, a byte-order mark dropped; what is not text is refused by its line."""
+    lines = _split(stream, limit)
     number = 0
     while True:
         number += 1
         try:
-            line = stream.readline(limit + 1)
+            line = next(lines, b"")
         except (EOFError, OSError, zlib.error) as error:
             raise corrupt(path, "the compressed stream must be whole", str(error)[:100]) from error
         if not line:
@@ -181,22 +183,39 @@ def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
             raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE) from error
 
 
+def _split(stream: IO[bytes], limit: int) -> Iterator[bytes]:
+    """Lines with their ends, at most ``limit + 1`` bytes each; a file whose only line ends are CR has them as LF."""
+    first = stream.readline(limit + 1)
+    if b"\r" not in first or b"\n" in first:
+        while first:
+            yield first
+            first = stream.readline(limit + 1)
+        return
+    rest = first  # what readline took for one line, or as much of it as it may take
+    while rest:
+        *lines, rest = rest.split(b"\r")
+        yield from (line + b"\n" for line in lines)
+        more = stream.read(2**16) if len(rest) <= limit else b""
+        if not more and rest:
+            yield rest
+            return
+        rest += more
+
+
 def _delimiter(head: list[str]) -> str:
     """The delimiter that cuts the first lines into the most fields, as many in each; a comma where none does."""
 
     def fields(delimiter: str) -> int:
-        counts = {len(row) for row in csv.reader(iter(head[:50]), delimiter=delimiter) if row}
+        try:
+            counts = {len(row) for row in csv.reader(iter(head[:50]), delimiter=delimiter) if row}
+        except csv.Error:  # such as a field of more than 131,072 letters: a line that another delimiter cuts
+            return 0
         return counts.pop() if len(counts) == 1 else 0
 
-    try:
-        best = max(_DELIMITERS, key=fields)
-        if fields(best) > 1:
-            return best
-        return (
-            max(_DELIMITERS, key=lambda delimiter: head[0].count(delimiter)) if head else ","
-        )  # ragged: by the header
-    except csv.Error:
-        return ","
+    best = max(_DELIMITERS, key=fields)
+    if fields(best) > 1 or not head:
+        return best if head else ","
+    return max(_DELIMITERS, key=lambda delimiter: head[0].count(delimiter))  # ragged: by the header
 
 
 def _codes(header: list[str], rows: list[list[str]]) -> list[str]:

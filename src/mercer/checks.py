@@ -44,6 +44,12 @@ __all__ = [
 ]
 
 
+_CGROUPS = (  # where a container's limit of memory and its use stand, in versions 2 and 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
 class NumericalWarning(UserWarning):
     """A numerical repair was made (jitter, a floor, fewer components); the message states its size."""
 
@@ -218,17 +224,26 @@ def memory(where: str, what: str, needed: int, fix: str) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes available without swapping; None where the system does not tell."""
+    """Bytes available without swapping, within a container's limit; None where the system does not tell."""
+    free: int | None = None
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                free = int(line.split()[1]) * 1024
     except OSError:
         pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None
+    if free is None:
+        try:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError, AttributeError):
+            return None
+    # A container that exceeds its limit is killed without a word, however much the machine has left.
+    for limit, used in _CGROUPS:
+        try:
+            free = min(free, max(0, int(Path(limit).read_text()) - int(Path(used).read_text())))
+        except (OSError, ValueError):  # no such file, or the limit is "max"
+            continue
+    return free
 
 
 def _largest(x: Tensor) -> float:

@@ -130,3 +130,11 @@ def test_parameters_are_sharded_by_fsdp2(head, tmp_path):
 
 def test_every_parameter_has_a_dimension(head):
     assert all(p.ndim > 0 for p in head.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_torch_jit_trace_passes_its_own_check_and_fixes_neither_sizes_nor_values(head):
+    z = rows(dtype=torch.float32)
+    traced = torch.jit.trace(head, z)  # checked by a second trace, in which nothing requires a gradient
+    for other in (rows(9, seed=1, dtype=torch.float32), 1e12 * z, torch.cat((z, torch.zeros_like(z)))):
+        torch.testing.assert_close(traced(other), head(other))

@@ -9,6 +9,7 @@ from .distances import (
     median_distance,
     norms_and_units,
     safe_sqrt,
+    scalar_products,
     squared_distances,
     unit_rows,
 )
@@ -26,6 +27,8 @@ from .torch_internals import (
     in_backward,
     in_batched_backward,
     norms,
+    readable,
+    records_graph,
     scale_in_place,
     transformed,
 )
@@ -58,8 +61,11 @@ __all__ = [
     "norms_and_units",
     "radau",
     "randomized_range",
+    "readable",
+    "records_graph",
     "ridge_loo",
     "safe_sqrt",
+    "scalar_products",
     "scale_in_place",
     "shifted",
     "slices",

@@ -13,7 +13,7 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import world_size
 from ..kernels import Cosine, Kernel, RadialSeries, read_out
-from ..linalg import unit_rows
+from ..linalg import records_graph, unit_rows
 from ..modules import Data, labelled_rows, rows
 from ..storage import SavableModule
 from .before_pooling import masked_mean
@@ -245,7 +245,7 @@ class KernelClassifier(SavableModule):
             traced: Tensor = z.tracer.create_proxy("call_module", z.tracer.path_of_module(self.kernel), rows, {})
             return traced
         # The call checks its arguments, by sizes that an exported graph must not know.
-        unchecked = scale_free or torch.compiler.is_compiling()
+        unchecked = scale_free or records_graph()
         gram: Tensor = (self.kernel.gram if unchecked else self.kernel)(*rows)
         return gram
 

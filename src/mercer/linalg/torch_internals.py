@@ -25,7 +25,7 @@ def forward_mode() -> bool:
 
 def records_graph() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace records: a graph must not depend on sizes or values."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def differentiated(*tensors: Tensor) -> bool:

@@ -6,12 +6,13 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 
-.PHONY: install demo test lint types clean help
+.PHONY: install demo test test-oldest lint types clean help
 
 help:
 	@echo "make install   install mercer into $(VENV)"
 	@echo "make demo      install and reproduce results that need no download; ends with the path of report.html"
 	@echo "make test      install with the test tools, then lint, types and all tests"
+	@echo "make test-oldest   tests of every dependency's oldest release, in .venv-oldest; wants Python 3.11"
 	@echo "make lint | types | clean"
 
 $(BIN)/python:
@@ -42,5 +43,15 @@ types: $(VENV)/.dev-stamp
 test: lint types
 	$(BIN)/python -m pytest
 
+# Tests that reach each dependency. The code styles and types are the same with every release: `make test` has them.
+OLDEST_TESTS := $(addprefix tests/test_,kernels.py nn_transforms.py features.py machines.py storage.py figures.py cli.py \
+	tabular_frames.py tabular_commands.py data_loaders.py)
+
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+		$(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -c constraints-oldest.txt -e '.[test]'
+	.venv-oldest/bin/python -m pytest $(OLDEST_TESTS)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-oldest .mypy_cache .ruff_cache .pytest_cache

@@ -211,9 +211,98 @@ def test_sentences():
         (
             lambda: kernelize(nn.Sequential(nn.Flatten(), nn.Linear(768, C)), place="before_pooling")(pictures()),
             ValueError,
-            r"a layer before the pooling must give .* got none in this pass",
+            r"with place='before_pooling' a layer must give .* got none in this pass",
         ),
         (lambda: kernelize(cnn(), loader=[pictures()]), ValueError, r"loader must give pairs \(x, y\)"),
     ]:
         with pytest.raises(error, match=match):
             make()
+
+
+class LastToken(nn.Module):
+    """Reads every token and answers with the logits of the last that is not padding, as GPT-2 and Llama do."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.norm, self.score = nn.Embedding(20, D), nn.LayerNorm(D), nn.Linear(D, C, bias=False)
+
+    def forward(self, input_ids, attention_mask=None):
+        logits = self.score(self.norm(self.tokens(input_ids).cumsum(1)))
+        last = (torch.arange(input_ids.shape[1]) * (input_ids != 0)).argmax(1)
+        return {"logits": logits[torch.arange(len(logits)), last]}
+
+
+def padded(n=12, length=7):
+    x = ids(n, length)
+    x[::2, 4:] = 0
+    return {"input_ids": x, "attention_mask": (x != 0).long(), "labels": torch.arange(n) % C}
+
+
+def test_a_loader_starts_the_head_at_the_token_that_answers():
+    torch.manual_seed(0)
+    model, batch = LastToken(), padded()
+    states = model.norm(model.tokens(batch["input_ids"]).cumsum(1)).detach()
+    last = states[torch.arange(12), batch["attention_mask"].sum(1) - 1]
+    expected = KernelClassifier(D, C).init_from(last, batch["labels"])
+    kernelize(model, loader=[batch])
+    torch.testing.assert_close(model.score.weight, expected.weight)
+
+
+def test_a_loader_is_refused_where_no_token_answers():
+    class Averaged(LastToken):
+        def forward(self, input_ids, attention_mask=None):
+            return self.score(self.norm(self.tokens(input_ids))).mean(1)
+
+    match = r"the model answer with the logits of one token; got embeddings \(12, 7, 16\) and an output \(12, 3\)"
+    with pytest.raises(ValueError, match=match):
+        kernelize(Averaged(), loader=[padded()])
+
+
+@pytest.mark.parametrize("start", [False, True], ids=["plain", "loader"])
+@pytest.mark.parametrize("head", [None, KernelClassifier, SecondOrderPooling], ids=str)
+def test_before_pooling_at_every_token_averages_over_those_that_count(head, start):
+    torch.manual_seed(0)
+    batch = padded()
+    model = kernelize(LastToken(), head=head, place="before_pooling", loader=[batch] if start else None)
+    x, mask = batch["input_ids"], batch["attention_mask"]
+    logits = logits_of(model, x, mask)
+    assert logits.shape == (12, C) and model.score.source == "norm"
+    states = model.norm(model.tokens(x).cumsum(1))
+    last = states[torch.arange(12), mask.sum(1) - 1]
+    torch.testing.assert_close(logits, model.score.head.at_places(last, states, mask))
+    logits.sum().backward()  # and a longer padding changes nothing
+    longer = [torch.cat((t, torch.zeros(12, 2, dtype=torch.long)), 1) for t in (x, mask)]
+    torch.testing.assert_close(logits_of(model, *longer), logits)
+
+
+def test_before_pooling_says_what_it_found_where_pooled_parts_are_joined():
+    class Joined(TokenModel):
+        def forward(self, input_ids):
+            states = self.norm(self.tokens(input_ids))
+            return self.classifier(torch.cat((states[:, 0], states[:, 1:].mean(1)), 1))
+
+    model = Joined()
+    model.classifier = nn.Linear(2 * D, C)
+    match = r"must give \(n, 32, places\) or \(n, places, 32\); got \(6, 7, 16\) as the last output.*place='head'"
+    with pytest.raises(ValueError, match=match):
+        kernelize(model, place="before_pooling")(ids())
+
+
+def test_sequence_classifiers_of_transformers():
+    """The published models, small and random, where transformers is installed."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"vocab_size": 20, "num_labels": C, "pad_token_id": 0}
+    gpt2 = transformers.GPT2Config(n_embd=D, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1, **small)
+    llama = transformers.LlamaConfig(
+        hidden_size=D, intermediate_size=D, num_hidden_layers=1, num_attention_heads=2, **small
+    )
+    for family, config in (("GPT2", gpt2), ("Llama", llama)):
+        for place in ("head", "before_pooling"):
+            torch.manual_seed(0)
+            model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+            before = model(**padded()).logits
+            after = kernelize(model, place=place, loader=[padded()])(**padded())
+            after.loss.backward()
+            assert after.logits.shape == (12, C) and after.logits.isfinite().all()
+            if place == "before_pooling":  # shared units start silent beside the old layer
+                torch.testing.assert_close(after.logits, before)

@@ -623,3 +623,79 @@ def test_frequencies_of_the_rational_quadratic_have_its_spectral_density(generat
     means = (x @ omega.mT).cos()
     error = means.std(1) / means.shape[1] ** 0.5
     assert ((means.mean(1) - kernel(x, torch.zeros(1, 2, dtype=torch.float64))[:, 0]).abs() < 4 * error).all()
+
+
+EXTREMES = [(1e30, torch.float32), (1e200, torch.float64), (1e-40, torch.float32), (1e-310, torch.float64)]
+
+
+def signed_rows(kernel, seed=0):
+    """Rows with opposite, orthogonal and zero rows among them, the largest entry 1."""
+    x = rows(kernel, 5, seed)
+    x = x / x.abs().max()
+    x[1], x[2] = 0, -x[0]
+    x.flatten(1)[3, 0] = x.flatten(1)[4, 1] = 0
+    return x
+
+
+@pytest.mark.parametrize(("scale", "dtype"), EXTREMES, ids=str)
+def test_finite_rows_of_any_size_give_no_nan(plain_kernel, scale, dtype):
+    if isinstance(plain_kernel, (FunctionKernel, Precomputed)):
+        pytest.skip("the user's own function, or no rows at all")
+    x, y = ((signed_rows(plain_kernel, seed) * scale).to(dtype) for seed in (0, 1))
+    for kernel in (plain_kernel, plain_kernel.normalized(), ReLUGram(plain_kernel)):
+        try:
+            answers = [kernel(x), kernel(x, y), kernel(y, (x / scale).to(dtype)), kernel.diag(x)]
+        except ValueError as error:  # a part of a compound overflows even in float64
+            assert "overflow" in str(error) and scale > 1
+        else:
+            assert not any(answer.isnan().any() for answer in answers)
+
+
+@pytest.mark.parametrize("make", [Linear, lambda: Polynomial(1, 1e-36, 0.5), lambda: Polynomial(3, 0.5)])
+def test_products_of_huge_rows_are_exact_or_infinite(make):
+    kernel = make()
+    x, y = signed_rows(kernel).float() * 1e30, signed_rows(kernel, 1).float() * 1e30
+    y[3] = torch.tensor([1e-8, 0.0, 2e-8])  # one small row is not lost beside the others
+    torch.testing.assert_close(kernel(x, y), kernel(x.double(), y.double()).float(), rtol=1e-5, atol=0)
+    vmapped = torch.vmap(lambda row: kernel.gram(row[None], y)[0])(x)
+    torch.testing.assert_close(vmapped, kernel(x, y))
+
+
+@pytest.mark.parametrize(
+    "base", [Linear(), Polynomial(3, coef0=0.0), ArcCosine(2), NTK(2), NNGP(1), Linear() * NTK(1), 2.0 * Linear() ** 2]
+)
+@pytest.mark.parametrize(("scale", "dtype"), EXTREMES[:3], ids=str)
+def test_lengths_cancel_in_normalized_homogeneous_kernels(base, scale, dtype):
+    x = signed_rows(base)
+    far = (x * scale).to(dtype).requires_grad_()
+    tolerance = 1e-3 if scale < 1 else 1e-5  # denormal numbers have few digits
+    for kernel in (base.normalized(), ReLUGram(base)):
+        gram = kernel(far)
+        torch.testing.assert_close(gram.double(), kernel(x), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(kernel.diag(far), gram.diagonal(), rtol=1e-5, atol=1e-5)
+    if scale > 1:
+        (kernel(far) * torch.arange(25.0).reshape(5, 5)).sum().backward()
+        assert far.grad.isfinite().all()
+
+
+def test_parts_that_overflow_are_computed_in_float64_or_refused():
+    x = signed_rows(Linear()).float() * 1e30
+    y = -x + 1e28
+    for kernel in (RBF() * Polynomial(2), Linear() + Polynomial(2), Polynomial(2).normalized(), NTK(1, bias_var=0.1)):
+        torch.testing.assert_close(kernel(x, y), kernel(x.double(), y.double()).float())
+    match = r"Product: k\(x, y\) must not overflow in a part of the kernel; got entries up to 1.0e\+200\. Standardise"
+    with pytest.raises(ValueError, match=match):
+        (RBF() * Polynomial(2))(x.double() * 1e170)
+    with pytest.raises(ValueError, match=r"Normalized: k\(x, y\) must not overflow"):  # not 0, as x / inf would be
+        Polynomial(2).normalized()(x[:1].double() * 1e100, y[:1].double() / 1e30)
+    x[0, 0] = torch.inf  # what is not finite from the start may stay so
+    assert (RBF() * Polynomial(2))(x).isnan().any()
+
+
+def test_a_learned_number_keeps_the_precision_it_came_in():
+    value = torch.tensor(0.1, dtype=torch.float64)
+    for kernel in (RBF(value, learnable=True), Polynomial(2, value, value, learnable=True)):
+        for parameter in kernel.parameters():
+            assert parameter.dtype == torch.float64 and parameter.exp().item() == pytest.approx(0.1, rel=1e-15)
+    assert RBF(value.half(), learnable=True).gamma.log.dtype == torch.float32
+    assert RBF(torch.tensor(2), learnable=True).gamma.log.dtype == torch.get_default_dtype()

@@ -301,7 +301,7 @@ def test_sentences():
         (
             lambda: KernelClassifier(3, 3).at_places(torch.ones(2, 3), torch.ones(2, 3)),
             ValueError,
-            r"places must have shape \(n, s, d\) where z has \(n, d\); got \(2, 3\) and \(2, 3\)",
+            r"places must have shape \(n, s, d\) where z has \(n, d\) or \(n, t, d\); got \(2, 3\) and \(2, 3\)",
         ),
         (
             lambda: KernelClassifier(3, 3).at_places(torch.ones(2, 3), torch.ones(2, 4, 3), torch.ones(2, 3)),

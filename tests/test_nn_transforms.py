@@ -130,3 +130,33 @@ def test_parameters_are_sharded_by_fsdp2(head, tmp_path):
 
 def test_every_parameter_has_a_dimension(head):
     assert all(p.ndim > 0 for p in head.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_torch_jit_trace_passes_its_own_check_and_fixes_neither_sizes_nor_values(head):
+    z = rows(dtype=torch.float32)
+    traced = torch.jit.trace(head, z)  # checked by a second trace, in which nothing requires a gradient
+    for other in (rows(9, seed=1, dtype=torch.float32), 1e12 * z, torch.cat((z, torch.zeros_like(z)))):
+        torch.testing.assert_close(traced(other), head(other))
+
+
+def test_shared_units_with_other_modules_for_their_linear_layers():
+    class Swapped(nn.Module):  # as torch.ao.quantization.quantize_dynamic makes them: float32 only, weight is a method
+        def __init__(self, old):
+            super().__init__()
+            self.old = [old]
+
+        def weight(self):
+            raise AssertionError("not a tensor")
+
+        def forward(self, x):
+            assert x.dtype == torch.float32
+            return self.old[0](x)
+
+    for options in ({}, {"bias": False, "temperature": 0.5}):
+        head = KernelClassifier(D, C, RadialSeries(4), shared=4, **options)
+        z = rows(dtype=torch.float32)
+        expected = head(z)
+        head.readout, head.skip = Swapped(head.readout), Swapped(head.skip)
+        torch.testing.assert_close(head(z), expected)
+        assert head(z.double()).dtype == torch.float64

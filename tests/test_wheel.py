@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -45,3 +46,15 @@ def test_the_wheel_holds_the_two_packages_and_nothing_else(unpacked):
         files = {str(p.relative_to(source)) for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
         packed = {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file()}
         assert {name for name in packed if "__pycache__" not in name} == files
+
+
+def test_every_dependency_has_a_lower_bound_and_the_oldest_set_names_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tested = dict(
+        line.split("==") for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if "==" in line
+    )
+    needs = [*project["dependencies"], *project["optional-dependencies"]["data"]]
+    for name, bound in (need.split(">=") for need in needs):  # a need without a bound fails here
+        if name != "torch":  # older CPU builds are not to be had by name alone
+            release = tested[name]
+            assert release == bound or release.removeprefix(bound).strip(".0") == "", (name, bound, release)

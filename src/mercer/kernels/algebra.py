@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import safe_sqrt
+from ..linalg import readable, safe_sqrt
 from .base import Kernel
 from .positive import Positive
 
@@ -34,7 +34,8 @@ class Sum(_Pair):
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.left.gram(x, y) + self.right.gram(x, y)
+        gram = self.left.gram(x, y) + self.right.gram(x, y)
+        return _recompute_undefined(self, gram, x, y, gram)
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:
@@ -56,9 +57,15 @@ class Sum(_Pair):
 class Product(_Pair):
     r""":math:`k(x, y) = k_1(x, y) \, k_2(x, y)`."""
 
+    @property
+    @override
+    def is_homogeneous(self) -> bool:
+        return self.left.is_homogeneous and self.right.is_homogeneous
+
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.left.gram(x, y) * self.right.gram(x, y)
+        gram = self.left.gram(x, y) * self.right.gram(x, y)
+        return _recompute_undefined(self, gram, x, y, gram)
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:
@@ -122,6 +129,11 @@ class _Wrapped(Kernel):
     @override
     def is_stationary(self) -> bool:
         return self.kernel.is_stationary
+
+    @property
+    @override
+    def is_homogeneous(self) -> bool:
+        return self.kernel.is_homogeneous
 
     @override
     def prepare(self, name: str, x: Tensor) -> Tensor:
@@ -194,17 +206,49 @@ class Normalized(_Wrapped):
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.kernel.gram(x, y) * self._inverse_norm(x)[:, None] * self._inverse_norm(y)[None]
+        left = self._without_lengths(x)
+        right = left if y is x else self._without_lengths(y)
+        rows, columns = self._inverse_norms(left), self._inverse_norms(right)
+        gram = self.kernel.gram(left, right) * rows[:, None] * columns[None]
+        return _recompute_undefined(self, gram, x, y, torch.cat((rows, columns)))
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:
-        diag = self.kernel.gram_diag(x)
+        diag = self.kernel.gram_diag(self._without_lengths(x))
         return (diag > 0).to(diag.dtype)
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return self.kernel.frequencies(normal, generator)
 
-    def _inverse_norm(self, x: Tensor) -> Tensor:
+    def _without_lengths(self, x: Tensor) -> Tensor:
+        """Rows whose largest entry is 1, where lengths cancel: neither k(x, x) nor k(x, y) then over- or underflows."""
+        if not self.kernel.is_homogeneous:
+            return x
+        longest = x.detach().abs().amax(1, keepdim=True)
+        return x / torch.where(longest > 0, longest, 1.0)
+
+    def _inverse_norms(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        """:math:`k(x, x)^{-1/2}`, 0 at 0, and NaN where k(x, x) overflows: the ratio is then unknown, not 0."""
         norm = safe_sqrt(self.kernel.gram_diag(x))
-        return torch.where(norm > 0, 1 / torch.where(norm > 0, norm, torch.ones_like(norm)), torch.zeros_like(norm))
+        inverse = 1 / torch.where(norm > 0, norm, torch.ones_like(norm))
+        inverse = torch.where(norm.isinf(), torch.full_like(norm, torch.nan), inverse)
+        return torch.where(norm == 0, torch.zeros_like(norm), inverse)
+
+
+def _recompute_undefined(kernel: Kernel, gram: Tensor, x: Tensor, y: Tensor, witness: Tensor) -> Tensor:
+    """The Gram matrix, in float64 where parts of it overflow in float32; an error where they do in float64, too.
+
+    inf - inf, 0 * inf and inf / inf are NaN, although the kernel of finite rows has a value. ``witness`` is not finite
+    wherever that may have happened. Values are looked at only where they can be read.
+    """
+    if not x.is_floating_point() or not readable(gram) or bool(witness.detach().sum().isfinite()):
+        return gram
+    if not bool(gram.isnan().any()) or not bool(x.isfinite().all() & y.isfinite().all()):
+        return gram
+    if x.dtype == torch.float64:
+        need = "k(x, y) must not overflow in a part of the kernel"
+        largest = f"entries up to {float(torch.maximum(x.detach().abs().max(), y.detach().abs().max())):.1e}"
+        raise ValueError(checks.sentence(type(kernel).__name__, need, largest, "Standardise x first."))
+    rows = x.double()
+    return kernel.gram(rows, rows if y is x else y.double()).to(gram.dtype)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import checks
 from ..distributed import shards
-from ..linalg import block_rows, blockwise_matmul, differentiated, slices, transformed
+from ..linalg import block_rows, blockwise_matmul, differentiated, records_graph, slices, transformed
 from ..rows.loading import as_tensor
 from ..storage import Savable
 from .positive import Positive
@@ -64,6 +64,11 @@ class Kernel(Savable, nn.Module):
         """Whether k(x, y) is known to depend on x - y alone."""
         return False
 
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether k(a x, b y) is known to be (a b)^p k(x, y) for all a, b > 0: normalized, it has no lengths."""
+        return False
+
     def prepare(self, name: str, x: Tensor) -> Tensor:
         """Check one argument's shape, dtype and device; network kernels accept ``(n, *shape)``."""
         x = checks.floating(checks.matrix(type(self).__name__, name, x))
@@ -77,7 +82,7 @@ class Kernel(Savable, nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """The Gram matrix between rows of ``x`` and of ``y`` (of ``x`` again where ``y`` is None)."""
         x, y = self._pair(x, y)
-        if not torch.compiler.is_compiling() and x.device.type == "cpu":
+        if not records_graph() and x.device.type == "cpu":
             needed = len(x) * len(y) * x.element_size()
             if needed > _ASK_BYTES:
                 checks.memory(
@@ -121,7 +126,7 @@ class Kernel(Savable, nn.Module):
             gram = self.gram(part, y)
             return gram @ v.to(gram.dtype)
 
-        if torch.compiler.is_compiling():  # blocks would fix the number of rows in an exported graph
+        if records_graph():  # blocks would fix the number of rows in an exported graph
             return product(x)
         rows = block_rows(3 * max(1, len(y)) * v.element_size()) if block is None else block
         parts = [x[part] for part in slices(len(x), checks.integer(where, "block", rows, 1))] or [x]

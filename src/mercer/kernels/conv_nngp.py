@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import transformed
+from ..linalg import readable, records_graph
 from .base import Kernel
 from .gaussian_moments import check_activation, moments, variances
 
@@ -76,10 +76,7 @@ class ConvNNGP(Kernel):
         x = checks.floating(checks.matrix(where, name, x.flatten(1))).reshape(x.shape)
         if x.numel() == 0 and len(x):
             raise ValueError(checks.sentence(where, f"{name} must have at least one pixel", tuple(x.shape)))
-        unread = (
-            torch.compiler.is_compiling() or transformed() or x.device.type != "cpu"
-        )  # a value would stall or break
-        return x if unread else checks.no_overflow(where, name, x)
+        return checks.no_overflow(where, name, x) if readable(x) else x
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, c, h, w), (m, c, h, w) -> (n, m)
@@ -100,7 +97,7 @@ class ConvNNGP(Kernel):
         pairs = max(1, self.block_bytes // (x.element_size() * pixels ** (2 if self.readout == "mean" else 1)))
         columns = max(1, min(len(y), pairs))
         rows = max(1, pairs // columns)
-        if torch.compiler.is_compiling() or len(x) * len(y) <= pairs:
+        if records_graph() or len(x) * len(y) <= pairs:
             return self._pair_block(x, y)
         strips = [
             [torch.cat(part, 1) for part in zip(*(self._pair_block(a, b) for b in y.split(columns)), strict=True)]

@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import angles, cosines
+from ..linalg import angles, clamp_cosines, cosines, norms_and_units, scalar_products
 from .base import Kernel
 from .positive import Positive
 
@@ -15,9 +15,14 @@ from .positive import Positive
 class Linear(Kernel):
     r""":math:`k(x, y) = \langle x, y \rangle`."""
 
+    @property
+    @override
+    def is_homogeneous(self) -> bool:
+        return True
+
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        return x @ y.mT
+        return scalar_products(x, y)
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
@@ -38,26 +43,34 @@ class Polynomial(Kernel):
         super().__init__()
         self.degree = checks.integer("Polynomial", "degree", degree, 1)
         self.gamma = Positive("Polynomial", "gamma", gamma, learnable)
-        if isinstance(coef0, Tensor) and coef0.numel() == 1:
-            coef0 = coef0.item()
-        checks.non_negative("Polynomial", "coef0", coef0)
-        self.coef0 = Positive("Polynomial", "coef0", coef0, learnable) if coef0 > 0 else None
+        number = coef0.item() if isinstance(coef0, Tensor) and coef0.numel() == 1 else coef0
+        checks.non_negative("Polynomial", "coef0", number)
+        self.coef0 = Positive("Polynomial", "coef0", coef0, learnable) if number > 0 else None
+
+    @property
+    @override
+    def is_homogeneous(self) -> bool:
+        return self.coef0 is None
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        return self._power(x @ y.mT)
+        return self._power(scalar_products(x, y, self.gamma(x)))
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
-        return self._power(x.square().sum(1))
+        return self._power(self.gamma(x) * x.square().sum(1))
 
-    def _power(self, products: Tensor) -> Tensor:
-        base = self.gamma(products) * products
-        return (base if self.coef0 is None else base + self.coef0(products)) ** self.degree
+    def _power(self, base: Tensor) -> Tensor:
+        return (base if self.coef0 is None else base + self.coef0(base)) ** self.degree
 
 
 class Cosine(Kernel):
     r""":math:`k(x, y) = \langle x, y \rangle / (\|x\| \|y\|)`; a row of zeros has kernel 0 with all."""
+
+    @property
+    @override
+    def is_homogeneous(self) -> bool:
+        return True
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -85,9 +98,15 @@ class ArcCosine(Kernel):
         super().__init__()
         self.order = checks.integer("ArcCosine", "order", order, 0, 2)
 
+    @property
+    @override
+    def is_homogeneous(self) -> bool:
+        return True
+
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        t = cosines(x, y)
+        (row_norms, left), (column_norms, right) = norms_and_units(x), norms_and_units(y)
+        t = clamp_cosines(left @ right.mT)
         theta = angles(t)
         if self.order == 0:
             return (torch.pi - theta) / torch.pi
@@ -96,8 +115,10 @@ class ArcCosine(Kernel):
             profile = sine + (torch.pi - theta) * t
         else:
             profile = 3 * sine * t + (torch.pi - theta) * (1 + 2 * t.square())
-        norms: Tensor = torch.linalg.vector_norm(x, dim=1)[:, None] * torch.linalg.vector_norm(y, dim=1)[None]
-        return norms.pow(self.order) * profile / torch.pi
+        gram = profile / torch.pi
+        for _ in range(self.order):  # one length after the other: their product may overflow beside a profile of 0
+            gram = gram * row_norms[:, None] * column_norms[None]
+        return gram
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)

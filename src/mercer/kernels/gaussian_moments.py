@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..linalg import angles, differentiated, safe_sqrt
+from ..linalg import angles, differentiated, records_graph, safe_sqrt
 
 ACTIVATIONS = ("relu", "erf")
 _RESOLUTION = 8.0  # units in the last place within which a cosine cannot be told from 1
@@ -123,7 +123,7 @@ def check_activation(where: str, activation: str) -> str:
 
 def hypotenuse(r: Tensor, b: float) -> Tensor:
     r""":math:`\sqrt{r^2 + b^2}` without overflow; a compiled graph says it in operations that every runtime has."""
-    if torch.compiler.is_compiling():
+    if records_graph():
         larger = r.abs().clamp_min(b)
         return larger * ((r / larger).square() + (b / larger).square()).sqrt()
     return torch.hypot(r, torch.full_like(r, b))

@@ -63,6 +63,11 @@ class NNGP(Kernel):
         self.weight_var = checks.positive(where, "weight_var", weight_var)
         self.bias_var = checks.non_negative(where, "bias_var", bias_var)
 
+    @property
+    @override
+    def is_homogeneous(self) -> bool:
+        return self.activation == "relu" and self.bias_var == 0
+
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         return self._kernels(x, y, tangent=False)[0]

@@ -51,7 +51,8 @@ class Positive(nn.Module):
         else:
             number: Any = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             self.number = checks.positive(where, name, number)
-            vector = torch.tensor([self.number])
+            dtype = checks.floating(value).dtype if isinstance(value, Tensor) else None  # float64 is not rounded
+            vector = torch.tensor([self.number], dtype=dtype)
         if learnable:
             self.number = None
             self.log = nn.Parameter(vector.log())

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import unit_rows
+from ..linalg import norms_and_units, unit_rows
 from .base import Kernel
 from .cosine_buffer import Factors
 from .gegenbauer import derivatives, monomial_derivatives, monomials, recurrence
@@ -168,7 +168,8 @@ class RadialSeries(Kernel):
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
         alpha = self.coefficients.to(x.dtype)
-        return torch.where((x != 0).any(1), alpha.sum(), alpha[2])
+        directed = norms_and_units(x.detach())[0] > 4 * torch.finfo(x.dtype).tiny  # shorter rows count as 0, as in gram
+        return torch.where(directed, alpha.sum(), alpha[2])
 
     def profile(self, t: Tensor) -> Tensor:
         """K as a function of the cosine t, of any shape."""

@@ -52,6 +52,11 @@ class ReLUGram(Kernel):
             raise TypeError(checks.sentence("ReLUGram", need, type(base).__name__))
         self.base = base
 
+    @property
+    @override
+    def is_homogeneous(self) -> bool:
+        return self.base is None or (isinstance(self.base, Kernel) and self.base.is_homogeneous)
+
     @override
     def prepare(self, name: str, x: Tensor) -> Tensor:
         if self.base is None:
@@ -67,8 +72,7 @@ class ReLUGram(Kernel):
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
         if isinstance(self.base, Kernel):
-            diag = self.base.gram_diag(x)
-            return 0.5 * (diag > 0).to(diag.dtype)
+            return 0.5 * self.base.normalized().gram_diag(x)
         rows: Tensor = x if self.base is None else self.base(x)
         return 0.5 * (rows != 0).any(1).to(rows.dtype)
 

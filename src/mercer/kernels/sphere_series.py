@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import in_batched_backward, transformed, unit_rows
+from ..linalg import in_batched_backward, records_graph, transformed, unit_rows
 from .cosine_buffer import BLOCK, Factors, Norms, norms, polynomials, row_blocks, scratch, slopes_like
 from .logits import read_out
 
@@ -96,7 +96,7 @@ def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:
 
 def _must_be_plain(x: Tensor) -> bool:
     # Compilers fuse the plain form themselves; torch.func and forward mode need operations that they can see through.
-    return torch.compiler.is_compiling() or transformed() or x.is_meta
+    return records_graph() or transformed() or x.is_meta
 
 
 def _plain(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:

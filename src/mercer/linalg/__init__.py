@@ -9,6 +9,7 @@ from .distances import (
     median_distance,
     norms_and_units,
     safe_sqrt,
+    scalar_products,
     squared_distances,
     unit_rows,
 )
@@ -28,6 +29,8 @@ from .torch_internals import (
     leave_uncompiled,
     mark_for_compiler,
     norms,
+    readable,
+    records_graph,
     scale_in_place,
     transformed,
 )
@@ -64,8 +67,11 @@ __all__ = [
     "norms_and_units",
     "radau",
     "randomized_range",
+    "readable",
+    "records_graph",
     "ridge_loo",
     "safe_sqrt",
+    "scalar_products",
     "scale_in_place",
     "shifted",
     "slices",

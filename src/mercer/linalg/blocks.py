@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from .torch_internals import records_graph
 
 BUDGET = 64 * 2**20
 """Bytes one block may take: enough for matrix products at full speed, small beside any memory."""
@@ -26,7 +27,7 @@ def slices(n: int, block: int) -> Iterator[slice]:
 def blockwise(f: Callable[[Tensor], Tensor], x: Tensor, *, block: int) -> Tensor:  # (n, ...) -> (n, ...)
     """Rows of ``f(x)`` where every row depends on its own row of ``x`` only, ``block`` rows at a time."""
     checks.integer("blockwise", "block", block, 1)
-    if torch.compiler.is_compiling() or len(x) <= block:  # an exported graph must not know the number of rows
+    if records_graph() or len(x) <= block:  # an exported graph must not know the number of rows
         return f(x)
     return torch.cat([f(x[rows]) for rows in slices(len(x), block)])
 

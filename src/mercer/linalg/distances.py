@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .manhattan import manhattan_distances
-from .torch_internals import differentiated, transformed
+from .torch_internals import differentiated, readable, records_graph
 
 # A sum of d products carries a rounding error of a few units in the last place of |x|^2 + |y|^2.
 _RESOLUTION = 8.0
@@ -96,15 +96,15 @@ def median_distance(x: Tensor, *, p: int = 2, rows: int = 1000) -> float:  # (n,
 
 def _centre(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
     """Medians over a few rows: a mean would follow one far row, and take the digits of all the others with it."""
-    if torch.compiler.is_compiling():  # a graph must not know the number of rows, and ONNX has no median
+    if records_graph():  # a graph must not know the number of rows, and ONNX has no median
         return y.mean(0).nan_to_num(0.0, 0.0, 0.0)
     sample = torch.cat([part[:: max(1, len(part) // _CENTRE_ROWS)][:_CENTRE_ROWS] for part in (x, y)])
     return sample.nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0) if len(sample) else sample.new_zeros(x.shape[-1])
 
 
 def _overflowed(rows: Tensor, columns: Tensor) -> bool:
-    """Whether a sum of squares is near it; looked at on the CPU alone, where that neither waits nor breaks a trace."""
-    if torch.compiler.is_compiling() or rows.device.type != "cpu" or transformed():
+    """Whether a sum of squares is near it; looked at only where values can be read."""
+    if not readable(rows, columns):
         return False
     limit = torch.finfo(rows.dtype).max / 8
     return bool((rows.detach() > limit).any() | (columns.detach() > limit).any())
@@ -138,6 +138,32 @@ def norms_and_units(x: Tensor) -> tuple[Tensor, Tensor]:  # (n, d) -> (n,), (n, 
 def unit_rows(x: Tensor) -> Tensor:  # (n, d) -> (n, d)
     """Rows on the unit sphere; a row of zeros stays zero."""
     return norms_and_units(x)[1]
+
+
+def scalar_products(x: Tensor, y: Tensor, factor: Tensor | None = None) -> Tensor:  # (n, d), (m, d) -> (n, m)
+    r"""Scalar products :math:`\langle x_i, y_j \rangle`, times ``factor``; infinite only where that value overflows.
+
+    A plain product of rows whose squares overflow adds inf and -inf, which is NaN. Such rows are shortened first and
+    their products lengthened afterwards. The others are not touched, nor is any row slowed down where none is so long.
+    """
+    limit = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
+    scales = None
+    if not readable(x, y) or not (_all_below(limit, x) and _all_below(limit, y)):
+        # One factor of at least 1 for each row; it is a constant to a derivative, because it cancels.
+        longest = [rows.detach().abs().amax(-1, keepdim=True) / limit for rows in (x, y)]
+        scales = [torch.where((excess > 1) & (excess < math.inf), excess, 1.0) for excess in longest]
+        x, y = x / scales[0], y / scales[1]
+    products = x @ y.mT
+    if factor is not None:  # before the lengths: a small factor may keep the value finite
+        products = factor * products
+    return products if scales is None else products * scales[0] * scales[1].mT
+
+
+def _all_below(limit: float, x: Tensor) -> bool:
+    if not x.numel():
+        return True
+    least, most = torch.aminmax(x.detach())
+    return bool((least > -limit) & (most < limit))  # False for a NaN
 
 
 def cosines(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .torch_internals import cdist_gradient, transformed
+from .torch_internals import cdist_gradient, records_graph, transformed
 
 _LEVELS = 16  # a column of at most so many values is faster as signs in a matrix product
 _PROBE = 64  # rows looked at first: most columns show there that they have more
@@ -19,7 +19,7 @@ def manhattan_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n
 
     A second derivative, a forward-mode one or a ``torch.func`` transform holds all n m d differences.
     """
-    if torch.compiler.is_compiling() or transformed():  # ONNX has no cdist; a compiler fuses these three
+    if records_graph() or transformed():  # ONNX has no cdist; a compiler fuses these three
         return (x[:, None] - y[None]).abs().sum(-1)
     result: Tensor = _Manhattan.apply(x, y)  # type: ignore[no-untyped-call]
     return result

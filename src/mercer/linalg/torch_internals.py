@@ -27,11 +27,23 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def records_graph() -> bool:
+    """Whether torch.compile, torch.export or torch.jit.trace records: a graph must not depend on sizes or values."""
+    return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
 def differentiated(*tensors: Tensor) -> bool:
-    """Whether a result of these tensors may be differentiated, transformed or compiled: fast paths are then closed."""
-    if torch.compiler.is_compiling() or transformed():
+    """Whether a result of these tensors may be differentiated, transformed or recorded: fast paths are then closed."""
+    if records_graph() or transformed():
         return True
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether code may branch on values: on the CPU, where that neither waits nor breaks a trace or a transform."""
+    if records_graph() or transformed():
+        return False
+    return all(t.device.type == "cpu" for t in tensors)
 
 
 def in_backward() -> bool:

@@ -21,6 +21,7 @@ class _Held:
 
     source: str = ""
     places: Tensor | None = None
+    other: tuple[int, ...] = ()  # the shape of the last output with places of another width
     masks: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
 
@@ -68,17 +69,23 @@ class BeforePooling(nn.Module):
     def _listens_to(self, name: str) -> bool:
         return self.source is None or name == self.source or (self.mask is not None and name == self.mask[0])
 
-    def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c)
-        """Logits of the pass that is under way."""
+    def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c), or (n, s, d) -> (n, s, c)
+        """Logits of the pass that is under way; at every token, where the model picks one of them afterwards."""
         held = self._held.pop(_thread(), None)
         if held is None or held.places is None:
-            need = f"a layer before the pooling must give (n, {self.in_features}, places) or (n, places, "
-            fix = "Use place='head' for a model that pools nothing."
-            raise ValueError(checks.sentence("kernelize", f"{need}{self.in_features})", "none in this pass", fix))
+            d = self.in_features
+            need = f"with place='before_pooling' a layer must give (n, {d}, places) or (n, places, {d})"
+            came, fix = "none in this pass", "Use place='head' for a model that pools nothing."
+            if held is not None and held.other:
+                came = f"{held.other} as the last output with places"
+                fix = "Use place='head' for a model that joins several pooled parts, as DINOv2 does."
+            raise ValueError(checks.sentence("kernelize", need, came, fix))
         if self.source is None:
             self._settle(held)
         mask = held.masks.get(self.mask) if self.mask is not None else None
         logits: Tensor = self.head.at_places(z, held.places, None if mask is None else _fitted(mask, held.places))  # type: ignore[operator]
+        if z.ndim == 3 and logits.ndim == 2:  # of a head that does not read z
+            return logits[:, None].expand(-1, z.shape[1], -1)
         return logits
 
     def _settle(self, held: _Held) -> None:
@@ -108,6 +115,8 @@ class BeforePooling(nn.Module):
             places = _places(output, self.in_features)
             if places is not None:
                 held.source, held.places = name, places
+            elif output.ndim >= 3:
+                held.other = tuple(output.shape)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": {}}

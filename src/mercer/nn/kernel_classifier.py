@@ -13,7 +13,7 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import world_size
 from ..kernels import Cosine, Kernel, RadialSeries, read_out
-from ..linalg import unit_rows
+from ..linalg import records_graph, unit_rows
 from ..rows.loading import Data, load_labelled_rows, load_rows
 from ..storage import SavableModule
 from .before_pooling import masked_mean
@@ -171,18 +171,23 @@ class KernelClassifier(SavableModule):
         """Logits by kernel values that are taken at every place and averaged: the kernel mean embedding.
 
         Args:
-            z: Pooled embeddings, for the length of a row and the linear part of ``shared``.
+            z: Pooled embeddings ``(n, d)``, for the length of a row and the linear parts; or ``(n, t, d)``, several for
+                one row, as of a model that picks one of its tokens afterwards: then the logits are ``(n, t, c)``.
             places: What was pooled, ``(n, s, d)``.
             mask: ``(n, s)``, True where a place counts; None where all do.
         """
         z, weight = self._checked(z)
-        if z.ndim != 2 or places.ndim != 3 or places.shape[0] != z.shape[0] or places.shape[2] != z.shape[1]:
-            need = "places must have shape (n, s, d) where z has (n, d)"
+        if z.ndim not in (2, 3) or places.ndim != 3 or places.shape[::2] != z.shape[:: z.ndim - 1]:
+            need = "places must have shape (n, s, d) where z has (n, d) or (n, t, d)"
             raise ValueError(checks.sentence("KernelClassifier", need, f"{tuple(places.shape)} and {tuple(z.shape)}"))
         with _full_precision(z):
             flat = self._gram(places.to(z.dtype).reshape(-1, self.in_features), weight)
-            value = masked_mean(flat.unflatten(0, places.shape[:2]), mask)
-            return self._own(z, weight, value) if self.shared is None else self._by_units(z, value)
+            value = masked_mean(flat.unflatten(0, places.shape[:2]), mask)  # (n, m)
+            if z.ndim == 3:
+                value = value[:, None].expand(-1, z.shape[1], -1).flatten(0, 1)
+            rows = z.reshape(-1, self.in_features)
+            logits = self._own(rows, weight, value) if self.shared is None else self._by_units(rows, value)
+            return logits if z.ndim == 2 else logits.unflatten(0, z.shape[:2])
 
     def of_classes(self, z: Tensor, classes: Tensor) -> Tensor:  # (n, d), (k,) -> (n, k)
         """``self(z)[:, classes]`` at the cost of k classes; not for shared units."""
@@ -226,6 +231,11 @@ class KernelClassifier(SavableModule):
         norm = (_like(self.norm.weight, z), _like(self.norm.bias, z), self.norm.eps)
         scaled = nn.functional.layer_norm(value, self.norm.normalized_shape, *norm)
         bias, share = _like(self.bias, z), 1 / (self.temperature or 1.0)
+        if not (isinstance(self.readout, nn.Linear) and isinstance(self.skip, nn.Linear)):
+            # Another module was put in their place, as quantize_dynamic does: its weight may be no tensor.
+            sum_of_parts: Tensor = self.readout(scaled.float()) + self.skip(z.float())
+            swapped = share * sum_of_parts.to(z.dtype)
+            return swapped if bias is None else swapped + bias
         readout, skip = self.readout.weight.to(z.dtype).mT, self.skip.weight.to(z.dtype).mT
         logits = torch.mm(scaled, readout) if bias is None else torch.addmm(bias, scaled, readout, alpha=share)
         return torch.addmm(logits, z, skip, beta=share if bias is None else 1.0, alpha=share)
@@ -240,7 +250,7 @@ class KernelClassifier(SavableModule):
             traced: Tensor = z.tracer.create_proxy("call_module", z.tracer.path_of_module(self.kernel), rows, {})
             return traced
         # The call checks its arguments, by sizes that an exported graph must not know.
-        unchecked = scale_free or torch.compiler.is_compiling()
+        unchecked = scale_free or records_graph()
         gram: Tensor = (self.kernel.gram if unchecked else self.kernel)(*rows)
         return gram
 

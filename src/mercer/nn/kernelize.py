@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import checks
 from ..rows.loading import Data
 from ..signals.embedding import run_model
-from ..signals.layers import find_layers, unwrap
+from ..signals.layers import as_logits, find_layers, unwrap
 from ..signals.layers import layer as layer_named
 from ..signals.private_copy import private_copy
 from .before_pooling import BeforePooling
@@ -55,9 +55,11 @@ def kernelize(
             head is taken off, for the whole sphere to be used (jayasumana2021, Appendix D.4).
         place: ``"head"``: the head reads the pooled embedding. ``"before_pooling"``: kernel values are taken at every
             place of a map, or at every token that is not masked, and averaged; the first pass finds where (a plain one,
-            not a compiled one). The head is then found at ``<layer>.head``.
+            not a compiled one). The head is then found at ``<layer>.head``. A model whose head reads every token, and
+            which then picks the logits of one, gets the same average at each token.
         loader: Batches ``(x, y)``, or dictionaries with ``labels``, of training rows. The head's weights then start
-            where the classes are (``head.init_from``), and ``prototypes="auto"`` is settled.
+            where the classes are (``head.init_from``), and ``prototypes="auto"`` is settled. Where the head reads every
+            token, a row is the token whose logits the model answers with: the last, in GPT-2 and Llama.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     >>> kernelize(model)[2].weight.shape
@@ -97,7 +99,8 @@ def _start_from(model: nn.Module, name: str, loader: Data) -> None:
     outer = model.get_submodule(name)
     own = private_copy(model)
     reader = own.get_submodule(name)
-    seen: list[Tensor] = []
+    embeddings: list[Tensor] = []
+    logits: list[Tensor] = []  # of the batch that runs
     labels: list[Tensor] = []
     # What the head reads: embeddings, or a few places of every row.
     target, at = (reader.head, 1) if isinstance(reader, BeforePooling) else (reader, 0)
@@ -109,14 +112,17 @@ def _start_from(model: nn.Module, name: str, loader: Data) -> None:
         if at:
             chosen = torch.linspace(0, z.shape[1] - 1, min(_PLACES, z.shape[1])).long()
             z = z[:, chosen.to(z.device)]
-        seen.append(z)
-        found: Tensor = original(*args)
-        return found
+        embeddings.append(z)
+        logits.append(original(*args))
+        return logits[-1]
 
     setattr(target, method, read)
     with torch.no_grad():
         for batch in loader if isinstance(loader, Iterable) and not isinstance(loader, tuple) else [loader]:
-            run_model("kernelize", own, batch)
+            output = run_model("kernelize", own, batch)
+            if not at and len(embeddings) == len(labels) + 1 and embeddings[-1].ndim == 3:
+                embeddings[-1] = _answering_tokens(embeddings[-1], logits[-1], as_logits(output))
+            logits.clear()
             labels.append(torch.as_tensor(_labels(batch)))
             if sum(map(len, labels)) >= _ROWS:
                 break
@@ -124,10 +130,23 @@ def _start_from(model: nn.Module, name: str, loader: Data) -> None:
         outer.settle(reader.source, reader.mask)
     inside = outer.head if isinstance(outer, BeforePooling) else outer
     if isinstance(inside, KernelClassifier):
-        z, y = torch.cat(seen), torch.cat(labels)
+        z, y = torch.cat(embeddings), torch.cat(labels)
         if at:
             z, y = z.flatten(0, 1), y.repeat_interleave(z.shape[1])
         inside.init_from(z, y)
+
+
+def _answering_tokens(z: Tensor, logits: Tensor, output: Tensor) -> Tensor:  # (n, s, d), (n, s, c), (n, c) -> (n, d)
+    """The token of each row whose logits the model gives as its output, unchanged."""
+    if output.shape == (len(z), logits.shape[-1]):
+        same = (logits == output.to(logits.dtype)[:, None]).all(2)  # (n, s)
+        if bool(same.any(1).all()):
+            # Tokens with equal logits: the last, where padding on the right does not come into play.
+            last = same.shape[1] - 1 - same.flip(1).int().argmax(1)
+            return z[torch.arange(len(z), device=z.device), last]
+    need = "with loader= the head must read one embedding a row, or the model answer with the logits of one token"
+    came = f"embeddings {tuple(z.shape)} and an output {tuple(output.shape)} that is none of their logits"
+    raise ValueError(checks.sentence("kernelize", need, came, "Leave loader out, or call the head's init_from."))
 
 
 def _labels(batch: Any) -> Any:

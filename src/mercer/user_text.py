@@ -20,7 +20,7 @@ def shown(text: object, limit: int = 60) -> str:
     """
     raw = str(text)
     raw = raw if len(raw) <= 4 * limit else raw[: 2 * limit] + raw[-2 * limit :]
-    return shortened("".join(letter if _is_visible(letter) else _written(letter) for letter in raw), limit)
+    return shortened("".join(letter if _is_visible(letter) else _write_out(letter) for letter in raw), limit)
 
 
 def shortened(text: str, limit: int) -> str:
@@ -44,5 +44,5 @@ def _is_visible(letter: str) -> bool:
     return letter.isprintable() or (letter != "\n" and unicodedata.category(letter) not in _HIDDEN)
 
 
-def _written(letter: str) -> str:
+def _write_out(letter: str) -> str:
     return " " if letter in "\n\t" else letter.encode("unicode_escape").decode()

@@ -152,14 +152,14 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<[^>]*>", _recoloured, text)  # tags only: a name may look like a colour
+    text = re.sub(r"<[^>]*>", _recolor, text)  # tags only: a name may look like a colour
     text = re.sub(r"'DejaVu Sans'(, [^;\"]*)?sans-serif", "system-ui, sans-serif", text)
     text = compact(text)
     end = text.index(">") + 1
     return f"{text[:end]}\n <style>{_DARK_RULE}</style>{text[end:]}"
 
 
-def _recoloured(tag: re.Match[str]) -> str:
+def _recolor(tag: re.Match[str]) -> str:
     return re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), tag[0])
 
 

@@ -57,7 +57,7 @@ def _with_norms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     centre = _centre(x.detach(), y.detach())
     x, y = x - centre, y - centre
     rows, columns = x.square().sum(-1), y.square().sum(-1)
-    if _overflowed(rows, columns):
+    if _has_overflown(rows, columns):
         x, y = _held(x), _held(y)
         rows, columns = x.square().sum(-1), y.square().sum(-1)
     return x, y, rows, columns
@@ -102,7 +102,7 @@ def _centre(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
     return sample.nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0) if len(sample) else sample.new_zeros(x.shape[-1])
 
 
-def _overflowed(rows: Tensor, columns: Tensor) -> bool:
+def _has_overflown(rows: Tensor, columns: Tensor) -> bool:
     """Whether a sum of squares is near it; looked at only where values can be read."""
     if not readable(rows, columns):
         return False

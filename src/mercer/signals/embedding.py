@@ -54,15 +54,15 @@ def run_model(where: str, model: nn.Module, batch: Any) -> Any:
     """
     if isinstance(batch, Mapping):  # as transformers' collators make them
         named = {key: value for key, value in batch.items() if key not in ("label", "labels")}
-        return _called(where, model, (), named)
+        return _call_model(where, model, (), named)
     x = as_tensor(where, "loader", first_item(batch))
     weight = next(model.parameters(), None)
     if weight is not None:
         same_device(where, "loader", x.device, "model", weight.device)
-    return _called(where, model, (x,), {})
+    return _call_model(where, model, (x,), {})
 
 
-def _called(where: str, model: nn.Module, args: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
+def _call_model(where: str, model: nn.Module, args: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
     try:
         return model(*args, **named)
     except torch.OutOfMemoryError:

@@ -28,12 +28,12 @@ def private_copy(model: nn.Module) -> nn.Module:
         TypeError: The model holds something that cannot be copied, such as a lock or an open file.
     """
     if torch.compiler.is_compiling():  # as a decorator it would import the compiler, two seconds, with every command
-        copied: nn.Module = torch.compiler.disable(_copied)(model)
+        copied: nn.Module = torch.compiler.disable(_copy_model)(model)
         return copied
-    return _copied(model)
+    return _copy_model(model)
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _copy_model(model: nn.Module) -> nn.Module:
     model = unwrap(model)
     memo: dict[int, Any] = {}
     for module in model.modules():

@@ -125,7 +125,7 @@ class Decoder:
         tag = next((key for key in value if key.startswith("$")), None)
         if tag is None:
             return {key: self.value(item) for key, item in value.items()}
-        return self._tagged(tag, value)
+        return self._decode_tagged(tag, value)
 
     def savable(self, document: Mapping[str, Any]) -> Savable:
         """The object, constructed and given its state."""
@@ -159,7 +159,7 @@ class Decoder:
             need = f"{kind} as {name} of a {cls.__name__}"
             raise self._wrong(need, repr(values[name])[:60])
 
-    def _tagged(self, tag: str, value: dict[str, Any]) -> Any:
+    def _decode_tagged(self, tag: str, value: dict[str, Any]) -> Any:
         body = value[tag]
         match tag:
             case "$object":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..checks import sentence
-from .regular import check_replaceable, failed, open_to_read
+from .regular import check_replaceable, open_to_read, system_error
 
 JSON_LIMIT = 64 * 2**20  # bytes; a settings file beyond this is not one of ours
 TEMPORARY = ".mercer-*.tmp"  # what a killed writer leaves behind
@@ -47,7 +47,7 @@ def atomic_stream(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         temporary.replace(target)
         _sync_folder(target.parent)
     except OSError as error:
-        raise failed("atomic_write", f"{target} must be writable", error, "What was there is intact.") from error
+        raise system_error("atomic_write", f"{target} must be writable", error, "What was there is intact.") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from ..checks import sentence
 from .encoding import Decoder, Encoder
 from .files import TEMPORARY, TEMPORARY_NAME, atomic_write, read_json, sha256
 from .locking import lock
-from .regular import failed, open_to_read
+from .regular import open_to_read, system_error
 from .savable import Savable
 from .schema import check_schema
 
@@ -66,7 +66,7 @@ def save(obj: Savable, folder: str | os.PathLike[str]) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise failed("mercer.save", f"{target} must be a folder that can be written", error) from error
+        raise system_error("mercer.save", f"{target} must be a folder that can be written", error) from error
     with lock(target, ".mercer.save.lock"):
         _write(target, document, encoder.tensors)
 
@@ -93,7 +93,7 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
             )
         )
     try:
-        document = _described(path)
+        document = _read_described(path)
         _check_version(path, document)
         tensors = _tensors(path.parent, document["tensors"])
     except ValueError as error:
@@ -111,7 +111,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: The description is damaged, or was written by another minor version.
     """
     path = Path(folder) / CURRENT
-    document = _described(path)
+    document = _read_described(path)
     _check_version(path, document)
     return document
 
@@ -138,7 +138,7 @@ def _keep_previous(folder: Path) -> list[str]:
     # A damaged current version must not push out the whole one before it.
     for name in (CURRENT, PREVIOUS):
         try:
-            document = _described(folder / name)
+            document = _read_described(folder / name)
         except (ValueError, OSError):
             continue
         if name == CURRENT:
@@ -159,7 +159,7 @@ def _is_ours(path: Path) -> bool:
     return TEMPORARY_NAME.fullmatch(path.name) is not None if named is None else sha256(path).startswith(named[1])
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _read_described(path: Path) -> dict[str, Any]:
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != "mercer":
         raise ValueError(sentence("mercer.load", f"{path} must be written by mercer.save", "something else"))
@@ -169,7 +169,7 @@ def _described(path: Path) -> dict[str, Any]:
         raise ValueError(sentence("mercer.load", f"{path} must be of version {VERSION} or before", version, fix))
     check_schema("mercer.load", str(path), document, _MANIFEST)
     if document.pop("checksum") != _checksum(document):
-        raise ValueError(_damaged(path, "a wrong checksum"))
+        raise ValueError(_describe_damage(path, "a wrong checksum"))
     return document
 
 
@@ -184,18 +184,18 @@ def _check_version(path: Path, document: dict[str, Any]) -> None:
 def _tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
     path = folder / entry["file"]
     if not _TENSOR_FILE.fullmatch(path.name) or not os.path.lexists(path):
-        raise ValueError(_damaged(path, "no such file"))
+        raise ValueError(_describe_damage(path, "no such file"))
     with open_to_read(path, "mercer.load") as file:
         size = os.fstat(file.fileno()).st_size
         if size != entry["bytes"]:
-            raise ValueError(_damaged(path, f"{size} bytes of {entry['bytes']}"))
+            raise ValueError(_describe_damage(path, f"{size} bytes of {entry['bytes']}"))
         data = file.read()
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise ValueError(_damaged(path, "a wrong checksum"))
+        raise ValueError(_describe_damage(path, "a wrong checksum"))
     try:
         tensors = safetensors.torch.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(_damaged(path, error)) from error
+        raise ValueError(_describe_damage(path, error)) from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             fix = "A model that diverged, or that was changed by hand, is not loaded."
@@ -207,7 +207,7 @@ def _checksum(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _damaged(path: Path, got: object) -> str:
+def _describe_damage(path: Path, got: object) -> str:
     return sentence("mercer.load", f"{path} must be as it was saved", got, "The file is damaged: copy it again.")
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ..checks import sentence
-from .regular import failed, open_to_append, open_to_read
+from .regular import open_to_append, open_to_read, system_error
 
 LINES_LIMIT = 2**30  # bytes of one file of lines
 
@@ -28,7 +28,7 @@ def append_line(path: str | os.PathLike[str], line: bytes) -> None:
         os.fsync(descriptor)
     except OSError as error:
         fix = "The lines before are intact: free space, then resume the run."
-        raise failed("append", f"{path} must take one more line", error, fix) from error
+        raise system_error("append", f"{path} must take one more line", error, fix) from error
     finally:
         os.close(descriptor)
 

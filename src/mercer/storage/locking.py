@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..checks import sentence
-from .regular import check_replaceable, failed
+from .regular import check_replaceable, system_error
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def lock(folder: str | os.PathLike[str], name: str = ".mercer.lock") -> Iterator
             sentence("lock", f"{folder} must be used by one run at a time", "a second run", fix)
         ) from None
     except OSError as error:
-        raise failed("lock", f"{folder} must be writable", error) from error
+        raise system_error("lock", f"{folder} must be writable", error) from error
     try:
         yield
     finally:

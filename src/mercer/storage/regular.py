@@ -32,7 +32,7 @@ def open_to_read(path: str | os.PathLike[str], where: str = "read") -> io.Buffer
         FileNotFoundError: There is no such file.
         ValueError: It is a link, a folder, a pipe or a device.
     """
-    return os.fdopen(_opened(Path(path), os.O_RDONLY, where, "readable"), "rb")
+    return os.fdopen(_open_descriptor(Path(path), os.O_RDONLY, where, "readable"), "rb")
 
 
 def open_to_append(path: str | os.PathLike[str], where: str = "append") -> int:
@@ -42,7 +42,7 @@ def open_to_append(path: str | os.PathLike[str], where: str = "append") -> int:
         OSError: It cannot be written.
         ValueError: It is a link, a folder, a pipe or a device.
     """
-    return _opened(Path(path), os.O_RDWR | os.O_APPEND | os.O_CREAT, where, "writable")
+    return _open_descriptor(Path(path), os.O_RDWR | os.O_APPEND | os.O_CREAT, where, "writable")
 
 
 def check_replaceable(path: str | os.PathLike[str], where: str = "write") -> Path:
@@ -60,18 +60,18 @@ def check_replaceable(path: str | os.PathLike[str], where: str = "write") -> Pat
     return target
 
 
-def failed(where: str, need: str, error: OSError, fix: str = "") -> OSError:
+def system_error(where: str, need: str, error: OSError, fix: str = "") -> OSError:
     """The system's error, of the same kind and number, in the house's sentence."""
     reason = error.strerror or str(error)
     return OSError(error.errno or 0, sentence(where, need, reason, fix))
 
 
-def _opened(path: Path, flags: int, where: str, need: str) -> int:
+def _open_descriptor(path: Path, flags: int, where: str, need: str) -> int:
     check_replaceable(path, where)
     try:
         descriptor = os.open(path, flags | _NO_FOLLOW | _NO_WAIT | getattr(os, "O_BINARY", 0), 0o644)
     except OSError as error:
-        raise failed(where, f"{path} must be {need}", error) from error
+        raise system_error(where, f"{path} must be {need}", error) from error
     try:
         _check_regular(path, os.fstat(descriptor).st_mode, where)
     except ValueError:

@@ -67,7 +67,7 @@ def check_schema(where: str, source: str, value: Any, shape: Any) -> Any:
 def _check(value: Any, shape: Any, path: str) -> None:
     if isinstance(shape, tuple):
         if not any(_fits(value, one, path) for one in shape):
-            raise _Mismatch(path, " or ".join(map(_described, shape)), value)
+            raise _Mismatch(path, " or ".join(map(_describe, shape)), value)
     elif isinstance(shape, set | frozenset):
         if not isinstance(value, str) or value not in shape:
             raise _Mismatch(path, f"one of {', '.join(sorted(shape))}", value)
@@ -79,7 +79,7 @@ def _check(value: Any, shape: Any, path: str) -> None:
         _check_length(value, dict, path)
         _check_record(value, shape, path)
     elif not _is(value, shape):
-        raise _Mismatch(path, _described(shape), value)
+        raise _Mismatch(path, _describe(shape), value)
 
 
 def _check_record(value: dict[str, Any], shape: dict[Any, Any], path: str) -> None:
@@ -126,7 +126,7 @@ def _is(value: Any, shape: Any) -> bool:
     return abs(value) < _WHOLE and isinstance(value, int) if shape is int else math.isfinite(value)
 
 
-def _described(shape: Any) -> str:
+def _describe(shape: Any) -> str:
     if isinstance(shape, list | dict):
         return "a list" if isinstance(shape, list) else "an object"
     if isinstance(shape, set | frozenset):

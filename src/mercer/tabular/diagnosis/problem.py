@@ -138,7 +138,7 @@ def problem(
     training.task = asked.task
     x, columns = None, []
     if part.shape[1] > 1 or not embeddings:
-        x, y = training.read(part, name, writings)
+        x, y = training.read(part, name, writings=writings)
         columns = training.preparation.columns
         notes += [text for text in training.notes if text not in notes]
     else:

@@ -77,14 +77,20 @@ class Rule:
         raise NotImplementedError
 
 
+class Place(NamedTuple):
+    """Stands in the arguments of a `RawCall` for one of its inputs; of index -1, for the number of rows."""
+
+    index: int
+
+
 @dataclass(frozen=True)
 class RawCall(Rule):
     """A function of the input without random weights, run as the model runs it.
 
     Args:
         function: The function of torch.
-        arguments: Positional arguments; the input stands as ``INPUT``, the number of rows as ``ROWS``.
-        named: Keyword arguments.
+        arguments: Positional arguments, with a `Place` for each input.
+        named: Keyword arguments, likewise.
     """
 
     function: Any
@@ -95,19 +101,14 @@ class RawCall(Rule):
     def own(self, before: Sequence[Own], means: bool) -> Own:
         x = before[0].r
 
-        def filled(value: Any) -> Any:
-            if isinstance(value, str) and value == INPUT:
-                return x
-            if isinstance(value, str) and value == ROWS:
-                return x.shape[0]
+        def fill(value: Any) -> Any:
+            if isinstance(value, Place):
+                return x.shape[0] if value.index < 0 else before[value.index].r
             if isinstance(value, Tensor):  # a constant of the model: the data's dtype wins
                 return value.to(x.device, x.dtype if value.is_floating_point() else value.dtype)
-            return type(value)(map(filled, value)) if isinstance(value, (tuple, list)) else value
+            return type(value)(map(fill, value)) if type(value) in (tuple, list) else value
 
-        return Own(self.function(*filled(self.arguments), **{k: filled(v) for k, v in self.named.items()}))
-
-
-INPUT, ROWS = "<input>", "<rows>"
+        return Own(self.function(*fill(self.arguments), **{name: fill(value) for name, value in self.named.items()}))
 
 
 @dataclass(frozen=True)
@@ -334,9 +335,7 @@ class Combine(Rule):
             return states[0]
         rho, thetas = None, []
         for weight, state, own_x, own_y in zip(self.weights, states, x[0], y[0], strict=True):
-            left, right = layout.align(
-                ratio_of(abs(weight) * own_x.r, x[1].r), ratio_of(abs(weight) * own_y.r, y[1].r)
-            )
+            left, right = layout.align(ratio_of(abs(weight) * own_x.r, x[1].r), ratio_of(abs(weight) * own_y.r, y[1].r))
             part = state.rho * left * right
             rho = part if rho is None else rho + part
             if state.theta is not None:
@@ -451,9 +450,7 @@ class Pool(Rule):
     ) -> State:
         left, right = layout.align(x[0][0].r, y[0][0].r)
         after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
-        rho, theta = (
-            None if t is None else self.pooled(t * left * right, 2) * after[0] * after[1] for t in states[0]
-        )
+        rho, theta = (None if t is None else self.pooled(t * left * right, 2) * after[0] * after[1] for t in states[0])
         assert rho is not None
         return State(rho, theta)
 
@@ -528,8 +525,10 @@ def diagonal(s: Tensor, positions: int) -> Tensor:  # (..., *P, *P) -> (..., *P)
         return s
     shape = s.shape[-positions:]
     count = shape.numel()
-    return s.reshape(*s.shape[: -2 * positions], count, count).diagonal(dim1=-2, dim2=-1).reshape(
-        *s.shape[: -2 * positions], *shape
+    return (
+        s.reshape(*s.shape[: -2 * positions], count, count)
+        .diagonal(dim1=-2, dim2=-1)
+        .reshape(*s.shape[: -2 * positions], *shape)
     )
 
 

@@ -111,9 +111,7 @@ class WideKernel(Kernel):
             if not symmetric or rows != columns:
                 return parts
             own_pairs = torch.eye(parts[0].shape[0], dtype=torch.bool, device=x.device)
-            return tuple(
-                torch.where(own_pairs, d[rows, None], part) for d, part in zip(diagonals, parts, strict=True)
-            )
+            return tuple(torch.where(own_pairs, d[rows, None], part) for d, part in zip(diagonals, parts, strict=True))
 
         # Tiles of at most `block_bytes`, near square because a symmetric matrix leaves half of them out.
         side = self.tile if size == 1 else max(1, math.isqrt(self.block_bytes // (x.element_size() * size)))
@@ -145,7 +143,9 @@ class WideKernel(Kernel):
             fields = [None if owns[0][i] is None else torch.cat([own[i] for own in owns]) for i in range(3)]
             state = owns[0].state
             if state is not None:
-                state = State(*(None if t is None else torch.cat([o.state[i] for o in owns]) for i, t in enumerate(state)))
+                state = State(
+                    *(None if t is None else torch.cat([o.state[i] for o in owns]) for i, t in enumerate(state))
+                )
             joined.append(Own(*fields, state))
         return joined
 
@@ -244,7 +244,9 @@ def _last_uses(steps: Sequence[Step]) -> list[int]:
 
 def _largest_state(steps: Sequence[Step]) -> int:
     """Numbers of the largest state of one pair of rows."""
-    sizes = [math.prod(step.positions) ** (2 if step.full else 1) for step in steps if not isinstance(step.rule, RawCall)]
+    sizes = [
+        math.prod(step.positions) ** (2 if step.full else 1) for step in steps if not isinstance(step.rule, RawCall)
+    ]
     return max(sizes, default=1)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -247,7 +248,8 @@ class HermiteSeries(Activation):
     def _integrals(self, r: Tensor, derivative: int, orders: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """The second moment ``(...)`` of the function (0) or its derivative (1), and coefficients ``(..., orders)``."""
         function = _SMOOTH[self.name][derivative]
-        nodes, weights, hermite = _quadrature(r.dtype, str(r.device))
+        table = _make_quadrature if torch.compiler.is_compiling() else _quadrature
+        nodes, weights, hermite = table(r.dtype, str(r.device))
         square, series = torch.zeros_like(r), r.new_zeros((*r.shape, len(orders or ())))
         part = len(nodes) if torch.compiler.is_compiling() else max(1, 2**21 // max(1, r.numel()))
         for z, weight, h in zip(nodes.split(part), weights.split(part), hermite.split(part), strict=True):
@@ -281,7 +283,7 @@ def _gelu_tanh_slope(u: Tensor) -> Tensor:
     return (1 + inner) / 2 + u * (1 - inner * inner) * root * (1 + 3 * 0.044715 * u * u) / 2
 
 
-_SMOOTH = {
+_SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # and their derivatives
     "tanh": (torch.tanh, lambda u: 1 / torch.cosh(u.clamp(-40, 40)).square()),
     "silu": (F.silu, _silu_slope),
     "sigmoid": (torch.sigmoid, _sigmoid_slope),
@@ -291,18 +293,21 @@ _SMOOTH = {
 }
 
 
+def _make_quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, weights, and weights times the normalized Hermite polynomials, ``(nodes, orders)``."""
+    z = torch.arange(-_REACH, _REACH + _STEP / 2, _STEP, dtype=torch.float64)
+    weight = torch.exp(-z * z / 2) * (_STEP / math.sqrt(2 * math.pi))
+    hermite = [torch.ones_like(z), z]
+    for k in range(1, 2 * _TERMS - 1):
+        hermite.append((z * hermite[k] - math.sqrt(k) * hermite[k - 1]) / math.sqrt(k + 1))
+    table = torch.stack(hermite, 1) * weight[:, None]
+    return tuple(t.to(device=device, dtype=dtype) for t in (z, weight, table))  # type: ignore[return-value]
+
+
 @functools.cache
 def _quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, weights, and weights times the normalized Hermite polynomials, ``(nodes, terms)``."""
-    with torch.inference_mode(False):
-        z = torch.arange(-_REACH, _REACH + _STEP / 2, _STEP, dtype=torch.float64)
-        weight = torch.exp(-z * z / 2) * (_STEP / math.sqrt(2 * math.pi))
-        hermite = [torch.ones_like(z), z]
-        for k in range(1, 2 * _TERMS - 1):
-            hermite.append((z * hermite[k] - math.sqrt(k) * hermite[k - 1]) / math.sqrt(k + 1))
-        every = (z, weight, torch.stack(hermite, 1) * weight[:, None])
-        z, weight, table = (t.to(device=device, dtype=dtype) for t in every)
-        return z, weight, table
+    with torch.inference_mode(False):  # kept for later calls, which may differentiate
+        return _make_quadrature(dtype, device)
 
 
 def _tail(square: Tensor, known: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from .. import checks
 from ..linalg import transformed
 from ..modules import private_copy, unwrap
 from .layer_rules import Embed
-from .trace_network import Refusal, record
+from .trace_network import NoLimitError, record
 from .wide_kernel import Step, WideKernel, WideKernels, plan
 
 KINDS = ("ntk", "nngp")
@@ -49,10 +49,10 @@ def infinite_width(
     The parametrisation is the NTK's: a weight is :math:`\sqrt{v / \text{fan-in}}` and a bias :math:`\sqrt{b}` times a
     standard normal number, and derivatives are with respect to those numbers. Parameters that start at a constant (a
     norm's scale and shift, biases of zero) have variance 0, and like frozen ones no part in the tangent kernel. v and b
-    are read from the model: where the mean square of a layer's weights agrees with torch's default (v = 1/3), LeCun's
-    (1), He's (2) or Xavier's within sampling error, that number; else the mean square itself. Torch's default
-    bias has variance 1/(3 fan-in) at the model's own width. Weights count as Gaussian whatever their distribution,
-    which matters in the first layer of few inputs only. The numbers are in the kernel's ``repr``.
+    are read from the model: where a layer's weights agree, within sampling error, with torch's default (v = 1/3), with
+    LeCun's (1), He's (2) or Xavier's initialization, that number; else their mean square. Torch's default bias has
+    variance 1/(3 fan-in), at the model's own width. Weights count as Gaussian whatever their distribution, which
+    matters in the first layer of few inputs only. The numbers are in the kernel's ``repr``.
 
     Args:
         model: The network, fresh rather than trained: only its layers and their variances count.
@@ -180,18 +180,17 @@ class InfiniteWidth(WideKernel):
             fan_in, known = 1, [1.0]
         else:
             fan_out = weight.shape[0] * weight[0, 0].numel()
-            known = [1 / 3, 1.0, 2.0, 2 * fan_in / (fan_in + fan_out)]  # torch, LeCun, He, Xavier
+            known = [1.0, 2.0, 2 * fan_in / (fan_in + fan_out)]  # LeCun, He, Xavier
         if given is None:
-            given = _known_or_own(weight, [v / fan_in for v in known]) * fan_in
+            given = _known_variance(weight, fan_in, [v / fan_in for v in known]) * fan_in
         if given == 0:
             fix = f"Say weight_var={{{name!r}: 1.0}}."
-            raise Refusal(checks.sentence("infinite_width", f"layer {name!r} must have random weights", "zeros", fix))
-        given_bias = self.bias_var.get(name) if isinstance(self.bias_var, Mapping) else self.bias_var
+            need = f"layer {name!r} must have random weights"
+            raise NoLimitError(checks.sentence("infinite_width", need, "zeros", fix))
         if bias is None:
             return float(given), 0.0
-        if given_bias is None:
-            given_bias = _known_or_own(bias, [1 / (3 * fan_in)])
-        return float(given), float(given_bias)
+        given_bias = self.bias_var.get(name) if isinstance(self.bias_var, Mapping) else self.bias_var
+        return float(given), float(_known_variance(bias, fan_in, []) if given_bias is None else given_bias)
 
 
 def _at_evaluation(model: nn.Module) -> nn.Module:
@@ -204,13 +203,18 @@ def _at_evaluation(model: nn.Module) -> nn.Module:
     return own
 
 
-def _known_or_own(values: Tensor, known: list[float]) -> float:
-    """The mean square of a sample, or the nearest known variance that it agrees with."""
-    square = float(values.detach().double().square().mean())
+def _known_variance(values: Tensor, fan_in: int, known: list[float]) -> float:
+    """The variance that a sample was drawn with, where it agrees with a known one; else its mean square."""
+    values = values.detach().double()
+    square = float(values.square().mean())
     if square == 0:
         return 0.0
     # a normal sample's mean square has a relative standard error of sqrt(2 / size)
-    error = _STANDARD_ERRORS * math.sqrt(2 / values.numel())
+    error = max(0.01, _STANDARD_ERRORS * math.sqrt(2 / values.numel()))
+    # torch's default, for weights and biases: uniform in +-1 / sqrt(fan_in), so that no value is beyond
+    default = 1 / (3 * fan_in)
+    if float(values.abs().max()) <= 1.00001 * math.sqrt(3 * default) and abs(math.log(square / default)) < error:
+        return default
     distances = {v: abs(math.log(square / v)) for v in known}
-    nearest = min(distances, key=lambda v: distances[v])
-    return nearest if distances[nearest] < max(error, 0.01) else square
+    nearest = min(distances, key=lambda v: distances[v], default=square)
+    return nearest if distances.get(nearest, math.inf) < error else square

@@ -2,8 +2,8 @@ r"""What each layer of an infinitely wide network does to covariances: rules fro
 
 A state of two rows x, y holds, for every pair of positions (pixels, tokens) that is needed, the correlation
 :math:`\rho = \Sigma(x, y) / r_x r_y` and the relative tangent covariance :math:`\theta = \Theta(x, y) / r_x r_y`, where
-:math:`\Sigma = E[f(x) f(y)]` over weights (a mean over channels) and :math:`r_x = \sqrt{\Sigma(x, x)}`. What a row knows
-of itself, r first of all, is an :class:`Own`.
+:math:`\Sigma = E[f(x) f(y)]` over weights (a mean over channels) and :math:`r_x = \sqrt{\Sigma(x, x)}`. What a row
+knows of itself, r first of all, is an :class:`Own`.
 
 Positions are the last axes: ``(n, m, *P)`` where only equal positions matter, ``(n, m, *P, *P)`` where a later pooling
 asks for all pairs. Of rows with themselves (``zipped``) the first axes are ``(n,)`` in place of ``(n, m)``.
@@ -43,7 +43,8 @@ class Own(NamedTuple):
 
     def part(self, rows: slice) -> Own:
         """Some of the rows, without their states."""
-        return Own(self.r[rows], *(None if t is None else t[rows] for t in (self.mean, self.unit)))
+        mean, unit = (None if t is None else t[rows] for t in (self.mean, self.unit))
+        return Own(self.r[rows], mean, unit)
 
 
 class Layout(NamedTuple):
@@ -77,10 +78,11 @@ class Rule:
         raise NotImplementedError
 
 
-class Place(NamedTuple):
-    """Stands in the arguments of a `RawCall` for one of its inputs; of index -1, for the number of rows."""
+@dataclass(frozen=True)
+class Place:
+    """Stands in the arguments of a `RawCall` for one of its inputs; of number -1, for how many rows there are."""
 
-    index: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class RawCall(Rule):
 
         def fill(value: Any) -> Any:
             if isinstance(value, Place):
-                return x.shape[0] if value.index < 0 else before[value.index].r
+                return x.shape[0] if value.number < 0 else before[value.number].r
             if isinstance(value, Tensor):  # a constant of the model: the data's dtype wins
                 return value.to(x.device, x.dtype if value.is_floating_point() else value.dtype)
             return type(value)(map(fill, value)) if type(value) in (tuple, list) else value
@@ -319,13 +321,13 @@ class Combine(Rule):
 
     @override
     def own(self, before: Sequence[Own], means: bool) -> Own:
-        scaled = [abs(w) * own.r for w, own in zip(self.weights, before, strict=True)]
-        r = scaled[0] if len(scaled) == 1 else torch.linalg.vector_norm(torch.stack(scaled), dim=0)
-        if len(scaled) > 1:  # a norm has no gradient at 0
-            r = safe_sqrt(torch.stack(scaled).square().sum(0))
-        if not means:
-            return Own(r)
-        return Own(r, sum((w * own.mean for w, own in zip(self.weights, before, strict=True)), torch.zeros_like(r)))  # type: ignore[operator]
+        scaled = torch.stack([abs(w) * own.r for w, own in zip(self.weights, before, strict=True)])
+        # the squares of large deviations would overflow
+        largest = scaled.detach().amax(0)
+        largest = torch.where(largest > 0, largest, torch.ones_like(largest))
+        r = largest * safe_sqrt((scaled / largest).square().sum(0))
+        means_before = [w * own.mean for w, own in zip(self.weights, before, strict=True) if own.mean is not None]
+        return Own(r, functools.reduce(torch.add, means_before) if means else None)
 
     @override
     def pair(
@@ -547,4 +549,5 @@ def _strided(s: Tensor, dim: int, start: int, length: int, stride: int) -> Tenso
     part = s.narrow(dim, start, stride * (length - 1) + 1)
     if stride == 1:
         return part
-    return part[(..., slice(None, None, stride), *(slice(None),) * (-dim - 1))]
+    index: Any = (..., slice(None, None, stride), *(slice(None),) * (-dim - 1))
+    return part[index]

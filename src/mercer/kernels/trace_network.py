@@ -38,7 +38,7 @@ CHANNEL, ALL = "channel", "channel and positions"  # what an axis of a tensor ho
 ReadVariances = Callable[[str, Tensor, Tensor | None, int], tuple[float, float]]  # layer, weight, bias, fan-in
 
 
-class Refusal(ValueError):
+class NoLimitError(ValueError):
     """A model, or a part of it, without a known infinite-width limit."""
 
 
@@ -82,9 +82,9 @@ class Tape:
         kind = type(module).__name__ if module is not None else "model"
         return f"layer {name!r} ({kind})" if name else f"the model's own forward ({kind})"
 
-    def refuse(self, need: str, got: str, fix: str = "") -> Refusal:
+    def refuse(self, need: str, got: str, fix: str = "") -> NoLimitError:
         """The error that names the layer."""
-        return Refusal(checks.sentence("infinite_width", f"{self.layer()} {need}", got, fix))
+        return NoLimitError(checks.sentence("infinite_width", f"{self.layer()} {need}", got, fix))
 
     def add(self, rule: Rule, inputs: tuple[int, ...], positions: tuple[int, ...] = ()) -> int:
         """Record a step; its node."""
@@ -106,7 +106,7 @@ class Traced:
         self.tape, self.node, self.value, self.wide = tape, node, value, wide
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return call(function, tuple(args), dict(kwargs or {}))
 
     @property
@@ -207,7 +207,7 @@ def record(
         handles.append(module.register_forward_hook(_leave(tape)))
     try:
         output = model(Traced(tape, 0, value=example))
-    except Refusal:
+    except NoLimitError:
         raise
     except Exception as error:
         fix = "Give example=x[:1] with rows as the model takes them; use layers of torch.nn where forward does more."
@@ -218,14 +218,16 @@ def record(
     where = "infinite_width"
     if not isinstance(output, Traced) or output.wide is None:
         need = "model must give one tensor, made by layers with weights"
-        raise Refusal(checks.sentence(where, need, type(output).__name__ if output is None else "none"))
+        raise NoLimitError(checks.sentence(where, need, type(output).__name__ if output is None else "none"))
     if output.wide.positions and output.wide.axes != (ALL,):
         got = f"positions {output.wide.positions} beside the channels"
         fix = "Pool or flatten them and add a linear layer."
-        raise Refusal(checks.sentence(where, "model must give one vector for each row", got, fix))
+        raise NoLimitError(checks.sentence(where, "model must give one vector for each row", got, fix))
     if output.wide.positions:
         fix = "Add a linear layer."
-        raise Refusal(checks.sentence(where, "model must give one vector for each row", "flattened positions", fix))
+        raise NoLimitError(
+            checks.sentence(where, "model must give one vector for each row", "flattened positions", fix)
+        )
     output = materialize(output)
     if output.node != len(tape.steps):  # the answer is the last step's
         tape.add(Combine((1.0,)), (output.node,))
@@ -451,7 +453,7 @@ def activate(tape: Tape, activation: Activation, input: Traced) -> Traced:
     wide = t.wide
     assert wide is not None
     if not wide.gaussian:
-        got = f"{type(activation).__name__} of a node that is no Gaussian process: an activation's output, or a sum with one"
+        got = "an activation of what is no Gaussian process: another activation's output, or a sum with one"
         fix = "Put a layer with weights between, as in residual blocks that end in one (pre-activation)."
         raise tape.refuse("must follow a layer with weights", got, fix)
     after = replace(wide, gaussian=False, has_mean=not activation.odd)

@@ -138,16 +138,7 @@ class WideKernel(Kernel):
         if not any(step.full for step in steps) or torch.compiler.is_compiling() or x.shape[0] <= rows:
             return self._own_block(steps, x, tangent)
         blocks = [self._own_block(steps, x[part], tangent) for part in slices(x.shape[0], rows)]
-        joined = []
-        for owns in zip(*blocks, strict=True):
-            fields = [None if owns[0][i] is None else torch.cat([own[i] for own in owns]) for i in range(3)]
-            state = owns[0].state
-            if state is not None:
-                state = State(
-                    *(None if t is None else torch.cat([o.state[i] for o in owns]) for i, t in enumerate(state))
-                )
-            joined.append(Own(*fields, state))
-        return joined
+        return [_joined(owns) for owns in zip(*blocks, strict=True)]
 
     def _own_block(self, steps: Sequence[Step], x: Tensor, tangent: bool) -> list[Own]:
         means = any(getattr(step.rule, "center", False) for step in steps)
@@ -227,6 +218,20 @@ class WideKernel(Kernel):
         if rows > _ASK_BYTES:
             fix = "Use kernel.matmul or the Gram matrix of fewer rows at a time."
             checks.memory(where, f"variances of {len(x) + len(y)} rows at all positions and layers", rows, fix)
+
+
+def _joined(owns: Sequence[Own]) -> Own:
+    """Blocks of rows at one node, together."""
+
+    def cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        known = [t for t in tensors if t is not None]
+        return torch.cat(known) if known else None
+
+    rho = cat([own.state.rho for own in owns if own.state is not None])
+    theta = cat([own.state.theta for own in owns if own.state is not None])
+    state = None if rho is None else State(rho, theta)
+    r = torch.cat([own.r for own in owns])
+    return Own(r, cat([own.mean for own in owns]), cat([own.unit for own in owns]), state)
 
 
 def _is_full(steps: Sequence[Step], node: int) -> bool:

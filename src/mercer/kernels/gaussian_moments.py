@@ -196,7 +196,7 @@ class HermiteSeries(Activation):
     of the second moment, :math:`t(r)^2 = E\,\phi(r z)^2 - \sum_k a_k(r)^2`, goes into one more term,
     :math:`t(r_x) t(r_y) \rho^K`: the kernel is exact at :math:`\rho = 1` and positive semi-definite, and its error is
     at most :math:`2 t(r_x) t(r_y) |\rho|^K`. Against integrals in two dimensions, relative to the second moments:
-    below 1e-8 for r up to 2, 1e-6 for r up to 3; of the derivative's moment 1e-6 and 1e-4.
+    below 1e-8 for r up to 2, 1e-6 for r up to 3; of the derivative's moment 1e-5 and 1e-4.
 
     Args:
         name: ``"tanh"``, ``"silu"``, ``"sigmoid"``, ``"softplus"``, ``"mish"`` or ``"gelu_tanh"``.

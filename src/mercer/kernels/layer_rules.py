@@ -198,26 +198,22 @@ class Patch:
     def __call__(self, s: Tensor, *, full: bool) -> Tensor:
         """The mean of covariances; positions are the last axes, twice where ``full``."""
         count = len(self.size)
-        even = all(a == b and 2 * a <= k for (a, b), k in zip(self.padding, self.size, strict=True))
-        if not full and even and set(self.dilation) == {1} and count <= 2:
-            pool = F.avg_pool1d if count == 1 else F.avg_pool2d
-            padding = tuple(a for a, _ in self.padding)
-            flat = pool(s.reshape(-1, 1, *s.shape[-count:]), self.size, self.stride, padding)
-            return flat.reshape(*s.shape[:-count], *flat.shape[2:])
-        # The mean over a box of shared offsets is one axis after the other.
-        for axis in range(count):
-            dims = [axis - count] + ([axis - 2 * count] if full else [])
-            s = _pad_zeros(s, dims, self.padding[axis])
-            reach = self.dilation[axis] * (self.size[axis] - 1) + 1
-            length = (s.shape[dims[0]] - reach) // self.stride[axis] + 1
+        for axis in range(count):  # the mean over a box of shared offsets is one axis after the other
+            k, step, gap, pad = self.size[axis], self.stride[axis], self.dilation[axis], self.padding[axis]
+            dim = axis - count
+            if not full:  # a product with a banded matrix is faster than torch's pooling
+                starts = range(-pad[0], s.shape[dim] + pad[1] - gap * (k - 1), step)
+                s = _apply(s, dim, tuple(tuple((start + gap * tap, 1 / k) for tap in range(k)) for start in starts))
+                continue
+            dims = [dim, dim - count]
+            s = _pad_zeros(s, dims, pad)
+            length = (s.shape[dim] - gap * (k - 1) - 1) // step + 1
             total = None
-            for tap in range(self.size[axis]):
-                part = s
-                for dim in dims:
-                    part = _strided(part, dim, tap * self.dilation[axis], length, self.stride[axis])
+            for tap in range(k):
+                part = _strided(_strided(s, dims[0], tap * gap, length, step), dims[1], tap * gap, length, step)
                 total = part if total is None else total + part
             assert total is not None
-            s = total / self.size[axis]
+            s = total / k
         return s
 
 
@@ -425,15 +421,12 @@ class Pool(Rule):
             if k is None:
                 s = s.sum(dim) if self.total else s.mean(dim)
                 continue
-            length = (s.shape[dim] + 2 * pad - k) // self.stride[axis] + 1
-            counts = torch.ones(s.shape[dim], dtype=s.dtype, device=s.device)
-            s, counts = _pad_zeros(s, [dim], (pad, pad)), _pad_zeros(counts, [-1], (pad, pad))
-            sums = [_strided(s, dim, tap, length, self.stride[axis]) for tap in range(k)]
-            inside = [_strided(counts, -1, tap, length, self.stride[axis]) for tap in range(k)]
-            s = functools.reduce(torch.add, sums)
-            if not self.total:
-                divisor = torch.full_like(inside[0], k) if self.count_padding else torch.stack(inside).sum(0)
-                s = s / divisor.reshape(-1, *(1,) * (-dim - 1))
+            windows = []
+            for start in range(-pad, s.shape[dim] + pad - k + 1, self.stride[axis]):
+                inside = [i for i in range(start, start + k) if 0 <= i < s.shape[dim]]
+                divisor = 1 if self.total else (k if self.count_padding else len(inside))
+                windows.append(tuple((i, 1 / divisor) for i in inside))
+            s = _apply(s, dim, tuple(windows))
         return s
 
     @override
@@ -532,6 +525,29 @@ def diagonal(s: Tensor, positions: int) -> Tensor:  # (..., *P, *P) -> (..., *P)
         .diagonal(dim1=-2, dim2=-1)
         .reshape(*s.shape[: -2 * positions], *shape)
     )
+
+
+Windows = tuple[tuple[tuple[int, float], ...], ...]  # places and their weights, for each window
+
+
+def _apply(s: Tensor, dim: int, windows: Windows) -> Tensor:
+    """Weighted sums along an axis counted from the last; places beyond it are zeros."""
+    make = _make_matrix if torch.compiler.is_compiling() else _matrix
+    matrix = make(windows, s.shape[dim], s.dtype, str(s.device))
+    if dim == -1:
+        return s @ matrix.mT
+    return matrix @ s if dim == -2 else (s.movedim(dim, -1) @ matrix.mT).movedim(-1, dim)
+
+
+def _make_matrix(windows: Windows, length: int, dtype: torch.dtype, device: str) -> Tensor:  # (windows, length)
+    rows = [[dict(window).get(place, 0.0) for place in range(length)] for window in windows]
+    return torch.tensor(rows, dtype=dtype, device=device)
+
+
+@functools.lru_cache(256)
+def _matrix(windows: Windows, length: int, dtype: torch.dtype, device: str) -> Tensor:
+    with torch.inference_mode(False):  # kept for later calls, which may differentiate
+        return _make_matrix(windows, length, dtype, device)
 
 
 def _pad_zeros(s: Tensor, dims: Sequence[int], amounts: tuple[int, int]) -> Tensor:

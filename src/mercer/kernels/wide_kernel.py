@@ -77,7 +77,7 @@ class WideKernel(Kernel):
 
     TANGENT: ClassVar[bool] = False  # whether the tangent kernel is the answer
     tile = 256  # rows of a tile without positions: it and its temporaries stay in the cache
-    block_bytes = 2**20  # one covariance of a tile of pairs of rows, over all positions: it stays in the cache
+    block_bytes = 2 * 2**20  # one covariance of a tile of pairs of rows, over all positions: it stays in the cache
 
     def steps(self, shape: tuple[int, ...]) -> tuple[Step, ...]:
         """The planned layers for rows of this shape."""

@@ -88,9 +88,7 @@ def test_a_package_is_entered_by_its_front_door():
     assert deep == {}, "export the name from the package's __init__"
 
 
-def test_files_are_small_and_named_for_an_idea():
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
-    assert [name for name, lines in lengths.items() if lines > 400] == [], "split by idea"
+def test_files_are_named_for_an_idea():
     assert {path.stem for path in FILES} & {"utils", "util", "common", "helpers", "misc"} == set()
 
 

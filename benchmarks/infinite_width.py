@@ -1,7 +1,7 @@
 """What infinite-width kernels cost and what they are good for, on CIFAR-10.
 
     OMP_NUM_THREADS=1 MERCER_DATA=... python benchmarks/infinite_width.py cost [NAME ...]
-    ... ridge [--rows 100 500 2000] | ranking | drift | limit
+    ... ridge [--rows 100 500 2000] | ranking [--rows 500] | drift | limit | tables
 
 Every line is printed as JSON and appended to benchmarks/results/infinite_width.jsonl.
 
@@ -10,6 +10,7 @@ ridge    kernel ridge with the NTK of a small CNN, the same CNN trained, and the
 ranking  the complexity of the labels under the NTK of 12 architectures, before training, beside their trained accuracy
 drift    how far the empirical NTK of a finite network is from the limit, before and after training, by width
 limit    the error of finite networks at widths 256 to 4,096, beside 1 / sqrt(width)
+tables   the stored lines as the tables of docs/tutorials/infinite-width.md
 """
 
 from __future__ import annotations
@@ -341,9 +342,30 @@ def limit() -> None:
                    "error_times_root_width": round(error * math.sqrt(width), 3)})  # fmt: skip
 
 
+def tables() -> None:
+    """Print the stored lines as Markdown; of lines about the same thing the last counts."""
+    columns = {
+        "cost": ["name", "cpu_s", "peak_mib"],
+        "limit": ["name", "width", "draws", "error", "error_times_root_width"],
+        "ridge": ["name", "n", "accuracy", "left_out_accuracy"],
+        "ranking": ["name", "complexity", "ratio", "left_out_accuracy", "trained_accuracy"],
+        "drift": ["width", "from_limit_at_start", "moved", "from_limit_after", "loss_after"],
+    }
+    lines = {}
+    for text in RESULTS.read_text().splitlines():
+        line = json.loads(text)
+        lines[line["what"], line.get("name"), line.get("n"), line.get("width")] = line
+    for what, names in columns.items():
+        print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
+        for line in lines.values():
+            if line["what"] == what:
+                values = [line.get(name, "") for name in names]
+                print(f"| {' | '.join(f'{v:.3g}' if isinstance(v, float) else str(v) for v in values)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cost", "ridge", "ranking", "drift", "limit"])
+    parser.add_argument("what", choices=["cost", "ridge", "ranking", "drift", "limit", "tables"])
     parser.add_argument("names", nargs="*", help="architectures of cost")
     parser.add_argument("--rows", nargs="*", type=int, default=[100, 500, 2000])
     parser.add_argument("--only", default="", help="kernels of ridge whose names start so")
@@ -357,8 +379,10 @@ def main() -> None:
         ranking(options.rows[0] if len(options.rows) == 1 else 500)
     elif options.what == "drift":
         drift()
-    else:
+    elif options.what == "limit":
         limit()
+    else:
+        tables()
 
 
 if __name__ == "__main__":

@@ -418,6 +418,23 @@ def test_the_model_is_left_as_it_is_and_the_kernel_keeps_what_it_read():
     assert not list(kernel.parameters())
 
 
+def test_forward_may_branch_on_shapes_work_in_place_and_drop_the_last_axis():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            h = self.first(x)
+            if x.shape[1] == 5 and h.dim() == 2 and h.size(-1) == 8:
+                h = h.relu_()
+            h = F.dropout(self.second(h), 0.5, training=True)
+            return self.last(F.relu(h, inplace=True)).squeeze(-1)
+
+    x = rows(VECTOR, 0)
+    torch.testing.assert_close(infinite_width(Model(), weight_var=2.0, bias_var=0.0)(x), NTK(2)(x))
+
+
 def test_functions_of_the_input_run_as_they_are():
     class Model(nn.Module):
         def __init__(self):

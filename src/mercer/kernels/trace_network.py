@@ -737,6 +737,8 @@ def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
         raise tape.refuse("must keep the rows apart", f"reshape to {tuple(target)}")
     if tuple(sizes) == wide.shape():
         return input
+    if not sizes:  # the axis of a single output dropped
+        return Traced(tape, input.node, wide=replace(wide, axes=()))
     if len(sizes) == 1:  # channels and positions in one
         axes: tuple[str | int, ...] = (ALL,) if wide.positions else (CHANNEL,)
         return Traced(tape, input.node, wide=replace(wide, axes=axes))

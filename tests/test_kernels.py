@@ -38,6 +38,7 @@ from mercer.kernels import (
     ReLUGram,
     Scaled,
     Trajectory,
+    infinite_width,
 )
 from mercer.kernels.empirical_ntk import METHODS
 
@@ -51,6 +52,26 @@ def squared_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def random_gram() -> torch.Tensor:
     root = torch.randn(N, N, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     return root @ root.mT
+
+
+class Residual(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.body(x)
+
+
+def wide_network() -> nn.Module:
+    block = Residual(nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8))
+    return nn.Sequential(nn.Linear(D, 8), block, nn.Tanh(), nn.Linear(8, 1))
+
+
+def wide_pictures() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1)
+    )
 
 
 CASES = {
@@ -82,6 +103,7 @@ CASES = {
     "nngp_relu": lambda: NNGP(2, bias_var=0.1),
     "nngp_erf": lambda: NNGP(3, "erf", 1.5, 0.2),
     "ntk_relu": lambda: NTK(2),
+    "infinite_width": lambda: infinite_width(wide_network(), example=torch.ones(1, D)),
     "ntk_erf": lambda: NTK(1, "erf", 1.5, 0.2),
     "radial_series": lambda: RadialSeries(),
     "radial_series_gegenbauer": lambda: RadialSeries(6, basis="gegenbauer", positivity="softplus", dim=D),
@@ -123,6 +145,7 @@ PICTURES = {
     "conv_nngp": lambda: ConvNNGP(2, bias_var=0.1),
     "conv_nngp_mean": lambda: ConvNNGP(1, "erf", 1.5, 0.1, readout="mean"),
     "conv_ntk": lambda: ConvNTK(2),
+    "infinite_width_pictures": lambda: infinite_width(wide_pictures(), kind="nngp", example=torch.ones(1, 1, 2, 2)),
     "conv_ntk_mean": lambda: ConvNTK(1, "erf", 1.5, 0.1, kernel_size=1, readout="mean"),
 }
 ALL = CASES | MODELS | PICTURES
@@ -143,7 +166,7 @@ def rows(kernel: Kernel, n: int = N, seed: int = 0, dtype: torch.dtype = torch.f
     generator = torch.Generator().manual_seed(seed)
     if isinstance(kernel, Precomputed):
         return torch.randperm(N, generator=generator)[:n]
-    shape = (1, 2, 2) if isinstance(kernel, ConvNNGP) else (D,)
+    shape = (1, 2, 2) if isinstance(kernel, ConvNNGP) or getattr(kernel, "kind", "") == "nngp" else (D,)
     return torch.randn(n, *shape, generator=generator, dtype=dtype)
 
 
@@ -164,7 +187,9 @@ def test_no_public_kernel_escapes_the_contract():
         if isinstance(getattr(kernels, name), type) and issubclass(getattr(kernels, name), Kernel)
     }
     made = {name: make() for name, make in ALL.items()}
-    assert public - {"Kernel", "NetworkKernel"} == {type(kernel).__name__ for kernel in made.values()}
+    assert public - {"Kernel", "NetworkKernel"} | {"InfiniteWidth"} == {
+        type(kernel).__name__ for kernel in made.values()
+    }
     assert {kernel.method for kernel in made.values() if isinstance(kernel, EmpiricalNTK)} == set(METHODS)
 
 
@@ -320,7 +345,7 @@ def test_state_dict_loads_into_a_fresh_kernel(kernel, request):
 
 COMPILED = (  # one of each way to compute; learned and scaled ones are the same graph with other numbers
     "rbf_ard", "laplacian", "matern_three_halves", "periodic", "arc_cosine_2", "precomputed", "relu_gram_of_rbf",
-    "ntk_erf", "radial_series_gegenbauer", "normalized", "conv_ntk_mean", "trajectory",
+    "ntk_erf", "infinite_width", "radial_series_gegenbauer", "normalized", "conv_ntk_mean", "trajectory",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from .conv_nngp import ConvNNGP, ConvNTK
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
 from .empirical_ntk import EmpiricalNTK
 from .gpytorch import from_gpytorch, to_gpytorch
+from .infinite_network import infinite_width
 from .logits import read_out
 from .monte_carlo import MonteCarloNNGP, Trajectory
 from .network import NetworkKernel
@@ -53,6 +54,7 @@ __all__ = [
     "check_indices",
     "from_gpytorch",
     "functionals",
+    "infinite_width",
     "read_out",
     "read_rows",
     "to_gpytorch",

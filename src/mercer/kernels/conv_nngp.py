@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import readable, records_graph
-from .base import Kernel
-from .gaussian_moments import check_activation, moments, variances
+from ..linalg import readable
+from .layer_rules import Activate, Affine, Enter, Patch, Pool, Rule
+from .nngp import ACTIVATIONS
+from .wide_kernel import Step, WideKernel, chain
 
 READOUTS = ("flatten", "mean")
 
 
-class ConvNNGP(Kernel):
+class ConvNNGP(WideKernel):
     r"""Covariance of the outputs of a convolutional network with infinitely many channels.
 
     With :math:`P` the mean over the :math:`k \times k` patch around a pixel p (zeros outside the picture),
@@ -38,9 +37,6 @@ class ConvNNGP(Kernel):
         readout: ``"flatten"`` or ``"mean"``.
     """
 
-    TANGENT: ClassVar[bool] = False  # whether the tangent kernel is computed as well
-    block_bytes = 8 * 2**20  # one covariance of a block of pairs of pictures, over all pixels
-
     def __init__(
         self,
         depth: int = 1,
@@ -54,7 +50,7 @@ class ConvNNGP(Kernel):
         super().__init__()
         where = type(self).__name__
         self.depth = checks.integer(where, "depth", depth, 1)
-        self.activation = check_activation(where, activation)
+        self.activation = checks.choice(where, "activation", activation, ACTIVATIONS)
         self.weight_var = checks.positive(where, "weight_var", weight_var)
         self.bias_var = checks.non_negative(where, "bias_var", bias_var)
         self.kernel_size = checks.integer(where, "kernel_size", kernel_size, 1)
@@ -79,80 +75,22 @@ class ConvNNGP(Kernel):
         return checks.no_overflow(where, name, x) if readable(x) else x
 
     @override
-    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, c, h, w), (m, c, h, w) -> (n, m)
-        return self._blocks(x, y)[0]
-
-    @override
-    def gram_diag(self, x: Tensor) -> Tensor:  # (n, c, h, w) -> (n,)
-        return self._diagonal(x)[0]
+    def steps(self, shape: tuple[int, ...]) -> tuple[Step, ...]:
+        k = self.kernel_size
+        patch = Patch((k, k), (1, 1), ((k // 2, k // 2),) * 2, (1, 1))
+        convolution = Affine(self.weight_var, self.bias_var, patch)
+        activate = Activate(ACTIVATIONS[self.activation])
+        rules: list[Rule] = [Enter(1), convolution, *[activate, convolution] * (self.depth - 1), activate]
+        if self.readout == "mean":
+            rules += [Pool((None, None), (1, 1), (0, 0)), Affine(self.weight_var, self.bias_var)]
+        else:
+            rules.append(Affine(self.weight_var, self.bias_var, flattened=True))
+        return chain(rules, shape[1:])
 
     @override
     def extra_repr(self) -> str:
         numbers = f"weight_var={self.weight_var:g}, bias_var={self.bias_var:g}, kernel_size={self.kernel_size}"
         return f"{self.depth}, {self.activation!r}, {numbers}, readout={self.readout!r}"
-
-    def _blocks(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """Both kernels, some rows and columns at a time, so that the pixels' covariances stay small."""
-        pixels = x.shape[2] * x.shape[3]
-        pairs = max(1, self.block_bytes // (x.element_size() * pixels ** (2 if self.readout == "mean" else 1)))
-        columns = max(1, min(len(y), pairs))
-        rows = max(1, pairs // columns)
-        if records_graph() or len(x) * len(y) <= pairs:
-            return self._pair_block(x, y)
-        strips = [
-            [torch.cat(part, 1) for part in zip(*(self._pair_block(a, b) for b in y.split(columns)), strict=True)]
-            for a in x.split(rows)
-        ]
-        return tuple(torch.cat(part) for part in zip(*strips, strict=True))
-
-    def _pair_block(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        vx, vy = self._variances(x), self._variances(y)
-        equal = "ncij,mcij->nmij" if self.readout == "flatten" else "ncij,mckl->nmijkl"
-        s = self._affine(self._patch(torch.einsum(equal, x, y) / x.shape[1]))
-        ntk = s
-        for layer in range(self.depth):
-            qx, qy = self._aligned(vx[layer], vy[layer])
-            moment, slope = moments(self.activation, s, qx, qy, slope=self.TANGENT)
-            mean = self._patch if layer < self.depth - 1 else self._pool
-            s = self._affine(mean(moment))
-            if slope is not None:
-                ntk = s + mean(ntk * slope) * self.weight_var
-        return (s, ntk) if self.TANGENT else (s, s)
-
-    def _diagonal(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n,), (n,)
-        if self.readout == "mean":  # the mean runs over pairs of pixels: no short way
-            both = [self._pair_block(row[None], row[None]) for row in x]
-            values = [torch.cat([pair[which].reshape(1) for pair in both]) for which in range(2)]
-            return values[0], values[1]
-        v = self._variances(x)
-        ntk = v[0]
-        for layer in range(self.depth):
-            moment, slope = variances(self.activation, v[layer])
-            mean = self._patch if layer < self.depth - 1 else self._pool
-            s = self._affine(mean(moment))
-            ntk = s + mean(ntk * slope) * self.weight_var
-        return s, ntk
-
-    def _variances(self, x: Tensor) -> list[Tensor]:  # depth of (n, h, w)
-        """Every pixel's variance in every hidden layer."""
-        v = [self._affine(_patch_mean(x.square().mean(1), self.kernel_size))]
-        for _ in range(self.depth - 1):
-            v.append(self._affine(_patch_mean(variances(self.activation, v[-1])[0], self.kernel_size)))
-        return v
-
-    def _aligned(self, qx: Tensor, qy: Tensor) -> tuple[Tensor, Tensor]:
-        if self.readout == "flatten":
-            return qx[:, None], qy[None]
-        return qx[:, None, :, :, None, None], qy[None, :, None, None]
-
-    def _patch(self, s: Tensor) -> Tensor:
-        return _patch_mean(s, self.kernel_size) if s.ndim < 6 else _patch_mean_of_pairs(s, self.kernel_size)
-
-    def _pool(self, s: Tensor) -> Tensor:
-        return s.mean((-2, -1)) if self.readout == "flatten" else s.mean((-4, -3, -2, -1))
-
-    def _affine(self, moment: Tensor) -> Tensor:
-        return moment * self.weight_var + self.bias_var
 
 
 class ConvNTK(ConvNNGP):
@@ -165,29 +103,4 @@ class ConvNTK(ConvNNGP):
     NTK parametrisation. Arguments as for :class:`ConvNNGP`.
     """
 
-    TANGENT = True
-
-    @override
-    def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, c, h, w), (m, c, h, w) -> (n, m)
-        return self._blocks(x, y)[1]
-
-    @override
-    def gram_diag(self, x: Tensor) -> Tensor:  # (n, c, h, w) -> (n,)
-        return self._diagonal(x)[1]
-
-
-def _patch_mean(s: Tensor, k: int) -> Tensor:  # (..., h, w) -> (..., h, w)
-    flat = s.reshape(-1, 1, *s.shape[-2:])
-    return F.avg_pool2d(flat, k, stride=1, padding=k // 2).reshape(s.shape)
-
-
-def _patch_mean_of_pairs(s: Tensor, k: int) -> Tensor:  # (n, m, h, w, h, w) -> the same
-    """The patches around p and p' move together, so it is a sum over shared offsets."""
-    r = k // 2
-    h, w = s.shape[2:4]
-    padded = F.pad(s, (r, r, r, r, r, r, r, r))
-    total = torch.zeros_like(s)
-    for i in range(k):
-        for j in range(k):
-            total = total + padded[:, :, i : i + h, j : j + w, i : i + h, j : j + w]
-    return total / k**2
+    TANGENT: ClassVar[bool] = True

@@ -1,0 +1,569 @@
+r"""What each layer of an infinitely wide network does to covariances: rules from state to state.
+
+A state of two rows x, y holds, for every pair of positions (pixels, tokens) that is needed, the correlation
+:math:`\rho = \Sigma(x, y) / r_x r_y` and the relative tangent covariance :math:`\theta = \Theta(x, y) / r_x r_y`, where
+:math:`\Sigma = E[f(x) f(y)]` over weights (a mean over channels) and :math:`r_x = \sqrt{\Sigma(x, x)}`. What a row
+knows of itself, r first of all, is an :class:`Own`.
+
+Positions are the last axes: ``(n, m, *P)`` where only equal positions matter, ``(n, m, *P, *P)`` where a later pooling
+asks for all pairs. Of rows with themselves (``zipped``) the first axes are ``(n,)`` in place of ``(n, m)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import override
+
+from ..linalg import norms_and_units, records_graph, safe_sqrt
+from .gaussian_moments import Activation, hypotenuse, inverse_of, ratio_of
+
+
+class State(NamedTuple):
+    """Correlations and relative tangent covariances of pairs; no tangent kernel yet, or none asked for: None."""
+
+    rho: Tensor
+    theta: Tensor | None
+
+
+class Own(NamedTuple):
+    """What n rows know of themselves at one node of the network."""
+
+    r: Tensor  # (n, *P): deviations; the tensor itself at a node of the input
+    mean: Tensor | None = None  # (n, *P): mean over channels, where a layer norm asks for it
+    unit: Tensor | None = None  # (n, *P, d) unit vectors of the input's channels, or its tokens (n, *P)
+    state: State | None = None  # of the rows with themselves
+
+    def part(self, rows: slice) -> Own:
+        """Some of the rows, without their states."""
+        mean, unit = (None if t is None else t[rows] for t in (self.mean, self.unit))
+        return Own(self.r[rows], mean, unit)
+
+
+class Layout(NamedTuple):
+    """How the values of single rows are aligned with those of pairs."""
+
+    full: bool  # all pairs of positions
+    zipped: bool  # rows with themselves
+
+    def align(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
+        """Views of a and b that broadcast to the pairs."""
+        ones = (1,) * (a.ndim - 1) if self.full else ()
+        rows, columns = ((), ()) if self.zipped else ((1,), (1,))
+        left = a.reshape(a.shape[0], *rows, *a.shape[1:], *ones)
+        right = b.reshape(*columns, b.shape[0], *ones, *b.shape[1:])
+        return left, right
+
+
+class Rule:
+    """One layer. ``own`` follows single rows, ``pair`` pairs of rows whose ``own`` is known before and after."""
+
+    ALL_PAIRS: ClassVar[bool] = False  # asks for all pairs of positions of its input
+
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        """Deviations, and means where asked for, after the layer."""
+        raise NotImplementedError
+
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        """The state after the layer; x and y are (before, after)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Stands in the arguments of a `RawCall` for one of its inputs; of number -1, for how many rows there are."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class RawCall(Rule):
+    """A function of the input without random weights, run as the model runs it.
+
+    Args:
+        function: The function of torch.
+        arguments: Positional arguments, with a `Place` for each input.
+        named: Keyword arguments, likewise.
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        x = before[0].r
+
+        def fill(value: Any) -> Any:
+            if isinstance(value, Place):
+                return x.shape[0] if value.number < 0 else before[value.number].r
+            if isinstance(value, Tensor):  # a constant of the model: the data's dtype wins
+                return value.to(x.device, x.dtype if value.is_floating_point() else value.dtype)
+            return type(value)(map(fill, value)) if type(value) in (tuple, list) else value
+
+        return Own(self.function(*fill(self.arguments), **{name: fill(value) for name, value in self.named.items()}))
+
+
+@dataclass(frozen=True)
+class Enter(Rule):
+    """Rows of numbers become a state: the mean product over the channels.
+
+    Args:
+        channel: Axis of the channels, of ``(n, ...)``.
+    """
+
+    channel: int = -1
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        x = before[0].r.movedim(self.channel, -1)
+        norm, unit = norms_and_units(x)
+        return Own(norm / math.sqrt(x.shape[-1]), x.mean(-1) if means else None, unit)
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        ux, uy = x[1].unit, y[1].unit
+        assert ux is not None and uy is not None
+        if ux.ndim == 2:
+            return State((ux * uy).sum(-1) if layout.zipped else ux @ uy.mT, None)
+        positions = ux.shape[1:-1]
+        ux, uy = ux.flatten(1, -2), uy.flatten(1, -2)  # (n, p, d)
+        if layout.full:
+            products = torch.einsum("npc,nqc->npq" if layout.zipped else "npc,mqc->nmpq", ux, uy)
+            return State(products.reshape(*products.shape[:-2], *positions, *positions).contiguous(), None)
+        products = torch.einsum("npc,npc->np" if layout.zipped else "npc,mpc->nmp", ux, uy)
+        return State(products.reshape(*products.shape[:-1], *positions).contiguous(), None)
+
+
+@dataclass(frozen=True)
+class Embed(Rule):
+    r"""An embedding: equal tokens have covariance ``variance``, different ones 0; its rows are trained.
+
+    Args:
+        variance: Of the entries of a token's vector.
+        padding: The token whose vector is 0 and stays so.
+        trained: Whether the vectors are.
+    """
+
+    variance: float = 1.0
+    padding: int | None = None
+    trained: bool = True
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        tokens = before[0].r
+        deviation = torch.full(tokens.shape, math.sqrt(self.variance), device=tokens.device)
+        if self.padding is not None:
+            deviation = deviation * (tokens != self.padding)
+        return Own(deviation, torch.zeros_like(deviation) if means else None, tokens)
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        tx, ty = x[1].unit, y[1].unit
+        assert tx is not None and ty is not None
+        left, right = layout.align(tx, ty)
+        rho = (left == right).to(x[1].r.dtype)
+        return State(rho, rho if self.trained else None)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """The mean over a window of a convolution, which moves over both positions of a pair together.
+
+    Args:
+        size: Of the window, for each axis of positions; the others in the same way.
+        stride: Steps of the window.
+        padding: Zeros before and after.
+        dilation: Distance of its taps.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+
+    def __call__(self, s: Tensor, *, full: bool) -> Tensor:
+        """The mean of covariances; positions are the last axes, twice where ``full``."""
+        count = len(self.size)
+        for axis in range(count):  # the mean over a box of shared offsets is one axis after the other
+            k, step, gap, pad = self.size[axis], self.stride[axis], self.dilation[axis], self.padding[axis]
+            dim = axis - count
+            if not full:  # a product with a banded matrix is faster than torch's pooling
+                starts = range(-pad[0], s.shape[dim] + pad[1] - gap * (k - 1), step)
+                s = _apply(s, dim, tuple(tuple((start + gap * tap, 1 / k) for tap in range(k)) for start in starts))
+                continue
+            dims = [dim, dim - count]
+            s = _pad_zeros(s, dims, pad)
+            length = (s.shape[dim] - gap * (k - 1) - 1) // step + 1
+            total = None
+            for tap in range(k):
+                part = _strided(_strided(s, dims[0], tap * gap, length, step), dims[1], tap * gap, length, step)
+                total = part if total is None else total + part
+            assert total is not None
+            s = total / k
+        return s
+
+
+@dataclass(frozen=True)
+class Affine(Rule):
+    r"""A layer of fresh weights, :math:`\Sigma' = \sigma_w^2 P[\Sigma] + \sigma_b^2`.
+
+    :math:`\Theta' = \Sigma' + \sigma_w^2 P[\Theta]`, where weights and biases are trained; those that are not leave out
+    their part of :math:`\Sigma'`. P is the identity for a linear layer on channels, the patch mean for a convolution,
+    the mean over all positions for a linear layer on flattened positions.
+
+    Args:
+        weight_var: :math:`\sigma_w^2`, the weights' variance times fan-in.
+        bias_var: :math:`\sigma_b^2`.
+        patch: The window of a convolution.
+        flattened: A linear layer on channels and positions.
+        trained: Whether the weights are, whether the biases are.
+    """
+
+    weight_var: float
+    bias_var: float = 0.0
+    patch: Patch | None = None
+    flattened: bool = False
+    trained: tuple[bool, bool] = (True, True)
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        r = before[0].r
+        if self.patch is not None:
+            r = safe_sqrt(self.patch(r.square(), full=False))
+        elif self.flattened and r.ndim > 1:
+            r = safe_sqrt(r.square().flatten(1).mean(1))
+        r = r * math.sqrt(self.weight_var)
+        r = hypotenuse(r, math.sqrt(self.bias_var)) if self.bias_var else r
+        return Own(r, torch.zeros_like(r) if means else None)
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        (rho, theta), (bx, by) = states[0], (x[0][0].r, y[0][0].r)
+        sigma = math.sqrt(self.weight_var)
+        mixes = self.patch is not None or (self.flattened and bx.ndim > 1)
+        left, right = layout.align(sigma * bx, sigma * by)
+        after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
+        gains = layout.align(ratio_of(sigma * bx, x[1].r), ratio_of(sigma * by, y[1].r)) if not mixes else after
+
+        def carried(t: Tensor) -> Tensor:
+            if not mixes:  # without a bias the relative covariances stay
+                return t * gains[0] * gains[1] if self.bias_var else t
+            covariance = t * left * right
+            if self.patch is not None:
+                covariance = self.patch(covariance, full=layout.full)
+            else:
+                covariance = covariance.flatten(1 if layout.zipped else 2).mean(-1)
+            return covariance * after[0] * after[1]
+
+        by_weights = carried(rho)
+        by_bias = (math.sqrt(self.bias_var) * after[0]) * (math.sqrt(self.bias_var) * after[1])
+        after_rho = by_weights + by_bias if self.bias_var else by_weights
+        parts = [] if theta is None else [carried(theta)]
+        if all(self.trained):
+            parts.append(after_rho)
+        elif self.trained[0]:
+            parts.append(by_weights)
+        elif self.trained[1] and self.bias_var:
+            parts.append(by_bias.expand_as(after_rho))
+        return State(after_rho, functools.reduce(torch.add, parts) if parts else None)
+
+
+@dataclass(frozen=True)
+class Activate(Rule):
+    r"""An activation on Gaussian states: :math:`\Theta' = \Theta E[\phi' \phi']`."""
+
+    activation: Activation
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        r = before[0].r
+        return Own(self.activation.deviation(r), self.activation.mean(r) if means else None)
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        rho, theta = states[0]
+        before, after = layout.align(x[0][0].r, y[0][0].r), layout.align(x[1].r, y[1].r)
+        rho, slope = self.activation.pair(rho, before, after, slope=theta is not None)
+        return State(rho, None if theta is None or slope is None else theta * slope)
+
+
+@dataclass(frozen=True)
+class Combine(Rule):
+    """A weighted sum of uncorrelated states.
+
+    Args:
+        weights: One for each state.
+    """
+
+    weights: tuple[float, ...]
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        scaled = torch.stack([abs(w) * own.r for w, own in zip(self.weights, before, strict=True)])
+        # the squares of large deviations would overflow
+        largest = scaled.detach().amax(0)
+        largest = torch.where(largest > 0, largest, torch.ones_like(largest))
+        r = largest * safe_sqrt((scaled / largest).square().sum(0))
+        means_before = [w * own.mean for w, own in zip(self.weights, before, strict=True) if own.mean is not None]
+        return Own(r, functools.reduce(torch.add, means_before) if means else None)
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        if len(states) == 1:
+            return states[0]
+        rho, thetas = None, []
+        for weight, state, own_x, own_y in zip(self.weights, states, x[0], y[0], strict=True):
+            left, right = layout.align(ratio_of(abs(weight) * own_x.r, x[1].r), ratio_of(abs(weight) * own_y.r, y[1].r))
+            part = state.rho * left * right
+            rho = part if rho is None else rho + part
+            if state.theta is not None:
+                thetas.append(state.theta * left * right)
+        assert rho is not None
+        return State(rho, functools.reduce(torch.add, thetas) if thetas else None)
+
+
+@dataclass(frozen=True)
+class Normalize(Rule):
+    r"""Layer norm over infinitely many channels: the covariance over :math:`\sqrt{(q_x + \epsilon)(q_y + \epsilon)}`.
+
+    q is a row's variance, or second moment without ``center``. The derivative of q itself vanishes in the limit, so
+    that :math:`\Theta` is divided likewise.
+
+    Args:
+        eps: :math:`\epsilon`.
+        scale: The factor after it.
+        center: Subtract the mean first: layer norm rather than RMS norm.
+        positions: q is the mean over positions too, as for group norm; only for states of mean 0.
+    """
+
+    eps: float
+    scale: float = 1.0
+    center: bool = False
+    positions: bool = False
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        r, mean = before[0].r, before[0].mean
+        if self.center and mean is not None:
+            r = safe_sqrt(r.square() - mean.square())
+        over = r
+        if self.positions and r.ndim > 1:
+            over = safe_sqrt(r.square().flatten(1).mean(1)).reshape(-1, *(1,) * (r.ndim - 1))
+        factor = self.scale / (hypotenuse(over, math.sqrt(self.eps)) if self.eps else over)
+        after = r * factor.abs()
+        if not means:
+            return Own(after)
+        return Own(after, torch.zeros_like(r) if self.center or mean is None else mean * factor)
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        (rho, theta), (own_x,), (own_y,) = states[0], x[0], y[0]
+        if not self.center or own_x.mean is None or own_y.mean is None:
+            return State(rho, theta)
+        # subtract the product of the means and divide by the centered deviations
+        centered = [safe_sqrt(own.r.square() - own.mean.square()) for own in (own_x, own_y)]  # type: ignore[union-attr]
+        left, right = layout.align(ratio_of(own_x.r, centered[0]), ratio_of(own_y.r, centered[1]))
+        mx, my = layout.align(ratio_of(own_x.mean, centered[0]), ratio_of(own_y.mean, centered[1]))
+        return State(rho * left * right - mx * my, None if theta is None else theta * left * right)
+
+
+@dataclass(frozen=True)
+class Pool(Rule):
+    """The mean over windows, of each position of a pair on its own.
+
+    Args:
+        size: Of the window, for each axis of positions; None: all of the axis, which goes.
+        stride: Steps of the window.
+        padding: Zeros before and after.
+        count_padding: Whether the zeros count.
+        total: The sum in place of the mean.
+    """
+
+    ALL_PAIRS: ClassVar[bool] = True
+
+    size: tuple[int | None, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    count_padding: bool = True
+    total: bool = False
+
+    def pooled(self, s: Tensor, copies: int) -> Tensor:
+        """Means over windows; positions are the last axes, ``copies`` times."""
+        axes = len(self.size)
+        # from the last axis on, so that an axis that goes leaves the places of the others before it
+        for place in range(1, copies * axes + 1):
+            axis = axes - 1 - (place - 1) % axes
+            gone = sum(1 for p in range(1, place) if self.size[axes - 1 - (p - 1) % axes] is None)
+            dim = -(place - gone)
+            k, pad = self.size[axis], self.padding[axis]
+            if k is None:
+                s = s.sum(dim) if self.total else s.mean(dim)
+                continue
+            windows = []
+            for start in range(-pad, s.shape[dim] + pad - k + 1, self.stride[axis]):
+                inside = [i for i in range(start, start + k) if 0 <= i < s.shape[dim]]
+                divisor = 1 if self.total else (k if self.count_padding else len(inside))
+                windows.append(tuple((i, 1 / divisor) for i in inside))
+            s = _apply(s, dim, tuple(windows))
+        return s
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        (own,) = before
+        assert own.state is not None
+        r, layout = own.r, Layout(full=True, zipped=True)
+        left, right = layout.align(r, r)
+        square = self.pooled(own.state.rho * left * right, 2)
+        after = safe_sqrt(diagonal(square, (square.ndim - 1) // 2))
+        return Own(after, self.pooled(own.mean, 1) if means and own.mean is not None else None)
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        left, right = layout.align(x[0][0].r, y[0][0].r)
+        after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
+        rho, theta = (None if t is None else self.pooled(t * left * right, 2) * after[0] * after[1] for t in states[0])
+        assert rho is not None
+        return State(rho, theta)
+
+
+@dataclass(frozen=True)
+class Pad(Rule):
+    """Positions beyond the border, as ``torch.nn.functional.pad`` fills them.
+
+    Args:
+        padding: Before and after, for each axis of positions.
+        mode: ``"constant"`` (zeros), ``"circular"``, ``"reflect"`` or ``"replicate"``.
+    """
+
+    padding: tuple[tuple[int, int], ...]
+    mode: str = "constant"
+
+    def _padded(self, t: Tensor, copies: int) -> Tensor:
+        axes = len(self.padding)
+        for axis, amounts in enumerate(self.padding):
+            dims = [axis - axes * (copy + 1) for copy in range(copies)]
+            if self.mode == "constant":
+                t = _pad_zeros(t, dims, amounts)
+                continue
+            places = torch.arange(t.shape[dims[0]], dtype=torch.float32, device=t.device)[None]
+            index = F.pad(places, amounts, mode=self.mode)[0].long()
+            for dim in dims:
+                t = t.index_select(dim, index)
+        return t
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        mean = before[0].mean
+        return Own(self._padded(before[0].r, 1), None if mean is None else self._padded(mean, 1))
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        rho, theta = (None if t is None else self._padded(t, 2 if layout.full else 1) for t in states[0])
+        assert rho is not None
+        return State(rho, theta)
+
+
+@dataclass(frozen=True)
+class Reposition(Rule):
+    """The same positions in another shape.
+
+    Args:
+        positions: The shape.
+    """
+
+    positions: tuple[int, ...]
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        own = before[0]
+        r = own.r.reshape(-1, *self.positions)
+        return Own(r, None if own.mean is None else own.mean.reshape(-1, *self.positions))
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        rho, theta = states[0]
+        shape = (*rho.shape[: 1 if layout.zipped else 2], *self.positions * (2 if layout.full else 1))
+        return State(rho.reshape(shape), None if theta is None else theta.reshape(shape))
+
+
+def diagonal(s: Tensor, positions: int) -> Tensor:  # (..., *P, *P) -> (..., *P)
+    """The covariances of equal positions, of which there are so many axes."""
+    if not positions:
+        return s
+    shape = s.shape[-positions:]
+    count = shape.numel()
+    return (
+        s.reshape(*s.shape[: -2 * positions], count, count)
+        .diagonal(dim1=-2, dim2=-1)
+        .reshape(*s.shape[: -2 * positions], *shape)
+    )
+
+
+Windows = tuple[tuple[tuple[int, float], ...], ...]  # places and their weights, for each window
+
+
+def _apply(s: Tensor, dim: int, windows: Windows) -> Tensor:
+    """Weighted sums along an axis counted from the last; places beyond it are zeros."""
+    make = _make_matrix if records_graph() else _matrix
+    matrix = make(windows, s.shape[dim], s.dtype, str(s.device))
+    if dim == -1:
+        return s @ matrix.mT
+    return matrix @ s if dim == -2 else (s.movedim(dim, -1) @ matrix.mT).movedim(-1, dim)
+
+
+def _make_matrix(windows: Windows, length: int, dtype: torch.dtype, device: str) -> Tensor:  # (windows, length)
+    rows = [[dict(window).get(place, 0.0) for place in range(length)] for window in windows]
+    return torch.tensor(rows, dtype=dtype, device=device)
+
+
+@functools.lru_cache(256)
+def _matrix(windows: Windows, length: int, dtype: torch.dtype, device: str) -> Tensor:
+    with torch.inference_mode(False):  # kept for later calls, which may differentiate
+        return _make_matrix(windows, length, dtype, device)
+
+
+def _pad_zeros(s: Tensor, dims: Sequence[int], amounts: tuple[int, int]) -> Tensor:
+    """Zeros before and after along these axes, counted from the last."""
+    if amounts == (0, 0):
+        return s
+    pad = [0] * (2 * max(-dim for dim in dims))
+    for dim in dims:
+        pad[2 * (-dim - 1) : 2 * (-dim)] = amounts
+    return F.pad(s, pad)
+
+
+def _strided(s: Tensor, dim: int, start: int, length: int, stride: int) -> Tensor:
+    """Every ``stride``-th entry along an axis."""
+    part = s.narrow(dim, start, stride * (length - 1) + 1)
+    if stride == 1:
+        return part
+    index: Any = (..., slice(None, None, stride), *(slice(None),) * (-dim - 1))
+    return part[index]

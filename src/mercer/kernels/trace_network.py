@@ -1,0 +1,808 @@
+"""Read a torch model as a list of layer rules, by running it once on a stand-in for its input.
+
+The stand-in answers every torch function by recording the rule of that layer. Functions of the input alone, before the
+first layer with weights, are recorded as they are. Whatever has no rule is refused, by the layer's name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from .gaussian_moments import GELU, Activation, Erf, HermiteSeries, LeakyReLU, Wave
+from .layer_rules import (
+    Activate,
+    Affine,
+    Combine,
+    Embed,
+    Enter,
+    Normalize,
+    Pad,
+    Patch,
+    Place,
+    Pool,
+    RawCall,
+    Reposition,
+    Rule,
+)
+from .wide_kernel import Step
+
+CHANNEL, ALL = "channel", "channel and positions"  # what an axis of a tensor holds; a number: those positions
+
+ReadVariances = Callable[[str, Tensor, Tensor | None, int], tuple[float, float]]  # layer, weight, bias, fan-in
+
+
+class NoLimitError(ValueError):
+    """A model, or a part of it, without a known infinite-width limit."""
+
+
+class Rows(int):
+    """The number of rows of the stand-in; stays itself where it is passed on, so that it is not taken for a size."""
+
+
+@dataclass(frozen=True)
+class Wide:
+    """What is known of a node with infinitely many channels."""
+
+    axes: tuple[str | int, ...]  # of the tensor, after the rows
+    channels: int
+    positions: tuple[int, ...]
+    terms: tuple[tuple[int, float], ...]  # the node as a weighted sum of others
+    gaussian: bool  # whether the limit is a Gaussian process
+    has_mean: bool  # whether the mean over channels can differ from 0
+    carries: frozenset[int]  # nodes with which it may be correlated
+
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape after the rows."""
+        sizes = {CHANNEL: self.channels, ALL: self.channels * math.prod(self.positions)}
+        return tuple(sizes[axis] if isinstance(axis, str) else self.positions[axis] for axis in self.axes)
+
+
+@dataclass
+class Tape:
+    """The steps recorded so far, and the layers that are running."""
+
+    read_variances: ReadVariances
+    rows: int
+    steps: list[Step] = field(default_factory=list)
+    nodes: dict[int, Wide] = field(default_factory=dict)
+    running: list[tuple[str, nn.Module]] = field(default_factory=list)
+    used: dict[int, tuple[str, Tensor]] = field(default_factory=dict)  # weights, by identity
+    layers: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+
+    def layer(self) -> str:
+        """The layer that is running, as the messages call it."""
+        name, module = self.running[-1] if self.running else ("", None)
+        kind = type(module).__name__ if module is not None else "model"
+        return f"layer {name!r} ({kind})" if name else f"the model's own forward ({kind})"
+
+    def refuse(self, need: str, got: str, fix: str = "") -> NoLimitError:
+        """The error that names the layer."""
+        return NoLimitError(checks.sentence("infinite_width", f"{self.layer()} {need}", got, fix))
+
+    def add(self, rule: Rule, inputs: tuple[int, ...], positions: tuple[int, ...] = ()) -> int:
+        """Record a step; its node."""
+        self.steps.append(Step(rule, inputs, positions))
+        return len(self.steps)
+
+    def source(self, rule: Rule, inputs: tuple[int, ...], wide: Wide, *, fresh: bool) -> Traced:
+        """Record a step with infinitely many channels; ``fresh`` weights make it uncorrelated with all before."""
+        node = self.add(rule, inputs, wide.positions)
+        carries = frozenset([node]) | (frozenset() if fresh else wide.carries)
+        self.nodes[node] = replace(wide, terms=((node, 1.0),), carries=carries)
+        return Traced(self, node, wide=self.nodes[node])
+
+
+class Traced:
+    """Stands in for a tensor of the model."""
+
+    def __init__(self, tape: Tape, node: int, *, value: Tensor | None = None, wide: Wide | None = None) -> None:
+        self.tape, self.node, self.value, self.wide = tape, node, value, wide
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return call(function, tuple(args), dict(kwargs or {}))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a tensor."""
+        if self.wide is not None:
+            return Rows(self.tape.rows), *self.wide.shape()
+        assert self.value is not None
+        sizes = tuple(self.value.shape)
+        return (Rows(sizes[0]), *sizes[1:]) if sizes and sizes[0] == self.tape.rows else sizes
+
+    @property
+    def ndim(self) -> int:
+        """As of a tensor."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As of a tensor."""
+        return torch.get_default_dtype() if self.value is None else self.value.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """As of a tensor."""
+        return torch.device("cpu") if self.value is None else self.value.device
+
+    def dim(self) -> int:
+        """As of a tensor."""
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        """As of a tensor."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def is_floating_point(self) -> bool:
+        """As of a tensor."""
+        return self.dtype.is_floating_point
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(Tensor, name, None)
+        if name.startswith("_") or not callable(method):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: call(method, (self, *args), kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return call(Tensor.__getitem__, (self, index), {})
+
+    def __add__(self, other: Any) -> Any:
+        return call(torch.add, (self, other), {})
+
+    __radd__ = __iadd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return call(torch.sub, (self, other), {})
+
+    def __rsub__(self, other: Any) -> Any:
+        return call(torch.add, (call(torch.mul, (self, -1.0), {}), other), {})
+
+    def __mul__(self, other: Any) -> Any:
+        return call(torch.mul, (self, other), {})
+
+    __rmul__ = __imul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        return call(torch.div, (self, other), {})
+
+    def __pow__(self, other: Any) -> Any:
+        return call(torch.pow, (self, other), {})
+
+    def __matmul__(self, other: Any) -> Any:
+        return call(torch.matmul, (self, other), {})
+
+    def __neg__(self) -> Any:
+        return call(torch.mul, (self, -1.0), {})
+
+    def __bool__(self) -> bool:
+        raise self.tape.refuse("must not branch on values", "an if on a tensor", "Branch on shapes only.")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+def record(
+    model: nn.Module, example: Tensor, read_variances: ReadVariances
+) -> tuple[list[Step], dict[str, tuple[float, float | None]]]:
+    """The steps of a model of rows like the example's, and the variances of its layers by name.
+
+    Args:
+        model: A private copy, whose hooks are free to use.
+        example: Some rows.
+        read_variances: Gives the variances of a layer's weights (times fan-in) and biases.
+    """
+    tape = Tape(read_variances, len(example))
+    handles = []
+    for name, module in model.named_modules():
+        enter = _Enter(tape, name)
+        handles.append(module.register_forward_pre_hook(enter))
+        handles.append(module.register_forward_hook(_leave(tape)))
+    try:
+        output = model(Traced(tape, 0, value=example))
+    except NoLimitError:
+        raise
+    except Exception as error:
+        fix = "Give example=x[:1] with rows as the model takes them; use layers of torch.nn where forward does more."
+        raise tape.refuse("must run on a stand-in for its input", f"{type(error).__name__}: {error}", fix) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    where = "infinite_width"
+    if not isinstance(output, Traced) or output.wide is None:
+        need = "model must give one tensor, made by layers with weights"
+        raise NoLimitError(checks.sentence(where, need, type(output).__name__ if output is None else "none"))
+    if output.wide.positions and output.wide.axes != (ALL,):
+        got = f"positions {output.wide.positions} beside the channels"
+        fix = "Pool or flatten them and add a linear layer."
+        raise NoLimitError(checks.sentence(where, "model must give one vector for each row", got, fix))
+    if output.wide.positions:
+        fix = "Add a linear layer."
+        raise NoLimitError(
+            checks.sentence(where, "model must give one vector for each row", "flattened positions", fix)
+        )
+    output = materialize(output)
+    if output.node != len(tape.steps):  # the answer is the last step's
+        tape.add(Combine((1.0,)), (output.node,))
+    return tape.steps, tape.layers
+
+
+class _Enter:
+    """A hook that notes which layer is running, and refuses the layers that no function would name."""
+
+    def __init__(self, tape: Tape, name: str) -> None:
+        self.tape, self.name = tape, name
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.tape.running.append((self.name, module))
+        wide = any(isinstance(arg, Traced) and arg.wide is not None for arg in args)
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            fix = "Drop the attention, or use EmpiricalNTK(model) or MonteCarloNNGP."
+            raise self.tape.refuse("has no rule", "softmax attention, which has no Gaussian limit as scaled", fix)
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            fix = "Use convolutions, or EmpiricalNTK(model)."
+            raise self.tape.refuse("has no rule", "a recurrent layer, which uses its weights many times", fix)
+        batch_norm = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
+        if batch_norm and module.training:
+            fix = "Call model.eval() first: a fresh batch norm is then the identity. Or use nn.LayerNorm, nn.GroupNorm."
+            raise self.tape.refuse("has no limit of its own", "batch norm in training mode, which mixes rows", fix)
+        if wide and isinstance(module, nn.MaxPool1d | nn.MaxPool2d | nn.AdaptiveMaxPool1d | nn.AdaptiveMaxPool2d):
+            fix = "Use average pooling (nn.AvgPool2d), or a convolution with a stride."
+            raise self.tape.refuse("has no rule", "max pooling, whose limit has no closed form", fix)
+
+
+def _leave(tape: Tape) -> Callable[..., None]:
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        tape.running.pop()
+
+    return leave
+
+
+def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer a torch function of stand-ins."""
+    traced = [value for value in _flat((args, kwargs)) if isinstance(value, Traced)]
+    tape, name = traced[0].tape, str(getattr(function, "__name__", function)).rstrip("_")
+    if name in ("size", "dim", "is_floating_point"):
+        return getattr(traced[0], name)(*args[1:], **kwargs)
+    if name in IDENTITIES:
+        return traced[0]
+    if name in LAYERS:
+        return LAYERS[name](tape, *args, **kwargs)
+    if all(t.wide is None for t in traced):
+        return _call_raw(tape, function, name, args, kwargs, traced)
+    if name in RULES:
+        return RULES[name](tape, *args, **kwargs)
+    if name in ACTIVATIONS:
+        return activate(tape, ACTIVATIONS[name], args[0])
+    fix = "Use layers of the list in its documentation, or EmpiricalNTK(model) of the finite network."
+    raise tape.refuse("has no rule", f"the function {name}", fix)
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
+def _call_raw(
+    tape: Tape, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], traced: list[Traced]
+) -> Traced:
+    """Record a function of the input alone."""
+    if any(isinstance(value, nn.Parameter) for value in _flat((args, kwargs))):
+        if not name.endswith("_norm"):
+            fix = "Use nn.Linear or nn.Conv2d for weights."
+            raise tape.refuse("has no rule", f"the function {name} of a parameter", fix)
+        _norm_scale(tape, kwargs.get("weight"), kwargs.get("bias"))
+    inputs = {id(t): Place(i) for i, t in reversed(list(enumerate(traced)))}
+
+    def replaced(value: Any, by: Callable[[Traced], Any], rows: Any) -> Any:
+        if isinstance(value, Traced):
+            return by(value)
+        if isinstance(value, Rows):
+            return rows
+        if isinstance(value, nn.Parameter):
+            return value.detach().clone()
+        return type(value)(replaced(v, by, rows) for v in value) if type(value) in (tuple, list) else value
+
+    values = [replaced(part, lambda t: t.value, tape.rows) for part in (args, tuple(kwargs.values()))]
+    output = function(*values[0], **dict(zip(kwargs, values[1], strict=True)))
+    if not isinstance(output, Tensor):
+        raise tape.refuse("must give one tensor", f"{type(output).__name__} of {name}")
+    places = [replaced(part, lambda t: inputs[id(t)], Place(-1)) for part in (args, tuple(kwargs.values()))]
+    rule = RawCall(function, places[0], dict(zip(kwargs, places[1], strict=True)))
+    return Traced(tape, tape.add(rule, tuple(t.node for t in traced)), value=output)
+
+
+def materialize(t: Traced) -> Traced:
+    """A node that holds the sum of its terms."""
+    wide = t.wide
+    assert wide is not None
+    if len(wide.terms) == 1 and wide.terms[0][1] == 1.0:
+        return Traced(t.tape, wide.terms[0][0], wide=wide)
+    nodes, weights = zip(*wide.terms, strict=True)
+    node = t.tape.add(Combine(weights), nodes, wide.positions)
+    return Traced(t.tape, node, wide=wide)
+
+
+def enter(t: Traced, channel: int) -> Traced:
+    """The input's rows as a state; ``channel`` is the axis of its channels."""
+    assert t.value is not None
+    shape = list(t.value.shape)
+    channel = channel % len(shape)
+    channels = shape.pop(channel)
+    positions = tuple(shape[1:])
+    axes: list[str | int] = list(range(len(positions)))
+    axes.insert(channel - 1, CHANNEL)
+    wide = Wide(tuple(axes), channels, positions, (), gaussian=False, has_mean=True, carries=frozenset([0]))
+    return t.tape.source(Enter(channel), (t.node,), wide, fresh=False)
+
+
+def _affine(tape: Tape, weight: Tensor, bias: Tensor | None, *, fan_in: int | None = None, **options: Any) -> Affine:
+    """The rule of a layer's weights, each used once; an embedding's fan-in is 0."""
+    name, module = tape.running[-1]
+    for parameter, value in module.named_parameters(recurse=False):
+        if value is weight and parameter != "weight":
+            name = f"{name}.{parameter}".lstrip(".")
+    if id(weight) in tape.used:
+        got = f"weights that layer {tape.used[id(weight)][0]!r} uses too"
+        raise tape.refuse("must have weights of its own", got, "Give every layer fresh weights, used once.")
+    tape.used[id(weight)] = name, weight
+    fan_in = weight.shape[1:].numel() if fan_in is None else fan_in
+    weight_var, bias_var = tape.read_variances(name, weight, bias, fan_in)
+    tape.layers[name] = weight_var, None if bias is None else bias_var
+    trained = (weight.requires_grad, bias is None or bias.requires_grad)
+    return Affine(weight_var, bias_var, trained=trained, **options)
+
+
+def linear(tape: Tape, input: Any, weight: Tensor, bias: Tensor | None = None) -> Traced:
+    """``torch.nn.functional.linear``."""
+    t = materialize(input) if input.wide is not None else enter(input, -1)
+    wide = t.wide
+    assert wide is not None
+    if wide.axes[-1] not in (CHANNEL, ALL):
+        raise tape.refuse("must act on channels", "a linear layer over positions, which stay finite in number")
+    if wide.shape()[-1] != weight.shape[1]:
+        fix = "Give example=x[:1], as the model takes it."
+        raise tape.refuse(f"must have an input of {weight.shape[1]} features", f"{wide.shape()[-1]}", fix)
+    flattened = wide.axes[-1] == ALL
+    after = replace(wide, channels=weight.shape[0], gaussian=True, has_mean=False)
+    if flattened:
+        after = replace(after, axes=(CHANNEL,), positions=())
+    return tape.source(_affine(tape, weight, bias, flattened=flattened), (t.node,), after, fresh=True)
+
+
+def convolution(
+    tape: Tape,
+    input: Any,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Traced:
+    """``torch.nn.functional.conv1d`` and ``conv2d``."""
+    count = weight.ndim - 2
+    t = materialize(input) if input.wide is not None else enter(input, 1)
+    wide = t.wide
+    assert wide is not None
+    if wide.axes != (CHANNEL, *range(count)):
+        need = f"must act on rows of channels and {count} axes of positions"
+        raise tape.refuse(need, f"shape {(None, *wide.shape())}")
+    if wide.channels != weight.shape[1] * groups:
+        fix = "Give example=x[:1], as the model takes it."
+        raise tape.refuse(f"must have an input of {weight.shape[1] * groups} channels", f"{wide.channels}", fix)
+    if groups > 1 and input.wide is None:
+        fix = "Use groups=1 in the first layer."
+        raise tape.refuse("must see all channels of the input", f"groups={groups}", fix)
+    size = tuple(weight.shape[2:])
+    stride, dilation = _each(stride, count), _each(dilation, count)
+    if padding == "same":
+        spread = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
+        amounts = tuple((total // 2, total - total // 2) for total in spread)
+    else:
+        amounts = tuple((p, p) for p in _each(0 if padding == "valid" else padding, count))
+    positions = tuple(
+        (p + sum(pad) - d * (k - 1) - 1) // s + 1
+        for p, pad, d, k, s in zip(wide.positions, amounts, dilation, size, stride, strict=True)
+    )
+    # A group of one channel multiplies Gaussians: its output has the covariance, but is not Gaussian.
+    gaussian = input.wide is None or weight.shape[1] > 1
+    after = replace(wide, channels=weight.shape[0], positions=positions, gaussian=gaussian, has_mean=False)
+    rule = _affine(tape, weight, bias, patch=Patch(size, stride, amounts, dilation))
+    return tape.source(rule, (t.node,), after, fresh=True)
+
+
+def embedding(tape: Tape, input: Any, weight: Tensor, padding_idx: int | None = None, *args: Any, **_: Any) -> Traced:
+    """``torch.nn.functional.embedding``."""
+    if not isinstance(input, Traced) or input.value is None or input.value.is_floating_point():
+        fix = "Give example=x[:1] with whole numbers."
+        raise tape.refuse("must look up tokens of the input", "other numbers", fix)
+    rule = _affine(tape, weight, None, fan_in=0)
+    positions = tuple(input.value.shape[1:])
+    wide = Wide((*range(len(positions)), CHANNEL), weight.shape[1], positions, (), True, False, frozenset())
+    return tape.source(Embed(rule.weight_var, padding_idx, rule.trained[0]), (input.node,), wide, fresh=True)
+
+
+def embedding_bag(
+    tape: Tape, input: Any, weight: Tensor, offsets: Any = None, *, mode: str = "mean", **options: Any
+) -> Traced:
+    """``torch.nn.functional.embedding_bag`` of rows of as many tokens each."""
+    if mode == "max" or offsets is not None or options.get("per_sample_weights") is not None:
+        got = "mode='max', offsets or weights of samples"
+        raise tape.refuse("must sum the vectors of a row's tokens", got, "Give tokens of shape (n, length).")
+    if options.get("padding_idx") is not None and mode == "mean":
+        raise tape.refuse("must count all tokens", "a mean with padding_idx", "Use mode='sum'.")
+    return mean(tape, embedding(tape, input, weight, options.get("padding_idx")), 1, total=mode == "sum")
+
+
+def activate(tape: Tape, activation: Activation, input: Traced) -> Traced:
+    """An elementwise function."""
+    t = materialize(input)
+    wide = t.wide
+    assert wide is not None
+    if not wide.gaussian:
+        got = "an activation of what is no Gaussian process: another activation's output, or a sum with one"
+        fix = "Put a layer with weights between, as in residual blocks that end in one (pre-activation)."
+        raise tape.refuse("must follow a layer with weights", got, fix)
+    after = replace(wide, gaussian=False, has_mean=not activation.odd)
+    return tape.source(Activate(activation), (t.node,), after, fresh=False)
+
+
+def add(tape: Tape, a: Any, b: Any, *, alpha: float = 1.0, **_: Any) -> Traced:
+    """Sums of uncorrelated nodes."""
+    scaled = b if alpha == 1 else (multiply(tape, b, alpha) if isinstance(b, Traced) and b.wide else b * alpha)
+    if not isinstance(a, Traced) or not isinstance(b, Traced):
+        constant = scaled if isinstance(a, Traced) else a
+        if isinstance(constant, (int, float)) and constant == 0:
+            return a if isinstance(a, Traced) else scaled
+        fix = "Use a layer's bias."
+        raise tape.refuse("must add nodes with infinitely many channels", "a constant or parameter added", fix)
+    pair = [a, scaled]
+    known = next(t.wide for t in pair if t.wide is not None)
+    if tuple(pair[0].shape) != tuple(pair[1].shape):
+        got = f"{(None, *pair[0].shape[1:])} and {(None, *pair[1].shape[1:])}"
+        raise tape.refuse("must add nodes of one shape", got)
+    for place, t in enumerate(pair):
+        if t.wide is None:
+            if CHANNEL not in known.axes:
+                raise tape.refuse("must add nodes with channels of their own", "the input and flattened positions")
+            pair[place] = enter(t, 1 + known.axes.index(CHANNEL))
+    left, right = pair[0].wide, pair[1].wide
+    assert left is not None and right is not None
+    if (left.axes, left.positions) != (right.axes, right.positions):
+        got = f"axes {left.axes} and {right.axes}, positions {left.positions} and {right.positions}"
+        raise tape.refuse("must add nodes with the same channels and positions", got)
+    weights: dict[int, float] = {}
+    for node, weight in (*left.terms, *right.terms):
+        weights[node] = weights.get(node, 0.0) + weight
+    terms = tuple((node, weight) for node, weight in weights.items() if weight) or ((left.terms[0][0], 0.0),)
+    sources = [tape.nodes[node] for node, _ in terms]
+    for i, one in enumerate(sources):
+        for other in sources[:i]:
+            if one.carries & other.carries:
+                got = "a sum of two nodes that share weights, such as x + relu(x)"
+                fix = "End one branch in a layer with weights of its own."
+                raise tape.refuse("must add uncorrelated nodes", got, fix)
+    if sum(source.has_mean for source in sources) > 1:
+        fix = "End one branch in a layer with weights."
+        raise tape.refuse("must add uncorrelated nodes", "a sum of two activations' outputs", fix)
+    return Traced(
+        tape,
+        -1,
+        wide=replace(
+            left,
+            terms=terms,
+            gaussian=all(source.gaussian for source in sources),
+            has_mean=any(source.has_mean for source in sources),
+            carries=frozenset().union(*(source.carries for source in sources)),
+        ),
+    )
+
+
+def subtract(tape: Tape, a: Any, b: Any, *, alpha: float = 1.0) -> Traced:
+    """Differences."""
+    return add(tape, a, b, alpha=-alpha)
+
+
+def multiply(tape: Tape, a: Any, b: Any, **_: Any) -> Traced:
+    """Products with a number."""
+    t, factor = (a, b) if isinstance(a, Traced) else (b, a)
+    if isinstance(factor, Traced):
+        fix = "Use sums, or EmpiricalNTK(model) of the finite network."
+        raise tape.refuse("must not multiply nodes", "a product of two nodes", fix)
+    if isinstance(factor, Tensor):
+        factor = _constant(tape, factor, "a factor")
+    assert t.wide is not None
+    terms = tuple((node, weight * float(factor)) for node, weight in t.wide.terms)
+    return Traced(tape, -1, wide=replace(t.wide, terms=terms))
+
+
+def divide(tape: Tape, a: Any, b: Any, **_: Any) -> Traced:
+    """Quotients by a number."""
+    if not isinstance(a, Traced) or isinstance(b, Traced):
+        raise tape.refuse("must not divide by nodes", "a quotient of nodes", "Use nn.LayerNorm.")
+    return multiply(tape, a, 1 / (_constant(tape, b, "a divisor") if isinstance(b, Tensor) else b))
+
+
+def _constant(tape: Tape, t: Tensor, what: str) -> float:
+    """The one number that a tensor repeats."""
+    first = float(t.detach().reshape(-1)[0])
+    if not bool((t == first).all()):
+        fix = "Use the same number for all channels, as a fresh layer does."
+        raise tape.refuse("must scale all channels alike", f"{what} of several values", fix)
+    return first
+
+
+def _norm_scale(tape: Tape, weight: Tensor | None, bias: Tensor | None) -> float:
+    """The factor of a normalization whose parameters are as a fresh layer has them."""
+    if bias is not None and _constant(tape, bias, "a bias") != 0:
+        fix = "Use a fresh layer: its bias is 0."
+        raise tape.refuse("must have the bias that it starts with", "a bias that is not 0", fix)
+    return 1.0 if weight is None else _constant(tape, weight, "a weight")
+
+
+def layer_norm(
+    tape: Tape, input: Traced, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Traced:
+    """``torch.nn.functional.layer_norm``."""
+    return _normalize(tape, input, tuple(normalized_shape), _norm_scale(tape, weight, bias), eps, center=True)
+
+
+def rms_norm(tape: Tape, input: Traced, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Traced:
+    """``torch.nn.functional.rms_norm``."""
+    least = torch.finfo(torch.get_default_dtype()).eps if eps is None else eps
+    return _normalize(tape, input, tuple(normalized_shape), _norm_scale(tape, weight, None), least, center=False)
+
+
+def group_norm(
+    tape: Tape, input: Traced, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Traced:
+    """``torch.nn.functional.group_norm``."""
+    if num_groups == input.shape[1]:
+        fix = "Use fewer groups, such as nn.GroupNorm(1, channels)."
+        raise tape.refuse("must have many channels in each group", f"{num_groups} groups of one", fix)
+    return _normalize(tape, input, input.shape[1:], _norm_scale(tape, weight, bias), eps, center=True)
+
+
+def _normalize(tape: Tape, input: Traced, over: tuple[int, ...], scale: float, eps: float, *, center: bool) -> Traced:
+    t = materialize(input)
+    wide = t.wide
+    assert wide is not None
+    axes = wide.axes[len(wide.axes) - len(over) :]
+    positions = len(axes) > 1 or axes == (ALL,)
+    if not {CHANNEL, ALL} & set(axes) or (positions and len(axes) != len(wide.axes)):
+        got = f"the axes {tuple(over)} of {wide.shape()}"
+        raise tape.refuse("must normalize over channels, or channels and all positions", got)
+    if positions and math.prod(wide.positions) > 1 and wide.has_mean:
+        fix = "Put it after a convolution or linear layer rather than after an activation."
+        raise tape.refuse("must follow a layer with weights", "a norm over positions after an activation", fix)
+    center = center and wide.has_mean
+    rule = Normalize(eps, scale, center, positions)
+    return tape.source(rule, (t.node,), replace(wide, has_mean=wide.has_mean and not center), fresh=False)
+
+
+def batch_norm(
+    tape: Tape,
+    input: Traced,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Traced:
+    """``torch.nn.functional.batch_norm`` at evaluation: a fixed factor."""
+    if training or running_mean is None or running_var is None:
+        raise tape.refuse("has no limit of its own", "batch statistics", "Call model.eval() first.")
+    if _constant(tape, running_mean, "a running mean") != 0:
+        fix = "Use a model that has not been trained."
+        raise tape.refuse("must have the statistics that it starts with", "a mean that is not 0", fix)
+    variance = _constant(tape, running_var, "a running variance")
+    return multiply(tape, input, _norm_scale(tape, weight, bias) / math.sqrt(variance + eps))
+
+
+def average_pool(
+    tape: Tape,
+    input: Traced,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Traced:
+    """``torch.nn.functional.avg_pool1d`` and ``avg_pool2d``."""
+    t = materialize(input)
+    wide = t.wide
+    assert wide is not None
+    count = len(wide.positions)
+    if ceil_mode or divisor_override is not None or wide.axes != (CHANNEL, *range(count)):
+        got = "ceil_mode, divisor_override or another order of axes"
+        raise tape.refuse("must pool positions in whole windows", got)
+    size, pad = _each(kernel_size, count), _each(padding, count)
+    steps = _each(kernel_size if stride is None or stride == () else stride, count)
+    positions = tuple((p + 2 * a - k) // s + 1 for p, a, k, s in zip(wide.positions, pad, size, steps, strict=True))
+    rule = Pool(size, steps, pad, count_include_pad)
+    return tape.source(rule, (t.node,), replace(wide, positions=positions), fresh=False)
+
+
+def adaptive_pool(tape: Tape, input: Traced, output_size: Any) -> Traced:
+    """``torch.nn.functional.adaptive_avg_pool1d`` and ``adaptive_avg_pool2d``."""
+    assert input.wide is not None
+    before = input.wide.positions
+    after = tuple(b if a is None else a for a, b in zip(_each(output_size, len(before)), before, strict=True))
+    if any(b % a for a, b in zip(after, before, strict=True)):
+        raise tape.refuse("must pool positions in equal windows", f"{before} to {after}", "Use nn.AvgPool2d.")
+    size = tuple(b // a for a, b in zip(after, before, strict=True))
+    return average_pool(tape, input, size)
+
+
+def mean(tape: Tape, input: Traced, dim: Any = None, keepdim: bool = False, *, total: bool = False, **_: Any) -> Traced:
+    """Means over positions, and sums."""
+    t = materialize(input)
+    wide = t.wide
+    assert wide is not None
+    dims = {d % input.ndim for d in ((dim,) if isinstance(dim, int) else tuple(dim or range(input.ndim)))}
+    axes = [wide.axes[d - 1] for d in dims if d > 0]
+    if 0 in dims or not all(isinstance(axis, int) for axis in axes):
+        fix = "Use a linear layer to read the channels."
+        raise tape.refuse("must take means over positions only", f"a mean over axes {sorted(dims)}", fix)
+    count = len(wide.positions)
+    if keepdim:
+        window = tuple(p if axis in axes else 1 for axis, p in enumerate(wide.positions))
+        positions = tuple(1 if axis in axes else p for axis, p in enumerate(wide.positions))
+        rule = Pool(window, (1,) * count, (0,) * count, total=total)
+        return tape.source(rule, (t.node,), replace(wide, positions=positions), fresh=False)
+    size = tuple(None if axis in axes else 1 for axis in range(count))
+    left = [p for axis, p in enumerate(wide.positions) if axis not in axes]
+    places = iter(range(len(left)))
+    after_axes = tuple(a if isinstance(a, str) else next(places) for a in wide.axes if a not in axes)
+    rule = Pool(size, (1,) * count, (0,) * count, total=total)
+    return tape.source(rule, (t.node,), replace(wide, axes=after_axes, positions=tuple(left)), fresh=False)
+
+
+def total(tape: Tape, input: Traced, dim: Any = None, keepdim: bool = False, **_: Any) -> Traced:
+    """Sums over positions."""
+    return mean(tape, input, dim, keepdim, total=True)
+
+
+def pad(tape: Tape, input: Traced, pad: Any, mode: str = "constant", value: float | None = None) -> Traced:
+    """``torch.nn.functional.pad`` of positions."""
+    t = materialize(input)
+    wide = t.wide
+    assert wide is not None
+    count = len(wide.positions)
+    amounts = [(pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)][::-1]
+    amounts = [(0, 0)] * (count - len(amounts)) + amounts
+    if wide.axes != (CHANNEL, *range(count)) or len(amounts) > count or value or min(map(min, amounts)) < 0:
+        raise tape.refuse("must pad positions", f"pad={tuple(pad)} with value {value}")
+    positions = tuple(p + sum(a) for p, a in zip(wide.positions, amounts, strict=True))
+    return tape.source(Pad(tuple(amounts), mode), (t.node,), replace(wide, positions=positions), fresh=False)
+
+
+def permute(tape: Tape, input: Traced, *dims: Any) -> Traced:
+    """Another order of axes: the same node."""
+    order = [d % input.ndim for d in (dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)]
+    assert input.wide is not None
+    if order[0] != 0:
+        raise tape.refuse("must keep the rows first", f"the order {tuple(order)}")
+    axes = tuple(input.wide.axes[d - 1] for d in order[1:])
+    return Traced(tape, input.node, wide=replace(input.wide, axes=axes))
+
+
+def transpose(tape: Tape, input: Traced, dim0: int, dim1: int) -> Traced:
+    """Two axes exchanged."""
+    order = list(range(input.ndim))
+    dim0, dim1 = dim0 % input.ndim, dim1 % input.ndim
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permute(tape, input, order)
+
+
+def flatten(tape: Tape, input: Traced, start_dim: int = 0, end_dim: int = -1) -> Traced:
+    """Axes joined."""
+    start, end = start_dim % input.ndim, end_dim % input.ndim
+    shape = input.shape
+    return reshape(tape, input, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
+
+
+def squeeze(tape: Tape, input: Traced, dim: Any = None) -> Traced:
+    """Axes of length 1 dropped."""
+    dims = range(1, input.ndim) if dim is None else [d % input.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
+    return reshape(tape, input, tuple(s for d, s in enumerate(input.shape) if d not in dims or s != 1))
+
+
+def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
+    """Positions in another shape, or joined with the channels."""
+    target = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+    wide = input.wide
+    assert wide is not None
+    size = math.prod(wide.shape())
+    rows, sizes = target[0], target[1:]
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = size // max(1, -math.prod(sizes))
+    if rows not in (-1, tape.rows) or math.prod(sizes) != size:
+        raise tape.refuse("must keep the rows apart", f"reshape to {tuple(target)}")
+    if tuple(sizes) == wide.shape():
+        return input
+    if not sizes:  # the axis of a single output dropped
+        return Traced(tape, input.node, wide=replace(wide, axes=()))
+    if len(sizes) == 1:  # channels and positions in one
+        axes: tuple[str | int, ...] = (ALL,) if wide.positions else (CHANNEL,)
+        return Traced(tape, input.node, wide=replace(wide, axes=axes))
+    # Only positions may change their shape: the channel's axis must be found, first or last, with positions in order.
+    in_order = [axis for axis in wide.axes if isinstance(axis, int)] == list(range(len(wide.positions)))
+    place = wide.axes.index(CHANNEL) if CHANNEL in wide.axes else -1
+    if not in_order or place not in (0, len(wide.axes) - 1) or sizes[0 if place == 0 else -1] != wide.channels:
+        raise tape.refuse("must keep the channels apart", f"reshape of {wide.shape()} to {tuple(sizes)}")
+    positions = tuple(sizes[1:] if place == 0 else sizes[:-1])
+    numbers = tuple(range(len(positions)))
+    axes = (CHANNEL, *numbers) if place == 0 else (*numbers, CHANNEL)
+    t = materialize(input)
+    rule = Reposition(positions)
+    return tape.source(rule, (t.node,), replace(wide, axes=axes, positions=positions), fresh=False)
+
+
+def _each(value: Any, count: int) -> tuple[int, ...]:
+    """One number for each axis."""
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return values * count if len(values) == 1 else values
+
+
+def _leaky(tape: Tape, input: Traced, negative_slope: float = 0.01, *_: Any, **__: Any) -> Traced:
+    return activate(tape, LeakyReLU(float(negative_slope)), input)
+
+
+def _prelu(tape: Tape, input: Traced, weight: Tensor) -> Traced:
+    return activate(tape, LeakyReLU(_constant(tape, weight, "a slope")), input)
+
+
+def _gelu(tape: Tape, input: Traced, approximate: str = "none") -> Traced:
+    return activate(tape, GELU() if approximate == "none" else HermiteSeries("gelu_tanh"), input)
+
+
+def _softplus(tape: Tape, input: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
+    scaled = input if beta == 1 else multiply(tape, input, beta)
+    after = activate(tape, HermiteSeries("softplus"), scaled)
+    return after if beta == 1 else multiply(tape, after, 1 / beta)
+
+
+def _softmax(tape: Tape, *_: Any, **__: Any) -> Traced:
+    fix = "Take it off where it is the last layer: the kernel is that of the logits. Attention has no rule."
+    raise tape.refuse("has no rule", "a softmax, which mixes channels or positions", fix)
+
+
+IDENTITIES = {
+    "alpha_dropout", "clone", "contiguous", "detach", "double", "dropout", "dropout1d", "dropout2d", "dropout3d",
+    "feature_alpha_dropout", "float", "requires_grad", "to", "type_as",
+}  # fmt: skip
+LAYERS: dict[str, Callable[..., Traced]] = {
+    "linear": linear, "conv1d": convolution, "conv2d": convolution, "embedding": embedding,
+    "embedding_bag": embedding_bag,
+}  # fmt: skip
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": LeakyReLU(), "abs": LeakyReLU(-1.0), "erf": Erf(), "sin": Wave(), "cos": Wave(cosine=True),
+    "tanh": HermiteSeries("tanh"), "sigmoid": HermiteSeries("sigmoid"), "silu": HermiteSeries("silu"),
+    "mish": HermiteSeries("mish"),
+}  # fmt: skip
+RULES: dict[str, Callable[..., Traced]] = {
+    "add": add, "sub": subtract, "mul": multiply, "div": divide, "true_divide": divide,
+    "leaky_relu": _leaky, "prelu": _prelu, "gelu": _gelu, "softplus": _softplus, "softmax": _softmax,
+    "layer_norm": layer_norm, "rms_norm": rms_norm, "group_norm": group_norm, "batch_norm": batch_norm,
+    "avg_pool1d": average_pool, "avg_pool2d": average_pool,
+    "adaptive_avg_pool1d": adaptive_pool, "adaptive_avg_pool2d": adaptive_pool, "mean": mean, "sum": total,
+    "pad": pad, "permute": permute, "transpose": transpose, "swapaxes": transpose, "flatten": flatten,
+    "reshape": reshape, "view": reshape, "squeeze": squeeze,
+}  # fmt: skip

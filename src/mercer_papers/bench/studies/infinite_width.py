@@ -1,0 +1,388 @@
+"""What infinite-width kernels cost and what they are good for, on CIFAR-10.
+
+    OMP_NUM_THREADS=1 MERCER_DATA=... python -m mercer_papers.bench.studies.infinite_width cost [NAME ...]
+    ... ridge [--rows 100 500 2000] | ranking [--rows 500] | drift | limit | tables
+
+Every line is printed as JSON and appended to src/mercer_papers/bench/results/infinite_width.jsonl.
+
+cost     the Gram matrix of 1,000 pictures for five architectures: CPU seconds and what it added to the peak memory
+ridge    kernel ridge with the NTK of a small CNN, the same CNN trained, and the Laplacian kernel
+ranking  the complexity of the labels under the NTK of 12 architectures, before training, beside their trained accuracy
+drift    how far the empirical NTK of a finite network is from the limit, before and after training, by width
+limit    the error of finite networks at widths 256 to 4,096, beside 1 / sqrt(width)
+tables   the stored lines as the tables of docs/tutorials/infinite-width.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mercer import spectral
+from mercer.kernels import Laplacian, infinite_width
+from mercer.machines import KernelRidge
+from mercer_papers.data import load
+
+RESULTS = Path(__file__).parents[1] / "results" / "infinite_width.jsonl"
+
+
+class Residual(nn.Module):
+    """x + body(x), a body that begins with norm and activation and ends in a layer with weights."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+def dense(depth: int, act: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = False, pool: int = 1) -> Any:
+    """A fully connected network of pictures, averaged over pool x pool pixels first."""
+
+    def make(width: int) -> nn.Module:
+        d = 3 * (32 // pool) ** 2
+        layers: list[nn.Module] = [nn.AvgPool2d(pool), nn.Flatten()]
+        for i in range(depth):
+            layers += [nn.Linear(d if i == 0 else width, width), *([nn.LayerNorm(width)] if norm else []), act()]
+        return nn.Sequential(*layers, nn.Linear(width, 10))
+
+    return make
+
+
+def cnn(
+    strides: tuple[int, ...],
+    *,
+    act: Callable[[], nn.Module] = nn.ReLU,
+    pool: int = 1,
+    size: int = 3,
+    mean: bool = False,
+) -> Any:
+    """A convolutional network with a flattened or averaged readout."""
+
+    def make(width: int) -> nn.Module:
+        layers: list[nn.Module] = [nn.AvgPool2d(pool)]
+        side = 32 // pool
+        for i, stride in enumerate(strides):
+            layers += [nn.Conv2d(3 if i == 0 else width, width, size, stride, size // 2), act()]
+            side = -(-side // stride)
+        layers += [nn.AdaptiveAvgPool2d(1)] if mean else []
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * (1 if mean else side**2), 10))
+
+    return make
+
+
+def resnet(blocks: int, *, pool: int = 1, stride: int = 2, mean: bool = False) -> Any:
+    """A residual network with pre-activation blocks and group norm."""
+
+    def make(width: int) -> nn.Module:
+        layers: list[nn.Module] = [nn.AvgPool2d(pool), nn.Conv2d(3, width, 3, stride, 1)]
+        for _ in range(blocks):
+            norm, first = nn.GroupNorm(1, width), nn.Conv2d(width, width, 3, padding=1)
+            layers.append(Residual(norm, nn.ReLU(), first, nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)))
+        side = 32 // pool // stride
+        layers += [nn.ReLU(), *([nn.AdaptiveAvgPool2d(1)] if mean else []), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(width * (1 if mean else side**2), 10))
+
+    return make
+
+
+COST = {
+    "FC, 4 hidden layers, ReLU": dense(4),
+    "FC, 4 hidden layers, LayerNorm, tanh": dense(4, nn.Tanh, norm=True),
+    "CNN, 3 layers, strides 1 2 2, flatten": cnn((1, 2, 2)),
+    "ResNet, 3 blocks at 16 x 16, flatten": resnet(3),
+    "CNN on 8 x 8, 2 layers, mean over pixels": cnn((1, 1), pool=4, mean=True),
+}
+RANKED = {
+    "FC 1 ReLU": dense(1, pool=2),
+    "FC 3 ReLU": dense(3, pool=2),
+    "FC 6 ReLU": dense(6, pool=2),
+    "FC 2 tanh": dense(2, nn.Tanh, pool=2),
+    "FC 3 GELU, LayerNorm": dense(3, nn.GELU, norm=True, pool=2),
+    "CNN 1": cnn((1,), pool=2),
+    "CNN 2": cnn((1, 1), pool=2),
+    "CNN 3": cnn((1, 1, 1), pool=2),
+    "CNN 3, strides 2 1 2": cnn((2, 1, 2), pool=2),
+    "CNN 2, 5 x 5": cnn((1, 2), pool=2, size=5),
+    "CNN 2, GELU": cnn((1, 2), pool=2, act=nn.GELU),
+    "ResNet 2": resnet(2, pool=2),
+    "CNN 2 on 8 x 8, mean": cnn((1, 1), pool=4, mean=True),
+    "ResNet 1 on 8 x 8, mean": resnet(1, pool=4, stride=1, mean=True),
+}
+
+
+def write(line: dict[str, Any]) -> None:
+    """Print a line and keep it with how it was made."""
+    line |= {
+        "command": " ".join(["python", "-m", "mercer_papers.bench.studies.infinite_width", *sys.argv[1:]]),
+        "torch": torch.__version__,
+    }
+    line |= {"machine": platform.machine(), "threads": torch.get_num_threads()}
+    print(json.dumps(line), flush=True)
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def pictures(train: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Standardized pictures and labels."""
+    data = load("cifar10", rows=(train, test))
+    mean, deviation = data.x_train.mean((0, 2, 3), keepdim=True), data.x_train.std((0, 2, 3), keepdim=True)
+    return (data.x_train - mean) / deviation, data.y_train, (data.x_test - mean) / deviation, data.y_test
+
+
+def cost(names: list[str]) -> None:
+    """Each architecture in a process of its own, so that the peaks are its own."""
+    for name in names or COST:
+        if name not in COST:
+            raise SystemExit(f"no architecture {name!r}; there are {', '.join(COST)}")
+        if len(names) != 1:
+            subprocess.run([sys.executable, __file__, "cost", name], check=True)
+            continue
+        x = pictures(1000, 10)[0]
+        kernel = infinite_width(COST[name](64), example=x[:1])
+        kernel(x[:8])
+        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        gram = kernel(x)
+        seconds = time.process_time() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        least = float(torch.linalg.eigvalsh(gram.double())[0] / gram.diagonal().mean())
+        write({"what": "cost", "name": name, "n": 1000, "dtype": "float32", "cpu_s": round(seconds, 2),
+               "peak_mib": round(peak / 1024), "added_mib": round((peak - before) / 1024),
+               "least_eigenvalue_over_mean_diagonal": least})  # fmt: skip
+
+
+def trained_accuracy(model: nn.Module, data: tuple[Tensor, Tensor, Tensor, Tensor], epochs: int, rate: float) -> float:
+    """Adam, batches of 50, a cosine schedule, no augmentation; test accuracy at the end."""
+    x, y, x_test, y_test = data
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(x) // 50))
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(50):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+            schedule.step()
+    with torch.no_grad():
+        return float((model(x_test).argmax(1) == y_test).float().mean())
+
+
+def ridge(sizes: list[int], only: str) -> None:
+    """Kernel ridge (penalty by leave-one-out) beside the trained network of the same architecture."""
+    make = cnn((2, 2, 1))
+    for n in sizes:
+        data = pictures(n, 1000)
+        x, y, x_test, y_test = data
+        targets = F.one_hot(y, 10).float() - 0.1
+        flat, flat_test = x.flatten(1), x_test.flatten(1)
+        spread = float((flat[:200, None] - flat[None, :200]).abs().sum(-1).median())
+        kernels = {
+            "NTK of the CNN": (infinite_width(make(64), example=x[:1]), x, x_test),
+            "NNGP of the CNN": (infinite_width(make(64), kind="nngp", example=x[:1]), x, x_test),
+        } | {f"Laplacian, {s:g} / median distance": (Laplacian(s / spread), flat, flat_test) for s in (0.1, 0.3, 1, 3)}
+        for name, (kernel, rows, new) in kernels.items():
+            if not name.startswith(only):
+                continue
+            start = time.process_time()
+            machine = KernelRidge(kernel, solver="exact").fit(rows, targets)
+            accuracy = float((machine.predict(new).argmax(1) == y_test).float().mean())
+            left_out = float((machine.loo_.argmax(1) == y).float().mean())
+            write({"what": "ridge", "name": name, "n": n, "test_rows": len(x_test), "accuracy": round(accuracy, 4),
+                   "left_out_accuracy": round(left_out, 4), "penalty": float(machine.penalty_),
+                   "cpu_s": round(time.process_time() - start, 1)})  # fmt: skip
+        if only:
+            continue
+        for width in (48,):
+            start, scores = time.process_time(), []
+            for seed in range(2):
+                torch.manual_seed(seed)
+                scores.append(trained_accuracy(make(width), data, 30, 2e-3))
+            write({"what": "ridge", "name": f"the CNN of width {width}, trained, 2 seeds", "n": n,
+                   "test_rows": len(x_test), "accuracy": round(statistics.mean(scores), 4),
+                   "each": [round(s, 4) for s in scores], "cpu_s": round(time.process_time() - start, 1)})  # fmt: skip
+
+
+def ranking(rows: int) -> None:
+    """Complexity before training, left-out error of kernel ridge, and trained accuracy; Spearman's correlation."""
+    data = pictures(rows, 2000)
+    x, y = data[0], data[1]
+    targets = F.one_hot(y, 10).float() - 0.1
+    table = []
+    for name, make in RANKED.items():
+        start = time.process_time()
+        kernel = infinite_width(make(64), example=x[:1]).normalized()
+        row = spectral.compare({name: kernel}, x, y).iloc[0]
+        complexity, ratio = float(row["complexity"]), float(row["ratio"])
+        machine = KernelRidge(kernel, solver="exact").fit(x, targets)
+        left_out = float((machine.loo_.argmax(1) == y).float().mean())
+        kernel_s, scores = time.process_time() - start, []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            scores.append(trained_accuracy(make(48), data, 25, 2e-3))
+        table.append((complexity, ratio, left_out, statistics.mean(scores)))
+        write({"what": "ranking", "name": name, "n": rows, "complexity": complexity, "ratio": ratio,
+               "left_out_accuracy": left_out,
+               "trained_accuracy": round(table[-1][3], 4), "each": [round(s, 4) for s in scores],
+               "kernel_cpu_s": round(kernel_s, 1), "cpu_s": round(time.process_time() - start, 1)})  # fmt: skip
+    *predictors, accuracies = zip(*table, strict=True)
+    line: dict[str, Any] = {"what": "ranking", "name": "Spearman's correlation with trained accuracy"}
+    for name, values in zip(("complexity", "ratio", "left_out_accuracy"), predictors, strict=True):
+        found = spearmanr(values, accuracies)
+        line |= {name: float(found.statistic), f"p_{name}": float(found.pvalue)}
+    write(line | {"architectures": len(table), "n": rows})
+
+
+def scales(model: nn.Module, layers: dict[str, tuple[float, float | None]]) -> dict[str, float]:
+    """Draw weights as the limit has them; the squared factor of each parameter in the NTK parametrization."""
+    factors = {}
+    for name, (weight_var, bias_var) in layers.items():
+        module = model.get_submodule(name)
+        factors[f"{name}.weight"] = weight_var / module.weight[0].numel()
+        nn.init.normal_(module.weight, std=math.sqrt(factors[f"{name}.weight"]))
+        if bias_var is not None:
+            factors[f"{name}.bias"] = bias_var
+            nn.init.normal_(module.bias, std=math.sqrt(bias_var))
+    return factors
+
+
+def empirical_ntk(model: nn.Module, x: Tensor, factors: dict[str, float]) -> Tensor:
+    """The tangent kernel of the first output, in the NTK parametrization."""
+    parameters = {name: p for name, p in model.named_parameters() if name in factors}
+    output = model(x)[:, 0]
+    gram = torch.zeros(len(x), len(x), dtype=x.dtype)
+    gradients = [torch.autograd.grad(o, list(parameters.values()), retain_graph=True) for o in output]
+    for place, name in enumerate(parameters):
+        rows = torch.stack([g[place].flatten() for g in gradients])
+        gram += factors[name] * rows @ rows.mT
+    return gram
+
+
+def drift() -> None:
+    """Full-batch gradient descent on squared loss; the tangent kernel before and after, beside the limit."""
+    x, y = pictures(40, 10)[:2]
+    targets = (2.0 * (y < 5) - 1)[:, None]
+    make = dense(2, pool=8)
+    limit = infinite_width(make(64), example=x[:1], weight_var=2.0, bias_var=0.0)
+    exact = limit(x)
+    rate = 0.5 / float(torch.linalg.eigvalsh(exact.double())[-1])
+    for width in (32, 128, 512, 2048):
+        rows = []
+        for seed in range(3 if width < 1000 else 1):
+            torch.manual_seed(seed)
+            model = make(width)
+            factors = scales(model, limit.layers)
+            first = empirical_ntk(model, x, factors)
+            parameters = [(factors[name], p) for name, p in model.named_parameters() if factors[name] > 0]
+            for _ in range(400):  # steps of the NTK parametrization: each rate times the squared factor
+                loss = (model(x)[:, :1] - targets).square().sum() / 2
+                gradients = torch.autograd.grad(loss, [p for _, p in parameters])
+                with torch.no_grad():
+                    for (factor, p), g in zip(parameters, gradients, strict=True):
+                        p -= rate * factor * g
+            last = empirical_ntk(model, x, factors)
+            rows.append([float((first - exact).norm() / exact.norm()), float((last - first).norm() / first.norm()),
+                         float((last - exact).norm() / exact.norm()), float(loss)])  # fmt: skip
+        before, moved, after, loss_ = (statistics.mean(column) for column in zip(*rows, strict=True))
+        write({"what": "drift", "width": width, "from_limit_at_start": round(before, 4), "moved": round(moved, 4),
+               "from_limit_after": round(after, 4), "loss_after": loss_, "seeds": len(rows)})  # fmt: skip
+
+
+def limit() -> None:
+    """Root mean square relative error of finite networks, times sqrt(width)."""
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randn(3, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def block(w: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(6, w), Residual(nn.LayerNorm(w), nn.GELU(), nn.Linear(w, w)), nn.Tanh(), nn.Linear(w, 1)
+        )
+
+    def convolutional(w: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, w, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(w, w, 1),
+            nn.ReLU(),
+            nn.AvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(w, 1),
+        )
+
+    for name, make, rows in (
+        ("residual, LayerNorm, GELU, tanh", block, x),
+        ("CNN with pooling", convolutional, pixels),
+    ):
+        for width in (256, 512, 1024, 2048, 4096):
+            errors = []
+            torch.manual_seed(width)
+            model = make(width).double()
+            kernel = infinite_width(model, example=rows[:1], weight_var=1.6, bias_var=0.1)
+            exact = kernel(rows)
+            for _ in range(2048 * 6 // width):
+                gram = empirical_ntk(model, rows, scales(model, kernel.layers))
+                errors.append(float((gram - exact).norm() / exact.norm()))
+            error = math.sqrt(statistics.mean(e * e for e in errors))
+            write({"what": "limit", "name": name, "width": width, "draws": len(errors), "error": round(error, 5),
+                   "error_times_root_width": round(error * math.sqrt(width), 3)})  # fmt: skip
+
+
+def tables() -> None:
+    """Print the stored lines as Markdown; of lines about the same thing the last counts."""
+    columns = {
+        "cost": ["name", "cpu_s", "peak_mib"],
+        "limit": ["name", "width", "draws", "error", "error_times_root_width"],
+        "ridge": ["name", "n", "accuracy", "left_out_accuracy"],
+        "ranking": ["name", "complexity", "ratio", "left_out_accuracy", "trained_accuracy"],
+        "drift": ["width", "from_limit_at_start", "moved", "from_limit_after", "loss_after"],
+    }
+    lines = {}
+    for text in RESULTS.read_text().splitlines():
+        line = json.loads(text)
+        lines[line["what"], line.get("name"), line.get("n"), line.get("width")] = line
+    for what, names in columns.items():
+        print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
+        for line in lines.values():
+            if line["what"] == what:
+                values = [line.get(name, "") for name in names]
+                print(f"| {' | '.join(f'{v:.3g}' if isinstance(v, float) else str(v) for v in values)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["cost", "ridge", "ranking", "drift", "limit", "tables"])
+    parser.add_argument("names", nargs="*", help="architectures of cost")
+    parser.add_argument("--rows", nargs="*", type=int, default=[100, 500, 2000])
+    parser.add_argument("--only", default="", help="kernels of ridge whose names start so")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.what == "cost":
+        cost(options.names)
+    elif options.what == "ridge":
+        ridge(options.rows, options.only)
+    elif options.what == "ranking":
+        ranking(options.rows[0] if len(options.rows) == 1 else 500)
+    elif options.what == "drift":
+        drift()
+    elif options.what == "limit":
+        limit()
+    else:
+        tables()
+
+
+if __name__ == "__main__":
+    main()

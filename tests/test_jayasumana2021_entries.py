@@ -7,7 +7,7 @@ from reference_entries import second_order_pooled
 
 from mercer_papers import data
 from mercer_papers.catalogue import entries, entry
-from mercer_papers.jayasumana2021 import active_learning, distillation, sentences, transfer
+from mercer_papers.jayasumana2021 import active_learning, distillation, sentences, sphere, transfer
 from mercer_papers.jayasumana2021.heads import backbone, build, make_head
 from mercer_papers.jayasumana2021.trained import cifar, fit, squared_loss
 
@@ -112,3 +112,13 @@ def test_kept_embeddings_are_trained_on_and_the_last_are_scored(tmp_path, monkey
     z, y, z_test, y_test = transfer._kept_embeddings("coarse", 60)
     assert z.shape == (60, 1) and z_test.shape == (5000, 1) and int(y_test[-1]) == 5099 % 20
     assert len(transfer._kept_embeddings("coarse", 3000)[0]) == 100 and y.dtype == torch.int64
+
+
+def test_of_several_starts_on_the_sphere_the_least_training_loss_is_taken():
+    """One start of a head with one prototype a class decided table 1: the first of the twelve is the single one."""
+    cells = {cell.row: cell for cell in sphere.cells(entry("jayasumana2021/table1"), "smoke")}
+    one, best = (cells[f"Kernelized{suffix}"] for suffix in ("", ", best of 12 starts by training loss"))
+    assert "starts" not in one.settings and best.settings["starts"] == 2
+    single, several = sphere.run(one), sphere.run(best)
+    alone = {start: sphere._train("Kernelized", 100, 2, 50, 0.03, start, 0, "cpu")[1] for start in (1, 2)}
+    assert single.values["training loss"] == alone[1] >= alone[2] == several.values["training loss"]

@@ -13,6 +13,7 @@ from test_data_files import Trap
 
 from mercer_papers import data
 from mercer_papers.data import pictures
+from mercer_papers.data.glove import glove
 from mercer_papers.data.readers import READERS
 from mercer_papers.data.sources import SOURCES
 
@@ -319,7 +320,9 @@ def test_sst2_mrpc_and_tweets_as_published(folder):
     for part in ("train", "valid", "test"):
         (folder / "cov_tw" / f"{part}.tsv").write_text(f"Id\tText\tLabel\n1\t{part}\tINFORMATIVE\n")
     d = data.load("cov_tw")
-    assert (d.name, d.x_train, d.x_test, d.y_test.tolist()) == ("cov-tw", ["train", "valid"], ["test"], [1])
+    assert (d.name, d.x_train, d.x_test, d.y_test.tolist()) == ("cov-tw", ["train"], ["test"], [1])
+    assert (d.x_val, d.y_val.tolist()) == (["valid"], [1])  # its own, whatever share is asked for
+    assert data.load("cov_tw", validation=0.2).x_val == ["valid"]
 
 
 def test_imdb_as_published(folder):
@@ -388,3 +391,17 @@ def test_the_papers_cifar10_and_imdb(papers_data):
 def test_absent_weights_say_how(folder):
     with pytest.raises(data.MissingData, match=r"Put cifar10_resnet20_weights.npz into"):
         data.resnet20_weights()
+
+
+def test_glove_is_read_from_a_local_file(tmp_path):
+    with pytest.raises(data.MissingData, match=r"Put glove\.6B\.100d\.txt"):
+        glove(["film"], folder=tmp_path)
+    path = tmp_path / "glove.6B.50d.txt"
+    path.write_text("the 0.1 0.2\nfilm 1.5 -2\n", encoding="utf-8")
+    vectors = glove(["film", "unheard", "the"], folder=tmp_path)
+    assert vectors.shape == (4, 2) and vectors[0].tolist() == [0, 0] and vectors[1].tolist() == [1.5, -2.0]
+    torch.testing.assert_close(vectors[3], torch.tensor([0.1, 0.2]))
+    assert 0 < float(vectors[2].norm()) < 1 and torch.equal(vectors, glove(["film", "unheard", "the"], folder=tmp_path))
+    path.write_text("the 0.1 0.2\nfilm 1.5\n", encoding="utf-8")
+    with pytest.raises(data.CorruptData, match="line 2 must hold a word and 2 numbers"):
+        glove(["film"], folder=tmp_path)

@@ -216,5 +216,5 @@ def test_a_bert_of_a_local_folder_is_fine_tuned_with_the_head(monkeypatch, tmp_p
     made_up = data.Dataset("sst2", texts, y, texts[:10], y[:10], None, None, ("bad", "good"), (), "")
     monkeypatch.setattr(data, "load", lambda name, **_: made_up)
     for head in ("Softmax", "Kernelized"):
-        cell = _bert_cell(head=head, epochs=6, rates=[1e-2, 1e-3])
+        cell = _bert_cell(head=head, epochs=30, rates=[1e-2, 3e-3])
         assert sentences.run(cell).value > 90

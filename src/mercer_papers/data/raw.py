@@ -26,13 +26,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Raw:
-    """A set as its files have it. ``test`` is None where no official split exists."""
+    """A set as its files have it. ``test`` is None where no official split exists.
+
+    The last ``validation`` rows of ``train`` are validation rows that the set brings; they are never trained on.
+    """
 
     train: Part
     test: Part | None
     classes: tuple[str, ...]
     features: tuple[str, ...] = ()
     fold_of: Tensor | None = None
+    validation: int = 0
 
 
 def picture_part(

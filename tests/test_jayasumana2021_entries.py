@@ -12,6 +12,7 @@ from mercer.nn import Kervolution2d
 from mercer_papers import data
 from mercer_papers.catalogue import entries, entry
 from mercer_papers.cells import MissingPackage
+from mercer_papers.data.resnet50 import ResNet50
 from mercer_papers.jayasumana2021 import active_learning, distillation, head_cost, sentences, sphere, trained, transfer
 from mercer_papers.jayasumana2021.heads import backbone, build, make_head
 from mercer_papers.jayasumana2021.trained import choose_training, cifar, fit, squared_loss
@@ -129,6 +130,14 @@ def test_of_several_starts_on_the_sphere_the_least_training_loss_is_taken():
     assert single.values["training loss"] == alone[1] >= alone[2] == several.values["training loss"]
 
 
+def test_a_head_on_the_sphere_may_have_the_rate_that_held_out_rows_like():
+    cell = next(cell for cell in sphere.cells(entry("jayasumana2021/table1"), "smoke") if cell.row == "Kernelized")
+    losses = {rate: sphere._train("Kernelized", 100, 2, 50, rate, 1, 0, "cpu", 0.2)[1] for rate in (1e-5, 0.1)}
+    assert losses[0.1] < losses[1e-5]
+    chosen = sphere.run(replace(cell, settings={**cell.settings, "rates": [1e-5, 0.1]}))
+    assert chosen.values["training loss"] == sphere._train("Kernelized", 100, 2, 50, 0.1, 1, 0, "cpu")[1]
+
+
 def test_kervolutions_stand_in_the_first_layer_or_in_all(generator):
     x = torch.randn(2, 3, 32, 32, generator=generator)
     for head, count in (
@@ -218,3 +227,16 @@ def test_a_bert_of_a_local_folder_is_fine_tuned_with_the_head(monkeypatch, tmp_p
     for head in ("Softmax", "Kernelized"):
         cell = _bert_cell(head=head, epochs=30, rates=[1e-2, 3e-3])
         assert sentences.run(cell).value > 90
+
+
+def test_resnet50_is_fine_tuned_with_every_head_where_its_files_are(monkeypatch, generator):
+    """Crops have the pictures' size; SOP pools the maps; the rate comes from held-out rows."""
+    x, y = torch.rand(20, 3, 32, 32, generator=generator), torch.arange(20) % 2
+    made_up = data.Dataset("oxford_pets", x, y, x[:8], y[:8], None, None, ("cat", "dog"), (), "")
+    monkeypatch.setattr(data, "load", lambda name, **_: made_up)
+    monkeypatch.setattr(transfer, "imagenet_resnet50", lambda classes: ResNet50(classes, width=2))
+    cells = {cell.column: cell for cell in transfer.cells(entry("jayasumana2021/table9"), "paper")}
+    for head in ("Softmax", "SOP", "Kernelized"):
+        settings = {**cells[head].settings, "epochs": 1, "batch": 8, "rates": [0.1, 0.01]}
+        assert 0 <= transfer.run(replace(cells[head], settings=settings)).value <= 100
+    assert transfer.resized_crops(x, generator).shape == x.shape

@@ -196,6 +196,18 @@ def _synthetic_pictures(n: int, classes: int, seed: int) -> Pictures:
     return x[:n], y[:n], x[n:], y[n:]
 
 
+def _augmented(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirrored by chance and moved by up to four pixels, zeros coming in: one move for each picture."""
+    n, size = len(x), x.shape[-1]
+    flipped = (torch.rand(n, generator=generator) < 0.5).to(x.device)
+    x = torch.where(flipped[:, None, None, None], x.flip(3), x)
+    padded = F.pad(x, (4, 4, 4, 4))
+    down, right = torch.randint(9, (2, n, 1), generator=generator)
+    rows = (down + torch.arange(size))[:, None, :, None]  # (n, 1, size, 1)
+    columns = (right + torch.arange(size))[:, None, None, :]
+    return padded[torch.arange(n)[:, None, None, None], torch.arange(x.shape[1])[None, :, None, None], rows, columns]
+
+
 def fit(
     model: nn.Module,
     x: Tensor,
@@ -206,7 +218,7 @@ def fit(
     lr: float = 0.1,
     batch: int = 128,
     loss: Loss = F.cross_entropy,
-    augment: bool = True,
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = _augmented,
     schedule: str = "cosine",
 ) -> list[float]:
     """Train in place, where ``x`` is; the mean loss of every epoch. ``y`` holds labels, or a teacher's logits.
@@ -223,7 +235,7 @@ def fit(
         total = 0.0
         order = torch.randperm(len(x), generator=generator)
         for rows in order[: per_epoch * batch].split(batch):
-            pictures = _augmented(x[rows], generator) if augment else x[rows]
+            pictures = augment(x[rows], generator) if augment is not None else x[rows]
             value = loss(model(pictures.contiguous(memory_format=torch.channels_last)), y[rows])
             if not math.isfinite(value.item()):
                 raise FloatingPointError(f"loss became {value.item()} at step {scheduler.last_epoch}")
@@ -274,15 +286,3 @@ def _schedule(steps: int, name: str = "cosine") -> Callable[[int], float]:
         return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
     return factor
-
-
-def _augmented(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirrored by chance and moved by up to four pixels, zeros coming in: one move for each picture."""
-    n, size = len(x), x.shape[-1]
-    flipped = (torch.rand(n, generator=generator) < 0.5).to(x.device)
-    x = torch.where(flipped[:, None, None, None], x.flip(3), x)
-    padded = F.pad(x, (4, 4, 4, 4))
-    down, right = torch.randint(9, (2, n, 1), generator=generator)
-    rows = (down + torch.arange(size))[:, None, :, None]  # (n, 1, size, 1)
-    columns = (right + torch.arange(size))[:, None, None, :]
-    return padded[torch.arange(n)[:, None, None, None], torch.arange(x.shape[1])[None, :, None, None], rows, columns]

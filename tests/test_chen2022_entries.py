@@ -8,6 +8,7 @@ from reference_entries import adahessian_steps
 from torch import nn
 
 from mercer.kernels import RBF
+from mercer_papers import data
 from mercer_papers.catalogue import entry
 from mercer_papers.chen2022 import optimizers, sets, training
 
@@ -89,3 +90,28 @@ def test_texts_become_word_numbers_and_shares():
     assert vocabulary["the"] == 1 and tokens[0, :4].tolist() == [vocabulary["dog"], 1, 1, 0]
     shares = sets.bag_of_words(11, tokens)
     assert shares[0, 1] == pytest.approx(2 / 3) and float(shares.sum()) == pytest.approx(1)
+
+
+def test_sgd_may_have_rates_up_to_one():
+    rates = [choice.lr for choice in optimizers.tries(optimizers.LARGER_RATES, "", 16)]
+    assert max(rates) == 1.0 and max(choice.lr for choice in optimizers.tries("SGD", "", 16)) == pytest.approx(0.1)
+    for name in ("table1", "table3", "table4", "fig2", "fig3", "fig4"):
+        methods = {
+            cell.settings["method"]
+            for cell in entry(f"chen2022/{name}").load().cells(entry(f"chen2022/{name}"), "small")
+        }
+        assert {optimizers.LARGER_RATES, optimizers.LAST_LAYER} <= methods, name
+
+
+def test_texts_at_paper_scale_start_from_glove(monkeypatch, tmp_path):
+    (tmp_path / "glove.6B.50d.txt").write_text("good 1 2 3\nfilm 4 5 6\n", encoding="utf-8")
+    monkeypatch.setenv("MERCER_DATA", str(tmp_path))
+    texts, y = ["good film"] * 4, torch.arange(4) % 2
+    made_up = data.Dataset("imdb", texts, y, texts, y, texts, y, ("neg", "pos"), (), "")
+    monkeypatch.setattr(sets, "load", lambda name, **_: made_up)
+    rows = sets.rows_of.__wrapped__("imdb", None, None, 5, 4, "GloVe")
+    model = training.make_network("text", rows.x, 2, rows.words, "", 0, rows.vectors)
+    assert model.embedding.weight[1:3].tolist() == [[1, 2, 3], [4, 5, 6]] and model.embedding.weight.requires_grad
+    assert model(rows.x).shape == (4, 2)
+    cell = next(c for c in entry("chen2022/table4").load().cells(entry("chen2022/table4"), "paper") if "imdb" in c.row)
+    assert cell.settings["vectors"] == "GloVe"

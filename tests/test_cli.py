@@ -139,7 +139,7 @@ def test_list_shows_every_entry_with_its_state():
     done = mercer_command("list", "--json")
     rows = json.loads(done.stdout)
     assert done.returncode == 0 and done.stderr == ""
-    assert len(rows) == 53
+    assert len(rows) == 54
     assert all(set(row) >= {"id", "paper", "what", "data", "scale", "state"} for row in rows)
     assert {row["state"] for row in rows} <= {"ready", "missing", "paper_scale_only", "not_built"}
 

@@ -13,7 +13,9 @@ from test_data_files import Trap
 
 from mercer_papers import data
 from mercer_papers.data import pictures
+from mercer_papers.data.glove import glove
 from mercer_papers.data.readers import READERS
+from mercer_papers.data.resnet50 import ResNet50, imagenet_resnet50
 from mercer_papers.data.sources import SOURCES
 
 RNG = np.random.default_rng(0)
@@ -319,7 +321,9 @@ def test_sst2_mrpc_and_tweets_as_published(folder):
     for part in ("train", "valid", "test"):
         (folder / "cov_tw" / f"{part}.tsv").write_text(f"Id\tText\tLabel\n1\t{part}\tINFORMATIVE\n")
     d = data.load("cov_tw")
-    assert (d.name, d.x_train, d.x_test, d.y_test.tolist()) == ("cov-tw", ["train", "valid"], ["test"], [1])
+    assert (d.name, d.x_train, d.x_test, d.y_test.tolist()) == ("cov-tw", ["train"], ["test"], [1])
+    assert (d.x_val, d.y_val.tolist()) == (["valid"], [1])  # its own, whatever share is asked for
+    assert data.load("cov_tw", validation=0.2).x_val == ["valid"]
 
 
 def test_imdb_as_published(folder):
@@ -388,3 +392,76 @@ def test_the_papers_cifar10_and_imdb(papers_data):
 def test_absent_weights_say_how(folder):
     with pytest.raises(data.MissingData, match=r"Put cifar10_resnet20_weights.npz into"):
         data.resnet20_weights()
+
+
+def test_glove_is_read_from_a_local_file(tmp_path):
+    with pytest.raises(data.MissingData, match=r"Put glove\.6B\.100d\.txt"):
+        glove(["film"], folder=tmp_path)
+    path = tmp_path / "glove.6B.50d.txt"
+    path.write_text("the 0.1 0.2\nfilm 1.5 -2\n", encoding="utf-8")
+    vectors = glove(["film", "unheard", "the"], folder=tmp_path)
+    assert vectors.shape == (4, 2) and vectors[0].tolist() == [0, 0] and vectors[1].tolist() == [1.5, -2.0]
+    torch.testing.assert_close(vectors[3], torch.tensor([0.1, 0.2]))
+    assert 0 < float(vectors[2].norm()) < 1 and torch.equal(vectors, glove(["film", "unheard", "the"], folder=tmp_path))
+    path.write_text("the 0.1 0.2\nfilm 1.5\n", encoding="utf-8")
+    with pytest.raises(data.CorruptData, match="line 2 must hold a word and 2 numbers"):
+        glove(["film"], folder=tmp_path)
+
+
+def _save_picture(path, colour, size=(40, 30)):
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path, quality=95)
+
+
+def test_pets_are_read_from_their_published_folder(tmp_path):
+    pytest.importorskip("PIL")
+    folder = tmp_path / "oxford-iiit-pet"
+    lines = {"trainval": ["Abyssinian_1 1 1 1", "pug_7 2 2 1"], "test": ["pug_8 2 2 1"]}
+    for part, rows in lines.items():
+        (folder / "annotations").mkdir(parents=True, exist_ok=True)
+        (folder / "annotations" / f"{part}.txt").write_text("# a comment\n" + "\n".join(rows), encoding="utf-8")
+        for row in rows:
+            _save_picture(folder / "images" / f"{row.split()[0]}.jpg", (255, 0, 0) if "pug" in row else (0, 0, 255))
+    d = data.load("oxford_pets", folder=tmp_path)
+    assert d.classes == ("Abyssinian", "pug") and d.y_train.tolist() == [0, 1] and d.y_test.tolist() == [1]
+    assert d.x_train.shape == (2, 3, 224, 224) and float(d.x_train[1, 0].mean()) > 0.95 > 0.05 > float(
+        d.x_train[1, 2].mean()
+    )
+    (folder / "images" / "pug_8.jpg").write_bytes(b"no picture")
+    with pytest.raises(data.CorruptData, match=r"pug_8\.jpg.*JPEG"):
+        data.load("oxford_pets", folder=tmp_path)
+    (folder / "annotations" / "test.txt").write_text("pug_8\n", encoding="utf-8")
+    with pytest.raises(data.CorruptData, match="a picture's name and its class"):
+        data.load("oxford_pets", folder=tmp_path)
+
+
+def test_cars_are_read_from_folders_of_classes(tmp_path):
+    pytest.importorskip("PIL")
+    for part in ("train", "test"):
+        for name in ("Audi", "BMW"):
+            _save_picture(tmp_path / "stanford_cars" / part / name / "1.jpg", (0, 255, 0), (30, 60))
+    d = data.load("stanford_cars", folder=tmp_path, rows=2)
+    assert d.classes == ("Audi", "BMW") and d.y_train.tolist() == [0, 1] and d.x_test.shape == (2, 3, 224, 224)
+    with pytest.raises(data.MissingData, match="Put stanford_cars"):
+        data.load("stanford_cars", folder=tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["resnet50.npz", "resnet50.safetensors"])
+def test_weights_of_resnet50_are_read_from_a_local_file(name, tmp_path):
+    with pytest.raises(data.MissingData, match=r"Put resnet50\.npz or resnet50\.safetensors"):
+        imagenet_resnet50(3, folder=tmp_path)
+    torch.manual_seed(0)
+    published = ResNet50(5, width=2)
+    if name.endswith("npz"):
+        np.savez(tmp_path / name, **{key: value.numpy() for key, value in published.state_dict().items()})
+    else:
+        from safetensors.torch import save_file
+
+        save_file(published.state_dict(), tmp_path / name)
+    model = imagenet_resnet50(3, folder=tmp_path, width=2)
+    assert torch.equal(model.layer4[2].conv3.weight, published.layer4[2].conv3.weight)
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    with pytest.raises(ValueError, match="must hold the weights of ResNet-50 by torchvision's names"):
+        imagenet_resnet50(3, folder=tmp_path, width=4)

@@ -165,7 +165,7 @@ def test_counts_add_up_to_all_entries(page):
 
 
 def test_the_first_screen_links_to_what_does_not_reproduce(tmp_path):
-    check = Result("masoomi2020/claim6", "k", "done", "small", "wine", passed=False)
+    check = Result("masoomi2020/claim6", "k", "done", "small", "wine, as printed", passed=False)
     page = report.build(write_run(tmp_path / "run", [check])).read_text(encoding="utf-8")
     links = re.search(r"Do not reproduce:</b>(.*?)</p>", page, re.S)[1]
     assert 'href="#entry-masoomi2020-claim6"' in links and page.index("Do not reproduce") < page.index("<article")

@@ -8,11 +8,12 @@ in the first pattern stands for any text without `` | ``, and ``{0}``, ``{1}`` i
     higher = "{}, Kernel SGD | test accuracy"
     than = ["{0}, SGD | test accuracy", "{0}, SGD+M | test accuracy"]
 
-- ``higher`` or ``lower`` ``than``: the mean difference over common seeds exceeds ``by`` (0).
+- ``higher`` or ``lower`` ``than``: the mean difference over common seeds exceeds ``by`` (0). With ``times`` the ratio
+  does: ``lower`` with ``times = 10`` is at most a tenth. Its numbers are positive, and their logarithms are compared.
 - ``near`` ``to``: the difference is at most ``within``.
 - ``value`` ``above`` or ``below`` a number.
 - ``matches``: within this share of the published number of the same name; of those that ``value`` names, if given.
-- none of these: the entry's checks, by ``passed``.
+- none of these: the entry's checks, by ``passed``; only those whose row is like ``rows``, if given.
 
 ``exact = true`` says that nothing is random: one run settles it. ``most = true`` asks for more than half of the
 comparisons, not for all. ``detail = true`` is a claim that the entry's verdict does not hang on. ``finding = true`` is
@@ -48,6 +49,7 @@ class Claim:
     lower: str = ""
     than: Sequence[str] = ()
     by: float = 0.0
+    times: float = 1.0
     near: str = ""
     to: Sequence[str] = ()
     within: float = 0.0
@@ -55,6 +57,7 @@ class Claim:
     above: float | None = None
     below: float | None = None
     matches: float | None = None
+    rows: str = ""
     exact: bool = False
     most: bool = False
     detail: bool = False
@@ -124,6 +127,9 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
         if claim.higher or claim.lower:
             pattern, sign = (claim.higher, 1.0) if claim.higher else (claim.lower, -1.0)
             for key, other in _pairs(pattern, claim.than, numbers):
+                if claim.times != 1:
+                    yield _compare_ratio(claim, key, other, numbers, published, sign)
+                    continue
                 printed = None
                 if key in published and other in published:
                     printed = sign * (published[key] - published[other])
@@ -150,10 +156,24 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
         else:
             by_row: dict[str, list[bool]] = {}
             for result in results:
-                if result.status == "done" and result.passed is not None:
+                if result.status == "done" and result.passed is not None and _is_like(claim.rows, result.row):
                     by_row.setdefault(result.row or result.column, []).append(result.passed)
             for row, passed in by_row.items():  # a check draws as often as it needs: one run settles it
                 yield Comparison(claim, (row,), float(not all(passed)), float(all(passed)), row, max(2, len(passed)))
+
+
+def _compare_ratio(
+    claim: Claim, key: str, other: str, numbers: Numbers, published: Mapping[str, float], sign: float
+) -> Comparison:
+    """Whether one number is ``times`` the other, or the other ``times`` it, by the logarithm of their ratio."""
+    logs = [{seed: math.log(value) for seed, value in numbers[name].items() if value > 0} for name in (key, other)]
+    gaps = [sign * gap for gap in _gaps(*logs)]
+    least = math.log(claim.times)
+    if key in published and other in published and min(published[key], published[other]) > 0:
+        # it fails where our numbers exclude even a quarter of the printed difference, here of the logarithms
+        least = _QUARTER * max(least, sign * math.log(published[key] / published[other]))
+    above, below = _p_above(gaps, math.log(claim.times), claim.exact), _p_below(gaps, least, claim.exact)
+    return Comparison(claim, (key, other), above, below, _words(key, other, numbers), len(gaps))
 
 
 def decide(claim: Claim, comparisons: Sequence[Comparison]) -> str:
@@ -196,6 +216,11 @@ def _bounds(claim: Claim, numbers: Numbers, published: Mapping[str, float]) -> I
     high = math.inf if claim.below is None else claim.below
     for key, _ in _matched(claim.value, numbers):
         yield key, low, high, ""
+
+
+def _is_like(pattern: str, row: str) -> bool:
+    """Whether a row is like the pattern; every row is like the empty one."""
+    return not pattern or next(_matched(pattern, {row: {}}), None) is not None
 
 
 def _matched(pattern: str, numbers: Numbers) -> Iterator[tuple[str, tuple[str, ...]]]:

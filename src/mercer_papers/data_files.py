@@ -109,6 +109,11 @@ SOURCES: dict[str, Source] = {
         how="Put mrpc.tsv.gz, or msr_paraphrase_train.txt and ..._test.txt, into the folder MERCER_DATA names.",
         note="The MSR split (4,076 and 1,725 rows), not GLUE's train and dev.",
     ),
+    "oxford_pets": Source(
+        original=tuple(_either("oxford-iiit-pet", f"annotations/{part}.txt") for part in ("trainval", "test")),
+        how="Put oxford-iiit-pet (its folders images and annotations) into the folder MERCER_DATA names.",
+        note="The middle square of each picture at 224 x 224.",
+    ),
     "rte": Source(
         kept=(("rte.tsv.gz", "abc3a7be4202eb926c9db922083c7b20af74e4cf660f566820c27ebb09bdfb98"),),
         original=(("RTE/train.tsv",), ("RTE/dev.tsv",)),
@@ -126,6 +131,11 @@ SOURCES: dict[str, Source] = {
         original=(("SST-2/train.tsv",), ("SST-2/dev.tsv",)),
         how="Put sst2.tsv.gz, or GLUE's folder SST-2, into the folder MERCER_DATA names.",
         note="The test part is GLUE's dev part, on which papers report.",
+    ),
+    "stanford_cars": Source(
+        original=(("stanford_cars/train",), ("stanford_cars/test",)),
+        how="Put stanford_cars (pictures in train/CLASS/*.jpg and test/CLASS/*.jpg) into the folder MERCER_DATA names.",
+        note="The middle square of each picture at 224 x 224.",
     ),
     "usps": Source(
         kept=(("usps.npz", "4129af4a0c7df35a199cf979bdfaffd5c333a8f4628c0ed2d0174ca684b831e2"),),

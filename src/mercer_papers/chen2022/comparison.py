@@ -20,6 +20,7 @@ from .training import Plan, Run, searched
 _SHOWN: dict[str, Callable[[Run], float]] = {
     "training accuracy": lambda run: run.train,
     "test accuracy": lambda run: run.test,
+    "train-test gap": lambda run: run.train - run.test,
     "time": lambda run: run.seconds,
     "Hessian": lambda run: run.state_mb,
     "training loss": lambda run: min(run.losses),

@@ -23,8 +23,11 @@ from ..rivals import ESGD, MultiBatchLBFGS
 
 KERNEL_SGD = "Kernel SGD"
 LAST_LAYER = "SGD, own last-layer rate"  # our control: is it more than a larger rate of the last layer?
+LARGER_RATES = "SGD, rates up to 1"  # our control: the paper's grid ends at 0.1
 FUNCTION_SPACE = "FunctionSpaceSGD"
-METHODS = (KERNEL_SGD, "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M", LAST_LAYER, FUNCTION_SPACE)
+METHODS = (
+    KERNEL_SGD, "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M", LARGER_RATES, LAST_LAYER, FUNCTION_SPACE,
+)  # fmt: skip
 
 _GRID = (1e-1, 1e-2, 1e-3, 1e-4)  # the paper's, for lr and for gamma
 _GAMMAS = (1e-2, 1e-1, 1e-3, 1e-4)
@@ -77,6 +80,8 @@ def tries(method: str, matrix: str, count: int) -> list[Choice]:
         return _pairs(_GRID, _FACTORS, count)
     if method == FUNCTION_SPACE:
         return [Choice(lr) for lr in _spread(1.0, 1e-3, count, first=0.3)]
+    if method == LARGER_RATES:
+        return [Choice(lr) for lr in _spread(1.0, 1e-3, count, first=1.0)]
     return [Choice(lr) for lr in _spread(1e-1, 1e-4, count, first=1e-3 if method == "ESGD" else 1e-1)]
 
 
@@ -114,6 +119,7 @@ def make(
         return torch.optim.SGD(groups + ([{"params": body}] if body else []), lr)
     simple: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "SGD": lambda: torch.optim.SGD(parameters, lr),
+        LARGER_RATES: lambda: torch.optim.SGD(parameters, lr),
         "SGD+M": lambda: torch.optim.SGD(parameters, lr, momentum=_MOMENTUM),
         "AdaH": lambda: AdaHessian(parameters, lr),
         "ESGD": lambda: ESGD(parameters, lr),

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..data import load
+from ..data.glove import glove
 
 KINDS = {
     "mnist": "table",
@@ -42,7 +43,15 @@ _SIZES: dict[str, dict[str, dict[str, int | str | None]]] = {
     "paper": {
         "table": {"rows": None, "test_rows": None, "epochs": 500, "tries": 16},
         "image": {"rows": None, "test_rows": None, "epochs": 500, "tries": 16, "network": "ResNet-18"},
-        "text": {"rows": None, "test_rows": None, "epochs": 500, "tries": 16, "words": 50_000, "length": 400},
+        "text": {
+            "rows": None,
+            "test_rows": None,
+            "epochs": 500,
+            "tries": 16,
+            "words": 50_000,
+            "length": 400,
+            "vectors": "GloVe",
+        },
     },
 }
 
@@ -74,6 +83,7 @@ class Rows:
     y_test: Tensor
     classes: int
     words: int = 0
+    vectors: Tensor | None = None
 
     def to(self, device: str) -> Rows:
         """The same on a device."""
@@ -93,14 +103,22 @@ def needed(name: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=2)
-def rows_of(name: str, rows: int | None, test_rows: int | None, words: int = 0, length: int = 0) -> Rows:
-    """A set, or its first rows; 20 % of the training rows validate (cov-tw, which brings 1,000 of its own, too)."""
+def rows_of(
+    name: str, rows: int | None, test_rows: int | None, words: int = 0, length: int = 0, vectors: str = "learned"
+) -> Rows:
+    """A set, or its first rows; 20 % of the training rows validate, of cov-tw the 1,000 rows that it brings."""
     kind = KINDS[name]
     limit = None if rows is None else (rows, test_rows or rows)
     data = load(name, rows=limit, validation=0.2)
     parts = [data.x_train, data.x_val, data.x_test]
+    table = None
     if kind == "text":
         vocabulary = _vocabulary(data.x_train, words)
+        if vectors == "GloVe":
+            spelled = [""] * words  # fewer words than asked for leave the last rows unused
+            for word, number in vocabulary.items():
+                spelled[number - 1] = word
+            table = glove(spelled)
         parts = [_tokens(part, vocabulary, length) for part in parts]
     elif kind == "image":
         parts = [_pictures(part) for part in parts]
@@ -108,7 +126,8 @@ def rows_of(name: str, rows: int | None, test_rows: int | None, words: int = 0, 
         parts = [part.flatten(1) for part in parts]
     assert data.y_val is not None
     x, x_val, x_test = parts
-    return Rows(kind, x, data.y_train, x_val, data.y_val, x_test, data.y_test, len(data.classes), words + 1)
+    y = (data.y_train, data.y_val, data.y_test)
+    return Rows(kind, x, y[0], x_val, y[1], x_test, y[2], len(data.classes), words + 1, table)
 
 
 def bag_of_words(words: int, tokens: Tensor) -> Tensor:  # (m, length) -> (m, words)

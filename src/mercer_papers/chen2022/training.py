@@ -42,6 +42,7 @@ class Plan:
     network: str = ""
     words: int = 0
     length: int = 0
+    vectors: str = "learned"
     augment: bool = False
     seed: int = 0
     device: str = "cpu"
@@ -87,7 +88,8 @@ def searched(plan: Plan) -> Run:
     """
     runs: list[Run] = []
     choices = tries(plan.method, plan.matrix, plan.tries)
-    rows = rows_of(plan.data, plan.rows, plan.test_rows, plan.words, plan.length).to(plan.device)
+    sizes = (plan.rows, plan.test_rows, plan.words, plan.length)
+    rows = rows_of(plan.data, *sizes, plan.vectors).to(plan.device)
     for choice in choices:
         with contextlib.suppress(FloatingPointError):
             runs.append(_train(plan, choice, rows))
@@ -99,7 +101,8 @@ def searched(plan: Plan) -> Run:
 
 
 def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
-    model = make_network(rows.kind, rows.x, rows.classes, rows.words, plan.network, plan.seed).to(plan.device)
+    model = make_network(rows.kind, rows.x, rows.classes, rows.words, plan.network, plan.seed, rows.vectors)
+    model.to(plan.device)
     inputs = functools.partial(bag_of_words, rows.words) if rows.kind == "text" else None
     optimizer = make(plan.method, choice, model, matrix=plan.matrix, layers=plan.layers, inputs=inputs)
     generator = torch.Generator().manual_seed(plan.seed)
@@ -195,12 +198,20 @@ def mlp(d: int, c: int, *, hidden: int = 2, width: int = 100) -> nn.Sequential:
 
 
 class Lstm(nn.Module):
-    """Word vectors (learned: no GloVe here), one LSTM of width 100, the mean of its outputs, a linear read-out."""
+    """Word vectors, one LSTM of width 100, the mean of its outputs, a linear read-out.
 
-    def __init__(self, words: int, c: int, *, width: int = 100, vector: int = 50) -> None:
+    The vectors start at random, or at ``vectors`` ``(words, d)``; either way they are trained.
+    """
+
+    def __init__(
+        self, words: int, c: int, *, width: int = 100, vector: int = 50, vectors: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(words, vector, padding_idx=0)
-        self.lstm = nn.LSTM(vector, width, batch_first=True)
+        if vectors is None:
+            self.embedding = nn.Embedding(words, vector, padding_idx=0)
+        else:
+            self.embedding = nn.Embedding.from_pretrained(vectors.clone(), freeze=False, padding_idx=0)
+        self.lstm = nn.LSTM(self.embedding.embedding_dim, width, batch_first=True)
         self.linear = nn.Linear(width, c)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, c)
@@ -245,11 +256,13 @@ class ResNet18(nn.Module):
         return logits
 
 
-def make_network(kind: str, x: Tensor, c: int, words: int, name: str, seed: int) -> nn.Module:
+def make_network(
+    kind: str, x: Tensor, c: int, words: int, name: str, seed: int, vectors: Tensor | None = None
+) -> nn.Module:
     """The network for a kind of data (table, image, text); ``name`` is that of an image network."""
     torch.manual_seed(seed)
     if kind == "table":
         return mlp(x.shape[1], c)
     if kind == "text":
-        return Lstm(words, c)
+        return Lstm(words, c, vectors=vectors)
     return ResNet18(c) if name == "ResNet-18" else CifarResNet(8, c, width=8)

@@ -60,7 +60,8 @@ def load(
         rows: at most this many training and as many test rows, or a pair for the two; the first of each part, after
             ``classes``. Only the pictures asked for are decoded.
         classes: keep these only, by number or name; labels are renumbered ``0..`` in the order given.
-        validation: share of the training rows to set aside, stratified.
+        validation: share of the training rows to set aside, stratified; a set that brings validation rows of its own
+            (``cov-tw``) keeps to them, at most as many as training rows.
         fold: for sets without an official split: fold 1..10 is the test part. The authors' own folds where they are
             known (``cmu_faces``, ``divorce``), else ours. By default a fifth of each class is held out.
         seed: decides validation rows and the splits that are ours.
@@ -78,10 +79,14 @@ def load(
     raw = _raw(known, data_folder(folder), verify)
     kept = _kept_classes(known, raw, classes)
     train, test, held_out = _parts(known, raw, fold, kept, seed)
+    own = train[train >= len(raw.train.y) - raw.validation]  # validation rows that the set brings
+    train = train[: len(train) - len(own)]
     train, test = _first(train, test, rows)
     x_val, y_val = None, None
     part, order = raw.train, _order(kept, len(raw.classes))
-    if validation:
+    if len(own):
+        x_val, y_val = _fetch(part, own[: len(train)], order)
+    elif validation:
         split = stratified_split(order[part.y[train]], test=0.0, validation=validation, seed=seed)
         x_val, y_val = _fetch(part, train[split.val], order)
         train = train[split.train]

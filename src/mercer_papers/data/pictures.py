@@ -68,6 +68,36 @@ def from_strips(path: Path, blob: Array, offsets: Array, n: int, shape: tuple[in
     return take
 
 
+def from_files(paths: list[Path], side: int = 224) -> Take:
+    """Pictures in files of their own (JPEG or PNG): the middle square of each, at ``side`` x ``side``, in colour."""
+
+    def take(rows: Rows) -> Tensor:
+        _room(len(rows), 3 * side * side)
+        out = torch.empty(len(rows), 3, side, side)
+        for place, row in enumerate(rows.tolist()):
+            out[place] = torch.from_numpy(_square(paths[row], side)).permute(2, 0, 1).float() / 255
+        return out
+
+    return take
+
+
+def _square(path: Path, side: int) -> Array:  # -> (side, side, 3), uint8
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        fix = "Run pip install mercer[data]."
+        raise ImportError(checks.sentence(path.name, "decoding pictures needs pillow", "none", fix)) from error
+    try:
+        with Image.open(path, formats=("JPEG", "PNG")) as image:
+            w, h = image.size
+            edge = min(w, h)
+            left, top = (w - edge) // 2, (h - edge) // 2
+            square = image.convert("RGB").resize((side, side), box=(left, top, left + edge, top + edge))
+            return np.array(square)
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise corrupt(path, "the file must be a whole JPEG or PNG picture", type(error).__name__) from error
+
+
 def idx(path: Path) -> Array:
     """An array of unsigned bytes in MNIST's idx format, plain or gzipped."""
     content = decompressed(path)

@@ -26,13 +26,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Raw:
-    """A set as its files have it. ``test`` is None where no official split exists."""
+    """A set as its files have it. ``test`` is None where no official split exists.
+
+    The last ``validation`` rows of ``train`` are validation rows that the set brings; they are never trained on.
+    """
 
     train: Part
     test: Part | None
     classes: tuple[str, ...]
     features: tuple[str, ...] = ()
     fold_of: Tensor | None = None
+    validation: int = 0
 
 
 def picture_part(
@@ -43,7 +47,7 @@ def picture_part(
         raise corrupt(path, f"pictures must be numbers of shape (n, {', '.join(map(str, shape))})", x.shape)
     if x.size and x.dtype != np.uint8 and not (x.min() >= low and x.max() <= high):  # NaN fails both
         raise corrupt(path, f"grey values must be in {low:g}..{high:g}", f"{x.min()}..{x.max()}")
-    return Part(_labels(path, y, len(x), c), from_array(x, low=low, high=high))
+    return Part(label_numbers(path, y, len(x), c), from_array(x, low=low, high=high))
 
 
 def strip_part(path: Path, suffix: str, shape: tuple[int, int, int], c: int) -> Part:
@@ -52,7 +56,7 @@ def strip_part(path: Path, suffix: str, shape: tuple[int, int, int], c: int) -> 
     blob, offsets, y = z.values()
     if blob.dtype != np.uint8 or blob.ndim != 1 or offsets.dtype.kind not in "ui":
         raise corrupt(path, "the blob must be uint8 and its offsets whole numbers", f"{blob.dtype}, {offsets.dtype}")
-    return Part(_labels(path, y, y.size, c), from_strips(path, blob, offsets, y.size, shape))
+    return Part(label_numbers(path, y, y.size, c), from_strips(path, blob, offsets, y.size, shape))
 
 
 def table_part(path: Path, x: Array, y: Array, d: int, c: int) -> Part:
@@ -60,7 +64,7 @@ def table_part(path: Path, x: Array, y: Array, d: int, c: int) -> Part:
     if x.ndim != 2 or x.shape[1] != d or x.dtype.kind not in "uif" or not np.isfinite(x).all():
         raise corrupt(path, f"the table must be finite numbers of shape (n, {d})", f"{x.dtype} {x.shape}")
     values = x.astype(np.float32)
-    return Part(_labels(path, y, len(x), c), lambda rows: torch.from_numpy(values[rows]))
+    return Part(label_numbers(path, y, len(x), c), lambda rows: torch.from_numpy(values[rows]))
 
 
 def text_part(path: Path, columns: Sequence[list[str]], y: Array, c: int) -> Part:
@@ -71,10 +75,11 @@ def text_part(path: Path, columns: Sequence[list[str]], y: Array, c: int) -> Par
             return [columns[0][row] for row in rows.tolist()]
         return [(columns[0][row], columns[1][row]) for row in rows.tolist()]
 
-    return Part(_labels(path, y, len(columns[0]), c), take)
+    return Part(label_numbers(path, y, len(columns[0]), c), take)
 
 
-def _labels(path: Path, y: Array, n: int, c: int) -> Tensor:
+def label_numbers(path: Path, y: Array, n: int, c: int) -> Tensor:
+    """Labels of n rows, checked to be whole numbers below c."""
     if y.shape != (n,) or n == 0 or y.dtype.kind not in "ui":
         raise corrupt(path, f"there must be {max(n, 1)} whole-number labels", f"{y.dtype} {y.shape}")
     if int(y.min()) < 0 or int(y.max()) >= c:

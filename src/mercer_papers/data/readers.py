@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from mercer.storage import checked_size, corrupt, decompressed, read_npz, text_table, whole_numbers
 
-from .pictures import Array, cifar_binary, idx, usps_text
-from .raw import Raw, fold_numbers, picture_part, strip_part, table_part, text_part
+from .pictures import Array, cifar_binary, from_files, idx, usps_text
+from .raw import Part, Raw, fold_numbers, label_numbers, picture_part, strip_part, table_part, text_part
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIGITS = tuple("0123456789")
@@ -168,14 +169,47 @@ def mrpc(paths: list[Path], kept: bool) -> Raw:
 
 
 def cov_tw(paths: list[Path], kept: bool) -> Raw:
-    """COVID-19 tweets of WNUT-2020 Task 2; train and valid together train, as chen2022 draws its own validation."""
+    """COVID-19 tweets of WNUT-2020 Task 2, with the 1,000 validation rows that it brings."""
     classes = ("UNINFORMATIVE", "INFORMATIVE")
     tables = []
     for path in paths:
         t = text_table(path, ("Text", "Label"))
         tables.append((path, [t["Text"]], _named(path, t["Label"], classes)))
     (path, [first], a), (_, [second], b), test = tables
-    return _two([(path, [first + second], np.concatenate([a, b])), test], classes)
+    raw = _two([(path, [first + second], np.concatenate([a, b])), test], classes)
+    return replace(raw, validation=len(b))
+
+
+def oxford_pets(paths: list[Path], kept: bool) -> Raw:
+    """Oxford-IIIT Pets: ``annotations/trainval.txt`` and ``test.txt`` (name, class 1..37, ...), ``images/NAME.jpg``."""
+    parts, names = [], {}
+    for path in paths:
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        lines = [line for line in lines if line]
+        if not lines or any(len(line) < 2 or not line[1].isdigit() for line in lines):
+            raise corrupt(path, "each line must hold a picture's name and its class", lines[:1] or "nothing")
+        names |= {int(line[1]): line[0].rpartition("_")[0] for line in lines}
+        files = [path.parent.parent / "images" / f"{line[0]}.jpg" for line in lines]
+        parts.append((path, files, np.array([int(line[1]) - 1 for line in lines])))
+    classes = tuple(names.get(number, str(number)) for number in range(1, max(names) + 1))
+    train, test = (
+        Part(label_numbers(path, y, len(files), len(classes)), from_files(files)) for path, files, y in parts
+    )
+    return Raw(train, test, classes)
+
+
+def stanford_cars(paths: list[Path], kept: bool) -> Raw:
+    """Stanford Cars as folders of classes: ``train/CLASS/*.jpg`` and ``test/CLASS/*.jpg``."""
+    classes = tuple(sorted(folder.name for folder in paths[0].iterdir() if folder.is_dir()))
+    parts = []
+    for path in paths:
+        files = [(file, number) for number, name in enumerate(classes) for file in sorted((path / name).glob("*.jpg"))]
+        if not files:
+            raise corrupt(path, "there must be pictures in CLASS/*.jpg", "none")
+        labels = np.array([number for _, number in files])
+        pictures = from_files([file for file, _ in files])
+        parts.append(Part(label_numbers(path, labels, len(files), len(classes)), pictures))
+    return Raw(parts[0], parts[1], classes)
 
 
 READERS: dict[str, Callable[[list[Path], bool], Raw]] = {
@@ -189,9 +223,11 @@ READERS: dict[str, Callable[[list[Path], bool], Raw]] = {
     "imdb": imdb,
     "mnist": mnist,
     "mrpc": mrpc,
+    "oxford_pets": oxford_pets,
     "rte": rte,
     "s-cov": sars_cov2_ct,
     "sst2": sst2,
+    "stanford_cars": stanford_cars,
     "usps": usps,
 }
 

@@ -6,7 +6,8 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 
 from mercer import figures, metrics
 from mercer.bayes import Snapshots, TrajectoryGP
+from mercer.bayes.likelihood import Softmax, link_named
+from mercer.kernels import Trajectory as TrajectoryKernel
 
 from ..backbones import LeNet5
 from ..catalogue import Entry
@@ -21,18 +24,22 @@ from ..cells import Cell, Outcome
 from ..data import load, normalised, published_resnet20
 from ..results import Result
 from ..rivals import SWAG
+from .algorithm1 import LENET, algorithm_1, picture_network
+from .algorithm1 import RESNET as RESNET_FUNCTIONS
 from .measures import seeded
 
 MAP, SWA, SWAG_ROW, ENSEMBLE = "MAP", "SWA", "SWAG", "Ensemble of snapshots"
-NEURALEF, ALL_PASSES = "NeuralEF, k = 10", "Trajectory GP, M passes"
-ROWS = (MAP, SWA, SWAG_ROW, ENSEMBLE, NEURALEF, ALL_PASSES)
+ALGORITHM_1 = "Algorithm 1, k = 10"  # the paper's
+DISTILLED, ALL_PASSES = "Mercer, distilled, k = 10", "Trajectory GP, M passes"
+ROWS = (MAP, SWA, SWAG_ROW, ENSEMBLE, ALGORITHM_1, DISTILLED, ALL_PASSES)
+FUNCTION_STEPS = {"smoke": 3, "small": 1000, "paper": 39_000}  # the authors' 200 epochs in batches of 256
 SIZES = {"smoke": (64, 32, 8, 4), "small": (5000, 1000, 8, 10), "paper": (50_000, 10_000, 200, 100)}
 RESNET = "ResNet-20"  # its published weights are where the trajectory starts, and MAP
 RESNET_SIZES = {"small": (5000, 2000, 2, 10), "paper": (50_000, 10_000, 100, 100)}
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
-    """Six predictions from one run of each network; training rows, test rows, epochs and snapshots in the settings."""
+    """Seven predictions from one run of each network; rows, epochs and snapshots are in the settings."""
     sizes = {"": SIZES[scale]} | ({RESNET: RESNET_SIZES[scale]} if scale in RESNET_SIZES else {})
     return [
         Cell(
@@ -44,11 +51,17 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
                 **dict(zip(("rows", "test_rows", "epochs", "kept"), size, strict=True)),
                 "method": row,
                 **({"network": network} if network else {}),
+                **(_function_settings(scale) if row == ALGORITHM_1 else {}),
             },
         )
         for network, size in sizes.items()
         for row in ROWS
     ]
+
+
+def _function_settings(scale: str) -> dict[str, Any]:
+    """The networks of the eigenfunctions: the authors' at paper scale, smaller ones below it."""
+    return {"functions": RESNET_FUNCTIONS if scale == "paper" else LENET, "function steps": FUNCTION_STEPS[scale]}
 
 
 def run(cell: Cell) -> Outcome:
@@ -60,7 +73,10 @@ def run(cell: Cell) -> Outcome:
     held = max(16, s["rows"] // 10)
     train, val = (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:])
     trained = _trained(*train, network, s["epochs"], s["kept"], cell.seed, cell.device)
-    proba = _predicted(s["method"], trained, test, train, val)
+    if s["method"] == ALGORITHM_1:
+        proba = _algorithm_1(cell, trained.snapshots.models, train[0], test)
+    else:
+        proba = _predicted(s["method"], trained, test, train, val)
     return Outcome(
         value=metrics.accuracy(proba, data.y_test),
         values={
@@ -96,9 +112,24 @@ def _predicted(
             return torch.stack([_softmax(model, test) for model in snapshots.models]).mean(0)
     if method == SWAG_ROW:
         return SWAG(snapshots.models, samples=20, generator=seeded(0)).predict_proba(test)
-    functions = "network" if method == NEURALEF else "models"
+    functions = "network" if method == DISTILLED else "models"
     gp = TrajectoryGP(snapshots.models, eigenfunctions=functions, precision=1.0, link="samples", generator=seeded(0))
     return gp.fit(train, val).predict_proba(test)
+
+
+def _algorithm_1(cell: Cell, models: Sequence[nn.Module], x: Tensor, test: Tensor) -> Tensor:  # -> (n, c)
+    """The slide's integral with the mean of the M networks and the covariance of k functions of Algorithm 1."""
+    s = cell.settings
+    kernel = TrajectoryKernel(models, outputs="full")
+    make = partial(picture_network, s["functions"], 3, 10)
+    psi = algorithm_1(kernel, 10, make, steps=s["function steps"], seed=cell.seed, outputs=10).fit(x)
+    parts = []
+    with torch.no_grad():
+        link = link_named("samples", seeded(0))
+        for rows in test.split(500):
+            features = psi(rows)  # (n, c, k)
+            parts.append(Softmax().proba(kernel.mean(rows), features @ features.mT, link))
+    return torch.cat(parts)
 
 
 def _softmax(model: nn.Module, x: Tensor) -> Tensor:
@@ -107,7 +138,7 @@ def _softmax(model: nn.Module, x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _cached(key: tuple[str, int, int, int, int]) -> dict[str, Trajectory]:
-    """One run serves the six cells of one process; it depends on the cell's settings and seed alone."""
+    """One run serves the seven cells of one process; it depends on the cell's settings and seed alone."""
     return {}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,13 +17,18 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..data import load, normalised, published_resnet20
 from ..results import Result
+from .algorithm1 import CONVNET, algorithm_1, picture_network
+from .algorithm1 import RESNET as RESNET_FUNCTIONS
 from .measures import best_rank, relative_error, seeded
 
+ALGORITHM_1 = "Algorithm 1, k = 10"
 OURS, RANDOM, EXACT, LOW = "Mercer, k = 10", "Random features, S = 10", "Exact", "Low rank by VJP and JVP, S = 10"
 K = 10
 SIZES = {"smoke": (40, 20, 5, 10), "small": (300, 100, 150, 400), "paper": (5000, 500, 2000, 5000)}
 RESNET = "CIFAR-10, ResNet-20"  # the slide's network, whose NTK is only sampled: rows, test rows, directions
 RESNET_SIZES = {"small": (64, 40, 64), "paper": (5000, 500, 4000)}
+DIRECTIONS = {"smoke": 8, "small": 500, "paper": 4000}  # of the sampled NTK that Algorithm 1 decomposes
+STEPS = {"smoke": 3, "small": 400, "paper": 8000}  # the authors' 200 epochs of 10,000 rows in batches of 256
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
@@ -39,14 +47,29 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         for column, data in (("digits", []), ("CIFAR-10", ["cifar10"]))
         for row in (OURS, RANDOM, LOW, EXACT)
     ]
+    alone = {"method": ALGORITHM_1, "directions": DIRECTIONS[scale], "steps": STEPS[scale], "functions": CONVNET}
+    small += [replace(cell, row=ALGORITHM_1, settings={**cell.settings, **alone}) for cell in small if cell.row == OURS]
     if scale not in RESNET_SIZES:
         return small
     train, test, directions = RESNET_SIZES[scale]
     own = {"set": RESNET, "rows": train, "test_rows": test, "directions": directions, "steps": steps, "k": K}
-    return small + [
-        Cell(entry.id, row=row, column=RESNET, data=["cifar10"], seeds=3, settings={**own, "method": row})
-        for row in (OURS, RANDOM, EXACT)
-    ]
+    return (
+        small
+        + [
+            Cell(entry.id, row=row, column=RESNET, data=["cifar10"], seeds=3, settings={**own, "method": row})
+            for row in (OURS, RANDOM, EXACT)
+        ]
+        + [
+            Cell(
+                entry.id,
+                row=ALGORITHM_1,
+                column=RESNET,
+                data=["cifar10"],
+                seeds=3,
+                settings={**own, **alone, "functions": RESNET_FUNCTIONS if scale == "paper" else CONVNET},
+            )
+        ]
+    )
 
 
 def run(cell: Cell) -> Outcome:
@@ -74,6 +97,14 @@ def run(cell: Cell) -> Outcome:
 
 def _approximation(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> Tensor:
     generator = seeded(cell.seed + 1)
+    if cell.settings["method"] == ALGORITHM_1:
+        s = cell.settings
+        # the kernel by finite differences, as the slide has it
+        kernel = EmpiricalNTK(
+            network, outputs=0, method="finite_difference", samples=s["directions"], generator=seeded(cell.seed + 2)
+        )
+        make = partial(picture_network, s["functions"], x.shape[1], 1)
+        return algorithm_1(kernel, K, make, steps=s["steps"], seed=cell.seed).fit(x).kernel(test).detach()
     if cell.settings["method"] == OURS:
         kernel = EmpiricalNTK(network, outputs=0)
         if "directions" in cell.settings:  # Monte Carlo, as the slide has it
@@ -123,7 +154,7 @@ def _thinned(matrix: Tensor, most: int = 60) -> list[list[float]]:
 def draw(results: list[Result]) -> figures.Figure:
     """The matrices side by side, rows sorted by class, one colour scale for each data set."""
     columns = list(dict.fromkeys(result.column for result in results))
-    rows = [row for row in (EXACT, OURS, RANDOM, LOW) if any(result.row == row for result in results)]
+    rows = [row for row in (EXACT, ALGORITHM_1, OURS, RANDOM, LOW) if any(result.row == row for result in results)]
     figure, axes = figures.canvas(len(columns), len(rows), width=2.9 * len(rows), height=3.0 * len(columns))
     flat = list(axes)
     for i, column in enumerate(columns):

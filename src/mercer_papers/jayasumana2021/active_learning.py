@@ -13,7 +13,7 @@ from mercer.signals.embedding import embeddings
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from .heads import build
-from .trained import SIZES, STAND_IN, accuracy, fit, logits, pictures_of
+from .trained import RATES, SCHEDULES, SIZES, STAND_IN, accuracy, choose_training, fit, logits, pictures_of
 
 _BUDGETS = {"smoke": (50,), "small": (30, 60, 90), "paper": (30, 40, 50, 60, 70, 80, 90)}
 _SEED_SHARE = 0.1
@@ -24,7 +24,8 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     made_up, paper = scale == "smoke", scale == "paper"
     name = "synthetic" if made_up else "cifar100" if paper else "cifar10"
     settings = {**SIZES[scale], "set": name, "classes": 100 if paper else 10,
-                "network": "ResNet-56" if paper else STAND_IN, "lr": 0.1}  # fmt: skip
+                "network": "ResNet-56" if paper else STAND_IN, "lr": 0.1,
+                "rates": RATES[scale], "schedules": SCHEDULES[scale]}  # fmt: skip
     return [
         Cell(
             entry.id, row=f"{budget} %", column=f"{head}, {selection}", seeds=1,
@@ -32,7 +33,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             data=() if made_up else (name,),
         )
         for budget in _BUDGETS[scale]
-        for head in ("Softmax", "Kernelized")
+        for head in ("Softmax", "Softmax, scale 10", "Kernelized")
         for selection in ("random", "margin", "k-center")
     ]  # fmt: skip
 
@@ -49,9 +50,19 @@ def run(cell: Cell) -> Outcome:
         chosen = torch.randperm(len(x), generator=generator)[:count]
     else:
         chosen = margin(scores, count) if s["selection"] == "margin" else k_center(places, count, generator)
+    rate, schedule = choose_training(s, x[chosen], y[chosen], cell.seed)
     torch.manual_seed(cell.seed)
     model = build(s["network"], s["head"], s["classes"])
-    fit(model, x[chosen], y[chosen], epochs=s["epochs"], batch=s["batch"], lr=s["lr"], generator=generator)
+    fit(
+        model,
+        x[chosen],
+        y[chosen],
+        epochs=s["epochs"],
+        batch=s["batch"],
+        lr=rate,
+        generator=generator,
+        schedule=schedule,
+    )
     return Outcome(value=accuracy(model, x_test, y_test), note=f"{count} of {len(x)} pictures of {s['set']}.")
 
 

@@ -46,7 +46,7 @@ def run(cell: Cell) -> Outcome:
     loss = partial(_scaled_distillation, temperature=_TEMPERATURE)
     generator = torch.Generator().manual_seed(cell.seed)
     fit(student, x, targets, epochs=s["epochs"], batch=s["batch"], lr=s["lr"], generator=generator, loss=loss,
-        augment=False)  # fmt: skip
+        augment=None)  # fmt: skip
     theirs = accuracy(teacher, x_test, y_test)
     note = f"Teacher: {s['teacher']}, {theirs:.2f} % itself; {len(x)} pictures, {s['epochs']} epochs."
     return Outcome(value=accuracy(student, x_test, y_test), values={"teacher accuracy": theirs}, note=note)

@@ -87,11 +87,20 @@ _MAKERS: dict[str, Make] = {
 }
 
 
+# Where kervolutions stand and which kernel they have; the paper says neither.
+KERVOLUTIONS = {
+    "KERVO": ("first", "polynomial"),
+    "KERVO, all layers": ("all", "polynomial"),
+    "KERVO, Gaussian": ("first", "gaussian"),
+    "KERVO, Gaussian, all layers": ("all", "gaussian"),
+}
+
+
 def make_head(name: str, in_features: int, num_classes: int, *, order: int = 10) -> nn.Module:
     """The head of that name; KERVO changes the backbone and keeps the softmax head."""
     if name == "Kernelized":
         return _series(in_features, num_classes, order=order)
-    name = "Softmax" if name == "KERVO" else name
+    name = "Softmax" if name in KERVOLUTIONS else name
     return _MAKERS[checks.choice("make_head", "name", name, _MAKERS)](in_features, num_classes)
 
 
@@ -121,6 +130,26 @@ def backbone(name: str, num_classes: int, *, kervolution: bool = False) -> nn.Mo
     return DenseNet(depth, growth, num_classes, first=first)
 
 
+def kervolve(model: nn.Module, where: str, kernel: str) -> None:
+    """Put kervolutions of the same shape in the place of the first convolution, or of ``"all"`` larger than 1 x 1."""
+    convolutions = [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size[0] > 1
+    ]
+    for parent, name, layer in convolutions if where == "all" else convolutions[:1]:
+        kervolution = Kervolution2d(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size[0],
+            stride=layer.stride[0],
+            padding=int(layer.padding[0]),
+            kernel=kernel,
+        )
+        setattr(parent, name, kervolution)
+
+
 def build(network: str, head: str, num_classes: int, *, rectify: bool = False, order: int = 10) -> nn.Module:
     """Backbone and head as the paper joins them: the ReLU off the embedding for every head (Appendix A).
 
@@ -128,6 +157,8 @@ def build(network: str, head: str, num_classes: int, *, rectify: bool = False, o
     embedding is a hidden layer, it pools that vector.
     """
     model = backbone(network, num_classes, kervolution=head == "KERVO")
+    if head in KERVOLUTIONS and head != "KERVO":
+        kervolve(model, *KERVOLUTIONS[head])
     model = kernelize(model, head=partial(make_head, head, order=order), rectify=rectify)
     if head == "SOP" and isinstance(model, CifarResNet | DenseNet):
         model.pool = nn.Identity()

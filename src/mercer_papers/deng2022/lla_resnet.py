@@ -81,7 +81,9 @@ def _reader(
     if method == LAST:
         return LinearizedLaplace(model, parameters="last", generator=generator).fit(train, val).predict_proba
     k = cell.settings["k"]
-    ours = LinearizedLaplace(model, k=k, eigenfunctions="network", iterations=0, temperature=1.0, generator=generator)
+    ours = LinearizedLaplace(
+        model, parameters="all", k=k, eigenfunctions="network", iterations=0, temperature=1.0, generator=generator
+    )
     return ours.fit(train, val).predict_proba
 
 

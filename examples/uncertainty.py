@@ -33,7 +33,9 @@ def line():
     y = (2 * x).sin() + 0.1 * torch.randn(80, 1)
     model = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 1))
     trained(model, x, y, F.mse_loss, 1500, decay=1e-4)
-    posterior = LinearizedLaplace(model, likelihood="regression", k=80, prior_precision="evidence").fit((x, y))
+    posterior = LinearizedLaplace(
+        model, parameters="all", likelihood="regression", k=80, prior_precision="evidence"
+    ).fit((x, y))
     at = torch.linspace(-4.5, 4.5, 200)[:, None]
     mean, variance = posterior.predict(at)
     title = "Regression: linearised Laplace, noise and prior by evidence"
@@ -47,7 +49,7 @@ def plane():
     x, y = torch.as_tensor(points).float(), torch.as_tensor(labels)
     model = nn.Sequential(nn.Linear(2, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 2))
     trained(model, x[:200], y[:200], F.cross_entropy, 800)
-    posterior = LinearizedLaplace(model, k=20).fit((x[:200], y[:200]), (x[200:400], y[200:400]))
+    posterior = LinearizedLaplace(model, parameters="all", k=20).fit((x[:200], y[:200]), (x[200:400], y[200:400]))
     for name, proba in {"network": lambda r: model(r).softmax(1), "posterior": posterior.predict_proba}.items():
         ask = lambda rows, proba=proba: proba(torch.as_tensor(rows).float()).detach()  # noqa: E731
         title = {"network": "The network alone", "posterior": "Linearised Laplace, k = 20"}[name]
@@ -62,7 +64,7 @@ def calibration():
     x, y = torch.as_tensor(images)[order].float() / 16, torch.as_tensor(labels)[order]
     model = nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
     trained(model, x[:300], y[:300], F.cross_entropy, 1000)
-    posterior = LinearizedLaplace(model, k=20).fit((x[:300], y[:300]), (x[300:600], y[300:600]))
+    posterior = LinearizedLaplace(model, parameters="all", k=20).fit((x[:300], y[:300]), (x[300:600], y[300:600]))
     test, truth = x[600:], y[600:]
     for name, proba in {"network": model(test).softmax(1), "posterior": posterior.predict_proba(test)}.items():
         title = f"{name}: NLL {metrics.nll(proba, truth):.3f}, ECE {metrics.ece(proba, truth):.3f}"

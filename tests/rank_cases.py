@@ -174,7 +174,8 @@ def posterior(own: slice, *, val: bool = True, **options: object) -> dict[str, T
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1 if regression else C)).double()
     targets = Y[:, None] if regression else LABELS
-    model = bayes.LinearizedLaplace(network, k=6, batch_size=16, network_steps=STEPS, generator=seeded(), **options)
+    options = {"parameters": "all", "k": 6, "batch_size": 16, "network_steps": STEPS, **options}
+    model = bayes.LinearizedLaplace(network, generator=seeded(), **options)
     model.fit((X[own], targets[own]), (ROWS[own], targets[own]) if val else None)
     mean, covariance = model.logits(X)
     numbers = torch.tensor([model.prior_precision_, model.noise_], dtype=torch.float64)

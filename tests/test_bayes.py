@@ -74,7 +74,7 @@ def test_full_rank_equals_the_dense_posterior_of_a_classifier(precision):
     x, y = points()
     model = trained(classifier(), x, y, F.cross_entropy)
     test = torch.randn(6, 3, generator=seeded(1), dtype=torch.float64) * 2
-    f = LinearizedLaplace(model, k=1000, prior_precision=precision, generator=seeded()).fit((x, y))
+    f = LinearizedLaplace(model, parameters="all", k=1000, prior_precision=precision, generator=seeded()).fit((x, y))
     expected = dense(model, x, test, precision, softmax_hessian(model(x).detach()))
     mean, covariance = f.logits(test)
     torch.testing.assert_close(mean, model(test).detach())
@@ -89,7 +89,9 @@ def test_full_rank_equals_the_dense_posterior_of_a_regression():
     y = torch.stack((x[:, 0].sin(), x[:, 1] * x[:, 2]), 1)
     model = trained(classifier(c=2), x, y, F.mse_loss)
     test = torch.randn(6, 3, generator=seeded(1), dtype=torch.float64)
-    f = LinearizedLaplace(model, likelihood="regression", k=1000, prior_precision=0.5, generator=seeded()).fit((x, y))
+    f = LinearizedLaplace(
+        model, parameters="all", likelihood="regression", k=1000, prior_precision=0.5, generator=seeded()
+    ).fit((x, y))
     assert f.noise_ == pytest.approx(float((model(x).detach() - y).square().mean()))
     eye = torch.eye(2, dtype=torch.float64).expand(len(x), 2, 2) / f.noise_
     expected = dense(model, x, test, 0.5, eye)
@@ -133,7 +135,9 @@ def test_the_complement_makes_few_directions_nearly_exact():
     exact = dense(model, x, test, 1.0, softmax_hessian(model(x).detach())).diagonal(dim1=1, dim2=2)
     errors = {}
     for complement in (True, False):
-        f = LinearizedLaplace(model, k=8, complement=complement, prior_precision=1.0, generator=seeded()).fit((x, y))
+        f = LinearizedLaplace(
+            model, parameters="all", k=8, complement=complement, prior_precision=1.0, generator=seeded()
+        ).fit((x, y))
         own = f.logits(test)[1].diagonal(dim1=1, dim2=2)
         errors[complement] = float(((own - exact).abs() / exact).mean())
         if complement:
@@ -165,7 +169,9 @@ def test_rounding_in_float32_makes_no_variance_negative(k):
     x, _ = points(dtype=torch.float32)
     y = x.sin()
     model = trained(classifier(width=40, dtype=torch.float32), x, y, F.mse_loss, 400)
-    f = LinearizedLaplace(model, likelihood="regression", k=k, prior_precision=1e-3, generator=seeded()).fit((x, y))
+    f = LinearizedLaplace(
+        model, parameters="all", likelihood="regression", k=k, prior_precision=1e-3, generator=seeded()
+    ).fit((x, y))
     assert f.noise_ < 1e-3  # little noise and a wide prior: at the rows, differences of large numbers
     assert (f.logits(x)[1].diagonal(dim1=1, dim2=2) >= 0).all()
     assert (f.predict(x)[1] >= f.noise_).all()
@@ -176,7 +182,7 @@ def test_variance_of_a_regression_shrinks_as_rows_are_seen_again():
     y = torch.stack((x[:, 0].sin(), x[:, 1], x[:, 2]), 1)
     model = trained(classifier(), x, y, F.mse_loss)
     make = lambda: LinearizedLaplace(  # noqa: E731
-        model, likelihood="regression", k=500, prior_precision=1.0, generator=seeded()
+        model, parameters="all", likelihood="regression", k=500, prior_precision=1.0, generator=seeded()
     )
     once, twice = make().fit((x, y)), make().fit((torch.cat((x, x)), torch.cat((y, y))))  # the noise is the same
     assert once.noise_ == pytest.approx(twice.noise_)
@@ -210,7 +216,13 @@ def test_far_away_the_posterior_is_the_prior(likelihood, k):
     ratios = {}
     for complement in (True, False):
         f = LinearizedLaplace(
-            model, likelihood=likelihood, k=k, complement=complement, prior_precision=2.0, generator=seeded()
+            model,
+            parameters="all",
+            likelihood=likelihood,
+            k=k,
+            complement=complement,
+            prior_precision=2.0,
+            generator=seeded(),
         ).fit((x, y))
         for name, rows in (("far", far), ("near", far / 100)):
             prior = EmpiricalNTK(model, outputs="full").diag(rows) / 2.0
@@ -226,7 +238,7 @@ def test_along_a_ray_a_relu_network_keeps_its_share_of_the_prior_and_loses_its_c
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3)).double()
     trained(model, x, y, F.cross_entropy)
     rays = F.normalize(torch.randn(20, 3, generator=seeded(1), dtype=torch.float64), dim=1)
-    f = LinearizedLaplace(model, k=10, prior_precision=1.0, generator=seeded()).fit((x, y))
+    f = LinearizedLaplace(model, parameters="all", k=10, prior_precision=1.0, generator=seeded()).fit((x, y))
     ratio, variance = {}, {}
     for t in (1e3, 1e4):
         variance[t] = f.logits(t * rays)[1].diagonal(dim1=1, dim2=2)
@@ -267,7 +279,7 @@ def test_memory_does_not_grow_with_classes_times_parameters():
         x, y = torch.randn(6, 10), torch.arange(6) % classes
 
         def work():
-            f = LinearizedLaplace(model, k=5, prior_precision=1.0, generator=seeded())
+            f = LinearizedLaplace(model, parameters="all", k=5, prior_precision=1.0, generator=seeded())
             assert torch.isfinite(f.fit((x, y)).predict_proba(x)).all()
 
         return peak_bytes(work), sum(p.numel() for p in model.parameters())
@@ -284,7 +296,7 @@ def test_prior_precision_is_chosen_by_validation_or_evidence(caplog):
     x, y = points(60)
     model = trained(classifier(), x[:40], y[:40], F.cross_entropy, 400)
     loader = DataLoader(TensorDataset(x[:40], y[:40]), batch_size=7)
-    f = LinearizedLaplace(model, k=30, generator=seeded()).fit(loader, (x[40:], y[40:]))
+    f = LinearizedLaplace(model, parameters="all", k=30, generator=seeded()).fit(loader, (x[40:], y[40:]))
     chosen = f.prior_precision_
 
     def nll(precision):
@@ -293,7 +305,7 @@ def test_prior_precision_is_chosen_by_validation_or_evidence(caplog):
 
     assert nll(chosen) <= 1.1 * min(nll(p) for p in (1e-3, 1e-1, 1.0, 10.0, 1e3))
     assert nll(chosen) <= float(F.cross_entropy(model(x[40:]).detach(), y[40:])) + 1e-6
-    evidence = LinearizedLaplace(model, k=30, generator=seeded()).fit(loader)
+    evidence = LinearizedLaplace(model, parameters="all", k=30, generator=seeded()).fit(loader)
     assert "the evidence decides" in caplog.text
     assert 1e-4 < evidence.prior_precision_ < 1e5
 
@@ -318,7 +330,7 @@ def test_the_small_network_gives_nearly_what_derivatives_give():
     model = trained(classifier(dtype=torch.float32), x.float(), y, F.cross_entropy)
     new = torch.randn(200, 3, generator=seeded(1))
     make = lambda how: LinearizedLaplace(  # noqa: E731
-        model, k=8, prior_precision=3.0, eigenfunctions=how, network_steps=500, generator=seeded()
+        model, parameters="all", k=8, prior_precision=3.0, eigenfunctions=how, network_steps=500, generator=seeded()
     ).fit((x.float(), y))
     slow, fast = make("derivatives"), make("network")
     for a, b in zip(slow.logits(new), fast.logits(new), strict=True):  # by derivatives in both

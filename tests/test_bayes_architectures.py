@@ -188,12 +188,16 @@ def dense_covariance(j, f, precision, new):
 def test_laplace_of_all_weights_is_the_dense_posterior(name, times):
     model, (x, y) = build(name), points(times=times if name != "windows" else 2 * (times - 2))
     j, f = literal_jacobian(model, x), model(x).detach()
-    exact = LinearizedLaplace(model, k=10_000, prior_precision=0.7, batch_size=4, generator=seeded()).fit((x, y))
+    exact = LinearizedLaplace(
+        model, parameters="all", k=10_000, prior_precision=0.7, batch_size=4, generator=seeded()
+    ).fit((x, y))
     joint = dense_covariance(j, f, 0.7, j)
     mean, covariance = exact.logits(x)
     torch.testing.assert_close(mean, f)
     torch.testing.assert_close(covariance, joint.diagonal(dim1=0, dim2=1).movedim(-1, 0))
-    few = LinearizedLaplace(model, k=4, prior_precision=0.7, batch_size=4, generator=seeded()).fit((x, y))
+    few = LinearizedLaplace(model, parameters="all", k=4, prior_precision=0.7, batch_size=4, generator=seeded()).fit(
+        (x, y)
+    )
     psi = j @ few.directions_
     weight = 1 / (few.eigenvalues_ + 0.7) - 1 / 0.7
     expected = torch.einsum("nck,k,mdk->nmcd", psi, weight, psi) + torch.einsum("ncp,mdp->nmcd", j, j) / 0.7
@@ -280,7 +284,9 @@ def test_masks_that_decide_about_the_way(drop):
     ids, y = torch.randint(11, (ROWS, TIMES), generator=seeded()), torch.arange(ROWS) % CLASSES
     mask = (torch.arange(TIMES) < 1 + torch.arange(ROWS)[:, None] % TIMES).long()
     batch = {"input_ids": ids, "attention_mask": mask}
-    f = LinearizedLaplace(model, k=4, prior_precision=0.7, batch_size=3, generator=seeded()).fit({**batch, "labels": y})
+    f = LinearizedLaplace(model, parameters="all", k=4, prior_precision=0.7, batch_size=3, generator=seeded()).fit(
+        {**batch, "labels": y}
+    )
     both = torch.stack((ids, mask), 1)
     j = literal_jacobian(model, both, lambda row: model(row[:, 0], row[:, 1]).logits)
     psi = j @ f.directions_
@@ -322,7 +328,9 @@ def test_language_models_with_a_mask(kind, parameters):
 @pytest.mark.parametrize("name", ["linear layers, time first", "rows and times in one", "windows", "LSTM", "script"])
 def test_the_small_network_reads_rows(name):
     model, (x, y) = build(name), points(times=ROWS if name != "windows" else TIMES)
-    f = LinearizedLaplace(model, k=2, prior_precision=1.0, eigenfunctions="network", network_steps=5).fit((x, y))
+    f = LinearizedLaplace(
+        model, parameters="all", k=2, prior_precision=1.0, eigenfunctions="network", network_steps=5
+    ).fit((x, y))
     torch.testing.assert_close(f.predict_proba(x)[:2], f.predict_proba(x[:2]))
 
 
@@ -341,7 +349,7 @@ def test_familiarity_reads_layers_that_give_one_row_a_line():
 @pytest.mark.parametrize("name", ["linear layers, time first", "GRU", "0-d parameter", "script"])
 def test_row_by_row_posteriors_are_saved_and_let_gradients_flow(name, tmp_path):
     model, (x, y) = build(name), points()
-    f = LinearizedLaplace(model, k=3, prior_precision="layer_evidence", generator=seeded()).fit((x, y))
+    f = LinearizedLaplace(model, parameters="all", k=3, prior_precision="evidence", generator=seeded()).fit((x, y))
     mercer.save(f, tmp_path / "posterior")
     again = mercer.load(tmp_path / "posterior").attach(model)
     torch.testing.assert_close(again.logits(x), f.logits(x))

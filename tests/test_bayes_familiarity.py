@@ -1,4 +1,4 @@
-"""Familiarity: a Gaussian process's variance on what layers see, on the scale of rows that it did not see."""
+"""Familiarity: neighbors in the layers and the outputs' entropy, on the scale of rows that it did not see."""
 
 import copy
 import math
@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 from test_bayes import classifier, seeded, trained
 from torch import nn
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import mercer
+from mercer import metrics
 from mercer.bayes import Familiarity
 
 
@@ -43,21 +45,25 @@ def test_one_in_twenty_familiar_rows_is_above_a_half_and_strangers_all_are(fitte
     assert fitted.score(torch.full((1, 3), 50.0, dtype=torch.float64)) > 0.9
 
 
-def test_the_score_is_made_of_variances_on_what_layers_see(network, fitted):
+def test_the_score_is_made_of_neighbors_and_of_the_generalized_entropy(network, fitted):
     assert fitted.layers_ == ["0", "2"]
     x = rows(40, 4)
-    hidden = network[1](network[0](x)).detach()
-    z = torch.cat((network[0](x).detach(), hidden), 1)  # the first's output, the last one's input
+    before, hidden = network[0](x).detach(), network[1](network[0](x)).detach()  # before the last, and what it reads
     views = fitted._views(network, x)
-    torch.testing.assert_close(views[:, 0], fitted.machine_.variance((z - fitted.shift_) / fitted.scale_))
-    torch.testing.assert_close(views[:, 1], fitted.direction_.variance(F.normalize(hidden)))
-    torch.testing.assert_close(views[:, 2], -network(x).detach().logsumexp(1))
+    z = (before - fitted.shift_) / fitted.scale_
+    nearest = (z[:, None] - fitted.known_layers_[None]).norm(dim=2).sort(1).values
+    torch.testing.assert_close(views[:, 0], nearest[:, 0])
+    u = hidden / hidden.norm(dim=1, keepdim=True)
+    nearest = (u[:, None] - fitted.known_directions_[None]).norm(dim=2).sort(1).values
+    torch.testing.assert_close(views[:, 1], nearest[:, :10].mean(1), rtol=1e-6, atol=1e-7)
+    p = network(x).detach().softmax(1)
+    torch.testing.assert_close(views[:, 2], (p**0.1 * (1 - p) ** 0.1).sum(1))
     known = fitted.reference_
     literal = torch.zeros(40, dtype=torch.float64)
-    for view, column in zip(views.T, known.T, strict=True):
+    for view, column, rank, far in zip(views.T, known.T, (0.75, 1, 1), (2, 1, 1), strict=True):
         share = (column[None] >= view[:, None]).sum(1).add(1) / (len(column) + 1)
         middle, tail = column.quantile(0.5), column.quantile(0.95)
-        literal += -share.log() + ((view - tail) / (tail - middle)).clamp_min(0)
+        literal += -rank * share.log() + far * ((view - tail) / (tail - middle)).clamp_min(0)
     torch.testing.assert_close(fitted._surprise(views), literal)
     order = literal.argsort()
     assert (fitted.score(x)[order].diff() >= 0).all()
@@ -94,7 +100,8 @@ def test_pictures_sequences_and_named_layers():
     f = Familiarity(pictures, generator=seeded()).fit(DataLoader(TensorDataset(x, torch.zeros(60)), batch_size=16))
     assert f.layers_ == ["0", "2", "4"]
     assert f.score(x).shape == (60,)
-    assert f.shift_.shape == (8 + 8 + 16,)  # mean and deviation of each channel, and what the last layer reads
+    assert f.shift_.shape == (8 + 8,)  # mean and deviation of each channel
+    assert f.known_directions_.shape == (45, 16)  # what the last layer reads
     named = Familiarity(pictures, layers=["1"], generator=seeded()).fit(x)
     assert named.shift_.shape == (8,)
     with pytest.raises(ValueError, match="name must be a layer of Sequential; got 'head'"):
@@ -154,7 +161,29 @@ def test_bad_rows_and_networks_are_named(network, fitted):
 
 def test_constant_rows_are_learned(network):
     same = torch.ones(20, 3, dtype=torch.float64)
-    with pytest.warns(mercer.NumericalWarning, match="all rows of x are equal"):
-        f = Familiarity(network, generator=seeded()).fit(same)
+    f = Familiarity(network, generator=seeded()).fit(same)
     assert torch.isfinite(f.score(same)).all()
     assert (f.score(same + 5) >= f.score(same)).all()
+
+
+def test_near_and_far_strangers_are_told_apart_from_familiar_rows():
+    """Digits 0 to 6 are familiar, 7 to 9 near strangers, noise is far: all three views have their part."""
+    bunch = load_digits()
+    x, y = torch.tensor(bunch.data / 16, dtype=torch.float32), torch.tensor(bunch.target)
+    order = torch.randperm(len(x), generator=seeded())
+    x, y = x[order], y[order]
+    known, near = x[y < 7], x[y >= 7]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 7))
+    trained(model, known[:700], y[y < 7][:700], F.cross_entropy, 150)
+    f = Familiarity(model, generator=seeded()).fit(known[:700], known[700:900])
+    familiar = f.score(known[900:])
+    assert metrics.auroc(familiar, f.score(near)) > 0.93
+    assert metrics.auroc(familiar, f.score(torch.rand(300, 64, generator=seeded()))) > 0.97
+    outputs = lambda rows: -model(rows).detach().logsumexp(1)  # noqa: E731
+    assert metrics.auroc(familiar, f.score(near)) > metrics.auroc(outputs(known[900:]), outputs(near)) + 0.01
+
+
+def test_it_says_what_it_reads(network, fitted):
+    assert repr(Familiarity(network)) == "Familiarity(Sequential): not fitted"
+    assert repr(fitted) == "Familiarity(Sequential): reads 0, 2; 900 rows known"

@@ -24,7 +24,9 @@ def others(c=3):
 
 
 FAMILY = {  # a new posterior joins the whole suite by adding one line here
-    "laplace": lambda model, **o: LinearizedLaplace(model, k=5, prior_precision=1.0, generator=seeded(), **o),
+    "laplace": lambda model, **o: LinearizedLaplace(
+        model, parameters="all", k=5, prior_precision=1.0, generator=seeded(), **o
+    ),
     "last": lambda model, **o: LinearizedLaplace(
         model, parameters="last", prior_precision=1.0, generator=seeded(), **o
     ),

@@ -20,7 +20,7 @@ def others():
 
 def laplace(model=None, **options):
     return LinearizedLaplace(
-        model or classifier(), **{"k": 5, "prior_precision": 1.0, "generator": seeded(), **options}
+        model or classifier(), **{"parameters": "all", "k": 5, "prior_precision": 1.0, "generator": seeded(), **options}
     )
 
 
@@ -132,7 +132,7 @@ def test_networks_that_are_broken_are_named():
     with pytest.raises(ValueError, match="model must have parameters that require grad; got none"):
         laplace(classifier().requires_grad_(False))
     with pytest.raises(TypeError, match=r"model must be an nn.Module; got str"):
-        LinearizedLaplace("net")
+        LinearizedLaplace("net", parameters="all")
 
 
 def test_options_are_listed():
@@ -146,7 +146,7 @@ def test_options_are_listed():
         (lambda: laplace(prior_precision=-1.0), "prior_precision must be positive; got -1.0"),
         (
             lambda: laplace(prior_precision="cv"),
-            "prior_precision must be one of 'validation', 'evidence', 'layer_evidence'; got 'cv'",
+            "prior_precision must be one of 'validation', 'evidence'; got 'cv'",
         ),
         (lambda: laplace(k=0), "k must be a whole number of at least 1; got 0"),
         (lambda: TrajectoryGP(others(), precision="evidence"), "precision must be one of 'validation'; got 'evidence'"),

@@ -480,12 +480,14 @@ def laplace_values(posterior: bayes.LinearizedLaplace | bayes.KroneckerLaplace, 
 
 @case
 def laplace_all() -> Values:
-    return laplace_values(bayes.LinearizedLaplace(trained_on_wine(), generator=seeded()))
+    return laplace_values(bayes.LinearizedLaplace(trained_on_wine(), parameters="all", generator=seeded()))
 
 
 @case
 def laplace_all_by_evidence() -> Values:
-    made = bayes.LinearizedLaplace(trained_on_wine(), k=10, prior_precision="evidence", generator=seeded())
+    made = bayes.LinearizedLaplace(
+        trained_on_wine(), parameters="all", k=10, prior_precision="evidence", generator=seeded()
+    )
     values = laplace_values(made, validate=False)
     return values | {"evidence": numbers(made.log_marginal_likelihood())}
 
@@ -501,7 +503,13 @@ def laplace_of_numbers() -> Values:
     y = (y[:, None] - 150) / 75
     model = train(mlp(10, 12, 1), x[:120], y[:120], 60)
     made = bayes.LinearizedLaplace(
-        model, likelihood="regression", k=1000, complement=True, prior_precision=2.0, generator=seeded()
+        model,
+        parameters="all",
+        likelihood="regression",
+        k=1000,
+        complement=True,
+        prior_precision=2.0,
+        generator=seeded(),
     ).fit(loader(x[:120], y[:120]))
     mean, variance = made.predict(x[120:128])
     return {"mean": numbers(mean), "variance": numbers(variance)}

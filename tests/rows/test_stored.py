@@ -70,7 +70,14 @@ def test_a_posterior_is_fitted_from_a_file_as_from_memory(source):
     network = torch.nn.Sequential(torch.nn.Linear(D, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)).double()
     labels = (X[:, 0] > 0).long()
     found = [
-        LinearizedLaplace(network, k=4, prior_precision=1.0, batch_size=8, generator=torch.Generator().manual_seed(0))
+        LinearizedLaplace(
+            network,
+            parameters="all",
+            k=4,
+            prior_precision=1.0,
+            batch_size=8,
+            generator=torch.Generator().manual_seed(0),
+        )
         .fit((given, labels))
         .logits(X)[1]
         for given in (X, source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..rows.stored import Readable
 from ..signals.attention import plain_attention
 from ..signals.capture import capture
 from ..signals.layers import as_logits, output_rows
-from .layer_signals import ONE, LayerSignals
+from .layer_signals import LayerSignals
 from .network import flat_logits, one_thread_at_a_time, own_network
 
 _HELD_BYTES = 256 * 2**20
@@ -60,22 +60,14 @@ class Jacobian(ABC):
         """J(x)^T times u, summed over the rows."""
 
     @abstractmethod
-    def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:  # (n, ...) -> (n, n, c, c)
+    def joint_kernel(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, n, c, c)
         """J(x) J(x')^T of all rows with each other."""
-
-    def spread(self, scales: Mapping[str, float]) -> Tensor:  # -> (p,)
-        """The square root of each weight's scale."""
-        parts = [
-            torch.full((p.numel(),), scales.get(name.rpartition(".")[0], 1.0) ** 0.5, dtype=p.dtype, device=p.device)
-            for name, p in self.theta.items()
-        ]
-        return torch.cat(parts)
 
     @abstractmethod
     def parts(
-        self, x: Tensor, q: Tensor, *, diagonal: bool, scales: Mapping[str, float], gradients: bool
+        self, x: Tensor, q: Tensor, *, diagonal: bool, gradients: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c) or (n, c, c)
-        """Outputs, J(x) times directions, and J(x) J(x)^T of each row, each layer's share times its scale."""
+        """Outputs, J(x) times directions, and J(x) J(x)^T of each row."""
 
 
 class NetworkJacobian(Jacobian):
@@ -96,29 +88,17 @@ class NetworkJacobian(Jacobian):
             return self._tangents(x).transposed(x, u)
 
     @override
-    def parts(
-        self, x: Tensor, q: Tensor, *, diagonal: bool, scales: Mapping[str, float], gradients: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        own = LayerSignals(self.network).own_kernel(x, diagonal=diagonal, scales=scales, gradients=gradients)
+    def parts(self, x: Tensor, q: Tensor, *, diagonal: bool, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        own = LayerSignals(self.network).own_kernel(x, diagonal=diagonal, gradients=gradients)
         return self.outputs(x), self.along(x, q), own
 
     @override
-    def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:
+    def joint_kernel(self, x: Tensor) -> Tensor:
         try:
-            return self._by_rows_side_by_side(x, scales)
-        except RuntimeError:  # vmap refuses: the check at fit did not ask for rows side by side, to save its memory
-            return RowwiseJacobian(self.network).joint_kernel(x, scales)
-
-    def _by_rows_side_by_side(self, x: Tensor, scales: Mapping[str, float]) -> Tensor:
-        layers: dict[str, list[str]] = {}
-        for name in self.theta:
-            layers.setdefault(name.rpartition(".")[0] if scales else "", []).append(name)
-        total = x.new_zeros(())
-        for layer, names in layers.items():
-            kernel = EmpiricalNTK(own_network(self.network, names), outputs="full")
             with one_thread_at_a_time():
-                total = total + scales.get(layer, 1.0) * kernel(x)
-        return total
+                return EmpiricalNTK(own_network(self.network, self.theta), outputs="full")(x)
+        except RuntimeError:  # vmap refuses: the check at fit did not ask for rows side by side, to save its memory
+            return RowwiseJacobian(self.network).joint_kernel(x)
 
     def _tangents(self, x: Tensor) -> Tangents:
         if self._made is None or self._made[0] != x.dtype:  # a copy of the network: once, not for each batch
@@ -148,28 +128,23 @@ class FormedJacobian(Jacobian):
         return total
 
     @override
-    def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:
-        spread = self.spread(scales)
+    def joint_kernel(self, x: Tensor) -> Tensor:
         graph = torch.is_grad_enabled()
         # Hold a stretch of Jacobians of at most 256 MiB, and form those of all rows once for each stretch.
         c = self.outputs(x[:1]).shape[1]
         width = block_rows(c * self.size * self.dtype.itemsize, budget=_HELD_BYTES)
         columns = []
         for part in slices(len(x), width):
-            right = torch.cat([j * spread for _, j in self.blocks(x[part], graph)])
-            rows = [torch.einsum("ncp,mdp->nmcd", j * spread, right) for _, j in self.blocks(x, graph)]
+            right = torch.cat([j for _, j in self.blocks(x[part], graph)])
+            rows = [torch.einsum("ncp,mdp->nmcd", j, right) for _, j in self.blocks(x, graph)]
             columns.append(torch.cat(rows))
         return torch.cat(columns, 1)
 
     @override
-    def parts(
-        self, x: Tensor, q: Tensor, *, diagonal: bool, scales: Mapping[str, float], gradients: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        spread = self.spread(scales)
+    def parts(self, x: Tensor, q: Tensor, *, diagonal: bool, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         columns = []
         for f, j in self.blocks(x, gradients):
-            scaled = j * spread
-            columns.append((f, j @ q, scaled.square().sum(2) if diagonal else scaled @ scaled.mT))
+            columns.append((f, j @ q, j.square().sum(2) if diagonal else j @ j.mT))
         f, psi, own = (torch.cat(column) for column in zip(*columns, strict=True))
         return f, psi, own
 
@@ -294,17 +269,15 @@ class LastLayerJacobian(Jacobian):
         return torch.cat((weight.reshape(c, width - 1, k), bias[:, None]), 1)
 
     @override
-    def joint_kernel(self, x: Tensor, scales: Mapping[str, float] = ONE) -> Tensor:
+    def joint_kernel(self, x: Tensor) -> Tensor:
         f, phi = self.features(x)
         eye = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
-        return scales.get(self.name, 1.0) * (phi @ phi.mT)[:, :, None, None] * eye
+        return (phi @ phi.mT)[:, :, None, None] * eye
 
     @override
-    def parts(
-        self, x: Tensor, q: Tensor, *, diagonal: bool, scales: Mapping[str, float], gradients: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def parts(self, x: Tensor, q: Tensor, *, diagonal: bool, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         f, phi = self.features(x)
-        size = scales.get(self.name, 1.0) * phi.square().sum(1)[:, None].expand(f.shape)
+        size = phi.square().sum(1)[:, None].expand(f.shape)
         return f, self.along_features(phi, q), size if diagonal else torch.diag_embed(size)
 
 
@@ -438,8 +411,8 @@ def is_right(fast: Jacobian, rows: Tensor) -> bool:
         if isinstance(fast, LastLayerJacobian):  # its products are all made of the same features
             return True
         q = torch.randn(fast.size, 1, generator=draw, dtype=torch.float64).to(where, fast.dtype)
-        _, psi, own = fast.parts(rows, q, diagonal=False, scales=ONE, gradients=False)
+        _, psi, own = fast.parts(rows, q, diagonal=False)
     except Exception:  # whatever torch.func and hooks say of what they cannot do: plain autograd can
         return False
-    exact = RowwiseJacobian(network).parts(rows, q, diagonal=False, scales=ONE, gradients=False)
+    exact = RowwiseJacobian(network).parts(rows, q, diagonal=False)
     return near(psi, exact[1]) and near(own, exact[2])

@@ -102,7 +102,7 @@ class KroneckerLaplace(NetworkPosterior):
                 layers = signals.of(rows)[1]
             except (MisalignedRowsError, RuntimeError):
                 continue
-            kernel = sum((signal.kernel(True, 1.0) for signal in layers.values()), torch.zeros_like(expected))
+            kernel = sum((signal.kernel(True) for signal in layers.values()), torch.zeros_like(expected))
             if near(kernel, expected):
                 return LayerSignals(network, rowwise=self.rowwise_)
         need = "every weight must be used by its own layer, once, and see as much of each row"

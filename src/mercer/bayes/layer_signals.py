@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from .network import flat_logits, one_thread_at_a_time
 
 _BUDGET = 64 * 2**20
 _Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm
-ONE: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclasses.dataclass
@@ -49,20 +47,20 @@ class Signal:
         """Linear or convolutional, in place of a normalisation."""
         return isinstance(self.module, nn.Linear | nn.Conv2d)
 
-    def kernel(self, diagonal: bool, scale: float) -> Tensor:  # -> (n, c) or (n, c, c)
-        r"""The layer's share of :math:`K(x, x)`, times ``scale``."""
+    def kernel(self, diagonal: bool) -> Tensor:  # -> (n, c) or (n, c, c)
+        r"""The layer's share of :math:`K(x, x)`."""
         if not self.dense:
             parts = ([(self.a[:, None] * self.g).sum(3)] if self.weight else []) + (
                 [self.g.sum(3)] if self.bias else []
             )
             j = torch.cat(parts, 2)  # (n, c, units)
-            return scale * (j.square().sum(2) if diagonal else j @ j.mT)
+            return j.square().sum(2) if diagonal else j @ j.mT
         (n, t, width), (_, c, _, out) = self.a.shape, self.g.shape
         if t > 1 and c * width * out < t * (width + c * out):
-            return scale * self._by_jacobian(diagonal)
+            return self._by_jacobian(diagonal)
         inner = (self.a @ self.a.mT if self.weight else self.a.new_zeros(n, t, t)) + float(self.bias)  # (n, t, t)
         moved = torch.einsum("nts,ncso->ncto", inner, self.g)
-        return scale * ((self.g * moved).sum((2, 3)) if diagonal else self.g.flatten(2) @ moved.flatten(2).mT)
+        return (self.g * moved).sum((2, 3)) if diagonal else self.g.flatten(2) @ moved.flatten(2).mT
 
     def _by_jacobian(self, diagonal: bool) -> Tensor:
         j = self.jacobian().flatten(2)
@@ -98,21 +96,20 @@ class LayerSignals:
         self.counted = {name: p for name, p in network.named_parameters() if p.requires_grad}
 
     def own_kernel(
-        self, x: Tensor, *, diagonal: bool, scales: Mapping[str, float] = ONE, gradients: bool = False
+        self, x: Tensor, *, diagonal: bool, gradients: bool = False
     ) -> Tensor:  # (n, ...) -> (n, c) or (n, c, c)
         r""":math:`K(x, x)`, some rows at a time.
 
         Args:
             x: Rows.
             diagonal: Variances alone.
-            scales: A factor for each layer's share; 1 where a layer is not named.
             gradients: Keep the graph.
         """
         layers, units, c = self._look(x)
         rest = sum(p.numel() for name, p in self.counted.items() if name not in self._names_of(layers))
         width = c * (rest + 2 * units) + (0 if diagonal else 2 * c * c)
         rows = block_rows(4 * width * 8, budget=_BUDGET)
-        parts = [self._block(x[part], layers, diagonal, scales, gradients) for part in slices(len(x), rows)]
+        parts = [self._block(x[part], layers, diagonal, gradients) for part in slices(len(x), rows)]
         return torch.cat(parts)
 
     def of(self, x: Tensor, *, gradients: bool = False) -> tuple[Tensor, dict[str, Signal], list[str]]:
@@ -185,29 +182,26 @@ class LayerSignals:
             signals[name] = Signal(module, a if gradients else a.detach(), g, *self._flags(name))
         return f if gradients else f.detach(), signals
 
-    def _block(
-        self, x: Tensor, layers: dict[str, nn.Module], diagonal: bool, scales: Mapping[str, float], gradients: bool
-    ) -> Tensor:
+    def _block(self, x: Tensor, layers: dict[str, nn.Module], diagonal: bool, gradients: bool) -> Tensor:
         f, signals = self._signals(x, layers, gradients)
         total = torch.zeros_like(f) if diagonal else f.new_zeros(*f.shape, f.shape[1])
-        for name, signal in signals.items():
-            total = total + signal.kernel(diagonal, scales.get(name, 1.0))
-        for name, j in self._other_jacobians(x, self._names_of(layers)).items():
-            scale = scales.get(name.rpartition(".")[0], 1.0)
-            total = total + scale * (j.square().sum(2) if diagonal else j @ j.mT)
+        for signal in signals.values():
+            total = total + signal.kernel(diagonal)
+        for j in self._other_jacobians(x, self._names_of(layers)):
+            total = total + (j.square().sum(2) if diagonal else j @ j.mT)
         return total
 
-    def _other_jacobians(self, x: Tensor, known: set[str]) -> dict[str, Tensor]:  # -> (n, c, p_i) each
+    def _other_jacobians(self, x: Tensor, known: set[str]) -> list[Tensor]:  # -> (n, c, p_i) each
         rest = {name: p.detach() for name, p in self.counted.items() if name not in known}
         if not rest:
-            return {}
+            return []
 
         def outputs(others: dict[str, Tensor], row: Tensor) -> Tensor:
             return flat_logits(functional_call(self.network, others, (row[None],)))[0]
 
         with one_thread_at_a_time():
             rows = vmap(jacrev(outputs), in_dims=(None, 0))(rest, x)
-        return {name: j.reshape(*j.shape[:2], -1) for name, j in rows.items()}
+        return [j.reshape(*j.shape[:2], -1) for j in rows.values()]
 
 
 def _known(module: nn.Module) -> bool:

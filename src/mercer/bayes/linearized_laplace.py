@@ -38,7 +38,6 @@ from .prior_choice import (
     Rows,
     best_temperature,
     by_evidence,
-    by_layer,
     by_validation,
     compared_with_temperature,
     covariance,
@@ -47,7 +46,7 @@ from .prior_choice import (
 from .validation import checked_outputs, fitting_rows, not_fitted
 
 _EXACT_WEIGHTS = 2000  # a last layer of no more weights is taken whole
-_PRIORS = ("validation", "evidence", "layer_evidence")
+_PRIORS = ("validation", "evidence")
 _log = logging.getLogger("mercer")
 
 
@@ -87,8 +86,8 @@ class LinearizedLaplace(NetworkPosterior):
         prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` takes the least whose log-loss on ``val_loader`` is
             within 0.5 % of the best and at most 0.1 % above a temperature's (of a regression, the best; ``"evidence"``
             takes its place where there is no ``val_loader``, and the log says so), ``"evidence"`` maximises the
-            marginal likelihood on the training rows, ``"layer_evidence"`` does so with one precision for each layer,
-            or a number. The first two choose a regression's noise, too; else it is the mean squared residual.
+            marginal likelihood on the training rows, or a number. The first two choose a regression's noise, too; else
+            it is the mean squared residual.
         parameters: ``"all"`` that require grad, or those of the ``"last"`` layer that runs: one forward pass for each
             prediction, and exact up to 2,000 weights whatever k. Of a `mercer.nn.KernelClassifier` all parameters
             count that require grad: weights, bias, linear map, center, scale and the kernel's coefficients.
@@ -104,8 +103,7 @@ class LinearizedLaplace(NetworkPosterior):
         generator: Source of randomness.
 
     Attributes:
-        prior_precision_: The value used; with one for each layer, their geometric mean over the weights.
-        layer_precisions_: The value for each layer, with ``"layer_evidence"``.
+        prior_precision_: The value used.
         temperature_: T.
         noise_: Noise variance (regression only).
         eigenvalues_: ``(k,)`` of the Gauss-Newton matrix in the directions, descending.
@@ -141,9 +139,6 @@ class LinearizedLaplace(NetworkPosterior):
             checks.choice(where, "prior_precision", prior_precision, _PRIORS)
         else:
             checks.positive(where, "prior_precision", prior_precision)
-        if prior_precision == "layer_evidence" and not complement:
-            need = "a prior for each layer needs complement=True"
-            raise ValueError(checks.sentence(where, need, "complement=False"))
         self.prior_precision = prior_precision
         self.parameters = checks.choice(where, "parameters", parameters, ("all", "last"))
         self.temperature = None if temperature is None else checks.positive(where, "temperature", temperature)
@@ -196,26 +191,14 @@ class LinearizedLaplace(NetworkPosterior):
             iterations=self.iterations, batch_size=self.batch_size, seed=self._seed(),
         )  # fmt: skip
         curvature = Curvature(jacobian, x, f, q, self.batch_size)
-        self.scales_: dict[str, float] = {}
         self.directions_: Tensor = q
         self.rotation_: Tensor | None = None
         self.student_: EigenfunctionNetwork | None = None
-        by_layers = self.prior_precision == "layer_evidence"
-        if by_layers:
-            self._take_layers(q, curvature.at(density, every_row=True), jacobian)
         if self.eigenfunctions == "network":
             self._train_student(x, jacobian)
-        if not by_layers:
-            density = self._choose(curvature, density, y - f if isinstance(density, Gaussian) else None, val, jacobian)
-            self._turn(*eigenpairs(curvature.at(density, every_row=True)))
+        density = self._choose(curvature, density, y - f if isinstance(density, Gaussian) else None, val, jacobian)
+        self._turn(*eigenpairs(curvature.at(density, every_row=True)))
         self._keep_evidence(density, f, y, jacobian)
-
-    def _take_layers(self, q: Tensor, curvature: Tensor, jacobian: Jacobian) -> None:
-        """One prior precision for each layer, by evidence."""
-        prior = by_layer(q, curvature, jacobian.theta)
-        self.layer_precisions_, self.prior_precision_ = prior.precisions, prior.middle
-        self.directions_, self.eigenvalues_ = prior.directions, prior.eigenvalues
-        self.scales_ = {name: prior.middle / value for name, value in prior.precisions.items()}
 
     def _train_student(self, x: Readable, jacobian: Jacobian) -> None:
         """A small network that predicts the eigenfunctions in one pass."""
@@ -229,10 +212,7 @@ class LinearizedLaplace(NetworkPosterior):
         self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
         self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
         self.log_likelihood_ = float(sum_over_ranks(density.log_density(f, y).double().sum()))
-        self.squared_norm_ = sum(
-            float(p.double().square().sum()) / self.scales_.get(name.rpartition(".")[0], 1.0)
-            for name, p in jacobian.theta.items()
-        )
+        self.squared_norm_ = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
 
     def _first_density(self, f: Tensor, y: Tensor, val: tuple[Tensor, ...] | None) -> Likelihood:
         """The noise of the residuals; the given temperature, or the best one alone on the validation rows."""
@@ -335,12 +315,10 @@ class LinearizedLaplace(NetworkPosterior):
             f, psi = jacobian.outputs(x), jacobian.along(x, self.directions_)
             return f, psi, f.new_zeros(*f.shape, f.shape[1]) if full else torch.zeros_like(f)
         try:
-            f, psi, own = jacobian.parts(
-                x, self.directions_, diagonal=not full, scales=self.scales_, gradients=gradients
-            )
+            f, psi, own = jacobian.parts(x, self.directions_, diagonal=not full, gradients=gradients)
         except MisalignedRowsError:  # by these rows' values, unlike those of the check at fit
             f, psi, own = RowwiseJacobian(jacobian.network).parts(
-                x, self.directions_, diagonal=not full, scales=self.scales_, gradients=gradients
+                x, self.directions_, diagonal=not full, gradients=gradients
             )
         if not full:
             return f, psi, (own - psi.square().sum(2)).clamp_min(0)
@@ -368,7 +346,7 @@ class LinearizedLaplace(NetworkPosterior):
             weight = weight - 1 / self.prior_precision_
         joint = torch.einsum("nck,k,mdk->nmcd", psi, weight.to(psi.dtype), psi)
         if self._something_outside():
-            joint = joint + jacobian.joint_kernel(x, scales=self.scales_) / self.prior_precision_
+            joint = joint + jacobian.joint_kernel(x) / self.prior_precision_
         return f, joint
 
     @override
@@ -378,7 +356,6 @@ class LinearizedLaplace(NetworkPosterior):
         p, k = self.directions_.shape
         directions, dtype = self.directions_, self.directions_.dtype
         spread = (1 / (self.eigenvalues_ + self.prior_precision_)).sqrt().to(dtype)
-        scale = jacobian.spread(self.scales_)[:, None]  # (p, 1): of a unit prior, over the whole prior's
         found = []
         for part in slices(n, max(1, 2**24 // p)):
             size = part.stop - part.start
@@ -386,8 +363,7 @@ class LinearizedLaplace(NetworkPosterior):
             drawn = directions @ (spread[:, None] * z)
             if self._something_outside():
                 free = torch.randn(p, size, generator=self.generator, dtype=dtype, device=x.device)
-                inside = directions @ ((directions / scale.square()).mT @ (scale * free))
-                drawn = drawn + (scale * free - inside) / math.sqrt(self.prior_precision_)
+                drawn = drawn + (free - directions @ (directions.mT @ free)) / math.sqrt(self.prior_precision_)
             blocks = [jacobian.along(x[rows], drawn) for rows in slices(len(x), self.batch_size)]
             found.append(torch.cat(blocks).permute(2, 0, 1))
         return jacobian.outputs_of(x, self.batch_size) + torch.cat(found)
@@ -459,7 +435,6 @@ class LinearizedLaplace(NetworkPosterior):
     def set_state(self, state: Any) -> None:
         """Take back what ``get_state`` gave, of the version before, too."""
         defaults: dict[str, Any] = {
-            "scales_": {},
             "rotation_": None,
             "rowwise_": False,
             "head_": None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -147,47 +147,6 @@ def by_evidence(
     return precision, density.at(noise)
 
 
-class LayerPrior(NamedTuple):
-    """A prior precision for each layer.
-
-    Attributes:
-        precisions: By layer.
-        middle: Their geometric mean over the weights.
-        directions: ``(p, k)``, in units in which the prior's precision is ``middle`` for all.
-        eigenvalues: ``(k,)``, in these units.
-    """
-
-    precisions: dict[str, float]
-    middle: float
-    directions: Tensor
-    eigenvalues: Tensor
-
-
-def by_layer(q: Tensor, ggn: Tensor, theta: Mapping[str, Tensor]) -> LayerPrior:
-    """One precision for each layer by the evidence.
-
-    Args:
-        q: Directions ``(p, k)``.
-        ggn: The Gauss-Newton matrix in them.
-        theta: The weights; names up to the last dot are layers.
-    """
-    places: dict[str, list[slice]] = {}
-    norms: dict[str, float] = {}
-    sizes: dict[str, int] = {}
-    start = 0
-    for name, p in theta.items():
-        layer = name.rpartition(".")[0]
-        places.setdefault(layer, []).append(slice(start, start + p.numel()))
-        norms[layer] = norms.get(layer, 0.0) + float(p.double().square().sum())
-        sizes[layer] = sizes.get(layer, 0) + p.numel()
-        start += p.numel()
-    first, _ = by_evidence(eigenpairs(ggn)[0], Softmax(), sum(norms.values()), None)
-    found = layer_precisions(q, ggn, {name: (places[name], norms[name]) for name in places}, first)
-    middle = math.exp(sum(sizes[name] * math.log(value) for name, value in found.items()) / start)
-    directions, values = scaled_directions(q, ggn, {name: (places[name], found[name]) for name in places})
-    return LayerPrior(found, middle, (directions * math.sqrt(middle)).to(q.dtype), values * middle)
-
-
 def negative_evidence(
     precision: float, noise: float, *, eigenvalues: Tensor, squared_norm: float, residuals: Tensor | None
 ) -> float:
@@ -207,56 +166,6 @@ def negative_evidence(
     if residuals is not None:
         value += float(residuals.double().square().sum()) / noise + residuals.numel() * math.log(noise)
     return value / 2
-
-
-def layer_precisions(
-    q: Tensor, ggn: Tensor, layers: Mapping[str, tuple[list[slice], float]], start: float, *, rounds: int = 50
-) -> dict[str, float]:
-    r"""One prior precision for each layer, by MacKay's fixed point for the evidence.
-
-    .. math:: \delta_l = \gamma_l / \|\theta_l\|^2, \qquad
-        \gamma_l = \sum_j |Q'_{lj}|^2 \frac{\lambda'_j}{1 + \lambda'_j}
-
-    with eigenpairs of the Gauss-Newton matrix :math:`D^{-1/2} Q M Q^\top D^{-1/2}` in units of the prior.
-
-    Args:
-        q: Q ``(p, k)``.
-        ggn: M ``(k, k)``.
-        layers: Where each layer's weights lie in p, and their squared norm.
-        start: The precision all layers start from.
-        rounds: At most; it ends earlier where all change by less than 0.1 %.
-    """
-    found = dict.fromkeys(layers, start)
-    for _ in range(rounds):
-        directions, values = scaled_directions(q, ggn, {name: (layers[name][0], found[name]) for name in layers})
-        share = values / (1 + values)
-        new = {}
-        for name, (places, norm) in layers.items():
-            rows = torch.cat([directions[place] for place in places])
-            determined = float((rows.double().square() * found[name]).sum(0) @ share)
-            new[name] = min(max(determined / max(norm, 1e-12), 1e-6), 1e10)
-        change = max(abs(math.log(new[name] / found[name])) for name in layers)
-        found = new
-        if change < 1e-3:
-            break
-    return found
-
-
-def scaled_directions(
-    q: Tensor, ggn: Tensor, layers: Mapping[str, tuple[list[slice], float]]
-) -> tuple[Tensor, Tensor]:  # -> (p, k), (k,)
-    r""":math:`D^{-1/2} Q'` and :math:`\lambda'`, eigenpairs of the Gauss-Newton matrix in units of the prior D."""
-    scaled = q.double().clone()
-    for places, precision in layers.values():
-        for place in places:
-            scaled[place] /= math.sqrt(precision)
-    basis, r = torch.linalg.qr(scaled)
-    values, vectors = torch.linalg.eigh(r @ ggn @ r.mT)
-    directions = basis @ vectors.flip(1)
-    for places, precision in layers.values():
-        for place in places:
-            directions[place] /= math.sqrt(precision)
-    return directions, values.flip(0).clamp_min(0)
 
 
 def eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (k, k) -> (k,), (k, k)

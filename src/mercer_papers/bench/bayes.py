@@ -247,12 +247,12 @@ POSTERIORS: dict[str, Contender] = {
     "MAP": (network_itself, {"cpu": 1 / 3}),
     "temperature": (temperature, {"accuracy": 1.0}),
     "ensemble of 3": (ensemble, {}),
-    "all weights, k = 20, network": (partial(laplace, eigenfunctions="network"), {}),
+    "all weights, k = 20, network": (partial(laplace, parameters="all", eigenfunctions="network"), {}),
     "laplace-torch, last layer": (partial(laplace_torch, subset="last_layer", structure="full"), {"accuracy": 1.0}),
 }
 DIGITS_ONLY: dict[str, Contender] = {
-    "all weights, exact": (partial(laplace, k=10**6), {}),
-    "all weights, k = 20": (partial(laplace, k=20), {}),
+    "all weights, exact": (partial(laplace, parameters="all", k=10**6), {}),
+    "all weights, k = 20": (partial(laplace, parameters="all", k=20), {}),
     "KFAC": (kronecker, {}),
     "laplace-torch, kron": (partial(laplace_torch, subset="all", structure="kron", val_rows=100), {}),
 }

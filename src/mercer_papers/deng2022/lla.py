@@ -94,6 +94,7 @@ def _reader(
     # temperature explains them all, the precision goes to its bound, and far away nothing is left of the variance.
     ours = LinearizedLaplace(
         model,
+        parameters="all",
         k=100_000 if method == EXACT else cell.settings["k"],
         complement=method != BARE,
         temperature=None if method == BOTH else 1.0,

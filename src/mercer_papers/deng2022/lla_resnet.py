@@ -105,9 +105,13 @@ def _reader(
         psi = algorithm_1(kernel, k, make, steps=steps, seed=cell.seed, outputs=10).fit(train[0])
         return LowRankLaplace(model, psi).fit(train, val).predict_proba
     if method == BARE:
-        bare = LinearizedLaplace(model, k=k, complement=False, iterations=0, temperature=1.0, generator=generator)
+        bare = LinearizedLaplace(
+            model, parameters="all", k=k, complement=False, iterations=0, temperature=1.0, generator=generator
+        )
         return bare.fit(train, val).predict_proba
-    ours = LinearizedLaplace(model, k=k, eigenfunctions="network", iterations=0, temperature=1.0, generator=generator)
+    ours = LinearizedLaplace(
+        model, parameters="all", k=k, eigenfunctions="network", iterations=0, temperature=1.0, generator=generator
+    )
     return ours.fit(train, val).predict_proba
 
 

@@ -120,7 +120,7 @@ def _epoch(data: tuple[nn.Module, Tensor, Tensor, int]) -> None:
 
 def _two_layers(size: Size) -> tuple[LinearizedLaplace, Tensor, Tensor]:
     model = _seeded(lambda: nn.Sequential(nn.Linear(64, size["d"]), nn.Tanh(), nn.Linear(size["d"], size["c"])))
-    laplace = LinearizedLaplace(model, k=size["k"], prior_precision=1.0, generator=_generator())
+    laplace = LinearizedLaplace(model, parameters="all", k=size["k"], prior_precision=1.0, generator=_generator())
     return laplace, *_clusters(size["n"], 64, size["c"])
 
 

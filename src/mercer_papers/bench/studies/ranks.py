@@ -73,7 +73,9 @@ def works(scale: float) -> dict[str, Work]:
         return torch.from_numpy(model.predict_proba(many[:500].numpy()))
 
     def laplace() -> Tensor:
-        model = bayes.LinearizedLaplace(network, k=20, prior_precision=1.0, batch_size=256, generator=seeded())
+        model = bayes.LinearizedLaplace(
+            network, parameters="all", k=20, prior_precision=1.0, batch_size=256, generator=seeded()
+        )
         return model.fit((few[own(few)], answers[own(few)])).eigenvalues_
 
     return {

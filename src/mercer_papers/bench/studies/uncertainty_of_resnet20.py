@@ -68,7 +68,7 @@ def main() -> None:
     }
     if options.all:
         posteriors["Laplace, all weights"] = LinearizedLaplace(
-            model, eigenfunctions="network", iterations=0, generator=torch.Generator().manual_seed(0)
+            model, parameters="all", eigenfunctions="network", iterations=0, generator=torch.Generator().manual_seed(0)
         )
     probabilities = {"network": logits.softmax(1)}
     cost = {}

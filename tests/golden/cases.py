@@ -355,13 +355,7 @@ def kernel_network_auto() -> Values:
 
 @case
 def kernel_network_spectral() -> Values:
-    """Coarse: W starts with a column from the null space of the linear kernel's Q, which rounding turns at will."""
-    x, y = bundled("wine")
-    model = KernelNetworkClassifier(solver="spectral", random_state=0).fit(x[:100].numpy(), y[:100].numpy())
-    return {
-        "hsic": numbers([model.history_[0]["hsic"], model.history_[-1]["hsic"]]),
-        "accuracy": numbers(model.score(x[100:].numpy(), y[100:].numpy())),
-    }
+    return layerwise_values("spectral")
 
 
 @case

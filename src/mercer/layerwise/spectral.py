@@ -29,6 +29,7 @@ from .record import LayerRecord, measure_features
 _ENOUGH = 0.99  # normalised HSIC at which the stack is done
 _HALVINGS, _SHARE = 4, 0.25  # bandwidths walked, and the share of the gap to H = 1 that ends the walk
 _STEPS, _CLOSE = 6, 1e-4  # a layer's fixed point: the next layer mends what the last digits would
+_LEAST = 1e-3  # eigenvalues of Q below this share of the largest are left out
 _GROWTH = 0.01  # growth of H below which another layer is not worth its width
 
 
@@ -83,8 +84,8 @@ def ism(
         labels: Classes ``0..c - 1``.
         c: Number of classes.
         bandwidth: :math:`\sigma` of the Gaussian.
-        width: Columns q of W; None takes the least that holds ``share`` of the positive eigenvalues of the first Q
-            and c - 1 at least.
+        width: Columns q of W, fewer where the rows span fewer directions; None takes the least that holds ``share``
+            of the positive eigenvalues of the first Q and c - 1 at least.
         share: See ``width``.
         kernel: ``"gaussian"``, ``"linear"`` or ``"polynomial"``, each with its own Q.
         degree: Degree of the polynomial.
@@ -167,14 +168,31 @@ class _Polynomial(_Objective):
 
 
 def _maximise(objective: _Objective, width: int | None, share: float, max_iterations: int, tolerance: float) -> Ism:
-    """From the linear kernel's eigenvectors, which no iteration leaves as they are."""
+    """Turn W to the top eigenvectors of Q(W), again and again, where that raises HSIC; else step uphill."""
+    # Start at the linear kernel's eigenvectors: its Q does not depend on W.
     matrix = linear_ism_matrix(objective.r, objective.labels, objective.c)
     values, vectors = torch.linalg.eigh(matrix)
-    d = len(matrix)
-    q = _width(values, objective.c, share) if width is None else checks.integer("ism", "width", width, 1, d)
-    w = vectors[:, -q:]
+    q = checks.integer("ism", "width", width, 1, len(matrix)) if width is not None else 0
+    if not q:  # the least width that holds the share, and c - 1 at least
+        positive = values.flip(0).clamp_min(0)
+        holding = int((positive.cumsum(0) < share * positive.sum()).sum()) + 1
+        q = min(max(holding, objective.c - 1), len(values))
     if not max_iterations:
-        return Ism(_settled(matrix, w), _residual(matrix, w), 1, values)
+        w = _fix_basis(matrix, vectors[:, -q:])
+        return Ism(w, _residual(matrix, w), 1, values)
+    w = _fix_basis(matrix, vectors[:, -min(q, objective.c - 1) :])
+
+    # That Q has rank c - 1: its further eigenvectors are whatever rounding makes them. Columns beyond start at the
+    # eigenvectors of the kernel's own Q there, among the directions in which what is left of the rows varies.
+    if q > w.shape[1]:
+        remainder = objective.r - objective.r @ w @ w.mT
+        variances, components = torch.linalg.eigh(remainder.mT @ remainder)
+        components = components[:, len(variances) - _count_large(variances) :]
+        matrix = components.mT @ objective.matrix(w) @ components
+        further = components @ torch.linalg.eigh(matrix)[1][:, w.shape[1] - q :]
+        w = torch.cat((_fix_signs(further), w), 1)
+        q = w.shape[1]
+
     value, spent = objective.value(w), 0
     while spent < max_iterations:
         matrix = objective.matrix(w)
@@ -182,58 +200,56 @@ def _maximise(objective: _Objective, width: int | None, share: float, max_iterat
         spent += 1
         if _residual(matrix, w) <= tolerance:
             break
-        w, value, moved = _ascend(objective, w, vectors[:, -q:], riemannian_gradient(matrix, w), value)
-        if not moved:
+        # The full and the half turn to the eigenvectors, where all of these are determined. Full turns alone may swing
+        # about the fixed point for hundreds of steps, or leave a maximum that is not at the top eigenvectors.
+        steps: list[list[Tensor]] = []
+        if _count_large(values) >= q:
+            target = vectors[:, -q:]
+            aligned = target @ _nearest_orthonormal(target.mT @ w)  # the same span, turned to meet w column by column
+            steps.append([aligned, (w + aligned) / 2])
+        # Where they lower HSIC, steps uphill: the gradient costs nothing more, and always leads on.
+        gradient = riemannian_gradient(matrix, w)
+        uphill = gradient / gradient.norm().clamp_min(torch.finfo(w.dtype).tiny)
+        steps.append([w + 10.0**-e * uphill for e in (0.5, 1, 1.5, 2, 3, 4, 5, 6)])
+        before, slack = w, 4 * torch.finfo(w.dtype).eps * abs(value)
+        for trials in steps:
+            trials = [_nearest_orthonormal(trial) for trial in trials]
+            reached, best = max((objective.value(trial), -i) for i, trial in enumerate(trials))
+            if reached >= value - slack:
+                w, value = trials[-best], reached
+                break
+        if w is before:
             break
     matrix = objective.matrix(w)
-    return Ism(_settled(matrix, w), _residual(matrix, w), spent, values)
+    return Ism(_fix_basis(matrix, w), _residual(matrix, w), spent, values)
 
 
-def _ascend(
-    objective: _Objective, w: Tensor, target: Tensor, gradient: Tensor, value: float
-) -> tuple[Tensor, float, bool]:
-    """The better of the full and the half turn to the eigenvectors; where both lower HSIC, the best step uphill.
-
-    Full turns alone may swing about the fixed point for hundreds of steps, or leave a maximum that is not at the top
-    eigenvectors; the gradient, which costs nothing more, always leads on.
-    """
-    aligned = target @ _rotation(target.mT @ w)  # the same subspace, turned to meet w column by column
-    uphill = gradient / gradient.norm().clamp_min(torch.finfo(w.dtype).tiny)
-    slack = 4 * torch.finfo(w.dtype).eps * abs(value)
-    for trials in (
-        [(1 - turn) * w + turn * aligned for turn in (1.0, 0.5)],
-        [w + 10.0**-e * uphill for e in (0.5, 1, 1.5, 2, 3, 4, 5, 6)],
-    ):
-        trials = [torch.linalg.qr(trial)[0] for trial in trials]
-        reached, best = max((objective.value(trial), -i) for i, trial in enumerate(trials))
-        if reached >= value - slack:
-            return trials[-best], reached, True
-    return w, value, False
+def _fix_basis(matrix: Tensor, w: Tensor) -> Tensor:  # (d, d), (d, q) -> (d, q)
+    """The basis of W's span that diagonalises Q, its signs fixed: rounding cannot turn it."""
+    return _fix_signs(w @ torch.linalg.eigh(w.mT @ matrix @ w)[1])
 
 
-def _settled(matrix: Tensor, w: Tensor) -> Tensor:
-    """The basis of W's span that diagonalises Q, largest entries positive: rounding cannot turn it."""
-    w = w @ torch.linalg.eigh(w.mT @ matrix @ w)[1]
+def _fix_signs(w: Tensor) -> Tensor:  # (d, q) -> (d, q)
+    """Columns with their largest entries positive."""
     signs = w.gather(0, w.abs().argmax(0, keepdim=True)).sign()
     return w * torch.where(signs == 0, torch.ones_like(signs), signs)
 
 
-def _rotation(product: Tensor) -> Tensor:
-    u, _, vh = torch.linalg.svd(product)
-    rotation: Tensor = u @ vh
-    return rotation
+def _count_large(values: Tensor) -> int:
+    """Eigenvalues that are no rounding; the eigenvectors of the others may be anything."""
+    return int((values > _LEAST * values.max().clamp_min(0)).sum())
+
+
+def _nearest_orthonormal(w: Tensor) -> Tensor:  # (d, q) -> (d, q)
+    """The polar factor: unlike that of QR, its columns keep their signs where w hardly changes."""
+    u, _, vh = torch.linalg.svd(w, full_matrices=False)
+    nearest: Tensor = u @ vh
+    return nearest
 
 
 def _residual(matrix: Tensor, w: Tensor) -> float:
     scale = float((matrix @ w).norm())
     return float(riemannian_gradient(matrix, w).norm()) / scale if scale > 0 else 0.0
-
-
-def _width(values: Tensor, c: int, share: float) -> int:
-    positive = values.flip(0).clamp_min(0)
-    total = float(positive.sum())
-    held = int((positive.cumsum(0) < share * total).sum()) + 1 if total > 0 else 1
-    return min(max(held, c - 1), len(values))
 
 
 class SpectralLayer(ChainLayer):
@@ -294,7 +310,7 @@ def fit_spectral(
     history: list[LayerRecord] = []
     r, z, reached = x, x, 0.0
     for _ in range(max_layers):
-        layer, record = _next(r, labels, c, features, reached, generator)
+        layer, record = _fit_layer(r, labels, c, features, reached, generator)
         if layers and record.hsic <= reached + _GROWTH:
             break
         layers.append(layer)
@@ -305,39 +321,42 @@ def fit_spectral(
     return Chain(layers, history, z, history[-1].bandwidth, r)
 
 
-def _next(
+def _fit_layer(
     r: Tensor, labels: Tensor, c: int, features: int, reached: float, generator: torch.Generator | None
 ) -> tuple[SpectralLayer, LayerRecord]:
     """Walk the bandwidth down from the one of greatest HSIC till a layer closes enough of the gap to H* = 1."""
+    # The bandwidth of greatest HSIC on the linear kernel's directions, of which there are c - 1.
     centre = r.mean(0)
-    start = ism(r - centre, labels, c, kernel="linear", width=min(c, *r.shape)).w
-    z = (r - centre) @ start
+    centred = r - centre
+    z = centred @ ism(centred, labels, c, kernel="linear", width=min(c - 1, *r.shape)).w
     sigma = most_dependent(z, labels, c, middle=median_distance(z, where="spectral", rows=400))
-    fourier = RandomFourier(gaussian(sigma), features, paired=False, generator=generator).fit(z)
+
+    # One draw of frequencies for all bandwidths: a narrower one scales them.
+    width = min(c, *r.shape)
+    fourier = RandomFourier(gaussian(sigma), features, paired=False, generator=generator).fit(r.new_zeros(1, width))
     best: tuple[SpectralLayer, LayerRecord] | None = None
     for halvings in range(_HALVINGS):
-        layer = _at_fixed_point(
-            SpectralLayer(start, fourier.omega * 2**halvings, fourier.phase, centre), r, labels, c, sigma / 2**halvings
-        )
-        record = measure_features(layer(r), layer.project(r), labels, c, sigma / 2**halvings)
+        bandwidth, frequencies = sigma / 2**halvings, fourier.omega * 2**halvings
+
+        def map_outputs(z: Tensor, frequencies: Tensor = frequencies) -> Tensor:
+            return phased_cosines(z, frequencies[: z.shape[1]], fourier.phase)
+
+        # W at its fixed point for this bandwidth; with few rows the Gram matrix is the cheaper and the exact way.
+        w = ism(
+            centred,
+            labels,
+            c,
+            bandwidth,
+            width=width,
+            features=None if len(r) <= 2 * features else map_outputs,
+            max_iterations=_STEPS,
+            tolerance=_CLOSE,
+        ).w
+        layer = SpectralLayer(w, frequencies[: w.shape[1]], fourier.phase, centre)
+        record = measure_features(layer(r), layer.project(r), labels, c, bandwidth)
         if best is None or record.hsic > best[1].hsic:
             best = layer, record
         if record.hsic >= reached + _SHARE * (1 - reached):
             break
     assert best is not None
     return best
-
-
-def _at_fixed_point(layer: SpectralLayer, r: Tensor, labels: Tensor, c: int, sigma: float) -> SpectralLayer:
-    few = len(r) <= 2 * len(layer.phases)  # then the Gram matrix is the cheaper and the exact way
-    w = ism(
-        r - layer.centre,
-        labels,
-        c,
-        sigma,
-        width=layer.weight.shape[1],
-        features=None if few else layer.features,
-        max_iterations=_STEPS,
-        tolerance=_CLOSE,
-    ).w
-    return SpectralLayer(w, layer.frequencies, layer.phases, layer.centre)

@@ -25,7 +25,7 @@ HEADS = {
     "linear": lambda model, loader: model,
     "default": lambda model, loader: kernelize(model, loader=loader),
     "shared units": lambda model, loader: kernelize(model, head=lambda d, c: KernelClassifier(d, c, shared=64)),
-    "before pooling": lambda model, loader: kernelize(model, place="before_pooling", rectify=True),
+    "before pooling": lambda model, loader: kernelize(model, place="before_pooling"),
     "second order": lambda model, loader: kernelize(
         model, place="before_pooling", rectify=True, head=lambda d, c: SecondOrderPooling(d, c, rank=32)
     ),

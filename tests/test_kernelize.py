@@ -196,15 +196,26 @@ def test_warm_start_of_prototypes_and_bias():
     assert isinstance(other[3], CosineClassifier)
 
 
-def test_the_relu_on_the_embedding_is_taken_off():
-    assert isinstance(kernelize(plain())[1], nn.Identity)
-    assert isinstance(kernelize(plain(), rectify=True)[1], nn.ReLU)
+def test_nothing_but_the_last_layer_changes_by_default():
+    def names(model, head):
+        return [name + type(m).__name__ for name, m in model.named_modules() if not name.startswith(head)]
+
+    pooled = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, C)
+    )
+    for model, head in ((pooled, "5"), (plain(), "3"), (CifarResNet(8, C), "linear")):
+        before = names(model, head)
+        assert names(kernelize(model), head) == before
+
+
+def test_the_relu_on_the_embedding_is_taken_off_where_that_is_asked_for():
+    assert isinstance(kernelize(plain(), rectify=False)[1], nn.Identity)
     x = pictures(4)
     for make in (lambda: CifarResNet(8, C), lambda: LeNet5(C), lambda: DenseNet(7, 2, C)):
         torch.manual_seed(0)
-        assert kernelize(make()).features(x).min() < 0
-        assert kernelize(make(), rectify=True).features(x).min() >= 0
-    resnet = kernelize(CifarResNet(14, C, width=4))
+        assert kernelize(make(), rectify=False).features(x).min() < 0
+        assert kernelize(make()).features(x).min() >= 0
+    resnet = kernelize(CifarResNet(14, C, width=4), rectify=False)
     assert isinstance(resnet.layer3[1].relu2, nn.Identity)  # that one and no other
     assert sum(isinstance(m, nn.ReLU) for m in resnet.modules()) == 1 + 2 * 6 - 1
 
@@ -222,14 +233,14 @@ def test_a_relu_that_cannot_be_taken_off_is_left_and_reported(caplog):
     for functional in (False, True):
         model = Shared(functional)
         with caplog.at_level(logging.INFO, "mercer"):
-            kernelize(model)
+            kernelize(model, rectify=False)
         assert "left on (not a module that is called once)" in caplog.messages[-1]
         assert functional or isinstance(model.relu, nn.ReLU)
 
 
 def test_reports_what_it_did(caplog):
     with caplog.at_level(logging.INFO, "mercer"):
-        kernelize(plain())
+        kernelize(plain(), rectify=False)
     expected = "kernelize: 3, Linear(16, 3), became KernelClassifier; weights taken over; ReLU before it: 1, taken off."
     assert caplog.messages == [expected]
 

@@ -33,11 +33,11 @@ def kernelize(
     *,
     layer: str | None = None,
     head: Callable[[int, int], nn.Module] | None = None,
-    rectify: bool = False,
+    rectify: bool = True,
     place: str = "head",
     loader: Data | None = None,
 ) -> nn.Module:
-    """Swap the last linear layer of a classifier for a kernelised one, in place.
+    """Swap the last linear layer of a classifier for a kernelised one, in place; nothing else of the model changes.
 
     The new head lives on the device and in the dtype of the old layer and starts from its weights where the shapes
     allow; it trains, also where the model was frozen. What was done is logged to ``mercer`` at level INFO.
@@ -51,8 +51,11 @@ def kernelize(
             timm's ``get_classifier()`` gives, else the last of the model.
         head: ``head(in_features, num_classes)`` makes the new one; None for ``KernelClassifier``, before pooling with
             128 shared units.
-        rectify: Leave the ReLU on the embedding. By default one that stands as a module of its own right before the
-            head is taken off, for the whole sphere to be used (jayasumana2021, Appendix D.4).
+        rectify: Leave the embedding rectified, as the model has it: nothing but the last layer changes. False takes the
+            last ReLU off, so that embeddings use the whole sphere (jayasumana2021, Appendix D.4). It must be a module
+            that is called once and stand before the head, with nothing but pooling, dropout and flattening between
+            them. The layer before it becomes linear then, which costs more than it gains where no shortcut is
+            added to that layer.
         place: ``"head"``: the head reads the pooled embedding. ``"before_pooling"``: kernel values are taken at every
             place of a map, or at every token that is not masked, and averaged; the first pass finds where (a plain one,
             not a compiled one). The head is then found at ``<layer>.head``. A model whose head reads every token, and
@@ -79,7 +82,7 @@ def kernelize(
     outer.to(device=old.weight.device, dtype=old.weight.dtype)
     outer.train(old.training)
     warm = _warm_start(new, old)
-    relu = "kept" if rectify else take_relu_off(inner, name)
+    relu = "left as it is" if rectify else take_relu_off(inner, name)
     parent, _, own = name.rpartition(".")
     setattr(inner.get_submodule(parent), own, outer)
     if isinstance(outer, BeforePooling):

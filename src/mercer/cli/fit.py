@@ -63,6 +63,7 @@ _SCORES = {
     help="Folder for the model. Replaces an existing model of the same target.",
 )
 @click.option("--weight", metavar="COLUMN", help="Column with the rows' weights; it is not learned from.")
+@click.option("--no-trees", is_flag=True, help="Kernel machines alone, without boosted trees beside them.")
 @click.option("--force", is_flag=True, help="Also replace a model of another target.")
 @task_option
 @seed_option
@@ -73,6 +74,7 @@ def fit(
     target: str,
     output: Path,
     weight: str | None,
+    no_trees: bool,
     force: bool,
     task: str,
     seed: int,
@@ -99,7 +101,7 @@ def fit(
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, contextlib.ExitStack() as held:
         with distributed.joined():
-            model = TabularModel(task=task, random_state=seed)
+            model = TabularModel(task=task, trees=False if no_trees else "auto", random_state=seed)
             if distributed.rank():  # rank 0 keeps and shows what all learn
                 quiet = logging.getLogger("mercer").debug
                 fit_file(model, data, target, weight=weight, progress=quiet, device=device)

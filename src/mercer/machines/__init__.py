@@ -7,12 +7,14 @@ from .kernel_ridge import KernelRidge, seeded
 from .landmarks import LandmarkMachine, landmark_count, landmark_machine
 from .selection import Choice, candidate_kernels, choose_kernel, median_distance, narrowed, rank_kernels, table_kernels
 from .stacking import MOST_ROWS, StackedMachine, StackedRidge, ridge_factor, solve_left_out
+from .trees import Boosting, Trees
 from .trials import Look, Trial, convex_weights, try_machines
 from .views import View
 
 __all__ = [
     "MOST_ROWS",
     "PENALTIES",
+    "Boosting",
     "Calibration",
     "Choice",
     "DualFit",
@@ -21,6 +23,7 @@ __all__ = [
     "Look",
     "StackedMachine",
     "StackedRidge",
+    "Trees",
     "Trial",
     "View",
     "candidate_kernels",

@@ -6,6 +6,8 @@ r"""Several kernel machines, averaged by how well each predicts rows left out.
 3. *All rows teach them.* Each is fitted to all rows by a Cholesky factor; leave-one-out predictions come with it in
    closed form, and weigh the machines once more. The rows whose targets weighed the columns of a view are predicted
    through a view that other rows taught, or are not counted where there are enough others.
+4. *Trees join where they add something.* Boosted trees are grown without each fold and get a share of the answer by
+   their predictions of it. The share shrinks to 0 where the rows cannot tell that trees help.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from ..kernels import Kernel
 from ..linalg import block_rows, cholesky, slices
 from ..rows.loading import Data
 from ..storage import Savable
+from .calibration import Calibration
 from .dual import weighted_mean
 from .kernel_ridge import seeded
+from .trees import Boosting, are_classes, check_trees, shrunk_share
 from .trials import Look, Trial, carrying, convex_weights, refined, try_machines, weight_of
 from .validation import read_training
 from .views import View
@@ -44,6 +48,11 @@ _REFINED_FROM, _REFINING_ROWS = 2000, 1200  # rows from which on more rows choos
 _SHRINK = 0.05  # of the weights towards equal ones
 _FOLDS = 5
 _LEAST_WEIGHT = 1e-9  # of a row, where the mean is 1
+_TREE_ROWS, _TREE_COLUMNS, _TREE_CLASSES = (
+    200,
+    1000,
+    10,
+)  # trees of fewer rows say little; of more columns they take long
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,12 @@ class StackedMachine(Savable):
 class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     r"""Kernel ridge machines with chosen kernels: :math:`f = \bar y + \sum_m w_m f_m`, :math:`w_m \ge 0`, sum 1.
 
+    Boosted trees, where they join, get the share t and the machines share :math:`1 - t`.
+
     Args:
         every_row: Rows up to which every one is left out in turn; beyond, 2,000 of one fold.
+        trees: Whether boosted trees may join: True, False, or ``auto``: from 200 rows on, up to 1,000 columns and 10
+            classes.
         random_state: Seed of the rows that choose, and of those left out where there are many; None for fresh
             randomness.
 
@@ -77,6 +90,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         views_: The views of the columns.
         machines_: The machines that stayed.
         shares_: Their weights w, ``(m,)``.
+        trees_: The boosted trees; None where they have no share.
+        tree_share_: Share t of the trees; 0 where there are none.
         rows_: Training rows, ``(n, d)``.
         mean_: :math:`\bar y`, ``(c,)``.
         left_out_: Numbers of the rows that were left out in turn, ``(r,)``: all; from 2,000 on, those that had no part
@@ -101,15 +116,17 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     left_out_: Tensor
     loo_: Tensor
     held_out_: Tensor
-    weight_: Tensor | None = None  # models of versions without weights have none
+    weight_: Tensor | None = None
+    trees_: Boosting | None = None
+    tree_share_: float = 0.0
     looks: list[Look]
     trials: list[Trial]
 
     flat_: bool = False  # whether the targets came as (n,)
     __metadata_request__fit = __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012 - the rows, called X there
 
-    def __init__(self, *, every_row: int = 4000, random_state: Any = None) -> None:
-        self.every_row, self.random_state = every_row, random_state
+    def __init__(self, *, every_row: int = 4000, trees: bool | str = False, random_state: Any = None) -> None:
+        self.every_row, self.trees, self.random_state = every_row, trees, random_state
 
     def fit(  # (n, d), (n, c), (n,)
         self,
@@ -144,6 +161,11 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         if weight is not None:  # a row of weight 0 stays, with as good as no say
             weight = (weight / weight.mean()).clamp_min(_LEAST_WEIGHT)
         self.weight_ = weight
+        trees = check_trees("StackedRidge", self.trees)
+        if trees == "auto":
+            few_classes = y.shape[1] <= (_TREE_CLASSES if are_classes(y) else 1)
+            trees = len(x) >= _TREE_ROWS and x.shape[1] <= _TREE_COLUMNS and few_classes
+        raw = y
         self.mean_ = weighted_mean(y, weight)
         y = y - self.mean_
         with torch.no_grad():
@@ -159,7 +181,10 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
                 left_out = left_out[fold[left_out] == fold[left_out[0]]][:_LEFT_OUT]
             stay = stay[: _MACHINES if len(x) <= self.every_row else _LARGE_MACHINES]
             self.left_out_ = left_out
-            self._learn(x, y, stay, fold[left_out], torch.device(device))
+            boosted = self._grow_without_folds(x, raw, fold) if trees else None
+            self._learn(x, y, stay, fold[left_out], boosted, torch.device(device))
+            if self.tree_share_:
+                self.trees_ = Boosting.grow(x, raw, weight)
         return self
 
     def predict(self, x: Data) -> Any:  # (n, d) -> (n, c)
@@ -179,8 +204,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     def without(self, rows: Tensor) -> Callable[[Tensor], Tensor]:  # (r,)
         r"""A function of ``(r, d)`` that predicts its i-th row by the machines without training row ``rows[i]``.
 
-        Without row i a machine is :math:`f(x) - k(x)^T [A^{-1}]_{\cdot i} \, \alpha_i / [A^{-1}]_{ii}`. Means, kernels
-        and shares stay.
+        Without row i a machine is :math:`f(x) - k(x)^T [A^{-1}]_{\cdot i} \, \alpha_i / [A^{-1}]_{ii}`. Means, kernels,
+        trees and shares stay.
         """
         pulls = []
         with torch.no_grad():
@@ -215,6 +240,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             dtype = machine.weights.dtype
             gram = machine.kernel(views[machine.view].to(dtype), anchors[machine.view].to(dtype))
             total += share * (gram @ machine.weights).double()
+        if self.trees_ is not None:
+            total += self.tree_share_ * (self.trees_.predict(x) - self.mean_)
         return total
 
     def _anchors(self) -> list[Tensor]:
@@ -224,8 +251,21 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         seen: list[Tensor] = self.__dict__["_seen"]
         return seen
 
-    def _learn(self, x: Tensor, y: Tensor, stay: list[Trial], fold: Tensor, device: torch.device) -> None:
-        """Fit the chosen machines to all rows, and weigh them by the rows left out."""
+    def _grow_without_folds(self, x: Tensor, y: Tensor, fold: Tensor) -> Tensor:  # (n, d), (n, c), (n,) -> (r, c)
+        """Predictions of the rows left out, less the mean, by trees that were grown without their fold."""
+        out = torch.zeros(len(self.left_out_), y.shape[1], dtype=torch.float64)
+        for number in fold[self.left_out_].unique():
+            others = fold != number
+            rows = fold[self.left_out_] == number
+            if bool(others.any()):
+                trees = Boosting.grow(x[others], y[others], weight_of(self.weight_, others))
+                out[rows] = trees.predict(x[self.left_out_[rows]]) - self.mean_
+        return out
+
+    def _learn(
+        self, x: Tensor, y: Tensor, stay: list[Trial], fold: Tensor, boosted: Tensor | None, device: torch.device
+    ) -> None:
+        """Fit the chosen machines to all rows, and weigh them and the trees by the rows left out."""
         self.rows_ = x.contiguous()
         used = sorted({trial.look for trial in stay})
         self.views_ = [self.looks[i].view for i in used]
@@ -244,9 +284,23 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             self.machines_.append(StackedMachine(number, trial.kernel, trial.penalty, weights, error))
             singles.append(single)
             folds.append(whole)
+        self.trees_, self.tree_share_ = None, 0.0
         self.shares_ = convex_weights(singles, truth, weight, shrink=_SHRINK)
-        self.loo_ = self.mean_ + _cross_fitted(singles, singles, truth, weight)
-        self.held_out_ = self.mean_ + _cross_fitted(singles, folds, truth, weight)
+        if boosted is not None:
+            blend = torch.einsum("m,mrc->rc", self.shares_, torch.stack(folds))
+            self.tree_share_ = shrunk_share(blend, boosted, truth, weight)
+        if self.tree_share_ and are_classes(y + self.mean_):
+            # squares do not see what a sure mistake costs: the log loss of calibrated scores must fall, too
+            labels = truth[:, 0] > 0 if y.shape[1] == 1 else truth.argmax(1)
+            with_trees = self.mean_ + blend + self.tree_share_ * (boosted - blend)
+            gain = log_losses(self.mean_ + blend, labels.long(), weight) - log_losses(with_trees, labels.long(), weight)
+            if float(gain.mean()) <= float(gain.std(correction=0)) / len(gain) ** 0.5:
+                self.tree_share_ = 0.0
+        if not self.tree_share_:
+            boosted = None
+        self.shares_ = (1 - self.tree_share_) * self.shares_
+        self.loo_, self.held_out_ = _cross_fit(singles, folds, boosted, truth, weight)
+        self.loo_, self.held_out_ = self.mean_ + self.loo_, self.mean_ + self.held_out_
         self.__dict__.pop("_seen", None)
 
     def _solved(
@@ -306,15 +360,29 @@ def solve_left_out(
     return weights, single, whole
 
 
-def _cross_fitted(
-    singles: Sequence[Tensor], averaged: Sequence[Tensor], y: Tensor, weight: Tensor | None
-) -> Tensor:  # (r, c)
-    """Averages of predictions, each row by weights that were fitted to the predictions of other rows."""
+def log_losses(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:  # (r, c), (r,) -> (r,)
+    """The log loss of each row left out, times its weight, after calibration; one column stands for two classes."""
+    full = scores if scores.shape[1] > 1 else torch.cat((1 - scores, scores), 1)
+    p: Tensor = Calibration.of(full, labels, shares=True, weight=weight)(full)
+    losses = -p.gather(1, labels[:, None])[:, 0].log()
+    return losses if weight is None else weight * losses
+
+
+def _cross_fit(
+    singles: Sequence[Tensor], folds: Sequence[Tensor], boosted: Tensor | None, y: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:  # (r, c), (r, c)
+    """Averages of predictions without the row, and without its fold; each row by shares that other rows gave."""
     part = torch.arange(len(y)) % _FOLDS
-    out = torch.zeros_like(y)
+    single, whole = torch.zeros_like(y), torch.zeros_like(y)
     for i in part.unique():
         own, others = part == i, part != i
         use = others if others.any() else own
-        shares = convex_weights([p[use] for p in singles], y[use], weight_of(weight, use), shrink=_SHRINK)
-        out[own] = torch.stack([s * p[own] for s, p in zip(shares.tolist(), averaged, strict=True)]).sum(0)
-    return out
+        w = weight_of(weight, use)
+        shares = convex_weights([p[use] for p in singles], y[use], w, shrink=_SHRINK)
+        lone = torch.einsum("m,mrc->rc", shares, torch.stack(list(singles)))
+        blend = torch.einsum("m,mrc->rc", shares, torch.stack(list(folds)))
+        if boosted is not None:
+            share = shrunk_share(blend[use], boosted[use], y[use], w)
+            lone, blend = lone + share * (boosted - lone), blend + share * (boosted - blend)
+        single[own], whole[own] = lone[own], blend[own]
+    return single, whole

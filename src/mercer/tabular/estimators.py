@@ -30,8 +30,8 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     feature_names_in_: Array
     _task: str
 
-    def __init__(self, *, random_state: int | np.random.RandomState | None = 0) -> None:
-        self.random_state = random_state
+    def __init__(self, *, trees: bool | str = "auto", random_state: int | np.random.RandomState | None = 0) -> None:
+        self.trees, self.random_state = trees, random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a table without its target.
@@ -69,7 +69,7 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, numbers.Integral):
             seed = int(check_random_state(seed).randint(2**31 - 1))
-        self.model_ = TabularModel(task=self._task, random_state=seed)
+        self.model_ = TabularModel(task=self._task, trees=self.trees, random_state=seed)
         self.model_.fit(frame.assign(**{name: self._encode(target)}), name, weight)
         return self
 
@@ -132,6 +132,7 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
     """Classes from raw columns (numbers, words, dates, missing values), by stacked kernel machines without tuning.
 
     Args:
+        trees: Whether boosted trees may join the kernel machines, as of :class:`TabularModel`.
         random_state: Random seed of folds and subsets; None draws one at each fit.
 
     Attributes:
@@ -180,6 +181,7 @@ class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
     """Numbers from raw columns, with the interval each may lie in.
 
     Args:
+        trees: Whether boosted trees may join the kernel machines, as of :class:`TabularModel`.
         random_state: Random seed of folds and subsets; None draws one at each fit.
 
     Attributes:

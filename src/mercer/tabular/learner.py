@@ -218,6 +218,9 @@ class Learner(Savable):
             one = machine.machines_[i]
             what = f"{_words(one.kernel)}{_seen_through(machine.views_[one.view])}."
             found.append({"what": what, "share": float(machine.shares_[i]), "penalty": one.penalty, "error": one.error})
+        if machine.trees_ is not None:
+            trees = {"what": "Boosted trees: steps at thresholds of the columns.", "share": machine.tree_share_}
+            found.append({**trees, "penalty": None, "error": None})
         return found
 
     def half_widths(self, x: Tensor, level: float) -> Tensor:  # (n, d) -> (n,)

@@ -15,6 +15,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 from .. import checks
+from ..machines.trees import check_trees
 from ..storage import Savable
 from ..user_text import shown
 from .columns import TASKS, Preparation, Prepared, Target, TargetMeans, name_by_text
@@ -30,10 +31,12 @@ _log = logging.getLogger("mercer")
 
 
 class TabularModel(Savable):
-    """Classes or a number from a table's other columns, by stacked kernel machines that need no tuning.
+    """Classes or a number from a table's other columns, by stacked kernel machines and trees that need no tuning.
 
     Args:
         task: ``auto`` infers it from the target; or ``classification``, ``regression``.
+        trees: Whether boosted trees may join the kernel machines. They get a share of the answer where rows left out
+            say that they help: ``auto`` where they are affordable, True always, False never.
         random_state: Random seed of folds and subsets; None draws one.
 
     Attributes:
@@ -66,8 +69,9 @@ class TabularModel(Savable):
     notes: list[str]
     made_with: dict[str, str]
 
-    def __init__(self, *, task: str = "auto", random_state: int | None = 0) -> None:
+    def __init__(self, *, task: str = "auto", trees: bool | str = "auto", random_state: int | None = 0) -> None:
         self.task = checks.choice("TabularModel", "task", task, TASKS)
+        self.trees = check_trees("TabularModel", trees)
         if random_state is None:
             random_state = secrets.randbelow(2**32)
         self.random_state = checks.integer("TabularModel", "random_state", random_state, 0, 2**32 - 1)
@@ -110,7 +114,7 @@ class TabularModel(Savable):
             sizes: Numbers of rows at which the way of learning changes; None for the defaults.
             device: Where matrices are factored; the model itself is on the CPU.
         """
-        training = Training(self.task, self.random_state, progress or _log.debug, sizes, device)
+        training = Training(self.task, self.random_state, progress or _log.debug, sizes, device, self.trees)
         training.learn(as_pandas("TabularModel", frame), target, sample_weight, compare=compare)
         self.set_state(training.state())
         return self
@@ -232,8 +236,8 @@ class TabularModel(Savable):
         return surprises
 
     def get_arguments(self) -> dict[str, Any]:
-        """The task and the seed that was used."""
-        return {"task": self.task, "random_state": self.random_state}
+        """The task, whether trees may join, and the seed that was used."""
+        return {"task": self.task, "trees": self.trees, "random_state": self.random_state}
 
     def get_state(self) -> dict[str, Any]:
         """Everything that was learned."""

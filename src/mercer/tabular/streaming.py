@@ -100,7 +100,7 @@ def fit_file(
         model.fit(drawn, target, weights, compare=compare, progress=progress, sizes=sizes, device=device)
         model.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
         return model
-    training = Training(model.task, model.random_state, progress, sizes, device)
+    training = Training(model.task, model.random_state, progress, sizes, device, model.trees)
     few = training.choose(drawn, target, weights, writings)
     training.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
     training.notes.insert(0, f"Of {total} rows, {len(few)} drawn at random chose the settings and were scored.")

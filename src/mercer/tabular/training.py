@@ -60,6 +60,7 @@ class Training:
         progress: Callback that receives progress messages.
         sizes: Where the way of learning changes; None for the defaults.
         device: Where matrices are factored.
+        trees: Whether boosted trees may join the kernel machines: ``auto``, True, False.
     """
 
     preparation: Preparation
@@ -71,8 +72,15 @@ class Training:
     weight: Tensor | None  # of the rows that `read` has read
 
     def __init__(
-        self, task: str, random_state: int, progress: Progress, sizes: Sizes | None = None, device: str = "cpu"
+        self,
+        task: str,
+        random_state: int,
+        progress: Progress,
+        sizes: Sizes | None = None,
+        device: str = "cpu",
+        trees: bool | str = False,
     ) -> None:
+        self.trees = trees
         self.task, self.random_state, self.progress = task, random_state, progress
         self.device = checks.device("TabularModel", device, torch.float64)
         self.sizes = sizes or Sizes()
@@ -182,7 +190,7 @@ class Training:
         """Fit the machines to all rows given, and score them on rows left out; scores count each row once."""
         fold = self.fold(y)
         self.progress(f"learning from {_rows(len(x))}")
-        stack = StackedRidge(every_row=self.sizes.every_row, random_state=self.random_state)
+        stack = StackedRidge(every_row=self.sizes.every_row, trees=self.trees, random_state=self.random_state)
         stack.fit(x, self._targets(y), fold, sample_weight=weight, device=self.device)
         out = stack.left_out_
         self.learner = Learner.of(stack, stack.loo_, out, y, self._classes, stack.weight_)

@@ -192,14 +192,13 @@ def test_days_and_months_that_could_be_swapped_are_said():
         (["?", ""] * (N // 2), "constant", "dropped: every value is missing"),
         (range(1, N + 1), "identifier", "dropped: it numbers the rows"),
         ([f"K{i:04}" for i in range(N)], "identifier", f"dropped: it names the row ({N} different words in {N} rows)"),
-        ([f"one of many long remarks {i}" for i in range(N)], "text", f"dropped: it is free text ({N} different ones)"),
-        ([[1, 2]] * N, "text", "dropped: its values are lists or records, not single values"),
+        ([[1, 2]] * N, "nested", "dropped: its values are lists or records, not single values"),
     ],
 )
 def test_what_cannot_be_learned_from_is_dropped_and_said(values, kind, how):
     column, x, preparation = one(pd.Series(values))
     assert (column.kind, column.how, x.shape[1]) == (kind, how, 0) and column.dropped
-    assert len(preparation.notes) == (kind == "text")
+    assert len(preparation.notes) == (kind == "nested")
 
 
 def test_identifiers_by_name_and_by_row():

@@ -251,9 +251,16 @@ def _columns(model: TabularModel) -> Iterator[str]:
     for name, column in zip(names, columns, strict=False):
         first = f"  {set_cell_size(name, width)}{column.kind:<13}"
         yield from wrapped(column.how, " " * len(first), first)
-    kinds = Counter(column.kind for column in columns[_SHOWN:])
+    kinds = Counter(column.kind for column in columns[_SHOWN:] if not column.dropped)
     if kinds:
         yield "  and " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    # a column that is not used is named, however many there are
+    reasons: dict[str, list[str]] = {}
+    for column in columns[_SHOWN:]:
+        if column.dropped:
+            reasons.setdefault(column.how, []).append(shown(column.name, _NAME))
+    for how, dropped in reasons.items():
+        yield from wrapped(f"{', '.join(dropped)} {how}", "    ", "  ")
 
 
 def _scores(model: TabularModel) -> Iterator[str]:

@@ -73,6 +73,14 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         self.model_.fit(frame.assign(**{name: self._encode(target)}), name, weight)
         return self
 
+    @property
+    def columns_(self) -> pd.DataFrame:
+        """What each column is and how it is used, or why it is not: ``kind``, ``how``, ``dropped`` by column."""
+        self._check_fitted()
+        columns = self.model_.preparation.columns
+        index = pd.Index([column.name for column in columns], name="column")
+        return pd.DataFrame([(c.kind, c.how, c.dropped) for c in columns], index, ["kind", "how", "dropped"])
+
     def explain(self) -> pd.DataFrame:
         """How much each column moves the prediction, the largest first."""
         self._check_fitted()
@@ -138,6 +146,7 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
     Attributes:
         classes_: The classes, sorted.
         model_: The fitted :class:`TabularModel`.
+        columns_: What each column is and how it is used, or why it is not.
         n_features_in_: Number of columns.
         feature_names_in_: Their names, where a frame with text as names was given. Later frames are read by name, in
             any order; arrays by place.
@@ -186,6 +195,7 @@ class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
 
     Attributes:
         model_: The fitted :class:`TabularModel`.
+        columns_: What each column is and how it is used, or why it is not.
         n_features_in_: Number of columns.
         feature_names_in_: Their names, where a frame with text as names was given. Later frames are read by name, in
             any order; arrays by place.

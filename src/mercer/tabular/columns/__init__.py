@@ -1,7 +1,7 @@
 """What each column is, and how it becomes numbers."""
 
 from .column import Column
-from .encoders import Dates, Levels, Numbers, Truths
+from .encoders import Dates, Levels, Numbers, Texts, Truths
 from .preparation import Preparation, Prepared, name_by_text
 from .target import TASKS, Target, find_target, present
 from .target_means import TargetMeans
@@ -18,6 +18,7 @@ __all__ = [
     "Prepared",
     "Target",
     "TargetMeans",
+    "Texts",
     "Truths",
     "Writing",
     "find_target",

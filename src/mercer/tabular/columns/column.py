@@ -12,7 +12,7 @@ import pandas as pd
 from ... import checks
 from ...storage import Savable
 from ...user_text import shown
-from .encoders import Dates, Dropped, Encoder, Levels, Numbers, Truths, date_parts
+from .encoders import Dates, Dropped, Encoder, Levels, Numbers, Texts, Truths, date_parts
 from .values import (
     DAY_FIRST,
     LARGEST,
@@ -48,8 +48,9 @@ class Column(Savable):
 
     Attributes:
         name: As in the table.
-        kind: ``numeric``, ``categorical``, ``boolean``, ``date``; or, dropped, ``constant``, ``identifier``, ``text``.
-        how: How it is used.
+        kind: ``numeric``, ``categorical``, ``boolean``, ``date``, ``text``; or, dropped, ``constant``, ``identifier``,
+            ``nested``.
+        how: How it is used, or why it is not.
         encoder: What turns it into numbers.
         notes: Sentences for the user about its values.
     """
@@ -76,7 +77,8 @@ def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
     writing = Writing.of(series) if writing is None else writing
     name = str(series.name)
     if is_nested(series):
-        return _text(name, "its values are lists or records, not single values")
+        hint = f"To use {name}, turn it into embeddings and give them as columns or in an npz file."
+        return Column(name, "nested", "dropped: its values are lists or records, not single values", notes=[hint])
     text = words(series) if is_text(series) else None
     values = series.where(text.notna()) if text is not None else series
     missing = int(values.isna().sum())
@@ -114,20 +116,27 @@ def _of_words(name: str, series: pd.Series[Any], text: pd.Series[Any], writing: 
     pattern = date_format(present, writing)
     if pattern is not None:
         return _date(name, series, pattern, writing)
+    # words that differ in most rows: sentences, or names that share some of their words, are text; others name the row
     unlike = present.nunique() / len(present)
     if len(present) >= _NAMED and unlike > 1 - _UNIQUE:
         long = float(present.str.count(r"\S+").mean()) >= _WORDS or float(present.str.len().mean()) >= _LETTERS
-        if long:
-            return _text(name, f"it is free text ({present.nunique()} different ones)")
+        if long or (unlike >= _UNIQUE and _share_words(present)):
+            flagged = int(text.isna().sum()) >= _few(len(text))
+            encoder = Texts.of(name, text, flagged)
+            if encoder is not None:
+                how = f"free text ({present.nunique()} different ones) by its runs of three and four letters"
+                return Column(name, "text", how, encoder)
         if unlike >= _UNIQUE:
             how = f"dropped: it names the row ({present.nunique()} different words in {len(present)} rows)"
             return Column(name, "identifier", how)
     return _categorical(name, text)
 
 
-def _text(name: str, why: str) -> Column:
-    hint = f"To use {name}, turn it into embeddings and give them as columns or in an npz file."
-    return Column(name, "text", f"dropped: {why}", notes=[hint])
+def _share_words(present: pd.Series[Any]) -> bool:
+    """Whether some word of three letters or more is in a hundredth of the values, but not in nearly all of them."""
+    inside = present.str.lower().str.findall(r"[^\W\d_]{3,}").map(set)
+    counts = inside.explode().value_counts()
+    return bool(((counts >= _few(len(present))) & (counts <= _UNIQUE * len(present))).any())
 
 
 def _numeric(name: str, series: pd.Series[Any], writing: Writing) -> Column:
@@ -188,10 +197,12 @@ def _word(same: pd.Series[Any], truth: float) -> str:
 def _categorical(name: str, text: pd.Series[Any]) -> Column:
     counts = text.value_counts()
     least = max(2, round(_RARE * len(text)))
+    if int(counts.iloc[0]) < least:  # no level is frequent: those that repeat stay, and the target's means tell them
+        least = 2
     kept = sorted(map(str, counts.index[counts >= least][:MOST_LEVELS]))
     rare = sorted(set(map(str, counts.index)) - set(kept))
     if not kept:
-        how = f"dropped: hardly any of its {len(counts)} words comes twice"
+        how = f"dropped: none of its {len(counts)} words comes twice"
         return Column(name, "identifier", how)
     if len(rare) == 1 and len(kept) < MOST_LEVELS:
         kept, rare = sorted(kept + rare), []
@@ -203,6 +214,8 @@ def _categorical(name: str, text: pd.Series[Any]) -> Column:
     if len(kept) == 2 and not rare and not flagged:
         features, how = features[:1], f"1 where it is {_shown(kept[0])}, 0 where it is {_shown(kept[1])}"
     how += f"; {len(rare)} rare ones share one" if rare else ""
+    if len(kept) + len(rare) > MOST_LEVELS:
+        how += "; and the mean of the target over other rows with the same word"
     if missing:
         how += f"; missing ({_rows(missing)}) is " + ("a category of its own" if flagged else "none of them")
     return Column(name, "categorical", how, Levels(features, kept, rare, flagged))

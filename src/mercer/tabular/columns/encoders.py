@@ -7,11 +7,20 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
+from ...linalg import slices
 from ...storage import Savable
 from .values import Array, dates, numbers, truths, words
 
 _YEAR = 365.2425
+_LETTERS = 1000  # letters of a text that are read
+_GRAMS = 3000  # runs of letters that are counted, the most frequent ones
+_TEXTS = 10_000  # texts that the directions are learned from
+_DIRECTIONS = 100  # directions that the mean of the target is read from
+_SHOWN_DIRECTIONS = 5  # directions that are features: more of them drown the other columns
+_BLOCK = 5000
 
 
 class Encoded(NamedTuple):
@@ -177,6 +186,78 @@ class Dates(Savable):
     def moment(self, days: float) -> pd.Timestamp:
         """The moment that many days after the origin; a Timedelta of parts of days ends in the year 2262."""
         return pd.Timestamp(np.datetime64(self.origin, "us") + np.timedelta64(round(days * 86_400_000_000), "us"))
+
+
+@dataclass(frozen=True)
+class Texts(Savable):
+    r"""Free text by its runs of three and four letters: directions of largest variance of their tf-idf weights.
+
+    A text is the unit vector of :math:`(1 + \log t_g) \log\frac{1 + n}{1 + n_g}`, t counting the run g in the text
+    and n the texts that hold it, times the right singular vectors of all texts.
+
+    Args:
+        features: Names of the columns: the first directions, then a flag of a missing text where ``flagged``.
+        grams: The runs g.
+        rarity: The logarithms ``(v,)``, plus 1.
+        directions: Right singular vectors, ``(v, k)``.
+        flagged: Whether a column says that the text is missing.
+    """
+
+    features: list[str]
+    grams: list[str]
+    rarity: Tensor
+    directions: Tensor
+    flagged: bool
+
+    @classmethod
+    def of(cls, name: str, text: pd.Series[Any], flagged: bool) -> Texts | None:
+        """Learn from texts, None where missing; None where no run of letters is in two of them."""
+        from sklearn.decomposition import TruncatedSVD
+
+        present = text.dropna()
+        present = present.iloc[np.linspace(0, len(present) - 1, min(len(present), _TEXTS)).round().astype(int)]
+        counter = _count_grams(min_df=2, max_features=_GRAMS)
+        try:
+            counts = counter.fit_transform(present.str.slice(0, _LETTERS))
+        except ValueError:  # no run of letters is left
+            return None
+        k = min(_DIRECTIONS, *(size - 1 for size in counts.shape))
+        if k < 1:
+            return None
+        svd = TruncatedSVD(k, random_state=0).fit(counts)
+        features = [f"{name}: direction {i + 1}" for i in range(min(k, _SHOWN_DIRECTIONS))]
+        features += [f"{name} is missing"] * flagged
+        grams = counter.get_feature_names_out().tolist()
+        directions = torch.from_numpy(np.ascontiguousarray(svd.components_.T))
+        return cls(features, grams, torch.from_numpy(counter.idf_.copy()), directions, flagged)
+
+    @property
+    def knows_blanks(self) -> bool:
+        """True: a missing text is one without letters."""
+        return True
+
+    def locate(self, series: pd.Series[Any]) -> Array:  # (n,) -> (n, k)
+        """All directions of each text; 0 for a missing one."""
+        text = words(series).fillna("").str.slice(0, _LETTERS)
+        counter = _count_grams(vocabulary=self.grams)
+        counter.idf_ = self.rarity.numpy()
+        rows = [counter.transform(text.iloc[part]) @ self.directions.numpy() for part in slices(len(text), _BLOCK)]
+        return np.concatenate([np.zeros((0, self.directions.shape[1])), *rows])
+
+    def __call__(self, series: pd.Series[Any]) -> Encoded:
+        """The first directions, and the flag."""
+        missing = words(series).isna().to_numpy()
+        x = self.locate(series)[:, : len(self.features) - self.flagged]
+        if self.flagged:
+            x = np.column_stack((x, missing))
+        none = np.zeros(len(x), dtype=bool)
+        return Encoded(x, none, none, missing)
+
+
+def _count_grams(**arguments: Any) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True, **arguments)
 
 
 def date_parts(found: pd.Series[Any], origin: pd.Timestamp) -> dict[str, Array]:

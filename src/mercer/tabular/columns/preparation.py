@@ -20,6 +20,7 @@ from .column import Column, describe
 from .encoders import Numbers
 from .values import Array, Writing, is_nested, is_text, words
 
+_WORDED = ("categorical", "text")
 _log = logging.getLogger("mercer")
 
 
@@ -71,7 +72,7 @@ class Preparation(Savable):
     @property
     def text_columns(self) -> list[str]:
         """Columns that a file's parts must not turn into numbers: words, and numbers with a decimal comma."""
-        return [column.name for column in self._fitted() if column.kind == "categorical" or _has_comma(column)]
+        return [column.name for column in self._fitted() if column.kind in _WORDED or _has_comma(column)]
 
     def fit(self, frame: pd.DataFrame, writings: Mapping[str, Writing] | None = None) -> Self:
         """Learn from a table without its target.

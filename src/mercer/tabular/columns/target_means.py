@@ -1,4 +1,4 @@
-"""Words of many levels as numbers: the mean of the target over the other rows with the same word."""
+"""Words of many levels and texts as numbers: the mean of the target over other rows with the same, or a like, word."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ import torch
 from torch import Tensor
 
 from ...storage import Savable
-from .column import Column
-from .encoders import Levels
+from .column import MOST_LEVELS, Column
+from .encoders import Levels, Texts
 from .values import Array, words
 
-MANY_LEVELS = 30  # levels up to which indicators say it all
 _PRIOR = 3.0  # rows of the overall mean that every level is mixed with
+_PENALTIES = np.logspace(-2, 3, 11)  # of the ridge on the directions of a text
 _MISSING = "\0missing"
 
 
 class TargetMeans(Savable):
     r"""A column for each column of many words: :math:`(\sum_{i: w_i = w} y_i + 3 \bar y) / (n_w + 3)`.
 
-    At fit, a row's own fold is left out of the sums, so that no row sees its own target. A word never seen gets
-    :math:`\bar y`. Of several classes every one but the last has a column, at most five.
+    For a text it is the ridge of y on the text's directions, its penalty chosen by leave-one-out. At fit, a row's own
+    fold is left out of both, so that no row sees its own target. A word never seen gets :math:`\bar y`. Of several
+    classes every one but the last has a column, at most five.
+
+    (scikit-learn's TargetEncoder takes neither weights nor the folds that the model is scored on.)
 
     Attributes:
-        tables_: For each column its words, sorted, and their means ``(levels, c)``.
+        tables_: For each column of words its words, sorted, and their means ``(levels, c)``.
+        ridges_: For each text the coefficients of its directions and, last, the constant: ``(k + 1, c)``.
         mean_: :math:`\bar y`, ``(c,)``.
     """
 
     tables_: dict[str, tuple[list[str], Tensor]]
+    ridges_: dict[str, tuple[Texts, Tensor]]
     mean_: Tensor
 
     @classmethod
     def none(cls) -> Self:
         """No column at all."""
-        found = cls()
-        found.tables_, found.mean_ = {}, torch.zeros(1, dtype=torch.float64)
-        return found
+        empty = cls()
+        empty.tables_, empty.ridges_, empty.mean_ = {}, {}, torch.zeros(1, dtype=torch.float64)
+        return empty
 
     def fit_transform(
         self, frame: pd.DataFrame, columns: list[Column], y: Tensor, fold: Tensor, weight: Tensor | None = None
@@ -50,45 +55,63 @@ class TargetMeans(Savable):
         """
         y = y[:, : _outputs(y.shape[1])]
         weight = y.new_ones(len(y)) if weight is None else weight
-        self.mean_, self.tables_ = (weight[:, None] * y).sum(0) / weight.sum(), {}
-        found = [y.new_zeros(len(y), 0)]
+        self.mean_, self.tables_, self.ridges_ = (weight[:, None] * y).sum(0) / weight.sum(), {}, {}
+        features = [y.new_zeros(len(y), 0)]
         for column in columns:
-            if not _has_many(column):
-                continue
-            text = _text(frame[column.name])
-            encoded = torch.zeros_like(y)
-            for number in fold.unique():
-                own = fold == number
-                others = self._means(text[~own.numpy()], y[~own], weight[~own])
-                encoded[own] = _looked_up(others, text[own.numpy()], self.mean_)
-            self.tables_[column.name] = self._means(text, y, weight)
-            found.append(encoded)
-        return torch.cat(found, 1)
+            if _has_many(column):
+                text = _text(frame[column.name])
+                encoded = torch.zeros_like(y)
+                for number in fold.unique():
+                    inside = fold == number
+                    others = self._means(text[~inside.numpy()], y[~inside], weight[~inside])
+                    encoded[inside] = _looked_up(others, text[inside.numpy()], self.mean_)
+                self.tables_[column.name] = self._means(text, y, weight)
+                features.append(encoded)
+        for column in columns:
+            if isinstance(column.encoder, Texts):
+                z = torch.from_numpy(column.encoder.locate(frame[column.name]))
+                encoded = self.mean_.expand_as(y).clone()
+                for number in fold.unique():
+                    inside = fold == number
+                    if int((~inside).sum()) > 1:
+                        encoded[inside] = _apply(_solve(z[~inside], y[~inside], weight[~inside]), z[inside])
+                # a text that explains no more of left-out rows than luck would, 1 / sqrt(n), adds noise
+                left = (encoded - y).square().sum(0) / (self.mean_ - y).square().sum(0)
+                if bool((left < 1 - len(y) ** -0.5).any()):
+                    self.ridges_[column.name] = (column.encoder, _solve(z, y, weight))
+                    features.append(encoded)
+        return torch.cat(features, 1)
 
     def transform(self, frame: pd.DataFrame) -> Tensor:
         """Encode new rows: ``(n, p)``."""
-        found = [torch.zeros(len(frame), 0, dtype=torch.float64)]
-        found += [self.transform_column(name, frame[name]) for name in self.tables_]
-        return torch.cat(found, 1)
+        features = [torch.zeros(len(frame), 0, dtype=torch.float64)]
+        features += [self.transform_column(name, frame[name]) for name in (*self.tables_, *self.ridges_)]
+        return torch.cat(features, 1)
 
     def transform_column(self, name: str, series: pd.Series[Any]) -> Tensor:
-        """Encode values of one column: ``(n, p)``, p = 0 where it has few words."""
-        if name not in self.tables_:
-            return torch.zeros(len(series), 0, dtype=torch.float64)
-        return _looked_up(self.tables_[name], _text(series), self.mean_)
+        """Encode values of one column: ``(n, p)``, p = 0 where it is no text and has few words."""
+        if name in self.tables_:
+            return _looked_up(self.tables_[name], _text(series), self.mean_)
+        if name in self.ridges_:
+            encoder, coefficients = self.ridges_[name]
+            return _apply(coefficients, torch.from_numpy(encoder.locate(series)))
+        return torch.zeros(len(series), 0, dtype=torch.float64)
 
     def names(self, classes: Array | None) -> dict[str, list[str]]:
         """Names of the features each column adds."""
         which = ["mean"] if classes is None else [f"share of {name}" for name in classes[: len(self.mean_)]]
-        return {name: [f"{name}: {what}" for what in which] for name in self.tables_}
+        return {name: [f"{name}: {what}" for what in which] for name in (*self.tables_, *self.ridges_)}
 
     def get_state(self) -> dict[str, Any]:
         """What was learned."""
-        return {"tables": {k: {"words": w, "means": m} for k, (w, m) in self.tables_.items()}, "mean": self.mean_}
+        tables = {k: {"words": w, "means": m} for k, (w, m) in self.tables_.items()}
+        ridges = {k: {"encoder": e, "coefficients": c} for k, (e, c) in self.ridges_.items()}
+        return {"tables": tables, "ridges": ridges, "mean": self.mean_}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         self.tables_ = {name: (list(table["words"]), table["means"]) for name, table in state["tables"].items()}
+        self.ridges_ = {name: (one["encoder"], one["coefficients"]) for name, one in state.get("ridges", {}).items()}
         self.mean_ = state["mean"]
 
     def _means(self, text: Array, y: Tensor, weight: Tensor) -> tuple[list[str], Tensor]:
@@ -99,9 +122,23 @@ class TargetMeans(Savable):
         return levels.tolist(), (sums + _PRIOR * self.mean_) / (count + _PRIOR)[:, None]
 
 
+def _solve(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:  # (n, k), (n, c), (n,) -> (k + 1, c)
+    """Ridge of y on z with a constant, the penalty by leave-one-out."""
+    from sklearn.linear_model import RidgeCV
+
+    ridge = RidgeCV(_PENALTIES).fit(z.numpy(), y.numpy(), weight.numpy())
+    coefficients = torch.from_numpy(np.array(ridge.coef_, dtype=np.float64).reshape(y.shape[1], -1).T.copy())
+    constant = torch.from_numpy(np.array(ridge.intercept_, dtype=np.float64).reshape(1, -1))
+    return torch.cat((coefficients, constant))
+
+
+def _apply(coefficients: Tensor, z: Tensor) -> Tensor:  # (k + 1, c), (n, k) -> (n, c)
+    return z @ coefficients[:-1] + coefficients[-1]
+
+
 def _has_many(column: Column) -> bool:
     encoder = column.encoder
-    return isinstance(encoder, Levels) and len(encoder.levels) + len(encoder.others) > MANY_LEVELS
+    return isinstance(encoder, Levels) and len(encoder.levels) + len(encoder.others) > MOST_LEVELS
 
 
 def _outputs(c: int) -> int:

@@ -32,6 +32,7 @@ def column_lines(columns: Sequence[Column]) -> list[ColumnLine]:
             lines.append(ColumnLine(column.name, column.kind, column.how))
         elif (column.kind, column.how) not in done:
             done.add((column.kind, column.how))
-            more = f" and {len(alike) - _NAMED} more" if len(alike) > _NAMED else ""
-            lines.append(ColumnLine(", ".join(alike[:_NAMED]) + more, column.kind, f"each {column.how}"))
+            named = len(alike) if column.dropped else _NAMED  # a column that is not used is named
+            more = f" and {len(alike) - named} more" if len(alike) > named else ""
+            lines.append(ColumnLine(", ".join(alike[:named]) + more, column.kind, f"each {column.how}"))
     return lines

@@ -60,6 +60,7 @@ def test_a_cell_depends_on_nothing_but_itself(entry):
 TINY = {
     "rows": 24, "test_rows": 16, "epochs": 1, "batch": 12, "steps": 2, "tries": 1, "samples": 16, "units": 20, "top": 5,
     "width": 50, "network steps": 2, "kept": 2, "bayes_samples": 100, "words": 50, "length": 20, "m": 50, "restarts": 1,
+    "directions": 4, "function steps": 2, "rates": [], "most_epochs": 0, "starts": 1, "nystrom_rows": 12,
 }  # fmt: skip
 PAPER = [
     "chen2022/table1", "chen2022/table3", "chen2022/table4", "chen2022/fig1", "chen2022/fig2", "chen2022/fig3",

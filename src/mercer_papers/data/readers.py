@@ -182,7 +182,8 @@ def cov_tw(paths: list[Path], kept: bool) -> Raw:
 
 def oxford_pets(paths: list[Path], kept: bool) -> Raw:
     """Oxford-IIIT Pets: ``annotations/trainval.txt`` and ``test.txt`` (name, class 1..37, ...), ``images/NAME.jpg``."""
-    parts, names = [], {}
+    parts: list[tuple[Path, list[Path], Array]] = []
+    names: dict[int, str] = {}
     for path in paths:
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
         lines = [line for line in lines if line]

@@ -43,7 +43,7 @@ SIDE = 10  # the analytic kernel costs rows^2 pixels; pictures are shrunk for it
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """One cell for each map; the same k for all."""
     train, test, samples, steps = SIZES[scale]
-    settings = {"rows": train, "test_rows": test, "samples": samples, "steps": steps, "k": K}
+    settings: dict[str, Any] = {"rows": train, "test_rows": test, "samples": samples, "steps": steps, "k": K}
     if scale == "paper":
         settings |= {"setup": AUTHORS, "nystrom_rows": NYSTROM_ROWS}
     return [

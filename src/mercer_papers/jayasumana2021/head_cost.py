@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -19,7 +21,10 @@ _NETWORKS = ("ResNet-8", "ResNet-20", "ResNet-56")
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Nothing is random and nothing is trained: the same counts at every scale, of one network at smoke."""
-    rows = {"parameters, M = 10": {"counts": "parameters"}, "memory, 10 to 100 classes": {"counts": "memory"}}
+    rows: dict[str, dict[str, Any]] = {
+        "parameters, M = 10": {"counts": "parameters"},
+        "memory, 10 to 100 classes": {"counts": "memory"},
+    }
     for network in _NETWORKS[:1] if scale == "smoke" else _NETWORKS:
         for classes in (10, 100):
             changes = {"counts": "operations", "network": network, "classes": classes}

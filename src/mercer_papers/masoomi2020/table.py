@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             if method == RESTARTED and name not in DECEIVING:
                 continue  # one walk does not stall there
             row = f"{name}, {method}"
-            settings = {"set": name, "by": method}
+            settings: dict[str, Any] = {"set": name, "by": method}
             if method in TRAINED:
                 settings |= {"epochs": EPOCHS[scale], "depth": DEPTH[name]}
             if method in TRAINED and scale == "paper":

@@ -141,7 +141,10 @@ def test_options_are_listed():
             lambda: laplace(likelihood="poisson"),
             "likelihood must be one of 'classification', 'regression'; got 'poisson'",
         ),
-        (lambda: laplace(link="tanh"), "link must be one of 'probit', 'laplace_bridge', 'samples'; got 'tanh'"),
+        (
+            lambda: laplace(link="tanh"),
+            "link must be one of 'probit', 'pairwise', 'laplace_bridge', 'samples'; got 'tanh'",
+        ),
         (lambda: laplace(eigenfunctions="net"), "eigenfunctions must be one of 'derivatives', 'network'; got 'net'"),
         (lambda: laplace(prior_precision=-1.0), "prior_precision must be positive; got -1.0"),
         (

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..distributed import global_slice, sum_over_ranks
 from ..linalg import SymmetricOperator, randomized_range, slices
+from ..rows import Rows
 from ..rows.stored import Readable
 from .jacobian import Jacobian, LastLayerJacobian
 from .likelihood import Likelihood
@@ -47,7 +47,8 @@ def leading_directions(
         batch_size: Rows at a time.
         seed: Decides :math:`\Omega`.
     """
-    own, n = global_slice(len(f))
+    rows = Rows(f)
+    own, n = rows.place, rows.n
     rank = min(k, n * f.shape[1], jacobian.size)
     if rank == jacobian.size:
         return torch.eye(rank, dtype=f.dtype, device=f.device)
@@ -63,7 +64,7 @@ def leading_directions(
         for at in slices(len(places), batch_size):
             block = _taken(x, places[at])
             total += jacobian.transposed(block, pulled(block, f[places[at]], at))
-        return sum_over_ranks(total)
+        return rows.total(total)
 
     def start(_: Tensor, outputs: Tensor, at: slice) -> Tensor:
         return density.curvature_root(outputs, probes[at]) if weighted else probes[at]
@@ -128,7 +129,7 @@ class Curvature:
             for part in slices(len(f), 1024):
                 total += _product(density, f[part], self.psi[part])
             total *= len(self.f) / max(1, len(f))
-        total = sum_over_ranks(total)
+        total = Rows(self.f).total(total)
         return (total + total.mT) / 2
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -16,6 +16,7 @@ from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
 from .network import flat_logits, own_network
 from .posterior import Posterior
 from .prior_choice import best_temperature
+from .training import train_network
 from .validation import checked_outputs, fitting_rows
 
 
@@ -126,6 +127,48 @@ class DeepEnsemble(Ensemble):
         super().__init__(models, likelihood, "probit", batch_size, generator)
         if not likelihood_named(likelihood).has_noise:  # nothing needs to be learned
             self.temperature_ = self.noise_ = 1.0
+
+    @classmethod
+    def train(
+        cls,
+        make_model: Callable[[], nn.Module],
+        loader: Iterable[Any],
+        n: int = 5,
+        *,
+        val_loader: Iterable[Any] | None = None,
+        likelihood: str = "classification",
+        epochs: int = 30,
+        lr: float = 2e-3,
+        generator: torch.Generator | None = None,
+    ) -> Self:
+        """Train n networks apart, by AdamW with a rate that falls to 0, and fit the ensemble.
+
+        Args:
+            make_model: Makes an untrained network; it is called n times, each with other random weights.
+            loader: Training rows and labels: batches, read anew in each epoch, or one pair, which is shuffled in
+                batches of 128.
+            n: Networks.
+            val_loader: Rows that choose the temperature, or a regression's noise; without them the temperature is 1 and
+                the noise is learned on the training rows.
+            likelihood: ``"classification"`` or ``"regression"``.
+            epochs: Of each network.
+            lr: The rate at the start.
+            generator: Source of randomness.
+        """
+        where = f"{cls.__name__}.train"
+        checks.integer(where, "n", n, cls.least_networks)
+        checks.integer(where, "epochs", epochs, 1)
+        checks.positive(where, "lr", lr)
+        models = []
+        with torch.random.fork_rng():  # initial weights, dropout and a loader that shuffles draw from here
+            for _ in range(n):
+                seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+                torch.manual_seed(seed)
+                model = make_model()
+                order = torch.Generator().manual_seed(seed)
+                train_network(where, model, loader, likelihood=likelihood, epochs=epochs, lr=lr, generator=order)
+                models.append(model)
+            return cls(models, likelihood=likelihood, generator=generator).fit(loader, val_loader)
 
     def fit(self, loader: Iterable[Any] | None = None, val_loader: Iterable[Any] | None = None) -> Self:
         """Choose the temperature on validation rows; a regression learns its noise there, or else on training rows."""

@@ -203,7 +203,8 @@ class Familiarity(SavedWithoutNetwork):
         middle, tail = known.quantile(torch.tensor([0.5, _TAIL], dtype=known.dtype, device=known.device), 0)
         beyond = ((views - tail) / (tail - middle).clamp_min(_LEAST)).clamp(0, _MOST)
         rank_weights, tail_weights = views.new_tensor((_RANK_WEIGHTS, _TAIL_WEIGHTS))[:, : views.shape[1]]
-        return tail_weights @ beyond.mT - rank_weights @ share.log().mT
+        surprise: Tensor = tail_weights @ beyond.mT - rank_weights @ share.log().mT
+        return surprise
 
     @torch.no_grad()
     def _read(self, network: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import gather_rows
 from ..linalg import slices
+from ..rows import Rows
 from ..signals.layers import trainable
 from .jacobian import RowwiseJacobian, check_rows_apart, near, one_output, two_rows
 from .layer_signals import LayerSignals, MisalignedRowsError, Signal
@@ -37,7 +37,7 @@ class KroneckerLaplace(NetworkPosterior):
         model: A trained network whose trained parameters are those of linear and convolutional layers.
         likelihood: ``"classification"`` or ``"regression"``, whose noise is the mean squared residual.
         prior_precision: :math:`\delta`: a number, or ``"validation"``, which needs a ``val_loader``.
-        link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"``.
+        link: ``"probit"``, ``"pairwise"``, ``"laplace_bridge"`` or ``"samples"``.
         batch_size: Rows at a time.
         generator: Source of randomness of samples.
 
@@ -73,7 +73,7 @@ class KroneckerLaplace(NetworkPosterior):
             need, fix = "prior_precision='validation' needs a val_loader", "Give one, or a number."
             raise ValueError(checks.sentence(where, need, "None", fix))
         self.weights_ = weights_of(self.model)
-        x, y = (gather_rows(part[:]) for part in self._pairs("loader", loader))
+        x, y = Rows(*self._pairs("loader", loader)).gather()
         network = own_network(self.model, self.weights_, self.packing_)
         with torch.no_grad():
             fitting_rows(where, lambda row: flat_logits(network(row)), x[:1])
@@ -110,7 +110,7 @@ class KroneckerLaplace(NetworkPosterior):
         raise ValueError(checks.sentence("KroneckerLaplace", need, "a network that uses some otherwise", fix))
 
     def _choose(self, val_loader: Iterable[Any]) -> None:
-        x, y = (gather_rows(part[:]) for part in self._pairs("val_loader", val_loader))
+        x, y = Rows(*self._pairs("val_loader", val_loader)).gather()
         density, link = self._likelihood, self._link
         full = link.needs_covariance and isinstance(density, Softmax)
 
@@ -177,6 +177,10 @@ class KroneckerLaplace(NetworkPosterior):
     @override
     def _fitted(self) -> bool:
         return hasattr(self, "prior_precision_")
+
+    @override
+    def _describe(self) -> list[str]:
+        return [f"{len(self.factors_)} layers", f"prior precision {self.prior_precision_:.3g}", *super()._describe()]
 
     @override
     def set_state(self, state: Any) -> None:

@@ -12,22 +12,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ..distributed import sum_over_ranks
+from ..checks import sentence
 from ..linalg import block_rows, slices
+from ..rows import Rows
 from .validation import class_labels, real_targets
 
 LIKELIHOODS = ("classification", "regression")
-LINKS = ("pairwise", "probit", "laplace_bridge", "samples")
-_PAIRWISE_OUTPUTS = 64  # beyond this many, covariances between outputs cost more than they tell
+LINKS = ("probit", "pairwise", "laplace_bridge", "samples")
 _BRIDGE_OUTPUTS = 64  # outputs over which the bridge compares its forms: a decomposition of all would cost c^3
 
 
 class Link(ABC):
-    """Approximates E softmax(f)."""
+    """Approximates E softmax(f); ``needs_covariance`` says whether variances alone will do."""
 
-    def needs_covariance(self, outputs: int) -> bool:
-        """Whether covariances between this many outputs are used; otherwise variances alone will do."""
-        return True
+    needs_covariance = True
 
     @abstractmethod
     def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:  # (n, c), (n, c, c) -> (n, c)
@@ -37,9 +35,7 @@ class Link(ABC):
 class Probit(Link):
     r"""MacKay (1992): :math:`\mathrm{softmax}(f / \sqrt{1 + \pi v / 8})`; of one logit this is its integral nearly."""
 
-    @override
-    def needs_covariance(self, outputs: int) -> bool:
-        return False
+    needs_covariance = False
 
     @override
     def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:
@@ -50,16 +46,12 @@ class Probit(Link):
 class Pairwise(Link):
     r"""Probit for each pair of outputs, :math:`p_i \propto 1 / \sum_j \exp(-(f_i - f_j) / \sqrt{1 + \pi v_{ij} / 8})`.
 
-    :math:`v_{ij} = \Sigma_{ii} + \Sigma_{jj} - 2 \Sigma_{ij}` is the variance of the difference of two outputs, which is
-    all that a softmax sees: unlike :class:`Probit`, it does not change when all outputs move together, and of two
-    outputs it is MacKay's integral. Beyond 64 outputs, and for one logit, variances alone are used:
-    :math:`v_{ij} = v_i + v_j`. Mean distance (half the sum of differences) from 4,000 draws in 144 settings of 2 to 50
-    outputs: 0.044, with variances alone 0.067, probit 0.075, bridge 0.107; nearest of all in 131 of them.
+    :math:`v_{ij} = \Sigma_{ii} + \Sigma_{jj} - 2 \Sigma_{ij}` is the variance of the difference of two outputs, which
+    is all that a softmax sees: unlike :class:`Probit`, it does not change when all outputs move together, and of two
+    outputs it is MacKay's integral. Half the sum of differences from 2,000 draws, mean of 14 posteriors of wine and
+    digits: 0.042, where probit has 0.053 from variances alone, and this link from variances alone, 0.066. Its log-loss
+    is level with probit's or lower in 4 of 4 where validation rows choose the prior, above it in 10 of 10 others.
     """
-
-    @override
-    def needs_covariance(self, outputs: int) -> bool:
-        return 1 < outputs <= _PAIRWISE_OUTPUTS
 
     @override
     def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:
@@ -277,6 +269,10 @@ class Softmax(Likelihood):
 
     @override
     def targets(self, where: str, y: Tensor, f: Tensor) -> Tensor:
+        if y.is_floating_point() and (f.shape[1] == 1 or y.shape == f.shape):
+            need = "a network of real targets is a regression, likelihood='regression'"
+            fix = "Pass likelihood='regression'; for classes, give labels as whole numbers."
+            raise ValueError(sentence(where, need, f"likelihood='classification' and targets of {y.dtype}", fix))
         return class_labels(where, y, max(2, f.shape[1]))
 
     @override
@@ -343,6 +339,5 @@ def likelihood_named(name: str, scale: float = 1.0) -> Softmax | Gaussian:
 
 def mean_over_ranks(values: Tensor) -> float:
     """The mean of all numbers, of all ranks' together."""
-    total = values.double().sum()
-    sums = sum_over_ranks(torch.stack((total, total.new_tensor(float(values.numel())))))
-    return float(sums[0] / sums[1])
+    rows = Rows(values)
+    return float(rows.mean(lambda block: block.double().sum()) / values.shape[1:].numel())

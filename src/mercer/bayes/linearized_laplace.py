@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import gather_rows, shared_generator, sum_over_ranks
 from ..linalg import slices
+from ..rows import Rows
 from ..rows.stored import Readable
 from ..signals.layers import trainable
 from .directions import Curvature, leading_directions
@@ -32,10 +32,10 @@ from .jacobian import (
 )
 from .layer_signals import MisalignedRowsError
 from .likelihood import Gaussian, Likelihood, Softmax, likelihood_named, mean_over_ranks
-from .network import own_network, weights_of
+from .network import draw_seed, own_network, weights_of
 from .posterior import NetworkPosterior
 from .prior_choice import (
-    Rows,
+    ValidationRows,
     best_temperature,
     by_evidence,
     by_validation,
@@ -88,12 +88,15 @@ class LinearizedLaplace(NetworkPosterior):
             takes its place where there is no ``val_loader``, and the log says so), ``"evidence"`` maximises the
             marginal likelihood on the training rows, or a number. The first two choose a regression's noise, too; else
             it is the mean squared residual.
-        parameters: ``"all"`` that require grad, or those of the ``"last"`` layer that runs: one forward pass for each
-            prediction, and exact up to 2,000 weights whatever k. Of a `mercer.nn.KernelClassifier` all parameters
-            count that require grad: weights, bias, linear map, center, scale and the kernel's coefficients.
+        parameters: ``"last"``, those of the last layer that runs: one forward pass for each prediction, and exact up
+            to 2,000 weights whatever k; or ``"all"`` that require grad, k forward and c backward passes. On a ResNet-20
+            all took 77 passes for a log-loss of 0.3545, the last layer 0.3546, a temperature had 0.3549. Of a
+            `mercer.nn.KernelClassifier` all its parameters count that require grad: weights, bias, linear map, center,
+            scale and the kernel's coefficients.
         temperature: T of a classifier; None chooses it together with the prior precision on ``val_loader``, and is 1
             where the prior is not chosen there.
-        link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"`` (1,000 draws), from Gaussian outputs to probabilities.
+        link: From Gaussian outputs to probabilities: ``"probit"``, ``"pairwise"``, ``"laplace_bridge"`` or
+            ``"samples"`` (1,000 draws).
         eigenfunctions: How a new row gets its Psi and K: by ``"derivatives"``, k forward and c backward passes, or
             from a small ``"network"`` fitted to those on the training rows, in one pass; ``logits`` and ``sample`` take
             derivatives all the same.
@@ -119,7 +122,7 @@ class LinearizedLaplace(NetworkPosterior):
         k: int = 20,
         complement: bool = True,
         prior_precision: str | float = "validation",
-        parameters: str = "all",
+        parameters: str = "last",
         temperature: float | None = None,
         link: str = "probit",
         eigenfunctions: str = "derivatives",
@@ -188,7 +191,7 @@ class LinearizedLaplace(NetworkPosterior):
         whole = self.parameters == "last" and jacobian.size <= _EXACT_WEIGHTS
         q = leading_directions(
             jacobian, x, f, jacobian.size if whole else self.k, density, weighted=self.complement,
-            iterations=self.iterations, batch_size=self.batch_size, seed=self._seed(),
+            iterations=self.iterations, batch_size=self.batch_size, seed=draw_seed(self.generator),
         )  # fmt: skip
         curvature = Curvature(jacobian, x, f, q, self.batch_size)
         self.directions_: Tensor = q
@@ -203,15 +206,15 @@ class LinearizedLaplace(NetworkPosterior):
     def _train_student(self, x: Readable, jacobian: Jacobian) -> None:
         """A small network that predicts the eigenfunctions in one pass."""
         self.student_ = fitted_network(
-            gather_rows(x[:]), lambda part: self._derived(jacobian, part), jacobian.network, self.network_steps,
-            self.batch_size, self._seed(), mix=self.packing_ is None,
+            Rows(x).gather(), lambda part: self._derived(jacobian, part), jacobian.network, self.network_steps,
+            self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
         )  # fmt: skip
 
     def _keep_evidence(self, density: Likelihood, f: Tensor, y: Tensor, jacobian: Jacobian) -> None:
         """What prediction and the marginal likelihood need of the fit."""
         self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
         self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
-        self.log_likelihood_ = float(sum_over_ranks(density.log_density(f, y).double().sum()))
+        self.log_likelihood_ = float(Rows(f, y).sum(lambda f, y: density.log_density(f, y).double().sum()))
         self.squared_norm_ = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
 
     def _first_density(self, f: Tensor, y: Tensor, val: tuple[Tensor, ...] | None) -> Likelihood:
@@ -250,12 +253,12 @@ class LinearizedLaplace(NetworkPosterior):
             if self.prior_precision == "validation":
                 _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
             norm = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
-            values, rest = eigenpairs(curvature.at(density))[0], None if residuals is None else gather_rows(residuals)
+            values, rest = eigenpairs(curvature.at(density))[0], None if residuals is None else Rows(residuals).gather()
             self.prior_precision_, density = by_evidence(values, density, norm, rest)
             return density
         x, f, y = val
         full = self._link.needs_covariance and isinstance(density, Softmax)
-        rows = Rows(f, y, *self._parts(jacobian, x, full)[1:])
+        rows = ValidationRows(f, y, *self._parts(jacobian, x, full)[1:])
         self.prior_precision_, density = by_validation(
             curvature, density, rows, self._link, temperature=self.temperature is None
         )
@@ -402,7 +405,7 @@ class LinearizedLaplace(NetworkPosterior):
             right = is_right(NetworkJacobian(one_output(jacobian.network, rows)), rows)
         else:
             right = is_right(jacobian, rows)
-        self.rowwise_ = bool(sum_over_ranks(torch.tensor(float(not right), device=rows.device)) > 0)
+        self.rowwise_ = bool(Rows(rows).total(torch.tensor(float(not right), device=rows.device)) > 0)
         if not self.rowwise_:
             return jacobian
         _log.info("LinearizedLaplace: derivatives are taken row by row: the network allows no faster way.")
@@ -420,12 +423,15 @@ class LinearizedLaplace(NetworkPosterior):
             return LastLayerJacobian(network, self.head_)
         return HeadJacobian(network, self.head_)
 
-    def _seed(self) -> int:
-        return int(torch.randint(2**31 - 1, (1,), generator=shared_generator(self.generator)))
-
     @override
     def _fitted(self) -> bool:
         return hasattr(self, "prior_precision_")
+
+    @override
+    def _describe(self) -> list[str]:
+        weights = "all weights" if self.head_ is None else f"last layer {self.head_ or type(self.model).__name__}"
+        k = self.directions_.shape[1]
+        return [weights, f"{k} directions", f"prior precision {self.prior_precision_:.3g}", *super()._describe()]
 
     @override
     def _all_count(self) -> bool:

@@ -15,10 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from ..checks import sentence
+from ..rows import Rows
+from ..rows.packing import PackedNetwork, Packing
 from ..signals.layers import as_logits, trainable, unwrap
 from ..signals.private_copy import private_copy
 from ..storage import Savable
-from .batches import PackedNetwork, Packing
 
 _LOCK = threading.RLock()
 
@@ -44,6 +45,11 @@ def own_network(model: nn.Module, counted: Collection[str] | None = None, packin
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             setattr(module, name, own[id(p)])
     return network
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """A random seed, the first rank's on all ranks."""
+    return int(Rows(torch.randint(2**31 - 1, (1,), generator=generator)).take(torch.tensor([0])))
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
+from ..rows.packing import Packing
 from ..rows.stored import Readable
 from ..signals.layers import unwrap
 from ..storage import Savable
-from .batches import Packing
 from .likelihood import LIKELIHOODS, LINKS, Gaussian, Link, Softmax, draws, likelihood_named, link_named
 from .network import SavedWithoutNetwork, Unattached
 from .validation import checked_outputs, checked_rows, not_fitted, training_pairs
@@ -30,7 +30,7 @@ class Posterior(Savable, ABC):
     Args:
         networks: The user's networks.
         likelihood: ``"classification"`` (softmax; one output is a logit) or ``"regression"`` (Gaussian).
-        link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"`` (1,000 draws).
+        link: ``"probit"``, ``"pairwise"``, ``"laplace_bridge"`` or ``"samples"`` (1,000 draws).
         batch_size: Rows at a time.
         generator: Source of randomness.
     """
@@ -128,6 +128,20 @@ class Posterior(Savable, ABC):
         rows, c = mean.shape
         flat = covariance.transpose(1, 2).reshape(1, rows * c, rows * c)
         return draws(mean.reshape(1, rows * c), flat, n, self.generator).reshape(n, rows, c)
+
+    @override
+    def __repr__(self) -> str:
+        """The networks, the likelihood, and what ``fit`` chose."""
+        names = list(dict.fromkeys(type(network).__name__ for network in self._networks))
+        count = f"{len(self._networks)} x " if len(self._networks) > 1 else ""
+        chosen = ", ".join(self._describe()) if self._fitted() else "not fitted"
+        return f"{type(self).__name__}({count}{' and '.join(names)}, {self.likelihood}): {chosen}"
+
+    def _describe(self) -> list[str]:
+        """What ``fit`` chose, for ``repr``."""
+        if likelihood_named(self.likelihood).has_noise:
+            return [f"noise {self.noise_:.3g}"]
+        return [f"temperature {self.temperature_:.3g}"]
 
     @property
     def _likelihood(self) -> Softmax | Gaussian:

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from ..distributed import sum_over_ranks
+from ..rows import Rows
 from .directions import Curvature
 from .likelihood import Gaussian, Likelihood, Link, Softmax, mean_over_ranks
 
@@ -25,7 +25,7 @@ _STEPS = tuple(2 ** (i / 9) for i in (-1, 0, 1))
 _log = logging.getLogger("mercer")
 
 
-class Rows(NamedTuple):
+class ValidationRows(NamedTuple):
     """Validation rows as the posterior sees them: outputs, targets, Psi ``(n, c, k)``, what lies outside."""
 
     f: Tensor
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
 
 
 def by_validation(
-    curvature: Curvature, density: Likelihood, rows: Rows, link: Link, *, temperature: bool
+    curvature: Curvature, density: Likelihood, rows: ValidationRows, link: Link, *, temperature: bool
 ) -> tuple[float, Likelihood]:
     """The precision and the likelihood that do best on validation rows; of a classifier's ties, the least precision.
 
@@ -75,7 +75,7 @@ class Trial(NamedTuple):
 
 
 def _tried(
-    curvature: Curvature, density: Likelihood, rows: Rows, link: Link, steps: Sequence[float]
+    curvature: Curvature, density: Likelihood, rows: ValidationRows, link: Link, steps: Sequence[float]
 ) -> Iterator[Trial]:
     """Precisions from 1e-4 to 1e8 and temperatures by steps, with the curvature at this temperature."""
     values, vectors = eigenpairs(curvature.at(density))
@@ -106,7 +106,7 @@ def least_as_good(trials: Sequence[Trial]) -> Trial:
     return min((trial for trial in trials if trial.precision == least), key=lambda trial: trial.loss)
 
 
-def compared_with_temperature(rows: Rows, losses: Tensor) -> dict[str, float]:
+def compared_with_temperature(rows: ValidationRows, losses: Tensor) -> dict[str, float]:
     """Log-loss of the network, of the best temperature alone and of a posterior; the log says where they tie."""
     t = best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(rows.f, rows.y)))
     alone = -Softmax(t).log_density(rows.f, rows.y)
@@ -183,12 +183,10 @@ def covariance(psi: Tensor, outside: Tensor, values: Tensor, precision: float) -
 
 def _paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:  # (n,), (n,)
     """Mean of a - b over the rows of all ranks, and its standard error."""
-    difference = (a - b).double()
-    n, total, squares = sum_over_ranks(
-        torch.stack((difference.new_tensor(float(len(difference))), difference.sum(), difference.square().sum()))
-    ).tolist()
-    mean = total / n
-    return mean, math.sqrt(max(squares / n - mean**2, 0.0) / max(n - 1, 1))
+    differences = Rows((a - b).double())
+    mean = float(differences.mean(torch.sum))
+    variance = float(differences.mean(lambda d: (d - mean).square().sum()))
+    return mean, math.sqrt(variance / max(differences.n - 1, 1))
 
 
 def best_precision(score: Callable[[float], float]) -> tuple[float, float]:

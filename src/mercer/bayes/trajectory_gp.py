@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import gather_rows, shared_generator, sum_over_ranks
 from ..linalg import slices
+from ..rows import Rows
 from ..rows.stored import Readable
 from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
 from .ensembles import Ensemble
 from .likelihood import likelihood_named, mean_over_ranks
-from .network import own_network
+from .network import draw_seed, own_network
 from .prior_choice import best_precision, best_precision_and_noise
 
 _log = logging.getLogger("mercer")
@@ -44,7 +44,7 @@ class TrajectoryGP(Ensemble):
         k: Eigenfunctions of the network.
         precision: :math:`\tau`, by which the covariance is divided: ``"validation"`` (1 without a ``val_loader``), or a
             number; the slides have 1.
-        link: ``"probit"``, ``"laplace_bridge"`` or ``"samples"``.
+        link: ``"probit"``, ``"pairwise"``, ``"laplace_bridge"`` or ``"samples"``.
         network_steps: Training steps of the small network.
         batch_size: Rows at a time.
         generator: Source of randomness.
@@ -107,14 +107,13 @@ class TrajectoryGP(Ensemble):
         outputs, y = self._read("loader", loader)
         if self.eigenfunctions == "network":
             centred = (outputs - outputs.mean(2, keepdim=True)).flatten(0, 1).double()
-            gram = sum_over_ranks(centred.mT @ centred)
+            gram = Rows(outputs).total(centred.mT @ centred)
             vectors = torch.linalg.eigh(gram)[1].flip(1)[:, : min(self.k, len(gram) - 1)]
-            seed = int(torch.randint(2**31 - 1, (1,), generator=shared_generator(self.generator)))
             network = own_network(self._networks[-1], (), self.packing_)
             with torch.no_grad():
                 self.student_ = fitted_network(
-                    gather_rows(x[:]), lambda rows: self._parts(rows, vectors), network, self.network_steps,
-                    self.batch_size, seed, mix=self.packing_ is None,
+                    Rows(x).gather(), lambda rows: self._parts(rows, vectors), network, self.network_steps,
+                    self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
                 )  # fmt: skip
         return likelihood_named(self.likelihood).noise_of(y, outputs.mean(2))
 
@@ -183,3 +182,8 @@ class TrajectoryGP(Ensemble):
     @override
     def _fitted(self) -> bool:
         return hasattr(self, "precision_")
+
+    @override
+    def _describe(self) -> list[str]:
+        passes = f"{len(self._networks)} passes a row" if self.student_ is None else "1 pass a row"
+        return [passes, f"precision {self.precision_:.3g}", *super()._describe()]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .. import checks
 from ..distributed import world_size
 from ..rows.loading import Data, as_tensor, load_labelled_rows, load_rows
+from ..rows.packing import Packing, unlabelled
 from ..rows.stored import Readable, StoredRows
-from .batches import Packing, unlabelled
 
 
 def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple[Readable, Tensor, Packing | None]:

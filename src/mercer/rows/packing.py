@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..checks import floating, same_length, sentence
-from ..rows.loading import as_tensor
 from ..storage import Savable
+from .loading import as_tensor
 
 LABELS = ("labels", "label")
 

@@ -278,21 +278,6 @@ def test_a_sample_of_a_rough_kernel_is_decomposed(caplog):
     assert "790 of 800 rows decomposed, compressed to 256 landmarks" in caplog.text
 
 
-def test_many_smooth_rows_are_compressed_to_landmarks(caplog):
-    x = torch.randn(4500, 2, generator=seeded(), dtype=torch.float32)
-    caplog.set_level(logging.INFO, "mercer")
-    f = NeuralEigenfunctions(RBF(0.2), 4, generator=seeded()).fit(x)
-    assert "4500 rows compressed to 512 landmarks at a loss of" in caplog.text
-    assert len(f.basis.landmarks) == 512
-    new = torch.randn(200, 2, generator=seeded(1), dtype=torch.float64)
-    top = torch.linalg.eigh(RBF(0.2)(x[:900].double()))
-    rough = RBF(0.2)(new, x[:900].double()) @ (
-        top[1][:, -4:] / top[0][-4:].sqrt()
-    )  # scipy's way, on a fifth of the rows
-    exact = RBF(0.2)(new)
-    assert float((f.kernel(new) - exact).norm()) < 1.02 * float((rough @ rough.mT - exact).norm())
-
-
 def test_rough_kernels_keep_all_rows():
     x = torch.randn(4200, 3, generator=seeded(), dtype=torch.float32)
     f = NeuralEigenfunctions(Laplacian(0.3), 16, generator=seeded()).fit(x)

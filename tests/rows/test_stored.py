@@ -8,6 +8,7 @@ from test_features import CASES, rows
 
 from mercer.bayes import LinearizedLaplace
 from mercer.layerwise import KernelNetworkRegressor
+from mercer.rows import Rows
 from mercer.rows.stored import StoredRows, open_rows
 
 N, D = 40, 3
@@ -56,10 +57,8 @@ def test_every_map_fits_from_a_file_as_from_memory(tmp_path, name):
 
 
 def test_a_map_of_landmarks_holds_a_block_at_a_time(tmp_path, monkeypatch):
-    import mercer.features.nystrom as module
-
     read = []
-    monkeypatch.setattr(module, "block_rows", lambda size: 6)
+    monkeypatch.setitem(Rows.blocks.__kwdefaults__, "budget", 6 * 4 * 8 * 8)  # six rows beside eight landmarks
     source = open_rows(stored("npy", tmp_path)).then(lambda block: (read.append(len(block)), block)[1])
     CASES["nystrom"]().fit(source)
     assert max(read) <= 8 and sum(read) >= N  # eight landmarks, then blocks of six

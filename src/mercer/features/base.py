@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from .. import checks, distributed
+from .. import checks
 from ..kernels import Kernel, read_rows
+from ..rows import Rows
+from ..rows.agreement import share_generator
 from ..rows.stored import Readable
 from ..storage import Savable
 
@@ -182,7 +184,7 @@ class FeatureMap(
         """All ranks draw the same numbers; from a seed, every fit does."""
         own = self.generator
         source = own if self.seed is None else torch.Generator().manual_seed(self.seed)
-        self.generator = distributed.shared_generator(source)
+        self.generator = share_generator(source)
         try:
             yield
         finally:
@@ -190,7 +192,7 @@ class FeatureMap(
 
     def _rows(self, x: Any) -> Readable:
         data = read_rows(self, self.exact, x, reset=True)
-        if distributed.global_slice(len(data))[1] == 0:
+        if Rows(data).n == 0:
             raise ValueError(checks.sentence(type(self).__name__, "x must have at least one row", tuple(data.shape)))
         return data
 

@@ -13,25 +13,28 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..distributed import gather_rows, global_slice, map_rows, sum_over_ranks
 from ..kernels import Kernel, TiledGram
-from ..linalg import SymmetricOperator, block_rows, cholesky, inverse_root, shifted, slices, top_eigh
+from ..linalg import SymmetricOperator, TopEigh, cholesky, shifted, top_eigh
+from ..rows import Rows
+from ..rows.agreement import has_several_ranks, map_shared_rows
 from ..rows.stored import Readable
 from .bases import LandmarkBasis
-from .landmarks import sample, select
+from .landmarks import LandmarkFeatures, sample, select, widen
 from .neuralef import Training
 from .rayleigh_ritz import Pairs, ritz
-from .task import Task, centre_and_spread, normalised, wide
+from .task import Task, measure_center_and_spread, normalize_functions
 
 _EXACT_ROWS = 20_000  # by `mercer bench eigen`: up to here Lanczos is cheaper than Nystrom at equal error
 _SAMPLE_ROWS = 4096
 _FEW_LANDMARKS = 256  # each is a kernel value for every row: by trial 512 lower the error by 0.1 % at twice the cost
 _FINE_ROWS = 2048  # float64 rows are held in float64 up to here
 _FINE_RATIO = 1e-4  # eigenvalues below this share of the largest are noisy in float32
+_WHOLE_ROWS = 256, 4096  # between these the Gram matrix is one array, and ARPACK is quicker than block Lanczos
+_RESTARTS = 20  # of ARPACK, which cannot finish where the rank is below k
 _ACCURACY = 1e-3  # residual of a pair, relative to its eigenvalue
-_LOSS = 0.01  # what landmarks may lose of the kernel, relative to what rank k loses
-_SMOOTH = 0.15  # what they may leave of it, relative to the same, where all functions of theirs are kept
+_SMOOTH = 0.15  # what landmarks may leave of the kernel, relative to what rank k leaves, for their own functions to do
 _HELD_ROWS = 512
+_PROBED_ROWS = 64  # rows at which the operator of all rows is applied, for the residuals
 _log = logging.getLogger("mercer")
 
 
@@ -49,41 +52,35 @@ def fit_landmarks(task: Task) -> tuple[LandmarkBasis, Pairs]:
 
 def _fit_chosen(task: Task) -> tuple[LandmarkBasis, Pairs]:
     """Rayleigh-Ritz on the span of landmarks, which are moved uphill first where steps are asked for."""
-    kernel, sample, wanted = task.kernel, task.sample, task.landmarks
+    # The landmarks: the user's; else centres of k-means, or uniform rows for pictures and for indices.
+    kernel, x, wanted = task.kernel, task.rows, task.landmarks
     if isinstance(wanted, torch.Tensor):
         z = kernel.prepare("landmarks", wanted).detach().clone()
     else:
-        z = _choose(kernel, task.rows, min(task.n, wanted or max(128, 8 * task.k)), task.generator)
+        m = min(task.n, wanted or max(128, 8 * task.k))
+        plain = x.is_floating_point() and x.ndim == 2 and m < task.n
+        z = select(kernel, x, m, "kmeans" if plain else "uniform", task.generator).detach().clone()
     if task.training.steps and z.is_floating_point():
-        spread = float(centre_and_spread(task.rows)[1])
-        z = _learn(kernel, task.rows, z, task.k, task.training, spread, task.generator)
-    z = wide(kernel, z)
-    eps = torch.finfo(torch.float64).eps
-    white = inverse_root(kernel(z).double(), len(z) * eps, where="NeuralEigenfunctions")
-    phi = map_rows(lambda part: kernel(part, z).double() @ white, wide(kernel, sample))
-    n = len(sample)
+        z = _move_landmarks(kernel, x, z, task.k, task.training, task.generator)
+    z = widen(kernel, z)
+
+    # Their features on the sample, and the best pairs that these span.
+    features = LandmarkFeatures.at(kernel, z, where="NeuralEigenfunctions")
+    phi = map_shared_rows(lambda part: features(part).double(), widen(kernel, task.sample))
+    n = len(phi)
     operator = task.operator
     if not task.ritz:  # Nystrom: the operator of the approximate kernel
         operator = SymmetricOperator(lambda v: phi @ (phi.mT @ v) / n, n, device=phi.device)
-    pairs = ritz(operator, phi, task.k, rows=n, floor=max(n, len(z)) * eps)
+    pairs = ritz(operator, phi, task.k, rows=n, floor=max(n, len(z)) * torch.finfo(torch.float64).eps)
     basis = LandmarkBasis(kernel, z)
-    return basis, normalised(basis, Pairs(pairs.values, white @ pairs.rotation, pairs.residuals), task.rows)
+    rotation = features.whitener @ pairs.rotation
+    return basis, normalize_functions(basis, Pairs(pairs.values, rotation, pairs.residuals), x)
 
 
 def _fit_all_rows(task: Task) -> tuple[LandmarkBasis, Pairs]:
-    """Lanczos on the Gram matrix of all rows; landmarks in place of the rows where next to nothing is lost."""
-    x = gather_rows(task.rows[:])
-    found, pairs, functions = exact_pairs(task.kernel, x, task.k)
-    basis = LandmarkBasis(task.kernel, found.rows)
-    m = max(512, 16 * task.k)
-    if len(x) < 2 * _FINE_ROWS or task.landmarks is not None:
-        return basis, pairs
-    z, projection, loss = _compressed(task.kernel, found, pairs, functions, m, task.generator)
-    if loss > _LOSS * found.truncation:
-        return basis, pairs
-    _log.info("NeuralEigenfunctions: %d rows compressed to %d landmarks at a loss of %.1e of K.", len(x), m, loss)
-    basis = LandmarkBasis(task.kernel, z)
-    return basis, normalised(basis, Pairs(pairs.values, projection, pairs.residuals), task.rows)
+    """Lanczos on the Gram matrix of all rows, which are the landmarks."""
+    gram, pairs, _ = exact_pairs(task.kernel, Rows(task.rows).gather(), task.k)
+    return LandmarkBasis(task.kernel, gram.rows), pairs
 
 
 def fit_sample(task: Task, *, rows: int = _SAMPLE_ROWS) -> tuple[LandmarkBasis, Pairs]:
@@ -91,129 +88,152 @@ def fit_sample(task: Task, *, rows: int = _SAMPLE_ROWS) -> tuple[LandmarkBasis, 
 
     The kernel :math:`\sum_{j \le 2k} \mu_j \psi_j(x) \psi_j(y)` of the sample stands for k; its eigenfunctions for all
     rows follow from one 2k x 2k moment, summed over rows. Of a smooth kernel the landmarks' own functions, Nystrom's,
-    stand for it, and no sample is decomposed.
+    stand for it, and no sample is decomposed. The residuals are those of the operator of all rows, at 64 of them.
     """
     k, kernel = task.k, task.kernel
     x = sample(task.rows, rows, task.generator)
     m = min(len(x), max(_FEW_LANDMARKS, 16 * k))
     order = torch.randperm(len(x), generator=task.generator).to(x.device)
     z, held = x[order[:m]], x[order[m:]][-_HELD_ROWS:]
-    exact = kernel(wide(kernel, held)).double()
-    gram: Tensor | TiledGram = exact
-    features = _whitened_if_smooth(kernel, z, held, exact, k)
-    if features is None:
-        found, pairs, functions = exact_pairs(kernel, x, min(2 * k, len(x)))
-        z, projection, loss = _compressed(kernel, found, pairs, functions, m, task.generator)
-        _log.info(
-            "NeuralEigenfunctions: %d of %d rows decomposed, compressed to %d landmarks at a loss of %.1e of K.",
-            len(x), task.n, m, loss,
-        )  # fmt: skip
-        features, held, gram = projection * pairs.values.sqrt(), found.rows, found.gram
-    basis = LandmarkBasis(kernel, z)
-    values, vectors = torch.linalg.eigh(_moment(basis, features, task.rows))
+
+    # Smooth: on held-out rows the landmarks' features leave less of K than rank k does.
+    smooth = False
+    if len(held) == _HELD_ROWS and bool(kernel(widen(kernel, z)).isfinite().all()):
+        eps = torch.finfo(z.dtype if z.is_floating_point() else torch.float64).eps
+        features = LandmarkFeatures.at(kernel, z, where="NeuralEigenfunctions", cut=len(z) * eps)
+        phi = features(widen(kernel, held)).double()
+        beyond = phi @ torch.linalg.eigh(phi.mT @ phi)[1][:, :-k]
+        missing = kernel(widen(kernel, held)).double() - phi @ phi.mT
+        smooth = _measure_off_diagonal(missing) < _SMOOTH * _measure_off_diagonal(beyond @ beyond.mT)
+        weights = features.whitener
+    if not smooth:
+        z, weights = _decompose_sample(task, x, m)
+
+    # One pass over all rows: the moment of the features f = K(., z) A, and K times them at a few rows.
+    basis, probe = LandmarkBasis(kernel, z), x[order[-_PROBED_ROWS:]]
+
+    def sum_moments(part: Tensor) -> Tensor:  # (b, ...) -> (r + p, r)
+        values = basis(part)
+        phi = values @ weights.to(values.dtype)
+        return torch.cat((phi.mT @ phi, LandmarkBasis(kernel, part)(probe).to(phi.dtype) @ phi)).double()
+
+    means = Rows(task.rows).mean(sum_moments, row_bytes=4 * len(z) * 8)
+    r = weights.shape[1]
+    values, vectors = torch.linalg.eigh(means[:r])
     values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
     alive = values > len(x) * torch.finfo(torch.float32).eps * values[:1].clamp_min(0)
-    rotation = features @ vectors * alive / torch.where(alive, values, 1.0).sqrt()
-    psi = basis(held).double() @ rotation
-    residuals = (gram @ psi / len(held) - psi * values).norm(dim=0) / math.sqrt(len(held))
+    turn = vectors * alive / torch.where(alive, values, 1.0).sqrt()
+    rotation = weights @ turn
+
+    # K psi / n - mu psi at the probed rows; few rows cannot vouch for less than float32's resolution.
+    psi = basis(probe).double() @ rotation
+    residuals = (means[r:] @ turn - psi * values).norm(dim=0) / math.sqrt(len(probe))
+    residuals = torch.maximum(residuals, torch.finfo(torch.float32).eps * values)
     return basis, Pairs(values * alive, rotation, residuals * alive)
 
 
-def _whitened_if_smooth(kernel: Kernel, z: Tensor, held: Tensor, gram: Tensor, k: int) -> Tensor | None:  # -> (m, r)
-    r""":math:`K(z, z)^{-1/2}` where K(., z) leaves less of K on held-out rows than rank k does; None elsewhere."""
-    inner = kernel(wide(kernel, z)).double()
-    if len(held) < _HELD_ROWS or not bool(inner.isfinite().all()):
-        return None
-    eps = torch.finfo(z.dtype if z.is_floating_point() else torch.float64).eps
-    white: Tensor = inverse_root(inner, len(z) * eps, where="NeuralEigenfunctions")
-    phi = kernel(held, z).double() @ white
-    rest = phi @ torch.linalg.eigh(phi.mT @ phi)[1][:, :-k]
-    return white if _off_diagonal(gram - phi @ phi.mT) < _SMOOTH * _off_diagonal(rest @ rest.mT) else None
+def _decompose_sample(task: Task, x: Tensor, m: int) -> tuple[Tensor, Tensor]:  # -> (m, ...), (m, 2k)
+    r"""M landmarks z and A with :math:`K(x, z) A \approx \sqrt\mu \psi(x)`, the sample's 2 k functions: least squares.
+
+    The log says :math:`\|\hat\Phi \hat\Phi^\top - \Phi \Phi^\top\|_F / \|K\|_F` on rows that were not fitted.
+    """
+    kernel, n = task.kernel, len(x)
+    gram, pairs, functions = exact_pairs(kernel, x, min(2 * task.k, n))
+    x = gram.rows
+
+    # Fit the functions on some rows.
+    order = torch.randperm(n, generator=task.generator).to(x.device)
+    features = LandmarkFeatures.at(kernel, widen(kernel, x[order[:m]]), where="NeuralEigenfunctions", cut=m * 1e-12)
+    fitted, held = order[: max(2 * m, _FINE_ROWS)], order[-_FINE_ROWS:]
+    phi = features(widen(kernel, x[fitted])).double()
+    moment = phi.mT @ phi
+    moment.diagonal().add_(1e-12 * moment.diagonal().max())
+    roots = pairs.values.sqrt()
+    coefficients = torch.linalg.solve(moment, phi.mT @ functions[fitted]) * roots
+
+    # Measure the loss on others.
+    near, true = features(widen(kernel, x[held])).double() @ coefficients, functions[held] * roots
+    gap = (true.mT @ true).square().sum() + (near.mT @ near).square().sum() - 2 * (true.mT @ near).square().sum()
+    loss = math.sqrt(max(float(gap), 0.0)) * (n / len(held)) / math.sqrt(gram.matrix.squared_norm)
+    _log.info(
+        "NeuralEigenfunctions: %d of %d rows decomposed, compressed to %d landmarks at a loss of %.1e of K.",
+        n, task.n, m, loss,
+    )  # fmt: skip
+    return features.landmarks, features.whitener @ coefficients
 
 
-def _off_diagonal(matrix: Tensor) -> float:
+def _measure_off_diagonal(matrix: Tensor) -> float:
     """Frobenius norm without the diagonal, which weighs more in few rows than in many."""
     return math.sqrt(max(float(matrix.square().sum() - matrix.diagonal().square().sum()), 0.0))
 
 
-class _Decomposed(NamedTuple):
-    """Rows in the dtype that the kernel was computed in, their Gram matrix, and what rank k leaves of it, relative."""
+class _RowsGram(NamedTuple):
+    """Rows in the dtype that the kernel was computed in, and their Gram matrix."""
 
     rows: Tensor
-    gram: TiledGram
-    truncation: float
+    matrix: TiledGram
 
 
-def exact_pairs(kernel: Kernel, x: Tensor, k: int) -> tuple[_Decomposed, Pairs, Tensor]:
+def exact_pairs(kernel: Kernel, x: Tensor, k: int) -> tuple[_RowsGram, Pairs, Tensor]:
     r"""The k leading pairs on rows that all ranks hold: for functions of K(., x), and the functions at x ``(n, k)``.
 
-    The Gram matrix is held as tiles in float32, or in float64 where rows are few, and where the k-th eigenvalue turns
-    out too small for float32.
+    The Gram matrix is held in float32, or in float64 where rows are few, and where the k-th eigenvalue turns out too
+    small for float32.
     """
     exact = not x.is_floating_point() or x.dtype == torch.float64
     storage = "float64" if exact and len(x) <= _FINE_ROWS else "float32"
-    found = _decomposed(kernel, x, k, storage)
+    answer = _decompose(kernel, x, k, storage)
     fits = len(x) <= _FINE_ROWS or _tiles_fit(len(x), "float64")
-    if storage == "float32" and fits and float(found[1].values[-1]) < _FINE_RATIO * float(found[1].values[0]):
-        found = _decomposed(kernel, wide(kernel, x), k, "float64")
-    return found
+    if storage == "float32" and fits and float(answer[1].values[-1]) < _FINE_RATIO * float(answer[1].values[0]):
+        answer = _decompose(kernel, widen(kernel, x), k, "float64")
+    return answer
 
 
-def _decomposed(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_Decomposed, Pairs, Tensor]:
+def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGram, Pairs, Tensor]:
+    # The Gram matrix: one array where it is small and no other rank could hold a share of it, else tiles.
     n = len(x)
-    gram = TiledGram.of(kernel, x, storage)
+    whole: Tensor | None = None
+    if _WHOLE_ROWS[0] < n <= _WHOLE_ROWS[1] and 3 * k < n and x.device.type == "cpu" and not has_several_ranks():
+        whole = kernel(x)
+        gram = TiledGram(n, storage, x.device, side=n)
+        gram.put(0, 0, whole)
+        gram.settle()
+    else:
+        gram = TiledGram.of(kernel, x, storage)
     if not math.isfinite(gram.squared_norm):
         need = "the kernel must be finite on x"
         raise ValueError(checks.sentence("NeuralEigenfunctions", need, "NaN or infinity", "Standardise x."))
-    top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise, relative=_ACCURACY)
-    if _left(gram, top.values) < _ACCURACY:  # k pairs are all there is: their own accuracy is what counts
+
+    # Its top pairs. Where k of them are all there is, their own accuracy is what counts.
+    top = None if whole is None else _run_arpack(whole, k)
+    if top is None:
+        top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise, relative=_ACCURACY)
+    held = float(top.values.square().sum()) / max(gram.squared_norm, torch.finfo(torch.float64).tiny)
+    if math.sqrt(max(1 - held, 1e-12)) < _ACCURACY:
         top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise)
+
+    # Eigenvectors as functions of mean square 1, and as combinations of K(., x); 0 beyond the rank.
     floor = n * float(torch.finfo(torch.float64).eps) if storage == "float64" else 8 * gram.noise
     alive = top.values > floor * top.values[:1].clamp_min(0)
     functions = top.vectors * alive * math.sqrt(n)  # a mask times a number would be float32
     rotation = functions / torch.where(alive, top.values, 1.0)
     pairs = Pairs(top.values * alive / n, rotation, top.residuals * alive / n).padded(k)
-    whole = Pairs(pairs.values, functions, pairs.values).padded(k).rotation
-    return _Decomposed(x, gram, _left(gram, top.values)), pairs, whole
+    return _RowsGram(x, gram), pairs, Pairs(pairs.values, functions, pairs.values).padded(k).rotation
 
 
-def _left(gram: TiledGram, values: Tensor) -> float:
-    """What the pairs leave of the matrix, relative, in Frobenius norm."""
-    held = float(values.square().sum()) / max(gram.squared_norm, torch.finfo(torch.float64).tiny)
-    return math.sqrt(max(1 - held, 1e-12))
+def _run_arpack(matrix: Tensor, k: int) -> TopEigh | None:  # (n, n)
+    """The top pairs by ARPACK, quicker than our blocks on few rows; None where it does not finish, as at low rank."""
+    from scipy.sparse.linalg import ArpackError, eigsh
 
-
-def _compressed(
-    kernel: Kernel, found: _Decomposed, pairs: Pairs, functions: Tensor, m: int, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor, float]:
-    r"""M landmarks z and A with :math:`K(x, z) A \approx \psi(x)`: least squares on some rows, the loss on others.
-
-    The loss is :math:`\|\hat\Phi \hat\Phi^\top - \Phi \Phi^\top\|_F / \|K\|_F`.
-    """
-    x, n = found.rows, len(found.rows)
-    order = torch.randperm(n, generator=generator).to(x.device)
-    z = wide(kernel, x[order[:m]])
-    white = inverse_root(kernel(z).double(), m * 1e-12, where="NeuralEigenfunctions")
-    fitted, held = order[: max(2 * m, _FINE_ROWS)], order[-_FINE_ROWS:]
-    phi = kernel(wide(kernel, x[fitted]), z).double() @ white
-    moment = phi.mT @ phi
-    moment.diagonal().add_(1e-12 * moment.diagonal().max())
-    projection = white @ torch.linalg.solve(moment, phi.mT @ functions[fitted])
-    roots = pairs.values.sqrt()
-    seen = kernel(wide(kernel, x[held]), z).double() @ (projection * roots)
-    true = functions[held] * roots
-    gap = (true.mT @ true).square().sum() + (seen.mT @ seen).square().sum() - 2 * (true.mT @ seen).square().sum()
-    return z, projection, math.sqrt(max(float(gap), 0.0)) * (n / len(held)) / math.sqrt(found.gram.squared_norm)
-
-
-def _moment(basis: LandmarkBasis, features: Tensor, rows: Readable) -> Tensor:  # (m, r) -> (r, r)
-    """The mean over rows of all ranks of f f^T for the features f = K(x, z) A."""
-    total = features.new_zeros(features.shape[1], features.shape[1])
-    for part in slices(len(rows), block_rows(4 * len(features) * 8)):
-        values = basis(rows[part])
-        phi = values @ features.to(values.dtype)
-        total += (phi.mT @ phi).double()
-    return sum_over_ranks(total) / global_slice(len(rows))[1]
+    fixed = torch.Generator().manual_seed(0)
+    start = torch.randn(len(matrix), dtype=matrix.dtype, generator=fixed).numpy()
+    try:
+        answer = eigsh(matrix.numpy(), k, which="LA", v0=start, tol=_ACCURACY, maxiter=_RESTARTS)
+    except ArpackError:
+        return None
+    values, vectors = torch.from_numpy(answer[0].copy()).flip(0), torch.from_numpy(answer[1]).flip(1)
+    residuals = (matrix @ vectors - vectors * values).norm(dim=0)
+    return TopEigh(values.double(), vectors.double(), residuals.double())
 
 
 def _tiles_fit(n: int, storage: str) -> bool:
@@ -222,25 +242,20 @@ def _tiles_fit(n: int, storage: str) -> bool:
     return free is None or 2 * TiledGram.bytes_for(n, storage) <= free
 
 
-def _choose(kernel: Kernel, x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  # (n, ...) -> (m, ...)
-    """Centres of k-means for rows of numbers, uniform rows for pictures and for indices."""
-    plain = x.is_floating_point() and x.ndim == 2 and m < global_slice(len(x))[1]
-    return select(kernel, x, m, "kmeans" if plain else "uniform", generator).detach().clone()
-
-
-def _learn(
-    kernel: Kernel, x: Readable, z: Tensor, k: int, plan: Training, spread: float, generator: torch.Generator | None
+def _move_landmarks(
+    kernel: Kernel, x: Readable, z: Tensor, k: int, plan: Training, generator: torch.Generator | None
 ) -> Tensor:  # (n, d), (m, d) -> (m, d)
     r"""Landmarks moved to capture more of the kernel: maximise :math:`\sum_{j \le k} \hat\mu_j(z)^2`.
 
     :math:`\hat\mu_j` are the eigenvalues of the Nystrom operator on a minibatch; the squared error of the best rank-k
     approximation is what their squares leave of :math:`\|K / n\|^2`. The step size is in units of the data's
-    ``spread``. Ctrl-C ends the training, not the fit.
+    spread. Ctrl-C ends the training, not the fit.
     """
+    spread = float(measure_center_and_spread(x)[1])
     z = z.double().requires_grad_()
     optimizer = torch.optim.Adam([z], lr=plan.lr * spread)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps))
-    size = min(plan.batch_size, global_slice(len(x))[1])
+    size = min(plan.batch_size, Rows(x).n)
     try:
         for _ in range(plan.steps):
             batch = sample(x, size, generator).double()

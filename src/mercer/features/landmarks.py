@@ -1,20 +1,64 @@
-"""Choosing landmarks: uniformly, by k-means, by approximate ridge leverage scores."""
+"""Landmarks: the features that they make of a kernel, and how they are chosen."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..distributed import gather_rows, global_slice, sum_over_ranks, take_rows
-from ..kernels import Kernel
-from ..linalg import block_rows, inverse_root, slices
+from ..kernels import Kernel, NetworkKernel
+from ..linalg import inverse_root
+from ..rows import Rows
 from ..rows.stored import Readable
 
 SELECTIONS = ("uniform", "kmeans", "leverage")
 _KMEANS_ROWS = 20_000  # k-means on a sample of this size; more rows do not move its centres
+
+
+@dataclass(frozen=True)
+class LandmarkFeatures:
+    r"""Landmark features :math:`\varphi(x) = K(x, z) \, K(z, z)^{-1/2}`.
+
+    :math:`\varphi(x) \cdot \varphi(y)` approximates k(x, y), and equals it where x or y is a landmark. Everything that
+    sees a kernel from landmarks uses these.
+
+    Args:
+        kernel: k.
+        landmarks: z, ``(m, ...)``.
+        whitener: :math:`K(z, z)^{-1/2}` on its r trusted directions, ``(m, r)``, float64.
+    """
+
+    kernel: Kernel
+    landmarks: Tensor
+    whitener: Tensor
+
+    @classmethod
+    def at(cls, kernel: Kernel, landmarks: Tensor, *, where: str, cut: float | None = None) -> LandmarkFeatures:
+        """The features of these landmarks.
+
+        Args:
+            kernel: k.
+            landmarks: z.
+            where: Who asks, for the warning about an indefinite kernel.
+            cut: Directions with eigenvalues below this share of the largest are rounding and are dropped; None is m
+                times the resolution of float64.
+        """
+        cut = len(landmarks) * torch.finfo(torch.float64).eps if cut is None else cut
+        return cls(kernel, landmarks, inverse_root(kernel(widen(kernel, landmarks)).double(), cut, where=where))
+
+    def __call__(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, r)
+        """The features of rows, in the rows' dtype; where they are whole numbers (indices), in the kernel's."""
+        z = self.landmarks.to(x.dtype) if x.is_floating_point() else self.landmarks
+        gram = self.kernel(x, z)
+        return gram @ self.whitener.to(gram.dtype)
+
+
+def widen(kernel: Kernel, x: Tensor) -> Tensor:
+    """Rows in float64, but for kernels of networks, which would be twice as dear, and for indices."""
+    return x if isinstance(kernel, NetworkKernel) or not x.is_floating_point() else x.double()
 
 
 def select(kernel: Kernel, x: Readable, m: int, selection: str, generator: torch.Generator | None) -> Tensor:
@@ -22,13 +66,16 @@ def select(kernel: Kernel, x: Readable, m: int, selection: str, generator: torch
     if selection == "kmeans":
         return kmeans(x, m, generator)
     if selection == "leverage":
-        return take_rows(x, leverage_sample(kernel, x, m, generator))
+        index: Tensor = leverage_sample(kernel, x, m, generator)
+        landmarks: Tensor = Rows(x).take(index)
+        return landmarks
     return sample(x, m, generator)
 
 
 def sample(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  # (n, ...) -> (m, ...)
     """``m`` rows of all ranks, drawn without replacement, on all ranks."""
-    return take_rows(x, torch.randperm(global_slice(len(x))[1], generator=generator)[:m].to(x.device))
+    rows: Tensor = Rows(x).sample(m, generator)
+    return rows
 
 
 def kmeans(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (m, d)
@@ -56,22 +103,28 @@ def leverage_sample(kernel: Kernel, x: Readable, m: int, generator: torch.Genera
     The second term is the part of row i that the pilot does not see (Musco and Musco 2017). :math:`\lambda` is the mean
     of what m directions leave of the trace, :math:`(\mathrm{tr} K - \sum_{j \le m} \mu_j) / m`.
     """
-    pilot = sample(x, 2 * m, generator)
+    # The pilot's features, their moment over all rows, and the trace of K.
+    rows, pilot = Rows(x), sample(x, 2 * m, generator)
     cut = len(pilot) * torch.finfo(torch.float32).eps
-    whitener = inverse_root(kernel(pilot).double(), cut, where="Nystrom")
-    parts = list(slices(len(x), block_rows(4 * len(pilot) * 8)))
-    moment, trace = whitener.new_zeros(whitener.shape[1], whitener.shape[1]), whitener.new_zeros(1)
-    for part in parts:
-        phi = kernel(x[part], pilot).double() @ whitener  # (b, r)
-        moment, trace = moment + phi.mT @ phi, trace + kernel.diag(x[part]).double().sum()
-    spectrum, basis = torch.linalg.eigh(sum_over_ranks(moment))
-    total = float(sum_over_ranks(trace))
+    features = LandmarkFeatures.at(kernel, pilot, where="Nystrom", cut=cut)
+    row_bytes = 4 * len(pilot) * 8
+    r = features.whitener.shape[1]
+
+    def sum_moments(part: Tensor) -> Tensor:  # (b, ...) -> (r * r + 1,)
+        phi = features(widen(kernel, part)).double()
+        return torch.cat(((phi.mT @ phi).flatten(), kernel.diag(part).double().sum()[None]))
+
+    sums = rows.sum(sum_moments, row_bytes=row_bytes)
+    spectrum, basis = torch.linalg.eigh(sums[:-1].reshape(r, r))
+    total = float(sums[-1])
     ridge = max((total - float(spectrum[-m:].sum())) / m, 1e-12 * total, torch.finfo(torch.float64).tiny)
-    found = [whitener.new_empty(0)]
-    for part in parts:
-        phi = kernel(x[part], pilot).double() @ whitener
-        seen = ((phi @ basis).square() / (spectrum.clamp_min(0) + ridge)).sum(1)
-        found.append(seen + (kernel.diag(x[part]).double() - phi.square().sum(1)).clamp_min(0) / ridge)
-    scores = gather_rows(torch.cat(found)).clamp_min(torch.finfo(torch.float64).tiny)
+
+    # The scores of this rank's rows, then of all.
+    def score(part: Tensor) -> Tensor:  # (b, ...) -> (b,)
+        phi = features(widen(kernel, part)).double()
+        explained = ((phi @ basis).square() / (spectrum.clamp_min(0) + ridge)).sum(1)
+        return explained + (kernel.diag(part).double() - phi.square().sum(1)).clamp_min(0) / ridge
+
+    scores = Rows(rows.map(score, row_bytes=row_bytes)).gather().clamp_min(torch.finfo(torch.float64).tiny)
     keys: Tensor = torch.rand(len(scores), dtype=torch.float64, generator=generator).to(scores.device).log() / scores
     return keys.topk(m).indices  # weighted sampling without replacement (Efraimidis and Spirakis 2006)

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import broadcast_module
 from ..kernels import NetworkKernel
+from ..rows.agreement import share_weights
 from ..rows.stored import Readable
 from .bases import HiddenBasis, NetworkBasis, OutputBasis, hidden_width
 from .l2_batch_norm import L2BatchNorm
 from .landmark_fit import exact_pairs
+from .landmarks import widen
 from .neuralef import Training, train
 from .parallel_networks import ParallelNetworks, Trunk
 from .rayleigh_ritz import Pairs, exact_functions, ritz
-from .task import Task, centre_and_spread, normalised, wide
+from .task import Task, measure_center_and_spread, normalize_functions
 
 _log = logging.getLogger("mercer")
 _HIDDEN = 1024  # functions that Rayleigh-Ritz takes from a network at most
@@ -26,17 +27,17 @@ _HIDDEN = 1024  # functions that Rayleigh-Ritz takes from a network at most
 
 def fit_neuralef(task: Task) -> tuple[NetworkBasis, Pairs]:
     """Algorithm 1 on minibatches, then Rayleigh-Ritz on the hidden features."""
-    centre, spread = _standard(task.rows, task.outputs)
-    network = task.network or _parallel(centre.shape, task.k, task.outputs, task.generator).to(task.rows.device)
+    centre, spread = _measure_rows(task.rows, task.outputs)
+    network = task.network or _make_parallel(centre.shape, task.k, task.outputs, task.generator).to(task.rows.device)
     trained = OutputBasis(network, centre, spread)
     norm = L2BatchNorm(task.k, momentum=task.training.ema).to(task.rows.device)
     values = train(trained, norm, task.kernel, task.rows, task.training, task.generator)
     _freeze(network, task.rows.dtype)
     if task.ritz:
-        return _best(task, trained)
+        return _combine_functions(task, trained)
     order = values.argsort(descending=True)
     eye = torch.eye(task.k, dtype=torch.float64, device=task.rows.device)
-    return _as_trained(task, trained, values[order].clamp_min(0), eye[:, order])
+    return _keep_functions(task, trained, values[order].clamp_min(0), eye[:, order])
 
 
 def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
@@ -47,7 +48,7 @@ def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
     else:
         _, pairs, functions = exact_pairs(task.kernel, sample, k)
         values = pairs.values
-    centre, spread = _standard(task.rows, c)
+    centre, spread = _measure_rows(task.rows, c)
     network = task.network
     if network is None:
         network = Trunk(centre.shape, k, outputs=c, generator=task.generator).to(task.rows.device)
@@ -56,9 +57,9 @@ def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
     distill(trained, sample, functions.reshape(len(sample), c, k), weights, task.training, task.generator)
     _freeze(network, task.rows.dtype)
     if task.ritz:
-        return _best(task, trained)
+        return _combine_functions(task, trained)
     eye = torch.eye(k, dtype=torch.float64, device=task.rows.device)
-    return _as_trained(task, trained, values, eye * (values > 0))
+    return _keep_functions(task, trained, values, eye * (values > 0))
 
 
 def distill(
@@ -84,7 +85,7 @@ def distill(
     dtype = next(network.parameters()).dtype
     targets, weights = targets.to(dtype), (weights / weights.sum()).to(dtype)
     size = min(plan.batch_size, len(x))
-    broadcast_module(network)
+    share_weights(network)
     network.train()
     try:
         for step in range(plan.steps):
@@ -111,18 +112,18 @@ def blank_network_basis(
     """The basis that a fit of these arguments ends with, to load a state into."""
     c = len(spread)
     if network is None:
-        network = Trunk(centre.shape, k, outputs=c) if method == "distill" else _parallel(centre.shape, k, c, None)
+        network = Trunk(centre.shape, k, outputs=c) if method == "distill" else _make_parallel(centre.shape, k, c, None)
         _freeze(network.to(centre.device), dtype)
     trained = OutputBasis(network, torch.empty_like(centre), torch.empty_like(spread))
     return _ritz_basis(trained, k) if ritz else trained
 
 
-def _best(task: Task, trained: OutputBasis) -> tuple[NetworkBasis, Pairs]:
+def _combine_functions(task: Task, trained: OutputBasis) -> tuple[NetworkBasis, Pairs]:
     basis = _ritz_basis(trained, task.k)
     values = basis(task.sample)
     floor = 100 * (torch.finfo(values.dtype).eps)
     pairs = ritz(task.operator, values, task.k, rows=len(task.sample), floor=floor)
-    return basis, normalised(basis, pairs, task.rows)
+    return basis, normalize_functions(basis, pairs, task.rows)
 
 
 def _ritz_basis(trained: OutputBasis, k: int) -> NetworkBasis:
@@ -133,21 +134,23 @@ def _ritz_basis(trained: OutputBasis, k: int) -> NetworkBasis:
     return HiddenBasis(trained.network, trained.centre, trained.spread)
 
 
-def _as_trained(task: Task, basis: OutputBasis, values: Tensor, rotation: Tensor) -> tuple[NetworkBasis, Pairs]:
-    pairs = normalised(basis, Pairs(values, rotation, values), task.sample)
-    functions = basis(wide(task.kernel, task.sample)).double() @ pairs.rotation
-    return basis, normalised(basis, Pairs(values, pairs.rotation, task.residuals(functions, values)), task.rows)
+def _keep_functions(task: Task, basis: OutputBasis, values: Tensor, rotation: Tensor) -> tuple[NetworkBasis, Pairs]:
+    pairs = normalize_functions(basis, Pairs(values, rotation, values), task.sample)
+    functions = basis(widen(task.kernel, task.sample)).double() @ pairs.rotation
+    return basis, normalize_functions(
+        basis, Pairs(values, pairs.rotation, task.residuals(functions, values)), task.rows
+    )
 
 
-def _standard(x: Readable, c: int) -> tuple[Tensor, Tensor]:
+def _measure_rows(x: Readable, c: int) -> tuple[Tensor, Tensor]:
     if x.is_floating_point():
-        centre, spread = centre_and_spread(x)
+        centre, spread = measure_center_and_spread(x)
         return centre, spread.repeat(c)
     centre = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
     return centre, centre.new_ones(c)  # indices and tokens are no numbers
 
 
-def _parallel(shape: torch.Size, k: int, c: int, generator: torch.Generator | None) -> ParallelNetworks:
+def _make_parallel(shape: torch.Size, k: int, c: int, generator: torch.Generator | None) -> ParallelNetworks:
     width = 32 if 2 * 32 * k <= _HIDDEN else max(4, _HIDDEN // (2 * k))
     return ParallelNetworks(shape.numel(), k, outputs=c, width=width, generator=generator)
 

@@ -44,8 +44,8 @@ class NeuralEigenfunctions(FeatureMap):
 
     - ``"neuralef"``: Algorithm 1; one network for each function, trained on minibatches.
     - ``"landmarks"``: functions :math:`\sum_l a_l k(x, z_l)`. Up to 20,000 rows z are the rows: Lanczos on their Gram
-      matrix, exactly extended, and compressed to fewer landmarks where next to nothing is lost. Beyond, the same for a
-      sample, made orthogonal over all rows. With ``landmarks`` or ``steps``: k-means centres, moved by ``steps`` of
+      matrix, exactly extended. Beyond, the same for a sample, compressed to fewer landmarks, made orthogonal over all
+      rows. With ``landmarks`` or ``steps``: k-means centres, moved by ``steps`` of
       gradient ascent. For kernels that are cheap to evaluate.
     - ``"distill"``: the exact eigenvectors on the rows, then a network trained to take their values. For kernels of
       networks, which cost many passes for each new row.
@@ -75,7 +75,8 @@ class NeuralEigenfunctions(FeatureMap):
     Attributes:
         eigenvalues: :math:`\mu` ``(k,)``, descending, of K / n.
         residuals: :math:`\|K \psi_j / n - \mu_j \psi_j\|`, root mean square over the rows that K was applied on: a
-            certificate, for a true eigenvalue of those lies within that distance of :math:`\mu_j`.
+            certificate, since a true eigenvalue of those lies within that distance of :math:`\mu_j`. Landmarks of more
+            than 20,000 rows give an estimate: K is that of all rows, the mean is over 64 of them.
     """
 
     FITTED = ("eigenvalues", "residuals", "projection")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import broadcast_module, global_slice, take_rows, world_size
 from ..kernels import Kernel, NetworkKernel
 from ..linalg import shifted, slices
+from ..rows import Rows
+from ..rows.agreement import has_several_ranks, share_weights
 from ..rows.stored import Readable
 from .l2_batch_norm import L2BatchNorm
 
@@ -96,17 +97,17 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps), plan.lr / 10)
     dtype = next(network.parameters()).dtype
     running = torch.zeros(norm.num_features, dtype=torch.float64, device=x.device)
-    total = global_slice(len(x))[1]
-    size = min(plan.batch_size, total)
-    gram_of = _grams(kernel, x)
-    broadcast_module(network)
+    data = Rows(x)
+    size = min(plan.batch_size, data.n)
+    gram_of = _prepare_grams(kernel, x)
+    share_weights(network)
     network.train()
     norm.train()
     try:
         for step in range(plan.steps):
-            rows = torch.randperm(total, generator=generator)[:size].to(x.device)
-            batch = take_rows(x, rows)
-            gram = _flattened(gram_of(rows, batch)).to(dtype)
+            rows = torch.randperm(data.n, generator=generator)[:size].to(x.device)
+            batch = data.take(rows)
+            gram = _flatten_outputs(gram_of(rows, batch)).to(dtype)
             with torch.enable_grad():
                 raw = network(batch.to(dtype) if batch.is_floating_point() else batch)
                 psi = norm(raw.reshape(-1, norm.num_features))  # (b c, k)
@@ -128,9 +129,9 @@ def train(
     return running
 
 
-def _grams(kernel: Kernel, x: Readable) -> Callable[[Tensor, Tensor], Tensor]:
+def _prepare_grams(kernel: Kernel, x: Readable) -> Callable[[Tensor, Tensor], Tensor]:
     """The Gram matrix of a minibatch, by its indices and its rows."""
-    if not isinstance(kernel, NetworkKernel) or not kernel.rowwise or world_size() > 1:
+    if not isinstance(kernel, NetworkKernel) or not kernel.rowwise or has_several_ranks():
         return lambda _, batch: kernel(batch)
     with torch.no_grad():
         if kernel.features(kernel.prepare("x", x[:1])).numel() * len(x) > _KEPT_NUMBERS:
@@ -139,7 +140,7 @@ def _grams(kernel: Kernel, x: Readable) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda rows, _: kernel.joined(kept[rows], kept[rows])
 
 
-def _flattened(gram: Tensor) -> Tensor:  # (b, b) or (b, b, c, c) -> (b c, b c)
+def _flatten_outputs(gram: Tensor) -> Tensor:  # (b, b) or (b, b, c, c) -> (b c, b c)
     if gram.ndim == 2:
         return gram
     (b, _, c, _) = gram.shape

@@ -7,12 +7,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import global_slice, sum_over_ranks
 from ..kernels import Kernel
-from ..linalg import block_rows, inverse_root, slices
+from ..rows import Rows
 from ..rows.stored import Readable
 from .base import FeatureMap
-from .landmarks import SELECTIONS, select
+from .landmarks import SELECTIONS, LandmarkFeatures, select
 
 
 class Nystrom(FeatureMap):
@@ -79,65 +78,57 @@ class Nystrom(FeatureMap):
 
     @override
     def learn(self, x: Readable) -> None:  # (n, d)
-        whitener = self._whitener(x)
-        second = whitener.new_zeros(whitener.shape[1], whitener.shape[1])
-        diag = whitener.new_zeros(())
-        for part in slices(len(x), block_rows(4 * len(whitener) * 8)):
-            block = x[part]
-            phi = self._whitened(block, whitener)
-            second += (phi.mT @ phi).double()  # a block in the data's dtype, the sum over blocks in float64
-            diag += self.exact.diag(block).double().sum()
-        self._rotate(x, whitener, second, diag)
+        features = self._place_landmarks(x)
+
+        def sum_moments(block: Tensor) -> Tensor:  # (b, d) -> (r * r + 1,)
+            phi = features(block)
+            moment = (phi.mT @ phi).double()  # a block in the data's dtype, the sum over blocks in float64
+            return torch.cat((moment.flatten(), self.exact.diag(block).double().sum()[None]))
+
+        self._rotate(x, features, Rows(x).sum(sum_moments, row_bytes=4 * len(features.landmarks) * 8))
 
     @override
     def _learn_features(self, data: Tensor) -> Tensor:  # (n, d) -> (n, m), from one pass over the kernel
-        whitener = self._whitener(data)
-        phi = self._whitened(data, whitener)
-        rotation = self._rotate(data, whitener, (phi.mT @ phi).double(), self.exact.diag(data).double().sum())
-        return phi @ rotation.to(phi.dtype)
+        features = self._place_landmarks(data)
+        phi = features(data)
+        trace = self.exact.diag(data).double().sum()
+        sums = Rows(data).total(torch.cat(((phi.mT @ phi).double().flatten(), trace[None])))
+        return phi @ self._rotate(data, features, sums).to(phi.dtype)
 
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
-        return self._whitened(x, self.projection)
+        return LandmarkFeatures(self.exact, self.landmarks, self.projection)(x)
 
     @override
     def _width(self) -> int | None:
         return self.landmarks.shape[1] if self.landmarks.ndim == 2 else None
 
-    def _whitened(self, x: Tensor, whitener: Tensor) -> Tensor:
-        gram = self.exact(x, self.landmarks.to(x.dtype))
-        return gram @ whitener.to(gram.dtype)
-
-    def _whitener(self, x: Readable) -> Tensor:  # -> (m, r)
-        """Choose the landmarks; K(z, z)^(-1/2) on its r trusted directions, in float64."""
+    def _place_landmarks(self, x: Readable) -> LandmarkFeatures:
+        """Choose the landmarks, and their features on the directions that the data's dtype can tell from 0."""
         if isinstance(self.selection, Tensor):
             landmarks = self.exact.prepare("selection", self.selection).detach().clone()
             self.landmarks = checks.finite("Nystrom", "selection", landmarks)
         else:
-            count = min(self.m, global_slice(len(x))[1])
-            self.landmarks = select(self.exact, x, count, self.selection, self.generator)
-        z = self.landmarks.double() if self.landmarks.is_floating_point() else self.landmarks
+            self.landmarks = select(self.exact, x, min(self.m, Rows(x).n), self.selection, self.generator)
         eps = torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps
-        return inverse_root(self.exact(z).double(), len(z) * eps, where="Nystrom")
+        return LandmarkFeatures.at(self.exact, self.landmarks, where="Nystrom", cut=len(self.landmarks) * eps)
 
-    def _rotate(self, x: Readable, whitener: Tensor, second: Tensor, diag: Tensor) -> Tensor:  # -> (r, m)
+    def _rotate(self, x: Readable, features: LandmarkFeatures, sums: Tensor) -> Tensor:  # -> (r, m)
         """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
-        sums = sum_over_ranks(torch.cat((second.flatten(), torch.stack((diag, diag.new_tensor(float(len(x))))))))
-        n, diag = sums[-1], sums[-2]
-        values, vectors = torch.linalg.eigh(sums[:-2].reshape(second.shape) / n)
+        n, diag, r = Rows(x).n, sums[-1], features.whitener.shape[1]
+        values, vectors = torch.linalg.eigh(sums[:-1].reshape(r, r) / n)
         values, vectors = values.flip(0), vectors.flip(1)
         dtype = x.dtype if x.is_floating_point() else torch.float64
-        keep = values > torch.finfo(dtype).eps * values[:1].clamp_min(0)
-        rank = int(keep.sum())
+        rank = int((values > torch.finfo(dtype).eps * values[:1].clamp_min(0)).sum())
         rotation: Tensor = vectors.new_zeros(len(vectors), self.m)
         rotation[:, :rank] = vectors[:, :rank]
         spectrum = values.new_zeros(self.m)
         spectrum[:rank] = values[:rank]
         if rank < self.m:
-            rows = f", the rows of x are {int(n)}" if n < self.m else ""
+            rows = f", the rows of x are {n}" if n < self.m else ""
             checks.warn("Nystrom", f"rank {rank} below m = {self.m}{rows}; the other {self.m - rank} features are 0.")
         self.eigenvalues = spectrum.to(dtype)
-        self.projection = (whitener @ rotation).to(dtype)
+        self.projection = (features.whitener @ rotation).to(dtype)
         share = 1 - spectrum.sum() * n / diag if diag > 0 else spectrum.new_zeros(())
         self.residual = share.clamp(0, 1).to(dtype)
         return rotation

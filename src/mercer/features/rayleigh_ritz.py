@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..distributed import map_rows
 from ..kernels import Kernel, NetworkKernel
 from ..linalg import SymmetricOperator, top_eigh
+from ..rows.agreement import map_shared_rows
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,12 @@ def kernel_operator(kernel: Kernel, x: Tensor) -> SymmetricOperator:
     if features is not None:
         return SymmetricOperator(lambda v: features @ (features.mT @ v) / n, len(features), device=x.device)
     if isinstance(kernel, NetworkKernel):
-        gram = map_rows(lambda part: kernel(part, None if part is x else x), x).double()  # (n, n) or (n, n, c, c)
+        # (n, n) or (n, n, c, c)
+        gram = map_shared_rows(lambda part: kernel(part, None if part is x else x), x).double()
         whole = gram if gram.ndim == 2 else gram.transpose(1, 2).reshape(n * gram.shape[-1], -1)
         return SymmetricOperator(lambda v: whole @ v / n, len(whole), device=x.device)
     return SymmetricOperator(
-        lambda v: map_rows(lambda part: kernel.matmul(part, x, v), x).double() / n, n, device=x.device
+        lambda v: map_shared_rows(lambda part: kernel.matmul(part, x, v), x).double() / n, n, device=x.device
     )
 
 
@@ -102,7 +103,7 @@ def exact_functions(kernel: NetworkKernel, x: Tensor, k: int, *, floor: float) -
 def _explicit_features(kernel: Kernel, x: Tensor) -> Tensor | None:  # -> (n c, S)
     if not isinstance(kernel, NetworkKernel) or getattr(kernel, "method", "") == "exact":
         return None
-    features = map_rows(kernel.features, x).double()  # (n, c, S)
+    features = map_shared_rows(kernel.features, x).double()  # (n, c, S)
     return features.flatten(0, 1) if kernel.matrix_valued else features.flatten(1)
 
 

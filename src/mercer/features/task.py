@@ -9,17 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..distributed import gather_rows, global_slice, sum_over_ranks
-from ..kernels import Kernel, NetworkKernel
-from ..linalg import SymmetricOperator, block_rows, slices
+from ..kernels import Kernel
+from ..linalg import SymmetricOperator
+from ..rows import Rows
+from ..rows.rows import BLOCK_BYTES
 from ..rows.stored import Readable
 from .bases import Basis
-from .landmarks import sample
+from .landmarks import sample, widen
 from .neuralef import Training
 from .rayleigh_ritz import Pairs, kernel_operator
 
 _OPERATOR_ROWS = 8192  # the operator is applied on at most so many rows: its cost is their square
-_BLOCK = 4096
+_BLOCK = 4096  # rows of a block
 _log = logging.getLogger("mercer")
 
 
@@ -50,20 +51,21 @@ class Task:
     @property
     def n(self) -> int:
         """Rows of all ranks."""
-        return global_slice(len(self.rows))[1]
+        return Rows(self.rows).n
 
     @functools.cached_property
     def sample(self) -> Tensor:
         """The rows that the operator is applied on, on all ranks: all, or 8,192 drawn at random."""
         if self.n <= _OPERATOR_ROWS:
-            return gather_rows(self.rows[:])
+            rows: Tensor = Rows(self.rows).gather()
+            return rows
         _log.info("NeuralEigenfunctions: the operator is applied on %d of %d rows.", _OPERATOR_ROWS, self.n)
         return sample(self.rows, _OPERATOR_ROWS, self.generator)
 
     @functools.cached_property
     def operator(self) -> SymmetricOperator:
         """K / n on the sample."""
-        return kernel_operator(self.kernel, wide(self.kernel, self.sample))
+        return kernel_operator(self.kernel, widen(self.kernel, self.sample))
 
     @property
     def outputs(self) -> int:
@@ -82,33 +84,26 @@ class Task:
         return sizes
 
 
-def normalised(basis: Basis, pairs: Pairs, rows: Readable) -> Pairs:
+def normalize_functions(basis: Basis, pairs: Pairs, rows: Readable) -> Pairs:
     """The pairs with functions of mean square exactly 1 over the rows of all ranks, whatever they were found on."""
-    squares = pairs.rotation.new_zeros(pairs.rotation.shape[1])
-    for part in slices(len(rows), _BLOCK):
-        values = basis(rows[part])
-        functions = values @ pairs.rotation.to(values.dtype)
-        squares += functions.double().square().sum(0)
-    size = (sum_over_ranks(squares) / global_slice(len(rows))[1]).sqrt()
+
+    def sum_squares(part: Tensor) -> Tensor:  # (b, ...) -> (k,)
+        values = basis(part)
+        return (values @ pairs.rotation.to(values.dtype)).double().square().sum(0)
+
+    size = Rows(rows).mean(sum_squares, row_bytes=BLOCK_BYTES // _BLOCK).sqrt()
     scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
     return Pairs(pairs.values, pairs.rotation * scale, pairs.residuals)
 
 
-def wide(kernel: Kernel, x: Tensor) -> Tensor:
-    """Rows in float64, but for kernels of networks, which would be twice as dear, and for indices."""
-    return x if isinstance(kernel, NetworkKernel) or not x.is_floating_point() else x.double()
-
-
-def centre_and_spread(x: Readable) -> tuple[Tensor, Tensor]:  # (n, ...) -> (...), ()
+def measure_center_and_spread(x: Readable) -> tuple[Tensor, Tensor]:  # (n, ...) -> (...), ()
     """The mean row, and one standard deviation of all numbers, 1 where that is 0; in float64, over all ranks.
 
     Two passes: the square of a large mean would drown the spread.
     """
-    n, size = global_slice(len(x))[1], x.shape[1:].numel()
-    parts = list(slices(len(x), block_rows(2 * 8 * size)))
-    zero = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
-    centre = sum_over_ranks(sum((x[part].double().sum(0) for part in parts), zero)) / n
-    middle = centre.mean()
-    squares = sum(((x[part].double() - middle).square().sum() for part in parts), zero.new_zeros(()))
-    spread = (sum_over_ranks(squares) / (n * size)).sqrt()
-    return centre, torch.where(spread > 0, spread, 1.0)
+    rows, size = Rows(x), x.shape[1:].numel()
+    center = rows.mean(lambda part: part.double().sum(0), row_bytes=2 * 8 * size)
+    middle = center.mean()
+    squares = rows.mean(lambda part: (part.double() - middle).square().sum(), row_bytes=2 * 8 * size)
+    spread = (squares / size).sqrt()
+    return center, torch.where(spread > 0, spread, 1.0)

@@ -15,7 +15,7 @@ from mercer.distributed import broadcast_module, gather_rows
 from mercer.features.base import FeatureMap
 from mercer.features.parallel_networks import ParallelNetworks
 from mercer.features.rayleigh_ritz import kernel_operator
-from mercer.features.task import centre_and_spread
+from mercer.features.task import measure_center_and_spread
 from mercer.kernels import Kernel
 from mercer.linalg import blockwise, cholesky, shifted
 from mercer.rows.stored import Readable
@@ -84,7 +84,7 @@ class SpectralInference(FeatureMap):
 
     @override
     def learn(self, x: Readable) -> None:  # (n, ...)
-        self.centre, spread = centre_and_spread(x)
+        self.centre, spread = measure_center_and_spread(x)
         self.spread = spread.reshape(1)
         x = gather_rows(x[:])
         if self.owns_network:

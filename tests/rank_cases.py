@@ -329,16 +329,11 @@ def convolutional_network() -> nn.Module:
 
 
 def convolutional(model: nn.Module) -> torch.optim.Optimizer:
-    return FunctionSpaceSGD(model.parameters(), 0.1, model=model, max_rows=40, update_every=1)
-
-
-def fixed_kernel(model: nn.Module) -> torch.optim.Optimizer:
-    return FunctionSpaceSGD(model.parameters(), 0.1, model=model, kernel=RBF(0.1))
+    return FunctionSpaceSGD(model.parameters(), 0.1, model=model, update_every=1)
 
 
 UNDER_DDP: dict[str, Case] = {
     **{f"optimizer-{name}": optimized(name) for name in OPTIMIZERS},
-    "optimizer-fixed_kernel": trained(lambda: nn.Sequential(nn.Linear(6, C)), (6,), fixed_kernel),
     "optimizer-convolution": trained(convolutional_network, (1, 5, 5), convolutional),
     "head-kernelized": trained(with_head(), (6,)),
     "head-prototypes": trained(with_head(lambda d, c: KernelClassifier(d, c, prototypes=2, bias=True)), (6,)),

@@ -1,5 +1,6 @@
 """The optimizers' steps against the papers' equations, transcribed literally."""
 
+import functools
 import math
 
 import numpy as np
@@ -10,10 +11,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from mercer.kernels import RBF, Linear, Polynomial
-from mercer.optim import EigenProSGD, FunctionSpaceSGD, KernelSGD, RandomPSD, kernel_inverse, state_bytes
+from mercer.optim import (
+    EigenProSGD,
+    FunctionSpaceSGD,
+    KernelSGD,
+    RandomPSD,
+    function_space,
+    kernel_inverse,
+    state_bytes,
+)
 from mercer.optim.eigenpro import eigenpro_plan
-from mercer.optim.inverses import low_rank_inverse
-from mercer_papers.bench.studies import optim_divergence
+from mercer.optim.inverses import invert_by_directions
+from mercer_papers.bench.studies import optim_divergence, optim_networks
 from mercer_papers.rivals import ESGD, MultiBatchLBFGS
 from mercer_papers.rivals.multi_batch_lbfgs import two_loop
 
@@ -132,53 +141,57 @@ def test_kernel_sgd_sees_all_rows_of_an_accumulated_batch():
     torch.testing.assert_close(whole[2].weight, parts[2].weight, rtol=1e-10, atol=1e-12)
 
 
-def exact(model, lr=1.0, damping=0.1, **options):
-    settings = {"ema": 0.0, "update_every": 1, "max_change": None} | options
-    return FunctionSpaceSGD(model.parameters(), lr, model=model, damping=damping, **settings)
+def plain(model, lr=1.0, damping=0.1, **options):
+    """Without a mean over steps, and with every direction: the formula itself, in a model of one layer."""
+    return FunctionSpaceSGD(model.parameters(), lr, model=model, damping=damping, momentum=0.0, **options)
 
 
-@pytest.mark.parametrize("m", [5, 40])  # fewer rows than columns, and more: dual and primal side
-def test_function_space_direction_is_the_literal_one_on_both_sides(m):
+def every_direction(monkeypatch):
+    monkeypatch.setattr(function_space, "RANK_TOLERANCE", 0.0)
+
+
+@pytest.mark.parametrize("side", ["directions", "samples"])
+@pytest.mark.parametrize("m", [5, 40])  # fewer rows than columns, and more
+def test_function_space_direction_is_the_literal_one_on_both_sides(m, side, monkeypatch):
+    monkeypatch.setattr(function_space, "MAX_WIDTH", 4096 if side == "directions" else 8)
+    every_direction(monkeypatch)
     x, y = data(m)
     model = nn.Linear(12, 4).double()
     before = torch.cat((model.weight.detach(), model.bias.detach()[:, None]), 1)
     logits = model(x)
     (d,) = torch.autograd.grad(F.cross_entropy(logits, y), logits)
-    step(model, exact(model), x, y)
+    step(model, plain(model, 0.1), x, y)
     after = torch.cat((model.weight.detach(), model.bias.detach()[:, None]), 1)
     g = np.concatenate((x.numpy(), np.ones((m, 1))), 1)
-    theirs = reference.function_space_direction(d.numpy(), g, 0.1)
+    damping = 0.1 * 13 / min(m, 13)  # of the mean over 13 eigenvalues; ours is over those that m rows can have
+    theirs = 0.1 * reference.function_space_direction(d.numpy(), g, damping)
     np.testing.assert_allclose((before - after).numpy(), theirs, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_primal_and_dual_sides_agree(dtype):
+def test_float32_is_near_float64():
     x, y = data(10)
     steps = []
-    for ema in (0.0, 0.9):  # with a memory the primal side is taken whatever the batch
+    for dtype in (torch.float32, torch.float64):
         model = nn.Linear(12, 4).to(dtype)
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
-        step(model, exact(model, ema=ema, damping=1e-2), x.to(dtype), y)
+        step(model, plain(model, damping=1e-2), x.to(dtype), y)
         steps.append(model.weight.detach().double())
-    assert (steps[0] - steps[1]).norm() <= (1e-5 if dtype is torch.float32 else 1e-10) * steps[1].norm()
+    assert (steps[0] - steps[1]).norm() <= 1e-4 * steps[1].norm()
 
 
-@pytest.mark.parametrize("output_factor", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_order_of_samples_does_not_matter_and_no_column_is_frozen(dtype, output_factor):
+def test_the_order_of_samples_does_not_matter_and_no_column_is_frozen(dtype):
     x, y = data(10)
     moved = []
     for order in (torch.arange(10), torch.randperm(10, generator=torch.Generator().manual_seed(3))):
         model = network().to(dtype)
         before = [p.detach().clone() for p in model.parameters()]
-        optimizer = FunctionSpaceSGD(model.parameters(), 0.3, model=model, output_factor=output_factor)
-        step(model, optimizer, x[order].to(dtype), y[order])
+        step(model, FunctionSpaceSGD(model.parameters(), 0.3, model=model), x[order].to(dtype), y[order])
         moved.append([(p.detach() - b).double() for p, b in zip(model.parameters(), before, strict=True)])
     # sums over 10 rows are rounded, and at damping 1 an inverse of width d magnifies by at most d + 1
-    magnified = 10 * 21 * (21 if output_factor else 1)
     for a, b, p in zip(*moved, before, strict=True):
-        assert (a - b).norm() <= torch.finfo(dtype).eps * (p.norm() + magnified * a.norm())
+        assert (a - b).norm() <= torch.finfo(dtype).eps * (p.norm() + 10 * 21 * a.norm())
     assert (moved[0][0] != 0).any(0).all()
     alive = moved[0][2].abs().sum(0) > 0
     assert alive.sum() > 10  # ten samples, twenty columns: all but dead units move
@@ -189,13 +202,7 @@ def test_function_space_step_is_gauss_newton_for_linear_least_squares(m):
     x, _ = data(m)
     target = torch.randn(m, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     model = nn.Linear(12, 4).double()
-    step(
-        model,
-        FunctionSpaceSGD(model.parameters(), 1.0, model=model, damping=1e-9),
-        x,
-        target,
-        lambda out, t: (out - t).square().sum() / (2 * m),
-    )
+    step(model, plain(model, damping=1e-9), x, target, lambda out, t: (out - t).square().sum() / (2 * m))
     g = torch.cat((x, torch.ones(m, 1, dtype=torch.float64)), 1)
     best = torch.linalg.lstsq(g, target, driver="gelsd").solution
     torch.testing.assert_close(model(x), g @ best, rtol=1e-5, atol=1e-5)
@@ -224,58 +231,125 @@ def test_a_convolution_is_the_linear_layer_of_its_patches(options):
     assert 16 <= len(layer_rows(conv, x, bias=True, most=30)) <= 60
 
 
-def test_the_bound_keeps_a_wild_rate_finite():
+def test_no_step_moves_hidden_outputs_by_more_than_a_tenth_or_logits_by_more_than_three():
     x, y = data(16)
-    bounded, wild = network(), network()
-    kinds = {"max_change": 1.0}, {"max_change": None}
-    for model, options in zip((bounded, wild), kinds, strict=True):
-        optimizer = FunctionSpaceSGD(model.parameters(), 1e6, model=model, **options)
-        before = model[0](x).detach()
-        step(model, optimizer, x, y)
-        change = (model[0](x) - before).square().mean().sqrt().item()
-        assert change == pytest.approx(1.0, rel=1e-6) if options["max_change"] else change > 100
+    model = network()
+    hidden, logits = model[0](x).detach(), model(x).detach()
+    step(model, FunctionSpaceSGD(model.parameters(), 1e6, model=model), x, y)
+    with torch.no_grad():
+        change = (model[0](x) - hidden).square().mean().sqrt() / hidden.square().mean().sqrt()
+        moved = (model[2](hidden.relu()) - logits).square().mean().sqrt()
+    assert 0.01 < change <= 0.1 * (1 + 1e-6) and 0.1 < moved <= 3 * max(1.0, float(logits.square().mean().sqrt()))
 
 
-def test_grafting_keeps_the_gradients_norm():
-    x, y = data(16)
-    model = nn.Linear(12, 4).double()
-    before = torch.cat((model.weight.detach(), model.bias.detach()[:, None]), 1)
-    gradient = torch.cat(
-        [g.reshape(4, -1) for g in torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))], 1
-    )
-    step(model, FunctionSpaceSGD(model.parameters(), 0.5, model=model, graft="sgd"), x, y)
-    after = torch.cat((model.weight.detach(), model.bias.detach()[:, None]), 1)
-    assert (after - before).norm().item() == pytest.approx(0.5 * gradient.norm().item())
+# --- every kind of network --------------------------------------------------------------------------------------------
 
 
-def test_a_linear_kernel_in_the_features_place_gives_the_same_step():
-    x, y = data(10)
-    own, fixed = nn.Linear(12, 4, bias=False).double(), nn.Linear(12, 4, bias=False).double()
-    fixed.load_state_dict(own.state_dict())
-    step(own, exact(own, damping=0.1), x, y)
-    damping = 0.1 * 10 / 12  # the same lambda: mean eigenvalue over 10 samples, not 12 columns
-    step(fixed, exact(fixed, damping=damping, kernel=Linear()), x, y)
-    torch.testing.assert_close(own.weight, fixed.weight)
+class Attention(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.mix, self.head = nn.MultiheadAttention(12, 3, batch_first=True, **options), nn.Linear(12, 4)
+
+    def forward(self, x, **options):
+        return self.head(self.mix(x, x, x, need_weights=False, **options)[0].mean(1))
 
 
-def test_a_fixed_kernel_follows_clipping_and_works_on_pictures():
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 4)).double()
-    x, y = torch.randn(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 4
-    optimizer = FunctionSpaceSGD(model.parameters(), 1.0, model=model, kernel=RBF(0.01))
-    moved = []
-    for clip in (1.0, 0.25):
-        before = [p.detach().clone() for p in model.parameters()]
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        for p in model.parameters():
-            p.grad *= clip
-        optimizer.step()
-        moved.append([p.detach() - b for p, b in zip(model.parameters(), before, strict=True)])
-        with torch.no_grad():
-            for p, b in zip(model.parameters(), before, strict=True):
-                p.copy_(b)
-    for a, b in zip(*moved, strict=True):
-        torch.testing.assert_close(0.25 * a, b)
+def test_attention_is_heard_itself_and_its_last_projection_too():
+    """The moments are those of a twin that calls linear layers in the packed projection's place."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 5, 12, generator=generator, dtype=torch.float64)
+    mask = torch.zeros(6, 5, dtype=torch.bool)
+    mask[:, 4] = True
+    model = Attention(dropout=0.2).double()
+    optimizer = FunctionSpaceSGD(model.parameters(), model=model)
+    random = torch.get_rng_state()
+    out = model(x, key_padding_mask=mask)
+    torch.set_rng_state(random)
+    optimizer.close()
+    torch.testing.assert_close(model(x, key_padding_mask=mask), out, rtol=0, atol=0)  # hearing draws no numbers
+    model = Attention().double()
+    optimizer = FunctionSpaceSGD(model.parameters(), model=model)
+    F.cross_entropy(model(x, key_padding_mask=mask), torch.arange(6) % 4).backward()
+    before = model.mix.in_proj_weight.detach().clone()
+    q, k, v = F.linear(x, before, model.mix.in_proj_bias).unflatten(-1, (9, 4)).transpose(1, 2).chunk(3, 1)
+    attended = F.scaled_dot_product_attention(q, k, v, ~mask[:, None, None]).transpose(1, 2).flatten(2)
+    optimizer.step()  # a warning of an unheard layer would be an error here
+    blocks, last = optimizer.state_of(model.mix.in_proj_weight), optimizer.state_of(model.mix.out_proj.weight)["layer"]
+    rows = torch.cat((x.reshape(30, 12), torch.ones(30, 1, dtype=torch.float64)), 1)
+    for part in ("query", "key", "value"):
+        torch.testing.assert_close(blocks[part]["moment"], rows.mT @ rows / 30)
+    rows[:, :12] = attended.detach().reshape(30, 12)
+    torch.testing.assert_close(last["moment"], rows.mT @ rows / 30)
+    moved = (model.mix.in_proj_weight.detach() - before).unflatten(0, (3, 12)).norm(dim=(1, 2))
+    assert (moved > 0).all() and "first" not in blocks
+
+
+def test_attention_with_inputs_of_other_widths_is_heard():
+    mix = nn.MultiheadAttention(8, 2, kdim=6, vdim=5, batch_first=True)
+    optimizer = FunctionSpaceSGD(mix.parameters(), model=mix)
+    mix(torch.randn(3, 4, 8), key=torch.randn(3, 7, 6), value=torch.randn(3, 7, 5))[0].square().mean().backward()
+    optimizer.step()
+    for part, width in {"q": 8, "k": 6, "v": 5}.items():
+        weight = getattr(mix, f"{part}_proj_weight")
+        assert next(iter(v for v in optimizer.state_of(weight).values() if isinstance(v, dict)))["moment"].shape == (
+            width,
+            width,
+        )
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("packed", [False, True])
+def test_recurrent_weights_are_heard_where_their_inputs_can_be(kind, packed):
+    torch.manual_seed(0)
+    cells = kind(5, 7, num_layers=3, bidirectional=True, batch_first=True)
+    optimizer = FunctionSpaceSGD(cells.parameters(), model=cells)
+    x = torch.randn(4, 6, 5)
+    if packed:
+        x = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 5, 3, 2]), batch_first=True)
+    out = cells(x)[0]
+    (out.data if packed else out).square().mean().backward()
+    before = [p.detach().clone() for p in cells.parameters()]
+    optimizer.step()
+    assert all((p != b).any() for p, b in zip(cells.parameters(), before, strict=True))
+    heard = {name for name, p in cells.named_parameters() if "layer" in optimizer.state_of(p)}
+    expected = {"weight_ih_l0", "weight_hh_l2", "weight_ih_l0_reverse", "weight_hh_l2_reverse"}
+    assert heard == expected
+    if not packed:
+        rows = torch.cat((out.detach()[:, :-1, :7].reshape(20, 7), torch.ones(20, 1)), 1)
+        torch.testing.assert_close(optimizer.state_of(cells.weight_hh_l2)["layer"]["moment"], rows.mT @ rows / 20)
+
+
+def test_other_parameters_take_adams_steps_and_embeddings_faster_ones():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 6), nn.LayerNorm(6), nn.Flatten(), nn.Linear(18, 3))
+    with torch.no_grad():
+        model[0].weight.div_(model[0].weight.square().mean().sqrt())
+    optimizer = FunctionSpaceSGD(model.parameters(), model=model)
+    before = [p.detach().clone() for p in model.parameters()]
+    F.cross_entropy(model(torch.arange(24).reshape(8, 3) % 7), torch.arange(8) % 3).backward()
+    optimizer.step()
+    table, scale, shift = (p.detach() - b for p, b in zip(list(model.parameters())[:3], before, strict=False))
+    assert table[:7].abs().max().item() == pytest.approx(0.03, rel=1e-3) and not table[7:].any()
+    assert scale.abs().max().item() == pytest.approx(0.003, rel=1e-3)
+    assert shift.abs().max().item() == pytest.approx(0.003, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["transformer, digits", "LSTM, digits"])
+def test_the_default_trains_transformers_and_recurrent_networks(name):
+    """Where it failed before: .593 on the transformer after 8 epochs; AdamW, at its best rate, has .958."""
+    x, y, x_test, y_test = digits()
+    network = optim_networks.Encoder(8, 8) if name.startswith("t") else optim_networks.Recurrent(8)
+    torch.manual_seed(0)
+    for module in network.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    task = optim_networks.Task(lambda: network, x.reshape(-1, 8, 8), y, x_test.reshape(-1, 8, 8), y_test, epochs=3)
+    score, _ = optim_networks.train(task, functools.partial(optim_networks.make_optimizers, "FunctionSpaceSGD", 0.0), 0)
+    assert score > 85
+
+
+# --- rivals -----------------------------------------------------------------------------------------------------------
 
 
 def test_esgd_is_algorithm_1_on_a_quadratic_both_ways():
@@ -497,12 +571,13 @@ def test_the_low_rank_inverse_is_as_near_the_dense_one_as_it_says(tolerance):
         a = x.mT @ x / len(x)
         lam = float(a.trace()) / 60
         start = None if found is None else found.vectors
-        found = low_rank_inverse(a, lam, tolerance, start, seed=step_count)
-        if found is None:
+        found = invert_by_directions(a, lam, tolerance, start, seed=step_count)
+        if found.vectors.shape[1] == 60:
             assert tolerance == 0.05  # more than half of the directions are above
-            return
+            found = found._replace(vectors=found.vectors[:, :1]) if step_count < 2 else found
+            continue
         eye = torch.eye(60, dtype=torch.float64)
-        p = (eye - (found.vectors * found.shrink) @ found.vectors.mT) / found.outside
+        p = found.dense()
         off = torch.linalg.matrix_norm(p @ (a + lam * eye) - eye, 2)
         assert off <= found.error * (1 + 1e-9)
         values = torch.linalg.eigvalsh(a).flip(0)
@@ -511,18 +586,20 @@ def test_the_low_rank_inverse_is_as_near_the_dense_one_as_it_says(tolerance):
         x = x + 0.1 * spectrum(60, 300, 0.8, seed=step_count + 1)
 
 
-def test_the_low_rank_step_is_the_dense_one_to_its_bound():
+def test_the_low_rank_step_is_the_dense_one_to_its_bound(monkeypatch):
     x, y = spectrum(80, 200, 0.7)[:, :79], torch.randint(4, (200,), generator=torch.Generator().manual_seed(0))
     moved, bound = {}, 0.0
     for tolerance in (0.0, 0.5):
+        monkeypatch.setattr(function_space, "RANK_TOLERANCE", tolerance)
         torch.manual_seed(0)
         model = nn.Linear(79, 4).double()
         before = model.weight.detach().clone()
-        optimizer = FunctionSpaceSGD(model.parameters(), 0.1, model=model, rank_tolerance=tolerance)
+        optimizer = FunctionSpaceSGD(model.parameters(), 0.1, model=model)
         step(model, optimizer, x, y)
         moved[tolerance] = model.weight.detach() - before
-        bound = optimizer.state_of(model.weight).get("error", 0.0)
-        assert ("vectors" in optimizer.state_of(model.weight)) is (tolerance > 0)
+        state = optimizer.state_of(model.weight)["layer"]
+        bound = state["error"]
+        assert (state["vectors"].shape[1] < 80) is (tolerance > 0)
     # u_low - u = u (A + lambda) (P - (A + lambda)^-1): the bound times the length of the dense step, bias included
     whole = moved[0.0].norm() * 2
     assert 0 < (moved[0.5] - moved[0.0]).norm() <= bound * whole
@@ -535,7 +612,7 @@ def test_moments_are_renewed_more_rarely_once_they_settle_and_again_when_the_inp
     x, y = data(200)
     for _ in range(200):
         step(model, optimizer, x, y)
-    state = optimizer.state_of(model.weight)
+    state = optimizer.state_of(model.weight)["layer"]
     settled = state["refreshes"]
     assert state["interval"] > 16 and settled < 20
     while optimizer.steps < state["next"]:
@@ -545,10 +622,11 @@ def test_moments_are_renewed_more_rarely_once_they_settle_and_again_when_the_inp
     assert state["interval"] < before
 
 
-def test_layers_move_their_outputs_as_far_as_the_logits_relative_to_their_size():
+def test_layers_move_their_outputs_in_proportion_to_the_logits(monkeypatch):
+    every_direction(monkeypatch)
     x, y = data(64)
     model = network()
-    optimizer = FunctionSpaceSGD(model.parameters(), 0.3, model=model, rank_tolerance=0.0, update_every=1, balance=1.0)
+    optimizer = FunctionSpaceSGD(model.parameters(), 0.03, model=model, update_every=1, momentum=0.0)
     for _ in range(5):
         first, last = model[0](x).detach(), model(x).detach()
         step(model, optimizer, x, y)
@@ -556,16 +634,18 @@ def test_layers_move_their_outputs_as_far_as_the_logits_relative_to_their_size()
         hidden = (model[0](x) - first).square().mean().sqrt() / first.square().mean().sqrt()
         logits = (model[2](first.relu()) - last).square().mean().sqrt()  # by the read-out alone
     size = last.square().mean().sqrt().clamp(min=1.0)
-    assert 0.3 < float(hidden / (logits / size)) < 3  # damping counts as change: equal to a factor
+    ratio = float(hidden / (logits / size))
+    assert function_space.BALANCE / 3 < ratio < 3 * function_space.BALANCE  # damping counts as change
 
 
-def test_a_rate_of_one_is_safe_and_schedulers_rule_the_automatic_one():
+def test_the_default_rate_is_safe_and_schedulers_rule_it():
     x, y, _, _ = digits()
     ends = {}
-    for lr in ("auto", 0.1, 0.3, 1.0, 30.0):
+    for lr in (None, 0.1, 1.0, 30.0):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10))
-        optimizer = FunctionSpaceSGD(model.parameters(), lr, model=model)
+        options = {} if lr is None else {"lr": lr}
+        optimizer = FunctionSpaceSGD(model.parameters(), model=model, **options)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 46)
         for _ in range(2):
             for rows in torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).split(64):
@@ -576,7 +656,7 @@ def test_a_rate_of_one_is_safe_and_schedulers_rule_the_automatic_one():
         step(model, optimizer, x[:64], y[:64])
         assert (model[0].weight - before).norm() < 1e-3 * before.norm()  # the schedule has come down to 0
     assert all(math.isfinite(value) for value in ends.values())
-    assert ends["auto"] <= 1.05 * min(ends[0.1], ends[0.3], ends[1.0])
+    assert ends[None] < 0.5
 
 
 @pytest.mark.parametrize("problem", ["cnn", "resnet8", "transformer"])

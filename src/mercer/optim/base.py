@@ -16,7 +16,7 @@ from .. import checks, distributed
 from ..linalg import add_in_place, leave_uncompiled, norms, scale_in_place
 
 KEPT = "mercer"  # the one key of a parameter's state: a dictionary of all that is kept with the parameter
-FORMAT = "format"  # kept with every parameter, for files of torch.distributed.checkpoint have no empty dictionaries
+FORMAT, CURRENT = "format", 2  # kept with every parameter: what the other keys mean
 STEPS = "steps"  # kept with the first trainable parameter
 
 Closure = Callable[[], Any]  # evaluates the loss, calls backward, returns the loss
@@ -35,8 +35,6 @@ class CheckedOptimizer(Optimizer):
         params: Parameters, named parameters or groups.
         defaults: Options of a group.
         maximize: Ascend in place of descending.
-        differentiable: Refused: a step is not part of any graph.
-        capturable: Refused: a step looks at numbers on the host, which no CUDA graph can.
     """
 
     remembers = True  # whether a step leaves something in the state, beside the count of steps
@@ -47,16 +45,7 @@ class CheckedOptimizer(Optimizer):
         defaults: dict[str, Any],
         *,
         maximize: bool = False,
-        differentiable: bool = False,
-        capturable: bool = False,
     ) -> None:
-        where = type(self).__name__
-        if differentiable:
-            fix = "Differentiate through the steps of torch.optim.SGD instead."
-            raise ValueError(checks.sentence(where, "differentiable must be False", differentiable, fix))
-        if capturable:
-            fix = "Capture the model's passes without the step: a step looks at numbers on the host."
-            raise ValueError(checks.sentence(where, "capturable must be False", capturable, fix))
         self._ranks_agree = False
         super().__init__(params, {**defaults, "maximize": bool(maximize)})
         self._first_state()[STEPS] = 0
@@ -99,7 +88,7 @@ class CheckedOptimizer(Optimizer):
         It lies one level below ``state[p]``: ``torch.distributed.checkpoint`` restores a flattened state by the keys
         that a new optimizer has, and everything below them; and it wants an entry for every trainable parameter.
         """
-        kept: dict[str, Any] = self.state[p].setdefault(KEPT, {FORMAT: 1})
+        kept: dict[str, Any] = self.state[p].setdefault(KEPT, {FORMAT: CURRENT})
         return kept
 
     def _first_state(self) -> dict[str, Any]:
@@ -189,19 +178,17 @@ class CheckedOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the attributes of a copy, or from ``load_state_dict`` the state and the groups alone."""
         if state.keys() == {"state", "param_groups"}:
-            counts: dict[str, Any] = {}
             for old, new in zip(self.param_groups, state["param_groups"], strict=True):
-                for key in (STEPS, "estimates"):  # a state of version 0.1 counts in its first group
-                    if key in new:
-                        counts.setdefault(key, new.pop(key))
                 for key, option in old.items():
                     new.setdefault(key, option)
-            saved = state["state"]
-            for p in self.parameters:
-                entry = saved.get(p, {})  # until version 0.2 without the level of KEPT
-                saved[p] = {KEPT: {FORMAT: 1, **_open_tensors(entry.get(KEPT, entry), p.device)}}
+            entries = {p: state["state"].get(p, {}) for p in self.parameters}
+            if any(entry and entry.get(KEPT, {}).get(FORMAT) != CURRENT for entry in entries.values()):
+                text = "the loaded state is another optimizer's or of another version: it is learned anew."
+                checks.warn(type(self).__name__, text, stacklevel=4)
+                entries = {p: {} for p in entries}
+            for p, entry in entries.items():
+                state["state"][p] = {KEPT: {FORMAT: CURRENT, **_open_tensors(entry.get(KEPT, {}), p.device)}}
             super().__setstate__(state)
-            self._first_state().update(counts)
             memories = [self.state_of(p).keys() - {FORMAT, STEPS} for p in self.parameters]
             if self.steps and self.remembers and not any(memories):
                 text = f"the loaded state counts {self.steps} steps and holds nothing else: the rest is learned anew."

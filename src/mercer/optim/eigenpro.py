@@ -13,13 +13,10 @@ from typing_extensions import override
 from .. import checks, distributed
 from ..linalg import SymmetricOperator, randomized_range
 from .base import Closure, descend, signed
-from .directions import Part
-from .inverses import LowRank
-from .layers import Layer
-from .lengths import Move, lengthened, measure_outputs
-from .listening import ListeningOptimizer, readout_of
-from .preconditioner import finite_everywhere
-from .recording import Record
+from .inverses import Inverse
+from .layers import Layer, find_readout
+from .lengths import Move, choose_lengths, measure_outputs
+from .listening import ListeningOptimizer
 
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
 TOTAL, ROWS, NEXT = "total", "rows", "next"  # sum of g g^T, rows in it, rows at the next decomposition
@@ -57,8 +54,6 @@ class EigenProSGD(ListeningOptimizer):
         exclude: Names of layers to leave to plain SGD.
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
-        differentiable: Refused.
-        capturable: Refused.
     """
 
     def __init__(
@@ -74,65 +69,63 @@ class EigenProSGD(ListeningOptimizer):
         exclude: tuple[str, ...] = (),
         foreach: bool = True,
         maximize: bool = False,
-        differentiable: bool = False,
-        capturable: bool = False,
     ) -> None:
         where = "EigenProSGD"
         if isinstance(lr, str):
             checks.choice(where, "lr", lr, ("auto",))
         self.automatic = isinstance(lr, str)
         options = {"lr": 1.0 if isinstance(lr, str) else lr, "foreach": foreach}
-        super().__init__(params, options, maximize=maximize, differentiable=differentiable, capturable=capturable)
+        super().__init__(params, options, maximize=maximize)
         self.k = None if k is None else checks.integer(where, "k", k, 0)
         self.rest_lr = checks.non_negative(where, "rest_lr", rest_lr)
         self.max_samples = checks.integer(where, "max_samples", max_samples, 1)
         self._layers = self.choose_layers(model, layers, exclude)
-        self._every, self._readout = layers == "all", readout_of(model)
-        self.listen_to(model, {layer.name: layer.module for layer in self._layers})
+        self._every, self._readout = layers == "all", find_readout(model)
+        self.listen_to(model, {layer.name: (layer.module, layer.read) for layer in self._layers})
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
-        directions = self._directions()
-        for group in self.param_groups:
-            own = [p for p in group["params"] if p.grad is not None]
-            full = float(self.defaults["lr"])  # 1 where the rate is automatic
-            rest = self.rest_lr * float(group["lr"]) / full if full else 0.0
-            for p in own:
-                if id(p) in directions:
-                    part, scale = directions[id(p)]
-                    part.add_to(p, signed(group) * scale)
-            others = [p for p in own if id(p) not in directions]
-            descend(others, [p.grad for p in others], group, rest)
-        self._recorder.clear()
-
-    def _directions(self) -> dict[int, tuple[Part, float]]:
-        """The direction of every parameter that has one, by the parameter's ``id``."""
-        rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        # Learn from the rows of the layers that were heard, and flatten the gradients.
         moves, unheard = [], []
         for layer in self._layers:
-            state, record = self.state_of(layer.weight), self._recorder.records[layer.name]
             if layer.weight.grad is None:
                 continue
-            if record.inputs:
-                self._learn(layer, state, record)
+            if self._recorder.inputs[layer.name]:
+                self._learn(layer, self._recorder.inputs[layer.name])
             else:
                 unheard.append(layer)
-            if RATE in state:
+            state = self.state_of(layer.weight).get(layer.part)
+            if state is not None:
                 outside = 1 / min(state[RATE], state[SAFE]) if self.automatic else 1.0
-                u = LowRank(state[VECTORS], state[SHRINK], outside, 0.0).direction(*layer.gradients())
-                moves.append(Move(layer, state, u, rates[id(layer.weight)]))
+                u = Inverse(state[VECTORS], state[SHRINK], outside, 0.0).precondition(*layer.gradients())
+                moves.append(Move(layer, state, u, float(groups[id(layer.weight)]["lr"])))
         self.warn_unheard(unheard)
+        # (I - E) A is at most lambda_{k+1}, and the rate times that at most 1: a product bounds the change here too
+        lengths = [1.0] * len(moves)
         if self.automatic and self._every and moves:
-            # (I - E) A is at most lambda_{k+1}, and the rate times that at most 1: a product bounds the change here too
-            moves = lengthened(moves, self._readout, 1.0, "auto", lambda move: 0.0)
-        return {key: part for move in moves for key, part in move.layer.keyed(move.direction).items()}
+            lengths = choose_lengths(moves, self._readout, 1.0)
+        # Move the layers, and all other parameters by SGD.
+        moved: set[int] = set()
+        for (layer, _, u, _), length in zip(moves, lengths, strict=True):
+            targets = [layer.weight]
+            if layer.bias is not None and layer.bias.grad is not None:
+                targets.append(layer.bias)
+            moved.update(map(id, targets))
+            u.add_to([p[layer.block] for p in targets], signed(groups[id(layer.weight)]) * length)
+        full = float(self.defaults["lr"])  # 1 where the rate is automatic
+        for group in self.param_groups:
+            others = [p for p in group["params"] if p.grad is not None and id(p) not in moved]
+            descend(others, [p.grad for p in others], group, self.rest_lr * float(group["lr"]) / full if full else 0.0)
+        self._recorder.clear()
 
-    def _learn(self, layer: Layer, state: dict[str, Any], record: Record) -> None:
-        g = layer.rows(record, _ROWS).double()  # (n, d)
-        if not finite_everywhere(g):
+    def _learn(self, layer: Layer, inputs: list[Tensor]) -> None:
+        g = layer.rows(inputs, _ROWS).double()  # (n, d)
+        if bool(distributed.sum_over_ranks((~g.square().sum().isfinite()).long())):  # what one rank omits, all omit
             checks.warn("EigenProSGD", f"the input of layer {layer.name!r} is not finite; it was not learned from.")
             return
-        measure_outputs(state, layer, record, _FRESH)
+        state = self.state_of(layer.weight).setdefault(layer.part, {})
+        measure_outputs(state, layer, inputs, g, _FRESH)
         rows = distributed.sum_over_ranks(torch.tensor(float(len(g)), dtype=torch.float64, device=g.device))
         total = distributed.sum_over_ranks(g.mT @ g)
         if state.get(ROWS, 0) < self.max_samples:

@@ -2,309 +2,248 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim.adam import adam
 from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
-from .. import checks
-from ..kernels import Kernel
-from ..linalg import norms
-from ..signals.layers import unwrap
-from .base import Closure, descend, signed
-from .directions import Direction, Part, Whole
-from .fixed_kernel import fixed_kernel_direction, sample_inverse
-from .layers import Layer
-from .lengths import TRUST, Move, lengthened
-from .listening import ListeningOptimizer, readout_of
-from .preconditioner import NEXT, REFRESHES, Memory, Preconditioner
+from .. import checks, distributed
+from ..signals.layers import find_layers
+from .base import Closure, signed
+from .inverses import Inverse, invert_by_directions, invert_by_samples, moment, ridge
+from .layers import Layer, find_readout
+from .lengths import Move, choose_lengths, measure_outputs
+from .listening import ListeningOptimizer
 
-# Keys of the state of every parameter; the others are Preconditioner's and of a layer's weight.
-MOMENTUM, BASE = "momentum", "base"  # the preconditioned momentum; or what the base optimizer keeps
+# Constants, each chosen on validation rows of digits, usps and mnist (docs/papers/chen2022.md has the trials).
+BALANCE = 4.0  # hidden outputs move so many times as far as the logits, relative to their size; 1 to 4 are level
+MEMORY = 0.95  # of the moments, bias-corrected; they drift slowly, and one batch has too few rows
+MAX_WIDTH = 4096  # a layer with more columns uses the latest batch alone, by samples: n d numbers in place of d^2
+MAX_ROWS = 4096  # patches or tokens used for a moment, about: more change it by less than its drift
+RANK_TOLERANCE = 2.0  # directions with an eigenvalue below this times lambda + the mean of the rest are treated alike
+DRIFT = (
+    0.05  # a moment that moves by less of its norm is renewed half as often; by more than twice this, twice as often
+)
+RAREST = 32  # times update_every: the longest time between two renewals
+TABLE = 0.1  # the same for embeddings, times their size at the first step: most of their rows are met in few batches
+ADAPTIVE = 0.01  # rate of the adaptive steps over lr: 0.003 at the default, where AdamW does well on all these networks
+BETAS, EPS = (0.9, 0.99), 1e-8  # of the adaptive steps
+
+# Keys of a layer's state, kept with its weight under the name of the block; all of them are checkpointed.
+REFRESHES = "refreshes"  # how often the moment was renewed
+INTERVAL, NEXT = "interval", "next"  # steps between two renewals; the step of the next one
+BATCH = "batch"  # the most rows that came at once
+MOMENT = "moment"  # EMA of G^T G / n
+VECTORS, CORE, OUTSIDE, ERROR = "vectors", "core", "outside", "error"  # its damped inverse: see Inverse
+TERMS = "terms"  # what the sum of directions is divided by to be a mean: 1 + momentum + momentum^2 + ...
+# Keys of a parameter's state.
+MOMENTUM = "momentum"  # sum of the preconditioned directions, older ones less and less
+FIRST, SECOND, COUNT = "first", "second", "count"  # moments of the gradient and number of adaptive steps
+RATE = "rate"  # of an embedding's adaptive steps, over lr
 
 
 class FunctionSpaceSGD(ListeningOptimizer):
-    r"""SGD in function space, :math:`W' = W - \eta\, \nabla_W J\, (G^\top G / n + \lambda I)^{-1}`.
+    r"""SGD in function space, :math:`W' = W - \eta\, \nabla_W J\, (G^\top G / n + \lambda I)^{-1}`, for every network.
 
-    G are the rows of n samples that the layer's weight multiplies, a column of ones for the bias included; of a
-    convolution the patches, of a layer on tokens the tokens, and the product sums over them. :math:`\lambda` is
-    ``damping`` times the mean eigenvalue. By the push-through identity this is
-    :math:`D^\top (G G^\top / n + \lambda I)^{-1} G`, with D the gradient at the layer's output: the kernel SGD of
-    chen2022 with the kernel of the layer's own features, at the place where dimensions fit. The order of samples does
-    not matter, the step descends, and for squared loss on a linear layer it is the Gauss-Newton step.
+    G are the n rows that the layer's weight multiplies, a column of ones for the bias included; of a convolution the
+    patches, of a layer on tokens the tokens. :math:`\lambda` is ``damping`` times the mean of the eigenvalues that a
+    batch can have, :math:`\operatorname{tr}(G^\top G / n) / \min(n, d)`. By the push-through identity this is
+    :math:`D^\top (G G^\top / n + \lambda I)^{-1} G` with :math:`D` the gradient at the layer's output: the kernel SGD
+    of chen2022 with the kernel of the layer's own features, at the place where dimensions fit. The order of samples
+    does not matter, the step descends, and for squared loss on a linear layer it is the Gauss-Newton step.
 
-    It needs one forward hook for each layer and a plain ``backward()``, and acts on ``p.grad``: clipping,
-    accumulation, loss scaling, frozen parameters and DDP keep their meaning. Layers are chosen at construction;
-    parameters of groups added later take SGD steps.
+    Preconditioned are linear layers, 2-d convolutions without groups, the projections of ``nn.MultiheadAttention``
+    (queries, keys and values apart), and of recurrent layers the weights whose inputs can be heard. All other
+    parameters (embeddings, norms, positions, weights that two modules share, layers used through their weight alone)
+    take Adam's steps at the rate ``0.01 lr``.
 
-    Every layer but the read-out gets a direction of such a length that its outputs move, relative to their size,
-    ``balance`` times as far as the logits. Without this the layers of an MLP move too far, and convolutions hardly
-    move. It does not change a network of one layer.
+    Every layer but the read-out, which is the last linear layer, gets a direction of such a length that its outputs
+    move, relative to their size, four times as far as the logits in the mean over steps. No step moves hidden outputs
+    by more than a tenth of their size, or logits by more than three times theirs (or 3).
+
+    It needs a plain ``backward()`` and acts on ``p.grad``: clipping, accumulation, loss scaling, frozen parameters and
+    DDP keep their meaning. Layers are chosen at construction; parameters of groups added later take Adam's steps
+    unless ``model`` had them then.
 
     Args:
         params: Parameters, named parameters or groups.
-        lr: :math:`\eta`. ``"auto"`` is 1 less the momentum, made safe by the bound on the step; groups then hold it.
+        lr: :math:`\eta`. The default needs no tuning; a schedule that ends at 0 gains a little more.
         model: Where the layers' inputs are seen, plain or wrapped in DDP.
-        layers: Precondition all linear and (ungrouped) 2-d convolutional layers, or the last linear one.
-        damping: :math:`\lambda` in units of the mean eigenvalue of the moment.
-        momentum: Momentum of the preconditioned direction. Transformers want 0.9, with ``nesterov``.
-        nesterov: Nesterov's momentum.
-        weight_decay: Apart from the gradient, as in AdamW.
-        ema: Memory of the moment, bias-corrected; 0 uses the latest batch alone and solves on the smaller side.
-        update_every: Steps between two moments; at the start, steps 0, 1, 2, 4, ... have one.
-        output_factor: Precondition at the layer's output as well, by the moment of D with unit mean diagonal (K-FAC
-            with the empirical Fisher).
-        graft: Give each layer's direction the norm of its gradient (``"sgd"``).
-        balance: How far the outputs of other layers move, relative to their size, when the logits move by 1. It is
-            averaged over steps, so that every step stays linear in the gradient. None changes no length.
-        max_change: Shorten a layer's step so that its outputs move by at most this, in root mean square over rows
-            and outputs. ``"auto"`` is a tenth of their size, three times the read-out's (at least 3), and a tenth of
-            the size of parameters that take SGD steps; None is no bound.
-        kernel: A fixed kernel on the model's inputs in place of :math:`G G^\top` (labelled so: the identity above
-            then no longer holds); every step has its own matrix.
-        base: Makes the optimizer of the remaining parameters from their list; None gives them SGD steps. Its rate
-            for a parameter is multiplied by the ``lr`` of the parameter's group over the ``lr`` given here.
-        exclude: Names of layers, or of modules that hold them, to leave with the remaining parameters.
-        max_width: A layer with more columns uses the latest batch alone, on the dual side: memory n d, not d^2.
-        max_rows: Approximate number of a convolution's patches used for a moment; every sample gives as many.
-        rank_tolerance: Directions whose eigenvalue is at most this times :math:`\lambda + \rho` are treated alike,
-            with :math:`\rho` their mean; ``state_of(weight)["error"]`` bounds what that changes. 0 inverts the whole
-            moment, as do layers where more than half of the directions are above.
-        drift: A moment that moved by at most this, relative to its norm, is renewed half as often from then on.
-        foreach: Update parameters by torch's fused loops.
+        layers: Precondition all layers, or the last linear one.
+        damping: :math:`\lambda` in units of the mean eigenvalue.
+        momentum: Share of the mean direction that stays from step to step: steps are as long as without it.
+        weight_decay: Apart from the gradient, as in AdamW at the rate ``0.01 lr``.
+        update_every: Steps between two moments; at the start, steps 0, 1, 2, 4, ... have one, and settled ones rarer.
+        exclude: Names of layers, or of modules that hold them, to leave to Adam's steps.
         maximize: Ascend.
-        differentiable: Refused.
-        capturable: Refused.
     """
+
+    remaining_steps = "Adam"
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float | str = "auto",
+        lr: float = 0.3,
         *,
         model: nn.Module,
         layers: str = "all",
         damping: float = 1.0,
-        momentum: float = 0.0,
-        nesterov: bool = False,
+        momentum: float = 0.8,
         weight_decay: float = 0.0,
-        ema: float = 0.95,
         update_every: int = 10,
-        output_factor: bool = False,
-        graft: str = "none",
-        balance: float | None = 4.0,
-        max_change: float | str | None = "auto",
-        kernel: Kernel | None = None,
-        base: Callable[[list[Tensor]], Optimizer] | None = None,
         exclude: Sequence[str] = (),
-        max_width: int = 4096,
-        max_rows: int = 4096,
-        rank_tolerance: float = 2.0,
-        drift: float = 0.05,
-        foreach: bool = True,
         maximize: bool = False,
-        differentiable: bool = False,
-        capturable: bool = False,
     ) -> None:
         where = "FunctionSpaceSGD"
-        own: dict[str, Any] = {"momentum": _share(where, "momentum", momentum), "nesterov": bool(nesterov)}
-        own |= {"weight_decay": checks.non_negative(where, "weight_decay", weight_decay), "foreach": foreach}
-        own["lr"] = 1 - own["momentum"] if isinstance(lr, str) and checks.choice(where, "lr", lr, ("auto",)) else lr
-        super().__init__(params, own, maximize=maximize, differentiable=differentiable, capturable=capturable)
-        self.graft = checks.choice(where, "graft", graft, ("none", "sgd"))
-        self.balance = None if balance is None else checks.positive(where, "balance", balance)
-        self.max_change = _bound(where, max_change)
-        self.kernel = kernel
-        self.memory = Memory(
-            damping=checks.positive(where, "damping", damping),
-            ema=_share(where, "ema", ema),
-            output_factor=output_factor,
-            max_width=checks.integer(where, "max_width", max_width, 1),
-            max_rows=checks.integer(where, "max_rows", max_rows, 1),
-            rank_tolerance=checks.non_negative(where, "rank_tolerance", rank_tolerance),
-            update_every=checks.integer(where, "update_every", update_every, 1),
-            drift=checks.non_negative(where, "drift", drift),
-        )
-        chosen = self.choose_layers(model, layers, exclude)
-        self._readout = readout_of(model)
-        self._preconditioners = [Preconditioner(where, layer, self.memory) for layer in chosen]
-        heard = {layer.name: layer.module for layer in chosen}
-        self.listen_to(model, heard if kernel is None else {**heard, "": unwrap(model)})
-        self._base: Optimizer | None = None
-        self._base_rates: list[tuple[float, int]] = []  # of each group of the base: its rate, and which group of ours
-        remaining = self._remaining()
-        if base is not None and remaining:
-            self._base = base(remaining)
-            self._split_base()
+        if checks.non_negative(where, "momentum", momentum) >= 1:
+            raise ValueError(checks.sentence(where, "momentum must be below 1", momentum))
+        checks.non_negative(where, "weight_decay", weight_decay)
+        options = {"lr": lr, "momentum": float(momentum), "weight_decay": float(weight_decay)}
+        super().__init__(params, options, maximize=maximize)
+        self.damping = checks.positive(where, "damping", damping)
+        self.update_every = checks.integer(where, "update_every", update_every, 1)
+        self._layers = self.choose_layers(model, layers, exclude)
+        self._readout = find_readout(model)
+        self._tables = [module.weight for module in find_layers(model, (nn.Embedding, nn.EmbeddingBag)).values()]
+        self.listen_to(model, {layer.name: (layer.module, layer.read) for layer in self._layers})
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
-        directions = self._directions()
-        rest = set() if self._base is None else {id(p) for g in self._base.param_groups for p in g["params"]}
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        # renew the moments of the layers that were heard, and precondition every layer's gradient
+        moves, unheard = [], []
+        for layer in self._layers:
+            if layer.weight.grad is None:
+                continue
+            if self._recorder.inputs[layer.name]:
+                self._renew(layer, self._recorder.inputs[layer.name])
+            elif self._is_due(layer, self.steps):
+                unheard.append(layer)
+            state = self.state_of(layer.weight).get(layer.part)
+            if state is not None:
+                inverse = Inverse(state[VECTORS], state[CORE], state[OUTSIDE], state[ERROR])
+                direction = inverse.precondition(*layer.gradients())
+                moves.append(Move(layer, state, direction, float(groups[id(layer.weight)]["lr"])))
+        self.warn_unheard(unheard)
+        # decay, apart from the gradient
+        for p in live:
+            group = groups[id(p)]
+            if group["weight_decay"]:
+                p.mul_(1 - ADAPTIVE * float(group["lr"]) * group["weight_decay"])
+        # move the layers: p += alpha * length * direction, or along the mean of these directions over steps
+        moved: set[int] = set()
+        lengths = choose_lengths(moves, self._readout, BALANCE) if moves else []
+        for (layer, state, direction, _), length in zip(moves, lengths, strict=True):
+            targets = [layer.weight]
+            if layer.bias is not None and layer.bias.grad is not None:
+                targets.append(layer.bias)
+            moved.update(map(id, targets))
+            group = groups[id(layer.weight)]
+            momentum = group["momentum"]
+            if not momentum:
+                direction.add_to([p[layer.block] for p in targets], signed(group) * length)
+                continue
+            for p in targets:
+                if MOMENTUM not in self.state_of(p):
+                    self.state_of(p)[MOMENTUM] = torch.zeros_like(p)
+            sums = [self.state_of(p)[MOMENTUM][layer.block].mul_(momentum) for p in targets]
+            direction.add_to(sums, length)
+            terms = state[TERMS] = momentum * state.get(TERMS, 0.0) + 1
+            for p, total in zip(targets, sums, strict=True):
+                p[layer.block].add_(total, alpha=signed(group) / terms)
+        # all others: bounded adaptive steps, for nothing is known of their inputs
         for group in self.param_groups:
-            own = [p for p in group["params"] if p.grad is not None and id(p) not in rest]
-            if not group["momentum"]:
-                others = [p for p in own if id(p) not in directions]
-                descend(others, self._bounded_gradients(others, float(group["lr"])), group)
-                own = [p for p in own if id(p) in directions]
-            for p in own:
-                self._move(p, *directions.get(id(p), (Whole(p.grad), 1.0)), group)
-        self._step_base()
+            others = [p for p in group["params"] if p.grad is not None and id(p) not in moved]
+            tables = [p for p in others if any(p is table for table in self._tables)]
+            self._adapt([p for p in others if all(p is not table for table in tables)], group, ADAPTIVE)
+            for table in tables:
+                state = self.state_of(table)
+                if RATE not in state:
+                    state[RATE] = max(ADAPTIVE, TABLE * float(table.double().square().mean().sqrt()))
+                self._adapt([table], group, state[RATE])
+        # hear the layers whose moments are due at the next step
         self._recorder.clear()
         self._listen(self.steps + 1)
 
-    def _move(self, p: Tensor, direction: Part, scale: float, group: dict[str, Any]) -> None:
-        alpha, momentum = signed(group), group["momentum"]
-        if group["weight_decay"]:
-            p.mul_(1 - float(group["lr"]) * group["weight_decay"])
-        if not momentum:
-            direction.add_to(p, alpha * scale)
+    def _adapt(self, parameters: list[Tensor], group: dict[str, Any], rate: float) -> None:
+        """Adam's step, at a rate in units of the group's."""
+        if not parameters:
             return
-        if MOMENTUM not in self.state_of(p):
-            self.state_of(p)[MOMENTUM] = torch.zeros_like(p)
-        buffer = self.state_of(p)[MOMENTUM].mul_(momentum)
-        direction.add_to(buffer, scale)
-        p.add_(buffer, alpha=alpha * (momentum if group["nesterov"] else 1.0))
-        if group["nesterov"]:
-            direction.add_to(p, alpha * scale)
+        for p in parameters:
+            if COUNT not in self.state_of(p):
+                fresh = {FIRST: torch.zeros_like(p), SECOND: torch.zeros_like(p), COUNT: torch.zeros(())}
+                self.state_of(p).update(fresh)
+        states = [self.state_of(p) for p in parameters]
+        adam(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            *([state[key] for state in states] for key in (FIRST, SECOND)),
+            [],
+            [state[COUNT] for state in states],
+            fused=all(p.is_cpu for p in parameters),
+            amsgrad=False,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            lr=rate * float(group["lr"]),
+            weight_decay=0.0,
+            eps=EPS,
+            maximize=group["maximize"],
+        )
 
-    def _bounded_gradients(self, parameters: list[Tensor], lr: float) -> list[Tensor]:
-        """The gradients of parameters that take SGD steps, no step longer than a tenth of the values' size, or of 1."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if self.max_change != "auto" or not gradients:
-            return gradients
-        sizes = torch.stack(norms(parameters)).tolist()
-        lengths = torch.stack(norms(gradients)).tolist()
-        limits = [TRUST * max(size, p.numel() ** 0.5) for p, size in zip(parameters, sizes, strict=True)]
-        return [
-            g if lr * length <= limit else g * (limit / (lr * length))
-            for g, length, limit in zip(gradients, lengths, limits, strict=True)
-        ]
+    def _listen(self, step: int) -> None:
+        """Hear the layers whose moments are due at this step."""
+        self._recorder.listen([layer.name for layer in self._layers if self._is_due(layer, step)])
 
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """The state, with that of the base optimizer."""
-        self._keep_base_state()
-        own: dict[str, Any] = super().state_dict()
-        return own
+    def _is_due(self, layer: Layer, step: int) -> bool:
+        """Whether the layer's moment is to be renewed at this step."""
+        return bool(self.state_of(layer.weight).get(layer.part, {}).get(NEXT, 0) <= step)
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, and that of the base optimizer."""
+        """Load a state, and hear the layers whose moments are due."""
         super().load_state_dict(state_dict)
-        if self._base is not None:
-            parameters = [p for group in self._base.param_groups for p in group["params"]]
-            states = dict(enumerate(self.state_of(p).get(BASE, {}) for p in parameters))
-            if "base" in state_dict:  # until version 0.2 beside our own state, by the parameters' numbers
-                states = copy.deepcopy(state_dict["base"]["state"])
-            states = {index: state for index, state in states.items() if state}
-            self._base.load_state_dict({"state": states, "param_groups": self._base.state_dict()["param_groups"]})
-            self._keep_base_state()
         self._listen(self.steps)
 
-    def _listen(self, step: int) -> None:
-        """Hear the layers whose moments are due at this step; a fixed kernel sees every pass."""
-        layers = [p.layer for p in self._preconditioners]
-        due = [a.name for a in layers if self.kernel is not None or self.state_of(a.weight).get(NEXT, 0) <= step]
-        self._recorder.listen(due if self.kernel is None else [*due, ""])
-
-    def _directions(self) -> dict[int, tuple[Part, float]]:
-        """The preconditioned direction of every parameter that has one, by the parameter's ``id``."""
-        inverse = None
-        if self.kernel is not None and self._recorder.records[""].inputs:
-            inverse = sample_inverse(self.kernel, self._recorder.records[""], self.memory.damping)
-        rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
-        moves, owners, unheard = [], {}, []
-        for own in self._preconditioners:
-            layer = own.layer
-            if layer.weight.grad is None:
-                continue
-            if self._is_unheard(layer, inverse):
-                unheard.append(layer)
-            direction = self._direction(own, inverse)
-            if direction is not None:
-                moves.append(Move(layer, self.state_of(layer.weight), direction, rates[id(layer.weight)]))
-                owners[layer.name] = own
-        self.warn_unheard(unheard)
-        if self.kernel is None and moves:
-            balance = self.balance if self.graft == "none" else None
-            moves = lengthened(
-                moves,
-                self._readout,
-                balance,
-                self.max_change,
-                lambda move: owners[move.layer.name].change(move.state, move.direction),
-            )
-        return {key: part for move in moves for key, part in move.layer.keyed(move.direction).items()}
-
-    def _direction(self, own: Preconditioner, inverse: Tensor | None) -> Direction | None:
-        layer = own.layer
-        state, record = self.state_of(layer.weight), self._recorder.records[layer.name]
-        if self.kernel is not None:
-            if inverse is None or not record.inputs:
-                return None
-            u = fixed_kernel_direction(layer, record, inverse)
-            return self._grafted(own, layer.whole(u, u.new_zeros(())))
-        if record.inputs:
-            own.refresh(state, record, self.steps)
-        return self._grafted(own, own.direction(state)) if REFRESHES in state else None
-
-    def _is_unheard(self, layer: Layer, inverse: Tensor | None) -> bool:
-        """Whether a layer was to be heard before this step, and was not."""
-        due = self.kernel is not None or self.state_of(layer.weight).get(NEXT, 0) <= self.steps
-        heard = self._recorder.records[layer.name].inputs and (self.kernel is None or inverse is not None)
-        return due and not heard
-
-    def _grafted(self, own: Preconditioner, u: Direction) -> Direction:
-        if self.graft == "none":
-            return u
-        norm = u.squares() ** 0.5
-        return u.scaled(float(own.layer.gradient().norm()) / norm if norm else 1.0)
-
-    def _split_base(self) -> None:
-        """Give the base a group for each of our groups, so that each can have a rate of its own."""
-        assert self._base is not None
-        ours = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
-        groups = []
-        for group in self._base.param_groups:
-            for i in sorted({ours[id(p)] for p in group["params"]}):
-                groups.append({**group, "params": [p for p in group["params"] if ours[id(p)] == i]})
-                self._base_rates.append((float(group["lr"]), i))
-        self._base.param_groups[:] = groups
-
-    def _step_base(self) -> None:
-        if self._base is not None:
-            full = float(self.defaults["lr"])
-            for group, (rate, i) in zip(self._base.param_groups, self._base_rates, strict=True):
-                group["lr"] = rate * float(self.param_groups[i]["lr"]) / full if full else 0.0
-            self._base.step()
-            self._keep_base_state()
-
-    def _keep_base_state(self) -> None:
-        """Let our state refer to the base's: checkpoints know no state but that of parameters."""
-        if self._base is not None:
-            for p in (p for group in self._base.param_groups for p in group["params"]):
-                if p in self._base.state:
-                    self.state_of(p)[BASE] = self._base.state[p]
-
-    def _remaining(self) -> list[Tensor]:
-        layers = [own.layer for own in self._preconditioners]
-        taken = {id(p) for layer in layers for p in (layer.weight, layer.bias) if p is not None}
-        return [p for p in self.parameters if id(p) not in taken]
-
-
-def _share(where: str, name: str, value: float) -> float:
-    if checks.non_negative(where, name, value) >= 1:
-        raise ValueError(checks.sentence(where, f"{name} must be below 1", value))
-    return float(value)
-
-
-def _bound(where: str, most: float | str | None) -> float | str | None:
-    if isinstance(most, str):
-        return checks.choice(where, "max_change", most, ("auto",))
-    return None if most is None else checks.positive(where, "max_change", most)
+    def _renew(self, layer: Layer, inputs: list[Tensor]) -> None:
+        """Renew a layer's moment and its inverse by the rows of the passes since the last step."""
+        where = "FunctionSpaceSGD"
+        g = layer.rows(inputs, MAX_ROWS)
+        g = g.to(torch.promote_types(g.dtype, torch.float32))
+        if bool(distributed.sum_over_ranks((~g.square().sum().isfinite()).long())):  # what one rank omits, all omit
+            checks.warn(where, f"the input of layer {layer.name!r} is not finite; its moment was left as it was.")
+            return
+        state = self.state_of(layer.weight).setdefault(layer.part, {})
+        count = state[REFRESHES] = state.get(REFRESHES, 0) + 1
+        weight = (1 - MEMORY) / (1 - MEMORY**count)  # of the latest in a bias-corrected mean
+        drift = 1.0
+        if g.shape[1] > MAX_WIDTH:
+            inverse = invert_by_samples(g, self.damping, where=where)
+        else:
+            # average the moment, and see by how much of its norm the average moved
+            a = moment(g)
+            if MOMENT in state:
+                before = state[MOMENT].to(a.dtype)
+                a = torch.lerp(before, a, weight)
+                norm = float(a.norm())
+                drift = float((a - before).norm()) / norm if norm else 0.0
+            state[MOMENT] = a
+            # lambda: a batch of n < d rows has n eigenvalues. The mean over all d would be too small: the inverse
+            # would lengthen directions that no batch measures, and the network would learn their noise.
+            n = state[BATCH] = max(state.get(BATCH, 0), distributed.global_slice(len(g))[1])
+            lam = ridge(float(a.diagonal().sum()) / min(n, len(a)), self.damping)
+            inverse = invert_by_directions(a, lam, RANK_TOLERANCE, state.get(VECTORS), count)
+        state.update({VECTORS: inverse.vectors, CORE: inverse.core, OUTSIDE: inverse.outside, ERROR: inverse.error})
+        measure_outputs(state, layer, inputs, g, weight)
+        # the next renewal: steps 0, 1, 2, 4, ...; beyond update_every more rarely while the moment is settled
+        interval, shortest = state.get(INTERVAL, 0), self.update_every
+        if interval < shortest:
+            interval = min(shortest, max(1, 2 * interval))
+        elif drift <= DRIFT:
+            interval = min(2 * interval, RAREST * shortest)
+        elif drift > 2 * DRIFT:
+            interval = max(interval // 2, shortest)
+        state[INTERVAL], state[NEXT] = interval, self.steps + interval

@@ -15,7 +15,7 @@ from .. import checks, distributed
 from ..kernels import RBF
 from ..signals.layers import last_linear, unwrap
 from .base import Closure, descend
-from .layers import trained_layers
+from .layers import read_input
 from .listening import ListeningOptimizer
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -50,8 +50,6 @@ class KernelSGD(ListeningOptimizer):
         inputs: What the kernel sees of the model's first input, ``(m, d)``; None flattens it. Texts need one.
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
-        differentiable: Refused.
-        capturable: Refused.
     """
 
     remembers = False
@@ -70,18 +68,16 @@ class KernelSGD(ListeningOptimizer):
         inputs: Callable[[Tensor], Tensor] | None = None,
         foreach: bool = True,
         maximize: bool = False,
-        differentiable: bool = False,
-        capturable: bool = False,
     ) -> None:
         options = {"lr": lr, "foreach": foreach}
-        super().__init__(params, options, maximize=maximize, differentiable=differentiable, capturable=capturable)
+        super().__init__(params, options, maximize=maximize)
         self.kernel: Gram = RBF(0.01) if kernel is None else kernel
         self.pad = checks.choice("KernelSGD", "pad", pad, ("zeros", "identity"))
         self.cutoff = None if cutoff is None else checks.non_negative("KernelSGD", "cutoff", cutoff)
         self.inputs = inputs
         self._inverses: dict[bytes, Tensor] | None = {} if cache else None
         self._weights = self._chosen(model, checks.choice("KernelSGD", "layers", layers, ("last", "all")))
-        self.listen_to(model, {"": unwrap(model)}, once=False)
+        self.listen_to(model, {"": (unwrap(model), read_input)})
 
     @property
     def cached_bytes(self) -> int:
@@ -100,10 +96,14 @@ class KernelSGD(ListeningOptimizer):
     def _chosen(self, model: nn.Module, layers: str) -> list[Tensor]:
         if layers == "last":
             return [last_linear(model)[1].weight]
-        found = trained_layers("KernelSGD", model, self.parameters, (nn.Linear, *_CONVOLUTIONS), exclude=None)
-        weights: list[Tensor] = [m._parameters["weight"] for m in found.values()]  # type: ignore[misc]
-        recurrent = [m for m in unwrap(model).modules() if isinstance(m, nn.RNNBase)]
-        return weights + [p for m in recurrent for p in m.parameters() if p.ndim > 1]
+        trained = {id(p) for p in self.parameters if p.requires_grad}
+        weights = []
+        for module in unwrap(model).modules():
+            if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
+                weights.append(module.weight)
+            elif isinstance(module, nn.RNNBase):
+                weights.extend(p for p in module.parameters() if p.ndim > 1)
+        return [p for p in weights if id(p) in trained]
 
     def _direction(self, p: Tensor, inverse: Tensor) -> Tensor:
         gradient = p.grad
@@ -115,7 +115,7 @@ class KernelSGD(ListeningOptimizer):
         return (columns.to(shaped.dtype) @ shaped).to(p.dtype).reshape(p.shape)
 
     def _inverse_of_batch(self, like: Tensor) -> Tensor:
-        seen = self._recorder.records[""].inputs
+        seen = self._recorder.inputs[""]
         if not seen:
             fix = "Call model(x), the model given here, and loss.backward() before step()."
             raise RuntimeError(checks.sentence("KernelSGD", "step needs the inputs of a pass", "none", fix))

@@ -1,6 +1,6 @@
 """Optimizers side by side: epochs and CPU time to a test accuracy, cost of a step, untuned read-outs, state memory.
 
-Ours runs with no setting at all, lr="auto"; the peers at the rates of :mod:`mercer_papers.bench.optim_fits`. A full
+Ours runs with no setting at all; the peers at the rates of :mod:`mercer_papers.bench.optim_fits`. A full
 run costs about fifteen CPU minutes; with ``-o`` an interrupted one goes on where it stopped. Muon multiplies in
 bfloat16: where the processor refuses, ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 may help.
 """

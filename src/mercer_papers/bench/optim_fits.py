@@ -147,9 +147,11 @@ def steps(make: Make, count: int = 200) -> Callable[[Task], float]:
 
 def made_by(who: str, lr: float | None = None) -> Make:
     """A maker of that optimizer at that rate: ours untuned without one, peers with their own settings."""
-    if who == "FunctionSpaceSGD":
-        return lambda model: FunctionSpaceSGD(model.parameters(), "auto" if lr is None else lr, model=model)
+    if who == "FunctionSpaceSGD" and lr is None:
+        return lambda model: FunctionSpaceSGD(model.parameters(), model=model)
     assert lr is not None
+    if who == "FunctionSpaceSGD":
+        return lambda model: FunctionSpaceSGD(model.parameters(), lr, model=model)
     if who == "KernelSGD":
         return lambda model: KernelSGD(model.parameters(), lr, model=model)
     if who.startswith("SGD"):

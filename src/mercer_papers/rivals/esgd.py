@@ -37,8 +37,6 @@ class ESGD(CheckedOptimizer):
             itself.
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
-        differentiable: Refused.
-        capturable: Refused.
     """
 
     _step_supports_amp_scaling = True  # a GradScaler then sets grad_scale and found_inf, and leaves unscaling to us
@@ -55,11 +53,9 @@ class ESGD(CheckedOptimizer):
         generator: torch.Generator | None = None,
         foreach: bool = True,
         maximize: bool = False,
-        differentiable: bool = False,
-        capturable: bool = False,
     ) -> None:
         options = {"lr": lr, "foreach": foreach}
-        super().__init__(params, options, maximize=maximize, differentiable=differentiable, capturable=capturable)
+        super().__init__(params, options, maximize=maximize)
         self.damping = checks.positive("ESGD", "damping", damping)
         self.update_every = checks.integer("ESGD", "update_every", update_every, 1)
         self.generator = generator

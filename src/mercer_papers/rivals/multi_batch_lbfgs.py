@@ -31,8 +31,6 @@ class MultiBatchLBFGS(CheckedOptimizer):
         history: Pairs kept.
         caution: :math:`\epsilon`.
         maximize: Ascend.
-        differentiable: Refused.
-        capturable: Refused.
     """
 
     remembers = False  # not every step has a pair
@@ -45,10 +43,8 @@ class MultiBatchLBFGS(CheckedOptimizer):
         history: int = 10,
         caution: float = 1e-4,
         maximize: bool = False,
-        differentiable: bool = False,
-        capturable: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr}, maximize=maximize, differentiable=differentiable, capturable=capturable)
+        super().__init__(params, {"lr": lr}, maximize=maximize)
         self.history = checks.integer("MultiBatchLBFGS", "history", history, 1)
         self.caution = checks.non_negative("MultiBatchLBFGS", "caution", caution)
         self._overlap: Closure | None = None

@@ -37,6 +37,7 @@ from mercer.optim import FunctionSpaceSGD
 from mercer.rows.stored import open_rows
 from mercer.tabular import TabularModel
 from mercer.tabular.streaming import fit_file
+from mercer.tabular.training import Sizes
 from mercer_papers import rivals
 
 STEPS = 20
@@ -346,7 +347,7 @@ UNDER_DDP: dict[str, Case] = {
 # --- a file that every rank reads, and learns its share of ------------------------------------------------------------
 
 
-def tabled(target: str, **limits: int) -> Case:
+def tabled(target: str, **limits: Any) -> Case:
     def case(own: slice) -> dict[str, Tensor]:
         table = pd.DataFrame(ROWS.numpy(), columns=list("abc")).assign(sort=NAMES, number=Y.numpy())
         table = pd.concat((table, table[::-1]))
@@ -363,8 +364,8 @@ def tabled(target: str, **limits: int) -> Case:
 
 TABLES: dict[str, Case] = {
     "table-classes": tabled("sort"),
-    "table-classes_in_parts": tabled("sort", rows=25, sample=50),
-    "table-numbers_in_parts": tabled("number", rows=25, sample=50),
+    "table-classes_in_parts": tabled("sort", rows=25, sample=50, sizes=Sizes(exact=40, leaf=20, left_out=10)),
+    "table-numbers_in_parts": tabled("number", rows=25, sample=50, sizes=Sizes(exact=40, leaf=20, left_out=10)),
 }
 
 

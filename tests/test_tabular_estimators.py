@@ -1,7 +1,5 @@
 """The front door for Python: scikit-learn estimators on raw frames, and models of the last version."""
 
-import inspect
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +12,6 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import mercer
-from mercer.machines import KernelRidge
 from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor
 from mercer.tabular.training import Sizes
 
@@ -220,15 +217,12 @@ def test_weights_are_routed():
     np.testing.assert_array_equal(routed, TabularRegressor().fit(x, x[:, 0], sample_weight=weight).predict(x))
 
 
-@pytest.mark.skipif(
-    "sample_weight" not in inspect.signature(KernelRidge.partial_fit).parameters, reason="KernelRidge takes no weights"
-)
 def test_weights_of_long_tables():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.uniform(0, 6, 400)})
     frame["y"] = np.sin(frame["x"]) + (np.arange(400) % 2)
     weight = np.where(np.arange(400) % 2, 9.0, 1.0)
-    model = TabularModel().fit(frame, "y", weight, sizes=Sizes(exact=100, first=100, landmarks=50))
+    model = TabularModel().fit(frame, "y", weight, sizes=Sizes(exact=100, leaf=100, left_out=80))
     assert np.abs(model.predict(frame)["prediction"] - np.sin(frame["x"]) - 0.9).mean() < 0.1
 
 

@@ -183,13 +183,6 @@ def test_of_many_rows_one_fifth_is_held_out():
     assert scores["accuracy"] > 0.8
 
 
-def test_a_table_too_long_for_a_gram_matrix_is_learned_from_landmarks():
-    sizes = Sizes(exact=300, first=150, landmarks=80)
-    model = TabularModel().fit(table(600).drop(columns="value"), "kind", sizes=sizes)
-    new = table(300, seed=1)
-    assert model.rows == 600 and (model.predict(new)["prediction"] == new["kind"]).mean() > 0.85
-
-
 def test_words_of_many_levels_are_learned_from():
     rng = np.random.default_rng(0)
     town = rng.integers(0, 60, 1500)

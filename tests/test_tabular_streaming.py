@@ -10,18 +10,14 @@ from sklearn.metrics import r2_score
 
 from mercer.tabular import Preparation, TabularModel, read, streaming
 from mercer.tabular.streaming import fit_file, predict_file
-from mercer.tabular.training import Sizes, Training
-
-# The sums of 60 landmarks are solved with a ridge of at least 1e-10 of their mean diagonal: a condition of 60 / 1e-10,
-# and the order in which parts are added changes the sums by eps. Targets and probabilities are of size 1.
-ROUNDING = 10 * 60 / 1e-10 * np.finfo(float).eps
+from mercer.tabular.training import Sizes
 
 
 def quiet(message):
     logging.getLogger("test").debug(message)
 
 
-SMALL = Sizes(first=120, landmarks=60)
+SMALL = Sizes(exact=100, leaf=60, left_out=40)
 
 
 def write(path, n=700, task="classification", seed=0):
@@ -44,32 +40,11 @@ def test_a_long_file_is_learned_from_whatever_its_parts(tmp_path, task):
         fit_file(TabularModel(), path, "y", progress=quiet, rows=rows, sample=200, sizes=SMALL) for rows in (37, 1000)
     ]
     a, b = (model.predict(frame) for model in models)
-    assert models[0].rows == models[1].rows == 697 and models[0].scores["rows"] == 120
-    numbers = a.columns[1:] if task == "classification" else a.columns
-    np.testing.assert_allclose(a[numbers].to_numpy(), b[numbers].to_numpy(), atol=ROUNDING)
+    assert models[0].rows == models[1].rows > 190 and models[0].scores["rows"] in (39, 40)
+    pd.testing.assert_frame_equal(a, b, check_exact=True)
     assert models[0].preparation.columns == models[1].preparation.columns
     assert models[0].preparation.columns[0].kind == "identifier", "numbers the rows, though only some were drawn"
-    assert models[0].notes[0].startswith("Of 700 rows, ")
-
-
-@pytest.mark.parametrize("task", ["classification", "regression"])
-def test_parts_add_up_to_the_ridge_of_all_rows(tmp_path, task):
-    """The same settings and landmarks, and every row once, in memory."""
-    path = tmp_path / "t.csv"
-    frame = write(path, task=task)
-    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=100, sample=200, sizes=SMALL)
-    drawn, _ = streaming._draw(iter([read(path)]), 200, 0)
-    again = Training("auto", 0, quiet, SMALL)
-    done = again.choose(drawn, "y")
-    rest = frame.drop(index=done)
-    again.add(rest[rest["y"].notna()])
-    other = TabularModel()
-    other.set_state(again.state())
-    assert len(done) == 120 and model.rows == other.rows == 697
-    assert model.learner.machine.ridge.machine_.n == 697
-    a, b = model.predict(frame), other.predict(frame)
-    numbers = a.columns[1:] if task == "classification" else a.columns
-    np.testing.assert_allclose(a[numbers].to_numpy(), b[numbers].to_numpy(), atol=ROUNDING)
+    assert models[0].notes[0] == "Of 700 rows, 200 drawn at random were learned from."
 
 
 def test_matrices_are_factored_on_the_device_that_is_named(tmp_path, monkeypatch):
@@ -80,7 +55,7 @@ def test_matrices_are_factored_on_the_device_that_is_named(tmp_path, monkeypatch
     sent, move = [], torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *a, **k: (sent.append((*a, None)[0]), move(self, *a, **k))[1])
     model = fit_file(TabularModel(), path, "y", progress=quiet, sample=200, sizes=SMALL, device="cpu:0")
-    assert torch.device("cpu:0") in sent and "cpu:0" in sent, "the stack's Gram matrices, and the landmarks' sums"
+    assert "cpu:0" in sent, "the Gram matrices of the leaves"
     pd.testing.assert_frame_equal(model.predict(frame), plain.predict(frame))
     with pytest.raises(ValueError, match="TabularModel: device 'cuda:99' must be usable"):
         TabularModel().fit(frame, "y", device="cuda:99")
@@ -120,21 +95,18 @@ def test_no_more_than_a_part_and_a_sample_are_held(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Preparation, "prepare", noted)
     model = fit_file(TabularModel(), path, "y", progress=quiet, rows=50, sample=200, sizes=SMALL)
-    assert max(seen) <= 200 and max(seen[1:]) <= 50
+    assert max(seen) <= 200
+    seen.clear()
     assert predict_file(model, path, tmp_path / "out.csv", progress=quiet, rows=50).rows == 700
-    assert max(seen[1:]) <= 50
+    assert max(seen) <= 50
 
 
-def test_a_class_too_rare_for_the_sample_is_said(tmp_path):
-    path = tmp_path / "t.csv"
-    frame = write(path)
-    drawn, _ = streaming._draw(iter([frame]), 200, 0)
-    rare = frame.index.difference(drawn.index)[50]
-    frame.loc[rare, "y"] = "odd"
-    frame.to_csv(path, index=False)
-    model = fit_file(TabularModel(), path, "y", progress=quiet, rows=100, sample=200, sizes=SMALL)
-    assert model.notes[-1] == "1 rows left out: y is of a class too rare to be drawn, or no number."
-    assert model.rows == 696
+def test_rows_are_drawn_by_numbers_that_no_column_holds():
+    """A column that was made by the generator of the same seed once decided which rows were drawn."""
+    n = 3000
+    frame = pd.DataFrame({"a": np.random.default_rng(0).random(n)})
+    drawn, _ = streaming._draw(iter([frame]), 300, 0)
+    assert abs(drawn["a"].mean() - 0.5) < 0.06
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".parquet"])
@@ -195,7 +167,7 @@ def test_64_marks_and_dates_are_decided_over_all_parts_of_a_file(tmp_path):
     model = fit_file(TabularModel(), path, "y", progress=quiet, rows=50, sample=200, sizes=SMALL)
     columns = {column.name: column.encoder for column in model.preparation.columns}
     assert columns["size"].decimal == model.target.decimal == "," and columns["day"].pattern == "%d/%m/%Y"
-    assert model.rows == 399 and model.target.task == "regression"
+    assert model.rows in (199, 200) and model.target.task == "regression"
     answers = predict_file(model, path, tmp_path / "p.csv", progress=quiet, rows=70)
     assert answers.score > 0.99 and answers.scored == 399
     pd.DataFrame({"size": ["1.125", "4.250"], "day": "01/02/2021"}).to_csv(tmp_path / "new.csv", sep=";", index=False)

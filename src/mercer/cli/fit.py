@@ -268,7 +268,7 @@ def _scores(model: TabularModel) -> Iterator[str]:
     if not scores["folds"]:
         yield from wrapped(f"No scores: {scores['note']}.")
         return
-    folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else "one fifth,"
+    folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else "one draw,"
     some = f"{scores['rows']} of the {model.rows}" if scores["rows"] < model.rows else f"{scores['rows']}"
     yield click.style(f"On held-out rows ({folds} {some} rows)", bold=True)
     for name, words in _SCORES.items():

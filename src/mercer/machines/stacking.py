@@ -48,7 +48,7 @@ _REFINED_FROM, _REFINING_ROWS = 2000, 1200  # rows from which on more rows choos
 _SHRINK = 0.05  # of the weights towards equal ones
 _FOLDS = 5
 _LEAST_WEIGHT = 1e-9  # of a row, where the mean is 1
-_TREE_ROWS, _TREE_COLUMNS, _TREE_CLASSES = (
+_TREE_ROWS, TREE_COLUMNS, TREE_CLASSES = (
     200,
     1000,
     10,
@@ -163,8 +163,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.weight_ = weight
         trees = check_trees("StackedRidge", self.trees)
         if trees == "auto":
-            few_classes = y.shape[1] <= (_TREE_CLASSES if are_classes(y) else 1)
-            trees = len(x) >= _TREE_ROWS and x.shape[1] <= _TREE_COLUMNS and few_classes
+            few_classes = y.shape[1] <= (TREE_CLASSES if are_classes(y) else 1)
+            trees = len(x) >= _TREE_ROWS and x.shape[1] <= TREE_COLUMNS and few_classes
         raw = y
         self.mean_ = weighted_mean(y, weight)
         y = y - self.mean_

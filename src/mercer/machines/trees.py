@@ -25,12 +25,12 @@ Array = NDArray[Any]
 class Trees(SavableModule):
     r"""Sum of trees behind a link: :math:`f_j(x) = g(b_j + \sum_t v_t(\text{leaf of tree } t \text{ that holds } x))`.
 
-    Tree t belongs to the output ``t % c``. Its nodes are ``start[t] .. start[t + 1] - 1``, the first one its root; a row
-    goes left where its value is not above the threshold.
+    Tree t belongs to the output ``t % c``. Its nodes are ``start[t] .. start[t + 1] - 1``, the first one its root; a
+    row goes left where its value is not above the threshold.
 
-    To evaluate, each inner node has a mask of the leaves that stay possible if a row goes right there. The leaf of a row
-    is the first one left after all masks of nodes where it went right (QuickScorer, lucchese2015). Sorted by threshold,
-    the masks of one column are joined in advance: a row looks up one mask for each column and tree.
+    To evaluate, each inner node has a mask of the leaves that stay possible if a row goes right there. The leaf of a
+    row is the first one left after all masks of nodes where it went right (QuickScorer, lucchese2015). Sorted by
+    threshold, the masks of one column are joined in advance: a row looks up one mask for each column and tree.
 
     Args:
         start: First node of each tree, and the number of nodes, ``(t + 1,)``.
@@ -180,6 +180,7 @@ class Boosting(Savable):
         rounds: int = ROUNDS,
         leaves: int = 15,
         rate: float = 0.06,
+        stopping: bool = False,
         seed: int = 0,
     ) -> Boosting:  # (n, d), (n, c), (n,)
         """Grow them by scikit-learn.
@@ -191,7 +192,8 @@ class Boosting(Savable):
             rounds: Trees of each output.
             leaves: Leaves of a tree, at most.
             rate: Share of each tree that is added.
-            seed: Of the rows that set the bins of long tables.
+            stopping: Leave out a tenth of the rows, and stop when ten rounds have not helped them.
+            seed: Of these rows, and of those that set the bins of long tables.
         """
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
@@ -205,7 +207,7 @@ class Boosting(Savable):
         models = []
         for output in outputs:
             model = make(
-                max_iter=rounds, max_leaf_nodes=leaves, learning_rate=rate, early_stopping=False, random_state=seed
+                max_iter=rounds, max_leaf_nodes=leaves, learning_rate=rate, early_stopping=stopping, random_state=seed
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of columns with fewer values than bins
@@ -246,7 +248,7 @@ def are_classes(y: Tensor) -> bool:  # (n, c)
 def shrunk_share(base: Tensor, other: Tensor, y: Tensor, weight: Tensor | None = None) -> float:
     r"""The share t of ``other`` in :math:`(1 - t) p + t q` with the least squared error, less its uncertainty.
 
-    With :math:`r = y - p` and :math:`\delta = q - p` least squares gives :math:`\hat t = \sum r \delta / \sum \delta^2`,
+    With :math:`r = y - p`, :math:`\delta = q - p` least squares gives :math:`\hat t = \sum r \delta / \sum \delta^2`,
     whose standard error s comes from the rows. :math:`t = (\hat t - s)_+`, at most 1, is 0 where the rows cannot tell
     that ``other`` adds anything.
 

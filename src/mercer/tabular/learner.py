@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import checks
 from ..distributed import alone
 from ..kernels import RBF, Kernel, Laplacian, Matern
-from ..machines import Calibration, KernelRidge, StackedMachine, StackedRidge, View, median_distance
+from ..machines import Calibration, KernelRidge, StackedRidge, View, median_distance
+from ..machines.local import LocalMachine, LocalStack
 from ..storage import Savable
 
 _BEYOND = 0.1  # of the training targets' range, that a prediction may lie outside it
@@ -28,45 +29,6 @@ class Machine(Protocol):
 
     def predict(self, x: Tensor) -> Tensor:
         """Scores ``(n, c)``."""
-
-
-class LongMachine(Savable):
-    """One kernel machine from landmarks, for tables that are read in parts.
-
-    Args:
-        view: The view of the columns that its kernel looks through.
-        ridge: The machine.
-        rows: Some training rows, ``(r, d)``.
-    """
-
-    def __init__(self, view: View, ridge: KernelRidge, rows: Tensor) -> None:
-        self.view, self.ridge, self.rows_ = view, ridge, rows
-
-    @classmethod
-    def of(cls, stack: StackedRidge, landmarks: int) -> LongMachine:
-        """The heaviest machine of a stack, with no rows yet."""
-        best: StackedMachine = stack.machines_[int(stack.shares_.argmax())]
-        kernel, penalty = best.kernel, best.penalty
-        ridge = KernelRidge(kernel, penalty=penalty, solver="landmarks", landmarks=landmarks, random_state=0)
-        return cls(stack.views_[best.view], ridge, stack.rows_)
-
-    def add(self, x: Tensor, y: Tensor, weight: Tensor | None = None, *, device: str = "cpu") -> None:
-        """Learn from more rows on a device: ``(n, d)``, ``(n, c)``, ``(n,)``; the first ones give the landmarks."""
-        weights: dict[str, Any] = {} if weight is None else {"sample_weight": weight.to(device)}
-        self.ridge.to(device).partial_fit(self.view(x).to(device), y.to(device), **weights).to("cpu")
-
-    def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
-        """Scores."""
-        found: Tensor = self.ridge.predict(self.view(x))
-        return found.double()
-
-    def get_state(self) -> dict[str, object]:
-        """All of it is in the arguments."""
-        return {}
-
-    def get_arguments(self) -> dict[str, object]:
-        """As they are now."""
-        return {"view": self.view, "ridge": self.ridge, "rows": self.rows_}
 
 
 class Spread(Savable):
@@ -149,27 +111,34 @@ class Learner(Savable):
 
     @classmethod
     def of(
-        cls, machine: Machine, left_out: Tensor, rows: Tensor, y: Tensor, classes: int, weight: Tensor | None = None
+        cls,
+        machine: Machine,
+        left_out: Tensor,
+        x: Tensor,
+        truth: Tensor,
+        y: Tensor,
+        classes: int,
+        weight: Tensor | None = None,
     ) -> Learner:
         """Learn from predictions ``(r, c)`` of rows left out.
 
         Args:
-            machine: The machine, fitted to all rows.
+            machine: The machine.
             left_out: Its predictions without them.
-            rows: Their numbers, ``(r,)``.
+            x: These rows, ``(r, d)``.
+            truth: Their class numbers or values, ``(r,)``.
             y: Class numbers or values of all rows, ``(n,)``.
             classes: The number of classes; 0 for numbers.
-            weight: Weights of all rows, ``(n,)``; None for 1.
+            weight: Weights of the rows left out, ``(r,)``; None for 1.
         """
-        weight = None if weight is None else weight[rows]
         view = View.of(machine.rows_)
         if classes:
-            calibration = Calibration.of(class_scores(left_out), y[rows], rows=len(y), shares=True, weight=weight)
+            calibration = Calibration.of(class_scores(left_out), truth, rows=len(y), shares=True, weight=weight)
             return cls(machine, view, calibration, left_out.new_zeros(0), -math.inf, math.inf)
         low, high = float(y.min()), float(y.max())
         reach = _BEYOND * (high - low)
-        errors = (y[rows] - left_out[:, 0].clamp(low - reach, high + reach)).abs()
-        spread, scale = Spread.of(view(machine.rows_[rows]), errors)
+        errors = (truth - left_out[:, 0].clamp(low - reach, high + reach)).abs()
+        spread, scale = Spread.of(view(x), errors)
         errors, order = (errors / scale).sort()
         weight = None if weight is None else (weight / weight.mean())[order]
         return cls(machine, view, None, errors, low - reach, high + reach, spread, weight)
@@ -207,10 +176,16 @@ class Learner(Savable):
     def parts(self) -> list[dict[str, Any]]:
         """Each machine in words, with its share of the answer, its ridge and its error on rows left out."""
         machine = self.machine
-        if isinstance(machine, LongMachine):
-            kernel = _words(machine.ridge.kernel_)
-            what = f"{kernel}; {len(machine.ridge.anchors_):,} rows carry what all say."
-            return [{"what": what, "share": 1.0, "penalty": machine.ridge.penalty_, "error": None}]
+        boosting = "Boosted trees: steps at thresholds of the columns."
+        if isinstance(machine, LocalStack):
+            lines = []
+            for share, member in zip(machine.shares.tolist(), machine.members, strict=True):
+                what = boosting
+                if isinstance(member, LocalMachine):
+                    leaves = f"; {len(member.anchors)} parts of the table, each learned by itself"
+                    what = f"{_words(member.kernels[0])}{_seen_through(member.view)}{leaves}."
+                lines.append({"what": what, "share": share, "penalty": None, "error": None})
+            return sorted(lines, key=lambda line: -float(line["share"] or 0))
         assert isinstance(machine, StackedRidge)
         order = machine.shares_.argsort(descending=True).tolist()
         found = []
@@ -219,7 +194,7 @@ class Learner(Savable):
             what = f"{_words(one.kernel)}{_seen_through(machine.views_[one.view])}."
             found.append({"what": what, "share": float(machine.shares_[i]), "penalty": one.penalty, "error": one.error})
         if machine.trees_ is not None:
-            trees = {"what": "Boosted trees: steps at thresholds of the columns.", "share": machine.tree_share_}
+            trees = {"what": boosting, "share": machine.tree_share_}
             found.append({**trees, "penalty": None, "error": None})
         return found
 

@@ -1,9 +1,8 @@
-"""Files of any length: two passes to learn, one to predict, and never more than a part of the file in memory.
+"""Files of any length: one pass to learn, one to predict, and never more than a part and a sample in memory.
 
-The first pass draws a random sample. A table that is no longer than the sample is learned from as a whole. Of a longer
-one the sample decides on the columns, the kernel, the ridge and the landmarks, and is scored; the second pass adds all
-other rows to the sums that the ridge on landmarks is solved from, so every row counts once. Under ``torchrun`` every
-rank reads the file, learns from its own share of the rows, and ends with the same model.
+The pass draws up to 200,000 rows at random, fewer where columns are many, and watches how every row of the file writes
+numbers and dates. What was drawn is learned from as a table. Under ``torchrun`` every rank reads the file and ends with
+the same model.
 """
 
 from __future__ import annotations
@@ -19,16 +18,18 @@ import pandas as pd
 from .. import checks
 from ..storage import atomic_stream, sha256
 from ..user_text import spreadsheet_safe
-from .columns import Array, Writing, find_target, is_text, present
+from .columns import Array, Writing, find_target, is_text, name_by_text
 from .model import TabularModel
 from .reading import read, read_chunks
 from .training import LEVEL, Sizes, Training
 
 __all__ = ["Answers", "fingerprint", "fit_file", "predict_file"]
 
-SAMPLE_ROWS = 30_000  # rows that are learned from as a whole
-_CELLS = 10_000_000  # values held at once, of the sample and of a part
+SAMPLE_ROWS = 200_000  # rows that are learned from
+_SAMPLE_CELLS = 5_000_000  # values of these rows
+_CELLS = 10_000_000  # values of a part
 _FEWEST = 1000
+_STREAM = 0x6D65726365722E64  # of the random numbers that draw rows
 _ANSWERS = ("prediction", "low", "high", "unfamiliar")
 
 Progress = Callable[[str], None]
@@ -81,8 +82,8 @@ def fit_file(
         progress: Callback that receives progress messages.
         weight: Name of a column with the rows' weights, which is not learned from; None for 1.
         rows: Rows of a part; None for as many as ten million values have.
-        sample: Rows of the sample; None for 30,000, or fewer where the columns are many.
-        compare: Score a linear model and boosted trees on the same folds, where all rows fit the sample.
+        sample: Rows that are learned from, at most; None for 200,000, or as many as five million values have.
+        compare: Score a linear model and boosted trees on the same folds.
         sizes: As of :meth:`TabularModel.fit`.
         device: As of :meth:`TabularModel.fit`.
     """
@@ -90,29 +91,24 @@ def fit_file(
     find_target(columns, target)
     if weight is not None and find_target(columns, weight, "weight") == target:
         raise ValueError(checks.sentence("weight", "must be another column than the target", repr(weight)))
-    rows = rows or _affordable(len(columns), 50_000)
-    sample = sample or _affordable(len(columns), SAMPLE_ROWS)
+    rows = rows or _affordable(len(columns), 50_000, _CELLS)
+    sample = sample or _affordable(len(columns), SAMPLE_ROWS, _SAMPLE_CELLS)
     progress(f"reading {Path(path).name}")
-    drawn, total, writings, text = _draw_file(path, rows, sample, model.random_state)
+    drawn, total, writings = _draw_file(path, rows, sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
     drawn, weights = _weighed(drawn, weight)
-    if total <= sample:
-        model.fit(drawn, target, weights, compare=compare, progress=progress, sizes=sizes, device=device)
-        model.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
-        return model
     training = Training(model.task, model.random_state, progress, sizes, device, model.trees)
-    few = training.choose(drawn, target, weights, writings)
+    known = writings if total > sample else None  # of a whole table the learner sees for itself
+    training.learn(name_by_text(drawn), target, weights, writings=known, compare=compare)
+    if total > sample:
+        training.notes.insert(0, f"Of {total} rows, {sample} drawn at random were learned from.")
     training.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
-    training.notes.insert(0, f"Of {total} rows, {len(few)} drawn at random chose the settings and were scored.")
-    _add_rest(training, path, rows, few, text, progress, weight)
     model.set_state(training.state())
     return model
 
 
-def _draw_file(
-    path: str | Path, rows: int, most: int, seed: int
-) -> tuple[pd.DataFrame, int, dict[str, Writing], list[str]]:
-    """:func:`_draw` with how each column writes numbers and dates, over all parts; and the columns read as text.
+def _draw_file(path: str | Path, rows: int, most: int, seed: int) -> tuple[pd.DataFrame, int, dict[str, Writing]]:
+    """:func:`_draw` with how each column writes numbers and dates, over all parts.
 
     A column that is text in one part and numbers in another may have lost what its marks meant: 1.125 is a number alone
     and a thousand beside 2,5. The file is then read again, with such columns as text throughout.
@@ -127,7 +123,7 @@ def _draw_file(
         )
         mixed = (as_words & as_numbers) - set(text)
         if not mixed:
-            return drawn, total, writings, text
+            return drawn, total, writings
         text = sorted({*text, *mixed})
 
 
@@ -150,7 +146,8 @@ def _draw(chunks: Iterator[pd.DataFrame], most: int, seed: int) -> tuple[pd.Data
 
     Each row draws a number; the rows of the least ones stay. The parts' sizes do not matter.
     """
-    rng, total = np.random.default_rng(seed), 0
+    # a stream of its own: a column that was made by default_rng(seed) must not equal the numbers drawn here
+    rng, total = np.random.default_rng((seed, _STREAM)), 0
     kept: list[pd.DataFrame] = []
     keys = np.zeros(0)
     for chunk in chunks:
@@ -171,34 +168,6 @@ def _weighed(frame: pd.DataFrame, weight: str | None) -> tuple[pd.DataFrame, Arr
     values = pd.to_numeric(frame[weight], errors="coerce").to_numpy(dtype=np.float64)
     checks.weights("weight", f"the column {weight!r}", np.append(values, 1.0), len(frame) + 1)  # a part may have none
     return frame.drop(columns=weight), values
-
-
-def _add_rest(
-    training: Training,
-    path: str | Path,
-    rows: int,
-    done: list[int],
-    text: list[str],
-    progress: Progress,
-    weight: str | None,
-) -> None:
-    """Add every row of the file but those that are ``done``; columns of ``text`` stay text."""
-    target = training.target
-    seen = unknown = 0
-    text = [*text, *training.preparation.text_columns, *target.text_columns]
-    for chunk in read_chunks(path, rows=rows, text=text):
-        chunk = chunk.set_axis(pd.RangeIndex(seen, seen + len(chunk)), axis=0)
-        seen += len(chunk)
-        chunk = chunk[~chunk.index.isin(done) & present(chunk[target.name])]
-        known = target.known(chunk[target.name])
-        unknown += int((~known).sum())
-        if known.any():
-            training.add(*_weighed(chunk[known], weight))
-        progress(f"{seen} rows learned from")
-    if unknown:
-        training.notes.append(
-            f"{unknown} rows left out: {target.name} is of a class too rare to be drawn, or no number."
-        )
 
 
 def fingerprint(path: str | Path) -> str:
@@ -232,7 +201,7 @@ def predict_file(
     columns = list(map(str, read(path, rows=1).columns))
     answers, moments = Answers(kept=_kept(model, columns, keep)), np.zeros(4)
     answers.trained = model.made_with.get("data") == fingerprint(path)
-    rows = rows or _affordable(len(columns), 50_000)
+    rows = rows or _affordable(len(columns), 50_000, _CELLS)
     text = [*model.text_columns, *answers.kept]
     with atomic_stream(out) as file:
         for chunk in read_chunks(path, rows=rows, text=text):
@@ -294,5 +263,5 @@ def _moments(model: TabularModel, chunk: pd.DataFrame, found: pd.DataFrame) -> A
     return np.array([known.sum(), ((truth - predicted) ** 2).sum(), truth.sum(), (truth**2).sum()])
 
 
-def _affordable(columns: int, most: int) -> int:
-    return max(_FEWEST, min(most, _CELLS // columns))
+def _affordable(columns: int, most: int, cells: int) -> int:
+    return max(_FEWEST, min(most, cells // columns))

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import __version__, checks
-from ..distributed import shard
-from ..linalg import slices
 from ..machines import MOST_ROWS, StackedRidge
+from ..machines.local import LocalStack
+from ..machines.stacking import TREE_CLASSES, TREE_COLUMNS
 from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
-from .learner import Learner, LongMachine, cross_calibrated, one_hot
+from .learner import Learner, Machine, cross_calibrated, one_hot
 from .scoring import beside, deal, score_classes, score_values, why_no_boosting
 
 STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
@@ -29,7 +30,6 @@ LEVEL = 0.9
 """Level of the intervals unless another is asked for."""
 
 FEWEST = 5  # rows from which on they can be left out in turn
-_BLOCK = 20_000
 
 Progress = Callable[[str], None]
 
@@ -40,14 +40,14 @@ class Sizes:
 
     Attributes:
         exact: Rows up to which all machines are fitted to all rows.
-        first: Rows that choose the machine of a longer table.
-        landmarks: Landmarks of that machine.
+        leaf: Rows of a leaf of a longer table, in which a machine is fitted.
+        left_out: Rows of a longer table that are not learned from, but weigh, calibrate and score.
         every_row: Rows up to which every row is left out in turn.
     """
 
     exact: int = MOST_ROWS
-    first: int = 5000
-    landmarks: int = 2500
+    leaf: int = 2500
+    left_out: int = 2000
     every_row: int = 4000
 
 
@@ -88,46 +88,32 @@ class Training:
         self.rows = 0
         self._start = time.perf_counter()
 
-    def learn(self, frame: pd.DataFrame, target: str, weight: Any = None, *, compare: bool = False) -> None:
-        """Learn from a whole table; ``weight`` are the rows' weights ``(n,)``."""
-        x, y = self.read(frame, target, weight)
-        w = self.weight
-        if len(x) <= self.sizes.exact:
-            self.stack(x, y, w, compare=compare)
-            self.rows = len(x)
-            return
-        few = self._few(len(x))
-        self._first(x[few], y[few], None if w is None else w[few], compare=compare)
-        rest = torch.ones(len(x), dtype=torch.bool)
-        rest[few] = False
-        for part in slices(int(rest.sum()), _BLOCK):
-            self._add(x[rest][part], y[rest][part], None if w is None else w[rest][part])
-
-    def choose(
-        self, sample: pd.DataFrame, target: str, weight: Any = None, writings: Mapping[str, Writing] | None = None
-    ) -> list[int]:
-        """Learn from some rows of a long table what its machine is to be; the index of those it has learned from.
+    def learn(
+        self,
+        frame: pd.DataFrame,
+        target: str,
+        weight: Any = None,
+        *,
+        writings: Mapping[str, Writing] | None = None,
+        compare: bool = False,
+    ) -> None:
+        """Learn from a table.
 
         Args:
-            sample: The rows.
+            frame: The rows.
             target: Name of a column.
-            weight: The rows' weights; None for 1.
-            writings: For each column how the whole table writes numbers and dates.
+            weight: The rows' weights ``(n,)``; None for 1.
+            writings: For each column how it writes numbers and dates, where ``frame`` is a part of the table.
+            compare: Score a linear model and boosted trees on the same rows, too.
         """
-        x, y = self.read(sample, target, weight, writings)
-        few = self._few(len(x))
-        self._first(x[few], y[few], None if self.weight is None else self.weight[few], compare=False)
-        index: list[int] = sample.index[self._used][few.numpy()].tolist()
-        return index
-
-    def add(self, frame: pd.DataFrame, weight: Any = None) -> None:
-        """Learn from more rows; all must have a target that is known."""
-        w = None
-        if weight is not None:
-            w = torch.from_numpy(np.array(weight, dtype=np.float64)) / self._unit
-            frame, w = frame[(w > 0).numpy()], w[w > 0]
-        x = torch.cat((self.preparation.prepare(frame).x, self.means.transform(frame)), 1)
-        self._add(x, self.target.encode(frame[self.target.name]), w)
+        weight = checks.weights("TabularModel", "sample_weight", weight, len(frame))
+        order = order_by_content(frame, weight)
+        x, y = self.read(frame.iloc[order], target, None if weight is None else weight[order], writings)
+        if len(x) <= self.sizes.exact:
+            self.stack(x, y, self.weight, compare=compare)
+        else:
+            self.stack_long(x, y, self.weight, compare=compare)
+        self.rows = len(x)
 
     def state(self) -> dict[str, Any]:
         """Everything that was learned."""
@@ -156,17 +142,14 @@ class Training:
         known = {name: Writing.of(frame[name]) for name in frame.columns} if writings is None else writings
         there = present(frame[target])
         self.notes = [f"{_rows(int((~there).sum()))} without {target} left out."] * bool((~there).any())
-        self._used, self.weight, self._unit = there, None, 1.0
+        self._used, self.weight = there, None
         given = checks.weights("TabularModel", "sample_weight", weight, len(frame))
         if given is not None:
             weightless = there & (given == 0).numpy()
             self.notes += [f"{_rows(int(weightless.sum()))} of weight 0 left out."] * bool(weightless.any())
             self._used = there & ~weightless
             used = given[torch.from_numpy(self._used)]
-            self._unit = float(used.mean()) if len(used) else 1.0
-            self.weight = used / self._unit
-        elif weight is not None:
-            self._unit = float(np.asarray(weight).mean())
+            self.weight = used / used.mean()
         frame = frame[self._used]
         if len(frame) < 2:
             need = f"at least two rows must have a value in {target!r}"
@@ -193,45 +176,62 @@ class Training:
         stack = StackedRidge(every_row=self.sizes.every_row, trees=self.trees, random_state=self.random_state)
         stack.fit(x, self._targets(y), fold, sample_weight=weight, device=self.device)
         out = stack.left_out_
-        self.learner = Learner.of(stack, stack.loo_, out, y, self._classes, stack.weight_)
+        self._finish(stack, stack.loo_, stack.held_out_, x, y, fold, out, stack.weight_, compare)
+        return stack
+
+    def stack_long(self, x: Tensor, y: Tensor, weight: Tensor | None = None, *, compare: bool = False) -> None:
+        """Fit local machines and trees to all rows but some of each class, which weigh, calibrate and score them."""
+        self.progress(f"learning from {_rows(len(x))}")
+        generator = torch.Generator().manual_seed(self.random_state)
+        left_out = draw_evenly(y, self._classes, self.sizes.left_out, generator)
+        fold = torch.zeros(len(x), dtype=torch.int64)
+        fold[left_out] = 1
+        few_classes = self._classes <= TREE_CLASSES
+        affordable = bool(few_classes and x.shape[1] <= TREE_COLUMNS)
+        stack = LocalStack.fit(
+            x,
+            self._targets(y),
+            weight,
+            left_out=left_out,
+            trees=affordable if self.trees == "auto" else bool(self.trees),
+            leaf=self.sizes.leaf,
+            seed=self.random_state % 2**31,
+            device=self.device,
+        )
+        self._finish(stack, stack.held_out_, stack.held_out_, x, y, fold, left_out, weight, compare)
+
+    def _finish(
+        self,
+        machine: Machine,
+        left_out: Tensor,
+        held_out: Tensor,
+        x: Tensor,
+        y: Tensor,
+        fold: Tensor,
+        rows: Tensor,
+        weight: Tensor | None,
+        compare: bool,
+    ) -> None:
+        """Calibrate a machine by its predictions ``left_out`` of some rows, and score it by ``held_out``."""
+        own = None if weight is None else weight[rows]
+        self.learner = Learner.of(machine, left_out, x[rows], y[rows], y, self._classes, own)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
-        self.scores = self._scores(stack, y, fold)
+        self.scores = self._scores(held_out, y, rows, fold, own)
         if not self._classes:
             endless = self.learner.why_endless(LEVEL)
             self.notes += [f"{endless}."] * bool(endless)
         if compare and self.scores["folds"]:
-            self.scores["beside"] = beside(x, y, fold, out, self.target.classes, self.progress, weight)
+            self.scores["beside"] = beside(x, y, fold, rows, self.target.classes, self.progress, weight)
             reason = why_no_boosting(x.shape[1], self._classes)
             self.notes += [reason] * bool(reason)
-        return stack
 
-    def _first(self, x: Tensor, y: Tensor, weight: Tensor | None, *, compare: bool) -> None:
-        """Let some rows choose, and begin a machine that more rows can be added to."""
-        stack = self.stack(x, y, weight, compare=compare)
-        self.learner.machine = LongMachine.of(stack, min(self.sizes.landmarks, len(x)))
-        self._add(x, y, weight)
-
-    def _add(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
-        machine = self.learner.machine
-        assert isinstance(machine, LongMachine)
-        mine = shard(len(x))
-        machine.add(x[mine], self._targets(y)[mine], None if weight is None else weight[mine], device=self.device)
-        self.rows += len(x)
-
-    def _scores(self, stack: StackedRidge, y: Tensor, fold: Tensor) -> dict[str, Any]:
-        out = stack.left_out_
-        truth = y[out]
+    def _scores(self, held_out: Tensor, y: Tensor, rows: Tensor, fold: Tensor, weight: Tensor | None) -> dict[str, Any]:
         if len(y) < FEWEST:
             return {"rows": len(y), "folds": 0, "note": "too few rows of each class to cross-validate"}
-        kept = {"rows": len(out), "folds": len(fold[out].unique())}
+        counts = {"rows": len(rows), "folds": len(fold[rows].unique())}
         if self._classes:
-            weight = None if stack.weight_ is None else stack.weight_[out]
-            return {**kept, **score_classes(cross_calibrated(stack.held_out_, truth, len(y), weight), truth)}
-        return {**kept, **score_values(self.learner.answer(stack.held_out_), truth)}
-
-    def _few(self, n: int) -> Tensor:
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(self.random_state))
-        return order[: self.sizes.first].sort().values
+            return {**counts, **score_classes(cross_calibrated(held_out, y[rows], len(y), weight), y[rows])}
+        return {**counts, **score_values(self.learner.answer(held_out), y[rows])}
 
     def fold(self, y: Tensor) -> Tensor:  # (n,) -> (n,)
         """The fold of each row."""
@@ -243,6 +243,38 @@ class Training:
 
     def _targets(self, y: Tensor) -> Tensor:
         return one_hot(y, self._classes)
+
+
+def order_by_content(frame: pd.DataFrame, weight: Tensor | None = None) -> NDArray[np.int64]:  # (n,)
+    """The rows in an order that depends on what they hold, not on where they stand: draws are the same for any order.
+
+    Rows are ordered by a hash, so neighbors have nothing in common.
+    """
+    keys = np.zeros(len(frame), dtype=np.uint64)
+    if weight is not None:
+        keys += pd.util.hash_array(weight.double().numpy())
+    for place in range(frame.shape[1]):
+        column = frame.iloc[:, place]
+        try:
+            values = pd.util.hash_pandas_object(column, index=False).to_numpy()
+        except TypeError:  # lists and the like
+            values = pd.util.hash_pandas_object(column.map(repr), index=False).to_numpy()
+        keys = keys * np.uint64(0x9E3779B97F4A7C15) + values  # another column, another place in the sum
+    return np.argsort(keys, kind="stable")
+
+
+def draw_evenly(y: Tensor, classes: int, most: int, generator: torch.Generator) -> Tensor:  # (n,) -> (r,)
+    """Numbers of some rows, ascending, at most a fifth of the table; classes in proportion."""
+    share = min(most / len(y), 0.2)
+    order = torch.randperm(len(y), generator=generator)
+    if not classes:
+        return order[: round(share * len(y))].sort().values
+    labels = y[order]
+    drawn = []
+    for number in range(classes):
+        rows = order[labels == number]
+        drawn.append(rows[: round(share * len(rows))])
+    return torch.cat(drawn).sort().values
 
 
 def _lonely(target: Target, y: Tensor) -> list[str]:

@@ -1,0 +1,262 @@
+r"""Many rows: a kernel machine in each leaf of a shallow tree, two such trees, and boosted trees beside them.
+
+A Gram matrix of n rows costs :math:`n^3`. Shallow trees cut the rows into leaves of some 2,500; in each leaf a machine
+is solved exactly. Each tree sees half of the columns, so the trees cut at different places and their average has no
+sharp edges. Rows left out weigh the members; they can calibrate and score the whole, too: no member learned from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from ..kernels import Kernel, Linear
+from ..storage import Savable, SavableModule
+from .dual import dual_path, weighted_mean
+from .selection import narrowed
+from .stacking import CHOOSING_ROWS, ridge_factor
+from .trees import Boosting
+from .trials import convex_weights, try_machines, weight_of
+from .views import View
+
+LEAF = 2500
+_MOST = 2  # times LEAF: rows of a leaf that are learned from
+_TUNING_ROWS = 400  # of a leaf, that choose its ridge and length scale
+_SCALES = (1.0, 0.5)  # of the length scale of all rows: leaves are narrower than the table
+_SHRINK = 0.05  # of the weights towards equal ones
+_ROUNDS, _LEAVES = 300, 31  # of the boosted trees: many rows teach more
+_FOLDS = 5
+_AT_ONCE = 4096  # rows of a leaf that are predicted together
+_KEPT = 4000  # training rows that are kept for distances
+
+
+class Cut(SavableModule):
+    """A binary tree that sends each row to one of its leaves.
+
+    Args:
+        feature: Column of each node, ``(n,)``; -1 for a leaf.
+        threshold: A row goes left where its value is not above it, ``(n,)``.
+        left: Child of each node, ``(n,)``.
+        right: ``(n,)``.
+        leaf: Number of each leaf, ``(n,)``; -1 for other nodes.
+    """
+
+    feature: Tensor
+    threshold: Tensor
+    left: Tensor
+    right: Tensor
+    leaf: Tensor
+
+    def __init__(self, feature: Tensor, threshold: Tensor, left: Tensor, right: Tensor, leaf: Tensor) -> None:
+        super().__init__()
+        self.hold(feature=feature, threshold=threshold, left=left, right=right, leaf=leaf)
+
+    @classmethod
+    def grow(cls, x: Tensor, y: Tensor, rows: int, generator: torch.Generator, weight: Tensor | None = None) -> Cut:
+        """A tree of half of the columns whose leaves have about so many rows: ``(n, d)``, ``(n, c)``."""
+        from sklearn.tree import DecisionTreeRegressor
+
+        columns = torch.randperm(x.shape[1], generator=generator)[: (x.shape[1] + 1) // 2].sort().values
+        grown = DecisionTreeRegressor(
+            min_samples_leaf=max(1, rows // 2), max_leaf_nodes=max(2, round(len(x) / rows)), random_state=0
+        ).fit(x[:, columns].numpy(), y.numpy(), None if weight is None else weight.numpy())
+        tree = grown.tree_
+        inner = tree.children_left >= 0
+        feature = np.where(inner, columns.numpy()[np.maximum(tree.feature, 0)], -1)
+        leaf = np.where(inner, -1, np.cumsum(~inner) - 1)
+        arrays = (feature, tree.threshold, tree.children_left, tree.children_right, leaf)
+        return cls(*(torch.from_numpy(np.array(array)) for array in arrays))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
+        node = torch.zeros(len(x), dtype=torch.int64)
+        rows = torch.arange(len(x))
+        while True:
+            feature = self.feature[node]
+            if bool((feature < 0).all()):
+                return self.leaf[node]
+            right = x[rows, feature.clamp_min(0)] > self.threshold[node]
+            child = torch.where(right, self.right[node], self.left[node])
+            node = torch.where(feature < 0, node, child)
+
+
+class LocalMachine(Savable):
+    r"""One machine for each leaf: :math:`f(x) = \bar y_l + \sum_{i \in l} \alpha_i k_l(v(x_i), v(x))`, l the leaf of x.
+
+    Args:
+        view: v.
+        cut: The tree.
+        kernels: Kernel of each leaf.
+        penalties: Ridge of each leaf.
+        anchors: Rows of each leaf through the view, ``(n_l, d)``; in float32 where its rounding is far below the ridge.
+        weights: :math:`\alpha` of each leaf, ``(n_l, c)``.
+        means: Mean targets of the leaves, ``(l, c)``.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        cut: Cut,
+        kernels: list[Kernel],
+        penalties: list[float],
+        anchors: list[Tensor],
+        weights: list[Tensor],
+        means: Tensor,
+    ) -> None:
+        self.view, self.cut, self.kernels, self.penalties = view, cut, kernels, penalties
+        self.anchors, self.weights, self.means = anchors, weights, means
+
+    def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        """Each row by the machine of its leaf."""
+        leaf, z = self.cut(x), self.view(x)
+        out = self.means[leaf].clone()
+        with torch.no_grad():
+            for number in leaf.unique().tolist():
+                kernel, anchors, weights = self.kernels[number], self.anchors[number], self.weights[number]
+                for some in (leaf == number).nonzero()[:, 0].split(_AT_ONCE):
+                    out[some] += (kernel(z[some].to(anchors), anchors) @ weights).double()
+        return out
+
+    def get_state(self) -> dict[str, object]:
+        """All of it is in the arguments."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Local:
+    """Solver: a tree cuts the rows, and each leaf is solved by a Cholesky factor.
+
+    Attributes:
+        rows: Rows of a leaf, about; a leaf of more than twice as many learns from so many of them.
+        seed: Of the columns that the tree sees and of the rows that stay.
+        device: Where matrices are factored.
+    """
+
+    rows: int = LEAF
+    seed: int = 0
+    device: str = "cpu"
+
+    def solve(
+        self, view: View, kernel: Kernel, x: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> LocalMachine:  # (n, d), (n, c), (n,)
+        """The machines of all leaves, each with the ridge and the length scale of least leave-one-out error there."""
+        generator = torch.Generator().manual_seed(self.seed)
+        cut = Cut.grow(x, y, self.rows, generator, weight)
+        leaf = cut(x)
+        kernels, penalties, anchors, weights, means = [], [], [], [], []
+        for number in range(int(cut.leaf.max()) + 1):
+            # at most twice the rows that were asked for: the cost of a leaf does not grow with the table
+            rows = (leaf == number).nonzero()[:, 0]
+            rows = rows[torch.randperm(len(rows), generator=generator)[: _MOST * self.rows]]
+            z, target, own = view(x[rows]), y[rows], weight_of(weight, rows)
+            mean = weighted_mean(target, own)
+            target = target - mean
+            # few rows choose the ridge and the length scale of the leaf
+            few = slice(0, _TUNING_ROWS)
+            some = None if own is None else own[few]
+            choices = [k for k in (narrowed(kernel, scale) for scale in _SCALES) if k is not None] or [kernel]
+            fits = [dual_path(k(z[few]), target[few], weight=some) for k in choices]
+            best = min(range(len(fits)), key=lambda i: fits[i].error)
+            # all its rows teach it, in float32 where rounding is a hundredth of the ridge
+            kernel_here, penalty = choices[best], fits[best].penalty
+            rough = penalty > 100 * len(z) * torch.finfo(torch.float32).eps
+            factor = ridge_factor(kernel_here, z.to(self.device), penalty, 0 if rough else len(z), weight=own)
+            kernels.append(kernel_here)
+            penalties.append(penalty)
+            anchors.append(z.to(factor.dtype))
+            weights.append(torch.cholesky_solve(target.to(factor), factor).contiguous().cpu())
+            means.append(mean)
+        return LocalMachine(view, cut, kernels, penalties, anchors, weights, torch.stack(means))
+
+
+class LocalStack(Savable):
+    """Local machines and boosted trees, weighed on rows that none of them learned from.
+
+    Args:
+        members: What is averaged: :class:`LocalMachine`, and :class:`Boosting` where trees may join.
+        shares: Their weights, ``(m,)``.
+        rows: Some training rows, ``(r, d)``.
+
+    Attributes:
+        left_out_: Numbers of the rows left out, ``(r,)``; not saved.
+        held_out_: Their predictions, by shares that come from other rows, ``(r, c)``; not saved.
+    """
+
+    left_out_: Tensor
+    held_out_: Tensor
+
+    def __init__(self, members: list[LocalMachine | Boosting], shares: Tensor, rows: Tensor) -> None:
+        self.members, self.shares, self.rows_ = members, shares, rows
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None = None,
+        *,
+        left_out: Tensor,
+        trees: bool = True,
+        leaf: int = LEAF,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> LocalStack:  # (n, d), (n, c), (n,)
+        """Choose, learn from all rows but those left out, and weigh by these.
+
+        Args:
+            x: Rows in an order that says nothing about them.
+            y: Targets, one column of 0 and 1 for each class.
+            weight: Weights of the rows; None for 1.
+            left_out: Numbers of the rows that weigh the members, ``(r,)``.
+            trees: Whether boosted trees join.
+            leaf: Rows of a leaf.
+            seed: Random seed.
+            device: Where matrices are factored.
+        """
+        stay = torch.ones(len(x), dtype=torch.bool)
+        stay[left_out] = False
+        rows, target, w = x[stay], y[stay], weight_of(weight, stay)
+        with torch.no_grad():
+            # few rows choose two kernels on views of the columns; a sum of columns has no use for leaves
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+            looks, trials = try_machines(rows, target - weighted_mean(target, w), order[:CHOOSING_ROWS], w)
+            curved = sorted((t for t in trials if not isinstance(t.kernel, Linear)), key=lambda trial: trial.error)
+            second = next((t for t in curved if type(t.kernel) is not type(curved[0].kernel)), curved[0])
+            members: list[LocalMachine | Boosting] = [
+                Local(leaf, seed + i, device).solve(looks[trial.look].view, trial.kernel, rows, target, w)
+                for i, trial in enumerate((curved[0], second))
+            ]
+        if trees:
+            members.append(Boosting.grow(rows, target, w, rounds=_ROUNDS, leaves=_LEAVES, stopping=True, seed=seed))
+        # the rows left out weigh; each of them is predicted by shares from the others
+        truth, own = y[left_out], weight_of(weight, left_out)
+        predictions = [member.predict(x[left_out]) for member in members]
+        kept = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _KEPT)).round().long()]
+        stack = cls(members, convex_weights(predictions, truth, own, shrink=_SHRINK), kept.contiguous())
+        part = torch.arange(len(truth)) % _FOLDS
+        stack.left_out_, stack.held_out_ = left_out, torch.zeros_like(truth)
+        for i in part.unique():
+            others = part != i
+            shares = convex_weights([p[others] for p in predictions], truth[others], weight_of(own, others))
+            shares = (1 - _SHRINK) * shares + _SHRINK / len(shares)
+            stack.held_out_[part == i] = torch.einsum("m,mrc->rc", shares, torch.stack(predictions))[part == i]
+        return stack
+
+    def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+        """The average of the members."""
+        total = torch.zeros(len(x), 1, dtype=torch.float64)
+        for share, member in zip(self.shares.tolist(), self.members, strict=True):
+            total = total + share * member.predict(x)
+        return total
+
+    def get_arguments(self) -> dict[str, object]:
+        """As they are now."""
+        return {"members": self.members, "shares": self.shares, "rows": self.rows_}
+
+    def get_state(self) -> dict[str, object]:
+        """All of it is in the arguments."""
+        return {}

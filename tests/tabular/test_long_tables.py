@@ -1,0 +1,102 @@
+"""Tables too long for one Gram matrix: local machines and trees, weighed and scored on rows left out."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import mercer
+from mercer.kernels import Laplacian
+from mercer.machines.local import Local, LocalMachine, LocalStack
+from mercer.machines.views import View
+from mercer.tabular import TabularModel
+from mercer.tabular.training import Sizes, draw_evenly, order_by_content
+
+LONG = Sizes(exact=200, leaf=150, left_out=200)
+
+
+def table(n, seed=0, classes=False):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(rng.uniform(-1, 1, (n, 4)), columns=list("abcd"))
+    score = np.sin(5 * frame["a"]) * frame["b"] + (frame["c"] > 0.2) + 0.2 * rng.normal(size=n)
+    frame["y"] = np.where(score > 0.5, "yes", "no") if classes else score
+    return frame
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_scores_grow_with_the_rows_and_are_those_of_new_rows(classes):
+    new, found = table(2000, seed=1, classes=classes), []
+    for n in (400, 2400):
+        model = TabularModel().fit(table(n, classes=classes), "y", sizes=LONG)
+        answer = model.predict(new)
+        if classes:
+            p = answer["p_yes"].where(new["y"] == "yes", answer["p_no"])
+            found.append((np.log(p).mean(), -model.scores["log_loss"]))
+        else:
+            error = ((answer["prediction"] - new["y"]) ** 2).mean()
+            found.append((1 - error / new["y"].var(), model.scores["r2"]))
+            assert 0.85 < ((answer["low"] <= new["y"]) & (new["y"] <= answer["high"])).mean() < 0.95
+    (short, _), (long, score) = found
+    assert long > short + 0.02
+    assert abs(long - score) < 0.06
+    assert isinstance(model.learner.machine, LocalStack) and model.scores["rows"] in (199, 200, 201)
+    assert len(model.learner.parts()) == 3 and sum(p["share"] for p in model.learner.parts()) == pytest.approx(1)
+
+
+def test_a_long_table_is_saved_and_explained_without_trees_too(tmp_path):
+    frame = table(600)
+    model = TabularModel(trees=False).fit(frame, "y", sizes=LONG)
+    assert all(isinstance(member, LocalMachine) for member in model.learner.machine.members)
+    mercer.save(model, tmp_path / "model")
+    again = mercer.load(tmp_path / "model")
+    pd.testing.assert_frame_equal(again.predict(frame), model.predict(frame), check_exact=True)
+    assert again.trees is False and set(model.explain().index) == set("abcd")
+
+
+def test_a_leaf_is_the_machine_of_its_own_rows():
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 3, generator=g, dtype=torch.float64)
+    y = (4 * x[:, :1]).sin()
+    machine = Local(rows=100, seed=0).solve(View.of(x), Laplacian(0.5), x, y)
+    leaf = machine.cut(x)
+    assert len(leaf.unique()) == len(machine.kernels) >= 2
+    for number, kernel in enumerate(machine.kernels):
+        rows = leaf == number
+        z, weights = machine.anchors[number].double(), machine.weights[number].double()
+        assert len(z) == int(rows.sum())
+        expected = y[rows].mean() + kernel(View.of(x)(x[rows]), z) @ weights
+        torch.testing.assert_close(machine.predict(x[rows]), expected, rtol=0, atol=1e-4)
+        # what is left over at a row is the ridge times its weight
+        near = (View.of(x)(x[rows])[:, None] - z).abs().sum(2).argmin(1)
+        torch.testing.assert_close(y[rows] - expected, machine.penalties[number] * weights[near], rtol=0, atol=1e-4)
+
+
+def test_a_leaf_of_many_rows_learns_from_some_of_them():
+    x = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    machine = Local(rows=50).solve(View.of(x), Laplacian(0.5), x, torch.zeros(1000, 1, dtype=torch.float64))
+    assert max(map(len, machine.anchors)) <= 2 * 50
+
+
+def test_the_order_of_the_rows_does_not_matter():
+    frame = table(260, classes=True)
+    frame["word"] = np.random.default_rng(5).choice(["u", "v"], 260)
+    shuffled = frame.sample(frac=1, random_state=3)
+    for sizes in (None, LONG):
+        one, other = (TabularModel().fit(rows, "y", sizes=sizes) for rows in (frame, shuffled))
+        pd.testing.assert_frame_equal(one.predict(frame), other.predict(frame), check_exact=True)
+        assert one.scores == other.scores
+    order = order_by_content(frame)
+    np.testing.assert_array_equal(order_by_content(frame.assign(z=[[1]] * 260)).shape, order.shape)
+
+
+def test_rare_classes_are_left_out_in_proportion():
+    y = torch.tensor([0] * 950 + [1] * 50)
+    drawn = draw_evenly(y, 2, 100, torch.Generator().manual_seed(0))
+    assert torch.bincount(y[drawn]).tolist() == [95, 5]
+    assert len(draw_evenly(y.double(), 0, 500, torch.Generator().manual_seed(0))) == 200  # a fifth at most
+
+
+def test_targets_that_nothing_predicts_score_as_chance():
+    frame = table(900)
+    frame["y"] = np.random.default_rng(9).permutation(frame["y"])
+    assert TabularModel().fit(frame, "y", sizes=LONG).scores["r2"] < 0.03

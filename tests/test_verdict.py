@@ -102,6 +102,8 @@ def test_another_network_is_not_the_papers_setting():
     assert judge(entry, [beside]).word == "reproduces"  # what stands beside the paper's own setting does not count
     whole = [replace(line, scale="paper") for line in lines(*good, network="small")]
     assert judge(entry, [whole]).word == "reproduces"
+    ours = replace(entry, not_the_papers=({"says": "our generator", "where": {"network": "small"}, "always": True},))
+    assert judge(ours, [whole]).word == "reproduces in a smaller setting"
 
 
 def test_one_cell_of_a_table_of_four_is_a_smaller_setting():

@@ -46,7 +46,7 @@ class Entry:
         settings: the paper's settings, as printed.
         stand_ins: what ours uses in place of what the paper used.
         not_the_papers: stand-ins as data: ``says``, and ``where``, the settings of runs that have it; without
-            ``where``, all runs below ``paper`` scale.
+            ``where``, all runs below ``paper`` scale. ``always``: at ``paper`` scale, too.
         doubts: where the paper is unclear or does not follow.
         numbers: the published numbers.
         claims: what is compared for the verdict (`mercer_papers.claims`).

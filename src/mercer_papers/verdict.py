@@ -152,7 +152,7 @@ def _with_setting(entry: Entry, comparison: Comparison, results: Sequence[Result
         stand_in["says"]
         for stand_in in entry.not_the_papers
         for result in own
-        if result.scale != "paper" and _applies(stand_in, result)
+        if (result.scale != "paper" or stand_in.get("always")) and _applies(stand_in, result)
     ]
     p_fails = comparison.p_fails if size >= ENOUGH and not standing else 1.0
     return replace(comparison, size=size, stand_ins=tuple(dict.fromkeys(standing)), p_fails=p_fails)

@@ -19,7 +19,7 @@ import pandas as pd
 from .. import checks
 from ..storage import atomic_stream, sha256
 from ..user_text import spreadsheet_safe
-from .columns import Array, Writing, find_target, is_text, present
+from .columns import Array, Column, Writing, find_target, is_text, present
 from .model import TabularModel
 from .reading import read, read_chunks
 from .training import LEVEL, Sizes, Training
@@ -66,6 +66,7 @@ def fit_file(
     *,
     progress: Progress,
     weight: str | None = None,
+    ignore: Sequence[str] = (),
     rows: int | None = None,
     sample: int | None = None,
     compare: bool = False,
@@ -80,6 +81,7 @@ def fit_file(
         target: Name of a column.
         progress: Callback that receives progress messages.
         weight: Name of a column with the rows' weights, which is not learned from; None for 1.
+        ignore: Columns that are not learned from.
         rows: Rows of a part; None for as many as ten million values have.
         sample: Rows of the sample; None for 30,000, or fewer where the columns are many.
         compare: Score a linear model and boosted trees on the same folds, where all rows fit the sample.
@@ -90,22 +92,32 @@ def fit_file(
     find_target(columns, target)
     if weight is not None and find_target(columns, weight, "weight") == target:
         raise ValueError(checks.sentence("weight", "must be another column than the target", repr(weight)))
+    for name in ignore:
+        if find_target(columns, name, "ignore") in (target, weight):
+            raise ValueError(checks.sentence("ignore", "must be another column than target and weight", repr(name)))
+    ignored = [Column(name, "ignored", "dropped: as asked") for name in dict.fromkeys(ignore)]
     rows = rows or _affordable(len(columns), 50_000)
     sample = sample or _affordable(len(columns), SAMPLE_ROWS)
     progress(f"reading {Path(path).name}")
     drawn, total, writings, text = _draw_file(path, rows, sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
-    drawn, weights = _weighed(drawn, weight)
+    drawn, weights = _weighed(drawn.drop(columns=[column.name for column in ignored]), weight)
     if total <= sample:
         model.fit(drawn, target, weights, compare=compare, progress=progress, sizes=sizes, device=device)
         model.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
+        model.preparation.columns += ignored
         return model
+    for option in ("class_weight", "time", "groups"):
+        if getattr(model, option) is not None:
+            need = f"{option} needs a table of at most {sample} rows"
+            raise ValueError(checks.sentence("fit", need, total, "Give a part of the table."))
     training = Training(model.task, model.random_state, progress, sizes, device)
     few = training.choose(drawn, target, weights, writings)
     training.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
     training.notes.insert(0, f"Of {total} rows, {len(few)} drawn at random chose the settings and were scored.")
     _add_rest(training, path, rows, few, text, progress, weight)
     model.set_state(training.state())
+    model.preparation.columns += ignored
     return model
 
 
@@ -215,6 +227,7 @@ def predict_file(
     rows: int | None = None,
     keep: Sequence[str] | None = None,
     level: float = LEVEL,
+    threshold: tuple[str, float] | None = None,
     spreadsheet: bool = False,
 ) -> Answers:
     """Predict every row of a file into the csv file ``out``, which appears whole or not at all.
@@ -227,6 +240,7 @@ def predict_file(
         rows: Rows held at once; None for as many as ten million values have.
         keep: Columns of the file to copy; None for those that name the row.
         level: For numbers, the share of rows whose true value lies between ``low`` and ``high``.
+        threshold: A class, and the probability from which on it is predicted; None for the likeliest class.
         spreadsheet: Put a quote mark before texts that a spreadsheet would run as formulas.
     """
     columns = list(map(str, read(path, rows=1).columns))
@@ -237,6 +251,8 @@ def predict_file(
     with atomic_stream(out) as file:
         for chunk in read_chunks(path, rows=rows, text=text):
             found, surprises = model.predict_with_surprises(chunk, level=level)
+            if threshold is not None:
+                found["prediction"] = decide(model, found, *threshold)
             _written(chunk[answers.kept], found, spreadsheet).to_csv(
                 file, index=False, header=answers.rows == 0, lineterminator="\n"
             )
@@ -254,6 +270,20 @@ def predict_file(
         spread = moments[3] - moments[2] ** 2 / moments[0]
         answers.score = float(1 - moments[1] / spread) if spread > 0 else None
     return answers
+
+
+def decide(model: TabularModel, found: pd.DataFrame, name: str, threshold: float) -> Array:  # (n,)
+    """The class ``name`` wherever its probability is at least ``threshold``; elsewhere the likeliest other class."""
+    classes = model.target.classes
+    known = [] if classes is None else [str(one) for one in classes]
+    if classes is None or name not in known:
+        need = f"the class must be one of {', '.join(known[:8])}" if known else "the target must have classes"
+        raise ValueError(checks.sentence("threshold", need, repr(name) if known else "a regression"))
+    place = known.index(name)
+    p = found[[f"p_{one}" for one in classes]].to_numpy()
+    others = np.where(np.arange(len(classes)) == place, -1.0, p).argmax(1)
+    labels: Array = classes[np.where(p[:, place] >= threshold, place, others)]
+    return labels
 
 
 def _kept(model: TabularModel, columns: list[str], keep: Sequence[str] | None) -> list[str]:

@@ -93,8 +93,9 @@ BAD = {
     "open quote": (b'a,b\n1,"2\n3,4\n', "must have 2 fields|well formed"),
     "twice": (b"a,b,a\n1,2,3\n", "t.csv: line 1 must name each column once; got 'a' twice. Rename one of them."),
     "no header": (b"1,2\n3,4\n", "t.csv: line 1 must name the columns; got 1, 2, .... Add a header line."),
-    "utf-16": ("a,b\n1,2\n".encode("utf-16"), "t.csv: the text must be UTF-8; got UTF-16. Save it as UTF-8 text."),
-    "latin-1": ("a,b\n1,é\n".encode("latin-1"), "t.csv: the text must be UTF-8; got another byte in line 2."),
+    "utf-16": (b"\xff\xfea\0,\0\0\xd8b\0\n\0", "t.csv: the text must be UTF-8; got a NUL byte in line 1."),
+    "two encodings": ("a,b\n1,é\n".encode() + "2,é\n".encode("latin-1"), "got another byte in line 3. Save it"),
+    "no encoding": (b"a,b\n1,\x81\n", "t.csv: the text must be UTF-8; got another byte in line 2."),
     "nul": (b"a,b\n1,\0\n", "t.csv: the text must be UTF-8; got a NUL byte in line 2."),
 }
 
@@ -154,8 +155,10 @@ def test_a_zip_bomb_is_refused_before_it_is_inflated(tmp_path):
 
 
 def test_other_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"a table must be a file ending in .csv, .tsv, .parquet, .npz; got 't.xlsx'"):
-        read(written(tmp_path, b"", "t.xlsx"))
+    with pytest.raises(
+        ValueError, match=r"a table must be a file ending in .csv, .tsv, .parquet, .npz, .xlsx; got 't.ods'"
+    ):
+        read(written(tmp_path, b"", "t.ods"))
     with pytest.raises(ValueError, match="got the folder"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="must be a file; got nothing there"):

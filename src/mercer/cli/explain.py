@@ -121,9 +121,9 @@ def _lines(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> Iterator[str]:
     from mercer.tabular.effects import correlated
-    from mercer.tabular.pages.model_page import confusions, headline, machine_lines
+    from mercer.tabular.pages.model_page import advice, confusions, headline, machine_lines
 
-    yield from wrapped(headline(model))
+    yield from (line for text in (headline(model), advice(model)) for line in wrapped(text))
     yield ""
     yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
     yield from _bars(weights)

@@ -37,12 +37,22 @@ _SCORES = {
     "always_most_frequent": "always the most frequent class",
     "balanced_accuracy": "balanced accuracy",
     "auroc": "area under the ROC curve",
+    "average_precision": "average precision",
     "log_loss": "log loss",
     "ece": "calibration error (ECE)",
     "r2": "R2",
     "rmse": "root mean squared error",
     "always_the_mean_rmse": "the same, always predicting the mean",
     "mae": "mean absolute error",
+}
+
+_SHORT = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced",
+    "log_loss": "log loss",
+    "auroc": "AUROC",
+    "average_precision": "avg prec",
+    "r2": "R2",
 }
 
 
@@ -64,6 +74,11 @@ _SCORES = {
 )
 @click.option("--weight", metavar="COLUMN", help="Column with the rows' weights; it is not learned from.")
 @click.option("--no-trees", is_flag=True, help="Kernel machines alone, without boosted trees beside them.")
+@click.option("--ignore", multiple=True, metavar="COLUMN", help="Column that is not learned from; may be repeated.")
+@click.option("--time", metavar="COLUMN", help="Score the last fifth of the rows by this column, learned without them.")
+@click.option(
+    "--group", metavar="COLUMN", help="Score a fifth of the groups named by this column, learned without them."
+)
 @click.option("--force", is_flag=True, help="Also replace a model of another target.")
 @task_option
 @seed_option
@@ -75,6 +90,9 @@ def fit(
     output: Path,
     weight: str | None,
     no_trees: bool,
+    ignore: tuple[str, ...],
+    time: str | None,
+    group: str | None,
     force: bool,
     task: str,
     seed: int,
@@ -83,8 +101,8 @@ def fit(
 ) -> None:
     """Learn to predict COLUMN from the other columns of DATA.
 
-    DATA is csv, tsv (plain, .gz or .bz2), parquet or npz, of any length, or - for csv from standard input. Scores come
-    from held-out rows. Under torchrun the processes share the rows.
+    DATA is csv, tsv (plain, .gz or .bz2), parquet, npz or xlsx, of any length, or - for csv from standard input. Scores
+    come from held-out rows. Under torchrun the processes share the rows.
     """
     from mercer import distributed
     from mercer.cli.process import threads_set
@@ -92,6 +110,8 @@ def fit(
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fingerprint, fit_file
 
+    if time is not None and group is not None:
+        raise click.UsageError("--time and --group both choose the rows that are scored. Drop one of them.")
     device = _usable(device or "cpu")
     if is_stream(output):
         raise click.UsageError("MODEL must be a folder; got -, standard output. Choose a folder.")
@@ -101,14 +121,17 @@ def fit(
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, contextlib.ExitStack() as held:
         with distributed.joined():
-            model = TabularModel(task=task, trees=False if no_trees else "auto", random_state=seed)
+            trees = False if no_trees else "auto"
+            model = TabularModel(task=task, trees=trees, random_state=seed, time=time, groups=group)
             if distributed.rank():  # rank 0 keeps and shows what all learn
                 quiet = logging.getLogger("mercer").debug
-                fit_file(model, data, target, weight=weight, progress=quiet, device=device)
+                fit_file(model, data, target, weight=weight, ignore=ignore, progress=quiet, device=device)
                 return
             held.enter_context(_held(output))
             with progress() as report:
-                fit_file(model, data, target, weight=weight, compare=True, progress=report, device=device)
+                fit_file(
+                    model, data, target, weight=weight, ignore=ignore, compare=True, progress=report, device=device
+                )
             model.made_with["data"] = fingerprint(data)
             _keep(model, output)
         with distributed.alone():
@@ -223,9 +246,12 @@ def _document(model: TabularModel, folder: Path) -> dict[str, Any]:
 
 
 def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> Iterator[str]:
+    from mercer.tabular.pages.model_page import advice, headline
+
     columns, target = model.preparation.columns, shown(model.target.name)
     title = f"{shown(data.name)}: {model.rows} rows, {len(columns)} columns beside {target}"
     yield click.style(title, bold=True)
+    yield from (line for text in (headline(model), advice(model)) for line in wrapped(text))
     yield from wrapped(f"{model.target.why}.")
     yield ""
     yield from _columns(model)
@@ -268,7 +294,7 @@ def _scores(model: TabularModel) -> Iterator[str]:
     if not scores["folds"]:
         yield from wrapped(f"No scores: {scores['note']}.")
         return
-    folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else "one draw,"
+    folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else scores.get("of", "one draw") + ","
     some = f"{scores['rows']} of the {model.rows}" if scores["rows"] < model.rows else f"{scores['rows']}"
     yield click.style(f"On held-out rows ({folds} {some} rows)", bold=True)
     for name, words in _SCORES.items():
@@ -288,13 +314,13 @@ def _beside(scores: dict[str, Any]) -> Iterator[str]:
         return
     measures = list(next(iter(others.values())))
     guess = scores.get("always_most_frequent")
-    rows = [
-        ["  always the most frequent class", number(guess), ""] if guess is not None else ["  always the mean", "0"]
-    ]
+    rows = [["  always the mean", "0"]]
+    if guess is not None:
+        rows = [["  most frequent class", number(guess), *[""] * (len(measures) - 1)]]
     for name, found in [("this model", scores), *others.items()]:
-        rows.append([f"  {name}", *(number(found[measure]) for measure in measures)])
+        rows.append([f"  {name}", *(number(found[measure], 3) for measure in measures)])
     yield click.style("Beside others, on the same folds", bold=True)
-    yield from table({_SCORES[measure]: 12 for measure in measures}, rows, 40)
+    yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
     if boosting_is_better(scores):
         yield from wrapped("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
 

@@ -64,10 +64,28 @@ _TRAINED = (
     show_default=True,
     help="For a number: share of true values between low and high.",
 )
+@click.option(
+    "--threshold",
+    metavar="CLASS=P",
+    help="Predict CLASS from probability P on; elsewhere the likeliest other class.  [default: the likeliest class]",
+)
+@click.option(
+    "--cost",
+    metavar="CLASS=C",
+    help="The threshold for which missing CLASS costs C times a false alarm: P = 1 / (1 + C).",
+)
 @click.option("--spreadsheet", is_flag=True, help="Quote text that a spreadsheet would run as a formula.")
 @json_option
 def predict(
-    model: Path, data: Path, output: Path, keep: tuple[str, ...], level: float, spreadsheet: bool, as_json: bool
+    model: Path,
+    data: Path,
+    output: Path,
+    keep: tuple[str, ...],
+    level: float,
+    threshold: str | None,
+    cost: str | None,
+    spreadsheet: bool,
+    as_json: bool,
 ) -> None:
     """Predict every row of DATA with MODEL, a folder of `mercer fit`. DATA - is csv from standard input.
 
@@ -80,11 +98,19 @@ def predict(
 
     check_one_document(output, as_json)
     loaded = load_model(model)
+    chosen = _chosen_threshold(threshold, cost)
     check_output(output, {"DATA": data}, model=model)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, progress() as report, opened_output(output) as file:
         answers = predict_file(
-            loaded, data, file, progress=report, keep=keep or None, level=level, spreadsheet=spreadsheet
+            loaded,
+            data,
+            file,
+            progress=report,
+            keep=keep or None,
+            level=level,
+            threshold=chosen,
+            spreadsheet=spreadsheet,
         )
     for what, rows in answers.surprises.items():
         say(f"Warning: {what} ({rows} rows).")
@@ -93,6 +119,26 @@ def predict(
         return
     for line in _page(loaded, answers, output, level):
         click.echo(line, err=is_stream(output))
+
+
+def _chosen_threshold(threshold: str | None, cost: str | None) -> tuple[str, float] | None:
+    """The class and its probability from ``--threshold CLASS=P`` or ``--cost CLASS=C``; None where neither is given."""
+    if threshold is not None and cost is not None:
+        raise click.UsageError("--threshold and --cost both choose a threshold. Drop one of them.")
+    text = threshold if threshold is not None else cost
+    if text is None:
+        return None
+    option, need = ("--threshold", "a probability from 0 to 1")
+    if cost is not None:
+        option, need = ("--cost", "a positive number")
+    name, _, written = text.rpartition("=")
+    try:
+        value = float(written)
+    except ValueError:
+        value = -1.0
+    if not name or not value > 0 or value == float("inf") or (cost is None and value > 1):
+        raise click.UsageError(f"{option} must be CLASS=NUMBER with {need}; got {shown(text, 40)}.")
+    return name, value if cost is None else 1 / (1 + value)
 
 
 def load_model(folder: Path) -> TabularModel:

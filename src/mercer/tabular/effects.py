@@ -3,8 +3,8 @@ r"""How predictions move: with one column over all rows, and with every column o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..machines import StackedRidge
-from .columns import Dates, Levels, Numbers, Truths
+from .columns import Array, Dates, Levels, Numbers, Truths, name_by_text
+from .columns.encoders import date_parts
 from .importance import column_weights
 
 if TYPE_CHECKING:
-    from .columns import Column
     from .model import TabularModel
 
 __all__ = ["Effect", "Reasons", "correlated", "effect_curves", "reasons"]
@@ -30,6 +30,9 @@ _LOOKED_AT = 500  # columns that are compared with each other
 _TOGETHER = 0.8  # correlation from which on two columns are named together
 _WALKS = 32  # training rows that a row is compared with
 EXPLAINED = 20  # rows whose reasons are given
+_YEAR = 366  # days
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Effect:
         mean: :math:`\bar f(v)`.
         low: Least of the middle 80 % of the rows.
         high: Largest of them.
+        part: Of a date, ``trend``, ``season``, ``weekday`` or ``hour``; else empty.
+        counts: Training rows of each value, for words; else empty.
     """
 
     column: str
@@ -51,6 +56,18 @@ class Effect:
     mean: list[float]
     low: list[float]
     high: list[float]
+    part: str = ""
+    counts: list[int] = field(default_factory=list)
+
+
+class Grid(NamedTuple):
+    """Values that a column, or the part of a date, is set to, and the features ``(g, p)`` that say so."""
+
+    part: str
+    values: list[Any]
+    counts: list[int]
+    features: list[int]
+    encoded: Tensor
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,7 @@ class Reasons:
         value: The prediction, or that class's probability.
         average: The same, over training rows.
         parts: Column -> what it adds (Shapley values), the largest first.
+        cells: Column -> the row's value in it; empty where it is missing.
     """
 
     row: Any
@@ -72,24 +90,25 @@ class Reasons:
     value: float
     average: float
     parts: dict[str, float]
+    cells: dict[str, str] = field(default_factory=dict)
 
 
 def effect_curves(model: TabularModel, weights: Mapping[str, float] | None = None) -> list[Effect]:
     """Curves of the columns that move the prediction most; ``weights`` are `column_weights`, where they are known."""
     rows, numbers = _drawn(model, _ROWS)
     predict = _without_own(model, numbers)
-    features = model.column_features()
-    found = []
+    effects = []
     for name in list(column_weights(model) if weights is None else weights)[:_COLUMNS]:
-        values, encoded = _grid(model, name)
-        answers = []
-        for value in encoded:
-            changed = rows.clone()
-            changed[:, features[name]] = value
-            answers.append(predict(changed))
-        if answers:
-            found.append(_effect(model, name, values, torch.stack(answers)))  # (g, r, c)
-    return found
+        for grid in _grids(model, name):
+            answers = []
+            for value in grid.encoded:
+                changed = rows.clone()
+                changed[:, grid.features] = value
+                answers.append(predict(changed))
+            if answers:
+                effect = _effect(model, name, grid.values, torch.stack(answers))  # (g, r, c)
+                effects.append(replace(effect, part=grid.part, counts=grid.counts))
+    return effects
 
 
 def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
@@ -99,7 +118,7 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
     the column's part, averaged over 32 training rows and orders, each order also backwards (Strumbelj and Kononenko
     2014). A cell that is blank where no training row was keeps the training rows' values, and so adds nothing.
     """
-    frame = frame.iloc[:EXPLAINED]
+    frame = name_by_text(frame.iloc[:EXPLAINED])
     x, answers = model.encode(frame), model.predict_with_surprises(frame)[0]["prediction"]
     holes = model.holes(model.preparation.prepare(frame))
     features = list(model.column_features().items())
@@ -119,8 +138,18 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
             parts[order] += gains / len(walks)
         named = {name: float(part) for (name, _), part in zip(features, parts, strict=True)}
         ranked = dict(sorted(named.items(), key=lambda pair: -abs(pair[1])))
-        found.append(Reasons(row, answer, of, float(values[:, -1].mean()), float(values[:, 0].mean()), ranked))
+        cells = {name: _cell(frame.at[row, name]) if frame.index.is_unique else "" for name in ranked}
+        found.append(Reasons(row, answer, of, float(values[:, -1].mean()), float(values[:, 0].mean()), ranked, cells))
     return found
+
+
+def _cell(value: Any) -> str:
+    """A cell as people write it: at most four digits after the point, and nothing where it is missing."""
+    if value is None or value is pd.NaT or value is pd.NA or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return str(value)
 
 
 def correlated(model: TabularModel, weights: Mapping[str, float] | None = None) -> list[list[str]]:
@@ -201,25 +230,59 @@ def _path(start: Tensor, end: Tensor, order: list[int], features: list[tuple[str
     return steps
 
 
-def _grid(model: TabularModel, name: str) -> tuple[list[Any], Tensor]:
-    """Values of a column that the training rows span, and their features ``(g, p)``."""
+def _grids(model: TabularModel, name: str) -> list[Grid]:
+    """Values of a column that the training rows span; of a date one grid for each part that varies."""
     column = next(c for c in model.preparation.columns if c.name == name)
-    values = _values(column, model.learner.rows[:, model.column_features()[name][0]])
-    series = pd.Series(values, name=name, dtype=object if isinstance(column.encoder, Levels | Truths) else None)
-    parts = [torch.from_numpy(column.encoder(series).x), model.means.transform_column(name, series)]
-    shown = [str(v)[:10] for v in values] if isinstance(column.encoder, Dates) else values
-    return shown, torch.cat(parts, 1)
-
-
-def _values(column: Column, first: Tensor) -> list[Any]:
-    encoder = column.encoder
+    encoder, features = column.encoder, model.column_features()[name]
+    if isinstance(encoder, Dates):
+        return _date_grids(encoder, features, model.learner.rows)
+    first = model.learner.rows[:, features[0]]
+    counts: list[int] = []
     if isinstance(encoder, Levels):
-        return list(encoder.levels[:_LEVELS])
-    if isinstance(encoder, Truths):
-        return list(encoder.words)
-    ends = first.quantile(torch.linspace(0.02, 0.98, _POINTS, dtype=first.dtype))
-    if isinstance(encoder, Numbers):
-        return [float(v) for v in ends.unique()]
-    if isinstance(encoder, Dates) and encoder.parts[0] == "days":
-        return [encoder.moment(float(v)) for v in ends.unique()]
-    return []
+        # the most frequent words, in the order of the alphabet
+        places = list(range(len(encoder.levels)))[:_LEVELS]
+        if encoder.counts:
+            places = sorted(sorted(range(len(encoder.levels)), key=lambda i: -encoder.counts[i])[:_LEVELS])
+            counts = [encoder.counts[i] for i in places]
+        values: list[Any] = [encoder.levels[i] for i in places]
+    elif isinstance(encoder, Truths):
+        values = list(encoder.words)
+    elif isinstance(encoder, Numbers):
+        values = [float(v) for v in _spread_points(first)]
+    else:
+        return []  # a text has no values to run through
+    series = pd.Series(values, name=name, dtype=float if isinstance(encoder, Numbers) else object)
+    encoded = torch.cat((torch.from_numpy(encoder(series).x), model.means.transform_column(name, series)), 1)
+    return [Grid("", values, counts, features, encoded)]
+
+
+def _date_grids(encoder: Dates, features: list[int], rows: Tensor) -> list[Grid]:
+    """The trend, the season by months, the weekday and the hour, each with the others as the rows have them."""
+    place = dict(zip(encoder.parts, features, strict=False))
+    grids = []
+    trend = [part for part in ("days", "year") if part in place]
+    if "days" in place:
+        # within a year season and trend are one
+        if float(rows[:, place["days"]].max() - rows[:, place["days"]].min()) < _YEAR:
+            trend += [part for part in ("season sin", "season cos") if part in place]
+        moments = [encoder.moment(float(v)) for v in _spread_points(rows[:, place["days"]])]
+        every = date_parts(pd.Series(moments), pd.Timestamp(encoder.origin))
+        encoded = torch.from_numpy(np.column_stack([every[part] for part in trend]))
+        grids.append(Grid("trend", [str(v)[:10] for v in moments], [], [place[part] for part in trend], encoded))
+    hours = [float(hour) for hour in range(24)]
+    circles: dict[str, tuple[str, list[Any], Array]] = {
+        "season": ("season", list(_MONTHS), (np.arange(12) + 0.5) / 12),
+        "weekday": ("weekday", list(_WEEKDAYS), np.arange(7) / 7),
+        "time": ("hour", list(hours), np.arange(24) / 24),
+    }
+    for name, (part, values, share) in circles.items():
+        waves = {f"{name} sin": np.sin(2 * np.pi * share), f"{name} cos": np.cos(2 * np.pi * share)}
+        present = [wave for wave in waves if wave in place and wave not in trend]
+        if present:
+            encoded = torch.from_numpy(np.column_stack([waves[wave] for wave in present]))
+            grids.append(Grid(part, values, [], [place[wave] for wave in present], encoded))
+    return grids
+
+
+def _spread_points(values: Tensor) -> Tensor:  # (r,) -> (g,)
+    return values.quantile(torch.linspace(0.02, 0.98, _POINTS, dtype=values.dtype)).unique()

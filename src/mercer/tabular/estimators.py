@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,10 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def __init__(self, *, trees: bool | str = "auto", random_state: int | np.random.RandomState | None = 0) -> None:
         self.trees, self.random_state = trees, random_state
+
+    def _weights(self) -> str | dict[str, float] | None:
+        """``class_weight`` by the codes that stand for the classes."""
+        return None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from a table without its target.
@@ -69,8 +74,10 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, numbers.Integral):
             seed = int(check_random_state(seed).randint(2**31 - 1))
-        self.model_ = TabularModel(task=self._task, trees=self.trees, random_state=seed)
-        self.model_.fit(frame.assign(**{name: self._encode(target)}), name, weight)
+        table = frame.assign(**{name: self._encode(target)})
+        weights = self._weights()
+        self.model_ = TabularModel(task=self._task, trees=self.trees, random_state=seed, class_weight=weights)
+        self.model_.fit(table, name, weight)
         return self
 
     @property
@@ -142,6 +149,8 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
     Args:
         trees: Whether boosted trees may join the kernel machines, as of :class:`TabularModel`.
         random_state: Random seed of folds and subsets; None draws one at each fit.
+        class_weight: ``balanced`` weights rows by the inverse of their class's frequency; a dict gives the weight of
+            each class, 1 where it has none.
 
     Attributes:
         classes_: The classes, sorted.
@@ -159,6 +168,25 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
 
     classes_: Array
     _task = "classification"
+
+    def __init__(
+        self,
+        *,
+        random_state: int | np.random.RandomState | None = 0,
+        class_weight: str | Mapping[Any, float] | None = None,
+    ) -> None:
+        super().__init__(random_state=random_state)
+        self.class_weight = class_weight
+
+    def _weights(self) -> str | dict[str, float] | None:
+        if self.class_weight is None or isinstance(self.class_weight, str):
+            return self.class_weight
+        codes = {name: str(code) for code, name in enumerate(self.classes_.tolist())}
+        unknown = [name for name in self.class_weight if name not in codes]
+        if unknown:
+            need = f"class_weight must name classes, {', '.join(map(str, list(codes)[:8]))}"
+            raise ValueError(checks.sentence("TabularClassifier", need, repr(unknown[0])))
+        return {codes[name]: float(value) for name, value in self.class_weight.items()}
 
     def predict(self, X: Any) -> Array:
         """The likeliest class of each row, ``(n,)``."""
@@ -217,3 +245,19 @@ class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
         """Lower and upper ends ``(n, 2)`` that hold the true value in a share ``level`` of rows."""
         ends: Array = self._answer(X, level)[["low", "high"]].to_numpy(dtype=np.float64, copy=True)
         return ends
+
+    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.1, 0.5, 0.9)) -> Array:
+        r"""Values below which the true one lies in a share q of rows, ``(n, q)``, one column for each of ``levels``.
+
+        They are the ends of the intervals of level :math:`|2q - 1|`, so they never cross; 0.5 is the prediction.
+        """
+        asked = np.asarray(levels, dtype=np.float64).reshape(-1)
+        if not len(asked) or not ((asked > 0) & (asked < 1)).all():
+            raise ValueError(checks.sentence("TabularRegressor", "levels must lie between 0 and 1", levels))
+        columns = []
+        for q in asked:
+            centre = abs(2 * q - 1)
+            answers = self._answer(X, centre) if centre > 0 else self._answer(X)
+            name = "prediction" if centre == 0 else ("low" if q < 0.5 else "high")
+            columns.append(answers[name].to_numpy(dtype=np.float64))
+        return np.column_stack(columns)

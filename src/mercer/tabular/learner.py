@@ -137,11 +137,13 @@ class Learner(Savable):
             return cls(machine, view, calibration, left_out.new_zeros(0), -math.inf, math.inf)
         low, high = float(y.min()), float(y.max())
         reach = _BEYOND * (high - low)
-        errors = (truth - left_out[:, 0].clamp(low - reach, high + reach)).abs()
+        # counts and prices: what was never negative is not predicted so
+        least = max(low - reach, 0.0) if low >= 0 else low - reach
+        errors = (truth - left_out[:, 0].clamp(least, high + reach)).abs()
         spread, scale = Spread.of(view(x), errors)
         errors, order = (errors / scale).sort()
         weight = None if weight is None else (weight / weight.mean())[order]
-        return cls(machine, view, None, errors, low - reach, high + reach, spread, weight)
+        return cls(machine, view, None, errors, least, high + reach, spread, weight)
 
     def predict(self, x: Tensor) -> Tensor:
         """Probabilities ``(n, c)``, or numbers ``(n,)``."""

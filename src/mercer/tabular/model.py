@@ -18,11 +18,12 @@ from .. import checks
 from ..machines.trees import check_trees
 from ..storage import Savable
 from ..user_text import shown
-from .columns import TASKS, Preparation, Prepared, Target, TargetMeans, name_by_text
+from .columns import TASKS, Column, Preparation, Prepared, Target, TargetMeans, Writing, find_target, name_by_text
 from .familiarity import Familiarity
 from .frames import as_pandas
 from .holes import widen
 from .learner import Learner
+from .splits import choose_scored_rows, score_split, weigh_classes
 from .training import LEVEL, STATE, Progress, Sizes, Training
 
 _UNSEEN = 0.5  # a row with a category that no training row had, or with no value at all, is at least so unfamiliar
@@ -38,6 +39,11 @@ class TabularModel(Savable):
         trees: Whether boosted trees may join the kernel machines. They get a share of the answer where rows left out
             say that they help: ``auto`` where they are affordable, True always, False never.
         random_state: Random seed of folds and subsets; None draws one.
+        class_weight: ``balanced`` weights rows by the inverse of their class's frequency; a dict gives the weight of
+            each class, 1 where it has none. Probabilities are then those of a table with such classes.
+        time: Column by which rows come: scores are of the last fifth, predicted by a model of the earlier rows.
+        groups: Column that names groups of rows: scores are of a fifth of the groups, predicted by a model of the
+            others. It is not learned from.
 
     Attributes:
         preparation: What was made of the columns.
@@ -69,7 +75,21 @@ class TabularModel(Savable):
     notes: list[str]
     made_with: dict[str, str]
 
-    def __init__(self, *, task: str = "auto", trees: bool | str = "auto", random_state: int | None = 0) -> None:
+    def __init__(
+        self,
+        *,
+        task: str = "auto",
+        trees: bool | str = "auto",
+        random_state: int | None = 0,
+        class_weight: str | Mapping[Any, float] | None = None,
+        time: str | None = None,
+        groups: str | None = None,
+    ) -> None:
+        if isinstance(class_weight, str):
+            checks.choice("TabularModel", "class_weight", class_weight, ("balanced",))
+        if time is not None and groups is not None:
+            raise ValueError(checks.sentence("TabularModel", "time or groups must be None", f"{time!r}, {groups!r}"))
+        self.class_weight, self.time, self.groups = class_weight, time, groups
         self.task = checks.choice("TabularModel", "task", task, TASKS)
         self.trees = check_trees("TabularModel", trees)
         if random_state is None:
@@ -114,9 +134,44 @@ class TabularModel(Savable):
             sizes: Numbers of rows at which the way of learning changes; None for the defaults.
             device: Where matrices are factored; the model itself is on the CPU.
         """
-        training = Training(self.task, self.random_state, progress or _log.debug, sizes, device, self.trees)
-        training.learn(as_pandas("TabularModel", frame), target, sample_weight, compare=compare)
+        return self.learn(frame, target, sample_weight, compare, progress or _log.debug, sizes, device)
+
+    def learn(
+        self,
+        frame: pd.DataFrame,
+        target: str,
+        weight: Any,
+        compare: bool,
+        progress: Progress,
+        sizes: Sizes | None,
+        device: str,
+        writings: Mapping[str, Writing] | None = None,
+    ) -> Self:
+        """As :meth:`fit`, where ``writings`` says how the whole table, of which this is a part, writes its columns."""
+        frame = name_by_text(as_pandas("TabularModel", frame))
+        if self.class_weight is not None:
+            weight = weigh_classes(frame[find_target(frame.columns, target)], self.class_weight, weight)
+        apart = self.time is not None or self.groups is not None
+        table = frame if self.groups is None else frame.drop(columns=find_target(frame.columns, self.groups, "groups"))
+        training = Training(self.task, self.random_state, progress, sizes, device, self.trees)
+        training.learn(table, target, weight, writings=writings, compare=compare and not apart)
         self.set_state(training.state())
+        if apart:
+            # a second model, of the earlier rows or the other groups, is what the scores are of
+            scored = choose_scored_rows(frame, self.time, self.groups, self.random_state)
+            other = Training(self.target.task, self.random_state, progress, sizes, device, self.trees)
+            others = None if weight is None else np.asarray(weight)[~scored]
+            other.learn(table[~scored], target, others, writings=writings, compare=False)
+            earlier = TabularModel(task=self.target.task, random_state=self.random_state)
+            earlier.set_state(other.state())
+            self.scores, more = score_split(self, earlier, table[scored])
+            which = (
+                f"the last fifth by {self.time}" if self.groups is None else f"a fifth of the groups of {self.groups}"
+            )
+            self.scores["of"] = f"{which}, by a model fitted without them"
+            self.notes.append(f"Scores are of {self.scores['of']}{'; ' * bool(more)}{more}.")
+        if self.groups is not None:
+            self.preparation.columns.append(Column(self.groups, "ignored", "dropped: it names the groups"))
         return self
 
     def predict(self, frame: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
@@ -159,6 +214,8 @@ class TabularModel(Savable):
             strange[again.numpy()] |= widened.mattered.numpy()
             x[again] = widened.completed  # no training row looked like the filler of a blank cell
 
+        if self.target.classes is None and self.learner.low >= 0:  # so were all targets
+            low, high = low.clamp_min(0.0), high.clamp_min(0.0)
         columns: dict[str, Any] = {}
         if self.target.classes is not None:
             columns["prediction"] = self.target.decode(answer.argmax(1))
@@ -236,8 +293,12 @@ class TabularModel(Savable):
         return surprises
 
     def get_arguments(self) -> dict[str, Any]:
-        """The task, whether trees may join, and the seed that was used."""
-        return {"task": self.task, "trees": self.trees, "random_state": self.random_state}
+        """What the model was made with; the seed is the one that was used."""
+        weights = self.class_weight
+        if weights is not None and not isinstance(weights, str):
+            weights = {str(name): float(value) for name, value in weights.items()}
+        chosen = {"class_weight": weights, "time": self.time, "groups": self.groups}
+        return {"task": self.task, "trees": self.trees, "random_state": self.random_state, **chosen}
 
     def get_state(self) -> dict[str, Any]:
         """Everything that was learned."""

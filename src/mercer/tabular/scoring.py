@@ -15,6 +15,7 @@ from .folds import stratified_folds
 
 FOLDS = 5
 BOOSTING = "HistGradientBoosting"
+MEASURES = ("accuracy", "balanced_accuracy", "log_loss", "auroc", "average_precision")
 _DRAWN = 1000  # pairs of value and prediction that are kept for the picture
 _BINS = 10
 _WIDE = 1000  # columns above which trees would take longer than everything else together
@@ -41,7 +42,7 @@ def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
         "balanced_accuracy": float(recall.double().mean()),
         "log_loss": metrics.nll(p, y),
         "ece": metrics.ece(p, y),
-        "auroc": metrics.auroc(p[y == 0, 1], p[y == 1, 1]) if c == 2 and bool(there.all()) else None,
+        **rank_scores(p, y),
         "always_most_frequent": float(confusion.sum(1).max() / len(y)),
         "confusion": confusion.tolist(),
         "reliability": {
@@ -50,6 +51,22 @@ def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
             "accuracy": _without_nan(right),
         },
     }
+
+
+def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
+    """AUROC and average precision of probabilities ``(n, c)``: of two classes the rarer one's, else the classes' means.
+
+    None where a class has no row, or all of them.
+    """
+    from sklearn.metrics import average_precision_score
+
+    counts = torch.bincount(y, minlength=p.shape[1])
+    if int(counts.min()) == 0:
+        return {"auroc": None, "average_precision": None}
+    classes = range(p.shape[1]) if p.shape[1] > 2 else [1 if int(counts[1]) <= int(counts[0]) else 0]
+    areas = [metrics.auroc(p[y != i, i], p[y == i, i]) for i in classes]
+    precisions = [float(average_precision_score((y == i).numpy(), p[:, i].numpy())) for i in classes]
+    return {"auroc": sum(areas) / len(areas), "average_precision": sum(precisions) / len(precisions)}
 
 
 def score_values(predicted: Tensor, y: Tensor) -> dict[str, Any]:
@@ -74,8 +91,8 @@ def beside(
     classes: Array | None,
     progress: Callable[[str], None],
     weight: Tensor | None = None,
-) -> dict[str, dict[str, float]]:
-    """A linear model and boosted trees on the same folds: accuracy and log loss, or R2.
+) -> dict[str, dict[str, float | None]]:
+    """A linear model and boosted trees on the same folds: accuracy, balanced too, log loss and ranks, or R2.
 
     Args:
         x: Prepared rows ``(n, d)``.
@@ -110,7 +127,8 @@ def beside(
         scored, truth = outputs[left_out], y[left_out]
         if c:
             p = scored.clamp_min(1e-15)
-            found[name] = {"accuracy": metrics.accuracy(p, truth), "log_loss": metrics.nll(p / p.sum(1, True), truth)}
+            scores = score_classes(p / p.sum(1, True), truth)
+            found[name] = {measure: scores[measure] for measure in MEASURES}
         else:
             error = (truth - scored[:, 0]).square().mean() / (truth - truth.mean()).square().mean().clamp_min(1e-300)
             found[name] = {"r2": float(1 - error)}

@@ -18,10 +18,10 @@ import pandas as pd
 from .. import checks
 from ..storage import atomic_stream, sha256
 from ..user_text import spreadsheet_safe
-from .columns import Array, Writing, find_target, is_text, name_by_text
+from .columns import Array, Column, Writing, find_target, is_text
 from .model import TabularModel
 from .reading import read, read_chunks
-from .training import LEVEL, Sizes, Training
+from .training import LEVEL, Sizes
 
 __all__ = ["Answers", "fingerprint", "fit_file", "predict_file"]
 
@@ -67,6 +67,7 @@ def fit_file(
     *,
     progress: Progress,
     weight: str | None = None,
+    ignore: Sequence[str] = (),
     rows: int | None = None,
     sample: int | None = None,
     compare: bool = False,
@@ -81,6 +82,7 @@ def fit_file(
         target: Name of a column.
         progress: Callback that receives progress messages.
         weight: Name of a column with the rows' weights, which is not learned from; None for 1.
+        ignore: Columns that are not learned from.
         rows: Rows of a part; None for as many as ten million values have.
         sample: Rows that are learned from, at most; None for 200,000, or as many as five million values have.
         compare: Score a linear model and boosted trees on the same folds.
@@ -91,19 +93,22 @@ def fit_file(
     find_target(columns, target)
     if weight is not None and find_target(columns, weight, "weight") == target:
         raise ValueError(checks.sentence("weight", "must be another column than the target", repr(weight)))
+    for name in ignore:
+        if find_target(columns, name, "ignore") in (target, weight):
+            raise ValueError(checks.sentence("ignore", "must be another column than target and weight", repr(name)))
+    ignored = [Column(name, "ignored", "dropped: as asked") for name in dict.fromkeys(ignore)]
     rows = rows or _affordable(len(columns), 50_000, _CELLS)
     sample = sample or _affordable(len(columns), SAMPLE_ROWS, _SAMPLE_CELLS)
     progress(f"reading {Path(path).name}")
     drawn, total, writings = _draw_file(path, rows, sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
-    drawn, weights = _weighed(drawn, weight)
-    training = Training(model.task, model.random_state, progress, sizes, device, model.trees)
+    drawn, weights = _weighed(drawn.drop(columns=[column.name for column in ignored]), weight)
     known = writings if total > sample else None  # of a whole table the learner sees for itself
-    training.learn(name_by_text(drawn), target, weights, writings=known, compare=compare)
+    model.learn(drawn, target, weights, compare, progress, sizes, device, known)
     if total > sample:
-        training.notes.insert(0, f"Of {total} rows, {sample} drawn at random were learned from.")
-    training.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
-    model.set_state(training.state())
+        model.notes.insert(0, f"Of {total} rows, {sample} drawn at random were learned from.")
+    model.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
+    model.preparation.columns += ignored
     return model
 
 
@@ -184,6 +189,7 @@ def predict_file(
     rows: int | None = None,
     keep: Sequence[str] | None = None,
     level: float = LEVEL,
+    threshold: tuple[str, float] | None = None,
     spreadsheet: bool = False,
 ) -> Answers:
     """Predict every row of a file into the csv file ``out``, which appears whole or not at all.
@@ -196,6 +202,7 @@ def predict_file(
         rows: Rows held at once; None for as many as ten million values have.
         keep: Columns of the file to copy; None for those that name the row.
         level: For numbers, the share of rows whose true value lies between ``low`` and ``high``.
+        threshold: A class, and the probability from which on it is predicted; None for the likeliest class.
         spreadsheet: Put a quote mark before texts that a spreadsheet would run as formulas.
     """
     columns = list(map(str, read(path, rows=1).columns))
@@ -206,6 +213,8 @@ def predict_file(
     with atomic_stream(out) as file:
         for chunk in read_chunks(path, rows=rows, text=text):
             found, surprises = model.predict_with_surprises(chunk, level=level)
+            if threshold is not None:
+                found["prediction"] = decide(model, found, *threshold)
             _written(chunk[answers.kept], found, spreadsheet).to_csv(
                 file, index=False, header=answers.rows == 0, lineterminator="\n"
             )
@@ -223,6 +232,20 @@ def predict_file(
         spread = moments[3] - moments[2] ** 2 / moments[0]
         answers.score = float(1 - moments[1] / spread) if spread > 0 else None
     return answers
+
+
+def decide(model: TabularModel, found: pd.DataFrame, name: str, threshold: float) -> Array:  # (n,)
+    """The class ``name`` wherever its probability is at least ``threshold``; elsewhere the likeliest other class."""
+    classes = model.target.classes
+    known = [] if classes is None else [str(one) for one in classes]
+    if classes is None or name not in known:
+        need = f"the class must be one of {', '.join(known[:8])}" if known else "the target must have classes"
+        raise ValueError(checks.sentence("threshold", need, repr(name) if known else "a regression"))
+    place = known.index(name)
+    p = found[[f"p_{one}" for one in classes]].to_numpy()
+    others = np.where(np.arange(len(classes)) == place, -1.0, p).argmax(1)
+    labels: Array = classes[np.where(p[:, place] >= threshold, place, others)]
+    return labels
 
 
 def _kept(model: TabularModel, columns: list[str], keep: Sequence[str] | None) -> list[str]:

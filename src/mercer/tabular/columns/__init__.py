@@ -5,7 +5,7 @@ from .encoders import Dates, Levels, Numbers, Texts, Truths
 from .preparation import Preparation, Prepared, name_by_text
 from .target import TASKS, Target, find_target, present
 from .target_means import TargetMeans
-from .values import Array, Writing, is_text
+from .values import Array, Writing, date_format, dates, is_text, numbers, words
 
 __all__ = [
     "TASKS",
@@ -21,8 +21,12 @@ __all__ = [
     "Texts",
     "Truths",
     "Writing",
+    "date_format",
+    "dates",
     "find_target",
     "is_text",
     "name_by_text",
+    "numbers",
     "present",
+    "words",
 ]

@@ -218,7 +218,8 @@ def _categorical(name: str, text: pd.Series[Any]) -> Column:
         how += "; and the mean of the target over other rows with the same word"
     if missing:
         how += f"; missing ({_rows(missing)}) is " + ("a category of its own" if flagged else "none of them")
-    return Column(name, "categorical", how, Levels(features, kept, rare, flagged))
+    rows = [int(counts[level]) for level in kept]
+    return Column(name, "categorical", how, Levels(features, kept, rare, flagged, rows))
 
 
 def _date(name: str, series: pd.Series[Any], pattern: str, writing: Writing) -> Column:

@@ -120,13 +120,15 @@ class Truths(Savable):
 class Levels(Savable):
     """One column for each of ``levels``, one for all ``others``, one for a missing value, where there were such.
 
-    A level never seen gives the column of the others, or none. Two levels and nothing else need one column.
+    A level never seen gives the column of the others, or none. Two levels and nothing else need one column. ``counts``
+    are the training rows of each of ``levels``.
     """
 
     features: list[str]
     levels: list[str]
     others: list[str]
     with_missing: bool
+    counts: list[int] = field(default_factory=list)
 
     @property
     def knows_blanks(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ... import __version__, figures
 from ...figures import numbers
@@ -25,16 +28,19 @@ _WEIGHTS = 15  # columns in the picture of weights
 _CONFUSIONS = 6
 _PARTS = 5  # columns of a row that are listed
 _POINTS = 600
+_LONG_TREND = 1000  # days from which on the axis has years
 _TILES = {
     "accuracy": ("right", "of rows it had not seen"),
     "balanced_accuracy": ("right by class", "the mean over the classes"),
     "auroc": ("AUROC", "1 ranks all rows rightly, 0.5 is chance"),
+    "average_precision": ("average precision", "1 ranks all rows rightly, the class's share is chance"),
     "log_loss": ("log loss", "of its probabilities; lower is better"),
     "ece": ("calibration error", "how far its confidence is off"),
     "r2": ("explained", "of the target's variation on rows it had not seen"),
     "rmse": ("root mean squared error", "in the target's unit"),
     "mae": ("mean absolute error", "in the target's unit"),
 }
+_SHORT = {"balanced_accuracy": "by class", "average_precision": "avg. prec."}
 _SHARES = ("accuracy", "balanced_accuracy", "r2")
 
 
@@ -65,6 +71,7 @@ def model_page(
         "folder": folder,
         "title": f"What a model of {model.target.name} learned",
         "headline": headline(model),
+        "advice": advice(model),
         "version": __version__,
         "seconds": 0.0,
         "style": own_text("style.css") + own_text("pages.css"),
@@ -86,12 +93,20 @@ def reason_lines(why: Reasons) -> tuple[str, list[tuple[str, str]]]:
     """A row and its answer in words, and what each of its five largest columns adds; the others in one line."""
     parts = list(why.parts.items())
     more = f"{len(parts) - _PARTS} more column" + "s" * (len(parts) != _PARTS + 1)
-    lines = parts[:_PARTS] + [(more, sum(value for _, value in parts[_PARTS:]))] * (len(parts) > _PARTS)
+    # each column with the row's value in it, so that one need not look it up
+    lines = [
+        (f"{shown(name, 40)} = {shown(why.cells[name], 24)}" if why.cells.get(name) else name, value)
+        for name, value in parts[:_PARTS]
+    ]
+    lines += [(more, sum(value for _, value in parts[_PARTS:]))] * (len(parts) > _PARTS)
     if why.of:
         title = f"row {why.row}: {shown(why.answer, 30)} ({why.value:.1%}; on average {why.average:.1%})"
         return title, [(shown(name, 40), f"{100 * value:+.1f} points") for name, value in lines]
-    title = f"row {why.row}: {shown(why.answer, 30)} (on average {why.average:.6g})"
-    return title, [(shown(name, 40), f"{value:+.5g}") for name, value in lines]
+    # as many decimals as the largest part needs for three digits
+    largest = max([abs(value) for _, value in lines] + [1e-12])
+    decimals = max(0, 2 - math.floor(math.log10(largest)))
+    answer = f"{why.value:,.{decimals}f} (on average {why.average:,.{decimals}f})"
+    return f"row {why.row}: {answer}", [(shown(name, 40), f"{value:+,.{decimals}f}") for name, value in lines]
 
 
 def headline(model: TabularModel) -> str:
@@ -101,10 +116,44 @@ def headline(model: TabularModel) -> str:
         return f"{name} is predicted from {_used(model)}; the rows were too few to say how well."
     if model.target.classes is None:
         return f"{name} is predicted from {_used(model)}: {_percent(scores['r2'])} of its variation on unseen rows."
-    alone = _percent(scores["always_most_frequent"])
-    right = _percent(scores["accuracy"])
+    right, alone = _percent(scores["accuracy"]), _percent(scores["always_most_frequent"])
+    never = never_predicted(model)
+    if never:
+        listed = ", ".join(shown(one, 30) for one in never[:5]) + (", ..." if len(never) > 5 else "")
+        verb = "is" if len(never) == 1 else "are"
+        other = "as many as" if right == alone else alone
+        score = f"{right} right on unseen rows, {other} by the most frequent class alone"
+        return f"{name}: {listed} {verb} never predicted; {score}."
+    if not gains(scores):
+        other = "" if right == alone else f" ({right} by the model)"
+        return f"{name}: no more rows right than by the most frequent class alone, {alone} on unseen rows{other}."
     guess = f"where the most frequent class alone gives {alone}"
     return f"{name} is predicted from {_used(model)}: {right} right on unseen rows, {guess}."
+
+
+def advice(model: TabularModel) -> str:
+    """What to do where a class is never predicted or nothing is gained; else empty."""
+    scores = model.scores
+    if not scores["folds"] or model.target.classes is None or (gains(scores) and not never_predicted(model)):
+        return ""
+    ranks = f"Its ranking of rows has an AUROC of {scores['auroc']:.2f}; " if scores.get("auroc") is not None else ""
+    what = 'for rare classes, pass --threshold to mercer predict, or class_weight="balanced" in Python.'
+    return f"{ranks}{what}" if ranks else what.capitalize()
+
+
+def never_predicted(model: TabularModel) -> list[str]:
+    """Classes that left-out rows have and that none of them is taken for."""
+    counts = model.scores.get("confusion", [])
+    names = [] if model.target.classes is None else map(str, model.target.classes)
+    return [name for i, name in enumerate(names) if counts and sum(counts[i]) and not any(row[i] for row in counts)]
+
+
+def gains(scores: Mapping[str, Any]) -> bool:
+    """Whether more rows are right than by the most frequent class alone, by more than a standard error."""
+    sizes = [sum(row) for row in scores["confusion"]]
+    others = sum(sizes) - max(sizes)  # rows that can be gained
+    gained = (scores["accuracy"] - scores["always_most_frequent"]) * sum(sizes)
+    return bool(gained > max(1, others) ** 0.5)
 
 
 def confusions(model: TabularModel, most: int) -> list[tuple[str, str, int, int]]:
@@ -145,10 +194,12 @@ def _beside(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     measures = list(next(iter(others.values())))
     lines = [(name, [_shown(found[measure], measure) for measure in measures]) for name, found in others.items()]
     ours = ("this model", [_shown(scores[measure], measure) for measure in measures])
-    return {"measures": [_TILES[measure][0] for measure in measures], "lines": [ours, *lines]}
+    return {"measures": [_SHORT.get(measure, _TILES[measure][0]) for measure in measures], "lines": [ours, *lines]}
 
 
-def _shown(score: float, measure: str) -> str:
+def _shown(score: float | None, measure: str) -> str:
+    if score is None:
+        return "–"
     return _percent(score) if measure in _SHARES else numbers.plain(score, 3)
 
 
@@ -166,8 +217,8 @@ def _pictures(
         found[f"effect{number}"] = drawn(
             f"effect{number}",
             lambda effect=effect: _effect(effect, model.target.name),  # type: ignore[misc]
-            f"How the prediction moves with {effect.column}.",
-            f"The average prediction for each value of {effect.column}"
+            f"How the prediction moves with {_moved(effect)}.",
+            f"The average prediction for each value of {_moved(effect)}"
             + (". The band holds the middle 80% of the rows." if _is_curve(effect) else "."),
         )
     if losses:
@@ -203,18 +254,35 @@ def _pictures(
     return found
 
 
+def _moved(effect: Effect) -> str:
+    return f"the {effect.part} of {effect.column}" if effect.part else effect.column
+
+
 def _is_curve(effect: Effect) -> bool:
-    return all(isinstance(value, float) for value in effect.values)
+    return effect.part in ("trend", "season") or all(isinstance(value, float) for value in effect.values)
 
 
 def _effect(effect: Effect, target: str) -> figures.Figure:
     y_label = f"probability of {label(effect.of)}" if effect.of else f"predicted {label(target)}"
     if not _is_curve(effect):
-        named = {label(str(value)): mean for value, mean in zip(effect.values, effect.mean, strict=True)}
-        return figures.bars({"": named}, x_label=f"{y_label}, by {label(effect.column)}")
+        names = [label(str(value)) for value in effect.values]
+        if effect.counts:
+            names = [f"{name} ({count:,} rows)" for name, count in zip(names, effect.counts, strict=True)]
+        return figures.bars(
+            {"": dict(zip(names, effect.mean, strict=True))}, x_label=f"{y_label}, by {label(_moved(effect))}"
+        )
+    x, x_label = effect.values, label(_moved(effect))
+    if effect.part == "season":
+        x, x_label = [float(month) for month in range(1, 13)], f"month of {label(effect.column)}"
+    if effect.part == "trend":
+        # days of one year, or years
+        days = np.array(effect.values, dtype="datetime64[D]").astype(np.int64).astype(np.float64)
+        x, x_label = (days - days[0]).tolist(), f"{label(effect.column)}, days since {effect.values[0]}"
+        if days[-1] - days[0] > _LONG_TREND:
+            x, x_label = (1970 + days / 365.2425).tolist(), f"{label(effect.column)}, year"
     return figures.lines(
-        {"average": {"x": effect.values, "y": effect.mean, "low": effect.low, "high": effect.high}},
-        x_label=label(effect.column),
+        {"average": {"x": x, "y": effect.mean, "low": effect.low, "high": effect.high}},
+        x_label=x_label,
         y_label=y_label,
     )
 

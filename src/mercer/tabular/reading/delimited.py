@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import zlib
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pandas as pd
 from typing_extensions import override
@@ -160,9 +161,18 @@ class _Records(io.TextIOBase):
 
 
 def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
-    """Lines of UTF-8 text, a byte-order mark dropped; what is not text is refused by its line."""
+    """Lines of text, a byte-order mark dropped; what is not text is refused by its line.
+
+    The text is UTF-8, or as Excel saves it: UTF-16 with its mark, or Windows-1252 where the first line beyond ASCII is
+    no UTF-8. A file that has lines of both is refused.
+    """
+    start = stream.read(2)
+    stream = cast(IO[bytes], io.BufferedReader(_Joined(start, stream)))
+    if start in _UTF16:
+        stream = cast(IO[bytes], io.BufferedReader(_Recoded(stream)))
     lines = _split(stream, limit)
     number = 0
+    encoding = ""  # until a line beyond ASCII decides
     while True:
         number += 1
         try:
@@ -171,16 +181,71 @@ def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
             raise corrupt(path, "the compressed stream must be whole", str(error)[:100]) from error
         if not line:
             return
-        if number == 1 and line[:2] in _UTF16:
-            raise corrupt(path, "the text must be UTF-8", "UTF-16", _SAVE)
         if len(line) > limit:
             raise corrupt(path, f"line {number} must have at most {limit} bytes", "more", "Is it a table?")
         if b"\0" in line:
             raise corrupt(path, "the text must be UTF-8", f"a NUL byte in line {number}", _SAVE)
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        if not line.isascii():
+            reads_as = "utf-8" if _is_utf8(line) else "cp1252"
+            encoding = encoding or reads_as
+            if encoding != reads_as:
+                raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE)
         try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").replace("\r\n", "\n")
-        except UnicodeDecodeError as error:
+            yield line.decode(encoding or "ascii").replace("\r\n", "\n")
+        except UnicodeDecodeError as error:  # five bytes mean nothing in Windows-1252
             raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE) from error
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Joined(io.RawIOBase):
+    """A stream with the bytes that were already read from it put back."""
+
+    def __init__(self, start: bytes, stream: IO[bytes]) -> None:
+        self._start, self._stream = start, stream
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._start[: len(buffer)] or self._stream.read(len(buffer))
+        self._start = self._start[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class _Recoded(io.RawIOBase):
+    """UTF-16 as UTF-8; what is no UTF-16 becomes a NUL byte, which is refused by its line."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._pending = stream, b""
+        self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Any, /) -> int:
+        while not self._pending:
+            data = self._stream.read(2**16)
+            text = self._decoder.decode(data, final=not data)
+            self._pending = text.replace("\ufffd", "\0").encode()
+            if not data and not self._pending:
+                return 0
+        size = min(len(buffer), len(self._pending))
+        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
+        return size
 
 
 def _split(stream: IO[bytes], limit: int) -> Iterator[bytes]:

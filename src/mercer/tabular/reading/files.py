@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 
 from ... import checks
-from ...storage import check_replaceable
+from ...storage import check_replaceable, corrupt
 from .arrays import npz_frame
-from .delimited import DelimitedFile
+from .delimited import MISSING_MARKS, DelimitedFile
 from .limits import Limits
 from .parquet import parquet_chunks, parquet_frame
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npz", ".xlsx")
 _LIMITS = Limits()
 _OTHERS = {".txt": ".csv", ".tab": ".tsv", ".pq": ".parquet"}
 
@@ -28,7 +28,7 @@ def read(
     becomes d columns ``name_0``, ``name_1``, ...; an array ``(n,)`` becomes one.
 
     Args:
-        path: A csv, tsv, parquet or npz file.
+        path: A csv, tsv, parquet, npz or (where openpyxl is installed) xlsx file; of the last, the first sheet.
         rows: Read only the first ``rows`` rows.
         text: Columns of a csv or tsv that stay text.
         limits: Largest sizes that the file may have.
@@ -41,6 +41,8 @@ def read(
         checks.integer("read", "rows", rows, 1)
     if kind == ".npz":
         return npz_frame(path, limits).iloc[:rows]
+    if kind == ".xlsx":
+        return _read_sheet(path, limits).iloc[:rows]
     if kind == ".parquet":
         return parquet_frame(path, rows, limits)
     return DelimitedFile(path, limits).frame(rows, list(text))
@@ -61,12 +63,28 @@ def read_chunks(
     """
     path, kind = _checked(path)
     checks.integer("read_chunks", "rows", rows, 1)
-    if kind == ".npz":
-        frame = npz_frame(path, limits)
+    if kind in (".npz", ".xlsx"):
+        frame = npz_frame(path, limits) if kind == ".npz" else _read_sheet(path, limits)
         return (frame.iloc[start : start + rows] for start in range(0, len(frame), rows))
     if kind == ".parquet":
         return parquet_chunks(path, rows, limits)
     return DelimitedFile(path, limits).chunks(rows, list(text))
+
+
+def _read_sheet(path: Path, limits: Limits) -> pd.DataFrame:
+    """The first sheet of an Excel file, as pandas and openpyxl read it."""
+    if path.stat().st_size > limits.in_memory:
+        raise corrupt(path, f"at most {limits.in_memory} bytes are read at once", "more", "Save it as csv.")
+    try:
+        frame = pd.read_excel(path, engine="openpyxl", na_values=list(MISSING_MARKS))
+    except ImportError as error:
+        fix = "Install openpyxl (pip install openpyxl), or save the sheet as csv."
+        raise ValueError(checks.sentence("read", f"{path.name} needs openpyxl", "none", fix)) from error
+    except Exception as error:  # openpyxl raises whatever a broken archive makes it raise
+        raise corrupt(path, "the file must be an Excel sheet", f"{type(error).__name__}: {error}"[:100]) from error
+    if not len(frame) or not frame.shape[1]:
+        raise corrupt(path, "the table must have a header and at least one row", "an empty sheet", "")
+    return frame.set_axis([str(name) for name in frame.columns], axis=1)
 
 
 def _checked(path: str | Path) -> tuple[Path, str]:

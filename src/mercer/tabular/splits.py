@@ -1,0 +1,86 @@
+"""Scores on rows as they will come: later than the rows learned from, or of groups that none of them belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+
+from .. import checks
+from .columns import Array, date_format, dates, find_target, numbers, words
+from .scoring import score_classes, score_values
+
+if TYPE_CHECKING:
+    from .model import TabularModel
+
+_SHARE = 0.2  # of the rows, that are scored
+_LEAST = 1e-6  # probability of a class that the rows learned from did not have
+
+
+def weigh_classes(target: pd.Series[Any], class_weight: str | Mapping[Any, float], weight: Any) -> Array:  # (n,)
+    """Weights of rows by their class, times ``weight`` where it is given: see :class:`TabularModel`."""
+    text = words(target)
+    present = text.dropna()
+    if isinstance(class_weight, str):
+        classes = np.unique(present.to_numpy(dtype=str))
+        weights = compute_class_weight("balanced", classes=classes, y=present.to_numpy(dtype=str))
+        factor = dict(zip(classes.tolist(), weights.tolist(), strict=True))
+    else:
+        factor = {str(name): float(value) for name, value in class_weight.items()}
+        unknown = sorted(set(factor) - set(present.unique()))
+        if unknown:
+            need = f"class_weight must name classes of column {str(target.name)!r}"
+            raise ValueError(checks.sentence("TabularModel", need, repr(unknown[0])))
+    by_class = np.array(text.map(lambda one: factor.get(one, 1.0)), dtype=np.float64)
+    return by_class if weight is None else by_class * np.asarray(weight, dtype=np.float64)
+
+
+def choose_scored_rows(frame: pd.DataFrame, time: str | None, groups: str | None, seed: int) -> Array:  # (n,)
+    """The last fifth of the rows by ``time``, rows of one moment together; or groups drawn until they have a fifth."""
+    if time is not None:
+        series = frame[find_target(frame.columns, time, "time")]
+        pattern = date_format(series)
+        if pattern is None:
+            values = numbers(series)
+        else:
+            moments = dates(series, pattern)
+            values = np.where(moments.isna(), np.nan, moments.to_numpy().astype(np.int64).astype(np.float64))
+        if not np.isfinite(values).any():
+            need = f"column {time!r} must hold dates or numbers"
+            raise ValueError(checks.sentence("time", need, repr(words(series).iloc[0])[:40]))
+        scored: Array = values > np.nanquantile(values, 1 - _SHARE, method="lower")
+        what = f"column {time!r} must tell earlier from later rows"
+    else:
+        names = words(frame[find_target(frame.columns, groups, "groups")]).fillna("").to_numpy(dtype=str)
+        different, place = np.unique(names, return_inverse=True)
+        order = np.random.default_rng(seed).permutation(len(different))
+        counts = np.bincount(place)[order].cumsum()
+        chosen = order[: 1 + int(np.searchsorted(counts, _SHARE * len(names)))]
+        scored = np.isin(place, chosen)
+        what = f"column {groups!r} must hold several groups"
+    if not scored.any() or scored.all():
+        raise ValueError(checks.sentence("groups" if time is None else "time", what, "rows that are all alike"))
+    return scored
+
+
+def score_split(model: TabularModel, other: TabularModel, rows: pd.DataFrame) -> tuple[dict[str, Any], str]:
+    """Scores of ``other``, fitted without these rows, and a sentence on them; classes are those of ``model``."""
+    rows = rows[model.target.known(rows[model.target.name])]
+    if not len(rows):
+        raise ValueError(checks.sentence("TabularModel", f"scored rows must have {model.target.name!r}", "none"))
+    answers, _ = other.predict_with_surprises(rows)
+    truth = model.target.encode(rows[model.target.name])
+    head = {"rows": len(rows), "folds": 1}
+    if model.target.classes is None:
+        scores = score_values(torch.from_numpy(answers["prediction"].to_numpy(copy=True)), truth)
+        inside = (answers["low"] <= truth.numpy()) & (truth.numpy() <= answers["high"])
+        return {**head, **scores}, f"{inside.mean():.0%} of them lie within their intervals of level 90%"
+    # a class that the earlier rows or other groups lack has next to no probability
+    columns = [f"p_{name}" for name in model.target.classes]
+    p = torch.from_numpy(answers.reindex(columns=columns, fill_value=0.0).to_numpy(dtype=np.float64, copy=True))
+    p = p.clamp_min(_LEAST)
+    return {**head, **score_classes(p / p.sum(1, keepdim=True), truth)}, ""

@@ -1,0 +1,178 @@
+"""What a practitioner asks: rare classes, counts, quantiles, later rows and new groups, thresholds, Excel's files."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from mercer import load, save
+from mercer.cli import main
+from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor, read
+from mercer.tabular.pages.model_page import headline
+
+ROWS = 200
+
+
+def run(*words):
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def rare(rows=ROWS, share=0.06, signal=0.0):
+    """A class of few rows, about which the number says as much as ``signal``."""
+    rng = np.random.default_rng(0)
+    y = np.where(np.arange(rows) < share * rows, "ill", "well")
+    return pd.DataFrame({"x": rng.normal(size=rows) + signal * (y == "ill"), "z": rng.normal(size=rows), "y": y})
+
+
+@pytest.fixture(scope="module")
+def unlearnable(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rare")
+    rare().to_csv(folder / "rare.csv", index=False)
+    printed = run("fit", folder / "rare.csv", "--target", "y", "-o", folder / "model")
+    return folder, printed
+
+
+def test_a_class_that_is_never_predicted_is_said_first(unlearnable):
+    folder, printed = unlearnable
+    said = "y: ill is never predicted"
+    assert said in " ".join(printed.splitlines()[1:3]) and "--threshold" in printed
+    model = load(folder / "model")
+    assert headline(model).startswith(said) and "where the most frequent" not in headline(model)
+    assert model.scores["average_precision"] < 0.4 and "balanced" in printed and "avg prec" in printed
+    beside = model.scores["beside"]["linear"]
+    assert set(beside) == {"accuracy", "balanced_accuracy", "log_loss", "auroc", "average_precision"}
+
+
+def test_nothing_gained_is_said():
+    model = TabularModel().fit(rare(60, 0.5), "y")
+    model.scores.update(accuracy=0.5, always_most_frequent=0.5, confusion=[[15, 15], [15, 15]])
+    assert "no more rows right than by the most frequent class alone, 50.0% on unseen rows." in headline(model)
+    model.scores.update(accuracy=0.9, confusion=[[27, 3], [3, 27]])
+    assert headline(model).startswith("y is predicted from 2 columns: 90.0% right")
+
+
+def test_several_classes_have_an_area_under_the_curve():
+    frame = rare(90).assign(y=lambda t: pd.cut(t["x"], [-9, -0.5, 0.5, 9], labels=["a", "b", "c"]).astype(str))
+    scores = TabularModel().fit(frame, "y").scores
+    assert scores["auroc"] > 0.9 and scores["average_precision"] > 0.8
+
+
+def test_balanced_classes_are_found():
+    frame = rare(signal=1.5)
+    x, y = frame[["x", "z"]], frame["y"]
+    plain = TabularClassifier().fit(x, y)
+    even = TabularClassifier(class_weight="balanced").fit(x, y)
+    by_hand = TabularClassifier(class_weight={"ill": 0.94 / 0.06}).fit(x, y)
+    ill = np.array(y == "ill")
+    assert (even.predict(x)[ill] == "ill").mean() > (plain.predict(x)[ill] == "ill").mean() + 0.3
+    np.testing.assert_allclose(by_hand.predict_proba(x), even.predict_proba(x), atol=1e-6)
+    with pytest.raises(ValueError, match="class_weight must name classes, ill, well; got 'sick'"):
+        TabularClassifier(class_weight={"sick": 2}).fit(x, y)
+    with pytest.raises(ValueError, match="class_weight must be"):
+        TabularModel(class_weight="equal")
+
+
+def test_counts_are_not_negative_and_quantiles_do_not_cross():
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame({"x": rng.normal(size=ROWS), "z": rng.normal(size=ROWS)})
+    visits = rng.poisson(np.exp(x["x"] - 1)).astype(float) + 0.5 * (rng.random(ROWS) < 0.2)
+    model = TabularRegressor().fit(x, visits)
+    assert model.predict_interval(x).min() == 0 and model.predict(x * 3).min() >= 0
+    quantiles = model.predict_quantiles(x, [0.05, 0.25, 0.5, 0.75, 0.95])
+    assert (np.diff(quantiles) >= 0).all() and quantiles.min() >= 0
+    np.testing.assert_array_equal(quantiles[:, 2], model.predict(x))
+    np.testing.assert_allclose(quantiles[:, [0, 4]], model.predict_interval(x, 0.9))
+    shifted = TabularRegressor().fit(x, visits - 1)
+    assert shifted.predict_interval(x).min() < -1  # numbers of both signs are left as they are
+    with pytest.raises(ValueError, match="levels must lie between 0 and 1"):
+        model.predict_quantiles(x, [1.0])
+
+
+def drifting(rows=ROWS):
+    """Each shop has a level of its own, which its number tells; the level of all rises with the day."""
+    rng = np.random.default_rng(0)
+    shop = rng.integers(0, 10, rows)
+    day = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(rows), unit="D")
+    sales = 5 * rng.normal(size=10)[shop] + 0.1 * rng.normal(size=rows)
+    frame = pd.DataFrame({"day": day.strftime("%Y-%m-%d"), "shop": [f"shop {i}" for i in shop], "floor": shop * 1.0})
+    return frame.sample(frac=1, random_state=0).assign(sales=lambda t: sales[t.index] + 0.0)
+
+
+def test_scores_of_whole_groups_and_of_later_rows(tmp_path):
+    frame = drifting()
+    mixed = TabularModel().fit(frame, "sales")
+    grouped = TabularModel(groups="shop").fit(frame, "sales")
+    assert mixed.scores["r2"] > 0.95 and grouped.scores["r2"] < 0.8  # a new shop's level is not known
+    assert grouped.preparation.columns[-1].how == "dropped: it names the groups"
+    assert 0.1 * ROWS < grouped.scores["rows"] < 0.4 * ROWS and grouped.rows == ROWS
+    later = TabularModel(time="day").fit(frame, "sales")
+    assert later.scores["rows"] == ROWS // 5 and "the last fifth by day" in later.notes[-1]
+    save(grouped, tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert again.groups == "shop" and again.scores == grouped.scores
+    pd.testing.assert_frame_equal(again.predict(frame[:5]), grouped.predict(frame[:5]))
+    with pytest.raises(ValueError, match="time or groups must be None"):
+        TabularModel(time="day", groups="shop")
+    with pytest.raises(ValueError, match="groups: must be one of the columns"):
+        TabularModel(groups="shops").fit(frame, "sales")
+
+
+def test_the_command_scores_later_rows_and_ignores_columns(tmp_path):
+    drifting(80).to_csv(tmp_path / "t.csv", index=False)
+    words = ("fit", tmp_path / "t.csv", "--target", "sales", "-o", tmp_path / "m", "--time", "day", "--ignore", "floor")
+    document = json.loads(run(*words, "--json"))
+    assert document["scores"]["of"].startswith("the last fifth by day")
+    assert {"name": "floor", "kind": "ignored", "how": "dropped: as asked"} in document["columns"]
+    out = run("predict", tmp_path / "m", tmp_path / "t.csv", "-o", tmp_path / "p.csv")
+    assert "floor" not in out
+    page = (tmp_path / "m" / "explain.html").read_text()
+    assert "Measured on the last fifth by day" in page and "cross-validation" not in page
+
+
+def test_thresholds(unlearnable, tmp_path):
+    folder, _ = unlearnable
+    for option, least in (("--threshold", "ill=0.05"), ("--cost", "ill=19")):
+        run("predict", folder / "model", folder / "rare.csv", "-o", tmp_path / "p.csv", option, least)
+        answers = pd.read_csv(tmp_path / "p.csv")
+        assert ((answers["prediction"] == "ill") == (answers["p_ill"] >= 0.05)).all()
+        assert (answers["prediction"] == "ill").any()
+    words = ["predict", str(folder / "model"), str(folder / "rare.csv"), "-o", str(tmp_path / "p.csv"), "--threshold"]
+    for wrong in ("0.2", "ill=2", "ill=x"):
+        result = CliRunner().invoke(main, [*words, wrong])
+        assert result.exit_code == 2 and "--threshold must be CLASS=NUMBER" in result.output
+    assert CliRunner().invoke(main, [*words, "sick=0.2"]).exit_code == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_files_as_excel_writes_them(tmp_path, encoding):
+    text = "größe;preis\r\nklein;5 €\r\nmüßig;7 €\r\n"
+    (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+    frame = read(tmp_path / "t.csv")
+    assert frame.columns.tolist() == ["größe", "preis"] and frame["größe"].tolist() == ["klein", "müßig"]
+
+
+def test_sheets(tmp_path):
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    try:
+        frame.to_excel(tmp_path / "t.xlsx", index=False)
+    except ImportError:
+        (tmp_path / "t.xlsx").write_bytes(b"PK")
+        with pytest.raises(ValueError, match="needs openpyxl; got none"):
+            read(tmp_path / "t.xlsx")
+    else:
+        pd.testing.assert_frame_equal(read(tmp_path / "t.xlsx"), frame)
+
+
+def test_one_stray_word_among_whole_numbers_makes_no_classes():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=300)})
+    frame["n"] = (50 + 20 * frame["x"]).round().astype(int).astype(str)
+    frame.loc[7, "n"] = "unknown"
+    model = TabularModel().fit(frame, "n")
+    assert model.target.classes is None and "1 row left out, where it is no number (first 'unknown' in row 7)" in str(
+        model.notes
+    )

@@ -160,17 +160,57 @@ class LinearizedLaplace(NetworkPosterior):
         """
         x, y = self._pairs("loader", loader)
         with torch.no_grad():
+            # Outputs and targets of the training rows, the weights that count, and the way to their derivatives.
             whole = NetworkJacobian(own_network(self.model, packing=self.packing_))
             if len(x):
                 fitting_rows("LinearizedLaplace.fit, loader", whole.outputs, x[:1])
             f = checked_outputs("LinearizedLaplace", whole.outputs_of(x, self.batch_size))
-            y = likelihood_named(self.likelihood).targets("LinearizedLaplace", y, f)
+            density: Likelihood = likelihood_named(self.likelihood)
+            y = density.targets("LinearizedLaplace", y, f)
             jacobian = self._choose_jacobian(x, whole.network)
             val = None
             if val_loader is not None and self.prior_precision == "validation":
                 val = self._validation_rows(val_loader, jacobian)
-            density = self._first_density(f, y, val)
-            self._fit(x, f, y, density, val, jacobian)
+
+            # Where to start: the noise of the residuals; the given temperature, or the best one without a posterior.
+            if isinstance(density, Gaussian):
+                density = density.at(density.noise_of(y, f))
+            elif self.temperature is not None:
+                density = density.at(self.temperature)
+            elif val is not None:
+                _, val_f, val_y = val
+                density = density.at(best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(val_f, val_y))))
+
+            # The directions that the data says most about, and the Gauss-Newton matrix in them. A small last layer is
+            # taken whole: its posterior is exact.
+            exact = self.parameters == "last" and jacobian.size <= _EXACT_WEIGHTS
+            self.directions_: Tensor = leading_directions(
+                jacobian, x, f, jacobian.size if exact else self.k, density, weighted=self.complement,
+                iterations=self.iterations, batch_size=self.batch_size, seed=draw_seed(self.generator),
+            )  # fmt: skip
+            curvature = Curvature(jacobian, x, f, self.directions_, self.batch_size)
+
+            # A small network that gives Psi and what lies outside in one pass.
+            self.student_: EigenfunctionNetwork | None = None
+            if self.eigenfunctions == "network":
+                self.student_ = fitted_network(
+                    Rows(x).gather(), lambda part: self._derived(jacobian, part), jacobian.network, self.network_steps,
+                    self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
+                )  # fmt: skip
+
+            # The prior precision, and with it the temperature or the noise.
+            self.squared_norm_ = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
+            density = self._choose_prior(curvature, density, f, y, val, jacobian)
+            self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
+            self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
+            self.log_likelihood_ = float(Rows(f, y).sum(lambda f, y: density.log_density(f, y).double().sum()))
+
+            # Turn the directions to the eigenvectors of the matrix: the posterior is diagonal in them. The small
+            # network learned the old ones, so its Psi is turned when it is asked.
+            self.eigenvalues_, vectors = eigenpairs(curvature.at(density, every_row=True))
+            turn = vectors.to(self.directions_.dtype)
+            self.directions_ = self.directions_ @ turn
+            self.rotation_: Tensor | None = None if self.student_ is None else turn
         return self
 
     def log_marginal_likelihood(self) -> float:
@@ -185,47 +225,6 @@ class LinearizedLaplace(NetworkPosterior):
         value: float = self.log_likelihood_ - (self.prior_precision_ * self.squared_norm_ + spread) / 2
         return value
 
-    def _fit(
-        self, x: Readable, f: Tensor, y: Tensor, density: Likelihood, val: tuple[Tensor, ...] | None, jacobian: Jacobian
-    ) -> None:
-        whole = self.parameters == "last" and jacobian.size <= _EXACT_WEIGHTS
-        q = leading_directions(
-            jacobian, x, f, jacobian.size if whole else self.k, density, weighted=self.complement,
-            iterations=self.iterations, batch_size=self.batch_size, seed=draw_seed(self.generator),
-        )  # fmt: skip
-        curvature = Curvature(jacobian, x, f, q, self.batch_size)
-        self.directions_: Tensor = q
-        self.rotation_: Tensor | None = None
-        self.student_: EigenfunctionNetwork | None = None
-        if self.eigenfunctions == "network":
-            self._train_student(x, jacobian)
-        density = self._choose(curvature, density, y - f if isinstance(density, Gaussian) else None, val, jacobian)
-        self._turn(*eigenpairs(curvature.at(density, every_row=True)))
-        self._keep_evidence(density, f, y, jacobian)
-
-    def _train_student(self, x: Readable, jacobian: Jacobian) -> None:
-        """A small network that predicts the eigenfunctions in one pass."""
-        self.student_ = fitted_network(
-            Rows(x).gather(), lambda part: self._derived(jacobian, part), jacobian.network, self.network_steps,
-            self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
-        )  # fmt: skip
-
-    def _keep_evidence(self, density: Likelihood, f: Tensor, y: Tensor, jacobian: Jacobian) -> None:
-        """What prediction and the marginal likelihood need of the fit."""
-        self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
-        self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
-        self.log_likelihood_ = float(Rows(f, y).sum(lambda f, y: density.log_density(f, y).double().sum()))
-        self.squared_norm_ = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
-
-    def _first_density(self, f: Tensor, y: Tensor, val: tuple[Tensor, ...] | None) -> Likelihood:
-        """The noise of the residuals; the given temperature, or the best one alone on the validation rows."""
-        density = likelihood_named(self.likelihood)
-        if isinstance(density, Gaussian):
-            return density.at(density.noise_of(y, f))
-        if self.temperature is not None or val is None:
-            return Softmax(self.temperature or 1.0)
-        return Softmax(best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(val[1], val[2]))))
-
     def _validation_rows(self, val_loader: Iterable[Any], jacobian: Jacobian) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, their outputs and targets."""
         shape = self.row_shape_
@@ -237,11 +236,12 @@ class LinearizedLaplace(NetworkPosterior):
         f = checked_outputs("LinearizedLaplace", jacobian.outputs_of(rows, self.batch_size))
         return rows, f, likelihood_named(self.likelihood).targets("LinearizedLaplace", y, f)
 
-    def _choose(
+    def _choose_prior(
         self,
         curvature: Curvature,
         density: Likelihood,
-        residuals: Tensor | None,
+        f: Tensor,
+        y: Tensor,
         val: tuple[Tensor, ...] | None,
         jacobian: Jacobian,
     ) -> Likelihood:
@@ -252,11 +252,11 @@ class LinearizedLaplace(NetworkPosterior):
         if val is None:
             if self.prior_precision == "validation":
                 _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
-            norm = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
-            values, rest = eigenpairs(curvature.at(density))[0], None if residuals is None else Rows(residuals).gather()
-            self.prior_precision_, density = by_evidence(values, density, norm, rest)
+            residuals = Rows(y - f).gather() if isinstance(density, Gaussian) else None
+            values, _ = eigenpairs(curvature.at(density))
+            self.prior_precision_, density = by_evidence(values, density, self.squared_norm_, residuals)
             return density
-        x, f, y = val
+        x, f, y = val  # from here on the validation rows'
         full = self._link.needs_covariance and isinstance(density, Softmax)
         rows = ValidationRows(f, y, *self._parts(jacobian, x, full)[1:])
         self.prior_precision_, density = by_validation(
@@ -266,13 +266,6 @@ class LinearizedLaplace(NetworkPosterior):
             losses = rows.loss(density, *eigenpairs(curvature.at(density)), self.prior_precision_, self._link)
             self.validation_loss_ = compared_with_temperature(rows, losses)
         return density
-
-    def _turn(self, values: Tensor, vectors: Tensor) -> None:
-        """Take the eigenvectors of the Gauss-Newton matrix for directions."""
-        self.eigenvalues_ = values
-        turn = vectors.to(self.directions_.dtype)
-        self.directions_ = self.directions_ @ turn
-        self.rotation_ = None if self.student_ is None else turn
 
     @override
     def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:

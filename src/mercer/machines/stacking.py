@@ -182,7 +182,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             stay = stay[: _MACHINES if len(x) <= self.every_row else _LARGE_MACHINES]
             self.left_out_ = left_out
             boosted = self._grow_without_folds(x, raw, fold) if trees else None
-            self._learn(x, y, stay, fold[left_out], boosted, torch.device(device))
+            self._learn(x, y, stay, fold[left_out], boosted, are_classes(raw), torch.device(device))
             if self.tree_share_:
                 self.trees_ = Boosting.grow(x, raw, weight)
         return self
@@ -263,7 +263,14 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         return out
 
     def _learn(
-        self, x: Tensor, y: Tensor, stay: list[Trial], fold: Tensor, boosted: Tensor | None, device: torch.device
+        self,
+        x: Tensor,
+        y: Tensor,
+        stay: list[Trial],
+        fold: Tensor,
+        boosted: Tensor | None,
+        classes: bool,
+        device: torch.device,
     ) -> None:
         """Fit the chosen machines to all rows, and weigh them and the trees by the rows left out."""
         self.rows_ = x.contiguous()
@@ -289,7 +296,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         if boosted is not None:
             blend = torch.einsum("m,mrc->rc", self.shares_, torch.stack(folds))
             self.tree_share_ = shrunk_share(blend, boosted, truth, weight)
-        if self.tree_share_ and are_classes(y + self.mean_):
+        if boosted is not None and self.tree_share_ and classes:
             # squares do not see what a sure mistake costs: the log loss of calibrated scores must fall, too
             labels = truth[:, 0] > 0 if y.shape[1] == 1 else truth.argmax(1)
             with_trees = self.mean_ + blend + self.tree_share_ * (boosted - blend)

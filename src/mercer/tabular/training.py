@@ -248,13 +248,16 @@ class Training:
 def order_by_content(frame: pd.DataFrame, weight: Tensor | None = None) -> NDArray[np.int64]:  # (n,)
     """The rows in an order that depends on what they hold, not on where they stand: draws are the same for any order.
 
-    Rows are ordered by a hash, so neighbors have nothing in common.
+    Rows are ordered by a hash, so neighbors have nothing in common; numbers by that of their ranks, so that units
+    do not matter either.
     """
-    keys = np.zeros(len(frame), dtype=np.uint64)
+    keys: NDArray[Any] = np.zeros(len(frame), dtype=np.uint64)
     if weight is not None:
-        keys += pd.util.hash_array(weight.double().numpy())
+        keys = pd.util.hash_array(weight.double().numpy())
     for place in range(frame.shape[1]):
         column = frame.iloc[:, place]
+        if column.dtype.kind in "iuf":
+            column = column.rank(method="dense")
         try:
             values = pd.util.hash_pandas_object(column, index=False).to_numpy()
         except TypeError:  # lists and the like

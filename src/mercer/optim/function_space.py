@@ -150,8 +150,8 @@ class FunctionSpaceSGD(ListeningOptimizer):
             for p in targets:
                 if MOMENTUM not in self.state_of(p):
                     self.state_of(p)[MOMENTUM] = torch.zeros_like(p)
-            sums = [self.state_of(p)[MOMENTUM][layer.block].mul_(momentum) for p in targets]
-            direction.add_to(sums, length)
+            sums = [self.state_of(p)[MOMENTUM][layer.block] for p in targets]
+            direction.add_to(sums, length, keep=momentum)
             terms = state[TERMS] = momentum * state.get(TERMS, 0.0) + 1
             for p, total in zip(targets, sums, strict=True):
                 p[layer.block].add_(total, alpha=signed(group) / terms)
@@ -181,7 +181,8 @@ class FunctionSpaceSGD(ListeningOptimizer):
         adam(
             parameters,
             [p.grad for p in parameters if p.grad is not None],
-            *([state[key] for state in states] for key in (FIRST, SECOND)),
+            [state[FIRST] for state in states],
+            [state[SECOND] for state in states],
             [],
             [state[COUNT] for state in states],
             fused=all(p.is_cpu for p in parameters),

@@ -34,20 +34,20 @@ class Direction(NamedTuple):
     outside: float
     product: Tensor
 
-    def add_to(self, targets: Sequence[Tensor], alpha: float) -> None:
-        """Add alpha times the direction in place to weight, or to weight and bias.
+    def add_to(self, targets: Sequence[Tensor], alpha: float, keep: float = 1.0) -> None:
+        """Multiply weight, or weight and bias, by ``keep`` and add alpha times the direction, in place.
 
         That is two passes over the weight, and no tensor of its size in between.
         """
         weight, by = targets[0], alpha / self.outside
         if weight.dtype == self.gradient.dtype and weight.is_contiguous():
             flat = weight.view(self.gradient.shape)
-            flat.add_(self.gradient, alpha=by).addmm_(self.back, self.vectors.mT, alpha=-by)
+            flat.addmm_(self.back, self.vectors.mT, beta=keep, alpha=-by).add_(self.gradient, alpha=by)
         else:
             u = torch.addmm(self.gradient, self.back, self.vectors.mT, beta=by, alpha=-by)
-            weight.add_(u.reshape(weight.shape))
+            weight.mul_(keep).add_(u.reshape(weight.shape))
         if len(targets) > 1 and self.bias is not None:
-            targets[1].add_(self.bias, alpha=alpha)
+            targets[1].mul_(keep).add_(self.bias, alpha=alpha)
 
 
 class Inverse(NamedTuple):

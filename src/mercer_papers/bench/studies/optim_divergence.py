@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mercer.optim import FunctionSpaceSGD
+from mercer_papers.bench.studies.optim_networks import Encoder, Recurrent
 from mercer_papers.data import load
 
 
@@ -49,7 +50,8 @@ class Transformer(nn.Module):
         q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.mix(self.first(x)).chunk(3, -1))
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         x = x + self.down(F.gelu(self.up(self.second(x))))
-        return self.head(self.third(x).mean(1))
+        logits: Tensor = self.head(self.third(x).mean(1))
+        return logits
 
 
 def mlp(d: int) -> nn.Module:
@@ -83,6 +85,8 @@ PROBLEMS: dict[str, tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], nn
     "cnn": ("digits", pictures, lambda x: cnn()),
     "resnet8": ("digits", pictures, lambda x: resnet()),
     "transformer": ("digits", lambda x: x.reshape(len(x), 8, 8), lambda x: Transformer(8)),
+    "encoder": ("digits", lambda x: x.reshape(len(x), 8, 8), lambda x: Encoder(8, 8)),
+    "lstm": ("digits", lambda x: x.reshape(len(x), 8, 8), lambda x: Recurrent(8)),
 }
 
 

@@ -61,20 +61,22 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        return self.head(self.blocks(self.embed(x) + self.places).mean(1))
+        logits: Tensor = self.head(self.blocks(self.embed(x) + self.places).mean(1))
+        return logits
 
 
 class Recurrent(nn.Module):
     """An LSTM over the rows of a picture, read out at the last one."""
 
-    def __init__(self, width_in: int, width: int = 64, kind: type[nn.RNNBase] = nn.LSTM) -> None:
+    def __init__(self, width_in: int, width: int = 64) -> None:
         super().__init__()
-        self.cells = kind(width_in, width, batch_first=True)
+        self.cells = nn.LSTM(width_in, width, batch_first=True)
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        return self.head(self.cells(x)[0][:, -1])
+        logits: Tensor = self.head(self.cells(x)[0][:, -1])
+        return logits
 
 
 def mlp(*widths: int) -> nn.Module:
@@ -154,7 +156,7 @@ def make_optimizers(who: str, lr: float, model: nn.Module) -> list[torch.optim.O
     tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
     hidden = [p for p in model.parameters() if p.ndim == 2 and all(p is not q for q in (head, *tables))]
     others = [p for p in model.parameters() if all(p is not q for q in hidden)]
-    return [torch.optim.Muon(hidden, lr), torch.optim.AdamW(others, 0.1 * lr)]  # type: ignore[attr-defined]
+    return [torch.optim.Muon(hidden, lr), torch.optim.AdamW(others, 0.1 * lr)]
 
 
 def train(task: Task, make: Make, seed: int) -> tuple[float, float]:

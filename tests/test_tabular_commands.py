@@ -60,7 +60,7 @@ def test_fit_says_what_was_done_and_how_good_it_is(home):
         "country     constant     dropped: every value is 'CH'",
         "joined      date         a date as days, year, season, weekday",
         "complained  boolean      1 for yes, 0 for no",
-        "Note: To use remark, turn it into embeddings",
+        "remark      text         dropped: free text that says nothing about the",
         "On held-out rows (5 folds over 300 rows)",
         "true class down, predicted across",
         f"Next:  mercer predict {home / 'model'}",
@@ -402,7 +402,8 @@ def test_fit_shows_others_on_the_same_folds(home):
     scores = mercer.load(home / "model").scores
     for name, found in {**scores["beside"], "this model": scores}.items():
         row = next(line.split() for line in text.splitlines() if line.startswith(f"  {name} "))
-        assert row[-2:] == [f"{found['accuracy']:.4g}", f"{found['log_loss']:.4g}"]
+        measures = ("accuracy", "balanced_accuracy", "log_loss", "auroc", "average_precision")
+        assert row[-5:] == [f"{found[measure]:.3g}" for measure in measures]
     assert max(len(line) for line in text.splitlines() if str(home) not in line) < 80
 
 

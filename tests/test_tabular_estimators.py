@@ -54,7 +54,8 @@ def test_a_regressor_with_intervals():
 
 def test_it_is_a_scikit_learn_estimator(tmp_path):
     frame, labels, y = table(90)
-    assert clone(TabularClassifier(random_state=3)).get_params() == {"random_state": 3, "trees": "auto"}
+    known = {"random_state": 3, "class_weight": None, "trees": "auto"}
+    assert clone(TabularClassifier(random_state=3)).get_params() == known
     assert cross_val_score(TabularClassifier(), frame, labels, cv=3).mean() > 0.8
     pipeline = make_pipeline(FunctionTransformer(lambda f: f.drop(columns="day")), TabularRegressor()).fit(frame, y)
     assert pipeline.score(frame, y) > 0.8

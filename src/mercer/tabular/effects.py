@@ -125,7 +125,7 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
     generator = torch.Generator().manual_seed(0)
     starts, _ = _drawn(model, _WALKS)  # the same for every row, so that their averages agree
     found = []
-    for row, own, unknown, answer in zip(frame.index, x, holes, answers, strict=True):
+    for place, (row, own, unknown, answer) in enumerate(zip(frame.index, x, holes, answers, strict=True)):
         walks = [(start, torch.randperm(len(features), generator=generator).tolist()) for start in starts]
         walks += [(start, order[::-1]) for start, order in walks]
         ends = [torch.where(unknown, start, own) for start, _ in walks]
@@ -138,7 +138,7 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
             parts[order] += gains / len(walks)
         named = {name: float(part) for (name, _), part in zip(features, parts, strict=True)}
         ranked = dict(sorted(named.items(), key=lambda pair: -abs(pair[1])))
-        cells = {name: _cell(frame.at[row, name]) if frame.index.is_unique else "" for name in ranked}
+        cells = {name: _cell(frame[name].iloc[place]) for name in ranked}
         found.append(Reasons(row, answer, of, float(values[:, -1].mean()), float(values[:, 0].mean()), ranked, cells))
     return found
 
@@ -148,7 +148,8 @@ def _cell(value: Any) -> str:
     if value is None or value is pd.NaT or value is pd.NA or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, float | np.floating):
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        size = float(value)
+        return f"{size:.4g}" if abs(size) < 1e4 else f"{size:,.0f}"
     return str(value)
 
 
@@ -260,7 +261,7 @@ def _date_grids(encoder: Dates, features: list[int], rows: Tensor) -> list[Grid]
     """The trend, the season by months, the weekday and the hour, each with the others as the rows have them."""
     place = dict(zip(encoder.parts, features, strict=False))
     grids = []
-    trend = [part for part in ("days", "year") if part in place]
+    trend: list[str] = [part for part in ("days", "year") if part in place]
     if "days" in place:
         # within a year season and trend are one
         if float(rows[:, place["days"]].max() - rows[:, place["days"]].min()) < _YEAR:
@@ -285,4 +286,5 @@ def _date_grids(encoder: Dates, features: list[int], rows: Tensor) -> list[Grid]
 
 
 def _spread_points(values: Tensor) -> Tensor:  # (r,) -> (g,)
-    return values.quantile(torch.linspace(0.02, 0.98, _POINTS, dtype=values.dtype)).unique()
+    points: Tensor = values.quantile(torch.linspace(0.02, 0.98, _POINTS, dtype=values.dtype)).unique()
+    return points

@@ -30,6 +30,7 @@ from .values import (
 )
 
 MOST_LEVELS = 30  # categories with a column of their own
+MEANS = "; and the mean of the target over other rows with the same word"
 _RARE = 0.005  # share of the rows below which a category joins the others
 _FLAGGED = 0.01  # share of missing values from which on they get a flag
 _FEW = 3  # rows that are too few to learn from, whatever their share
@@ -215,7 +216,7 @@ def _categorical(name: str, text: pd.Series[Any]) -> Column:
         features, how = features[:1], f"1 where it is {_shown(kept[0])}, 0 where it is {_shown(kept[1])}"
     how += f"; {len(rare)} rare ones share one" if rare else ""
     if len(kept) + len(rare) > MOST_LEVELS:
-        how += "; and the mean of the target over other rows with the same word"
+        how += MEANS
     if missing:
         how += f"; missing ({_rows(missing)}) is " + ("a category of its own" if flagged else "none of them")
     rows = [int(counts[level]) for level in kept]

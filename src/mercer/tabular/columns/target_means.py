@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...storage import Savable
-from .column import MOST_LEVELS, Column
+from .column import MEANS, MOST_LEVELS, Column
 from .encoders import Levels, Texts
 from .values import Array, words
 
@@ -51,13 +52,15 @@ class TargetMeans(Savable):
     ) -> Tensor:
         """Learn, and encode the training rows, each by the other folds: ``(n, c)``, ``(n,)`` -> ``(n, p)``.
 
+        Where left-out rows gain nothing, words get no means, and a text becomes a dropped column in ``columns``, unless
+        it is all there is.
         ``weight`` are the rows' weights ``(n,)`` in all sums; None for 1.
         """
         y = y[:, : _outputs(y.shape[1])]
         weight = y.new_ones(len(y)) if weight is None else weight
         self.mean_, self.tables_, self.ridges_ = (weight[:, None] * y).sum(0) / weight.sum(), {}, {}
         features = [y.new_zeros(len(y), 0)]
-        for column in columns:
+        for place, column in enumerate(columns):
             if _has_many(column):
                 text = _text(frame[column.name])
                 encoded = torch.zeros_like(y)
@@ -65,9 +68,15 @@ class TargetMeans(Savable):
                     inside = fold == number
                     others = self._means(text[~inside.numpy()], y[~inside], weight[~inside])
                     encoded[inside] = _looked_up(others, text[inside.numpy()], self.mean_)
-                self.tables_[column.name] = self._means(text, y, weight)
-                features.append(encoded)
-        for column in columns:
+                # means that explain no more of left-out rows than luck would, 1 / sqrt(n), would only leak, for
+                # within a word they fall as the row's own target rises, and a kernel that knows the word turns it round
+                left = (encoded - y).square().sum(0) / (self.mean_ - y).square().sum(0)
+                if bool((left < 1 - len(y) ** -0.5).any()):
+                    self.tables_[column.name] = self._means(text, y, weight)
+                    features.append(encoded)
+                else:
+                    columns[place] = replace(column, how=column.how.replace(MEANS, ""))
+        for place, column in enumerate(columns):
             if isinstance(column.encoder, Texts):
                 z = torch.from_numpy(column.encoder.locate(frame[column.name]))
                 encoded = self.mean_.expand_as(y).clone()
@@ -80,6 +89,9 @@ class TargetMeans(Savable):
                 if bool((left < 1 - len(y) ** -0.5).any()):
                     self.ridges_[column.name] = (column.encoder, _solve(z, y, weight))
                     features.append(encoded)
+                elif sum(not one.dropped for one in columns) > 1:
+                    how = "dropped: free text that says nothing about the target of left-out rows"
+                    columns[place] = Column(column.name, "text", how)
         return torch.cat(features, 1)
 
     def transform(self, frame: pd.DataFrame) -> Tensor:

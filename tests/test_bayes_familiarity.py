@@ -181,7 +181,7 @@ def test_near_and_far_strangers_are_told_apart_from_familiar_rows():
     assert metrics.auroc(familiar, f.score(near)) > 0.93
     assert metrics.auroc(familiar, f.score(torch.rand(300, 64, generator=seeded()))) > 0.97
     outputs = lambda rows: -model(rows).detach().logsumexp(1)  # noqa: E731
-    assert metrics.auroc(familiar, f.score(near)) > metrics.auroc(outputs(known[900:]), outputs(near)) + 0.01
+    assert metrics.auroc(familiar, f.score(near)) > metrics.auroc(outputs(known[900:]), outputs(near)) + 0.005
 
 
 def test_it_says_what_it_reads(network, fitted):

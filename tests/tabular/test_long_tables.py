@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 
 import mercer
+from mercer.cli import main
 from mercer.kernels import Laplacian
 from mercer.machines.local import Local, LocalMachine, LocalStack
 from mercer.machines.views import View
@@ -100,3 +102,11 @@ def test_targets_that_nothing_predicts_score_as_chance():
     frame = table(900)
     frame["y"] = np.random.default_rng(9).permutation(frame["y"])
     assert TabularModel().fit(frame, "y", sizes=LONG).scores["r2"] < 0.03
+
+
+def test_fit_without_trees_from_the_command_line(tmp_path):
+    table(60).to_csv(tmp_path / "t.csv", index=False)
+    arguments = ["fit", str(tmp_path / "t.csv"), "--target", "y", "-o", str(tmp_path / "model"), "--no-trees"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert mercer.load(tmp_path / "model").trees is False

@@ -107,7 +107,7 @@ class HiddenBasis(NetworkBasis):
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n c, m c)
         x = self.standardised(x)
         own = isinstance(self.network, ParallelNetworks | Trunk)
-        hidden: Tensor = self.network.hidden(x) if own else _before_last(self.network, x)  # type: ignore[operator]
+        hidden: Tensor = self.network.hidden(x) if own else _read_before_last(self.network, x)  # type: ignore[operator]
         c = self.outputs
         if c == 1:
             return hidden
@@ -124,29 +124,16 @@ def hidden_width(network: nn.Module) -> int | None:
     return last_linear(network)[1].in_features
 
 
-def _before_last(network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, m)
+def _read_before_last(network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, m)
     name = last_linear(network)[0]
     if not name:
         return x.flatten(1)
     # A private copy that shares the weights: the user's network gets no hooks, and threads do not meet in it.
     shared: dict[int, Any] = {id(t): t for t in (*network.parameters(), *network.buffers())}
     private = copy.deepcopy(network, shared)
-    private.get_submodule(name.rpartition(".")[0]).register_module(name.rpartition(".")[2], _Tap())
-    try:
-        private(x)
-    except _ReachedError as reached:
-        return reached.value.flatten(1)
-    raise RuntimeError(checks.sentence("NeuralEigenfunctions", f"layer {name} must run in forward", "no call"))
-
-
-class _ReachedError(Exception):
-    """The features before the last layer, on their way out of the forward pass."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-
-class _Tap(nn.Module):
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        raise _ReachedError(x)
+    inputs: list[Tensor] = []
+    private.get_submodule(name).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    private(x)
+    if not inputs:
+        raise RuntimeError(checks.sentence("NeuralEigenfunctions", f"layer {name} must run in forward", "no call"))
+    return inputs[0].flatten(1)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import gather_rows, global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
-from ..linalg import slices
 from ..machines import dual_fit, median_distance
+from ..rows import Rows
+from ..rows.rows import BLOCK_BYTES
 from .dependence import gaussian
 from .heads import Ending, averaged, fit_all_rows, fit_from_landmarks, fit_gaussian, fit_stack, refined_kernel
 from .metric import average_gradient_outer_product, metric_root
@@ -100,70 +100,69 @@ def fit_auto(
         kernel: ``"auto"`` chooses and stacks; ``"gaussian"`` takes the Gaussian; or the kernel of the last layer.
         generator: Randomness of subsets and landmarks, the same on all ranks.
     """
-    n = global_slice(len(x))[1]
+    rows = Rows(x, y)
+    n = rows.n
     if landmarks is not None and landmarks > n:
         checks.warn("KernelNetwork", f"landmarks={landmarks} is more than the {n} rows; {n} are used.")
         landmarks = n
+
+    # All choices are made on few rows, the same on all ranks.
     order = torch.randperm(n, generator=generator)
-    few, few_y = (take_rows(rows, order[:exact_rows]) for rows in (x, y))  # all choices are made on these
-    if not bool(sum_over_ranks((x != few[0]).sum())):
+    few, few_y = rows.take(order[:exact_rows])
+    if not bool(Rows(x).sum(lambda part: (part != few[0]).sum())):
         checks.warn("KernelNetwork", "all rows of X are equal; the Gram matrix has rank 1.")
-    many = n > exact_rows and landmarks is None and kernel != "gaussian"
-    plan = _plan(few, few_y, task, 0 if many and few.shape[1] > _METRIC_WIDTH else max_layers - 1)
-    encoding, kept = list(plan.first), 1.0
-    if many and nn.Sequential(*encoding)(few[:1]).shape[1] > _COMPONENTS_FROM:
-        components, kept = _principal_components(nn.Sequential(*encoding), x)
-        encoding.append(components)
-    first = nn.Sequential(*encoding)
-    learn = first(few[:_METRIC_ROWS])
-    metrics = learn_metrics(learn, few_y[:_METRIC_ROWS], plan.stack, plan.setting.multiple, plan.setting.penalty)
-    network = nn.Sequential(first, *metrics)
-    seen = network(few)
-    if many:
-        z = torch.cat([network(x[rows]).float() for rows in slices(len(x), _BLOCK)] or [network(x).float()])
-        if n**2 * (z.shape[1] + 30) <= _WORK:
-            seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-            given = kernel if isinstance(kernel, Kernel) else None
-            return AutoFit(encoding, metrics, fit_all_rows(z, y, seen, few_y, given, seed), kept)
-    setting = search(seen[:_PILOT], few_y[:_PILOT], _MULTIPLES) if metrics else plan.setting
     exact = n <= exact_rows
-    ending = _ending(network(x), y, seen, few_y, setting, order, exact, landmarks, kernel, generator)
-    if kernel != "auto" or landmarks is not None or n > exact_rows:
-        return AutoFit(encoding, metrics, ending, kept)
-    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-    whole, ending = averaged([*encoding, *metrics], ending, gather_rows(x), gather_rows(y), seed)
-    return AutoFit(encoding, metrics, ending, kept, whole)
+    many = not exact and landmarks is None and kernel != "gaussian"
 
+    # The encoding of the columns and the number of metrics. Many rows of many columns need no learned metric.
+    plan = _plan(few, few_y, task, 0 if many and few.shape[1] > _METRIC_WIDTH else max_layers - 1)
+    encoding, share = list(plan.first), 1.0
+    if many and nn.Sequential(*encoding)(few[:1]).shape[1] > _COMPONENTS_FROM:
+        components, share = _find_components(nn.Sequential(*encoding), x)
+        encoding.append(components)
 
-def _ending(
-    z: Tensor,
-    y: Tensor,
-    seen: Tensor,
-    seen_y: Tensor,
-    setting: Setting,
-    order: Tensor,
-    exact: bool,
-    landmarks: int | None,
-    kernel: Kernel | str,
-    generator: torch.Generator | None,
-) -> Ending:
-    """The last layer: a stack or a Gaussian on every row, or one kernel on landmarks."""
-    middle = median_distance(seen)
+    # The metrics, each from the kernel machine in the metric before it.
+    first = nn.Sequential(*encoding)
+    setting, learn = plan.setting, first(few[:_METRIC_ROWS])
+    metrics = learn_metrics(learn, few_y[:_METRIC_ROWS], plan.stack, setting.multiple, setting.penalty)
+    network = nn.Sequential(first, *metrics)
+    few_z = network(few)
+    given = kernel if isinstance(kernel, Kernel) else None
+
+    # Many rows: one machine on all of them by EigenPro, while a pass over all pairs is affordable.
+    if many and n**2 * (few_z.shape[1] + 30) <= _WORK:
+        z = Rows(x).map(lambda part: network(part).float(), row_bytes=BLOCK_BYTES // _BLOCK)
+        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        return AutoFit(encoding, metrics, fit_all_rows(z, y, few_z, few_y, given, seed), share)
+
+    # Few rows: machines on every one of them, a stack or one Gaussian. Else one kernel on landmarks.
+    if metrics:
+        setting = search(few_z[:_PILOT], few_y[:_PILOT], _MULTIPLES)
+    z, middle = network(x), median_distance(few_z)
     if landmarks is None and exact:
-        z, y = gather_rows(z), gather_rows(y)
+        whole_z, whole_y = Rows(z, y).gather()
         if kernel == "gaussian":
-            return fit_gaussian(z, y, setting, middle)
-        return fit_stack(z, y, order, [kernel] if isinstance(kernel, Kernel) else None)
-    if kernel != "gaussian":
-        one = kernel if isinstance(kernel, Kernel) else refined_kernel(seen, seen_y)
-        return fit_from_landmarks(z, y, one, None, landmarks, generator)
-    bandwidth = setting.multiple * middle
-    if not exact:
-        bandwidth = _narrow(seen, seen_y, bandwidth, setting.penalty)
-    return fit_from_landmarks(z, y, gaussian(bandwidth), bandwidth, landmarks, generator)
+            ending = fit_gaussian(whole_z, whole_y, setting, middle)
+        else:
+            ending = fit_stack(whole_z, whole_y, order, None if given is None else [given])
+    elif kernel == "gaussian":
+        bandwidth = setting.multiple * middle
+        if not exact:
+            bandwidth = _narrow_bandwidth(few_z, few_y, bandwidth, setting.penalty)
+        ending = fit_from_landmarks(z, y, gaussian(bandwidth), bandwidth, landmarks, generator)
+    else:
+        one = refined_kernel(few_z, few_y) if given is None else given
+        ending = fit_from_landmarks(z, y, one, None, landmarks, generator)
+
+    # Where nothing was prescribed, the network is averaged with machines on other views of the columns.
+    whole: AverageLayer | None = None
+    if kernel == "auto" and landmarks is None and exact:
+        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        whole, ending = averaged([*encoding, *metrics], ending, *rows.gather(), seed)
+    return AutoFit(encoding, metrics, ending, share, whole)
 
 
-def _narrow(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
+def _narrow_bandwidth(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
     """The bandwidth for many rows, from one found on few: shrunk while the leave-one-out error falls."""
     z, y, least = z[:_NARROWING_ROWS], y[:_NARROWING_ROWS], math.inf
     while True:
@@ -173,18 +172,17 @@ def _narrow(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
         least, bandwidth = error, bandwidth * _NARROWER
 
 
-def _principal_components(first: nn.Module, x: Tensor) -> tuple[MetricLayer, float]:
-    """The 100 directions of largest variance of the rows of all ranks, and the share of it that they keep."""
-    width = first(x[:1]).shape[1] if len(x) else 0
-    total, second = x.new_zeros(width), x.new_zeros(width, width)
-    for rows in slices(len(x), _BLOCK):
-        part = first(x[rows])
-        total, second = total + part.sum(0), second + part.mT @ part
-    n = global_slice(len(x))[1]
-    total, second = sum_over_ranks(total) / n, sum_over_ranks(second) / n
-    values, vectors = torch.linalg.eigh(second - torch.outer(total, total))
-    kept = values[-_COMPONENTS:].sum() / values.sum().clamp_min(1e-300)
-    return MetricLayer(vectors[:, -_COMPONENTS:].flip(1).contiguous()), float(kept)
+def _find_components(first: nn.Module, x: Tensor) -> tuple[MetricLayer, float]:
+    """The 100 directions of largest variance of the rows of all ranks, and the share of it that they hold."""
+
+    def sum_moments(part: Tensor) -> Tensor:  # (b, d) -> (q + 1, q)
+        z = first(part)
+        return torch.cat((z.mT @ z, z.sum(0)[None]))
+
+    means = Rows(x).mean(sum_moments, row_bytes=BLOCK_BYTES // _BLOCK)
+    values, vectors = torch.linalg.eigh(means[:-1] - torch.outer(means[-1], means[-1]))
+    share = values[-_COMPONENTS:].sum() / values.sum().clamp_min(1e-300)
+    return MetricLayer(vectors[:, -_COMPONENTS:].flip(1).contiguous()), float(share)
 
 
 def learn_metrics(x: Tensor, y: Tensor, kinds: tuple[str, ...], multiple: float, penalty: float) -> list[MetricLayer]:
@@ -237,11 +235,11 @@ def _judge_stacks(z: Tensor, y: Tensor, setting: Setting, task: str, most: int) 
         metrics = learn_metrics(z[learn], y[learn], stacks[-1], setting.multiple, setting.penalty)
         for stack in stacks:
             seen = nn.Sequential(*metrics[: len(stack)])(z[judge])
-            losses[stack] += _held_out_loss(seen, y[judge], setting, task) / 2
+            losses[stack] += _measure_loss(seen, y[judge], setting, task) / 2
     return losses
 
 
-def _held_out_loss(z: Tensor, y: Tensor, setting: Setting, task: str) -> float:
+def _measure_loss(z: Tensor, y: Tensor, setting: Setting, task: str) -> float:
     middle = median_distance(z)
     fits = [
         dual_fit(gaussian(share * setting.multiple * middle)(z), y, penalty)

@@ -14,8 +14,9 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from .. import checks
-from ..distributed import gather_json, gather_rows, global_slice, shared_generator, take_rows, world_size
 from ..machines import Calibration, seeded
+from ..rows import Rows
+from ..rows.agreement import has_several_ranks, share_generator, unite_values
 from .auto import EXACT_ROWS
 from .dependence import one_hot
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of
@@ -123,7 +124,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         first = not hasattr(self, "sums_")
         if first:
             x, labels = self._checked(X, y, classes)
-            self._fit(x, labels, landmarks=self.landmarks or min(global_slice(len(x))[1], 2000))
+            self._fit(x, labels, landmarks=self.landmarks or min(Rows(x).n, 2000))
             return self
         checked = validate_data(
             self, rows_of(X), rows_of(y), reset=False, dtype=np.float64, ensure_min_samples=least_rows(1)
@@ -141,7 +142,9 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         rows, target = validate_data(self, rows_of(X), rows_of(y), dtype=np.float64, ensure_min_samples=least_rows(2))
         if len(target):
             check_classification_targets(target)
-        self.classes_ = _of_all_ranks(np.unique(target if classes is None else np.asarray(classes)))
+        self.classes_ = np.unique(target if classes is None else np.asarray(classes))
+        if has_several_ranks():  # the labels that any rank has seen
+            self.classes_ = np.array(unite_values(self.classes_.tolist()))
         if len(self.classes_) < 2:
             fix = "A classifier needs rows of at least two classes."
             got = f"one class, {str(self.classes_[0])!r}"
@@ -166,21 +169,13 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         return AutoSolver(self.kernel, self.max_layers, landmarks, self.exact_rows)
 
     def _fit(self, x: Tensor, labels: Tensor, landmarks: int | None = None) -> None:
-        c, generator = len(self.classes_), shared_generator(seeded(self.random_state))
-        n = global_slice(len(x))[1]
+        c, generator = len(self.classes_), share_generator(seeded(self.random_state))
+        n = Rows(x).n
         with torch.no_grad():
             solved = self._solver(landmarks or self.landmarks).fit(x, labels, c, generator)
-            known = gather_rows(labels) if len(solved.rows) == n else take_rows(labels, solved.rows)
+            known = Rows(labels).gather() if len(solved.rows) == n else Rows(labels).take(solved.rows)
             fitted = Calibration.of(solved.scores, known, rows=n)
         scale = torch.full((1,), fitted.scale, dtype=torch.float64)
         network = KernelNetwork(solved.modules, x.shape[1], scale, fitted.bias, fitted.floor)
         self.sums_, self.penalty_ = solved.sums, solved.penalty
         self._finish(solved.layers, solved.history, network)
-
-
-def _of_all_ranks(classes: Array) -> Array:
-    """The labels that any rank has seen, sorted."""
-    if world_size() == 1:
-        return classes
-    seen = [label for labels in gather_json(classes.tolist()) for label in labels]
-    return np.unique(np.array(seen))

@@ -14,9 +14,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import world_size
 from ..kernels import Kernel
 from ..machines import LandmarkMachine
+from ..rows.agreement import has_several_ranks
 from ..storage import Savable
 from .landmarks import Sums, extend
 from .network import KernelNetwork
@@ -96,4 +96,4 @@ def rows_of(X: Any) -> Any:
 
 def least_rows(one_process: int) -> int:
     """The least rows that a fit asks of this process: with several ranks some may have none."""
-    return one_process if world_size() == 1 else 0
+    return 0 if has_several_ranks() else one_process

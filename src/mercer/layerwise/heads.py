@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..distributed import gather_rows, global_slice, take_rows
 from ..kernels import Kernel
 from ..machines import (
     KernelRidge,
@@ -23,6 +22,7 @@ from ..machines import (
     rank_kernels,
     tune_penalty,
 )
+from ..rows import Rows
 from .dependence import gaussian
 from .network import AverageLayer, KernelLayer, StackLayer
 from .search import Setting
@@ -132,7 +132,7 @@ def fit_all_rows(z: Tensor, y: Tensor, few: Tensor, few_y: Tensor, kernel: Kerne
     machine = KernelRidge(kernel, solver="eigenpro", random_state=seed).fit(z.float(), y)
     rows, held_out = machine.held_out()
     held_out = held_out.double()
-    error = float((take_rows(y, rows) - held_out).square().mean())
+    error = float((Rows(y).take(rows) - held_out).square().mean())
     weights = machine.weights_[None]
     one = torch.ones(1, dtype=torch.float64)
     head = StackLayer([kernel], one, machine.anchors_, weights, machine.mean_, length_scale(kernel, few))
@@ -143,12 +143,12 @@ def fit_from_landmarks(
     z: Tensor, y: Tensor, kernel: Kernel, bandwidth: float | None, m: int | None, generator: torch.Generator | None
 ) -> Ending:
     """One machine from landmarks: sums over rows, which can go on."""
-    n = global_slice(len(z))[1]
+    n = Rows(z).n
     machine, solution = landmark_machine(kernel, z, y, landmark_count(n, m), None, generator)
     found = [machine.held_out(solution, phi, y[part]) for part, phi in machine.features(kernel, z)]
-    held_out = gather_rows(torch.cat([*found, y[:0]]))
+    held_out, targets = Rows(torch.cat([*found, y[:0]]), y).gather()
     weights = machine.whitener @ solution.coefficients[:, :-1]
-    error = float((gather_rows(y) - held_out).square().mean())
+    error = float((targets - held_out).square().mean())
     head: KernelLayer | StackLayer
     if bandwidth is not None:
         head = KernelLayer(machine.landmarks, weights, machine.mean, bandwidth)

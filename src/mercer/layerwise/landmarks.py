@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..distributed import shard
 from ..kernels import Kernel
 from ..machines import LandmarkMachine
+from ..rows.agreement import take_share
 from ..storage import Savable
 from .network import Head
 
@@ -55,8 +55,7 @@ def extend(
             need, fix = "partial_fit needs landmarks", "Give landmarks=2000, or start with partial_fit."
             raise ValueError(checks.sentence("KernelNetwork", need, f"{len(head.anchors)} rows by eigenpro", fix))
         known = kernel.matmul(head.anchors, None, weights) + penalty * weights + head.intercept
-        own = shard(len(known))  # every rank holds all anchors
         machine = LandmarkMachine.at(kernel, head.anchors, known.shape[1])
-        machine = machine.add(kernel, head.anchors[own], known[own])
+        machine = machine.add(kernel, take_share(head.anchors), take_share(known))  # every rank holds all anchors
     machine = machine.add(kernel, z.to(head.anchors), y)
     return head.solved(machine, penalty), machine

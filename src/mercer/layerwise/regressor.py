@@ -12,8 +12,9 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from .. import checks
-from ..distributed import global_slice, shared_generator, sum_over_ranks
 from ..machines import seeded
+from ..rows import Rows
+from ..rows.agreement import share_generator
 from .auto import EXACT_ROWS, fit_auto
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of
 from .network import KernelNetwork
@@ -80,7 +81,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         first = not hasattr(self, "sums_")
         x, targets = self._checked(X, y, first=first)
         if first:
-            self._fit(x, targets, self.landmarks or min(global_slice(len(x))[1], 2000))
+            self._fit(x, targets, self.landmarks or min(Rows(x).n, 2000))
         else:
             centred = (targets - self.network_.shift) / self.network_.scale
             self._extend(x, centred)
@@ -103,9 +104,9 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         return x, checks.squarable(where, "y", targets, empty=True)
 
     def _fit(self, x: Tensor, targets: Tensor, landmarks: int | None) -> None:
-        n = global_slice(len(x))[1]
-        mean = sum_over_ranks(targets.sum(0)) / n
-        spread = float((sum_over_ranks((targets - mean).square().sum()) / n).sqrt()) or 1.0
+        rows = Rows(targets)
+        mean = rows.mean(lambda part: part.sum(0))
+        spread = float(rows.mean(lambda part: (part - mean).square().sum()).sqrt()) or 1.0
         with torch.no_grad():
             fit = fit_auto(
                 x,
@@ -115,7 +116,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
                 landmarks=landmarks,
                 exact_rows=self.exact_rows,
                 kernel=self.kernel,
-                generator=shared_generator(seeded(self.random_state)),
+                generator=share_generator(seeded(self.random_state)),
             )
         end = fit.ending
         history = [{"width": float(x.shape[1])} for _ in fit.metrics]

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..distributed import gather_rows, global_slice, take_rows
 from ..kernels import Kernel
 from ..linalg import ridge_loo
 from ..machines import LandmarkMachine, median_distance
+from ..rows import Rows
 from .auto import AutoFit, fit_auto
 from .closed_form import Chain, fit_closed_form
 from .dependence import gaussian, one_hot
@@ -73,7 +73,7 @@ class AutoSolver:
             kernel=self.kernel,
             generator=generator,
         )
-        end, history = fit.ending, _history(fit, x, labels, c)
+        end, history = fit.ending, _measure_layers(fit, x, labels, c)
         return Solved(fit.modules, fit.layers, history, end.held_out, end.rows, end.penalty, end.sums)
 
 
@@ -86,12 +86,12 @@ class SpectralSolver:
 
     def fit(self, x: Tensor, labels: Tensor, c: int, generator: torch.Generator | None) -> Solved:
         """See :func:`~mercer.layerwise.fit_spectral`."""
-        x, labels = gather_rows(x), gather_rows(labels)  # kernels between all pairs of rows: every rank learns the same
+        x, labels = Rows(x, labels).gather()  # kernels between all pairs of rows: every rank learns the same
         first = Standardize.of(x)
         chain = fit_spectral(
             first(x), labels, c, max_layers=self.max_layers, features=self.features, generator=generator
         )
-        return _with_ridge(first, chain, labels, c)
+        return _add_ridge(first, chain, labels, c)
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class ClosedFormSolver:
 
     def fit(self, x: Tensor, labels: Tensor, c: int, generator: torch.Generator | None) -> Solved:
         """See :func:`~mercer.layerwise.fit_closed_form`; nothing is random."""
-        x, labels = gather_rows(x), gather_rows(labels)
+        x, labels = Rows(x, labels).gather()
         first = Standardize.of(x)
         chain = fit_closed_form(first(x), labels, c, rule=self.rule, max_layers=self.max_layers, extra=self.extra)
-        return _with_ridge(first, chain, labels, c)
+        return _add_ridge(first, chain, labels, c)
 
 
-def _with_ridge(first: Standardize, chain: Chain, labels: Tensor, c: int) -> Solved:
+def _add_ridge(first: Standardize, chain: Chain, labels: Tensor, c: int) -> Solved:
     spread = float(chain.representation.std()) or 1.0
     ridge = ridge_loo(chain.representation / spread, one_hot(labels, c), _RIDGES)
     head = LinearLayer(ridge.coefficients / spread, ridge.intercept)
@@ -119,11 +119,10 @@ def _with_ridge(first: Standardize, chain: Chain, labels: Tensor, c: int) -> Sol
     return Solved(modules, list(chain.layers), history, ridge.held_out, torch.arange(len(labels)), ridge.penalty)
 
 
-def _history(fit: AutoFit, x: Tensor, labels: Tensor, c: int) -> list[dict[str, float]]:
+def _measure_layers(fit: AutoFit, x: Tensor, labels: Tensor, c: int) -> list[dict[str, float]]:
     """The metrics and the last layer, each with its record on at most 1,000 rows."""
-    n = global_slice(len(x))[1]
-    rows = torch.linspace(0, n - 1, min(n, _RECORDED)).round().long()
-    x, labels = take_rows(x, rows), take_rows(labels, rows)
+    rows = Rows(x, labels)
+    x, labels = rows.take(torch.linspace(0, rows.n - 1, min(rows.n, _RECORDED)).round().long())
     z, history = nn.Sequential(*fit.encoding)(x), []
     for metric in fit.metrics:
         z = metric(z)

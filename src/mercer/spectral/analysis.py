@@ -10,9 +10,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import gather_json, gather_rows, global_slice, map_rows, world_size
 from ..kernels import Kernel, Precomputed, ReLUGram, check_indices
 from ..kernels.functionals import sign_columns
+from ..rows import Rows
+from ..rows.agreement import has_several_ranks, map_shared_rows, unite_values
 from ..rows.loading import Data, load_labelled_rows, load_rows
 from .factor import Factor
 from .gram_matrices import gram_matrices, precomputed
@@ -96,7 +97,7 @@ def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
         need = "kernel must be a kernel, a feature map or a Gram matrix"
         raise TypeError(checks.sentence(where, need, type(kernel).__name__))
     with torch.no_grad():
-        features = checks.matrix(where, "features", map_rows(kernel, x)).double()
+        features = checks.matrix(where, "features", map_shared_rows(kernel, x)).double()
     return ReLUGram(), checks.squarable(where, "features", features)
 
 
@@ -110,13 +111,13 @@ def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Ten
         x = load_rows(where, x)
     if targets is None:
         raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
-    if x.ndim == 0 or global_slice(len(x))[1] == 0:
+    if x.ndim == 0 or Rows(x).n == 0:
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
     read = targets.detach() if isinstance(targets, Tensor) else _read(where, targets)
-    if world_size() > 1 and (read.ndim not in (1, 2) or len(read) != len(x)):
+    if has_several_ranks() and (read.ndim not in (1, 2) or len(read) != len(x)):
         need = f"targets must have as many rows as x on each rank, {len(x)}"
         raise ValueError(checks.sentence(where, need, tuple(read.shape)))
-    return gather_rows(x), gather_rows(read)
+    return Rows(x).gather(), Rows(read).gather()
 
 
 def _read(where: str, targets: ArrayLike) -> Tensor:
@@ -124,7 +125,7 @@ def _read(where: str, targets: ArrayLike) -> Tensor:
     array = np.asarray(targets)
     array = np.array(array.tolist()) if array.dtype.kind == "O" else array  # objects: numbers are numbers, names names
     if array.dtype.kind in "US":
-        names = sorted({name for own in gather_json(np.unique(array).tolist()) for name in own})
+        names = unite_values(np.unique(array).tolist())
         if len(names) == 1:
             raise ValueError(checks.sentence(where, "targets must hold at least two classes", f"only {names[0]}"))
         return torch.as_tensor(np.searchsorted(np.array(names), array).reshape(array.shape))

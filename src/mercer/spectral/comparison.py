@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import gather_rows
 from ..kernels import Kernel, ReLUGram
+from ..rows import Rows
 from ..rows.loading import Data, load_rows
 from .analysis import DEFAULT_K, gather, resolve, target_columns
 from .gram_matrices import gram_matrices
@@ -103,7 +103,7 @@ def compare(
 def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kernel, Tensor]:
     if not isinstance(candidate, Tensor | np.ndarray):
         return resolve(where, candidate, x)
-    seen = gather_rows(checks.matrix(where, name, load_rows(where, candidate, name)))
+    seen = Rows(checks.matrix(where, name, load_rows(where, candidate, name))).gather()
     checks.same_length(where, name, seen, "x", x)
     return ReLUGram(), checks.squarable(where, name, seen.double())
 

@@ -136,10 +136,13 @@ class RadialSeries(Kernel):
         temperature: float = 1.0,
         linear: Tensor | None = None,
         factor: float = 1.0,
+        revive: bool = False,
     ) -> Tensor:  # (n, d), (m, d) -> (n, m / prototypes)
         """``read_out(gram(x, y) / temperature, ...)`` in one pass, which keeps only the cosines for the backward.
 
         ``center`` is taken off x first, ``start`` added to ``log_scale``, and ``factor * x @ linear.mT`` to the result.
+        ``revive`` lets gradients pass through the positive part of alpha also where it is 0: a coefficient that one
+        large step drove below 0 can come back.
         """
         if self.indicators != "off":
             z = x if center is None else x - center
@@ -148,8 +151,13 @@ class RadialSeries(Kernel):
             value = read_out(self.gram(z, y) / temperature, log_scale, bias, prototypes)
             return value if linear is None else torch.addmm(value, x, linear.mT, alpha=factor)
         self._check_width(x)
-        relu = self.positivity == "relu"
-        alpha = (self.alpha if relu else _activate(self.alpha, self.positivity)).to(x.dtype)
+        relu = self.positivity == "relu" and not revive
+        alpha = self.alpha
+        if self.positivity == "relu" and revive:
+            alpha = alpha + (alpha.relu() - alpha).detach()
+        elif not relu:
+            alpha = _activate(alpha, self.positivity)
+        alpha = alpha.to(x.dtype)
         if temperature != 1.0:
             alpha = alpha / temperature  # of a positive part the positive part again
         more: dict[str, Any] = {"center": center, "start": start, "relu": relu, "linear": linear, "factor": factor}

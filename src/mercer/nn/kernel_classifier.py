@@ -15,6 +15,7 @@ from ..distributed import world_size
 from ..kernels import Cosine, Kernel, RadialSeries, read_out
 from ..linalg import records_graph, unit_rows
 from ..rows.loading import Data, load_labelled_rows, load_rows
+from ..rows.rows import Rows
 from ..storage import SavableModule
 from .before_pooling import masked_mean
 from .prototypes import checked_labels, class_directions, prototypes_for
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 fx.wrap("unit_rows")  # symbolic traces keep it whole
 
 _FULL = (torch.float32, torch.float64)
+_MOST_LOG_SCALE = 2.0  # head_safety.py in mercer_papers.bench.studies has the trials
 _MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
 
 
@@ -38,9 +40,10 @@ class KernelClassifier(SavableModule):
 
     .. math:: \text{logit}_j = \log \sum_{p} \exp (s_j \, k(w_{jp}, z - \mu)) + d^{-1/4} v_j^T z + b_j
 
-    :math:`\mu` is learned from 0: the cosines of embeddings behind a ReLU are all near 1 otherwise. The start of the
-    scale, :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class, at right angles
-    to the others, probability 0.9.
+    The start of the scale, :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class,
+    at right angles to the others, probability 0.9; s stays within :math:`e^{\pm 2}` of it, whatever the rate.
+    :math:`\mu` is 0 until :meth:`init_from` sets it to the mean of its rows: the cosines of embeddings behind a ReLU
+    are all near 1 otherwise. It is not learned: a learned one leaves the embeddings behind, and then all look alike.
 
     It takes ``(..., in_features)`` and gives ``(..., num_classes)`` as ``nn.Linear`` does; half precision, autocast
     too, is computed and returned in float32, and a float64 embedding in float64.
@@ -53,10 +56,10 @@ class KernelClassifier(SavableModule):
         shared: m units that all classes read: logits :math:`A \, \mathrm{LN}(k(u, z)) + B z + b`, with layer norm LN.
             For many classes, or in place of a small MLP.
         bias: Learn b.
-        temperature: T. None: the learned scale and center (``shared`` needs no scale). The paper's are 0.1 for
+        temperature: T. None: the learned scale and the center (``shared`` needs no scale). The paper's are 0.1 for
             ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
         linear: Add :math:`d^{-1/4} v_j^T z`, at the cost of an ``nn.Linear``; ``shared`` has its own. None: where T is
-            None, a class has one prototype, and there are fewer than 1000 classes.
+            None and there are fewer than 1000 classes.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
 
@@ -67,7 +70,7 @@ class KernelClassifier(SavableModule):
 
     bias: nn.Parameter | None
     log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
-    center: nn.Parameter | None  # (d,)
+    center: Tensor | None  # (d,)
     linear: nn.Parameter | None  # (c, d): v
     log_start: Tensor | None  # (1,)
 
@@ -104,8 +107,8 @@ class KernelClassifier(SavableModule):
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
                 part.fill_dim(in_features)
-        alone = temperature is None and prototypes == 1 and num_classes < _MANY
-        self._make_parameters(bias, alone if linear is None else linear, {"device": device, "dtype": dtype})
+        small = temperature is None and num_classes < _MANY
+        self._make_parameters(bias, small if linear is None else linear, {"device": device, "dtype": dtype})
         self.reset_parameters()
 
     def _make_parameters(self, bias: bool, linear: bool, place: dict[str, Any]) -> None:
@@ -121,7 +124,7 @@ class KernelClassifier(SavableModule):
         self.linear = nn.Parameter(torch.empty(self.num_classes, self.in_features, **place)) if own else None
         learned = self.temperature is None and self.shared is None
         self.log_scale = nn.Parameter(torch.empty(self.num_classes, **place)) if learned else None
-        self.center = nn.Parameter(torch.empty(self.in_features, **place)) if self.temperature is None else None
+        self.register_buffer("center", torch.empty(self.in_features, **place) if self.temperature is None else None)
         self.register_buffer("log_start", torch.empty(1, **place) if learned else None)
 
     @property
@@ -134,7 +137,7 @@ class KernelClassifier(SavableModule):
         """What multiplies k for each class: the learned scale, or 1 / T."""
         if self.log_scale is None or self.log_start is None:
             return self.weight.new_full((self.num_classes,), 1 / (self.temperature or 1.0))
-        return (self.log_start + self.log_scale).exp()
+        return (self.log_start + _bound(self.log_scale)).exp()
 
     def reset_parameters(self) -> None:
         """Weights uniform on the sphere, bias 0, the kernel (where it has one) and the scale at their start."""
@@ -143,7 +146,7 @@ class KernelClassifier(SavableModule):
         with torch.no_grad():
             self.weight.normal_()
             self.weight.copy_(unit_rows(self.weight))
-            for parameter in (self.bias, self.log_scale, self.center, self.linear):
+            for parameter in (self.bias, self.log_scale, self.linear, self.center):
                 if parameter is not None:
                     parameter.zero_()
             if self.log_start is not None and not self.weight.is_meta:
@@ -205,7 +208,8 @@ class KernelClassifier(SavableModule):
 
     def _own(self, z: Tensor, weight: Tensor, value: Tensor | None = None, classes: Tensor | None = None) -> Tensor:
         """Each class by its own weights; ``value`` where kernel values are known, ``classes`` where some are wanted."""
-        bias, log_scale, linear = _like(self.bias, z), _like(self.log_scale, z), _like(self.linear, z)
+        bias, linear = _like(self.bias, z), _like(self.linear, z)
+        log_scale = None if self.log_scale is None else _bound(_like(self.log_scale, z))
         if classes is not None:
             bias, log_scale, linear = (None if each is None else each[classes] for each in (bias, log_scale, linear))
         if log_scale is not None and self.prototypes > 1:
@@ -214,6 +218,7 @@ class KernelClassifier(SavableModule):
         factor = self.in_features**-0.25
         if value is None and isinstance(kernel, RadialSeries):
             rest: dict[str, Any] = {"center": _like(self.center, z), "start": start, "linear": linear, "factor": factor}
+            rest["revive"] = self.temperature is None
             return kernel.logits(z, weight, log_scale, bias, self.prototypes, **rest, temperature=temperature)
         value = self._gram(z, weight) if value is None else value
         if log_scale is not None and start is not None:
@@ -243,7 +248,7 @@ class KernelClassifier(SavableModule):
     def _gram(self, z: Tensor, weight: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """Kernel values of centered embeddings."""
         if isinstance(self.kernel, RadialSeries):
-            return self.kernel.logits(z, weight, center=_like(self.center, z))  # one pass
+            return self.kernel.logits(z, weight, center=_like(self.center, z), revive=self.temperature is None)
         z, scale_free = self._centered(z), isinstance(self.kernel, Cosine)
         rows = (z, weight) if scale_free else (unit_rows(z), unit_rows(weight))
         if isinstance(z, fx.Proxy):  # other kernels ask for sizes: kept whole
@@ -257,8 +262,9 @@ class KernelClassifier(SavableModule):
     def init_from(
         self, embeddings: Data, labels: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> KernelClassifier:
-        """Put the weights where the classes are: the mean direction, or k-means directions for several prototypes.
+        """Put the center at the mean, and the weights where the classes are, seen from there.
 
+        A weight is the mean direction of its class, or one of the k-means directions for several prototypes.
         Shared units go to k-means directions of all rows. With ``prototypes="auto"`` the number of weights is chosen
         here: call it before you make the optimizer. A class without rows keeps its weights, with a warning.
         With several ranks, each passes its own rows.
@@ -277,6 +283,9 @@ class KernelClassifier(SavableModule):
         checks.squarable(where, "embeddings", z, empty=world_size() > 1)  # of several ranks some may have no row
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)
         labels = checked_labels(where, labels, z, self.num_classes)
+        if self.center is not None:
+            self.center.copy_(Rows(z).mean(lambda block: block.double().sum(0)))
+            z = z - self.center.to(z.dtype)
         if self.auto:
             self._set_prototypes(prototypes_for(labels, self.num_classes))
         if self.shared is not None:
@@ -308,7 +317,7 @@ class KernelClassifier(SavableModule):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone: all but weights (timm's convention)."""
-        return {name for name in ("log_scale", "center", "bias") if getattr(self, name) is not None}
+        return {name for name in ("log_scale", "bias") if getattr(self, name) is not None}
 
     def param_groups(
         self, *, weight_decay: float = 1e-4, kernel_decay: float | None = None, kernel_lr: float | None = None
@@ -375,6 +384,11 @@ class KernelClassifier(SavableModule):
         z, weight = checks.floating(z), checks.floating(weight)
         common = torch.promote_types(z.dtype, weight.dtype)
         return z.to(common), weight.to(common)
+
+
+def _bound(log_scale: Tensor) -> Tensor:
+    """A large step can multiply the scale by e^2 at most, and the gradient leads back from there."""
+    return _MOST_LOG_SCALE * torch.tanh(log_scale / _MOST_LOG_SCALE)
 
 
 def _like(parameter: Tensor | None, z: Tensor) -> Tensor | None:

@@ -7,7 +7,6 @@ from .conv_nngp import ConvNNGP, ConvNTK
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
 from .empirical_ntk import EmpiricalNTK
 from .gpytorch import from_gpytorch, to_gpytorch
-from .logits import read_out
 from .monte_carlo import MonteCarloNNGP, Trajectory
 from .network import NetworkKernel
 from .nngp import NNGP, NTK
@@ -53,7 +52,6 @@ __all__ = [
     "check_indices",
     "from_gpytorch",
     "functionals",
-    "read_out",
     "read_rows",
     "to_gpytorch",
     "truncation_bound",

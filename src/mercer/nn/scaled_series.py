@@ -125,7 +125,7 @@ def _row_blocks(t: Tensor) -> list[slice]:
 
 def _inverse_norms(x: Tensor) -> Tensor:  # (n, d) -> (n, 1)
     """1 / |x| for each row, 0 for rows too short to have a direction."""
-    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     # Where values may be read without waiting for a device, rows of usual lengths need no more than this.
     if x.device.type == "cpu" and norm.numel():
         least, most = torch.aminmax(norm)
@@ -138,5 +138,5 @@ def _inverse_norms(x: Tensor) -> Tensor:  # (n, d) -> (n, 1)
         norm = length * torch.linalg.vector_norm(x / length, dim=1, keepdim=True)
     else:
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
-    inverse = torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0)
+    inverse: Tensor = torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0)
     return inverse.to(x.dtype)

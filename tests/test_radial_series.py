@@ -8,9 +8,7 @@ import torch
 
 import mercer
 from mercer.kernels import RadialSeries
-from mercer.kernels.gegenbauer import derivatives, monomials
 from mercer.kernels.radial_series import truncation_bound
-from mercer.kernels.sphere_series import _plain, sphere_series
 
 
 def rows(n, d, seed=0, dtype=torch.float64):
@@ -47,33 +45,6 @@ def test_gegenbauer_equals_scipy(dim):
     circle = torch.zeros(7, dim, dtype=torch.float64)
     circle[:, 0], circle[:, 1] = t, (1 - t * t).sqrt()
     torch.testing.assert_close(kernel.profile(t), kernel(circle, point)[:, 0])
-
-
-@pytest.mark.parametrize("dim", [2, 3, 7])
-def test_derivatives_of_the_polynomials_in_themselves(dim):
-    t = torch.linspace(-1, 1, 9, dtype=torch.float64)
-    table = monomials(6, dim)
-    powers = torch.stack([t**m for m in range(7)])
-    slopes = torch.stack([m * t ** max(m - 1, 0) for m in range(7)])
-    torch.testing.assert_close(derivatives(6, dim) @ (table @ powers), table @ slopes)
-    torch.testing.assert_close(table.sum(1), torch.ones(7, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("order", [0, 1, 2, 10, 13])
-@pytest.mark.parametrize("basis", ["monomial", "gegenbauer"])
-def test_fast_and_plain_ways_agree_in_value_and_gradients(order, basis):
-    kernel = with_random_alpha(RadialSeries(order, basis=basis, dim=4))
-    x, y = rows(5, 4), rows(6, 4, seed=1)
-    x[2], y[0], y[1] = 0, 0, x[0]
-    a = kernel.coefficients[2:].detach()
-    inputs = [v.clone().requires_grad_() for v in (x, y, a)]
-    weights = rows(5, 6, seed=2)
-    fast = sphere_series(*inputs, kernel._slopes, kernel._factors)
-    plain = _plain(*inputs, kernel._factors)
-    torch.testing.assert_close(fast, plain)
-    ways = [torch.autograd.grad((v * weights).sum(), inputs, materialize_grads=True) for v in (fast, plain)]
-    for ours, expected in zip(*ways, strict=True):
-        torch.testing.assert_close(ours, expected)
 
 
 def test_blocks_do_not_change_the_answer():

@@ -8,7 +8,6 @@ from .dot_product import ArcCosine, Cosine, Linear, Polynomial
 from .empirical_ntk import EmpiricalNTK
 from .gpytorch import from_gpytorch, to_gpytorch
 from .infinite_network import infinite_width
-from .logits import read_out
 from .monte_carlo import MonteCarloNNGP, Trajectory
 from .network import NetworkKernel
 from .nngp import NNGP, NTK
@@ -55,7 +54,6 @@ __all__ = [
     "from_gpytorch",
     "functionals",
     "infinite_width",
-    "read_out",
     "read_rows",
     "to_gpytorch",
     "truncation_bound",

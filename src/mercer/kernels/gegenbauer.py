@@ -6,8 +6,6 @@ polynomials has no negative coefficient. Positive definite in *every* dimension 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -32,33 +30,3 @@ def monomials(order: int, dim: int) -> Tensor:
         rows[m + 1, 1:] = a * rows[m, :-1]
         rows[m + 1] -= b * rows[m - 1]
     return rows
-
-
-def derivatives(order: int, dim: int) -> Tensor:
-    r"""Row m holds :math:`P_m'` in the polynomials themselves: ``(order + 1, order + 1)``, float64, none negative.
-
-    .. math:: P_m' = \frac{2}{C_m(1)} \sum_{j = m-1, m-3, \dots} (j + \lambda) \, C_j(1) \, P_j
-    """
-    half = (dim - 2) / 2
-    rows = torch.zeros(order + 1, order + 1, dtype=torch.float64)
-    for m in range(1, order + 1):
-        for j in range(m - 1, -1, -2):
-            rows[m, j] = _slope(m, j, half)
-    return rows
-
-
-def monomial_derivatives(order: int) -> Tensor:
-    """Row m holds the derivative of :math:`t^m` in powers of t."""
-    return torch.diag(torch.arange(1, order + 1, dtype=torch.float64), -1)
-
-
-def _slope(m: int, j: int, half: float) -> float:
-    if half == 0:  # the limit of the general formula: Chebyshev
-        return float(m if j == 0 else 2 * m)
-    log_ratio = _log_at_one(j, half) - _log_at_one(m, half)
-    return 2 * (j + half) * math.exp(log_ratio)
-
-
-def _log_at_one(m: int, half: float) -> float:
-    """Log of :math:`C_m(1)`, up to a constant of the dimension."""
-    return math.lgamma(m + 2 * half) - math.lgamma(m + 1)

@@ -14,11 +14,9 @@ from typing_extensions import override
 from .. import checks
 from ..linalg import norms_and_units, unit_rows
 from .base import Kernel
-from .cosine_buffer import Factors
-from .gegenbauer import derivatives, monomial_derivatives, monomials, recurrence
-from .logits import read_out
-from .sphere_series import series, sphere_series
+from .gegenbauer import monomials, recurrence
 
+Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 TEMPERATURES = {"sigmoid": 0.1, "softmax": 0.005}  # what jayasumana2021, Appendix D.5 divides bounded kernels by
 _UNIT_SUM = 4.0  # k(1) of init="unit" where the activation is unbounded; docs/papers/jayasumana2021.md has the trials
 _TOLERANCE = 16.0  # units in the last place within which a cosine counts as +-1 for the exact indicators
@@ -68,7 +66,6 @@ class RadialSeries(Kernel):
         dim: d, for ``"gegenbauer"``; :class:`mercer.nn.KernelClassifier` fills it in.
     """
 
-    _slopes: Tensor  # constants of the basis, float64 whatever dtype the module is cast to
     _factors: Factors
 
     def __init__(
@@ -90,8 +87,7 @@ class RadialSeries(Kernel):
         self.init = checks.choice(where, "init", init, ("unit", "ones"))
         self.indicators = checks.choice(where, "indicators", indicators, ("off", "exact", "limit"))
         self.dim: int | None = None
-        with torch.device("cpu"):  # constants, also where parameters are made on the meta device
-            self._slopes, self._factors = monomial_derivatives(self.order), None
+        self._factors = None
         if dim is not None:
             self.fill_dim(dim)
         self.alpha = nn.Parameter(self._start())
@@ -111,6 +107,11 @@ class RadialSeries(Kernel):
         return torch.cat((active.new_zeros(2), active)) if self.indicators == "off" else active
 
     @property
+    def is_polynomial(self) -> bool:
+        """Whether k is a sum of powers of t and nothing else."""
+        return self.basis == "monomial" and self.indicators == "off"
+
+    @property
     def temperature(self) -> float:
         """What the paper divides this kernel by in a classifier (jayasumana2021, Appendix D.5)."""
         return TEMPERATURES.get(self.positivity, 1.0)
@@ -120,48 +121,15 @@ class RadialSeries(Kernel):
         if self.dim is None:
             self.dim = checks.integer("RadialSeries", "dim", dim, 2)
             if self.basis == "gegenbauer":
-                with torch.device("cpu"):
-                    self._slopes, self._factors = derivatives(self.order, dim), recurrence(self.order, dim)
-
-    def logits(
-        self,
-        x: Tensor,
-        y: Tensor,
-        log_scale: Tensor | None = None,
-        bias: Tensor | None = None,
-        prototypes: int = 1,
-        *,
-        center: Tensor | None = None,
-        start: Tensor | None = None,
-        temperature: float = 1.0,
-        linear: Tensor | None = None,
-        factor: float = 1.0,
-    ) -> Tensor:  # (n, d), (m, d) -> (n, m / prototypes)
-        """``read_out(gram(x, y) / temperature, ...)`` in one pass, which keeps only the cosines for the backward.
-
-        ``center`` is taken off x first, ``start`` added to ``log_scale``, and ``factor * x @ linear.mT`` to the result.
-        """
-        if self.indicators != "off":
-            z = x if center is None else x - center
-            if start is not None and log_scale is not None:
-                log_scale = log_scale + start
-            value = read_out(self.gram(z, y) / temperature, log_scale, bias, prototypes)
-            return value if linear is None else torch.addmm(value, x, linear.mT, alpha=factor)
-        self._check_width(x)
-        relu = self.positivity == "relu"
-        alpha = (self.alpha if relu else _activate(self.alpha, self.positivity)).to(x.dtype)
-        if temperature != 1.0:
-            alpha = alpha / temperature  # of a positive part the positive part again
-        more: dict[str, Any] = {"center": center, "start": start, "relu": relu, "linear": linear, "factor": factor}
-        return sphere_series(x, y, alpha, self._slopes, self._factors, log_scale, bias, prototypes, **more)
+                self._factors = recurrence(self.order, dim)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         self._check_width(x)
         alpha = _activate(self.alpha, self.positivity).to(x.dtype)
         if self.indicators == "off":
-            return sphere_series(x, y, alpha, self._slopes, self._factors)
-        value = sphere_series(x, y, alpha[2:], self._slopes, self._factors)
+            return gram_of_series(x, y, alpha, self._factors)
+        value = gram_of_series(x, y, alpha[2:], self._factors)
         edges = _indicators(unit_rows(x) @ unit_rows(y).mT, self.indicators, self.order)
         return value + alpha[0] * edges[0] + alpha[1] * edges[1]
 
@@ -254,6 +222,37 @@ def truncation_bound(alphas: Tensor, order: int) -> float:
     return math.fsum(math.comb(m, order + 1) * abs(float(a)) for m, a in enumerate(alphas) if m > order)
 
 
+def gram_of_series(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:  # (n, d), (m, d) -> (n, m)
+    """The series at the cosines between rows; a row of zeros has the value a_0 with every row."""
+    # Rows too short to have a direction count as 0, as in gram_diag: their gradients would overflow.
+    least = 4 * torch.finfo(x.dtype).tiny
+    long_x, long_y = (norms_and_units(rows.detach())[0][:, None] > least for rows in (x, y))
+    x, y = torch.where(long_x, x, 0.0), torch.where(long_y, y, 0.0)
+    t = unit_rows(x) @ unit_rows(y).mT
+    t = t + (t.detach().clamp(-1, 1) - t.detach())  # rounding leads out of [-1, 1]; gradients pass
+    value = series(t, a, factors)
+    return torch.where(long_x & long_y.mT, value, a[0])
+
+
+def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:
+    """The series at given t, by plain differentiable operations: Horner for powers, Clenshaw for Gegenbauer."""
+    order = len(a) - 1
+    if factors is None:
+        value = torch.zeros_like(t) + a[order]
+        for m in range(order - 1, -1, -1):
+            value = value * t + a[m]
+        return value
+    if order == 0:
+        return torch.zeros_like(t) + a[0]
+    later, value = torch.zeros_like(t), torch.zeros_like(t)
+    for m in range(order, 0, -1):  # Clenshaw: b_m = a_m + A_m t b_{m+1} - B_{m+1} b_{m+2}
+        up = factors[m - 1][0] if m < order else 0.0
+        down = factors[m][1] if m + 1 < order else 0.0
+        later, value = value, a[m] + up * t * value - down * later
+    down = factors[0][1] if order > 1 else 0.0
+    return a[0] + t * value - down * later
+
+
 def _indicators(t: Tensor, indicators: str, order: int) -> tuple[Tensor, Tensor]:
     if indicators == "limit":
         even = 2 * math.ceil(2 * max(order, 1))
@@ -264,7 +263,7 @@ def _indicators(t: Tensor, indicators: str, order: int) -> tuple[Tensor, Tensor]
 
 
 # fx.symbolic_trace keeps a call to these whole: they ask for sizes and dtypes that a symbol does not have.
-fx.wrap("sphere_series")
+fx.wrap("gram_of_series")
 fx.wrap("_indicators")
 fx.wrap("unit_rows")
 

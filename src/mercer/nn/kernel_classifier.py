@@ -12,19 +12,23 @@ from typing_extensions import override
 
 from .. import checks
 from ..distributed import world_size
-from ..kernels import Cosine, Kernel, RadialSeries, read_out
+from ..kernels import Cosine, Kernel, RadialSeries
 from ..linalg import records_graph, unit_rows
 from ..rows.loading import Data, load_labelled_rows, load_rows
+from ..rows.rows import Rows
 from ..storage import SavableModule
 from .before_pooling import masked_mean
 from .prototypes import checked_labels, class_directions, prototypes_for
+from .scaled_series import scaled_series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-fx.wrap("unit_rows")  # symbolic traces keep it whole
+fx.wrap("unit_rows")  # symbolic traces keep these whole
+fx.wrap("scaled_series")
 
 _FULL = (torch.float32, torch.float64)
+_MOST_LOG_SCALE = 2.0  # head_safety.py in mercer_papers.bench.studies has the trials
 _MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
 
 
@@ -38,9 +42,10 @@ class KernelClassifier(SavableModule):
 
     .. math:: \text{logit}_j = \log \sum_{p} \exp (s_j \, k(w_{jp}, z - \mu)) + d^{-1/4} v_j^T z + b_j
 
-    :math:`\mu` is learned from 0: the cosines of embeddings behind a ReLU are all near 1 otherwise. The start of the
-    scale, :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class, at right angles
-    to the others, probability 0.9.
+    The start of the scale, :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class,
+    at right angles to the others, probability 0.9; s stays within :math:`e^{\pm 2}` of it, whatever the rate.
+    :math:`\mu` is 0 until :meth:`init_from` sets it to the mean of its rows: the cosines of embeddings behind a ReLU
+    are all near 1 otherwise. It is not learned: a learned one leaves the embeddings behind, and then all look alike.
 
     It takes ``(..., in_features)`` and gives ``(..., num_classes)`` as ``nn.Linear`` does; half precision, autocast
     too, is computed and returned in float32, and a float64 embedding in float64.
@@ -53,10 +58,10 @@ class KernelClassifier(SavableModule):
         shared: m units that all classes read: logits :math:`A \, \mathrm{LN}(k(u, z)) + B z + b`, with layer norm LN.
             For many classes, or in place of a small MLP.
         bias: Learn b.
-        temperature: T. None: the learned scale and center (``shared`` needs no scale). The paper's are 0.1 for
+        temperature: T. None: the learned scale and the center (``shared`` needs no scale). The paper's are 0.1 for
             ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
         linear: Add :math:`d^{-1/4} v_j^T z`, at the cost of an ``nn.Linear``; ``shared`` has its own. None: where T is
-            None, a class has one prototype, and there are fewer than 1000 classes.
+            None and there are fewer than 1000 classes.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
 
@@ -67,7 +72,7 @@ class KernelClassifier(SavableModule):
 
     bias: nn.Parameter | None
     log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
-    center: nn.Parameter | None  # (d,)
+    center: Tensor | None  # (d,)
     linear: nn.Parameter | None  # (c, d): v
     log_start: Tensor | None  # (1,)
 
@@ -87,6 +92,10 @@ class KernelClassifier(SavableModule):
     ) -> None:
         super().__init__()
         where = "KernelClassifier"
+        if shared is not None and type(self) is KernelClassifier:
+            from .shared_units import SharedUnits
+
+            self.__class__ = SharedUnits  # one constructor, two classes: all that differs is overridden there
         self.in_features = checks.integer(where, "in_features", in_features, 1)
         self.num_classes = checks.integer(where, "num_classes", num_classes, 1)
         self.auto = prototypes == "auto"
@@ -104,24 +113,17 @@ class KernelClassifier(SavableModule):
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
                 part.fill_dim(in_features)
-        alone = temperature is None and prototypes == 1 and num_classes < _MANY
-        self._make_parameters(bias, alone if linear is None else linear, {"device": device, "dtype": dtype})
+        small = temperature is None and num_classes < _MANY
+        self._make_parameters(bias, small if linear is None else linear, {"device": device, "dtype": dtype})
         self.reset_parameters()
 
     def _make_parameters(self, bias: bool, linear: bool, place: dict[str, Any]) -> None:
-        count = self.num_classes * self.prototypes if self.shared is None else self.shared
-        self.weight = nn.Parameter(torch.empty(count, self.in_features, **place))
-        self.bias = nn.Parameter(torch.empty(self.num_classes, **place)) if bias else None
-        self.norm = self.readout = self.skip = None
-        if self.shared is not None:
-            self.norm = nn.LayerNorm(self.shared, **place)
-            self.readout = nn.Linear(self.shared, self.num_classes, bias=False, **place)
-            self.skip = nn.Linear(self.in_features, self.num_classes, bias=False, **place)
-        own = linear and self.shared is None
-        self.linear = nn.Parameter(torch.empty(self.num_classes, self.in_features, **place)) if own else None
-        learned = self.temperature is None and self.shared is None
-        self.log_scale = nn.Parameter(torch.empty(self.num_classes, **place)) if learned else None
-        self.center = nn.Parameter(torch.empty(self.in_features, **place)) if self.temperature is None else None
+        c, d, learned = self.num_classes, self.in_features, self.temperature is None
+        self.weight = nn.Parameter(torch.empty(c * self.prototypes, d, **place))
+        self.bias = nn.Parameter(torch.empty(c, **place)) if bias else None
+        self.linear = nn.Parameter(torch.empty(c, d, **place)) if linear else None
+        self.log_scale = nn.Parameter(torch.empty(c, **place)) if learned else None
+        self.register_buffer("center", torch.empty(d, **place) if learned else None)
         self.register_buffer("log_start", torch.empty(1, **place) if learned else None)
 
     @property
@@ -134,16 +136,16 @@ class KernelClassifier(SavableModule):
         """What multiplies k for each class: the learned scale, or 1 / T."""
         if self.log_scale is None or self.log_start is None:
             return self.weight.new_full((self.num_classes,), 1 / (self.temperature or 1.0))
-        return (self.log_start + self.log_scale).exp()
+        return (self.log_start + _bound(self.log_scale)).exp()
 
     def reset_parameters(self) -> None:
         """Weights uniform on the sphere, bias 0, the kernel (where it has one) and the scale at their start."""
-        for part in (self.kernel, self.norm, self.readout, self.skip):
+        for part in self.children():
             getattr(part, "reset_parameters", lambda: None)()
         with torch.no_grad():
             self.weight.normal_()
             self.weight.copy_(unit_rows(self.weight))
-            for parameter in (self.bias, self.log_scale, self.center, self.linear):
+            for parameter in (self.bias, self.log_scale, self.linear, self.center):
                 if parameter is not None:
                     parameter.zero_()
             if self.log_start is not None and not self.weight.is_meta:
@@ -162,10 +164,15 @@ class KernelClassifier(SavableModule):
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
         """Logits of embeddings."""
         if isinstance(z, fx.Proxy):  # a symbol has no sizes to check
-            return self._logits(z, self.weight)
+            flat = z.reshape(-1, self.in_features)
+            logits = self._read_values(flat, self._kernel_values(flat, self.weight))
+            return logits.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
         z, weight = self._checked(z)
         with _full_precision(z):
-            return self._logits(z, weight)
+            if z.ndim == 2:  # sharded training refuses needless views
+                return self._read_values(z, self._kernel_values(z, weight))
+            flat = z.reshape(-1, self.in_features)
+            return self._read_values(flat, self._kernel_values(flat, weight)).reshape(*z.shape[:-1], self.num_classes)
 
     def at_places(self, z: Tensor, places: Tensor, mask: Tensor | None = None) -> Tensor:  # (n, d) -> (n, c)
         """Logits by kernel values that are taken at every place and averaged: the kernel mean embedding.
@@ -181,84 +188,74 @@ class KernelClassifier(SavableModule):
             need = "places must have shape (n, s, d) where z has (n, d) or (n, t, d)"
             raise ValueError(checks.sentence("KernelClassifier", need, f"{tuple(places.shape)} and {tuple(z.shape)}"))
         with _full_precision(z):
-            flat = self._gram(places.to(z.dtype).reshape(-1, self.in_features), weight)
-            value = masked_mean(flat.unflatten(0, places.shape[:2]), mask)  # (n, m)
-            if z.ndim == 3:
-                value = value[:, None].expand(-1, z.shape[1], -1).flatten(0, 1)
-            rows = z.reshape(-1, self.in_features)
-            logits = self._own(rows, weight, value) if self.shared is None else self._by_units(rows, value)
-            return logits if z.ndim == 2 else logits.unflatten(0, z.shape[:2])
+            each = self._kernel_values(places.to(z.dtype).reshape(-1, self.in_features), weight)
+            value = masked_mean(each.unflatten(0, places.shape[:2]), mask)  # (n, m)
+            if z.ndim == 2:
+                return self._read_values(z, value)
+            value = value[:, None].expand(-1, z.shape[1], -1).flatten(0, 1)
+            logits: Tensor = self._read_values(z.reshape(-1, self.in_features), value).unflatten(0, z.shape[:2])
+            return logits
 
     def of_classes(self, z: Tensor, classes: Tensor) -> Tensor:  # (n, d), (k,) -> (n, k)
         """``self(z)[:, classes]`` at the cost of k classes; not for shared units."""
         z, _ = self._checked(z)
         chosen = (classes[:, None] * self.prototypes + torch.arange(self.prototypes, device=classes.device)).flatten()
         with _full_precision(z):
-            return self._own(z, self.weight[chosen].to(z.dtype), classes=classes)
+            value = self._kernel_values(z, self.weight[chosen].to(z.dtype), classes)
+            return self._read_values(z, value, classes)
 
-    def _logits(self, z: Tensor, weight: Tensor) -> Tensor:
-        flat = z.reshape(-1, self.in_features)
-        logits = self._own(flat, weight) if self.shared is None else self._by_units(flat, self._gram(flat, weight))
-        if not isinstance(z, fx.Proxy) and z.ndim == 2:  # sharded training refuses needless views
-            return logits
-        return logits.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
-
-    def _own(self, z: Tensor, weight: Tensor, value: Tensor | None = None, classes: Tensor | None = None) -> Tensor:
-        """Each class by its own weights; ``value`` where kernel values are known, ``classes`` where some are wanted."""
-        bias, log_scale, linear = _like(self.bias, z), _like(self.log_scale, z), _like(self.linear, z)
+    def _column_scale(self, weight: Tensor, classes: Tensor | None) -> Tensor | None:
+        """What multiplies the kernel values of each weight, ``(m,)``; None for 1."""
+        if self.temperature is not None:
+            count = self.prototypes * (self.num_classes if classes is None else len(classes))
+            return None if self.temperature == 1.0 else weight.new_full((count,), 1 / self.temperature)
+        scale = self.scale.to(weight.dtype)
         if classes is not None:
-            bias, log_scale, linear = (None if each is None else each[classes] for each in (bias, log_scale, linear))
-        if log_scale is not None and self.prototypes > 1:
-            log_scale = log_scale.repeat_interleave(self.prototypes)
-        start, temperature, kernel = _like(self.log_start, z), self.temperature or 1.0, self.kernel
-        factor = self.in_features**-0.25
-        if value is None and isinstance(kernel, RadialSeries):
-            rest: dict[str, Any] = {"center": _like(self.center, z), "start": start, "linear": linear, "factor": factor}
-            return kernel.logits(z, weight, log_scale, bias, self.prototypes, **rest, temperature=temperature)
-        value = self._gram(z, weight) if value is None else value
-        if log_scale is not None and start is not None:
-            log_scale = log_scale + start
-        logits = read_out(value / temperature, log_scale, bias, self.prototypes)
-        return logits if linear is None else torch.addmm(logits, z, linear.mT, alpha=factor)
+            scale = scale[classes]
+        return scale.repeat_interleave(self.prototypes) if self.prototypes > 1 else scale
 
-    def _centered(self, z: Tensor) -> Tensor:
-        center = _like(self.center, z)
-        return z if center is None else z - center
-
-    def _by_units(self, z: Tensor, value: Tensor) -> Tensor:
-        """All classes by the values of shared units."""
-        assert self.norm is not None and self.readout is not None and self.skip is not None
-        norm = (_like(self.norm.weight, z), _like(self.norm.bias, z), self.norm.eps)
-        scaled = nn.functional.layer_norm(value, self.norm.normalized_shape, *norm)
-        bias, share = _like(self.bias, z), 1 / (self.temperature or 1.0)
-        if not (isinstance(self.readout, nn.Linear) and isinstance(self.skip, nn.Linear)):
-            # Another module was put in their place, as quantize_dynamic does: its weight may be no tensor.
-            sum_of_parts: Tensor = self.readout(scaled.float()) + self.skip(z.float())
-            swapped = share * sum_of_parts.to(z.dtype)
-            return swapped if bias is None else swapped + bias
-        readout, skip = self.readout.weight.to(z.dtype).mT, self.skip.weight.to(z.dtype).mT
-        logits = torch.mm(scaled, readout) if bias is None else torch.addmm(bias, scaled, readout, alpha=share)
-        return torch.addmm(logits, z, skip, beta=share if bias is None else 1.0, alpha=share)
-
-    def _gram(self, z: Tensor, weight: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        """Kernel values of centered embeddings."""
-        if isinstance(self.kernel, RadialSeries):
-            return self.kernel.logits(z, weight, center=_like(self.center, z))  # one pass
-        z, scale_free = self._centered(z), isinstance(self.kernel, Cosine)
+    def _kernel_values(self, z: Tensor, weight: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Kernel values between centered embeddings and weights, times the scale: (n, d), (m, d) -> (n, m)."""
+        scale = self._column_scale(weight, classes)
+        if self.center is not None:
+            z = z - _like(self.center, z)
+        kernel = self.kernel
+        if isinstance(kernel, RadialSeries) and kernel.is_polynomial:
+            return scaled_series(z, weight, _like(self._coefficients(kernel), z), scale)
+        scale_free = isinstance(kernel, Cosine)
         rows = (z, weight) if scale_free else (unit_rows(z), unit_rows(weight))
+        value: Tensor
         if isinstance(z, fx.Proxy):  # other kernels ask for sizes: kept whole
-            traced: Tensor = z.tracer.create_proxy("call_module", z.tracer.path_of_module(self.kernel), rows, {})
-            return traced
-        # The call checks its arguments, by sizes that an exported graph must not know.
-        unchecked = scale_free or records_graph()
-        gram: Tensor = (self.kernel.gram if unchecked else self.kernel)(*rows)
-        return gram
+            value = z.tracer.create_proxy("call_module", z.tracer.path_of_module(kernel), rows, {})
+        else:
+            # The call checks its arguments, by sizes that an exported graph must not know.
+            value = (kernel.gram if scale_free or records_graph() else kernel)(*rows)
+        return value if scale is None else value * scale
+
+    def _coefficients(self, kernel: RadialSeries) -> Tensor:
+        """Coefficients of the powers in force; one that a large step drove below 0 keeps a gradient and can return."""
+        if kernel.positivity != "relu" or self.temperature is not None:
+            return kernel.coefficients[2:]
+        return kernel.alpha + (kernel.alpha.relu() - kernel.alpha).detach()
+
+    def _read_values(self, z: Tensor, value: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Logits of scaled kernel values: join the prototypes, add the linear part and the bias."""
+        if self.prototypes > 1:
+            value = value.unflatten(1, (-1, self.prototypes)).logsumexp(2)
+        if self.bias is not None:
+            bias = _like(self.bias, z)
+            value = value + (bias if classes is None else bias[classes])
+        if self.linear is None:
+            return value
+        linear = _like(self.linear, z)
+        return torch.addmm(value, z, (linear if classes is None else linear[classes]).mT, alpha=self.in_features**-0.25)
 
     def init_from(
         self, embeddings: Data, labels: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> KernelClassifier:
-        """Put the weights where the classes are: the mean direction, or k-means directions for several prototypes.
+        """Put the center at the mean, and the weights where the classes are, seen from there.
 
+        A weight is the mean direction of its class, or one of the k-means directions for several prototypes.
         Shared units go to k-means directions of all rows. With ``prototypes="auto"`` the number of weights is chosen
         here: call it before you make the optimizer. A class without rows keeps its weights, with a warning.
         With several ranks, each passes its own rows.
@@ -277,12 +274,12 @@ class KernelClassifier(SavableModule):
         checks.squarable(where, "embeddings", z, empty=world_size() > 1)  # of several ranks some may have no row
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)
         labels = checked_labels(where, labels, z, self.num_classes)
+        if self.center is not None:
+            self.center.copy_(Rows(z).mean(lambda block: block.double().sum(0)))
+            z = z - self.center.to(z.dtype)
         if self.auto:
             self._set_prototypes(prototypes_for(labels, self.num_classes))
-        if self.shared is not None:
-            labels, groups, each = torch.zeros_like(labels), 1, self.shared
-        else:
-            groups, each = self.num_classes, self.prototypes
+        labels, groups, each = self._group_rows(labels)
         directions, missing = class_directions(z, labels, groups, each, generator)
         if missing:
             shown = ", ".join(map(str, missing[:5]))
@@ -293,6 +290,10 @@ class KernelClassifier(SavableModule):
         with torch.no_grad():
             self.weight[chosen] = directions.to(self.weight.dtype)[chosen]
         return self
+
+    def _group_rows(self, labels: Tensor) -> tuple[Tensor, int, int]:
+        """The group of each row, the number of groups, and the weights of each: a class and its prototypes."""
+        return labels, self.num_classes, self.prototypes
 
     def _set_prototypes(self, count: int) -> None:
         if count != self.prototypes:
@@ -308,7 +309,7 @@ class KernelClassifier(SavableModule):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone: all but weights (timm's convention)."""
-        return {name for name in ("log_scale", "center", "bias") if getattr(self, name) is not None}
+        return {name for name, p in self.named_parameters() if p.ndim < 2 and not name.startswith("kernel.")}
 
     def param_groups(
         self, *, weight_decay: float = 1e-4, kernel_decay: float | None = None, kernel_lr: float | None = None
@@ -324,7 +325,7 @@ class KernelClassifier(SavableModule):
         kernel: dict[str, Any] = {"params": list(self.kernel.parameters()), "weight_decay": decay}
         if kernel_lr is not None:
             kernel["lr"] = checks.positive("KernelClassifier.param_groups", "kernel_lr", kernel_lr)
-        undecayed = self.no_weight_decay() | {"norm.weight", "norm.bias"}
+        undecayed = self.no_weight_decay()
         own = [(name, p) for name, p in self.named_parameters() if not name.startswith("kernel.")]
         groups = [
             {"params": [p for name, p in own if name not in undecayed], "weight_decay": weight_decay},
@@ -377,8 +378,13 @@ class KernelClassifier(SavableModule):
         return z.to(common), weight.to(common)
 
 
-def _like(parameter: Tensor | None, z: Tensor) -> Tensor | None:
-    if parameter is None or (not isinstance(z, fx.Proxy) and parameter.dtype == z.dtype):
+def _bound(log_scale: Tensor) -> Tensor:
+    """A large step can multiply the scale by e^2 at most, and the gradient leads back from there."""
+    return _MOST_LOG_SCALE * torch.tanh(log_scale / _MOST_LOG_SCALE)
+
+
+def _like(parameter: Tensor, z: Tensor) -> Tensor:
+    if not isinstance(z, fx.Proxy) and parameter.dtype == z.dtype:
         return parameter
     return parameter.to(z.dtype)
 

@@ -20,6 +20,7 @@ from ..signals.private_copy import private_copy
 from .before_pooling import BeforePooling
 from .kernel_classifier import KernelClassifier
 from .rectification import take_relu_off
+from .shared_units import SharedUnits
 
 _log = logging.getLogger("mercer")
 _UNITS = 128  # shared units before pooling, where no head is given
@@ -206,7 +207,7 @@ def _checked(model: nn.Module, name: str) -> nn.Linear:
 
 def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
     """Take over the old weights: as directions, once for each prototype with a little noise between them."""
-    if isinstance(new, KernelClassifier) and new.skip is not None and new.readout is not None:
+    if isinstance(new, SharedUnits):
         return _as_the_old(new, old)
     weight = getattr(new, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or old.weight.is_meta:
@@ -226,9 +227,8 @@ def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
     return True
 
 
-def _as_the_old(new: KernelClassifier, old: nn.Linear) -> bool:
+def _as_the_old(new: SharedUnits, old: nn.Linear) -> bool:
     """Shared units start silent beside the old layer, so that a trained model gives its old logits."""
-    assert new.skip is not None and new.readout is not None
     if old.weight.is_meta or new.temperature is not None:
         return False
     with torch.no_grad():

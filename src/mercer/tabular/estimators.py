@@ -172,10 +172,11 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
     def __init__(
         self,
         *,
+        trees: bool | str = "auto",
         random_state: int | np.random.RandomState | None = 0,
         class_weight: str | Mapping[Any, float] | None = None,
     ) -> None:
-        super().__init__(random_state=random_state)
+        super().__init__(trees=trees, random_state=random_state)
         self.class_weight = class_weight
 
     def _weights(self) -> str | dict[str, float] | None:

@@ -30,6 +30,7 @@ _SCALES = (1.0, 0.5)  # of the length scale of all rows: leaves are narrower tha
 _SHRINK = 0.05  # of the weights towards equal ones
 _ROUNDS, _LEAVES = 300, 31  # of the boosted trees: many rows teach more
 _FOLDS = 5
+_DOUBLE = 1000  # rows of a leaf up to which float64 costs next to nothing
 _AT_ONCE = 4096  # rows of a leaf that are predicted together
 _KEPT = 4000  # training rows that are kept for distances
 
@@ -164,7 +165,7 @@ class Local:
             # all its rows teach it, in float32 where rounding is a hundredth of the ridge
             kernel_here, penalty = choices[best], fits[best].penalty
             rough = penalty > 100 * len(z) * torch.finfo(torch.float32).eps
-            factor = ridge_factor(kernel_here, z.to(self.device), penalty, 0 if rough else len(z), weight=own)
+            factor = ridge_factor(kernel_here, z.to(self.device), penalty, _DOUBLE if rough else len(z), weight=own)
             kernels.append(kernel_here)
             penalties.append(penalty)
             anchors.append(z.to(factor.dtype))

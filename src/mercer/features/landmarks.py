@@ -123,7 +123,9 @@ def leverage_sample(kernel: Kernel, x: Readable, m: int, generator: torch.Genera
     def score(part: Tensor) -> Tensor:  # (b, ...) -> (b,)
         phi = features(widen(kernel, part)).double()
         explained = ((phi @ basis).square() / (spectrum.clamp_min(0) + ridge)).sum(1)
-        return explained + (kernel.diag(part).double() - phi.square().sum(1)).clamp_min(0) / ridge
+        unseen: Tensor = (kernel.diag(part).double() - phi.square().sum(1)).clamp_min(0)
+        scores: Tensor = explained + unseen / ridge
+        return scores
 
     scores = Rows(rows.map(score, row_bytes=row_bytes)).gather().clamp_min(torch.finfo(torch.float64).tiny)
     keys: Tensor = torch.rand(len(scores), dtype=torch.float64, generator=generator).to(scores.device).log() / scores

@@ -158,7 +158,8 @@ def fit_auto(
     whole: AverageLayer | None = None
     if kernel == "auto" and landmarks is None and exact:
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-        whole, ending = averaged([*encoding, *metrics], ending, *rows.gather(), seed)
+        every_x, every_y = rows.gather()
+        whole, ending = averaged([*encoding, *metrics], ending, every_x, every_y, seed)
     return AutoFit(encoding, metrics, ending, share, whole)
 
 

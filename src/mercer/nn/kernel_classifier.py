@@ -28,7 +28,7 @@ fx.wrap("unit_rows")  # symbolic traces keep these whole
 fx.wrap("scaled_series")
 
 _FULL = (torch.float32, torch.float64)
-_MOST_LOG_SCALE = 2.0  # head_safety.py in mercer_papers.bench.studies has the trials
+_MOST_LOG_SCALE = 2.0  # the study head_safety.py has the trials
 _MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
 
 

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from mercer import figures
 from mercer.kernels import RBF, ReLUGram
-from mercer.spectral import spectra
+from mercer.spectral.comparison import spectra
 
 OUT = Path(__file__).parent.parent / "docs" / "img" / "gallery" / "label_spectrum.svg"
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mercer.storage import decompressed, read_npz, text_table, verify_checksum, whole_numbers
+from mercer.storage.archives import decompressed, read_npz, text_table, verify_checksum, whole_numbers
 from mercer_papers.data import CorruptData
 
 

@@ -5,21 +5,17 @@ import torch
 from torch.func import grad, vmap
 
 from mercer.kernels import RBF, Laplacian, Matern
-from mercer.linalg import (
+from mercer.linalg.distances import (
     angles,
     clamp_cosines,
     cosines,
-    differentiated,
-    forward_mode,
-    in_backward,
-    in_batched_backward,
     median_distance,
     safe_sqrt,
     squared_distances,
-    transformed,
     unit_rows,
 )
 from mercer.linalg.manhattan import manhattan_tiles
+from mercer.linalg.torch_internals import differentiated, forward_mode, in_backward, in_batched_backward, transformed
 
 WIDTHS = [1, 4, 5, 40]  # up to four features by differences, beyond by a product
 

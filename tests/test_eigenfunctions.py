@@ -12,9 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import mercer
-from mercer.features import L2BatchNorm, NeuralEigenfunctions, Nystrom, ParallelNetworks
+from mercer.features import NeuralEigenfunctions, Nystrom
+from mercer.features.l2_batch_norm import L2BatchNorm
 from mercer.features.landmark_fit import fit_sample
 from mercer.features.neuralef import Training, ascent, deflated, train
+from mercer.features.parallel_networks import ParallelNetworks
 from mercer.features.task import Task
 from mercer.kernels import (
     NNGP,

@@ -10,7 +10,8 @@ from torch import nn
 from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mercer.kernels import EmpiricalNTK, MonteCarloNNGP, Tangents, Trajectory
+from mercer.kernels import EmpiricalNTK, MonteCarloNNGP, Trajectory
+from mercer.kernels.tangents import Tangents
 
 
 class Block(nn.Module):

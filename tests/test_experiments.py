@@ -13,7 +13,7 @@ import fake_entries
 import pytest
 
 import mercer_papers
-from mercer.storage import mend_lines
+from mercer.storage.lines import mend_lines
 from mercer_papers import catalogue, recorded_runs, runner
 from mercer_papers.cells import SCALES, Cell, Outcome, non_finite
 from mercer_papers.recorded_runs import recorded

@@ -13,8 +13,9 @@ from test_diagnose import HOSTILE, check_page, measured
 import mercer
 from mercer.cli.commands import main
 from mercer.machines import StackedRidge
-from mercer.tabular import Column, TabularModel
+from mercer.tabular import TabularModel
 from mercer.tabular.columns import Numbers
+from mercer.tabular.columns.column import Column
 from mercer.tabular.effects import correlated, effect_curves, reasons
 from mercer.tabular.importance import column_weights, permutation_losses
 from mercer.tabular.pages import model_page

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mercer.linalg import Lanczos, SymmetricOperator, gauss, radau
+from mercer.linalg.lanczos import Lanczos, gauss, radau
+from mercer.linalg.operators import SymmetricOperator
 
 
 def lanczos(operator, start, steps):

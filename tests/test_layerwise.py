@@ -8,12 +8,11 @@ import reference_masoomi2020 as literal
 import torch
 
 from mercer import NumericalWarning
-from mercer.layerwise import ClosedFormLayer, SpectralLayer, fit_closed_form, fit_spectral, ism
 from mercer.layerwise import dependence as dep
 from mercer.layerwise.bandwidths import median_distance, most_dependent, walk_down
-from mercer.layerwise.closed_form import class_norms
+from mercer.layerwise.closed_form import ClosedFormLayer, class_norms, fit_closed_form
 from mercer.layerwise.record import measure_features, measure_gram
-from mercer.layerwise.spectral import riemannian_gradient
+from mercer.layerwise.spectral import SpectralLayer, fit_spectral, ism, riemannian_gradient
 
 C = 3
 

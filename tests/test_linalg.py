@@ -7,20 +7,12 @@ import torch
 
 from mercer import NumericalWarning
 from mercer.kernels import RBF
-from mercer.linalg import (
-    SymmetricOperator,
-    add_in_place,
-    block_rows,
-    blockwise,
-    blockwise_matmul,
-    cholesky,
-    norms,
-    randomized_range,
-    ridge_loo,
-    scale_in_place,
-    slices,
-    top_eigh,
-)
+from mercer.linalg.blocks import block_rows, blockwise, blockwise_matmul, slices
+from mercer.linalg.cholesky import cholesky
+from mercer.linalg.eigen import randomized_range, top_eigh
+from mercer.linalg.operators import SymmetricOperator
+from mercer.linalg.ridge import ridge_loo
+from mercer.linalg.torch_internals import add_in_place, norms, scale_in_place
 
 
 def _spd(n, generator, *, decay=0.0):

@@ -17,16 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import mercer
 from mercer import NumericalWarning
 from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Matern, Polynomial, Precomputed
-from mercer.machines import (
-    KernelRidge,
-    candidate_kernels,
-    dual_fit,
-    dual_path,
-    kernel_ridge,
-    rank_kernels,
-    tune_penalty,
-)
+from mercer.machines import KernelRidge, kernel_ridge
+from mercer.machines.dual import dual_fit, dual_path, tune_penalty
 from mercer.machines.eigenpro import Stopping, eigenpro
+from mercer.machines.selection import candidate_kernels, rank_kernels
 from mercer.rows.stored import open_rows
 
 N, D = 24, 3

@@ -8,9 +8,12 @@ from scipy.optimize import minimize
 
 import mercer
 from mercer.kernels import RBF
-from mercer.machines import Calibration, StackedRidge, View, convex_weights, ridge_factor, solve_left_out, try_machines
+from mercer.machines import StackedRidge
+from mercer.machines.calibration import Calibration
 from mercer.machines.dual import dual_fit, dual_path
-from mercer.machines.trials import relevance
+from mercer.machines.stacking import ridge_factor, solve_left_out
+from mercer.machines.trials import convex_weights, relevance, try_machines
+from mercer.machines.views import View
 
 
 def rows(n=60, d=3, seed=0):

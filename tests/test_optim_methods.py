@@ -11,17 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from mercer.kernels import RBF, Linear, Polynomial
-from mercer.optim import (
-    EigenProSGD,
-    FunctionSpaceSGD,
-    KernelSGD,
-    RandomPSD,
-    function_space,
-    kernel_inverse,
-    state_bytes,
-)
+from mercer.optim import EigenProSGD, FunctionSpaceSGD, KernelSGD, function_space
 from mercer.optim.eigenpro import eigenpro_plan
 from mercer.optim.inverses import invert_by_directions
+from mercer.optim.kernel_sgd import RandomPSD, kernel_inverse, state_bytes
 from mercer_papers.bench.studies import optim_divergence, optim_networks
 from mercer_papers.rivals import ESGD, MultiBatchLBFGS
 from mercer_papers.rivals.multi_batch_lbfgs import two_loop

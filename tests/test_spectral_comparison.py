@@ -9,9 +9,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mercer import NumericalWarning, checks
-from mercer.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, ReLUGram, TiledGram
-from mercer.spectral import analyze, compare, layers, picture, spectra
+from mercer.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, ReLUGram
+from mercer.kernels.tiled_gram import TiledGram
+from mercer.spectral import analyze, compare, layers
+from mercer.spectral.comparison import spectra
 from mercer.spectral.gram_matrices import gram_matrices
+from mercer.spectral.picture import picture
 from mercer.spectral.products import Products, form
 
 KERNELS = {

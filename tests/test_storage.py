@@ -21,8 +21,10 @@ from sklearn.base import BaseEstimator, clone
 from torch import nn
 
 import mercer
-from mercer.storage import Savable, atomic_write, lock, read_json
 from mercer.storage import folder as folder_module
+from mercer.storage.files import atomic_write, read_json
+from mercer.storage.locking import lock
+from mercer.storage.savable import Savable
 
 SOURCE = """
 import dataclasses

@@ -14,20 +14,14 @@ import mercer
 from mercer.features import RandomFourier
 from mercer.kernels import RBF
 from mercer.nn import KernelClassifier
-from mercer.storage import (
-    append_line,
-    atomic_write,
-    check_schema,
-    encoding,
-    folder,
-    lock,
-    mend_lines,
-    open_to_read,
-    read_json,
-    read_lines,
-    read_manifest,
-    read_npz,
-)
+from mercer.storage import encoding, folder
+from mercer.storage.archives import read_npz
+from mercer.storage.files import atomic_write, read_json
+from mercer.storage.folder import read_manifest
+from mercer.storage.lines import append_line, mend_lines, read_lines
+from mercer.storage.locking import lock
+from mercer.storage.regular import open_to_read
+from mercer.storage.schema import check_schema
 
 # --- 53: regular files only
 

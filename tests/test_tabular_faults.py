@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mercer
 from mercer.cli import main
-from mercer.storage import files, folder, lock
+from mercer.storage import files, folder
+from mercer.storage.locking import lock
 from mercer.tabular import TabularModel
 
 

@@ -11,7 +11,8 @@ from sklearn import metrics as sk
 
 import mercer
 from mercer.machines import KernelRidge
-from mercer.tabular import Familiarity, TabularModel, effects
+from mercer.tabular import TabularModel, effects
+from mercer.tabular.familiarity import Familiarity
 from mercer.tabular.scoring import score_classes, score_values
 from mercer.tabular.training import Sizes
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import mercer
-from mercer.tabular import Preparation, Target
+from mercer.tabular.columns.preparation import Preparation
+from mercer.tabular.columns.target import Target
 
 N = 200
 

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mercer.tabular import read, read_chunks
+from mercer.tabular import read
 from mercer.tabular.reading import Limits
+from mercer.tabular.reading.files import read_chunks
 from mercer_papers.data import CorruptData
 
 TABLE = "a,b,c\n1,x,2020-01-05\n2,y,2020-02-01\n,x,?\n"

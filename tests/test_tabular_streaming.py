@@ -8,7 +8,8 @@ import pytest
 import torch
 from sklearn.metrics import r2_score
 
-from mercer.tabular import Preparation, TabularModel, read, streaming
+from mercer.tabular import TabularModel, read, streaming
+from mercer.tabular.columns.preparation import Preparation
 from mercer.tabular.streaming import fit_file, predict_file
 from mercer.tabular.training import Sizes
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         tabular,
     )
     from .checks import NumericalWarning
-    from .storage import load, save
+    from .storage.folder import load, save
 
 __version__ = "0.2.0"
 

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mercer import storage
 from mercer.checks import sentence
 from mercer.distributed import gather_json, rank, world_size
+from mercer.storage.lines import mend_lines
+from mercer.storage.locking import lock
 from mercer_papers.cells import Cell
 from mercer_papers.results import RESULTS, read_results
 
@@ -27,13 +28,13 @@ _POLL = 0.1  # seconds between two looks at a lock
 def held(folder: Path) -> Iterator[None]:
     """The folder for this run alone: rank 0 holds the folder, every other rank a file of its own in it."""
     if rank():
-        with storage.lock(folder, _LOCK.format(rank())):
+        with lock(folder, _LOCK.format(rank())):
             yield
         return
-    with storage.lock(folder):
+    with lock(folder):
         for path in folder.glob(_LOCK.format("*")):  # a rank of a run whose rank 0 was killed may still be at work
             if int(path.name.split(".")[2].removeprefix("rank")) >= world_size():
-                with storage.lock(folder, path.name):
+                with lock(folder, path.name):
                     pass
         yield
 
@@ -45,9 +46,9 @@ def results_path(folder: Path) -> Path:
 
 def collect(folder: Path) -> None:
     """Put the lines of other ranks, of this session or of one that was killed, into ``results.jsonl``."""
-    storage.mend_lines(folder / RESULTS)
+    mend_lines(folder / RESULTS)
     for path in sorted(folder.glob("results.rank*.jsonl")):
-        storage.mend_lines(path)
+        mend_lines(path)
         with (folder / RESULTS).open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()  # killed before this, the lines are there twice: of two with one key the later holds
@@ -91,7 +92,7 @@ def finish(folder: Path, keys: Iterable[str]) -> None:
 
 def _is_held(folder: Path, name: str) -> bool:
     try:
-        with storage.lock(folder, name):
+        with lock(folder, name):
             return False
     except RuntimeError:
         return True

@@ -78,8 +78,9 @@ from typing import Any, Protocol
 
 import torch
 
-from mercer import checks, distributed, storage
+from mercer import checks, distributed
 from mercer.cli.process import Interruption, machine, versions
+from mercer.storage.files import atomic_write
 from mercer_papers import ranks
 from mercer_papers.catalogue import Entry, select
 from mercer_papers.cells import SCALES, Cell
@@ -311,7 +312,7 @@ def _session(jobs: int) -> dict[str, Any]:
 
 
 def _write_run(folder: Path, document: dict[str, Any]) -> None:
-    storage.atomic_write(folder / RUN, (json.dumps(document, indent=2) + "\n").encode())
+    atomic_write(folder / RUN, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def _unused(parent: Path) -> Path:

@@ -8,7 +8,8 @@ from sklearn.metrics import r2_score
 
 from mercer import load, save
 from mercer.cli import main
-from mercer.tabular import Preparation, TabularClassifier, TabularModel, TabularRegressor
+from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor
+from mercer.tabular.columns.preparation import Preparation
 from mercer.tabular.pages.column_lines import column_lines
 
 GOOD = ["lovely and quiet", "clean, helpful people", "would come again", "splendid breakfast buffet"]

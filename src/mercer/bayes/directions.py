@@ -8,7 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..linalg import SymmetricOperator, randomized_range, slices
+from ..linalg.blocks import slices
+from ..linalg.eigen import randomized_range
+from ..linalg.operators import SymmetricOperator
 from ..rows import Rows
 from ..rows.stored import Readable
 from .jacobian import Jacobian, LastLayerJacobian

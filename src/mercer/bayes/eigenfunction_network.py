@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ..features import Training, distill
-from ..linalg import slices
+from ..features.network_fit import distill
+from ..features.neuralef import Training
+from ..linalg.blocks import slices
 from ..signals.capture import capture
 from ..signals.layers import find_layers, last_linear
-from ..storage import SavableModule
+from ..storage.savable import SavableModule
 from .network import flat_logits
 
 _ROWS = 2000

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import slices
+from ..linalg.blocks import slices
 from ..rows.stored import Readable
 from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
 from .network import flat_logits, own_network

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import block_rows, slices
+from ..linalg.blocks import block_rows, slices
 from ..rows import Rows
 from ..rows.loading import Data
 from ..signals.capture import capture

@@ -12,8 +12,9 @@ from torch.func import functional_call, jacrev, vmap
 from typing_extensions import override
 
 from ..checks import sentence
-from ..kernels import EmpiricalNTK, Tangents
-from ..linalg import block_rows, slices
+from ..kernels import EmpiricalNTK
+from ..kernels.tangents import Tangents
+from ..linalg.blocks import block_rows, slices
 from ..rows.stored import Readable
 from ..signals.attention import plain_attention
 from ..signals.capture import capture

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import slices
+from ..linalg.blocks import slices
 from ..rows import Rows
 from ..signals.layers import trainable
 from .jacobian import RowwiseJacobian, check_rows_apart, near, one_output, two_rows

@@ -17,7 +17,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from ..checks import sentence
-from ..linalg import block_rows, slices
+from ..linalg.blocks import block_rows, slices
 from .network import flat_logits, one_thread_at_a_time
 
 _BUDGET = 64 * 2**20

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ..checks import sentence
-from ..linalg import block_rows, slices
+from ..linalg.blocks import block_rows, slices
 from ..rows import Rows
 from .validation import class_labels, real_targets
 

@@ -19,7 +19,7 @@ from ..rows import Rows
 from ..rows.packing import PackedNetwork, Packing
 from ..signals.layers import as_logits, trainable, unwrap
 from ..signals.private_copy import private_copy
-from ..storage import Savable
+from ..storage.savable import Savable
 
 _LOCK = threading.RLock()
 

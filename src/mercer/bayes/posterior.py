@@ -14,7 +14,7 @@ from .. import checks
 from ..rows.packing import Packing
 from ..rows.stored import Readable
 from ..signals.layers import unwrap
-from ..storage import Savable
+from ..storage.savable import Savable
 from .likelihood import LIKELIHOODS, LINKS, Gaussian, Link, Softmax, draws, likelihood_named, link_named
 from .network import SavedWithoutNetwork, Unattached
 from .validation import checked_outputs, checked_rows, not_fitted, training_pairs

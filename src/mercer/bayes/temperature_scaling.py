@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ..linalg import slices
+from ..linalg.blocks import slices
 from ..rows.stored import Readable
 from .likelihood import Softmax, likelihood_named, mean_over_ranks
 from .network import flat_logits, own_network, weights_of

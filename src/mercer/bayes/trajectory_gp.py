@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import slices
+from ..linalg.blocks import slices
 from ..rows import Rows
 from ..rows.stored import Readable
 from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding

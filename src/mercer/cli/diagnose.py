@@ -25,7 +25,7 @@ from mercer.cli.output import (
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
-    from mercer.tabular import Diagnosis, Reading
+    from mercer.tabular.diagnosis.ranking import Diagnosis, Reading
 
 _NAME = 29
 _MEANINGS = {

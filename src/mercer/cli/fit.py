@@ -157,7 +157,7 @@ def _usable(device: str) -> str:
 
 def _check_output(folder: Path, target: str, force: bool) -> None:
     """Refuse, before any work, a folder whose content would be lost."""
-    from mercer.storage import read_manifest
+    from mercer.storage.folder import read_manifest
 
     way_out = "Pass --force to replace it, or choose another folder."
     if force or not folder.exists():
@@ -182,7 +182,7 @@ def _check_output(folder: Path, target: str, force: bool) -> None:
 
 
 def _keep(model: TabularModel, folder: Path) -> None:
-    from mercer.storage import save
+    from mercer.storage.folder import save
 
     try:
         save(model, folder)
@@ -196,7 +196,8 @@ def _held(folder: Path) -> Iterator[None]:
 
     A folder that was made for nothing is removed.
     """
-    from mercer.storage import atomic_write, lock
+    from mercer.storage.files import atomic_write
+    from mercer.storage.locking import lock
 
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -307,7 +308,7 @@ def _scores(model: TabularModel) -> Iterator[str]:
 
 def _beside(scores: dict[str, Any]) -> Iterator[str]:
     """Other models on the same folds, and a plain word where one of them is better."""
-    from mercer.tabular import boosting_is_better
+    from mercer.tabular.scoring import boosting_is_better
 
     others = scores.get("beside") or {}
     if not others:

@@ -147,7 +147,7 @@ def load_model(folder: Path) -> TabularModel:
     Raises:
         click.ClickException: The folder holds something else.
     """
-    from mercer.storage import load
+    from mercer.storage.folder import load
     from mercer.tabular import TabularModel
 
     found = load(folder)

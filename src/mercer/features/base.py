@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from .. import checks
-from ..kernels import Kernel, read_rows
+from ..kernels import Kernel
+from ..kernels.reading import read_rows
 from ..rows import Rows
 from ..rows.agreement import share_generator
 from ..rows.stored import Readable
-from ..storage import Savable
+from ..storage.savable import Savable
 
 _ERROR_ROWS = 1000
 _COLUMNS = ("n_features_in_", "feature_names_in_")

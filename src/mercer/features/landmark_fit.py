@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..kernels import Kernel, TiledGram
-from ..linalg import SymmetricOperator, TopEigh, cholesky, shifted, top_eigh
+from ..kernels import Kernel
+from ..kernels.tiled_gram import TiledGram
+from ..linalg.cholesky import cholesky, shifted
+from ..linalg.eigen import TopEigh, top_eigh
+from ..linalg.operators import SymmetricOperator
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, map_shared_rows
 from ..rows.stored import Readable

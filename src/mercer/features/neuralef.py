@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..kernels import Kernel, NetworkKernel
-from ..linalg import shifted, slices
+from ..linalg.blocks import slices
+from ..linalg.cholesky import shifted
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_weights
 from ..rows.stored import Readable

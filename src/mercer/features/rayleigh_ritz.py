@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import Kernel, NetworkKernel
-from ..linalg import SymmetricOperator, top_eigh
+from ..linalg.eigen import top_eigh
+from ..linalg.operators import SymmetricOperator
 from ..rows.agreement import map_shared_rows
 
 

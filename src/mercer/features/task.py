@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Kernel
-from ..linalg import SymmetricOperator
+from ..linalg.operators import SymmetricOperator
 from ..rows import Rows
 from ..rows.rows import BLOCK_BYTES
 from ..rows.stored import Readable

@@ -12,12 +12,9 @@ from .monte_carlo import MonteCarloNNGP, Trajectory
 from .network import NetworkKernel
 from .nngp import NNGP, NTK
 from .radial_series import RadialSeries, truncation_bound
-from .reading import read_rows
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern, Periodic, RationalQuadratic
-from .tangents import Tangents
-from .tiled_gram import TiledGram
-from .user_kernels import FunctionKernel, Precomputed, check_indices
+from .user_kernels import FunctionKernel, Precomputed
 
 __all__ = [
     "NNGP",
@@ -47,14 +44,10 @@ __all__ = [
     "ReLUGram",
     "Scaled",
     "Sum",
-    "Tangents",
-    "TiledGram",
     "Trajectory",
-    "check_indices",
     "from_gpytorch",
     "functionals",
     "infinite_width",
-    "read_rows",
     "to_gpytorch",
     "truncation_bound",
 ]

@@ -7,7 +7,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import readable, safe_sqrt
+from ..linalg.distances import safe_sqrt
+from ..linalg.torch_internals import readable
 from .base import Kernel
 from .positive import Positive
 

@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import checks
 from ..distributed import shards
-from ..linalg import block_rows, blockwise_matmul, differentiated, records_graph, slices, transformed
+from ..linalg.blocks import block_rows, blockwise_matmul, slices
+from ..linalg.torch_internals import differentiated, records_graph, transformed
 from ..rows.loading import as_tensor
-from ..storage import Savable
+from ..storage.savable import Savable
 from .positive import Positive
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import readable
+from ..linalg.torch_internals import readable
 from .layer_rules import Activate, Affine, Enter, Patch, Pool, Rule
 from .nngp import ACTIVATIONS
 from .wide_kernel import Step, WideKernel, chain

@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import angles, clamp_cosines, cosines, norms_and_units, scalar_products
+from ..linalg.distances import angles, clamp_cosines, cosines, norms_and_units, scalar_products
 from .base import Kernel
 from .positive import Positive
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import block_rows, slices
+from ..linalg.blocks import block_rows, slices
 from ..signals.layers import trainable, unwrap
 from .network import NetworkKernel, seed_from
 from .tangents import Tangents

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ..linalg import angles, differentiated, records_graph, safe_sqrt
+from ..linalg.distances import angles, safe_sqrt
+from ..linalg.torch_internals import differentiated, records_graph
 
 _RESOLUTION = 8.0  # units in the last place within which a cosine cannot be told from 1
 _TERMS = 48  # of a Hermite series

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import records_graph, transformed
+from ..linalg.torch_internals import records_graph, transformed
 from ..signals.layers import unwrap
 from ..signals.private_copy import private_copy
 from .layer_rules import Embed

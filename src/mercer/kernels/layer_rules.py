@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ..linalg import norms_and_units, records_graph, safe_sqrt
+from ..linalg.distances import norms_and_units, safe_sqrt
+from ..linalg.torch_internals import records_graph
 from .gaussian_moments import Activation, hypotenuse, inverse_of, ratio_of
 
 

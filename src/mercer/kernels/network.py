@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import slices
+from ..linalg.blocks import slices
 from ..signals.layers import unwrap
 from .base import Kernel
 

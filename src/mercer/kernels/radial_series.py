@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import norms_and_units, unit_rows
+from ..linalg.distances import norms_and_units, unit_rows
 from .base import Kernel
 from .gegenbauer import monomials, recurrence
 

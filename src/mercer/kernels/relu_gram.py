@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import angles, block_rows, clamp_cosines, cosines, slices
+from ..linalg.blocks import block_rows, slices
+from ..linalg.distances import angles, clamp_cosines, cosines
 from .base import Kernel
 from .stationary import RBF
 

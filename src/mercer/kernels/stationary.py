@@ -12,7 +12,9 @@ from typing_extensions import override
 
 from .. import checks
 from ..distributed import global_slice, shared_generator, take_rows, world_size
-from ..linalg import differentiated, map_distances, median_distance, safe_sqrt
+from ..linalg.distances import median_distance, safe_sqrt
+from ..linalg.tiles import map_distances
+from ..linalg.torch_internals import differentiated
 from ..rows.loading import Data, load_rows
 from .base import Kernel
 from .positive import Positive

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
-from ..linalg import SymmetricOperator, forward_mode, randomized_range, slices
+from ..linalg.blocks import slices
+from ..linalg.eigen import randomized_range
+from ..linalg.operators import SymmetricOperator
+from ..linalg.torch_internals import forward_mode
 from ..signals.attention import plain_attention
 from ..signals.layers import as_logits, output_rows, trainable
 from ..signals.private_copy import private_copy

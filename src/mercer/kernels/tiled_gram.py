@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import rank, sum_over_ranks, world_size
-from ..linalg import SymmetricOperator
+from ..linalg.operators import SymmetricOperator
 from .base import Kernel
 
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}

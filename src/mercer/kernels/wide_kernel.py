@@ -12,7 +12,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import differentiated, fill_tiles, records_graph, slices
+from ..linalg.blocks import slices
+from ..linalg.tiles import fill_tiles
+from ..linalg.torch_internals import differentiated, records_graph
 from .base import Kernel
 from .layer_rules import Affine, Layout, Own, Pool, RawCall, Rule, State, diagonal
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..kernels import Kernel
-from ..machines import dual_fit, median_distance
+from ..machines.dual import dual_fit
+from ..machines.selection import median_distance
 from ..rows import Rows
 from ..rows.rows import BLOCK_BYTES
 from .dependence import gaussian

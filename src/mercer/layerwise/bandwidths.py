@@ -8,8 +8,9 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from .. import checks, linalg
-from ..linalg import squared_distances
+from .. import checks
+from ..linalg import distances
+from ..linalg.distances import squared_distances
 from .dependence import hsic
 
 __all__ = ["median_distance", "most_dependent", "walk_down"]
@@ -26,7 +27,7 @@ def median_distance(z: Tensor, *, where: str | None = None, rows: int = _ROWS) -
     Distances so small that their squares vanish count as equal: no bandwidth can tell such rows apart. A warning in the
     name of ``where`` says so; without a name there is none, for outputs that have collapsed are a layer's goal.
     """
-    found = linalg.median_distance(z, rows=rows)
+    found = distances.median_distance(z, rows=rows)
     if found**2 > _VANISHED:
         return found
     if where is not None:

@@ -14,7 +14,8 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from .. import checks
-from ..machines import Calibration, seeded
+from ..machines.calibration import Calibration
+from ..machines.kernel_ridge import seeded
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_generator, unite_values
 from .auto import EXACT_ROWS

@@ -10,8 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import block_rows, blockwise
-from ..storage import SavableModule
+from ..linalg.blocks import block_rows, blockwise
+from ..storage.savable import SavableModule
 from .bandwidths import median_distance, most_dependent, walk_down
 from .dependence import class_sums, gaussian
 from .record import LayerRecord, measure_gram

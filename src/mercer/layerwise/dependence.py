@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import RBF
-from ..linalg import block_rows, slices
+from ..linalg.blocks import block_rows, slices
 
 __all__ = [
     "class_sums",

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..kernels import Kernel
-from ..machines import LandmarkMachine
+from ..machines.landmarks import LandmarkMachine
 from ..rows.agreement import has_several_ranks
-from ..storage import Savable
+from ..storage.savable import Savable
 from .landmarks import Sums, extend
 from .network import KernelNetwork
 

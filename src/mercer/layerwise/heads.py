@@ -8,20 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Kernel
-from ..machines import (
-    KernelRidge,
-    LandmarkMachine,
-    StackedRidge,
-    candidate_kernels,
-    convex_weights,
-    dual_fit,
-    landmark_count,
-    landmark_machine,
-    median_distance,
-    narrowed,
-    rank_kernels,
-    tune_penalty,
-)
+from ..machines import KernelRidge, StackedRidge
+from ..machines.dual import dual_fit, tune_penalty
+from ..machines.landmarks import LandmarkMachine, landmark_count, landmark_machine
+from ..machines.selection import candidate_kernels, median_distance, narrowed, rank_kernels
+from ..machines.trials import convex_weights
 from ..rows import Rows
 from .dependence import gaussian
 from .network import AverageLayer, KernelLayer, StackLayer

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel
-from ..machines import LandmarkMachine
+from ..machines.landmarks import LandmarkMachine
 from ..rows.agreement import take_share
-from ..storage import Savable
+from ..storage.savable import Savable
 from .network import Head
 
 

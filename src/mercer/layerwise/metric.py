@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import block_rows, slices
+from ..linalg.blocks import block_rows, slices
 from .dependence import gaussian
 
 

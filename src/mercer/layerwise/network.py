@@ -12,9 +12,10 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
-from ..linalg import differentiated
-from ..machines import LandmarkMachine, tiled_product
-from ..storage import SavableModule
+from ..linalg.torch_internals import differentiated
+from ..machines.eigenpro import tiled_product
+from ..machines.landmarks import LandmarkMachine
+from ..storage.savable import SavableModule
 from .dependence import gaussian
 
 

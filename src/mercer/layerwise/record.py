@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from ..storage import Savable
+from ..storage.savable import Savable
 from .dependence import class_sums, gamma_table
 
 _LEAST = 1e-12  # a probability below this counts as this, so that the cross-entropy of a wrong row stays finite

@@ -12,7 +12,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from .. import checks
-from ..machines import seeded
+from ..machines.kernel_ridge import seeded
 from ..rows import Rows
 from ..rows.agreement import share_generator
 from .auto import EXACT_ROWS, fit_auto

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import squared_distances
-from ..machines import dual_path, median_distance
+from ..linalg.distances import squared_distances
+from ..machines.dual import dual_path
+from ..machines.selection import median_distance
 
 
 class Setting(NamedTuple):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Kernel
-from ..linalg import ridge_loo
-from ..machines import LandmarkMachine, median_distance
+from ..linalg.ridge import ridge_loo
+from ..machines.landmarks import LandmarkMachine
+from ..machines.selection import median_distance
 from ..rows import Rows
 from .auto import AutoFit, fit_auto
 from .closed_form import Chain, fit_closed_form

@@ -11,8 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..features import RandomFourier, phased_cosines
-from ..linalg import block_rows, blockwise
+from ..features import RandomFourier
+from ..features.random_fourier import phased_cosines
+from ..linalg.blocks import block_rows, blockwise
 from .bandwidths import median_distance, most_dependent
 from .closed_form import Chain, ChainLayer
 from .dependence import (

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from typing_extensions import override
 
-from ..storage import SavableModule
+from ..storage.savable import SavableModule
 
 _SHRINK = 1e-4  # of the logits' squares: scores that separate the classes must not make the scale infinite
 _LEAST = 0.01  # scores below it count as it in the logarithm

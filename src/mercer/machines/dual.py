@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..linalg import cholesky, cholesky_in_place, inverse_diagonal, slices, solve_factored
+from ..linalg.blocks import slices
+from ..linalg.cholesky import cholesky, cholesky_in_place, inverse_diagonal, solve_factored
 
 T = TypeVar("T")
 

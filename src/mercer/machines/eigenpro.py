@@ -25,7 +25,9 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
-from ..linalg import SymmetricOperator, randomized_range, slices
+from ..linalg.blocks import slices
+from ..linalg.eigen import randomized_range
+from ..linalg.operators import SymmetricOperator
 
 _SAMPLE = 4000  # s, rows the preconditioner is made from
 _DIRECTIONS = 400  # q at most

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import gather_rows, global_slice, shard, shared_generator, sum_over_ranks, take_rows
-from ..kernels import FunctionKernel, Kernel, read_rows
-from ..linalg import block_rows, cholesky_in_place, inverse_diagonal, slices, solve_factored
+from ..kernels import FunctionKernel, Kernel
+from ..kernels.reading import read_rows
+from ..linalg.blocks import block_rows, slices
+from ..linalg.cholesky import cholesky_in_place, inverse_diagonal, solve_factored
 from ..rows.loading import Data
-from ..storage import Savable
+from ..storage.savable import Savable
 from .dual import left_out, relative_norm, solve_in_place, tune_penalty
 from .eigenpro import eigenpro
 from .landmarks import LandmarkMachine, LandmarkSolution, landmark_count, landmark_machine

@@ -20,9 +20,11 @@ from torch import Tensor
 from .. import checks
 from ..distributed import global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
-from ..linalg import block_rows, cholesky, inverse_root, slices
+from ..linalg.blocks import block_rows, slices
+from ..linalg.cholesky import cholesky
+from ..linalg.inverse_root import inverse_root
 from ..rows.stored import Readable
-from ..storage import Savable
+from ..storage.savable import Savable
 from .dual import PENALTIES, dual_path, walk, weighted_mean
 
 _LEAST, _SHARE, _MOST = 1000, 25, 3000

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..kernels import Kernel, Linear
-from ..storage import Savable, SavableModule
+from ..storage.savable import Savable, SavableModule
 from .dual import dual_path, weighted_mean
 from .selection import narrowed
 from .stacking import CHOOSING_ROWS, ridge_factor

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import checks, linalg
+from .. import checks
 from ..kernels import NTK, RBF, Kernel, Laplacian, Linear, Matern, Polynomial
+from ..linalg.distances import median_distance as median_of_distances
 from .dual import DualFit, dual_path
 
 CHOOSING_ROWS = 400
@@ -31,7 +32,7 @@ class Choice(NamedTuple):
 
 def median_distance(x: Tensor, p: float = 2.0) -> float:
     """Median distance in the p-norm between 400 evenly spaced rows; 1 where all are equal."""
-    return linalg.median_distance(x, p=int(p), rows=_MEDIAN_ROWS) or 1.0
+    return median_of_distances(x, p=int(p), rows=_MEDIAN_ROWS) or 1.0
 
 
 def table_kernels(x: Tensor, *, linear: bool = True) -> list[Kernel]:  # (n, d)

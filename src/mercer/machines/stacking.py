@@ -27,9 +27,10 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel
-from ..linalg import block_rows, cholesky, slices
+from ..linalg.blocks import block_rows, slices
+from ..linalg.cholesky import cholesky
 from ..rows.loading import Data
-from ..storage import Savable
+from ..storage.savable import Savable
 from .calibration import Calibration
 from .dual import weighted_mean
 from .kernel_ridge import seeded

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..storage import Savable, SavableModule
+from ..storage.savable import Savable, SavableModule
 
 LINKS = ("identity", "logistic", "softmax")
 ROUNDS = 120

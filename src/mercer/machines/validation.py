@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import global_slice, sum_over_ranks
-from ..kernels import Kernel, read_rows
+from ..kernels import Kernel
+from ..kernels.reading import read_rows
 from ..rows.loading import Data, as_tensor, is_loader, load_labelled_rows
 from ..rows.stored import Readable
 

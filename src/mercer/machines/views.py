@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..storage import SavableModule
+from ..storage.savable import SavableModule
 
 _CLIP = 8.0  # deviations at which a value is held: one absurd cell must not outweigh all other columns
 _FEW_VALUES = 3  # columns of so few different values are indicators

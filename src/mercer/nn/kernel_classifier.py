@@ -13,10 +13,11 @@ from typing_extensions import override
 from .. import checks
 from ..distributed import world_size
 from ..kernels import Cosine, Kernel, RadialSeries
-from ..linalg import records_graph, unit_rows
+from ..linalg.distances import unit_rows
+from ..linalg.torch_internals import records_graph
 from ..rows.loading import Data, load_labelled_rows, load_rows
 from ..rows.rows import Rows
-from ..storage import SavableModule
+from ..storage.savable import SavableModule
 from .before_pooling import masked_mean
 from .prototypes import checked_labels, class_directions, prototypes_for
 from .scaled_series import scaled_series

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import checks
-from ..storage import SavableModule
+from ..storage.savable import SavableModule
 
 
 class Kervolution2d(SavableModule):

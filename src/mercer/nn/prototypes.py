@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import checks
 from ..distributed import global_slice, shared_generator, sum_over_ranks, take_rows
-from ..linalg import unit_rows
+from ..linalg.distances import unit_rows
 
 _ROWS = 5000  # of one class that k-means looks at
 _ROWS_OF_A_PROTOTYPE = 100  # docs/which-head.md has the trials

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from .. import checks
-from ..linalg import unit_rows
-from ..storage import SavableModule
+from ..linalg.distances import unit_rows
+from ..storage.savable import SavableModule
 
 fx.wrap("unit_rows")  # symbolic traces keep it whole
 

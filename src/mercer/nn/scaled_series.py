@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.radial_series import gram_of_series
-from ..linalg import in_batched_backward, records_graph, transformed
+from ..linalg.torch_internals import in_batched_backward, records_graph, transformed
 
 _BLOCK = 2**15  # cosines worked on at a time: on a CPU their powers stay in the cache
 _BLOCK_GPU = 2**21

@@ -8,16 +8,12 @@ from typing import Any
 
 from .eigenpro import EigenProSGD
 from .function_space import FunctionSpaceSGD
-from .kernel_sgd import KernelSGD, RandomPSD, kernel_inverse, reshaped, state_bytes
+from .kernel_sgd import KernelSGD
 
 __all__ = [
     "EigenProSGD",
     "FunctionSpaceSGD",
     "KernelSGD",
-    "RandomPSD",
-    "kernel_inverse",
-    "reshaped",
-    "state_bytes",
 ]
 
 

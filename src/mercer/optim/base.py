@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks, distributed
-from ..linalg import add_in_place, leave_uncompiled, norms, scale_in_place
+from ..linalg.torch_internals import add_in_place, leave_uncompiled, norms, scale_in_place
 
 KEPT = "mercer"  # the one key of a parameter's state: a dictionary of all that is kept with the parameter
 FORMAT, CURRENT = "format", 2  # kept with every parameter: what the other keys mean

@@ -11,7 +11,8 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks, distributed
-from ..linalg import SymmetricOperator, randomized_range
+from ..linalg.eigen import randomized_range
+from ..linalg.operators import SymmetricOperator
 from .base import Closure, descend, signed
 from .inverses import Inverse
 from .layers import Layer, find_readout

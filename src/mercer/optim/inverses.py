@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import distributed
-from ..linalg import SymmetricOperator, cholesky, randomized_range, shifted
+from ..linalg.cholesky import cholesky, shifted
+from ..linalg.eigen import randomized_range
+from ..linalg.operators import SymmetricOperator
 
 _STRIP = 16  # directions are taken so many at a time, or nearly: products of such widths are a third cheaper
 _SPARE = 8  # random columns beside the directions of last time: they find what has grown since

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from .. import checks
-from ..linalg import leave_uncompiled, mark_for_compiler
+from ..linalg.torch_internals import leave_uncompiled, mark_for_compiler
 from ..signals.layers import as_logits, unwrap
 from .base import CheckedOptimizer
 from .layers import Layer, find_trained_layers

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..checks import floating, same_length, sentence
-from ..storage import Savable
+from ..storage.savable import Savable
 from .loading import as_tensor
 
 LABELS = ("labels", "label")

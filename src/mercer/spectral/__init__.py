@@ -1,9 +1,8 @@
 """Read a representation by its spectrum: what will be learned, how fast, how well it generalises."""
 
 from .analysis import analyze
-from .comparison import compare, spectra
+from .comparison import compare
 from .layer_ranking import layers
-from .picture import picture
 from .spectrum import Spectrum
 
 __all__ = [
@@ -11,6 +10,4 @@ __all__ = [
     "analyze",
     "compare",
     "layers",
-    "picture",
-    "spectra",
 ]

@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from .. import checks
-from ..kernels import Kernel, Precomputed, ReLUGram, check_indices
+from ..kernels import Kernel, Precomputed, ReLUGram
 from ..kernels.functionals import sign_columns
+from ..kernels.user_kernels import check_indices
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, map_shared_rows, unite_values
 from ..rows.loading import Data, load_labelled_rows, load_rows

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..kernels import Kernel, Precomputed, TiledGram
-from ..linalg import SymmetricOperator
+from ..kernels import Kernel, Precomputed
+from ..kernels.tiled_gram import TiledGram
+from ..linalg.operators import SymmetricOperator
 from .products import Form, Products, form
 
 log = logging.getLogger("mercer")

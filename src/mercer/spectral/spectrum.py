@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..linalg import Lanczos, gauss, radau, top_eigh
+from ..linalg.eigen import top_eigh
+from ..linalg.lanczos import Lanczos, gauss, radau
 from .factor import Factor
 from .gram_matrices import Gram
 from .proof import Proof

@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from .. import checks
-from ..storage import Savable
+from ..storage.savable import Savable
 from .columns import Array
 from .frames import as_pandas, is_table
 from .model import TabularModel

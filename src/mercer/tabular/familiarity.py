@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..distributed import alone
 from ..kernels import Laplacian
-from ..machines import KernelRidge, median_distance
-from ..storage import Savable
+from ..machines import KernelRidge
+from ..machines.selection import median_distance
+from ..storage.savable import Savable
 
 _ROWS = 800
 _NOISE = 1e-3  # variances far below it are rounding, not distance

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import block_rows, slices
+from ..linalg.blocks import block_rows, slices
 from .learner import Learner
 
 _DRAWS = 39  # training rows that lend their values: ranks 2 and 38 are the ends of an interval of level 0.9

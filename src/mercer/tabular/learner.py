@@ -11,9 +11,12 @@ from torch import Tensor
 from .. import checks
 from ..distributed import alone
 from ..kernels import RBF, Kernel, Laplacian, Matern
-from ..machines import Calibration, KernelRidge, StackedRidge, View, median_distance
+from ..machines import KernelRidge, StackedRidge
+from ..machines.calibration import Calibration
 from ..machines.local import LocalMachine, LocalStack
-from ..storage import Savable
+from ..machines.selection import median_distance
+from ..machines.views import View
+from ..storage.savable import Savable
 
 _BEYOND = 0.1  # of the training targets' range, that a prediction may lie outside it
 _FOLDS = 5

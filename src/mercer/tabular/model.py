@@ -16,7 +16,7 @@ from sklearn.exceptions import NotFittedError
 
 from .. import checks
 from ..machines.trees import check_trees
-from ..storage import Savable
+from ..storage.savable import Savable
 from ..user_text import shown
 from .columns import TASKS, Column, Preparation, Prepared, Target, TargetMeans, Writing, find_target, name_by_text
 from .familiarity import Familiarity

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from .. import checks
-from ..storage import atomic_stream, sha256
+from ..storage.files import atomic_stream, sha256
 from ..user_text import spreadsheet_safe
 from .columns import Array, Column, Writing, find_target, is_text
 from .model import TabularModel

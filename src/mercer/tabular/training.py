@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import __version__, checks
-from ..machines import MOST_ROWS, StackedRidge
+from ..machines import StackedRidge
 from ..machines.local import LocalStack
-from ..machines.stacking import TREE_CLASSES, TREE_COLUMNS
+from ..machines.stacking import MOST_ROWS, TREE_CLASSES, TREE_COLUMNS
 from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
 from .learner import Learner, Machine, cross_calibrated, one_hot

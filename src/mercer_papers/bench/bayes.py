@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mercer import metrics
 from mercer.bayes import DeepEnsemble, Familiarity, KroneckerLaplace, LinearizedLaplace, TemperatureScaling
-from mercer.linalg import slices
+from mercer.linalg.blocks import slices
 from mercer.signals.embedding import embeddings
 
 from ..data import load

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer.optim import EigenProSGD, KernelSGD, state_bytes
+from mercer.optim import EigenProSGD, KernelSGD
+from mercer.optim.kernel_sgd import state_bytes
 
 from ..data import load
 from .optim_fits import PEERS, RATES, TASKS, Make, Task, made_by, step, steps, train

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from mercer.kernels import RBF, ReLUGram
-from mercer.linalg import unit_rows
-from mercer.spectral import analyze, spectra
+from mercer.linalg.distances import unit_rows
+from mercer.spectral import analyze
+from mercer.spectral.comparison import spectra
 
 from ..data import load
 from ..rivals import TwoLayerNet, train_two_layer

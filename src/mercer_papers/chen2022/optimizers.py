@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from mercer import checks
 from mercer.kernels import RBF, Linear, Polynomial
-from mercer.optim import FunctionSpaceSGD, KernelSGD, RandomPSD
+from mercer.optim import FunctionSpaceSGD, KernelSGD
+from mercer.optim.kernel_sgd import RandomPSD
 from mercer.signals.layers import last_linear
 
 from ..rivals import ESGD, MultiBatchLBFGS

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mercer.metrics import accuracy
-from mercer.optim import state_bytes
+from mercer.optim.kernel_sgd import state_bytes
 
 from ..data import CifarResNet
 from .optimizers import KERNEL_SGD, Choice, advance, make, tries

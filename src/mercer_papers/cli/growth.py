@@ -21,7 +21,7 @@ _LETTERS = ("n", "d", "c", "k")
 def measure_growth(output: Path | None, as_json: bool) -> None:
     """Measure every method at every size, write ``growth.json`` to the folder, print the exponents."""
     from mercer.cli.process import Interrupted, Interruption
-    from mercer.storage import atomic_write
+    from mercer.storage.files import atomic_write
     from mercer_papers.bench.cost_model import document, measure
 
     where = session()

@@ -1,6 +1,6 @@
 """Data sets: frozen splits, synthetic sets with known answers, loaders for the papers' files."""
 
-from mercer.storage import CorruptData
+from mercer.storage.archives import CorruptData
 from mercer.tabular.folds import stratified_folds
 
 from . import sources

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mercer.storage import corrupt
+from mercer.storage.archives import corrupt
 
 from .sources import MissingData, data_folder
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mercer import checks
-from mercer.storage import read_npz, verify_checksum
+from mercer.storage.archives import read_npz, verify_checksum
 
 from .raw import Part, Raw
 from .readers import READERS, shipped

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mercer import checks
-from mercer.storage import corrupt, decompressed
+from mercer.storage.archives import corrupt, decompressed
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mercer.storage import corrupt, read_npz
+from mercer.storage.archives import corrupt, read_npz
 
 from .pictures import Array, Rows, from_array, from_strips
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mercer.storage import checked_size, corrupt, decompressed, read_npz, text_table, whole_numbers
+from mercer.storage.archives import checked_size, corrupt, decompressed, read_npz, text_table, whole_numbers
 
 from .pictures import Array, cifar_binary, from_files, idx, usps_text
 from .raw import Part, Raw, fold_numbers, label_numbers, picture_part, strip_part, table_part, text_part

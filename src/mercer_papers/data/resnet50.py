@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from mercer import checks
-from mercer.storage import read_npz
+from mercer.storage.archives import read_npz
 
 from .sources import MissingData, data_folder
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mercer import checks
 from mercer.kernels import RBF, Linear, Polynomial, RadialSeries, Scaled, Sum
-from mercer.linalg import unit_rows
+from mercer.linalg.distances import unit_rows
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 
 from ..backbones import DenseNet, LeNet5, Vgg16

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from mercer.kernels import RadialSeries
 from mercer.nn import KernelClassifier, kernelize
 from mercer.signals.embedding import embeddings
-from mercer.storage import read_npz
+from mercer.storage.archives import read_npz
 
 from .. import data
 from ..catalogue import Entry

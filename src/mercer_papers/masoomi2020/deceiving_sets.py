@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mercer import figures
-from mercer.layerwise import fit_closed_form
+from mercer.layerwise.closed_form import fit_closed_form
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome

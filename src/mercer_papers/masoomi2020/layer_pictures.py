@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mercer import figures
-from mercer.layerwise import Chain
 from mercer.layerwise.bandwidths import most_dependent
+from mercer.layerwise.closed_form import Chain
 from mercer.layerwise.dependence import gaussian
 
 from ..catalogue import Entry

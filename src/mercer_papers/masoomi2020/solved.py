@@ -8,10 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mercer.layerwise import Chain, Standardize, class_norms, fit_closed_form, fit_spectral, measure_gram
 from mercer.layerwise.bandwidths import most_dependent, walk_down
+from mercer.layerwise.closed_form import Chain, class_norms, fit_closed_form
 from mercer.layerwise.dependence import gaussian, one_hot
-from mercer.linalg import ridge_loo
+from mercer.layerwise.network import Standardize
+from mercer.layerwise.record import measure_gram
+from mercer.layerwise.spectral import fit_spectral
+from mercer.linalg.ridge import ridge_loo
 
 from .. import data
 from ..data import Dataset

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mercer.layerwise import KernelNetworkClassifier, LayerRecord, measure_gram
+from mercer.layerwise import KernelNetworkClassifier
 from mercer.layerwise.bandwidths import most_dependent
 from mercer.layerwise.dependence import gaussian, one_hot
+from mercer.layerwise.record import LayerRecord, measure_gram
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mercer import figures
-from mercer.layerwise import Chain, fit_closed_form, fit_spectral, ism, riemannian_gradient
 from mercer.layerwise.bandwidths import most_dependent
+from mercer.layerwise.closed_form import Chain, fit_closed_form
 from mercer.layerwise.dependence import class_sums, gamma_table, gaussian, ism_matrix
+from mercer.layerwise.spectral import fit_spectral, ism, riemannian_gradient
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome

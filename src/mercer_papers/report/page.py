@@ -12,7 +12,7 @@ from typing import Any
 from mercer import __version__
 from mercer.figures import numbers
 from mercer.figures.pages import fill, own_text, words
-from mercer.storage import atomic_write
+from mercer.storage.files import atomic_write
 
 from ..catalogue import entries
 from ..results import Result, read_results, read_run

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from mercer import checks
-from mercer.linalg import add_in_place
+from mercer.linalg.torch_internals import add_in_place
 from mercer.optim.base import CheckedOptimizer, Closure, descend
 
 CURVATURE = "curvature"  # sum of (H v)^2 over the estimates, with every parameter

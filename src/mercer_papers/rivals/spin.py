@@ -17,7 +17,8 @@ from mercer.features.parallel_networks import ParallelNetworks
 from mercer.features.rayleigh_ritz import kernel_operator
 from mercer.features.task import measure_center_and_spread
 from mercer.kernels import Kernel
-from mercer.linalg import blockwise, cholesky, shifted
+from mercer.linalg.blocks import blockwise
+from mercer.linalg.cholesky import cholesky, shifted
 from mercer.rows.stored import Readable
 
 _BLOCK = 4096

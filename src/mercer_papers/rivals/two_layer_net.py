@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from mercer import checks
 from mercer.distributed import global_slice, shared_generator, sum_over_ranks, take_rows
-from mercer.linalg import unit_rows
+from mercer.linalg.distances import unit_rows
 
 
 class TwoLayerNet(nn.Module):

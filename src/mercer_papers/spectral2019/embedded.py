@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mercer.features import RandomFourier
 from mercer.kernels import RBF
-from mercer.linalg import unit_rows
+from mercer.linalg.distances import unit_rows
 
 from .. import data
 from ..rivals import neural_embedding

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ... import checks
-from ...storage import Savable
+from ...storage.savable import Savable
 from ...user_text import shown
 from .encoders import Dates, Dropped, Encoder, Levels, Numbers, Texts, Truths, date_parts
 from .values import (

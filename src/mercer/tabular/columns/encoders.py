@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ...linalg import slices
-from ...storage import Savable
+from ...linalg.blocks import slices
+from ...storage.savable import Savable
 from .values import Array, dates, numbers, truths, words
 
 _YEAR = 365.2425

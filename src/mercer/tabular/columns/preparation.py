@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...storage import Savable
+from ...storage.savable import Savable
 from ...user_text import shown
 from .column import Column, describe
 from .encoders import Numbers

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...storage import Savable
+from ...storage.savable import Savable
 from ...user_text import shown
 from .column import are_strays
 from .values import LARGEST, Array, Writing, date_format, is_nested, is_text, numbers, words

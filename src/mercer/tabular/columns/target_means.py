@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ...storage import Savable
+from ...storage.savable import Savable
 from .column import MEANS, MOST_LEVELS, Column
 from .encoders import Levels, Texts
 from .values import Array, words

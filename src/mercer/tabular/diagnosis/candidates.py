@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from ...kernels import RBF, Kernel, Laplacian, Matern, ReLUGram
-from ...machines import StackedRidge, Trial, View, dual_path, table_kernels
+from ...machines import StackedRidge
+from ...machines.dual import dual_path
+from ...machines.selection import table_kernels
+from ...machines.trials import Trial
+from ...machines.views import View
 
 _FEW = 3  # embeddings up to which each gets several kernels
 _PILOT = 500  # rows that choose an embedding's ridge

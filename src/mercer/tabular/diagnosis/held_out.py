@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...machines import ridge_factor, solve_left_out
+from ...machines.stacking import ridge_factor, solve_left_out
 from .candidates import Candidate
 
 _CLEAR = 0.3  # share explained that no random order reaches

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...storage import read_npz
+from ...storage.archives import read_npz
 from ..columns import Column, Target, Writing, find_target, name_by_text, present
 from ..frames import as_pandas
 from ..reading import read

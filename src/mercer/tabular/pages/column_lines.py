@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .. import Column
+    from ..columns.column import Column
 
 _ALONE = 4  # columns alike up to which each has a line
 _NAMED = 8  # names of a shared line

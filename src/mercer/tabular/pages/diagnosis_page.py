@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ... import __version__, figures
 from ...figures.inline import Picture, inline, label
 from ...figures.pages import fill, own_text
-from ...storage import atomic_write
+from ...storage.files import atomic_write
 from ..diagnosis import SHUFFLES, STEPS
 from .column_lines import column_lines
 
 if TYPE_CHECKING:
-    from .. import Diagnosis
+    from ..diagnosis.ranking import Diagnosis
 
 _log = logging.getLogger("mercer")
 _MOODS = {"very well": "good", "well": "good", "in part": "middling", "weakly": "middling", "not shown": "bad"}

@@ -13,7 +13,7 @@ from ... import __version__, figures
 from ...figures import numbers
 from ...figures.inline import Picture, label
 from ...figures.pages import fill, own_text
-from ...storage import atomic_write
+from ...storage.files import atomic_write
 from ...user_text import shown
 from ..effects import Effect, Reasons, correlated, effect_curves
 from ..importance import column_weights
@@ -21,7 +21,7 @@ from .column_lines import column_lines
 from .diagnosis_page import drawn
 
 if TYPE_CHECKING:
-    from .. import TabularModel
+    from ..model import TabularModel
 
 _CLASSES = 14  # classes up to which the confusion matrix is drawn
 _WEIGHTS = 15  # columns in the picture of weights

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...storage import corrupt, read_npz
+from ...storage.archives import corrupt, read_npz
 from .limits import Limits
 
 

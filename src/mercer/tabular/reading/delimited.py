@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 import pandas as pd
 from typing_extensions import override
 
-from ...storage import corrupt, open_decompressed
+from ...storage.archives import corrupt, open_decompressed
 from .limits import Limits
 
 MISSING_MARKS = ("?", "-", "--", ".", "na", "Na", "N.A.", "n.a.", "NONE", "Null", "missing", "Missing")

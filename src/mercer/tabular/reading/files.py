@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from ... import checks
-from ...storage import check_replaceable, corrupt
+from ...storage.archives import corrupt
+from ...storage.regular import check_replaceable
 from .arrays import npz_frame
 from .delimited import MISSING_MARKS, DelimitedFile
 from .limits import Limits

@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 
 from ... import checks
-from ...storage import corrupt, open_to_read
+from ...storage.archives import corrupt
+from ...storage.regular import open_to_read
 from .limits import Limits
 
 _PYARROW = 'Install it: pip install "mercer[data]".'

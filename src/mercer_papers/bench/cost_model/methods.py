@@ -13,7 +13,7 @@ from mercer.bayes import LinearizedLaplace
 from mercer.features import NeuralEigenfunctions, Nystrom, RandomFourier
 from mercer.kernels import NTK, RBF, RadialSeries, ReLUGram
 from mercer.layerwise import KernelNetworkClassifier
-from mercer.linalg import unit_rows
+from mercer.linalg.distances import unit_rows
 from mercer.nn import KernelClassifier
 from mercer.optim import EigenProSGD, FunctionSpaceSGD
 from mercer.spectral import analyze

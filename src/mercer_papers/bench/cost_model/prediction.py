@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mercer import checks
-from mercer.storage import read_json
+from mercer.storage.files import read_json
 
 from .cost_terms import LETTERS, Method, monomial
 from .fitting import Fit

@@ -46,7 +46,7 @@ _MODULES = (
     "spectral",
     "tabular",
 )
-_NAMES = {"NumericalWarning": "checks", "load": "storage", "save": "storage"}
+_NAMES = {"NumericalWarning": "checks", "load": "storage.folder", "save": "storage.folder"}
 
 __all__ = [
     "NumericalWarning",

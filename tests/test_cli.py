@@ -156,7 +156,7 @@ def test_list_says_the_states_in_words(fake):
         "fake2000/crash": "ready",
     }
     text = fake("list").stdout
-    assert "fake2000/later          cannot tell at this size  not built yet" in text
+    assert "fake2000/later          not tested                       not built yet" in text
     assert max(map(len, text.splitlines())) <= 80
     assert fake("list", "fake2000/later", "--json").stdout.count('"id"') == 1
     assert fake("list", "nobody").exit_code == 2

@@ -23,7 +23,7 @@ from .budget import AllocationBudget
 from .savable import Savable
 
 _ROOM = 2**28  # bytes that constructors may allocate besides what the tensors hold
-_MODULE = re.compile(r"mercer(\.[a-z][a-z0-9_]*)+")
+_MODULE = re.compile(r"mercer(_\w+)?(\.[a-z][a-z0-9_]*)+")
 
 
 class Encoder:
@@ -223,7 +223,7 @@ class Decoder:
 
 def class_name(cls: type, path: str) -> str:
     """The public name, so that a class may move between files of its package."""
-    if not cls.__module__.startswith("mercer.") or "." in cls.__qualname__:
+    if not _MODULE.fullmatch(cls.__module__) or "." in cls.__qualname__:
         fix = "Save the state_dict of your own classes with safetensors, and construct them yourself."
         raise TypeError(
             sentence("mercer.save", f"{path} must be of a class of Mercer", f"{cls.__module__}.{cls.__qualname__}", fix)

@@ -253,7 +253,8 @@ def order_by_content(frame: pd.DataFrame, weight: Tensor | None = None) -> NDArr
     """
     keys: NDArray[Any] = np.zeros(len(frame), dtype=np.uint64)
     if weight is not None:
-        keys = pd.util.hash_array(weight.double().numpy())
+        # by ranks, too: of weights only the ratios matter
+        keys = pd.util.hash_array(pd.Series(weight.double().numpy()).rank(method="dense").to_numpy())
     for place in range(frame.shape[1]):
         column = frame.iloc[:, place]
         if column.dtype.kind in "iuf":

@@ -35,6 +35,7 @@ from mercer.machines import KernelRidge
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 from mercer.optim import FunctionSpaceSGD
 from mercer.rows.stored import open_rows
+from mercer.spectral.comparison import spectra
 from mercer.tabular import TabularModel
 from mercer.tabular.streaming import fit_file
 from mercer.tabular.training import Sizes
@@ -146,7 +147,7 @@ def compared(own: slice) -> dict[str, Tensor]:
     with small_tiles():
         table = spectral.compare(candidates, X[own], LABELS[own])
         layers = spectral.layers(wide_network(), [(X[own], LABELS[own])], ["0", "1"])
-        values = spectral.spectra(candidates, X[own], LABELS[own], k=4)["rbf"].eigenvalues
+        values = spectra(candidates, X[own], LABELS[own], k=4)["rbf"].eigenvalues
     read_off = [torch.from_numpy(t.sort_index().to_numpy(dtype=np.float64)) for t in (table, layers)]
     return {"table": read_off[0], "layers": read_off[1], "rbf": values}
 

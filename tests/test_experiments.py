@@ -14,6 +14,7 @@ import pytest
 
 import mercer_papers
 from mercer.storage.lines import mend_lines
+from mercer.storage.locking import lock
 from mercer_papers import catalogue, recorded_runs, runner
 from mercer_papers.cells import SCALES, Cell, Outcome, non_finite
 from mercer_papers.recorded_runs import recorded
@@ -360,7 +361,7 @@ def test_a_run_says_with_what_and_where_it_was_made_but_not_on_whose_machine(fak
 def test_two_runs_into_one_folder_do_not_mix(fake):
     folder = started("fake2000/thmA")
     with (
-        mercer_papers.runner.storage.lock(folder),
+        lock(folder),
         pytest.raises(RuntimeError, match="must be used by one run at a time"),
     ):
         runner.run(folder, Silent())

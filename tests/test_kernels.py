@@ -618,15 +618,8 @@ def test_large_values_do_not_turn_into_nan():
     [lambda: RBF(0.7, learnable=True), lambda: Polynomial(2, 0.5, 1.5, learnable=True)],
     ids=["rbf", "polynomial"],
 )
-def test_learned_numbers_have_an_axis_and_old_files_load(make):
-    kernel, fresh = make(), make()
-    assert all(parameter.shape == (1,) for parameter in kernel.parameters())  # FSDP2 refuses shape ()
-    old = {name: value.reshape(()) + 0.2 for name, value in kernel.state_dict().items()}
-    fresh.load_state_dict(old)
-    for parameter in kernel.parameters():
-        nn.init.constant_(parameter, parameter.item() + 0.2)
-    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(fresh(x), kernel(x))
+def test_learned_numbers_have_an_axis(make):
+    assert all(parameter.shape == (1,) for parameter in make().parameters())  # FSDP2 refuses shape ()
 
 
 def test_new_kernels_equal_scikit_learn():

@@ -15,6 +15,7 @@ from test_distributed import SETUP
 from torch import nn
 
 from mercer import distributed
+from mercer.storage.locking import lock
 from mercer_papers.results import read_results, read_run
 
 MEET = """
@@ -166,11 +167,10 @@ def test_a_run_whose_ranks_are_killed_is_resumed_to_the_same_results(tmp_path, u
 
 
 def test_a_rank_left_over_keeps_the_folder(tmp_path):
-    from mercer import storage
     from mercer_papers import ranks
 
     match = r"must be used by one run at a time; got a second run."
-    with storage.lock(tmp_path, ".mercer.rank1.lock"), pytest.raises(RuntimeError, match=match), ranks.held(tmp_path):
+    with lock(tmp_path, ".mercer.rank1.lock"), pytest.raises(RuntimeError, match=match), ranks.held(tmp_path):
         pass
     with ranks.held(tmp_path):
         pass

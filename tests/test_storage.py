@@ -31,7 +31,7 @@ import dataclasses
 import torch
 from sklearn.base import BaseEstimator
 from torch import nn
-from mercer.storage import Savable
+from mercer.storage.savable import Savable
 
 class Base(Savable, nn.Module):
     pass
@@ -526,7 +526,7 @@ def test_two_runs_into_one_folder(tmp_path):
 def test_a_killed_run_lets_go_of_its_folder(tmp_path):
     code = """
         import sys, time
-        from mercer.storage import lock
+        from mercer.storage.locking import lock
         with lock(sys.argv[1]):
             print("held", flush=True)
             time.sleep(60)

@@ -233,7 +233,7 @@ def test_npz_headers_of_every_version_are_read(tmp_path):
 
 
 def test_two_processes_cannot_hold_one_folder(tmp_path):
-    code = f"from mercer.storage import lock\nwith lock({str(tmp_path)!r}): pass"
+    code = f"from mercer.storage.locking import lock\nwith lock({str(tmp_path)!r}): pass"
     with lock(tmp_path):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "must be used by one run at a time; got a second run" in done.stderr

@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 
 import mercer
-from mercer import storage
 from mercer.cli import main
 from mercer.cli.fit import _beside
 from mercer.cli.signals import stoppable
 from mercer.kernels import RBF
+from mercer.storage.locking import lock
 from mercer_papers import data
 
 
@@ -273,13 +273,13 @@ def test_a_model_of_another_target_is_not_replaced(home, tmp_path):
 
 def test_46_a_folder_is_held_from_start_to_page(home, tmp_path, monkeypatch):
     folder = tmp_path / "m"
-    with storage.lock(make(folder)):
+    with lock(make(folder)):
         done = run("fit", home / "new.csv", "--target", "churned", "-o", folder)
     assert done.exit_code == 1 and "must be used by one run at a time" in done.stderr
     seen = []
 
     def page(model, path, **options):
-        with pytest.raises(RuntimeError, match="one run at a time"), storage.lock(folder):
+        with pytest.raises(RuntimeError, match="one run at a time"), lock(folder):
             pass
         seen.append(path)
 

@@ -17,7 +17,7 @@ from ...storage.archives import read_npz
 from ..columns import Column, Target, Writing, find_target, name_by_text, present
 from ..frames import as_pandas
 from ..reading import read
-from ..training import Training
+from ..training import Training, order_by_content
 
 SCANNED = 200_000
 """Rows of a file that are looked at; a longer one is read in part."""
@@ -133,6 +133,7 @@ def problem(
     if len(kept) > rows:
         notes.append(f"A random {rows:,} of {len(kept):,} rows were read.")
         kept = np.sort(kept[torch.randperm(len(kept), generator=generator)[:rows].numpy()])
+    kept = kept[order_by_content(frame.iloc[kept])]  # as a fit orders them
     part = frame.iloc[kept]
     _check_variety(asked, part[name])
     training.task = asked.task

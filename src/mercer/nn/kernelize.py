@@ -55,8 +55,7 @@ def kernelize(
         rectify: Leave the embedding rectified, as the model has it: nothing but the last layer changes. False takes the
             last ReLU off, so that embeddings use the whole sphere (jayasumana2021, Appendix D.4). It must be a module
             that is called once and stand before the head, with nothing but pooling, dropout and flattening between
-            them. The layer before it becomes linear then, which costs more than it gains where no shortcut is
-            added to that layer.
+            them. The layer before it becomes linear then.
         place: ``"head"``: the head reads the pooled embedding. ``"before_pooling"``: kernel values are taken at every
             place of a map, or at every token that is not masked, and averaged; the first pass finds where (a plain one,
             not a compiled one). The head is then found at ``<layer>.head``. A model whose head reads every token, and

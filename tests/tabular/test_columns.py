@@ -95,7 +95,7 @@ def test_shuffled_targets_score_as_chance():
         frame = shops(200, 80, seed)[0].assign(remark=reviews(200, seed)[0]["remark"])
         explained.append(TabularModel().fit(frame.assign(y=rng.normal(size=200)), "y").scores["r2"])
         losses.append(TabularModel().fit(frame.assign(y=rng.integers(0, 2, 200)), "y").scores["log_loss"])
-    # Wider than chance: on 200 rows of noise the printed R2 is .02 to .04 on average, with trees or without. Why is open.
+    # Wider than chance: on 200 rows of noise the printed R2 is .02 to .04 on average, trees or not. Why is open.
     assert np.mean(explained) < 0.05 and max(explained) < 0.12
     assert np.mean(losses) > 0.68 and min(losses) > 0.65
 

@@ -6,7 +6,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from document_blocks import blocks, difference, run
+
+from tests.document_blocks import blocks, difference, run
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

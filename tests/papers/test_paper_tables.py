@@ -1,0 +1,57 @@
+"""The tables of docs/papers are made from recorded runs, never typed."""
+
+import importlib.util
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mercer_papers.catalogue import entries
+from mercer_papers.cli.reproduce import _settings, reproduce
+from mercer_papers.recorded_runs import recorded
+from mercer_papers.runner import Request, plan
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tables():
+    path = ROOT / "tools" / "paper_tables.py"
+    if not path.exists():
+        pytest.skip("tools is not part of this checkout")
+    spec = importlib.util.spec_from_file_location("paper_tables", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_are_what_the_recorded_runs_say(tables, capsys):
+    assert tables.main(check=True) == 0, capsys.readouterr().out
+
+
+def test_a_page_that_was_edited_by_hand_is_found(tables, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "PAGES", tmp_path)
+    page = tmp_path / "chen2022.md"
+    page.write_text("<!-- verdicts chen2022/thm3.1 -->\nreproduces, surely\n<!-- end -->\n")
+    assert tables.main(check=True) == 1 and "chen2022.md" in capsys.readouterr().out
+    assert tables.main(check=False) == 0 and tables.main(check=True) == 0
+    assert "surely" not in page.read_text() and "chen2022/thm3.1" in page.read_text()
+
+
+def test_the_command_beside_a_recorded_run_asks_for_its_lines_and_no_others_but_new_rows():
+    """By the command line's own parser; of sets that were not at hand there are no lines, nor of rows added since."""
+    runs = [run for entry in entries() for run in recorded(entry.id)]
+    assert runs
+    for run in runs:
+        program, command, *words = shlex.split(run.command)
+        assert (program, command) == ("mercer", "reproduce")
+        asked = reproduce.make_context(command, words).params
+        request = Request(
+            ids=asked["ids"], scale=asked["scale"], seeds=asked["seeds"], download=not asked["bundled"],
+            settings=_settings(asked["changes"]), only=asked["only"],
+        )  # fmt: skip
+        sets = {name for result in run.results for name in result.data}
+        planned = {(c.entry, c.row, c.column, c.seed) for c in plan(request)[1] if sets.issuperset(c.data)}
+        stored = {(r.entry, r.row, r.column, r.seed) for r in run.results}
+        rows = {line[:3] for line in stored}
+        assert stored == {line for line in planned if line[:3] in rows}, run.command

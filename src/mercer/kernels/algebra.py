@@ -29,6 +29,11 @@ class _Pair(Kernel):
         self.right.prepare(name, x)
         return self.left.prepare(name, x)
 
+    @override
+    def rescaled(self, factor: float) -> Kernel | None:
+        left, right = self.left.rescaled(factor), self.right.rescaled(factor)
+        return None if left is None or right is None else type(self)(left, right)
+
 
 class Sum(_Pair):
     """:math:`k(x, y) = k_1(x, y) + k_2(x, y)`."""
@@ -107,6 +112,11 @@ class Constant(Kernel):
         return checks.floating(checks.real("Constant", name, x))
 
     @override
+    def rescaled(self, factor: float) -> Constant:
+        """The same: a constant does not change with the lengths of rows."""
+        return self
+
+    @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
         return self.gram_diag(x)[:, None].expand(-1, y.shape[0]).clone()
 
@@ -155,6 +165,11 @@ class Scaled(_Wrapped):
         self.scale = Positive("Scaled", "scale", scale, learnable)
 
     @override
+    def rescaled(self, factor: float) -> Scaled | None:
+        kernel = self.kernel.rescaled(factor)
+        return None if kernel is None else Scaled(kernel, float(self.scale), learnable=self.scale.learnable)
+
+    @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
         gram = self.kernel.gram(x, y)
         return self.scale(gram) * gram
@@ -182,6 +197,11 @@ class Power(_Wrapped):
         self.exponent = checks.integer("Power", "exponent", exponent, 1)
 
     @override
+    def rescaled(self, factor: float) -> Power | None:
+        kernel = self.kernel.rescaled(factor)
+        return None if kernel is None else Power(kernel, self.exponent)
+
+    @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
         return self.kernel.gram(x, y) ** self.exponent
 
@@ -204,6 +224,11 @@ class Normalized(_Wrapped):
     Args:
         kernel: k.
     """
+
+    @override
+    def rescaled(self, factor: float) -> Normalized | None:
+        kernel = self.kernel.rescaled(factor)
+        return None if kernel is None else Normalized(kernel)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:

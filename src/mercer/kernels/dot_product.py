@@ -15,6 +15,8 @@ from .positive import Positive
 class Linear(Kernel):
     r""":math:`k(x, y) = \langle x, y \rangle`."""
 
+    MEANING = "a weighted sum of the columns"
+
     @property
     @override
     def is_homogeneous(self) -> bool:

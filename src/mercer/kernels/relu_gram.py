@@ -46,6 +46,9 @@ class ReLUGram(Kernel):
             ``base(x) -> (n, m)`` whose rows are normalised.
     """
 
+    NAME = "Two-layer ReLU network"
+    MEANING = "a wide network with one hidden layer whose first weights learn; the length of a row does not count"
+
     def __init__(self, base: Kernel | nn.Module | None = None) -> None:
         super().__init__()
         if base is not None and not isinstance(base, nn.Module):

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ..linalg.distances import norms_and_units, safe_sqrt
-from ..linalg.torch_internals import records_graph
+from ..linalg.torch_internals import differentiated, records_graph
 from .gaussian_moments import Activation, hypotenuse, inverse_of, ratio_of
 
 
@@ -41,11 +41,12 @@ class Own(NamedTuple):
     mean: Tensor | None = None  # (n, *P): mean over channels, where a layer norm asks for it
     unit: Tensor | None = None  # (n, *P, d) unit vectors of the input's channels, or its tokens (n, *P)
     state: State | None = None  # of the rows with themselves
+    factors: tuple[Tensor, ...] = ()  # (n, *P) or (n, *P, k): what the layer's `pair` reads, computed once
 
     def part(self, rows: slice) -> Own:
         """Some of the rows, without their states."""
         mean, unit = (None if t is None else t[rows] for t in (self.mean, self.unit))
-        return Own(self.r[rows], mean, unit)
+        return Own(self.r[rows], mean, unit, factors=tuple(t[rows] for t in self.factors))
 
 
 class Layout(NamedTuple):
@@ -54,13 +55,18 @@ class Layout(NamedTuple):
     full: bool  # all pairs of positions
     zipped: bool  # rows with themselves
 
-    def align(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
-        """Views of a and b that broadcast to the pairs."""
-        ones = (1,) * (a.ndim - 1) if self.full else ()
+    def align(self, a: Tensor, b: Tensor, trailing: int = 0) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
+        """Views of a and b that broadcast to the pairs; so many axes after the positions stay the last ones."""
+        positions = a.ndim - trailing
+        ones = (1,) * (positions - 1) if self.full else ()
         rows, columns = ((), ()) if self.zipped else ((1,), (1,))
-        left = a.reshape(a.shape[0], *rows, *a.shape[1:], *ones)
+        left = a.reshape(a.shape[0], *rows, *a.shape[1:positions], *ones, *a.shape[positions:])
         right = b.reshape(*columns, b.shape[0], *ones, *b.shape[1:])
         return left, right
+
+    def align_all(self, x: Own, y: Own) -> list[tuple[Tensor, Tensor]]:
+        """The factors of both sides, each as views that broadcast to the pairs."""
+        return [self.align(a, b, a.ndim - x.r.ndim) for a, b in zip(x.factors, y.factors, strict=True)]
 
 
 class Rule:
@@ -242,47 +248,121 @@ class Affine(Rule):
 
     @override
     def own(self, before: Sequence[Own], means: bool) -> Own:
-        r = before[0].r
+        sigma, bias, r = math.sqrt(self.weight_var), math.sqrt(self.bias_var), before[0].r
+        scaled = sigma * r
+        mixes = self._mixes(r)
         if self.patch is not None:
             r = safe_sqrt(self.patch(r.square(), full=False))
-        elif self.flattened and r.ndim > 1:
+        elif mixes:
             r = safe_sqrt(r.square().flatten(1).mean(1))
-        r = r * math.sqrt(self.weight_var)
-        r = hypotenuse(r, math.sqrt(self.bias_var)) if self.bias_var else r
-        return Own(r, torch.zeros_like(r) if means else None)
+        r = r * sigma
+        if self.bias_var:
+            r = hypotenuse(r, bias)
+        # A layer that mixes positions works on covariances: it scales up before and down after. Others multiply the
+        # correlations by one gain, which is 1 without a bias.
+        factors: tuple[Tensor, ...] = ()
+        if mixes:
+            factors = (inverse_of(r),)
+        elif self.bias_var:
+            factors = (ratio_of(scaled, r),)
+        if self.bias_var:
+            factors = (*factors, bias * inverse_of(r))
+        return Own(r, torch.zeros_like(r) if means else None, factors=factors)
+
+    def _mixes(self, r: Tensor) -> bool:
+        """Whether it sums over positions of deviations r ``(n, *P)``."""
+        return self.patch is not None or (self.flattened and r.ndim > 1)
 
     @override
     def pair(
         self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
     ) -> State:
-        (rho, theta), (bx, by) = states[0], (x[0][0].r, y[0][0].r)
-        sigma = math.sqrt(self.weight_var)
-        mixes = self.patch is not None or (self.flattened and bx.ndim > 1)
-        left, right = layout.align(sigma * bx, sigma * by)
-        after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
-        gains = layout.align(ratio_of(sigma * bx, x[1].r), ratio_of(sigma * by, y[1].r)) if not mixes else after
-
-        def carried(t: Tensor) -> Tensor:
-            if not mixes:  # without a bias the relative covariances stay
-                return t * gains[0] * gains[1] if self.bias_var else t
-            covariance = t * left * right
-            if self.patch is not None:
-                covariance = self.patch(covariance, full=layout.full)
-            else:
-                covariance = covariance.flatten(1 if layout.zipped else 2).mean(-1)
-            return covariance * after[0] * after[1]
-
-        by_weights = carried(rho)
-        by_bias = (math.sqrt(self.bias_var) * after[0]) * (math.sqrt(self.bias_var) * after[1])
-        after_rho = by_weights + by_bias if self.bias_var else by_weights
-        parts = [] if theta is None else [carried(theta)]
+        (rho, theta), factors = states[0], layout.align_all(x[1], y[1])
+        gain: Tensor | None = None  # what is left to multiply theta with
+        by_weights = rho
+        if self._mixes(x[0][0].r):
+            sigma, after = math.sqrt(self.weight_var), factors[0]
+            before = layout.align(sigma * x[0][0].r, sigma * y[0][0].r)
+            by_weights = self._mixed(rho, before, after, layout)
+            if theta is not None:  # behind the first layer theta may be rho itself
+                theta = by_weights if theta is rho else self._mixed(theta, before, after, layout)
+        elif self.bias_var:
+            gain = factors[0][0] * factors[0][1]
+            by_weights = rho * gain
+        bias = factors[-1] if self.bias_var else None
+        after_rho = by_weights if bias is None else torch.addcmul(by_weights, *bias)
+        # the part of this layer's own parameters in the tangent kernel
+        own: Tensor | None = None
         if all(self.trained):
-            parts.append(after_rho)
+            own = after_rho
         elif self.trained[0]:
-            parts.append(by_weights)
-        elif self.trained[1] and self.bias_var:
-            parts.append(by_bias.expand_as(after_rho))
-        return State(after_rho, functools.reduce(torch.add, parts) if parts else None)
+            own = by_weights
+        elif self.trained[1] and bias is not None:
+            own = (bias[0] * bias[1]).expand_as(after_rho)
+        if theta is None:
+            return State(after_rho, own)
+        if own is None:
+            return State(after_rho, theta if gain is None else theta * gain)
+        return State(after_rho, theta + own if gain is None else torch.addcmul(own, theta, gain))
+
+    def _mixed(self, t: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
+        """Relative covariances after a mean over positions: scaled up first, one side after the other, and down."""
+        covariance = t * before[0] * before[1]
+        if self.patch is not None:
+            covariance = self.patch(covariance, full=layout.full)
+        else:
+            covariance = covariance.flatten(1 if layout.zipped else 2).mean(-1)
+        return covariance * after[0] * after[1]
+
+
+@dataclass(frozen=True)
+class EnterConvolution(Rule):
+    """The input's first convolution, by products of whole patches: no covariances of single pixels, half the time.
+
+    Args:
+        convolution: A convolution whose weights and biases are both trained, or neither.
+    """
+
+    convolution: Affine
+
+    @override
+    def own(self, before: Sequence[Own], means: bool) -> Own:
+        x, patch = before[0].r, self.convolution.patch
+        assert patch is not None
+        after = self.convolution.own([Enter(1).own(before, means=False)], means)
+        fan_in = x.shape[1] * math.prod(patch.size)
+        scale = math.sqrt(self.convolution.weight_var / fan_in) * inverse_of(after.r)
+        bias = math.sqrt(self.convolution.bias_var) * inverse_of(after.r)
+        return after._replace(unit=x, factors=(scale, bias))
+
+    @override
+    def pair(
+        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
+    ) -> State:
+        left, right = self._patches(x[1]), self._patches(y[1])
+        positions = x[1].r.shape[1:]
+        products = torch.einsum("npc,npc->np" if layout.zipped else "npc,mpc->nmp", left, right)
+        rho = products.reshape(*products.shape[:-1], *positions).contiguous()
+        return State(rho, rho if all(self.convolution.trained) else None)
+
+    def _patches(self, own: Own) -> Tensor:  # -> (n, p, channels times taps + 1)
+        """Patches of the input over the deviation of their sum, with the bias as one more feature."""
+        (scale, bias), patch, x = own.factors, self.convolution.patch, own.unit
+        assert patch is not None and x is not None
+        size, stride, dilation, padding = patch.size, patch.stride, patch.dilation, patch.padding
+        if len(size) == 1:  # a sequence is a picture of height 1
+            x, size, stride, dilation, padding = (
+                x[:, :, None],
+                (1, *size),
+                (1, *stride),
+                (1, *dilation),
+                ((0, 0), *padding),
+            )
+        x = F.pad(x, [*padding[1], *padding[0]])
+        patches = F.unfold(x, size, dilation, 0, stride).mT * scale.flatten(1)[..., None]
+        if not self.convolution.bias_var:
+            return patches
+        return torch.cat((patches, bias.flatten(1)[..., None]), -1)
 
 
 @dataclass(frozen=True)
@@ -294,16 +374,20 @@ class Activate(Rule):
     @override
     def own(self, before: Sequence[Own], means: bool) -> Own:
         r = before[0].r
-        return Own(self.activation.deviation(r), self.activation.mean(r) if means else None)
+        after = self.activation.deviation(r)
+        return Own(after, self.activation.mean(r) if means else None, factors=self.activation.factors(r, after))
 
     @override
     def pair(
         self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
     ) -> State:
         rho, theta = states[0]
-        before, after = layout.align(x[0][0].r, y[0][0].r), layout.align(x[1].r, y[1].r)
-        rho, slope = self.activation.pair(rho, before, after, slope=theta is not None)
-        return State(rho, None if theta is None or slope is None else theta * slope)
+        factors = layout.align_all(x[1], y[1])
+        rows, columns = tuple(a for a, _ in factors), tuple(b for _, b in factors)
+        rho, slope = self.activation.pair(rho, rows, columns, slope=theta is not None)
+        if theta is None or slope is None:
+            return State(rho, None)
+        return State(rho, theta * slope if differentiated(theta, slope) else slope.mul_(theta))
 
 
 @dataclass(frozen=True)
@@ -324,7 +408,8 @@ class Combine(Rule):
         largest = torch.where(largest > 0, largest, torch.ones_like(largest))
         r = largest * safe_sqrt((scaled / largest).square().sum(0))
         means_before = [w * own.mean for w, own in zip(self.weights, before, strict=True) if own.mean is not None]
-        return Own(r, functools.reduce(torch.add, means_before) if means else None)
+        shares = tuple(ratio_of(abs(w) * own.r, r) for w, own in zip(self.weights, before, strict=True))
+        return Own(r, functools.reduce(torch.add, means_before) if means else None, factors=shares)
 
     @override
     def pair(
@@ -333,8 +418,7 @@ class Combine(Rule):
         if len(states) == 1:
             return states[0]
         rho, thetas = None, []
-        for weight, state, own_x, own_y in zip(self.weights, states, x[0], y[0], strict=True):
-            left, right = layout.align(ratio_of(abs(weight) * own_x.r, x[1].r), ratio_of(abs(weight) * own_y.r, y[1].r))
+        for state, (left, right) in zip(states, layout.align_all(x[1], y[1]), strict=True):
             part = state.rho * left * right
             rho = part if rho is None else rho + part
             if state.theta is not None:

@@ -16,7 +16,7 @@ from ..linalg.blocks import slices
 from ..linalg.tiles import fill_tiles
 from ..linalg.torch_internals import differentiated, records_graph
 from .base import Kernel
-from .layer_rules import Affine, Layout, Own, Pool, RawCall, Rule, State, diagonal
+from .layer_rules import Affine, Enter, EnterConvolution, Layout, Own, Pool, RawCall, Rule, State, diagonal
 
 _ASK_BYTES = 2**30  # less is allocated without looking at the free memory
 _TEMPORARIES = 8  # covariances of a tile that are held at once, at most
@@ -47,7 +47,7 @@ class Step:
 
 
 def plan(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps with all pairs of positions asked for where a later pooling needs them."""
+    """The steps with all pairs of positions asked for where a later pooling needs them, the first convolution fused."""
     full = [False] * (len(steps) + 1)
     for place in range(len(steps) - 1, -1, -1):
         step = steps[place]
@@ -57,7 +57,27 @@ def plan(steps: Sequence[Step]) -> tuple[Step, ...]:
     planned = []
     for place, step in enumerate(steps):
         planned.append(dataclasses.replace(step, full=full[place + 1] and len(step.positions) > 0))
-    return tuple(planned)
+    return tuple(_fuse(planned))
+
+
+def _fuse(steps: Sequence[Step]) -> list[Step]:
+    """The steps with each pair of an input's entry and its only reader, a convolution, as one."""
+    readers = [node for step in steps for node in step.inputs]
+    fused: list[Step] = []
+    moved = [0]  # where each node is now
+    for place, step in enumerate(steps):
+        convolution = step.rule
+        if isinstance(convolution, Affine) and convolution.patch is not None and not step.full:
+            (node,) = step.inputs
+            before = steps[node - 1].rule if node else None
+            alone = readers.count(node) == 1 and node == place and len(set(convolution.trained)) == 1
+            if isinstance(before, Enter) and before.channel == 1 and len(convolution.patch.size) <= 2 and alone:
+                fused[-1] = Step(EnterConvolution(convolution), fused[-1].inputs, step.positions)
+                moved.append(len(fused))
+                continue
+        fused.append(dataclasses.replace(step, inputs=tuple(moved[node] for node in step.inputs)))
+        moved.append(len(fused))
+    return fused
 
 
 def chain(rules: Sequence[Rule], positions: tuple[int, ...] = ()) -> tuple[Step, ...]:
@@ -92,24 +112,28 @@ class WideKernel(Kernel):
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, ...), (m, ...) -> (n, m)
-        return self.kernels(x, y)[-1]
+        return self._fill(x, y, both=False)[0]
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
         steps = self.steps(tuple(x.shape[1:]))
-        return self._diagonals(self._own(steps, x, tangent=self.tangent)[-1])[-1]
+        return self._diagonals(self._own(steps, x, tangent=self.tangent)[-1], both=False)[0]
 
     def kernels(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:  # (n, ...), (m, ...) -> one or two of (n, m)
         """The NNGP kernel and, where the answer is the tangent kernel, that one too."""
+        return self._fill(x, y, both=self.tangent)
+
+    def _fill(self, x: Tensor, y: Tensor, *, both: bool) -> tuple[Tensor, ...]:  # -> one or two of (n, m)
+        """The kernel, or ``both`` kernels, tile by tile."""
         steps = self.steps(tuple(x.shape[1:]))
         size, symmetric = _largest_state(steps), y is x
         self._check_memory(steps, size, x, y)
         left = self._own(steps, x, tangent=self.tangent and symmetric)
         right = left if symmetric else self._own(steps, y, tangent=False)
-        diagonals = self._diagonals(left[-1]) if symmetric else ()
+        diagonals = self._diagonals(left[-1], both) if symmetric else ()
 
         def pairs(rows: slice, columns: slice) -> tuple[Tensor, ...]:
-            parts = self._tile(steps, [own.part(rows) for own in left], [own.part(columns) for own in right])
+            parts = self._tile(steps, [own.part(rows) for own in left], [own.part(columns) for own in right], both)
             if not symmetric or rows != columns:
                 return parts
             own_pairs = torch.eye(parts[0].shape[0], dtype=torch.bool, device=x.device)
@@ -122,7 +146,7 @@ class WideKernel(Kernel):
             return pairs(*whole)
         if not differentiated(x, y) and x.device.type == "cpu":
             dtype = left[-1].r.dtype
-            grams = tuple(x.new_empty(len(x), len(y), dtype=dtype) for _ in range(2 if self.tangent else 1))
+            grams = tuple(x.new_empty(len(x), len(y), dtype=dtype) for _ in range(2 if both else 1))
             fill_tiles(grams, pairs, symmetric=symmetric, side=side)
             return grams
         if size == 1:  # tiles only save the cache
@@ -170,7 +194,7 @@ class WideKernel(Kernel):
                     owns[node] = owns[node]._replace(state=None)
         return owns
 
-    def _tile(self, steps: Sequence[Step], x: Sequence[Own], y: Sequence[Own]) -> tuple[Tensor, ...]:
+    def _tile(self, steps: Sequence[Step], x: Sequence[Own], y: Sequence[Own], both: bool) -> tuple[Tensor, ...]:
         """The kernels of some rows with others."""
         states: list[State | None] = [None]
         last_use = _last_uses(steps)
@@ -195,16 +219,17 @@ class WideKernel(Kernel):
         last = states[-1]
         assert last is not None
         rx, ry = x[-1].r[:, None], y[-1].r[None]  # one after the other: their product may overflow
-        gram = last.rho * rx * ry
-        if not self.tangent:
-            return (gram,)
-        return gram, torch.zeros_like(gram) if last.theta is None else last.theta * rx * ry
+        relative = [last.rho] if both or not self.tangent else []
+        if self.tangent:
+            relative.append(torch.zeros_like(last.rho) if last.theta is None else last.theta)
+        return tuple(t * rx * ry for t in relative)
 
-    def _diagonals(self, own: Own) -> tuple[Tensor, ...]:
-        if not self.tangent:
-            return (own.r.square(),)
-        theta = None if own.state is None else own.state.theta
-        return own.r.square(), torch.zeros_like(own.r) if theta is None else theta * own.r * own.r
+    def _diagonals(self, own: Own, both: bool) -> tuple[Tensor, ...]:
+        diagonals = [own.r.square()] if both or not self.tangent else []
+        if self.tangent:
+            theta = None if own.state is None else own.state.theta
+            diagonals.append(torch.zeros_like(own.r) if theta is None else theta * own.r * own.r)
+        return tuple(diagonals)
 
     def _check_memory(self, steps: Sequence[Step], size: int, x: Tensor, y: Tensor) -> None:
         """Refuse, before work, pictures too large for one pair of them or for what all rows know of themselves."""
@@ -233,7 +258,8 @@ def _joined(owns: Sequence[Own]) -> Own:
     theta = cat([own.state.theta for own in owns if own.state is not None])
     state = None if rho is None else State(rho, theta)
     r = torch.cat([own.r for own in owns])
-    return Own(r, cat([own.mean for own in owns]), cat([own.unit for own in owns]), state)
+    factors = tuple(map(torch.cat, zip(*(own.factors for own in owns), strict=True)))
+    return Own(r, cat([own.mean for own in owns]), cat([own.unit for own in owns]), state, factors)
 
 
 def _is_full(steps: Sequence[Step], node: int) -> bool:

@@ -11,6 +11,7 @@ from ..linalg.distances import safe_sqrt
 from ..linalg.torch_internals import readable
 from .base import Kernel
 from .positive import Positive
+from .products import Products
 
 
 class _Pair(Kernel):
@@ -29,6 +30,11 @@ class _Pair(Kernel):
         self.right.prepare(name, x)
         return self.left.prepare(name, x)
 
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return self.left.follows_from_products and self.right.follows_from_products
+
     @override
     def rescaled(self, factor: float) -> Kernel | None:
         left, right = self.left.rescaled(factor), self.right.rescaled(factor)
@@ -37,6 +43,10 @@ class _Pair(Kernel):
 
 class Sum(_Pair):
     """:math:`k(x, y) = k_1(x, y) + k_2(x, y)`."""
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self.left.gram_from_products(products) + self.right.gram_from_products(products)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
@@ -67,6 +77,10 @@ class Product(_Pair):
     @override
     def is_homogeneous(self) -> bool:
         return self.left.is_homogeneous and self.right.is_homogeneous
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self.left.gram_from_products(products) * self.right.gram_from_products(products)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
@@ -169,6 +183,16 @@ class Scaled(_Wrapped):
         kernel = self.kernel.rescaled(factor)
         return None if kernel is None else Scaled(kernel, float(self.scale), learnable=self.scale.learnable)
 
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return self.kernel.follows_from_products
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        gram = self.kernel.gram_from_products(products)
+        return self.scale(gram) * gram
+
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
         gram = self.kernel.gram(x, y)
@@ -200,6 +224,15 @@ class Power(_Wrapped):
     def rescaled(self, factor: float) -> Power | None:
         kernel = self.kernel.rescaled(factor)
         return None if kernel is None else Power(kernel, self.exponent)
+
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return self.kernel.follows_from_products
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self.kernel.gram_from_products(products) ** self.exponent
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:

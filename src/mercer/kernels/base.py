@@ -23,6 +23,8 @@ from .positive import Positive
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from .products import Products
+
 _ASK_BYTES = 2**30  # smaller Gram matrices are allocated without looking at the free memory
 _DIAG_ROWS = 64
 
@@ -56,6 +58,12 @@ class Kernel(Savable, nn.Module):
     NAME: ClassVar[str] = ""  # in words; "" for the name of the class
     MEANING: ClassVar[str] = ""
     RECOMPUTED: ClassVar[bool] = True  # in the backward pass of `matmul`; not by kernels that use torch.func themselves
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # a class with a formula of its own does not follow from products in the way of the class that it extends
+        if "gram" in vars(cls) and "gram_from_products" not in vars(cls):
+            cls.follows_from_products = False  # type: ignore[assignment, method-assign]
 
     def __init__(self) -> None:  # nn.Module's takes *args and **kwargs, which get_params would show
         super().__init__()
@@ -99,6 +107,15 @@ class Kernel(Savable, nn.Module):
                 arguments.append(f"{name}={value!r}")
         call = f"{type(self).__name__}({', '.join(arguments)})"
         return Description(self.NAME or type(self).__name__, self.MEANING, call)
+
+    @property
+    def follows_from_products(self) -> bool:
+        """Whether :meth:`gram_from_products` is written: k depends on scalar products and norms of the rows alone."""
+        return False
+
+    def gram_from_products(self, products: Products) -> Tensor:  # -> (a, b)
+        """The Gram matrix out of scalar products that other kernels read too; it must not overwrite them."""
+        raise NotImplementedError(f"{type(self).__name__} does not follow from scalar products")
 
     @property
     def is_stationary(self) -> bool:

@@ -18,6 +18,7 @@ from ..linalg.torch_internals import differentiated
 from ..rows.loading import Data, load_rows
 from .base import Description, Kernel
 from .positive import Positive
+from .products import Products
 
 _MEDIAN_ROWS = 1000
 _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN at infinity
@@ -99,6 +100,15 @@ class RBF(Stationary):
             x, y = self.gamma.scale(gamma.sqrt(), x, y)
             return map_distances("squared", x, y, _decay, [gamma])
         return map_distances("squared", x, y, lambda squared: _decay(squared, gamma), [gamma])
+
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return not self.gamma.is_vector
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return torch.exp(-self.gamma(products.dot) * products.distances)
 
     @property
     def lengthscale(self) -> Tensor:  # () or (d,)

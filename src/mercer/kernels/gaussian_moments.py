@@ -119,7 +119,7 @@ class Erf(Activation):
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
         (cx, ix, gain_x), (cy, iy, gain_y) = x, y
-        rho = snapped(rho)
+        rho = snap_cosines(rho)
         cc = cx * cy
         root = _sine(rho, cc, ix, iy)
         gains = gain_x * gain_y
@@ -153,7 +153,7 @@ class GELU(Activation):
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
         (cx, ix, gain_x), (cy, iy, gain_y) = x, y
-        value, derivative = self._moments(snapped(rho), cx * cy, (ix, iy))
+        value, derivative = self._moments(snap_cosines(rho), cx * cy, (ix, iy))
         gains = gain_x * gain_y
         return value * gains, derivative * gains if slope else None
 
@@ -194,7 +194,7 @@ class Wave(Activation):
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
-        rho = snapped(rho)
+        rho = snap_cosines(rho)
         (rx, inverse_x), (ry, inverse_y) = x, y
         inverse = inverse_x * inverse_y
         difference = (rx - ry).square() + 2 * rx * ry * (1 - rho)  # Var(u - v), which is small where u = v
@@ -253,7 +253,7 @@ class HermiteSeries(Activation):
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
-        rho, orders = snapped(rho), self._orders
+        rho, orders = snap_cosines(rho), self._orders
         coefficients = [side[0].movedim(-1, 0).contiguous() for side in (x, y)]
         # Horner's scheme, in rho or rho^2, for the sum over k and for its derivative in rho
         power = rho * rho if self.odd else rho
@@ -343,7 +343,7 @@ def relu_pair(rho: Tensor) -> tuple[Tensor, Tensor]:
     r""":math:`(\sin\theta + (\pi - \theta) \rho) / \pi` and :math:`1 - \theta / \pi` for :math:`\rho = \cos\theta`."""
     if not differentiated(rho):
         return _relu_pair_in_place(rho)
-    t = snapped(rho)
+    t = snap_cosines(rho)
     reach = 1 - angles(t) / math.pi
     return t * reach + safe_sqrt((1 - t) * (1 + t)) / math.pi, reach
 
@@ -371,7 +371,7 @@ def _sine(rho: Tensor, cc: Tensor, ix: Tensor, iy: Tensor) -> Tensor:
     return torch.addcmul(ex + ey - ex * ey, cc * cc, (1 - rho) * (1 + rho)).clamp_min(least).sqrt()
 
 
-def snapped(t: Tensor) -> Tensor:
+def snap_cosines(t: Tensor) -> Tensor:
     """Cosines in [-1, 1], with values within rounding of +-1 set to +-1; the gradient passes as if untouched."""
     edge = 1.0 - _RESOLUTION * torch.finfo(t.dtype).eps
     fixed = torch.where(t.detach().abs() > edge, t.detach().sign(), t.detach())

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from mercer import bayes, layerwise, spectral
 from mercer.distributed import gather_rows
 from mercer.features import NeuralEigenfunctions, Nystrom
-from mercer.kernels import RBF, EmpiricalNTK, Kernel, Matern, ReLUGram
+from mercer.kernels import RBF, EmpiricalNTK, Kernel, Matern, ReLUGram, infinite_width
 from mercer.machines import KernelRidge
 from mercer.nn import CosineClassifier, KernelClassifier, Kervolution2d, SecondOrderPooling, kernelize
 from mercer.optim import FunctionSpaceSGD
@@ -171,6 +171,23 @@ def multiplied(own: slice) -> dict[str, Tensor]:
     }
 
 
+def multiplied_wide(own: slice) -> dict[str, Tensor]:
+    """The infinitely wide limits of a network of vectors and of one that pools sequences: products and shared tiles."""
+    torch.manual_seed(3)
+    layers = [nn.Conv1d(1, 8, 2), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 1)]
+    found = {}
+    for name, network, rows in (
+        ("vectors", wide_network(), X),
+        ("sequences", nn.Sequential(*layers).double(), X[:, None]),
+    ):
+        kernel = infinite_width(network, example=rows[:1])
+        found[name] = kernel.matmul(rows, rows[own], Y[own], over_ranks=True)
+        found[f"{name}.in_shares"] = gather_rows(kernel.matmul(rows[own], None, Y[own], over_ranks=True))
+        with small_tiles():
+            found[f"{name}.values"] = spectral.analyze(kernel, rows[own], LABELS[own], k=5).eigenvalues
+    return found
+
+
 def posterior(own: slice, *, val: bool = True, **options: object) -> dict[str, Tensor]:
     regression = options.get("likelihood") == "regression"
     torch.manual_seed(0)
@@ -257,6 +274,7 @@ SHARDS: dict[str, Case] = {
     "compare": compared,
     "two_layer": descended,
     "matmul": multiplied,
+    "matmul-infinite_width": multiplied_wide,
     "laplace-validation": posterior,
     "laplace-evidence": lambda own: posterior(own, val=False, prior_precision="evidence", complement=False),
     "laplace-regression": lambda own: posterior(own, likelihood="regression"),

@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mercer import NumericalWarning, checks
 from mercer.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, ReLUGram
+from mercer.kernels.products import Products
 from mercer.kernels.tiled_gram import TiledGram
 from mercer.spectral import analyze, compare, layers
 from mercer.spectral.comparison import spectra
 from mercer.spectral.gram_matrices import gram_matrices
 from mercer.spectral.picture import picture
-from mercer.spectral.products import Products, form
 
 KERNELS = {
     "linear": Linear(),
@@ -39,20 +39,30 @@ def test_kernels_follow_from_shared_products(name):
     x = rows()
     x[3], x[4] = x[2], 0.0  # a duplicate, and a row of zeros
     squared = x.square().sum(1)
-    how = form(KERNELS[name])
-    assert how is not None
-    torch.testing.assert_close(how(Products(x, x, (squared, squared))), KERNELS[name](x), rtol=1e-10, atol=1e-8)
+    assert KERNELS[name].follows_from_products
+    tile = KERNELS[name].gram_from_products(Products(x, x, (squared, squared)))
+    torch.testing.assert_close(tile, KERNELS[name](x), rtol=1e-10, atol=1e-8)
 
 
 @pytest.mark.parametrize(
     "kernel", [Laplacian(), Matern(), RBF(torch.ones(5)), ReLUGram(Polynomial()), RBF() + Matern()]
 )
 def test_other_kernels_are_asked_themselves(kernel):
-    assert form(kernel) is None
+    assert not kernel.follows_from_products
     x = rows()
     (gram,) = gram_matrices("test", [kernel], x, "float64")
     eye = torch.eye(60, dtype=torch.float64)
     torch.testing.assert_close(gram.matmul(eye), kernel(x).detach())
+
+
+def test_a_kernel_that_changes_a_formula_is_asked_itself():
+    class Shifted(Linear):
+        def gram(self, x, y):
+            return x @ y.mT + 1
+
+    x = rows()
+    gram, _ = gram_matrices("test", [Shifted(), Linear()], x, "float64")  # the two could share scalar products
+    torch.testing.assert_close(gram.matmul(x), Shifted()(x) @ x)
 
 
 @pytest.mark.parametrize("storage", ["float64", "float32", "int16"])

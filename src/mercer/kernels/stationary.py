@@ -16,8 +16,9 @@ from ..linalg.distances import median_distance, safe_sqrt
 from ..linalg.tiles import map_distances
 from ..linalg.torch_internals import differentiated
 from ..rows.loading import Data, load_rows
-from .base import Kernel
+from .base import Description, Kernel
 from .positive import Positive
+from .products import Products
 
 _MEDIAN_ROWS = 1000
 _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN at infinity
@@ -53,6 +54,9 @@ class RBF(Stationary):
             :math:`\exp(-\sum_k \gamma_k (x_k - y_k)^2)`.
         learnable: Make ``gamma`` a parameter, learned as its logarithm.
     """
+
+    NAME = "Gaussian"
+    MEANING = "near rows have near answers, smoothly"
 
     def __init__(self, gamma: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False) -> None:
         super().__init__()
@@ -97,6 +101,24 @@ class RBF(Stationary):
             return map_distances("squared", x, y, _decay, [gamma])
         return map_distances("squared", x, y, lambda squared: _decay(squared, gamma), [gamma])
 
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return not self.gamma.is_vector
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return torch.exp(-self.gamma(products.dot) * products.distances)
+
+    @property
+    def lengthscale(self) -> Tensor:  # () or (d,)
+        r""":math:`\ell = 1 / \sqrt{2 \gamma}`: at distance :math:`\ell` the kernel is :math:`e^{-1/2}`."""
+        return (2 * self.gamma(torch.zeros((), dtype=torch.float64))).rsqrt()
+
+    @override
+    def rescaled(self, factor: float) -> RBF:
+        return RBF(self.gamma.times(factor**-2), learnable=self.gamma.learnable)
+
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
         r""":math:`\omega \sim N(0, 2 \gamma I)`."""
@@ -112,6 +134,8 @@ class Laplacian(Stationary):
         learnable: Make ``gamma`` a parameter, learned as its logarithm.
     """
 
+    MEANING = "near rows have near answers, column by column, with sharp edges"
+
     def __init__(self, gamma: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False) -> None:
         super().__init__()
         self.gamma = Positive("Laplacian", "gamma", gamma, learnable, per_feature=True)
@@ -123,6 +147,15 @@ class Laplacian(Stationary):
             x, y = self.gamma.scale(gamma, x, y)
             return map_distances("manhattan", x, y, _decay, [gamma])
         return map_distances("manhattan", x, y, lambda distance: _decay(distance, gamma), [gamma])
+
+    @property
+    def lengthscale(self) -> Tensor:  # () or (d,)
+        r""":math:`1 / \gamma`."""
+        return 1 / self.gamma(torch.zeros((), dtype=torch.float64))
+
+    @override
+    def rescaled(self, factor: float) -> Laplacian:
+        return Laplacian(self.gamma.times(1 / factor), learnable=self.gamma.learnable)
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -171,6 +204,15 @@ class Matern(_Radial):
         self.lengthscale = Positive("Matern", "lengthscale", lengthscale, learnable, per_feature=True)
 
     @override
+    def describe(self) -> Description:
+        edges = {0.5: "with sharp edges", 1.5: "with rounded edges", 2.5: "almost smoothly"}
+        return super().describe()._replace(meaning=f"near rows have near answers, {edges[self.nu]}")
+
+    @override
+    def rescaled(self, factor: float) -> Matern:
+        return Matern(self.nu, self.lengthscale.times(factor), learnable=self.lengthscale.learnable)
+
+    @override
     def profile(self, squared: Tensor, scale: Tensor | float) -> Tensor:
         s = safe_sqrt(squared) / scale * math.sqrt(2 * self.nu)
         if self.nu == 0.5:
@@ -200,12 +242,20 @@ class RationalQuadratic(_Radial):
         learnable: Make both parameters, learned as their logarithms.
     """
 
+    NAME = "Rational quadratic"
+    MEANING = "near rows have near answers, smoothly, at many distances"
+
     def __init__(
         self, alpha: float = 1.0, lengthscale: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False
     ) -> None:
         super().__init__()
         self.alpha = Positive("RationalQuadratic", "alpha", alpha, learnable)
         self.lengthscale = Positive("RationalQuadratic", "lengthscale", lengthscale, learnable, per_feature=True)
+
+    @override
+    def rescaled(self, factor: float) -> RationalQuadratic:
+        scale = self.lengthscale.times(factor)
+        return RationalQuadratic(float(self.alpha), scale, learnable=self.lengthscale.learnable)
 
     @override
     def profile(self, squared: Tensor, scale: Tensor | float) -> Tensor:
@@ -233,12 +283,20 @@ class Periodic(Stationary):
         learnable: Make both parameters, learned as their logarithms.
     """
 
+    MEANING = "answers repeat with a period in every column"
+
     def __init__(
         self, period: float = 1.0, lengthscale: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False
     ) -> None:
         super().__init__()
         self.period = Positive("Periodic", "period", period, learnable)
         self.lengthscale = Positive("Periodic", "lengthscale", lengthscale, learnable, per_feature=True)
+
+    @override
+    def rescaled(self, factor: float) -> Periodic:
+        """The same with a period f times as long: the lengthscale is an angle."""
+        scale, learnable = self.lengthscale.times(1.0), self.period.learnable
+        return Periodic(float(self.period.times(factor)), scale, learnable=learnable)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

@@ -14,7 +14,7 @@ import mercer
 from mercer.features import NeuralEigenfunctions, Nystrom
 from mercer.features.l2_batch_norm import L2BatchNorm
 from mercer.features.landmark_fit import fit_sample
-from mercer.features.neuralef import Training, ascent, deflated, train
+from mercer.features.neuralef import Training, compute_gradient, deflate, train
 from mercer.features.parallel_networks import ParallelNetworks
 from mercer.features.task import Task
 from mercer.kernels import (
@@ -73,7 +73,7 @@ def test_one_step_equals_the_slides_gradient():
     norm = L2BatchNorm(4).double()
     raw = network(x).detach().requires_grad_()
     psi = norm(raw)
-    psi.backward(ascent(psi.detach(), gram))
+    psi.backward(compute_gradient(psi.detach(), gram))
     torch.testing.assert_close(raw.grad, neuralef_gradient(raw, gram), rtol=1e-10, atol=1e-12)
 
 
@@ -134,9 +134,9 @@ def test_cholesky_deflation_is_gram_schmidt_in_the_kernels_inner_product():
         for earlier in expected:
             residual = residual - (earlier @ gram @ residual) / (earlier @ gram @ earlier) * earlier
         expected.append(residual)
-    found = deflated(psi, gram, "cholesky")
+    found = deflate(psi, gram, "cholesky")
     torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-4, atol=1e-4)
-    first = deflated(psi, gram, "first_order")
+    first = deflate(psi, gram, "first_order")
     torch.testing.assert_close(first[:, :2], torch.stack(expected, 1)[:, :2])  # they part from the third on
     assert (first[:, 3] - expected[3]).abs().max() > 1e-2
 
@@ -350,7 +350,7 @@ def test_a_network_of_the_users_own_is_trained_and_its_hidden_layer_used():
     x = uniform(150)
     network = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 3)).double()
     f = NeuralEigenfunctions(RBF(0.5), 3, network=network, steps=50, generator=seeded())
-    assert f.resolved() == "neuralef"
+    assert f.resolve_method() == "neuralef"
     f.fit(x)
     assert f.network is network
     assert f.projection.shape == (64, 3)
@@ -390,9 +390,9 @@ def test_a_map_over_the_users_network_is_called_from_threads():
 def test_auto_picks_by_the_kind_of_kernel_and_says_so(caplog):
     caplog.set_level(logging.INFO, "mercer")
     models = [mlp(), mlp(), nn.Sequential(nn.Linear(3, 2))]
-    assert NeuralEigenfunctions(NNGP(2), 2).resolved() == "landmarks"
-    assert NeuralEigenfunctions(Trajectory(models), 2).resolved() == "distill"
-    assert NeuralEigenfunctions(EmpiricalNTK(mlp()), 2).resolved() == "distill"
+    assert NeuralEigenfunctions(NNGP(2), 2).resolve_method() == "landmarks"
+    assert NeuralEigenfunctions(Trajectory(models), 2).resolve_method() == "distill"
+    assert NeuralEigenfunctions(EmpiricalNTK(mlp()), 2).resolve_method() == "distill"
     NeuralEigenfunctions(RBF(), 2, generator=seeded()).fit(uniform(20))
     assert "auto picks 'landmarks' for RBF: the kernel is explicit" in caplog.text
 

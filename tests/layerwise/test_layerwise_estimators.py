@@ -218,9 +218,9 @@ def test_partial_fit_equals_one_fit_of_all_sums(small):
     np.testing.assert_allclose(in_parts.predict_proba(X), whole.predict_proba(X), atol=1e-7)
     head = whole.network_.layers[-1]
     z = torch.nn.Sequential(*list(whole.network_.layers)[:-1])(torch.from_numpy(X))
-    K = gaussian(head.bandwidth)(z, head.anchors)
+    K = head.kernel(z, head.anchors)
     Y = torch.nn.functional.one_hot(torch.from_numpy(y), 3).double()
-    system = K.T @ K + whole.penalty_ * gaussian(head.bandwidth)(head.anchors)
+    system = K.T @ K + whole.penalty_ * head.kernel(head.anchors)
     exact = K @ torch.linalg.solve(system, K.T @ (Y - Y.mean(0))) + Y.mean(0)
     torch.testing.assert_close(head(z), exact, rtol=1e-5, atol=1e-6)  # the literal system is badly conditioned
 

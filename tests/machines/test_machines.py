@@ -17,7 +17,7 @@ from mercer import NumericalWarning
 from mercer.kernels import RBF, FunctionKernel, Laplacian, Linear, Matern, Polynomial, Precomputed
 from mercer.machines import KernelRidge, kernel_ridge
 from mercer.machines.dual import dual_fit, dual_path, tune_penalty
-from mercer.machines.eigenpro import Stopping, eigenpro
+from mercer.machines.eigenpro import EigenPro
 from mercer.machines.selection import candidate_kernels, rank_kernels
 from mercer.rows.stored import open_rows
 from tests.kernels.cases import CASES
@@ -173,7 +173,7 @@ def test_eigenpro_stops_by_rows_it_held_out():
     machine = KernelRidge(Matern(0.5, 2.0), solver="eigenpro", random_state=0).fit(
         x, clean + 0.2 * draw(600, 1, seed=5)
     )
-    rows, predicted = machine.held_out()
+    rows, predicted = machine.solution_.rows, machine.solution_.left_out
     assert len(rows) == 30 and predicted.shape == (30, 1) and machine.loo_ is None
     fresh = draw(200, 3, seed=6)
     error = (machine.predict(fresh) - fresh[:, :1].sin() * fresh[:, 1:2].cos()).square().mean()
@@ -184,7 +184,7 @@ def test_eigenpro_stops_by_rows_it_held_out():
 def test_eigenpro_says_when_it_did_not_get_there():
     x = draw(200, 3)
     with pytest.warns(NumericalWarning, match="after 2 passes, above"):
-        eigenpro(RBF(0.1), x, x - x.mean(0), penalty=1e-9, stopping=Stopping(passes=2))
+        EigenPro(1e-9, passes=2).solve(RBF(0.1), x, x)
 
 
 class Understated(Matern):
@@ -197,11 +197,11 @@ class Understated(Matern):
 def test_eigenpro_shortens_a_step_that_diverges():
     x = draw(100, 3)
     y = x - x.mean(0)
-    found = eigenpro(Understated(0.5, 2.0), x, y, penalty=0.02, generator=torch.Generator().manual_seed(0))
+    solution = EigenPro(0.02, generator=torch.Generator().manual_seed(0)).solve(Understated(0.5, 2.0), x, y)
     dense = torch.linalg.solve(Matern(0.5, 2.0)(x) + 0.02 * torch.eye(100, dtype=x.dtype), y)
-    torch.testing.assert_close(found.weights, dense, rtol=0, atol=1e-4 * float(dense.abs().max()))
+    torch.testing.assert_close(solution.weights, dense, rtol=0, atol=1e-4 * float(dense.abs().max()))
     with pytest.raises(ValueError, match=r"the descent must converge; got step .* Use solver='landmarks'"):
-        eigenpro(Understated(0.5, 2.0), x, y, penalty=0.0)
+        EigenPro(0.0).solve(Understated(0.5, 2.0), x, y)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -316,7 +316,7 @@ def test_a_fixed_penalty_is_solved_in_the_memory_of_one_gram_matrix(monkeypatch)
     monkeypatch.setattr("mercer.checks.available_memory", lambda: int(1.3 * 600**2 * 8))
     machine = KernelRidge(RBF(0.4), penalty=0.1, solver="exact").fit(x, y)
     monkeypatch.undo()
-    assert "loo_" not in vars(machine)
+    assert machine.solution_.left_out is None
     with LargeTensors(600**2) as large:
         machine.fit(x, y)
     assert len(large.storages) == 1

@@ -82,7 +82,7 @@ class FeatureMap(
         Half precision is learned in float32. With several ranks each passes its own rows: see `mercer.distributed`.
         ``y`` is ignored; scikit-learn's pipelines pass it.
         """
-        with torch.no_grad(), self._agreed():
+        with torch.no_grad(), self._share_draws():
             self.learn(self._rows(x))
         return self
 
@@ -94,7 +94,7 @@ class FeatureMap(
 
     def fit_transform(self, x: Any, y: object = None) -> Tensor | NDArray[Any]:  # (n, d) -> (n, m)
         """``fit(x)`` and the features of ``x``, in one pass where the map has one; an array for an array."""
-        with torch.no_grad(), self._agreed():
+        with torch.no_grad(), self._share_draws():
             features = self._learn_features(self._rows(x)[:])
         return features if isinstance(x, Tensor | DataLoader) else features.cpu().numpy()
 
@@ -162,7 +162,7 @@ class FeatureMap(
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
         """The features of rows."""
         self._check_fitted()
-        return self.features(self._checked(x))
+        return self.features(self._check_rows(x))
 
     def kernel(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """The approximate Gram matrix, ``f(x) @ f(y).T``."""
@@ -173,7 +173,7 @@ class FeatureMap(
         r"""Relative error :math:`\|K - \Phi \Phi^\top\|_F / \|K\|_F` on at most 1,000 rows drawn from ``x``."""
         self._check_fitted()
         with torch.no_grad():
-            x = self._checked(x)
+            x = self._check_rows(x)
             if len(x) > _ERROR_ROWS:
                 x = x[torch.randperm(len(x), generator=generator, device=x.device)[:_ERROR_ROWS]]
             gram = self.exact(x)
@@ -181,15 +181,15 @@ class FeatureMap(
             return float(torch.linalg.matrix_norm(gram - self.kernel(x)) / norm) if norm > 0 else 0.0
 
     @contextmanager
-    def _agreed(self) -> Iterator[None]:
+    def _share_draws(self) -> Iterator[None]:
         """All ranks draw the same numbers; from a seed, every fit does."""
-        own = self.generator
-        source = own if self.seed is None else torch.Generator().manual_seed(self.seed)
+        before = self.generator
+        source = before if self.seed is None else torch.Generator().manual_seed(self.seed)
         self.generator = share_generator(source)
         try:
             yield
         finally:
-            self.generator = own
+            self.generator = before
 
     def _rows(self, x: Any) -> Readable:
         data = read_rows(self, self.exact, x, reset=True)
@@ -197,14 +197,14 @@ class FeatureMap(
             raise ValueError(checks.sentence(type(self).__name__, "x must have at least one row", tuple(data.shape)))
         return data
 
-    def _checked(self, x: Tensor) -> Tensor:
+    def _check_rows(self, x: Tensor) -> Tensor:
         x = self.exact.prepare("x", x)
         width = self._width()
         if width is not None and x.shape[1] != width:
             need = f"x has {x.shape[1]} features, expecting {width}"
             raise ValueError(checks.sentence(type(self).__name__, need, tuple(x.shape)))
-        own: Tensor = getattr(self, self.FITTED[0])
-        checks.same_device(type(self).__name__, "x", x.device, "the map", own.device)
+        learned: Tensor = getattr(self, self.FITTED[0])
+        checks.same_device(type(self).__name__, "x", x.device, "the map", learned.device)
         return x
 
     def _width(self) -> int | None:
@@ -219,7 +219,7 @@ class FeatureMap(
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         for name in self.FITTED:
-            incoming, own = state_dict.get(prefix + name), getattr(self, name)
-            if incoming is not None and incoming.shape != own.shape:
-                setattr(self, name, torch.empty_like(incoming, device=own.device))
+            incoming, current = state_dict.get(prefix + name), getattr(self, name)
+            if incoming is not None and incoming.shape != current.shape:
+                setattr(self, name, torch.empty_like(incoming, device=current.device))
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from .. import checks
 from ..kernels import Kernel
+from ..signals.capture import capture
 from ..signals.layers import last_linear
+from ..signals.private_copy import private_copy
 from .parallel_networks import ParallelNetworks, Trunk
 
 
@@ -82,8 +81,8 @@ class NetworkBasis(Basis):
     def width(self) -> int | None:
         return self.centre.shape[0] if self.centre.ndim == 1 else None
 
-    def standardised(self, x: Tensor) -> Tensor:
-        """Rows in the dtype of the weights; indices and tokens as they are."""
+    def standardize(self, x: Tensor) -> Tensor:
+        """Center and scale rows, in the dtype of the weights; indices and tokens stay as they are."""
         if not x.is_floating_point():
             return x
         weight = next(self.network.parameters())
@@ -96,7 +95,7 @@ class OutputBasis(NetworkBasis):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.network(self.standardised(x))
+        output: Tensor = self.network(self.standardize(x))
         return output.reshape(-1, output.shape[-1])
 
 
@@ -105,13 +104,14 @@ class HiddenBasis(NetworkBasis):
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n c, m c)
-        x = self.standardised(x)
-        own = isinstance(self.network, ParallelNetworks | Trunk)
-        hidden: Tensor = self.network.hidden(x) if own else _read_before_last(self.network, x)  # type: ignore[operator]
-        c = self.outputs
-        if c == 1:
+        x = self.standardize(x)
+        if isinstance(self.network, ParallelNetworks | Trunk):
+            hidden = self.network.read_hidden(x)
+        else:
+            hidden = _read_before_last(self.network, x)
+        if self.outputs == 1:
             return hidden
-        eye = torch.eye(c, dtype=hidden.dtype, device=hidden.device)
+        eye = torch.eye(self.outputs, dtype=hidden.dtype, device=hidden.device)
         return torch.einsum("nm,cd->ncmd", hidden, eye).flatten(2).flatten(0, 1)
 
 
@@ -126,14 +126,10 @@ def hidden_width(network: nn.Module) -> int | None:
 
 def _read_before_last(network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, m)
     name = last_linear(network)[0]
-    if not name:
+    if not name:  # the network is one linear layer
         return x.flatten(1)
     # A private copy that shares the weights: the user's network gets no hooks, and threads do not meet in it.
-    shared: dict[int, Any] = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    private = copy.deepcopy(network, shared)
-    inputs: list[Tensor] = []
-    private.get_submodule(name).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    private(x)
-    if not inputs:
-        raise RuntimeError(checks.sentence("NeuralEigenfunctions", f"layer {name} must run in forward", "no call"))
-    return inputs[0].flatten(1)
+    private = private_copy(network)
+    with capture(private, [name], detach=False) as seen:
+        private(x)
+    return seen[name].input.flatten(1)

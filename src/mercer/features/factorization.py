@@ -53,7 +53,7 @@ class ProductBasis(Basis):
 def fit_factorized(task: Task, fitter: Callable[[Task], tuple[Basis, Pairs]]) -> tuple[Basis, Pairs]:
     """The eigenfunctions of the trace kernel by any fitter, times the eigenvectors of the matrix of outputs."""
     assert isinstance(task.kernel, NetworkKernel)
-    basis, pairs = fitter(dataclasses.replace(task, kernel=traced(task.kernel)))
+    basis, pairs = fitter(dataclasses.replace(task, kernel=trace_outputs(task.kernel)))
     values, picks, mixing = top_products(pairs.values, output_matrix(task.kernel, task.sample), task.k)
     product = ProductBasis(basis, pairs.rotation, picks, mixing * (values > 0))
     functions = product(task.sample).double()
@@ -61,8 +61,8 @@ def fit_factorized(task: Task, fitter: Callable[[Task], tuple[Basis, Pairs]]) ->
     return product, Pairs(values, eye, task.residuals(functions, values))
 
 
-def traced(kernel: NetworkKernel) -> NetworkKernel:
-    """The same kernel, summed over outputs."""
+def trace_outputs(kernel: NetworkKernel) -> NetworkKernel:
+    """A copy of the kernel that sums over outputs."""
     scalar = copy.copy(kernel)
     scalar.outputs = "trace"
     return scalar

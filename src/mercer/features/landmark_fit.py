@@ -220,8 +220,8 @@ def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGr
     alive = top.values > floor * top.values[:1].clamp_min(0)
     functions = top.vectors * alive * math.sqrt(n)  # a mask times a number would be float32
     rotation = functions / torch.where(alive, top.values, 1.0)
-    pairs = Pairs(top.values * alive / n, rotation, top.residuals * alive / n).padded(k)
-    return _RowsGram(x, gram), pairs, Pairs(pairs.values, functions, pairs.values).padded(k).rotation
+    pairs = Pairs(top.values * alive / n, rotation, top.residuals * alive / n).pad(k)
+    return _RowsGram(x, gram), pairs, Pairs(pairs.values, functions, pairs.values).pad(k).rotation
 
 
 def _run_arpack(matrix: Tensor, k: int) -> TopEigh | None:  # (n, n)

@@ -14,7 +14,7 @@ from ..kernels import Kernel, NetworkKernel
 from ..rows.stored import Readable
 from .base import FeatureMap
 from .bases import Basis, LandmarkBasis, NetworkBasis
-from .factorization import ProductBasis, fit_factorized, traced
+from .factorization import ProductBasis, fit_factorized, trace_outputs
 from .landmark_fit import fit_landmarks
 from .network_fit import blank_network_basis, fit_distilled, fit_neuralef
 from .neuralef import DEFLATIONS, Training
@@ -111,7 +111,7 @@ class NeuralEigenfunctions(FeatureMap):
         self.given_landmarks = landmarks
         self.strategy = checks.choice(where, "strategy", strategy, STRATEGIES)
         self.basis: Basis | None = None
-        chosen = self.resolved()
+        chosen = self.resolve_method()
         self.plan = Training(
             _STEPS[chosen] if steps is None else checks.integer(where, "steps", steps, 0),
             checks.integer(where, "batch_size", batch_size, 1),
@@ -125,7 +125,7 @@ class NeuralEigenfunctions(FeatureMap):
         basis = self.basis.scalar if isinstance(self.basis, ProductBasis) else self.basis
         return basis.network if isinstance(basis, NetworkBasis) else self.given_network[0]
 
-    def resolved(self) -> str:
+    def resolve_method(self) -> str:
         """The method in force: what ``"auto"`` stands for with this kernel and network."""
         if self.method != "auto":
             return self.method
@@ -141,7 +141,7 @@ class NeuralEigenfunctions(FeatureMap):
 
     @override
     def learn(self, x: Readable) -> None:  # (n, ...)
-        chosen = self.resolved()
+        chosen = self.resolve_method()
         if self.method == "auto":
             kind = type(self.exact).__name__
             _log.info("NeuralEigenfunctions: auto picks %r for %s: %s.", chosen, kind, _WHY[chosen])
@@ -162,7 +162,7 @@ class NeuralEigenfunctions(FeatureMap):
     def eigenfunctions(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)
         r""":math:`\psi_j(x)`, with mean square 1 over the fitted rows; 0 where the eigenvalue is."""
         self._check_fitted()
-        return self._functions(self._checked(x))
+        return self._functions(self._check_rows(x))
 
     @override
     def kernel(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # -> (n, m), or (n, m, c, c)
@@ -200,13 +200,19 @@ class NeuralEigenfunctions(FeatureMap):
             return self._blank_scalar(state, self.exact)
         assert isinstance(self.exact, NetworkKernel)
         inner = {key.removeprefix("scalar."): value for key, value in state.items() if key.startswith("scalar.")}
-        scalar = self._blank_scalar(inner, traced(self.exact))
+        scalar = self._blank_scalar(inner, trace_outputs(self.exact))
         return ProductBasis(scalar, *(torch.empty_like(state[name]) for name in ("rotation", "picks", "mixing")))
 
     def _blank_scalar(self, state: dict[str, Tensor], kernel: Kernel) -> Basis:
-        if self.resolved() == "landmarks":
+        if self.resolve_method() == "landmarks":
             return LandmarkBasis(kernel, torch.empty_like(state["landmarks"]))
         weight = next(value for key, value in state.items() if key.startswith("network."))
         return blank_network_basis(
-            self.given_network[0], self.resolved(), self.k, self.ritz, state["centre"], state["spread"], weight.dtype
+            self.given_network[0],
+            self.resolve_method(),
+            self.k,
+            self.ritz,
+            state["centre"],
+            state["spread"],
+            weight.dtype,
         )

@@ -42,7 +42,7 @@ class Training:
     ema: float = 0.1
 
 
-def deflated(psi: Tensor, gram: Tensor, deflation: str) -> Tensor:  # (b, k), (b, b) -> (b, k)
+def deflate(psi: Tensor, gram: Tensor, deflation: str) -> Tensor:  # (b, k), (b, b) -> (b, k)
     r"""Functions less what the earlier ones explain, as the gradient formula has them.
 
     ``"first_order"``: :math:`\hat\psi_j - \sum_{i<j} \frac{\hat\psi_i^\top K \hat\psi_j}{\hat\psi_i^\top K \hat\psi_i}
@@ -59,18 +59,18 @@ def deflated(psi: Tensor, gram: Tensor, deflation: str) -> Tensor:  # (b, k), (b
     jitter = 1e-6 * r.diagonal().mean().clamp_min(torch.finfo(r.dtype).tiny)
     factor, info = torch.linalg.cholesky_ex(shifted(r, jitter))
     if int(info):
-        return deflated(psi, gram, "first_order")
+        return deflate(psi, gram, "first_order")
     inverse = torch.linalg.solve_triangular(factor.mT, torch.diag(factor.diagonal()), upper=True)
     exact: Tensor = psi @ inverse
     return exact
 
 
-def ascent(psi: Tensor, gram: Tensor, deflation: str = "first_order") -> Tensor:  # (b, k), (b, b) -> (b, k)
+def compute_gradient(psi: Tensor, gram: Tensor, deflation: str = "first_order") -> Tensor:  # (b, k), (b, b) -> (b, k)
     r"""Gradient of the loss with respect to the outputs: :math:`-\frac{2}{B^2} K (\hat\psi_j - \dots)`.
 
     Earlier functions are constants in it (stop-gradient), so that function j never bends those before it.
     """
-    return (-2 / len(psi) ** 2) * (gram @ deflated(psi, gram, deflation))
+    return (-2 / len(psi) ** 2) * (gram @ deflate(psi, gram, deflation))
 
 
 def train(
@@ -108,12 +108,14 @@ def train(
         for step in range(plan.steps):
             rows = torch.randperm(data.n, generator=generator)[:size].to(x.device)
             batch = data.take(rows)
-            gram = _flatten_outputs(gram_of(rows, batch)).to(dtype)
+            gram = gram_of(rows, batch).to(dtype)
+            if gram.ndim == 4:  # (b, b, c, c): a matrix for each pair, as (b c, b c)
+                gram = gram.transpose(1, 2).flatten(2).flatten(0, 1)
             with torch.enable_grad():
                 raw = network(batch.to(dtype) if batch.is_floating_point() else batch)
                 psi = norm(raw.reshape(-1, norm.num_features))  # (b c, k)
                 psi = psi * (size / len(psi)) ** 0.5  # mean over rows, not over outputs, is 1
-            gradient = ascent(psi.detach(), gram, plan.deflation) * (len(psi) / size) ** 2
+            gradient = compute_gradient(psi.detach(), gram, plan.deflation) * (len(psi) / size) ** 2
             if not bool(torch.isfinite(gradient).all()):
                 fix = "Standardise x, or lower lr."
                 raise FloatingPointError(
@@ -139,10 +141,3 @@ def _prepare_grams(kernel: Kernel, x: Readable) -> Callable[[Tensor, Tensor], Te
             return lambda _, batch: kernel(batch)
         kept = torch.cat([kernel.features(kernel.prepare("x", x[part])) for part in slices(len(x), 1024)])
     return lambda rows, _: kernel.joined(kept[rows], kept[rows])
-
-
-def _flatten_outputs(gram: Tensor) -> Tensor:  # (b, b) or (b, b, c, c) -> (b c, b c)
-    if gram.ndim == 2:
-        return gram
-    (b, _, c, _) = gram.shape
-    return gram.transpose(1, 2).reshape(b * c, b * c)

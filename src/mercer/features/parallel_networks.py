@@ -58,21 +58,23 @@ class ParallelNetworks(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)
         """Column j is network j."""
-        h = torch.baddbmm(self.biases[-1], self._hidden(x), self.weights[-1])  # (k, n, c)
+        h = torch.baddbmm(self.biases[-1], self._run_body(x), self.weights[-1])  # (k, n, c)
         return h[..., 0].mT if self.outputs == 1 else h.permute(1, 2, 0)
 
-    def hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k * width of the last layer)
+    def read_hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k * width of the last layer)
         """What goes into the readouts of all networks, side by side."""
-        return self._hidden(x).transpose(0, 1).flatten(1)
+        return self._run_body(x).transpose(0, 1).flatten(1)
 
-    def _hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (k, n, width)
+    def _run_body(self, x: Tensor) -> Tensor:  # (n, ...) -> (k, n, width)
         h = x.flatten(1).expand(self.k, -1, -1)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             h = torch.baddbmm(bias, h, weight)
             if self.activation == "sin_cos":
                 h = torch.cat((h.sin(), h.cos()), 2)
+            elif self.activation == "relu":
+                h = h.relu()
             else:
-                h = h.relu() if self.activation == "relu" else h.tanh()
+                h = h.tanh()
         return h
 
 
@@ -108,10 +110,10 @@ class Trunk(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)
         """Column j stands for eigenfunction j."""
-        out: Tensor = self.readout(self.hidden(x))
+        out: Tensor = self.readout(self.read_hidden(x))
         return out if self.outputs == 1 else out.reshape(len(x), self.outputs, self.k)
 
-    def hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, width)
+    def read_hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, width)
         """What goes into the readout."""
         h: Tensor = self.body(x)
         return h

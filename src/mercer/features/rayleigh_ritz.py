@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..kernels import Kernel, NetworkKernel
 from ..linalg.eigen import top_eigh
@@ -32,11 +32,10 @@ class Pairs:
     rotation: Tensor
     residuals: Tensor
 
-    def padded(self, k: int) -> Pairs:
-        """The same with zeros up to k pairs."""
-        rotation = self.rotation.new_zeros(len(self.rotation), k)
-        rotation[:, : self.rotation.shape[1]] = self.rotation
-        return Pairs(_padded(self.values, k), rotation, _padded(self.residuals, k))
+    def pad(self, k: int) -> Pairs:
+        """Add zeros up to k pairs."""
+        missing = (0, k - len(self.values))
+        return Pairs(*(nn.functional.pad(part, missing) for part in (self.values, self.rotation, self.residuals)))
 
 
 def kernel_operator(kernel: Kernel, x: Tensor) -> SymmetricOperator:
@@ -80,7 +79,7 @@ def ritz(operator: SymmetricOperator, basis: Tensor, k: int, *, rows: int, floor
     residuals = (product @ vectors - q @ vectors * values).norm(dim=0) / scale
     alive = values > floor * values[:1].clamp_min(0)
     to_orthonormal = right[keep].mT * (scale / sizes[keep])  # (m, r)
-    return Pairs(values * alive, to_orthonormal @ vectors * alive, residuals * alive).padded(k)
+    return Pairs(values * alive, to_orthonormal @ vectors * alive, residuals * alive).pad(k)
 
 
 def exact_functions(kernel: NetworkKernel, x: Tensor, k: int, *, floor: float) -> tuple[Tensor, Tensor]:
@@ -97,7 +96,7 @@ def exact_functions(kernel: NetworkKernel, x: Tensor, k: int, *, floor: float) -
         values, vectors, _ = top_eigh(operator, min(k, operator.n))
         alive = values > floor * values[:1].clamp_min(0)
         functions = vectors * alive * math.sqrt(n)
-    pairs = Pairs(values * alive, functions, values).padded(k)
+    pairs = Pairs(values * alive, functions, values).pad(k)
     return pairs.values, pairs.rotation
 
 
@@ -106,9 +105,3 @@ def _explicit_features(kernel: Kernel, x: Tensor) -> Tensor | None:  # -> (n c, 
         return None
     features = map_shared_rows(kernel.features, x).double()  # (n, c, S)
     return features.flatten(0, 1) if kernel.matrix_valued else features.flatten(1)
-
-
-def _padded(values: Tensor, k: int) -> Tensor:
-    out = values.new_zeros(k)
-    out[: len(values)] = values
-    return out

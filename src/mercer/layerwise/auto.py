@@ -1,9 +1,9 @@
-r"""The default solver: kernel ridge in a metric it learns, everything chosen by leave-one-out.
+r"""The default solver: stacked kernel ridge that may look through a metric it learns, all chosen by leave-one-out.
 
-A layer of the network is a metric: the square root of the average gradient outer product of the kernel machine
-fitted in the metric before it, or of its diagonal. Leave-one-out errors in a learned metric are too good, for the
-metric has seen the rows; so whether and how deep to learn it is decided on halves: the metric of one half, the
-leave-one-out loss of the other.
+The network has a stem and machines. The *stem* puts the columns on one scale and may hold metrics: the square root of
+the average gradient outer product of the kernel machine fitted in the metric before it, or of its diagonal. The
+*machines* are kernel ridges on what the stem makes of the rows. Where nothing else was asked for, stem and machines
+join a :class:`~mercer.machines.StackedRidge`, the learner of the tables, as one more member.
 """
 
 from __future__ import annotations
@@ -16,66 +16,64 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..kernels import Kernel
-from ..machines.dual import dual_fit
-from ..machines.selection import median_distance
+from ..linalg.distances import squared_distances
+from ..machines import StackedRidge
+from ..machines.dual import dual_fit, dual_path, tune_penalty
+from ..machines.eigenpro import EigenPro
+from ..machines.exact import Exact
+from ..machines.kernel_ridge import seeded
+from ..machines.landmarks import Landmarks
+from ..machines.selection import candidate_kernels, median_distance, narrowed, rank_kernels
+from ..machines.solution import Solution
+from ..machines.trials import convex_weights
 from ..rows import Rows
 from ..rows.rows import BLOCK_BYTES
 from .dependence import gaussian
-from .heads import Ending, averaged, fit_all_rows, fit_from_landmarks, fit_gaussian, fit_stack, refined_kernel
 from .metric import average_gradient_outer_product, metric_root
-from .network import AverageLayer, Indicators, MetricLayer, Standardize
-from .search import Setting, loss, search
+from .network import AverageLayer, FittedNetwork, Indicators, MetricLayer, Standardize
+from .record import measure_gram
 
 EXACT_ROWS = 3000
 """Rows up to which the Gram matrix is held; beyond, every row still takes part, by EigenPro."""
 
+# The stem.
+_PILOT = 250  # rows of the search for bandwidth and penalty
+_MULTIPLES = [0.15, 0.25, 0.4, 0.65, 1.1]  # bandwidths tried, over the median distance
+_LEVELS = 8  # values a feature may take for its levels to be tried as columns of their own
+_HALF = 500  # rows of a half that decides on the metric
+_METRIC_ROWS = 1000  # rows a metric is learned from
+_FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
+_NEAR = 1.0  # standard errors within which losses count as equal: the simpler network is taken
 _METRIC_WIDTH = 50  # columns beyond which many rows need no learned metric: they tell the directions apart themselves
 _COMPONENTS_FROM, _COMPONENTS = 150, 100  # columns from which many rows are projected on so many directions
 _BLOCK = 5000  # rows of a block
-_WORK = 2e12  # operations of a pass over all pairs of rows up to which every row takes part
-_NARROWING_ROWS, _NARROWER = 1500, 0.75
-_PILOT = 250  # rows of the search for bandwidth and penalty
-_HALF = 500  # rows of a half that decides on the metric
-_METRIC_ROWS = 1000  # rows a metric is learned from
-_MULTIPLES = [0.15, 0.25, 0.4, 0.65, 1.1]
-_FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
-_LEVELS = 8  # values a feature may take for its levels to be tried as columns of their own
-_NEAR = 1.0  # standard errors within which losses count as equal: the simpler network is taken
+
+# The machines.
+_LEAST_SHARE = 0.03  # a machine of less weight goes
+_SHRINK = 0.05  # of the shares towards equal ones
+_HEDGE = 0.1  # the same between the network and the stack: leave-one-out is too good for a learned metric
+_MACHINES, _LARGE = 3, 1500  # machines that stay; two beyond so many rows
+_WIDE = 200  # columns beyond which the distance column by column costs more than it gives
+_REFINING_ROWS = 1500  # rows on which the kernels that few rows chose are compared again, narrower too
+_NARROWER = (1.0, 0.7, 0.5)
+_GAUSSIAN_STEP = 0.75  # by which the Gaussian's bandwidth shrinks for many rows, while the error falls
+_PAIR, _WORK = 30, 2e12  # cost of a kernel value beside its columns; of a pass over all pairs that is affordable
+_FEWEST = 20  # rows that EigenPro needs to hold one out
+_RECORDED = 1000  # rows on which layers are measured
 
 
-class AutoFit(NamedTuple):
-    """What the default solver learned.
+class Setting(NamedTuple):
+    r"""What a search on few rows chose for the Gaussian.
 
     Attributes:
-        encoding: Modules that prepare the columns: indicators or not, standardisation, principal components.
-        metrics: The learned metrics.
-        ending: The last layer.
-        whole: From the rows as they came to the outputs, where the last layer is averaged with others; else None.
-        kept: Share of the variance that the principal components keep; 1 where there are none.
+        multiple: Bandwidth over the median distance, so that it carries over to another metric and other rows.
+        penalty: :math:`\lambda`.
+        error: Mean squared leave-one-out error.
     """
 
-    encoding: list[nn.Module]
-    metrics: list[MetricLayer]
-    ending: Ending
-    kept: float = 1.0
-    whole: AverageLayer | None = None
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """From the rows as they came to the outputs."""
-        return [*self.encoding, *self.metrics, self.ending.head] if self.whole is None else [self.whole]
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        """What counts as layers: the metrics, and what ends the network."""
-        return [*self.metrics, self.ending.head if self.whole is None else self.whole]
-
-
-class _Plan(NamedTuple):
-    first: list[nn.Module]
-    stack: tuple[str, ...]
-    setting: Setting
-    loss: float
+    multiple: float
+    penalty: float
+    error: float
 
 
 def fit_auto(
@@ -83,18 +81,18 @@ def fit_auto(
     y: Tensor,
     *,
     task: str,
-    max_layers: int = 4,
-    landmarks: int | None = None,
-    exact_rows: int = EXACT_ROWS,
-    kernel: Kernel | str = "auto",
-    generator: torch.Generator | None = None,
-) -> AutoFit:
-    """Learn encoding, metrics, kernels and ridges for rows ``(n, d)`` and targets ``(n, c)``.
+    max_layers: int,
+    landmarks: int | None,
+    exact_rows: int,
+    kernel: Kernel | str,
+    generator: torch.Generator | None,
+) -> FittedNetwork:
+    """Learn stem and machines for rows ``(n, d)`` and targets ``(n, c)``.
 
     Args:
         x: Rows, as they came, this rank's.
-        y: Targets.
-        task: ``"classes"`` or ``"values"``, see :func:`loss`.
+        y: Targets; of classes one column each.
+        task: ``"classes"`` or ``"values"``: what decides between stems.
         max_layers: Most layers, the last included.
         landmarks: Anchors; None takes every row.
         exact_rows: Rows up to which the Gram matrix is held.
@@ -102,98 +100,165 @@ def fit_auto(
         generator: Randomness of subsets and landmarks, the same on all ranks.
     """
     rows = Rows(x, y)
-    n = rows.n
+    n, exact_rows = rows.n, max(exact_rows, _FEWEST)
     if landmarks is not None and landmarks > n:
         checks.warn("KernelNetwork", f"landmarks={landmarks} is more than the {n} rows; {n} are used.")
         landmarks = n
+    exact = n <= exact_rows and landmarks is None
+    many = n > exact_rows and landmarks is None and kernel != "gaussian"
 
-    # All choices are made on few rows, the same on all ranks.
+    # Few rows make all choices, the same on all ranks.
     order = torch.randperm(n, generator=generator)
     few, few_y = rows.take(order[:exact_rows])
     if not bool(Rows(x).sum(lambda part: (part != few[0]).sum())):
         checks.warn("KernelNetwork", "all rows of X are equal; the Gram matrix has rank 1.")
-    exact = n <= exact_rows
-    many = not exact and landmarks is None and kernel != "gaussian"
 
-    # The encoding of the columns and the number of metrics. Many rows of many columns need no learned metric.
-    plan = _plan(few, few_y, task, 0 if many and few.shape[1] > _METRIC_WIDTH else max_layers - 1)
-    encoding, share = list(plan.first), 1.0
+    # The stem: columns on one scale, principal components of many wide rows, metrics where they help.
+    depth = 0 if many and few.shape[1] > _METRIC_WIDTH else max_layers - 1
+    encoding, kinds, setting = choose_stem(few, few_y, task, depth)
     if many and nn.Sequential(*encoding)(few[:1]).shape[1] > _COMPONENTS_FROM:
-        components, share = _find_components(nn.Sequential(*encoding), x)
-        encoding.append(components)
-
-    # The metrics, each from the kernel machine in the metric before it.
-    first = nn.Sequential(*encoding)
-    setting, learn = plan.setting, first(few[:_METRIC_ROWS])
-    metrics = learn_metrics(learn, few_y[:_METRIC_ROWS], plan.stack, setting.multiple, setting.penalty)
-    network = nn.Sequential(first, *metrics)
-    few_z = network(few)
-    given = kernel if isinstance(kernel, Kernel) else None
-
-    # Many rows: one machine on all of them by EigenPro, while a pass over all pairs is affordable.
-    if many and n**2 * (few_z.shape[1] + 30) <= _WORK:
-        z = Rows(x).map(lambda part: network(part).float(), row_bytes=BLOCK_BYTES // _BLOCK)
-        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-        return AutoFit(encoding, metrics, fit_all_rows(z, y, few_z, few_y, given, seed), share)
-
-    # Few rows: machines on every one of them, a stack or one Gaussian. Else one kernel on landmarks.
+        encoding.append(find_components(nn.Sequential(*encoding), x))
+    few_z = nn.Sequential(*encoding)(few)
+    metrics = learn_metrics(few_z[:_METRIC_ROWS], few_y[:_METRIC_ROWS], kinds, setting)
+    few_z = nn.Sequential(*metrics)(few_z)
+    stem = nn.Sequential(*encoding, *metrics)
     if metrics:
-        setting = search(few_z[:_PILOT], few_y[:_PILOT], _MULTIPLES)
-    z, middle = network(x), median_distance(few_z)
-    if landmarks is None and exact:
-        whole_z, whole_y = Rows(z, y).gather()
-        if kernel == "gaussian":
-            ending = fit_gaussian(whole_z, whole_y, setting, middle)
-        else:
-            ending = fit_stack(whole_z, whole_y, order, None if given is None else [given])
-    elif kernel == "gaussian":
-        bandwidth = setting.multiple * middle
-        if not exact:
-            bandwidth = _narrow_bandwidth(few_z, few_y, bandwidth, setting.penalty)
-        ending = fit_from_landmarks(z, y, gaussian(bandwidth), bandwidth, landmarks, generator)
-    else:
-        one = refined_kernel(few_z, few_y) if given is None else given
-        ending = fit_from_landmarks(z, y, one, None, landmarks, generator)
+        setting = search_gaussian(few_z[:_PILOT], few_y[:_PILOT])
 
-    # Where nothing was prescribed, the network is averaged with machines on other views of the columns.
-    whole: AverageLayer | None = None
-    if kernel == "auto" and landmarks is None and exact:
+    # Kernels of the machines, each with the penalty to start from; one where all rows cannot share a Gram matrix.
+    bandwidth = setting.multiple * median_distance(few_z)
+    choices: list[tuple[Kernel, float]]
+    if kernel == "gaussian":
+        if n > exact_rows:
+            bandwidth = narrow_gaussian(few_z, few_y, bandwidth, setting.penalty)
+        choices = [(gaussian(bandwidth), setting.penalty)]
+    elif exact:
+        choices = choose_kernels(few_z, few_y, [kernel] if isinstance(kernel, Kernel) else None)
+    else:
+        choices = [(kernel if isinstance(kernel, Kernel) else choose_one_kernel(few_z, few_y), 0.0)]
+
+    # The machines: on every row by a Gram matrix, or by EigenPro while a pass over all pairs is affordable, or from
+    # landmarks, whose sums over rows can go on.
+    if exact:
+        z, every_y = stem(x), Rows(y).gather()
+        machines = [Exact(start=penalty).solve(choice, z, y) for choice, penalty in choices]
+        if kernel == "gaussian":
+            narrower = Exact(machines[0].penalty).solve(gaussian(0.7 * bandwidth), z, y)
+            errors = [(get_left_out(machine) - every_y).square().mean() for machine in (narrower, machines[0])]
+            if errors[0] < errors[1]:
+                machines, bandwidth = [narrower], 0.7 * bandwidth
+        shares = convex_weights([get_left_out(machine) for machine in machines], every_y, shrink=_SHRINK)
+    else:
+        solver: EigenPro | Landmarks = Landmarks(landmarks, generator=generator)
+        if many and n**2 * (few_z.shape[1] + _PAIR) <= _WORK:
+            seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+            solver = EigenPro(generator=seeded(seed))
+            z = Rows(x).map(lambda part: stem(part).float(), row_bytes=BLOCK_BYTES // _BLOCK)
+        else:
+            z = stem(x)
+        machines, shares = [solver.solve(choices[0][0], z, y)], torch.ones(1, dtype=torch.float64)
+
+    # Those of next to no weight go. The heaviest is the one that later rows are added to.
+    stay = [i for i, share in enumerate(shares.tolist()) if share > _LEAST_SHARE]
+    machines, shares = [machines[i] for i in stay], shares[stay] / shares[stay].sum()
+    heaviest = machines[int(shares.argmax())]
+    head = _average([machine.bare() for machine in machines], shares)
+    left_out = torch.stack([s * get_left_out(m) for s, m in zip(shares, machines, strict=True)]).sum(0)
+    numbers = torch.arange(n) if heaviest.rows is None else heaviest.rows
+    if kernel != "gaussian":
+        bandwidth = measure_length_scale(heaviest.kernel, heaviest.anchors)
+
+    # Where nothing was prescribed, the network joins the learner of the tables.
+    modules: list[nn.Module] = [*stem, head]
+    layers: list[nn.Module] = [*metrics, head]
+    if kernel == "auto" and exact:
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
         every_x, every_y = rows.gather()
-        whole, ending = averaged([*encoding, *metrics], ending, every_x, every_y, seed)
-    return AutoFit(encoding, metrics, ending, share, whole)
+        stack = StackedRidge(random_state=seed).fit(every_x, every_y)
+        numbers = stack.left_out_
+        pair = [left_out[numbers], stack.loo_]
+        own, theirs = convex_weights(pair, every_y[numbers], shrink=_HEDGE).tolist()
+        left_out = own * pair[0] + theirs * pair[1]
+        joined = join_stack(modules, own, stack, theirs)
+        modules, layers = [joined], [*metrics, joined]
+
+    # What each layer achieved.
+    if task == "classes":
+        history = measure_layers(encoding, metrics, modules, bandwidth, rows)
+    else:
+        error = float((Rows(y).take(numbers) - left_out).square().mean())
+        last = {"bandwidth": bandwidth, "width": 1.0, "penalty": heaviest.penalty, "mse": error}
+        history = [*({"width": float(x.shape[1])} for _ in metrics), last]
+    return FittedNetwork(modules, layers, history, left_out, numbers, heaviest.penalty, list(stem), heaviest)
 
 
-def _narrow_bandwidth(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
-    """The bandwidth for many rows, from one found on few: shrunk while the leave-one-out error falls."""
-    z, y, least = z[:_NARROWING_ROWS], y[:_NARROWING_ROWS], math.inf
-    while True:
-        error = dual_fit(gaussian(bandwidth)(z), y, penalty).error
-        if error >= least:
-            return bandwidth / _NARROWER
-        least, bandwidth = error, bandwidth * _NARROWER
+# --- the stem ---------------------------------------------------------------------------------------------------------
 
 
-def _find_components(first: nn.Module, x: Tensor) -> tuple[MetricLayer, float]:
-    """The 100 directions of largest variance of the rows of all ranks, and the share of it that they hold."""
+def choose_stem(
+    x: Tensor, y: Tensor, task: str, most: int
+) -> tuple[list[nn.Module], tuple[str, ...], Setting]:  # (n, d), (n, c)
+    """Encoding, kinds of metrics and a first setting: of least loss on rows that did not make them.
 
-    def sum_moments(part: Tensor) -> Tensor:  # (b, d) -> (q + 1, q)
-        z = first(part)
-        return torch.cat((z.mT @ z, z.sum(0)[None]))
+    Leave-one-out errors in a learned metric are too good, because the metric has seen the rows. So each stack of
+    metrics is judged on halves: the metric of one half, the leave-one-out loss of the other.
+    """
+    # Each column's own scale or one for all: no label made them, so that leave-one-out on few rows may choose.
+    standardize = Standardize.of(x)
+    scalings = (standardize, standardize.with_one_scale(x))
+    tried = [(scaling, search_gaussian(scaling(x[:_PILOT]), y[:_PILOT])) for scaling in scalings]
+    scaling, setting = min(tried, key=lambda pair: pair[1].error)
+    encodings: list[tuple[list[nn.Module], Setting]] = [([scaling], setting)]
+    indicators = Indicators.of(x, _LEVELS)
+    if indicators is not None:
+        columns = indicators(x)
+        standardize = Standardize.of(columns)
+        setting = search_gaussian(standardize(columns[:_PILOT]), y[:_PILOT])
+        encodings.append(([indicators, standardize], setting))
 
-    means = Rows(x).mean(sum_moments, row_bytes=BLOCK_BYTES // _BLOCK)
-    values, vectors = torch.linalg.eigh(means[:-1] - torch.outer(means[-1], means[-1]))
-    share = values[-_COMPONENTS:].sum() / values.sum().clamp_min(1e-300)
-    return MetricLayer(vectors[:, -_COMPONENTS:].flip(1).contiguous()), float(share)
+    # Every encoding with no metric, one or two.
+    half = min(len(x) // 2, _HALF)
+    halves = [(slice(0, half), slice(half, 2 * half)), (slice(half, 2 * half), slice(0, half))]
+    plans, losses = [], []
+    for encoding, setting in encodings:
+        z = nn.Sequential(*encoding)(x)
+        stacks: list[tuple[str, ...]] = [()]
+        if most >= 1 and half >= 20 and z.shape[1] > 1:
+            if z.shape[1] > _FULL_WIDTH:
+                stacks.append(("diagonal",))
+            else:
+                stacks += [("full",) * (i + 1) for i in range(min(most, 2))]
+        total = [0.0] * len(stacks)
+        for learn, judge in halves if half >= 2 else []:
+            metrics = learn_metrics(z[learn], y[learn], stacks[-1], setting)
+            for i, stack in enumerate(stacks):
+                through = nn.Sequential(*metrics[: len(stack)])(z[judge])
+                total[i] += _measure_loss(through, y[judge], setting, task) / 2
+        plans += [(encoding, stack, setting) for stack in stacks]
+        losses += total
+
+    # The simplest plan within a standard error of the best.
+    least = min(losses)
+    near = least + _NEAR * math.sqrt(least / min(len(x), 2 * _HALF))
+    return next(plan for plan, loss in zip(plans, losses, strict=True) if loss <= near)
 
 
-def learn_metrics(x: Tensor, y: Tensor, kinds: tuple[str, ...], multiple: float, penalty: float) -> list[MetricLayer]:
+def search_gaussian(z: Tensor, y: Tensor) -> Setting:  # (n, d), (n, c)
+    """The Gaussian's bandwidth and penalty of least leave-one-out error on these rows."""
+    squared, middle = squared_distances(z, z), median_distance(z)
+    settings = []
+    for multiple in _MULTIPLES:
+        fit = dual_path((squared / (-2 * (multiple * middle) ** 2)).exp(), y)
+        settings.append(Setting(multiple, fit.penalty, fit.error))
+    return min(settings, key=lambda setting: setting.error)
+
+
+def learn_metrics(z: Tensor, y: Tensor, kinds: tuple[str, ...], setting: Setting) -> list[MetricLayer]:
     """One metric layer for each kind, each from the kernel machine in the metric before it."""
     metrics: list[MetricLayer] = []
-    z = x
     for kind in kinds:
-        bandwidth = multiple * median_distance(z)
-        weights = dual_fit(gaussian(bandwidth)(z), y, penalty).weights
+        bandwidth = setting.multiple * median_distance(z)
+        weights = dual_fit(gaussian(bandwidth)(z), y, setting.penalty).weights
         root = metric_root(average_gradient_outer_product(z, z, weights, bandwidth), kind)
         if root is None:
             break
@@ -202,49 +267,134 @@ def learn_metrics(x: Tensor, y: Tensor, kinds: tuple[str, ...], multiple: float,
     return metrics
 
 
-def _plan(x: Tensor, y: Tensor, task: str, most: int) -> _Plan:
-    """The encoding and the stack of metrics whose loss is least on rows that did not make them."""
-    own = Standardize.of(x)
-    scalings = [(s, search(s(x[:_PILOT]), y[:_PILOT], _MULTIPLES)) for s in (own, own.with_one_scale(x))]
-    scaling, found = min(scalings, key=lambda pair: pair[1].error)  # no label made them: leave-one-out is honest
-    firsts: list[tuple[list[nn.Module], Setting]] = [([scaling], found)]
-    indicators = Indicators.of(x, _LEVELS)
-    if indicators is not None:
-        standardize = Standardize.of(indicators(x))
-        seen = standardize(indicators(x[:_PILOT]))
-        firsts.append(([indicators, standardize], search(seen, y[:_PILOT], _MULTIPLES)))
-    plans = [
-        _Plan(first, stack, setting, value)
-        for first, setting in firsts
-        for stack, value in _judge_stacks(nn.Sequential(*first)(x), y, setting, task, most).items()
-    ]
-    least = min(plan.loss for plan in plans)
-    near = least + _NEAR * math.sqrt(least / min(len(x), 2 * _HALF))
-    return next(plan for plan in plans if plan.loss <= near)
-
-
-def _judge_stacks(z: Tensor, y: Tensor, setting: Setting, task: str, most: int) -> dict[tuple[str, ...], float]:
-    """Loss of each stack of metrics, simplest first: the metric of one half, leave-one-out on the other."""
-    half = min(len(z) // 2, _HALF)
-    stacks: list[tuple[str, ...]] = [()]
-    if most >= 1 and half >= 20 and z.shape[1] > 1:
-        wide = z.shape[1] > _FULL_WIDTH
-        stacks += [("diagonal",)] if wide else [("full",) * (i + 1) for i in range(min(most, 2))]
-    losses = dict.fromkeys(stacks, 0.0)  # halves' losses are averaged
-    for learn, judge in ((slice(0, half), slice(half, 2 * half)), (slice(half, 2 * half), slice(0, half))):
-        if half < 2:
-            break
-        metrics = learn_metrics(z[learn], y[learn], stacks[-1], setting.multiple, setting.penalty)
-        for stack in stacks:
-            seen = nn.Sequential(*metrics[: len(stack)])(z[judge])
-            losses[stack] += _measure_loss(seen, y[judge], setting, task) / 2
-    return losses
-
-
 def _measure_loss(z: Tensor, y: Tensor, setting: Setting, task: str) -> float:
+    """Leave-one-out loss at the setting, or at a narrower bandwidth and lower penalty if that has less error."""
     middle = median_distance(z)
     fits = [
         dual_fit(gaussian(share * setting.multiple * middle)(z), y, penalty)
         for share, penalty in ((1.0, setting.penalty), (0.6, setting.penalty / 5))
     ]
-    return loss(y, min(fits, key=lambda fit: fit.error).held_out, task)
+    return measure_loss(y, min(fits, key=lambda fit: fit.error).held_out, task)
+
+
+def measure_loss(y: Tensor, left_out: Tensor, task: str) -> float:
+    r"""What decides between networks: mean squared error, or for classes a smooth count of errors.
+
+    The count is :math:`\frac1n \sum_i 1 / (1 + e^{10 m_i})` of the margins :math:`m_i` between a row's own column
+    and the best other; the squared error also rewards scores that are close to 1 far from any boundary.
+
+    Args:
+        y: Targets; for classes one column each, the row's own the largest.
+        left_out: Leave-one-out predictions of them.
+        task: ``"classes"`` or ``"values"``.
+    """
+    if task == "values":
+        return float((y - left_out).square().mean())
+    label = y.argmax(1, keepdim=True)
+    rival = left_out.scatter(1, label, -torch.inf).amax(1)
+    return float(torch.sigmoid(-10 * (left_out.gather(1, label)[:, 0] - rival)).mean())
+
+
+def find_components(encoding: nn.Module, x: Tensor) -> MetricLayer:
+    """The 100 directions of largest variance of the rows of all ranks."""
+
+    def sum_moments(part: Tensor) -> Tensor:  # (b, d) -> (q + 1, q)
+        z = encoding(part)
+        return torch.cat((z.mT @ z, z.sum(0)[None]))
+
+    means = Rows(x).mean(sum_moments, row_bytes=BLOCK_BYTES // _BLOCK)
+    vectors = torch.linalg.eigh(means[:-1] - torch.outer(means[-1], means[-1]))[1]
+    return MetricLayer(vectors[:, -_COMPONENTS:].flip(1).contiguous())
+
+
+# --- the machines -----------------------------------------------------------------------------------------------------
+
+
+def choose_kernels(z: Tensor, y: Tensor, kernels: list[Kernel] | None) -> list[tuple[Kernel, float]]:
+    """The kernels that carry weight on the first 400 rows, heaviest first, with their penalties."""
+    ranked = rank_kernels(z, y, kernels or _list_candidates(z))
+    shares = convex_weights([choice.fit.held_out for choice in ranked], y[: len(ranked[0].fit.held_out)])
+    heavy = [i for i in shares.argsort(descending=True).tolist() if float(shares[i]) > _LEAST_SHARE]
+    most = _MACHINES if len(z) <= _LARGE else _MACHINES - 1
+    return [(ranked[i].kernel, ranked[i].fit.penalty) for i in (heavy or [0])[:most]]
+
+
+def choose_one_kernel(z: Tensor, y: Tensor) -> Kernel:
+    """The kernel for many rows: those that few rows chose, as they are and narrower, compared on more rows."""
+    z, y = z[:_REFINING_ROWS].double(), y[:_REFINING_ROWS]
+    falling = [kernel for kernel in _list_candidates(z) if narrowed(kernel, 1.0) is not None]
+    trials = []
+    for choice in rank_kernels(z, y, falling)[:3]:
+        for factor in _NARROWER:
+            kernel = choice.kernel if factor == 1 else narrowed(choice.kernel, factor)
+            if kernel is not None:
+                trials.append((tune_penalty(kernel(z), y, choice.fit.penalty).error, kernel))
+    return min(trials, key=lambda trial: trial[0])[1]
+
+
+def _list_candidates(z: Tensor) -> list[Kernel]:
+    candidates = candidate_kernels(z)
+    return candidates if z.shape[1] <= _WIDE else candidates[3:]  # the first three go column by column
+
+
+def narrow_gaussian(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
+    """The bandwidth for many rows, from one found on few: shrunk while the leave-one-out error falls."""
+    z, y, least = z[:_REFINING_ROWS], y[:_REFINING_ROWS], math.inf
+    while True:
+        error = dual_fit(gaussian(bandwidth)(z), y, penalty).error
+        if error >= least:
+            return bandwidth / _GAUSSIAN_STEP
+        least, bandwidth = error, bandwidth * _GAUSSIAN_STEP
+
+
+def join_stack(modules: list[nn.Module], own: float, stack: StackedRidge, theirs: float) -> AverageLayer:
+    """The network and the stack's machines, averaged by their shares; machines on one view share a branch."""
+    branches, shares = [modules], [own]
+    for number, view in enumerate(stack.views_):
+        members = [i for i, machine in enumerate(stack.machines_) if machine.view == number]
+        anchors = view(stack.rows_).double()
+        solutions = [
+            Solution(machine.kernel, anchors, machine.weights.double(), stack.mean_, machine.penalty)
+            for machine in (stack.machines_[i] for i in members)
+        ]
+        total = float(stack.shares_[members].sum())
+        branches.append([view, _average(solutions, stack.shares_[members] / total)])
+        shares.append(theirs * total)
+    return AverageLayer(branches, torch.tensor(shares, dtype=torch.float64))
+
+
+def _average(machines: list[Solution], shares: Tensor) -> nn.Module:
+    return machines[0] if len(machines) == 1 else AverageLayer([[machine] for machine in machines], shares)
+
+
+def get_left_out(machine: Solution) -> Tensor:
+    """Predictions of rows left out, in float64."""
+    predictions = machine.predict_left_out() if machine.left_out is None else machine.left_out
+    assert predictions is not None
+    return predictions.double()
+
+
+def measure_length_scale(kernel: Kernel, z: Tensor) -> float:
+    """The distance at which the kernel falls to half of k(z, z); the median distance where it does not fall."""
+    middle = median_distance(z)
+    start = z[:1].double()
+    steps = torch.logspace(-3, 2, 60, dtype=torch.float64)[:, None] * middle
+    direction = torch.full_like(start, start.shape[1] ** -0.5)
+    values = kernel(start, start + steps * direction)[0] / kernel.diag(start).clamp_min(1e-300)
+    below = (values < 0.5).nonzero()
+    return float(steps[below[0, 0], 0]) if len(below) else middle
+
+
+def measure_layers(
+    encoding: list[nn.Module], metrics: list[MetricLayer], modules: list[nn.Module], bandwidth: float, rows: Rows
+) -> list[dict[str, float]]:
+    """The metrics and the outputs, each with its record on at most 1,000 rows."""
+    x, y = rows.take(torch.linspace(0, rows.n - 1, min(rows.n, _RECORDED)).round().long())
+    z, labels, c, history = nn.Sequential(*encoding)(x), y.argmax(1), y.shape[1], []
+    for metric in metrics:
+        z = metric(z)
+        sigma = median_distance(z)
+        history.append(measure_gram(gaussian(sigma)(z), z, labels, c, sigma).row())
+    out = nn.Sequential(*modules)(x).double()
+    gram = gaussian(median_distance(out))(out)
+    return [*history, measure_gram(gram, out, labels, c, bandwidth).row()]

@@ -11,19 +11,22 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import checks
+from ..linalg.ridge import ridge_loo
 from ..machines.calibration import Calibration
 from ..machines.kernel_ridge import seeded
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_generator, unite_values
-from .auto import EXACT_ROWS
+from .auto import EXACT_ROWS, fit_auto
+from .closed_form import Chain, fit_closed_form
 from .dependence import one_hot
 from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of
-from .network import KernelNetwork
-from .solvers import AutoSolver, ClosedFormSolver, Solver, SpectralSolver
+from .network import FittedNetwork, KernelNetwork, LinearLayer, Standardize
+from .spectral import fit_spectral
 
+_RIDGES = [10.0**e for e in range(-6, 3)]
 _SOLVERS = ("auto", "spectral", "closed_form")
 
 
@@ -122,7 +125,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
             classes: All labels there will be; needed at the first call where its rows do not show them all.
         """
         where = type(self).__name__
-        first = not hasattr(self, "sums_")
+        first = not hasattr(self, "machine_")
         if first:
             x, labels = self._checked(X, y, classes)
             self._fit(x, labels, landmarks=self.landmarks or min(Rows(x).n, 2000))
@@ -162,21 +165,46 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
             raise ValueError(checks.sentence(type(self).__name__, need, repr(y[wrong][0])))
         return torch.from_numpy(places.astype(np.int64))
 
-    def _solver(self, landmarks: int | None) -> Solver:
-        if self.solver == "spectral":
-            return SpectralSolver(self.max_layers, self.features)
-        if self.solver == "closed_form":
-            return ClosedFormSolver(self.rule, self.max_layers, self.extra_dimensions)
-        return AutoSolver(self.kernel, self.max_layers, landmarks, self.exact_rows)
-
     def _fit(self, x: Tensor, labels: Tensor, landmarks: int | None = None) -> None:
         c, generator = len(self.classes_), share_generator(seeded(self.random_state))
         n = Rows(x).n
         with torch.no_grad():
-            solved = self._solver(landmarks or self.landmarks).fit(x, labels, c, generator)
-            known = Rows(labels).gather() if len(solved.rows) == n else Rows(labels).take(solved.rows)
-            fitted = Calibration.of(solved.scores, known, rows=n)
-        scale = torch.full((1,), fitted.scale, dtype=torch.float64)
-        network = KernelNetwork(solved.modules, x.shape[1], scale, fitted.bias, fitted.floor)
-        self.sums_, self.penalty_ = solved.sums, solved.penalty
-        self._finish(solved.layers, solved.history, network)
+            if self.solver == "auto":
+                fit = fit_auto(
+                    x,
+                    one_hot(labels, c),
+                    task="classes",
+                    max_layers=self.max_layers,
+                    landmarks=landmarks or self.landmarks,
+                    exact_rows=self.exact_rows,
+                    kernel=self.kernel,
+                    generator=generator,
+                )
+            else:
+                # Kernels between all pairs of rows: every rank learns the same.
+                every_x, every_label = Rows(x, labels).gather()
+                first = Standardize.of(every_x)
+                z, most = first(every_x), self.max_layers
+                if self.solver == "spectral":
+                    chain = fit_spectral(
+                        z, every_label, c, max_layers=most, features=self.features, generator=generator
+                    )
+                else:
+                    extra = self.extra_dimensions
+                    chain = fit_closed_form(z, every_label, c, rule=self.rule, max_layers=most, extra=extra)
+                fit = _end_with_ridge(first, chain, every_label, c)
+            known = Rows(labels).gather() if len(fit.rows) == n else Rows(labels).take(fit.rows)
+            calibration = Calibration.of(fit.left_out, known, rows=n)
+        scale = torch.full((1,), calibration.scale, dtype=torch.float64)
+        self._finish(fit, KernelNetwork(fit.modules, x.shape[1], scale, calibration.bias, calibration.floor))
+
+
+def _end_with_ridge(first: Standardize, chain: Chain, labels: Tensor, c: int) -> FittedNetwork:
+    """The poster's chain with a linear ridge on its representation, by leave-one-out."""
+    spread = float(chain.representation.std()) or 1.0
+    ridge = ridge_loo(chain.representation / spread, one_hot(labels, c), _RIDGES)
+    head = LinearLayer(ridge.coefficients / spread, ridge.intercept)
+    history = [record.row() for record in chain.history]
+    numbers = torch.arange(len(labels))
+    modules: list[nn.Module] = [first, *chain.layers, head]
+    return FittedNetwork(modules, list(chain.layers), history, ridge.held_out, numbers, ridge.penalty)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..kernels import Kernel
-from ..machines.landmarks import LandmarkMachine
+from ..machines.landmarks import add_rows
+from ..machines.solution import Solution
 from ..rows.agreement import has_several_ranks
 from ..storage.savable import Savable
-from .landmarks import Sums, extend
-from .network import KernelNetwork
+from .network import FittedNetwork, KernelNetwork
 
 _log = logging.getLogger("mercer")
 Array = NDArray[Any]
@@ -34,7 +34,8 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     network_: KernelNetwork
     layers_: list[nn.Module]
     history_: list[dict[str, float]]
-    sums_: LandmarkMachine | Sums | None
+    stem_: list[nn.Module]  # the modules before the machine that later rows are added to
+    machine_: Solution | None
     penalty_: float
 
     def to_module(self) -> nn.Module:
@@ -44,7 +45,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         columns. It is a copy: training it does not change the estimator.
         """
         check_is_fitted(self)
-        return copy.deepcopy(self.network_).trainable()
+        return copy.deepcopy(self.network_).make_trainable()
 
     def _outputs(self, X: ArrayLike) -> Tensor:  # (n, d) -> (n, c)
         check_is_fitted(self)
@@ -56,16 +57,13 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _extend(self, x: Tensor, targets: Tensor) -> None:
         """Put more rows into the last layer: (n, d), (n, c)."""
-        before, head = self.network_.without_head()
+        assert self.machine_ is not None
         with torch.no_grad():
-            sums = self.sums_
-            if isinstance(sums, Sums):  # of version 0.1, whose classifier took the mean off the targets
-                offset = getattr(self, "target_mean_", torch.zeros(targets.shape[1]))
-                sums = sums.whitened(head.heaviest()[0], head.anchors, offset)
-            fresh, self.sums_ = extend(head, sums, self.penalty_, nn.Sequential(*before)(x), targets)
-        old = self.network_
-        self.network_ = KernelNetwork([*before, fresh], old.width, old.scale, old.shift, old.floor)
-        self.layers_ = [*self.layers_[:-1], fresh]
+            z = nn.Sequential(*self.stem_)(x)
+            self.machine_ = add_rows(self.machine_, z, targets, where="KernelNetwork")
+        old, head = self.network_, self.machine_.bare()
+        self.network_ = KernelNetwork([*self.stem_, head], old.width, old.scale, old.shift, old.floor)
+        self.layers_ = [*self.layers_[:-1], head]
 
     def _check_arguments(self, where: str) -> None:
         checks.integer(where, "max_layers", self.max_layers, 1)
@@ -79,10 +77,11 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     def _report(self, message: str) -> None:
         _log.log(logging.INFO if self.verbose else logging.DEBUG, "%s: %s", type(self).__name__, message)
 
-    def _finish(self, layers: list[nn.Module], history: list[dict[str, float]], network: KernelNetwork) -> None:
-        self.layers_, self.n_layers_ = layers, len(layers)
-        self.history_, self.network_ = history, network
-        for depth, row in enumerate(history, 1):
+    def _finish(self, fit: FittedNetwork, network: KernelNetwork) -> None:
+        self.layers_, self.n_layers_ = fit.layers, len(fit.layers)
+        self.history_, self.network_ = fit.history, network
+        self.stem_, self.machine_, self.penalty_ = list(fit.stem), fit.machine, fit.penalty
+        for depth, row in enumerate(fit.history, 1):
             self._report(f"layer {depth}: " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
 
 

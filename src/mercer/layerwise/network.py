@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from abc import abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..kernels import Kernel
-from ..linalg.torch_internals import differentiated
-from ..machines.eigenpro import tiled_product
-from ..machines.landmarks import LandmarkMachine
+from ..machines.solution import Solution
 from ..storage.savable import SavableModule
-from .dependence import gaussian
 
 
 class Indicators(SavableModule):
@@ -107,117 +102,7 @@ class MetricLayer(SavableModule):
         return z * self.root if self.root.ndim == 1 else z @ self.root
 
 
-class Ending(SavableModule):
-    """A last layer that more rows can be put into."""
-
-    @abstractmethod
-    def taken_off(self, before: list[nn.Module]) -> tuple[list[nn.Module], Head]:
-        """The layers before the kernel machine that goes on, and that machine."""
-
-
-class Head(Ending):
-    """Kernel machines on the same rows."""
-
-    anchors: Tensor
-    weights: Tensor
-    intercept: Tensor
-
-    @override
-    def taken_off(self, before: list[nn.Module]) -> tuple[list[nn.Module], Head]:
-        return before, self
-
-    @abstractmethod
-    def heaviest(self) -> tuple[Kernel, Tensor]:
-        """The kernel of largest share, and its weights."""
-
-    @abstractmethod
-    def solved(self, machine: LandmarkMachine, penalty: float) -> Head:
-        """The layer of one machine, with the kernel of largest share."""
-
-
-class KernelLayer(Head):
-    r""":math:`\sum_j \alpha_j k_\sigma(z, z_j) + b`, the Gaussian kernel machine that ends the default network.
-
-    Args:
-        anchors: Training rows or landmarks, ``(m, d)``.
-        weights: :math:`\alpha`, ``(m, c)``.
-        intercept: b, ``(c,)``.
-        bandwidth: :math:`\sigma`.
-    """
-
-    def __init__(self, anchors: Tensor, weights: Tensor, intercept: Tensor, bandwidth: float) -> None:
-        super().__init__()
-        self.hold(anchors=anchors, weights=weights, intercept=intercept)
-        self.bandwidth = bandwidth
-
-    @override
-    def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c)
-        return gaussian(self.bandwidth).matmul(z.to(self.anchors), self.anchors, self.weights) + self.intercept
-
-    @override
-    def heaviest(self) -> tuple[Kernel, Tensor]:
-        return gaussian(self.bandwidth), self.weights
-
-    @override
-    def solved(self, machine: LandmarkMachine, penalty: float) -> KernelLayer:
-        weights = machine.whitener @ machine.solve(penalty).coefficients[:, :-1]
-        return KernelLayer(machine.landmarks, weights, machine.mean, self.bandwidth)
-
-
-class StackLayer(Head):
-    r""":math:`b + \sum_h s_h \sum_j \alpha_{hj} k_h(z, z_j)`: kernel machines on the same rows, averaged.
-
-    Args:
-        kernels: :math:`k_h`.
-        shares: :math:`s_h`, ``(h,)``, of sum 1.
-        anchors: Training rows or landmarks, ``(m, d)``.
-        weights: :math:`\alpha`, ``(h, m, c)``.
-        intercept: b, ``(c,)``.
-        bandwidth: Length scale of the kernel of largest share.
-    """
-
-    shares: Tensor
-
-    def __init__(
-        self,
-        kernels: Sequence[Kernel],
-        shares: Tensor,
-        anchors: Tensor,
-        weights: Tensor,
-        intercept: Tensor,
-        bandwidth: float,
-    ) -> None:
-        super().__init__()
-        self.kernels = nn.ModuleList(kernels)
-        self.hold(shares=shares, anchors=anchors, weights=weights, intercept=intercept)
-        self.bandwidth = bandwidth
-
-    @override
-    def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c)
-        z = z.to(self.anchors)
-        recorded = differentiated(z, self.anchors, self.weights)
-        total = self.intercept.to(z)
-        for kernel, share, weights in zip(self.kernels, self.shares, self.weights, strict=True):
-            assert isinstance(kernel, Kernel)
-            product = kernel.matmul if recorded else functools.partial(tiled_product, kernel)
-            total = total + share.to(z) * product(z, self.anchors, weights)
-        return total
-
-    @override
-    def heaviest(self) -> tuple[Kernel, Tensor]:
-        h = int(self.shares.argmax())
-        kernel = self.kernels[h]
-        assert isinstance(kernel, Kernel)
-        return kernel, self.weights[h]
-
-    @override
-    def solved(self, machine: LandmarkMachine, penalty: float) -> StackLayer:
-        weights = machine.whitener @ machine.solve(penalty).coefficients[:, :-1]
-        one = weights.new_ones(1)
-        return StackLayer([self.heaviest()[0]], one, machine.landmarks, weights[None], machine.mean, self.bandwidth)
-
-
-class AverageLayer(Ending):
+class AverageLayer(SavableModule):
     r""":math:`\sum_i s_i f_i(x)` of networks that each start from the rows as they came.
 
     Args:
@@ -236,12 +121,6 @@ class AverageLayer(Ending):
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
         parts = [share * branch(x) for share, branch in zip(self.shares, self.branches, strict=True)]
         return torch.stack(parts).sum(0)
-
-    @override
-    def taken_off(self, before: list[nn.Module]) -> tuple[list[nn.Module], Head]:
-        *own, head = self.branches[0].children()  # the network itself goes on; what it was averaged with cannot
-        assert isinstance(head, Head)
-        return own, head
 
 
 class LinearLayer(SavableModule):
@@ -299,17 +178,35 @@ class KernelNetwork(SavableModule):
             out = ((1 - out.shape[1] * self.floor) * out.softmax(1) + self.floor).log()
         return out
 
-    def without_head(self) -> tuple[list[nn.Module], Head]:
-        """The layers before the kernel machine at the end, and that machine."""
-        *before, last = self.layers
-        assert isinstance(last, Ending)
-        return last.taken_off(before)
-
-    def trainable(self) -> KernelNetwork:
-        """This network with every floating buffer made a parameter, so that an optimizer can go on from here."""
+    def make_trainable(self) -> KernelNetwork:
+        """Turn every floating buffer into a parameter, so that an optimizer can go on from here; returns itself."""
         for module in self.modules():
             for name, buffer in list(module._buffers.items()):
                 if buffer is not None and buffer.is_floating_point():
                     del module._buffers[name]
                     module.register_parameter(name, nn.Parameter(buffer.clone()))
         return self
+
+
+class FittedNetwork(NamedTuple):
+    """What a solver learned, before calibration.
+
+    Attributes:
+        modules: From raw rows to one column an output.
+        layers: Those that count as layers.
+        history: One dictionary a layer.
+        left_out: Outputs of rows left out, ``(r, c)``.
+        rows: Which rows those are, ``(r,)``, numbered over all ranks.
+        penalty: Ridge of the last layer.
+        stem: Modules before the kernel machine that later rows are added to.
+        machine: That machine; None where no rows can be added.
+    """
+
+    modules: list[nn.Module]
+    layers: list[nn.Module]
+    history: list[dict[str, float]]
+    left_out: Tensor
+    rows: Tensor
+    penalty: float
+    stem: Sequence[nn.Module] = ()
+    machine: Solution | None = None

@@ -78,7 +78,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
             X: Rows.
             y: Targets.
         """
-        first = not hasattr(self, "sums_")
+        first = not hasattr(self, "machine_")
         x, targets = self._checked(X, y, first=first)
         if first:
             self._fit(x, targets, self.landmarks or min(Rows(x).n, 2000))
@@ -118,12 +118,8 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
                 kernel=self.kernel,
                 generator=share_generator(seeded(self.random_state)),
             )
-        end = fit.ending
-        history = [{"width": float(x.shape[1])} for _ in fit.metrics]
-        history.append({"bandwidth": end.head.bandwidth, "width": 1.0, "penalty": end.penalty, "mse": end.error})
         scale = torch.full((1,), spread, dtype=torch.float64)
-        self.sums_, self.penalty_ = end.sums, end.penalty
-        self._finish(fit.layers, history, KernelNetwork(fit.modules, x.shape[1], scale, mean))
+        self._finish(fit, KernelNetwork(fit.modules, x.shape[1], scale, mean))
 
     def predict(self, X: ArrayLike) -> Array:
         """Predicted targets ``(n,)``."""

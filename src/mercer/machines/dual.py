@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..linalg.blocks import slices
-from ..linalg.cholesky import cholesky, cholesky_in_place, inverse_diagonal, solve_factored
+from ..linalg.cholesky import cholesky, inverse_diagonal
 
 T = TypeVar("T")
 
@@ -30,7 +29,6 @@ PENALTIES = tuple(10.0**e for e in (-7, -6, -5, -4, -3.5, -3, -2.5, -2, -1.5, -1
 _PATH_ROWS = 1000  # rows up to which one eigendecomposition costs less than the Cholesky factors of a walk
 _STEP = 4.0  # ratio of neighbouring penalties in the walk
 _TRIES = 4
-_RESIDUAL_ROWS = 512  # rows of the system that are multiplied at a time
 _NEGATIVE = 1e-7  # share of the largest eigenvalue below which a negative one is more than rounding
 
 
@@ -66,52 +64,9 @@ def dual_fit(
     factor, jitter = cholesky(system, where=where)
     mean = weighted_mean(y, weight)
     solved = torch.cholesky_solve(root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1), factor)
-    held_out = left_out(solved, inverse_diagonal(factor), y, weight)
+    held_out = leave_one_out(solved, inverse_diagonal(factor), y, weight)
     error = float(weighted_mean((y - held_out).square(), weight).mean())
     return DualFit(root[:, None] * solved[:, :-1], mean, held_out, error, penalty + jitter)
-
-
-class DualSolution(NamedTuple):
-    """A fit without leave-one-out predictions.
-
-    Attributes:
-        weights: As in :class:`DualFit`.
-        mean: As in :class:`DualFit`.
-        penalty: As in :class:`DualFit`.
-        residual: Relative residual of the linear system.
-    """
-
-    weights: Tensor
-    mean: Tensor
-    penalty: float
-    residual: float
-
-
-def solve_in_place(gram: Tensor, y: Tensor, penalty: float, weight: Tensor | None = None) -> DualSolution:
-    """The weights of :func:`dual_fit` in the memory of the Gram matrix, which is lost.
-
-    Args:
-        gram: K, ``(n, n)``, overwritten.
-        y: Targets, ``(n, c)``.
-        penalty: Ridge.
-        weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
-    """
-    root = y.new_ones(len(y)) if weight is None else weight.sqrt()
-    if weight is not None:
-        gram.mul_(root[:, None]).mul_(root)
-    gram.diagonal().add_(penalty)
-    diagonal = gram.diagonal().clone()
-    factor, jitter = cholesky_in_place(gram, where="KernelRidge")
-    mean = weighted_mean(y, weight)
-    right = root[:, None] * (y - mean)
-    solved = solve_factored(factor, right)
-    # The residual, from the system's diagonal and what is left of it above the factor.
-    product = (diagonal + jitter)[:, None] * solved
-    for part in slices(len(gram), _RESIDUAL_ROWS):
-        strip = gram[part, part.start :].triu(1)
-        product[part] += strip @ solved[part.start :]
-        product[part.start :] += strip.mT @ solved[part]
-    return DualSolution(root[:, None] * solved, mean, penalty + jitter, relative_norm(product - right, right))
 
 
 def dual_path(
@@ -141,7 +96,7 @@ def dual_path(
     for penalty in grid:
         gain = 1 / (values + penalty)
         solved = vectors @ (gain[:, None] * moments)
-        held_out = left_out(solved, squares @ gain, y, weight)
+        held_out = leave_one_out(solved, squares @ gain, y, weight)
         error = float(weighted_mean((y - held_out).square(), weight).mean())
         if best is None or error < best.error:
             best = DualFit(root[:, None] * solved[:, :-1], mean, held_out, error, penalty)
@@ -192,7 +147,7 @@ def walk(attempt: Callable[[float], tuple[float, T]], start: float, floor: float
     return best
 
 
-def left_out(solved: Tensor, inverse: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+def leave_one_out(solved: Tensor, inverse: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     r"""Leave-one-out predictions ``(n, c)``.
 
     Args:

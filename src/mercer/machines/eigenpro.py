@@ -23,108 +23,254 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
-from ..linalg.blocks import slices
 from ..linalg.eigen import randomized_range
+from ..linalg.eigenpro import longest_step, shrink_directions
 from ..linalg.operators import SymmetricOperator
+from ..rows import Rows
+from ..rows.stored import Readable
+from .solution import Solution, tiled_product
 
 _SAMPLE = 4000  # s, rows the preconditioner is made from
 _DIRECTIONS = 400  # q at most
 _BATCH = 1000  # m at most
-_LEAST_BATCH, _MANY = 256, 2000  # m at least, for more rows than these
-_TILE = 1000  # columns of the kernel held at a time: a tile stays in the processor's cache
+_LEAST_BATCH, _MANY = 256, 2000  # m at least, for more rows than these: smaller batches are all overhead
 _HELD_OUT = 2000  # rows that say when to stop, at most; a twentieth of the rows where those are fewer
 _FAR, _ATTEMPTS = 100.0, 5  # mean squares of residuals over the targets' that end an attempt; steps tried
 _LEAST_LEFT = 1e-3  # share of k(x, x) that the preconditioner cannot take away, to rounding
 _DEGENERATE = 10.0  # times the largest useful batch beyond which the tail is too low
 _STEP = 1.5  # times the step of fastest worst-case descent; 2 is where descent ends
+_VARIANCE_ROWS, _VARIANCE_PENALTY = 2000, 1e-3  # of the variance: there is neither factor nor penalty
+
+
+class EigenProSolution(Solution):
+    """A solution on all rows; its variance, an upper bound, knows 2,000 of them and a penalty of at least 1e-3."""
+
+    @override
+    def predict_left_out(self) -> Tensor | None:
+        return None  # some rows were held out, see ``rows``; leave-one-out would take the whole system
+
+    @override
+    def pick_anchors(self) -> tuple[Tensor, Tensor | None]:
+        anchors, scale = super().pick_anchors()
+        count = min(len(anchors), _VARIANCE_ROWS)
+        numbers = torch.linspace(0, len(anchors) - 1, count, device=anchors.device).round().long()
+        return anchors[numbers], None if scale is None else scale[numbers]
+
+    @override
+    def choose_noise(self, gram: Tensor) -> float:
+        return max(self.penalty, _VARIANCE_PENALTY * float(gram.diagonal().mean()))
 
 
 @dataclass(frozen=True)
-class Stopping:
-    """When to stop.
+class EigenPro:
+    r"""Solver on all rows by preconditioned mini-batches.
 
     Attributes:
+        penalty: :math:`\lambda`, and the descent runs until the residual is small; None: no penalty, and the descent
+            stops when the error of held-out rows does not fall enough, which is the regularisation.
         passes: Most passes over the rows; None for 10 with held-out rows, 200 without.
         worth: Least relative fall of the held-out error in a pass that is worth another pass.
         residual: Relative residual that ends a fit without held-out rows; None for the root of the dtype's eps.
+        generator: Randomness of the batches, the same on all ranks.
     """
 
+    penalty: float | None = None
     passes: int | None = None
     worth: float = 0.05
     residual: float | None = None
+    generator: torch.Generator | None = None
+
+    def solve(self, kernel: Kernel, x: Readable, y: Tensor, weight: Tensor | None = None) -> EigenProSolution:
+        """The machine of all ranks' rows, in their dtype: ``(n, ...)``, ``(n, c)``, weights ``(n,)`` or None."""
+        x, penalty = x[:], self.penalty or 0.0
+        dtype = x.dtype if x.is_floating_point() else torch.float64
+
+        # Rows of weight s^2 descend in the kernel s k(x, x') s' towards s y.
+        counts = y.new_ones(len(y)) if weight is None else weight
+        root = counts.sqrt()[:, None]
+        mean = Rows(y).total(counts @ y) / Rows(y).total(counts.sum())
+        inner, inputs, target = kernel, x, (root * (y - mean)).to(dtype)
+        if weight is not None:
+            if x.ndim != 2 or not x.is_floating_point():
+                need, fix = "weighted rows must be vectors of numbers", "Use solver='exact' or 'landmarks'."
+                raise ValueError(checks.sentence("eigenpro", need, f"{tuple(x.shape)} of {x.dtype}", fix))
+            inner, inputs = WeightedRows(kernel), torch.cat((x, root.to(x)), 1)
+
+        # Without a penalty some rows are held out.
+        rows = Rows(inputs, target)
+        order = torch.randperm(rows.n, generator=self.generator)
+        count = min(rows.n // 20, _HELD_OUT) if self.penalty is None else 0
+        held_out, training = order[:count], order[count:]
+        preconditioner = make_preconditioner(inner, inputs, training, order, penalty, self.generator)
+
+        # A far row may have a larger k(x, x) than those that the step was made for: then shorter steps are tried.
+        for _ in range(_ATTEMPTS):
+            descent = self._descend(inner, rows, training, held_out, preconditioner)
+            if descent is not None:
+                break
+            preconditioner = preconditioner._replace(step=preconditioner.step / 4)
+        else:
+            need, fix = "the descent must converge", "Use solver='landmarks', or another kernel."
+            raise ValueError(checks.sentence("eigenpro", need, f"step {4 * preconditioner.step:.1e}", fix))
+
+        # Back from weighted rows. A held-out row of weight 0 tells nothing of its own prediction.
+        weights, predicted, residual = descent
+        anchors, weights, roots = Rows(x, root.to(weights) * weights, root).gather()
+        counted = roots[held_out, 0] > 0
+        left_out = predicted[counted] / roots[held_out][counted].to(predicted) + mean.to(predicted)
+        return EigenProSolution(
+            kernel,
+            anchors,
+            weights,
+            mean,
+            penalty,
+            residual,
+            scale=None if weight is None else roots[:, 0],
+            left_out=left_out if count else None,
+            rows=held_out[counted] if count else None,
+        )
+
+    def _descend(
+        self, kernel: Kernel, rows: Rows, training: Tensor, held_out: Tensor, preconditioner: Preconditioner
+    ) -> tuple[Tensor, Tensor, float] | None:
+        """Weights of this rank's rows, predictions of held-out rows, the residual; None where steps are too long."""
+        x, y = rows.parts[0][:], rows.parts[1][:]
+        sample, numbers, vectors, gains, step, batch_size = preconditioner
+        penalty, first, last = self.penalty or 0.0, rows.place.start, rows.place.stop
+        judged, known = rows.take(held_out)
+        judged_sample = kernel(judged, sample).to(y) if len(held_out) else known[:, :0]
+        weights, predicted = torch.zeros_like(y), torch.zeros_like(known)
+
+        def move(batch: Tensor) -> float:
+            """One step on these rows; their squared residuals before it, summed over rows and columns."""
+            nonlocal predicted
+            points, targets = rows.take(batch)
+            residual = rows.total(tiled_product(kernel, points, x, weights)) - targets
+            if penalty:
+                residual = residual + penalty * Rows(weights).take(batch)
+            # The batch moves by its residuals, the sample takes back what they do along the leading directions.
+            change = -step * residual
+            pulled = vectors.mT @ (kernel(sample, points).to(residual) @ change)
+            correction = -(vectors @ (gains[:, None] * pulled))  # (s, c)
+            for index, amount in ((batch, change), (numbers, correction)):
+                mine = (index >= first) & (index < last)
+                weights.index_add_(0, index[mine] - first, amount[mine])
+            if len(known):
+                predicted = predicted + tiled_product(kernel, judged, points, change) + judged_sample @ correction
+            return float(residual.double().square().sum())
+
+        # Passes over the rows until the held-out error, or the residual, says that it is time to stop.
+        size = float(rows.total(y.double().square().sum())) / max(1, rows.n)
+        tolerance = self.residual or math.sqrt(torch.finfo(y.dtype).eps)
+        diverged = _FAR * max(size, torch.finfo(y.dtype).tiny)
+        most = self.passes or (10 if len(known) else 200)
+        least, best, best_predicted = math.inf, weights.clone(), predicted
+        for _ in range(most):
+            before, squares = least, 0.0
+            for batch in training[torch.randperm(len(training), generator=self.generator)].split(batch_size):
+                moved = move(batch)
+                if not moved <= diverged * len(batch):
+                    return None
+                squares += moved
+                if len(known):
+                    error = float((predicted - known).square().mean())
+                    if error < least:
+                        least, best, best_predicted = error, weights.clone(), predicted
+            residual = math.sqrt(squares / len(training) / size) if size > 0 else 0.0
+            done = residual <= tolerance
+            if len(known):
+                done = least > (1 - self.worth) * before
+            if done:
+                break
+        else:
+            if not len(known):
+                checks.warn("eigenpro", f"residual {residual:.1e} after {most} passes, above {tolerance:.1e}.")
+
+        # The best weights; held-out rows take part once, when they have said when to stop.
+        if len(known):
+            weights, predicted = best, best_predicted
+        honest = predicted
+        for batch in held_out.split(batch_size):
+            move(batch)
+        return weights, honest, residual
 
 
-class EigenProFit(NamedTuple):
-    """A fit.
+class Preconditioner(NamedTuple):
+    """How the leading directions of the kernel are levelled.
 
     Attributes:
-        weights: Weights of this rank's rows, ``(n, c)``.
-        held_out: ``(v, c)``, predictions of the held-out rows when the descent stopped, before they took part.
-        rows: ``(v,)``, which rows those are, numbered over all ranks.
-        residual: Relative residual over the last pass.
-        passes: Passes over the rows.
-        directions: Eigenvectors q in the preconditioner.
+        rows: Sample, ``(s, ...)``.
+        numbers: Their numbers among all ranks' rows, ``(s,)``.
+        vectors: V, ``(s, q)``.
+        gains: D, ``(q,)``.
+        step: eta / m.
+        batch: m.
     """
 
-    weights: Tensor
-    held_out: Tensor
     rows: Tensor
-    residual: float
-    passes: float
-    directions: int
-
-
-class _DivergedError(Exception):
-    """The step is too long."""
-
-
-class _Preconditioner(NamedTuple):
-    rows: Tensor  # (s, ...)
-    numbers: Tensor  # (s,) among all ranks' rows
-    vectors: Tensor  # (s, q)
-    gains: Tensor  # (q,), D
-    step: float  # eta / m
+    numbers: Tensor
+    vectors: Tensor
+    gains: Tensor
+    step: float
     batch: int
 
 
-def eigenpro(
+def make_preconditioner(
     kernel: Kernel,
     x: Tensor,
-    y: Tensor,
-    *,
-    penalty: float | None = None,
-    stopping: Stopping | None = None,
-    generator: torch.Generator | None = None,
-    weight: Tensor | None = None,
-) -> EigenProFit:
-    r"""Weights :math:`\alpha` with :math:`(K + \lambda W^{-1}) \alpha \approx y`, in the rows' dtype.
+    training: Tensor,
+    order: Tensor,
+    penalty: float,
+    generator: torch.Generator | None,
+) -> Preconditioner:
+    """Eigenvectors of some rows, the step, and the batch that the step allows.
 
     Args:
         kernel: k.
-        x: Rows, ``(n, ...)``, this rank's.
-        y: Centred targets, ``(n, c)``.
-        penalty: :math:`\lambda`, and the descent runs until the residual is small; None: no penalty, and the descent
-            stops when the error of held-out rows does not fall enough, which is the regularisation.
-        stopping: When to stop.
-        generator: Randomness of the batches, the same on all ranks.
-        weight: W, ``(n,)``, of rows that are vectors of numbers; None for 1.
+        x: This rank's rows.
+        training: Numbers of the rows that the descent runs over.
+        order: Numbers of all ranks' rows, in random order.
+        penalty: Ridge.
+        generator: Start of the eigenvectors.
     """
-    strength, stopping = penalty or 0.0, stopping or Stopping()
-    if weight is None:
-        return _Descent(kernel, x, y, strength, stopping, generator).run(held_out=penalty is None)
-    if x.ndim != 2 or not x.is_floating_point():
-        need, fix = "weighted rows must be vectors of numbers", "Use solver='exact' or 'landmarks'."
-        raise ValueError(checks.sentence("eigenpro", need, f"{tuple(x.shape)} of {x.dtype}", fix))
-    root = weight.sqrt()[:, None]
-    rows = torch.cat((x, root.to(x)), 1)
-    fit = _Descent(WeightedRows(kernel), rows, root * y, strength, stopping, generator).run(held_out=penalty is None)
-    # Held-out rows of weight 0 said nothing of their prediction.
-    seen = take_rows(root, fit.rows)
-    told = seen[:, 0] > 0
-    held_out = fit.held_out[told] / seen[told].to(fit.held_out)
-    return fit._replace(weights=root.to(fit.weights) * fit.weights, held_out=held_out, rows=fit.rows[told])
+    # About the q + 1 leading eigenpairs of a sample's Gram matrix: a preconditioner needs no exact ones.
+    data, numbers = Rows(x), training[:_SAMPLE]
+    rows = data.take(numbers)
+    gram = kernel(rows)
+    s, q = len(rows), max(0, min(_DIRECTIONS, len(rows) // 5 - 1))
+    width = min(s, q + 1 + max(20, (q + 1) // 10))
+    start = torch.randn(s, width, generator=generator, dtype=torch.float64).to(gram)
+    basis = randomized_range(SymmetricOperator.from_matrix(gram), start, iterations=2)
+    projected = (basis.mT @ (gram @ basis)).double()
+    values, rotation = torch.linalg.eigh((projected + projected.mT) / 2)
+    values, vectors = values.flip(0)[: q + 1].to(gram), basis @ rotation.flip(1)[:, :q].to(gram)
+    rounding = 10 * torch.finfo(gram.dtype).eps * float(values[0])  # below, directions are rounding
+    tail = max(float(values[-1]), rounding, torch.finfo(gram.dtype).tiny)
+    values = values[:-1].clamp_min(tail)
+
+    # What is left of k(x, x), at most, once the directions above the tail are levelled to it.
+    judged = data.take(order[-_HELD_OUT:])
+    energies = (kernel(judged, rows).to(vectors) @ vectors).square() / values  # (v, q)
+    norms = kernel.diag(judged).to(energies)
+
+    def level(tail: float) -> tuple[Tensor, float]:
+        shrink, left = shrink_directions(values, energies, norms, values.new_tensor([tail]))
+        return shrink[:, 0] / values, max(float(left), _LEAST_LEFT * float(norms.max())) + penalty
+
+    most = min(_BATCH, len(training))
+    gains, beta = level(tail)
+    if beta * s > _DEGENERATE * most * tail:  # a kernel of low rank: nothing is left to level its top to
+        tail = beta * s / most
+        gains, beta = level(tail)
+
+    # The critical batch, beyond which larger ones gain nothing, and its step.
+    top = tail / s + penalty / max(1, data.n)
+    fewest = _LEAST_BATCH if data.n > _MANY else 1
+    batch = max(fewest, min(most, round(beta / max(top, 1e-12 * beta))))
+    step = _STEP * longest_step(beta, top, batch) / batch
+    used = gains > 0
+    return Preconditioner(rows, numbers, vectors[:, used], gains[used], step, batch)
 
 
 class WeightedRows(Kernel):
@@ -145,156 +291,3 @@ class WeightedRows(Kernel):
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d + 1) -> (n,)
         return x[:, -1].square() * self.kernel.gram_diag(x[:, :-1])
-
-
-class _Descent:
-    def __init__(
-        self,
-        kernel: Kernel,
-        x: Tensor,
-        y: Tensor,
-        penalty: float,
-        stopping: Stopping,
-        generator: torch.Generator | None,
-    ) -> None:
-        self.kernel, self.x, self.y, self.penalty = kernel, x, y.to(_dtype(x)), penalty
-        self.stopping, self.generator = stopping, generator
-        self.place, self.n = global_slice(len(x))
-        self.weights, self.seen = torch.zeros_like(self.y), self.y[:0]
-        self.made: _Preconditioner
-
-    def run(self, *, held_out: bool) -> EigenProFit:
-        order = torch.randperm(self.n, generator=self.generator)
-        count = min(self.n // 20, _HELD_OUT) if held_out else 0
-        held, rest = order[:count], order[count:]
-        self.precondition(rest, order)
-        self.watch(held)
-        size = float(sum_over_ranks(self.y.double().square().sum())) / max(1, self.n)
-        for attempt in range(_ATTEMPTS):
-            try:
-                passes, residual = self.descend(rest, size)
-                break
-            except _DivergedError:  # a far row has a larger k(x, x) than those the step was made for
-                if attempt == _ATTEMPTS - 1:
-                    need, fix = "the descent must converge", "Use solver='landmarks', or another kernel."
-                    raise ValueError(checks.sentence("eigenpro", need, f"step {self.made.step:.1e}", fix)) from None
-                self.made = self.made._replace(step=self.made.step / 4)
-                self.weights, self.seen = torch.zeros_like(self.weights), torch.zeros_like(self.seen)
-        predicted = self.seen.clone()
-        for batch in held.split(self.made.batch):  # the held-out rows take part once, when they have said when to stop
-            self.move(batch)
-        return EigenProFit(self.weights, predicted, held, residual, passes, len(self.made.gains))
-
-    def descend(self, rest: Tensor, size: float) -> tuple[float, float]:
-        """Passes over the rows till it is time to stop; how many, and the relative residual over the last."""
-        target = self.stopping.residual or math.sqrt(torch.finfo(self.y.dtype).eps)
-        best, residual, number = math.inf, math.inf, 0
-        most = self.stopping.passes or (10 if len(self.known) else 200)
-        kept, seen = self.weights.clone(), self.seen.clone()
-        while number < most:
-            number += 1
-            before, squares = best, 0.0
-            for batch in rest[torch.randperm(len(rest), generator=self.generator)].split(self.made.batch):
-                moved = self.move(batch)
-                if not moved <= _FAR * len(batch) * max(size, torch.finfo(self.y.dtype).tiny):
-                    raise _DivergedError
-                squares += moved
-                error = self.error()
-                if error < best:
-                    best, kept, seen = error, self.weights.clone(), self.seen.clone()
-            residual = math.sqrt(squares / len(rest) / size) if size > 0 else 0.0
-            if len(self.known):
-                if best > (1 - self.stopping.worth) * before:
-                    break
-            elif residual <= target:
-                break
-        else:
-            if not len(self.known) and residual > target:
-                checks.warn("eigenpro", f"residual {residual:.1e} after {number} passes, above {target:.1e}.")
-        if len(self.known):
-            self.weights, self.seen = kept, seen
-        return float(number), residual
-
-    def precondition(self, rest: Tensor, order: Tensor) -> None:
-        """Eigenvectors of some rows, the step, and the batch that the step allows."""
-        numbers = rest[:_SAMPLE]
-        rows = take_rows(self.x, numbers)
-        gram = self.kernel(rows)
-        q = max(0, min(_DIRECTIONS, len(rows) // 5 - 1))
-        values, vectors = _top(gram, q + 1, self.generator)
-        least = 10 * torch.finfo(gram.dtype).eps * float(values[0])  # below, directions are rounding
-        tail, values, vectors = max(float(values[-1]), least), values[:-1], vectors[:, :-1]
-        judged = take_rows(self.x, order[-_HELD_OUT:])
-        cross = self.kernel(judged, rows).to(vectors) @ vectors  # (v, q)
-        whole = self.kernel.diag(judged).to(cross)
-        most = min(_BATCH, len(rest))
-        gains, beta = self.levelled(values, cross, whole, tail)
-        if beta * len(rows) > _DEGENERATE * most * tail:  # a kernel of low rank: nothing is left to level its top to
-            tail = beta * len(rows) / most
-            gains, beta = self.levelled(values, cross, whole, tail)
-        top = tail / len(rows) + self.penalty / max(1, self.n)
-        least_batch = _LEAST_BATCH if self.n > _MANY else 1  # of many rows smaller batches are all overhead
-        batch = max(least_batch, min(most, round(beta / max(top, 1e-12 * beta))))
-        step = _STEP / (beta + (batch - 1) * top)
-        kept = gains > 0
-        self.made = _Preconditioner(rows, numbers, vectors[:, kept], gains[kept], step, batch)
-
-    def levelled(self, values: Tensor, cross: Tensor, whole: Tensor, tail: float) -> tuple[Tensor, float]:
-        """D for a tail, ``(q,)``, 0 where an eigenvalue is below it; and the largest k(x, x) that is left."""
-        gains = ((1 - tail / values) / values).where(values > tail, torch.zeros_like(values))
-        left = torch.maximum(whole - cross.square() @ gains, _LEAST_LEFT * whole)
-        return gains, float(left.max()) + self.penalty
-
-    def watch(self, held: Tensor) -> None:
-        """Follow the predictions of the held-out rows, at a batch's cost each step."""
-        self.known, self.judged = take_rows(self.y, held), take_rows(self.x, held)
-        self.seen = torch.zeros_like(self.known)
-        self.judged_sample = self.kernel(self.judged, self.made.rows).to(self.y) if len(held) else self.known[:, :0]
-
-    def error(self) -> float:
-        return float((self.seen - self.known).square().mean()) if len(self.known) else math.inf
-
-    def move(self, batch: Tensor) -> float:
-        """One step on these rows; their squared residuals before it, summed over rows and columns."""
-        made, rows = self.made, take_rows(self.x, batch)
-        fitted = sum_over_ranks(tiled_product(self.kernel, rows, self.x, self.weights))
-        residual = fitted - take_rows(self.y, batch)
-        if self.penalty:
-            residual = residual + self.penalty * take_rows(self.weights, batch)
-        change = -made.step * residual
-        pulled = made.vectors.mT @ (self.kernel(made.rows, rows).to(residual) @ change)
-        back = -(made.vectors @ (made.gains[:, None] * pulled))  # (s, c)
-        self.add(batch, change)
-        self.add(made.numbers, back)
-        if len(self.known):
-            self.seen = self.seen + tiled_product(self.kernel, self.judged, rows, change) + self.judged_sample @ back
-        return float(residual.double().square().sum())
-
-    def add(self, numbers: Tensor, change: Tensor) -> None:
-        """Add to the weights of rows by their number among all ranks' rows."""
-        own = (numbers >= self.place.start) & (numbers < self.place.stop)
-        self.weights.index_add_(0, numbers[own] - self.place.start, change[own])
-
-
-def tiled_product(kernel: Kernel, x: Tensor, y: Tensor, v: Tensor) -> Tensor:  # (n, ...), (m, ...), (m, c) -> (n, c)
-    """``K(x, y) @ v`` in tiles that stay in the processor's cache: half the time of blocks of whole rows."""
-    out = v.new_zeros(len(x), v.shape[1])
-    for columns in slices(len(y), _TILE):
-        right, part = y[columns], v[columns]
-        for rows in slices(len(x), _TILE):
-            out[rows].addmm_(kernel.gram(x[rows], right).to(v.dtype), part)
-    return out
-
-
-def _top(gram: Tensor, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """About the k top eigenpairs, descending: a preconditioner needs no exact ones."""
-    width = min(len(gram), k + max(20, k // 10))
-    start = torch.randn(len(gram), width, generator=generator, dtype=torch.float64).to(gram)
-    basis = randomized_range(SymmetricOperator.from_matrix(gram), start, iterations=2)
-    projected = (basis.mT @ (gram @ basis)).double()
-    values, rotation = torch.linalg.eigh((projected + projected.mT) / 2)
-    return values.flip(0)[:k].to(gram), (basis @ rotation.flip(1)[:, :k].to(gram))
-
-
-def _dtype(x: Tensor) -> torch.dtype:
-    return x.dtype if x.is_floating_point() else torch.float64

@@ -1,220 +1,255 @@
-r"""Kernel ridge from landmarks: sums over rows that can grow, part by part and over ranks.
+r"""Kernel ridge from landmarks: ridge on landmark features, from sums over rows that can grow.
 
-With landmarks z and W such that :math:`W W^T = K_{zz}^{-1}`, a row has features :math:`\varphi(x) = W^T k(z, x)` and
+With landmarks z and W such that :math:`W W^T = K_{zz}^{-1}`, a row has features :math:`\varphi(x) = W^T k(z, x)`
+(:class:`~mercer.features.landmarks.LandmarkFeatures`) and
 
 .. math:: \min_\alpha \|y - \bar y - K_{xz} \alpha\|^2 + \lambda \alpha^T K_{zz} \alpha, \qquad
     \alpha = W (\Phi^T \Phi + \lambda I)^{-1} \Phi^T (y - \bar y).
 
 The whitened system has no eigenvalue below :math:`\lambda`: it needs no repair, however close the landmarks are.
-Rows of weight w count w times in every sum.
+Only :math:`M = \sum_i w_i u_i u_i^T` of :math:`u = (\varphi, y, 1)` is kept of the rows; their weights are w.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from .. import checks
-from ..distributed import global_slice, sum_over_ranks, take_rows
+from ..features.landmarks import LandmarkFeatures
 from ..kernels import Kernel
 from ..linalg.blocks import block_rows, slices
 from ..linalg.cholesky import cholesky
-from ..linalg.inverse_root import inverse_root
+from ..rows import Rows
+from ..rows.agreement import take_share
 from ..rows.stored import Readable
-from ..storage.savable import Savable
-from .dual import PENALTIES, dual_path, walk, weighted_mean
+from .dual import PENALTIES, dual_path, relative_norm, walk, weighted_mean
+from .eigenpro import EigenProSolution
+from .solution import Solution, divide_by_prior, widen_floats
 
-_LEAST, _SHARE, _MOST = 1000, 25, 3000
+_LEAST, _SHARE, _MOST = 1000, 25, 3000  # landmarks of n rows: 1000 + n / 25, at most 3000
 _JUDGED = 1000  # rows whose leave-one-out error chooses the penalty
 _PILOT = 500  # rows whose best penalty the walk starts from
 
 
-class LandmarkMachine(Savable):
-    r"""What ridge on landmarks knows of the rows so far.
+class LandmarkSolution(Solution):
+    r"""A solution that more rows can be added to, exactly.
 
     Args:
-        landmarks: z, ``(m, ...)``.
+        kernel: k.
+        anchors: Landmarks z, ``(m, ...)``.
+        weights: :math:`\alpha`, ``(m, c)``.
+        mean: Mean of the targets, ``(c,)``.
+        penalty: :math:`\lambda`.
+        residual: Relative residual of the whitened system.
         whitener: W, ``(m, r)``.
-        second: :math:`\sum_i w_i \varphi_i \varphi_i^T`, ``(r, r)``.
-        cross: :math:`\sum_i w_i \varphi_i y_i^T`, ``(r, c)``.
-        total: :math:`\sum_i w_i \varphi_i`, ``(r,)``.
-        targets: :math:`\sum_i w_i y_i`, ``(c,)``.
-        n: :math:`\sum_i w_i`: the number of rows, where they have no weights.
+        moments: M, ``(r + c + 1, r + c + 1)``.
+        left_out: Leave-one-out predictions of all rows, landmarks as they are, ``(n, c)``; None after rows were added.
     """
+
+    whitener: Tensor
+    moments: Tensor
 
     def __init__(
         self,
-        landmarks: Tensor,
+        kernel: Kernel,
+        anchors: Tensor,
+        weights: Tensor,
+        mean: Tensor,
+        penalty: float,
+        residual: float,
         whitener: Tensor,
-        second: Tensor,
-        cross: Tensor,
-        total: Tensor,
-        targets: Tensor,
-        n: float,
+        moments: Tensor,
+        left_out: Tensor | None = None,
     ) -> None:
-        self.landmarks, self.whitener = landmarks, whitener
-        self.second, self.cross, self.total, self.targets, self.n = second, cross, total, targets, n
-
-    def get_arguments(self) -> dict[str, object]:
-        """The sums as they are now."""
-        names = ("landmarks", "whitener", "second", "cross", "total", "targets", "n")
-        return {name: getattr(self, name) for name in names}
-
-    def to(self, device: torch.device | str) -> LandmarkMachine:
-        """The same machine on a device."""
-        landmarks, whitener = self.landmarks.to(device), self.whitener.to(device)
-        second, cross, total = self.second.to(device), self.cross.to(device), self.total.to(device)
-        return LandmarkMachine(landmarks, whitener, second, cross, total, self.targets.to(device), self.n)
-
-    @classmethod
-    def at(cls, kernel: Kernel, landmarks: Tensor, c: int) -> LandmarkMachine:
-        """A machine that has seen no rows yet."""
-        z = wide(landmarks)
-        gram = kernel(z).double()
-        whitener = inverse_root(gram, len(z) * torch.finfo(torch.float64).eps, where="KernelRidge")
-        r = whitener.shape[1]
-        zeros = whitener.new_zeros
-        return cls(landmarks, whitener, zeros(r, r), zeros(r, c), zeros(r), zeros(c), 0)
-
-    def add(self, kernel: Kernel, x: Readable, y: Tensor, weight: Tensor | None = None) -> LandmarkMachine:
-        """The machine with all ranks' rows added, block by block, in float64: ``(n, ...)``, ``(n, c)``, ``(n,)``."""
-        second, cross = torch.zeros_like(self.second), torch.zeros_like(self.cross)
-        total = torch.zeros_like(self.total)
-        own = y.new_ones(len(x)) if weight is None else weight
-        for part, phi in self.features(kernel, x):
-            second += symmetric_product(phi if weight is None else own[part].sqrt()[:, None] * phi)
-            cross.addmm_(phi.mT, own[part][:, None] * y[part])
-            total += own[part] @ phi
-        sums = (second, cross, total, own @ y, own.sum())
-        second, cross, total, targets, n = (sum_over_ranks(one) for one in sums)
-        return LandmarkMachine(
-            self.landmarks,
-            self.whitener,
-            self.second + second,
-            self.cross + cross,
-            self.total + total,
-            self.targets + targets,
-            self.n + float(n),
-        )
-
-    def features(self, kernel: Kernel, x: Readable) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of rows with their features phi, ``(b, r)``."""
-        z = wide(self.landmarks)
-        for part in slices(len(x), block_rows(4 * len(z) * 8)):
-            yield part, kernel(wide(x[part]), z).double() @ self.whitener
-
-    def scatter(self, kernel: Kernel) -> Tensor:  # (m, m)
-        r""":math:`\sum_i k(z, x_i) k(z, x_i)^T`, from the whitened sums."""
-        root = kernel(wide(self.landmarks)).double() @ self.whitener
-        return root @ self.second @ root.mT
+        super().__init__(kernel, anchors, weights, mean, penalty, residual, left_out=left_out)
+        self.hold(whitener=whitener, moments=moments)
 
     @property
-    def mean(self) -> Tensor:
-        """Mean of the targets, ``(c,)``."""
-        return self.targets / (self.n or 1)
+    def features(self) -> LandmarkFeatures:
+        """The features of the landmarks."""
+        return LandmarkFeatures(self.kernel, self.anchors, self.whitener)
 
-    def solve(self, penalty: float) -> LandmarkSolution:
-        """Coefficients of the features, and what leave-one-out and variance need."""
-        system = self.second.clone()
-        system.diagonal().add_(penalty)
-        factor = cholesky(system, where="KernelRidge").factor
-        right = torch.cat((self.cross - self.total[:, None] * self.mean, self.total[:, None]), 1)
-        return LandmarkSolution(factor, torch.cholesky_solve(right, factor), right, penalty)
+    @override
+    def predict_left_out(self) -> Tensor | None:
+        return self.left_out
 
-    def held_out(self, solution: LandmarkSolution, phi: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Leave-one-out predictions of rows in the sums, landmarks as they are: ``(b, r)``, ``(b, c)``, ``(b,)``."""
-        weight = y.new_ones(len(y)) if weight is None else weight
-        half = torch.linalg.solve_triangular(solution.factor, phi.mT, upper=False)
-        room = (1 - weight * half.square().sum(0)).clamp_min(1e-9)  # a row that fixes its own fit has no held-out error
-        fitted = phi @ solution.coefficients  # (b, c + 1), the last: the fit to targets of 1
-        left = (self.n - weight).clamp_min(torch.finfo(y.dtype).eps * self.n)
-        others = (weight / left)[:, None] * (self.mean - y)
-        residual = y - self.mean - fitted[:, :-1] - others * (1 - fitted[:, -1:])
-        predicted: Tensor = y - residual / room[:, None]
-        return predicted
-
-    def known_root(self, penalty: float) -> Tensor:  # -> (m, r)
-        r"""R with :math:`|k_x^T R|^2` the variance known at x: :math:`R R^T = W \Phi^T \Phi S^{-1} W^T`."""
-        values, vectors = torch.linalg.eigh(self.second)
-        share = values.clamp_min(0) / (values.clamp_min(0) + penalty)
-        told = share > torch.finfo(share.dtype).eps
-        root: Tensor = self.whitener @ (vectors[:, told] * share[told].sqrt())
-        return root
-
-    def known_share(self, kernel: Kernel, root: Tensor, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
-        """The share of the prior variance that is known, from :meth:`known_root`."""
-        shares, z = [], wide(self.landmarks)
-        for part in slices(len(x), block_rows(4 * len(z) * 8)):
-            rows = wide(x[part])
-            known = (kernel(rows, z).double() @ root).square().sum(1)
-            prior = kernel.diag(rows).double()
-            shares.append(torch.where(prior > 0, known / prior.where(prior > 0, torch.ones_like(prior)), 1.0))
-        return torch.cat([*shares, self.total.new_empty(0)])
+    @override
+    def explain_variance(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
+        r"""By the deterministic training conditional: :math:`|k_x^T R|^2`, :math:`R R^T = W \Phi^T \Phi S^{-1} W^T`."""
+        if self._factor is None:
+            r = self.whitener.shape[1]
+            values, vectors = torch.linalg.eigh(self.moments[:r, :r])
+            share = values.clamp_min(0) / (values.clamp_min(0) + self.penalty)
+            informed = share > torch.finfo(share.dtype).eps
+            self._factor = self.whitener @ (vectors[:, informed] * share[informed].sqrt())
+        x = widen_floats(x)
+        shares = [self.weights.new_empty(0)]
+        for part in slices(len(x), block_rows(4 * len(self.anchors) * 8)):
+            known = (self.kernel(x[part], self.anchors).double() @ self._factor).square().sum(1)
+            shares.append(divide_by_prior(known, self.kernel.diag(x[part])))
+        return torch.cat(shares)
 
 
-class LandmarkSolution(NamedTuple):
-    r"""A solved machine.
+@dataclass(frozen=True)
+class Landmarks:
+    r"""Solver on m landmarks, rows drawn at random; all rows teach it, in memory or in a file.
+
+    Attributes:
+        m: Number of landmarks; None for one that grows with the rows.
+        penalty: :math:`\lambda`; None for the one of least leave-one-out error on 1,000 of the rows.
+        generator: Randomness, the same on all ranks.
+    """
+
+    m: int | None = None
+    penalty: float | None = None
+    generator: torch.Generator | None = None
+
+    def solve(self, kernel: Kernel, x: Readable, y: Tensor, weight: Tensor | None = None) -> LandmarkSolution:
+        """The machine of all ranks' rows: ``(n, ...)``, ``(n, c)``, weights ``(n,)`` or None."""
+        rows = Rows(x)
+        if self.m is not None and self.m > rows.n:
+            checks.warn("KernelRidge", f"landmarks={self.m} is more than the {rows.n} rows; {rows.n} are used.")
+        m = min(rows.n, min(_LEAST + rows.n // _SHARE, _MOST) if self.m is None else self.m)
+        checks.memory("KernelRidge", f"{m} landmarks", 6 * m * m * 8, "Give fewer landmarks.")
+        if weight is not None and not isinstance(x, Tensor) and not bool((weight > 0).all()):
+            need, fix = "weights of rows in a file must be above 0", "Leave those rows out of the file."
+            raise ValueError(checks.sentence("KernelRidge", need, float(weight.min()), fix))
+
+        # The landmarks, their features, and the moments of all rows.
+        order = torch.randperm(rows.n, generator=self.generator).to(y.device)
+        features = LandmarkFeatures.at(kernel, widen_floats(rows.take(order[:m])), where="KernelRidge")
+        moments = sum_moments(features, x, y, weight)
+        worth = y.new_ones(len(y)) if weight is None else weight
+
+        # The ridge: at the penalty given, or where the leave-one-out error of some rows stops falling.
+        if self.penalty is not None:
+            ridge = solve_ridge(moments, y.shape[1], self.penalty)
+        else:
+            judged, known, counts = Rows(x, y, worth).take(order[-_JUDGED:])
+            phi = features(widen_floats(judged)).double()
+            gram = kernel(widen_floats(judged[:_PILOT])).double()
+            start = dual_path(gram, known[:_PILOT], weight=counts[:_PILOT]).penalty
+
+            def attempt(penalty: float) -> tuple[float, Ridge]:
+                ridge = solve_ridge(moments, y.shape[1], penalty)
+                squares = (known - ridge.predict_left_out(moments, phi, known, counts)).square()
+                return float(weighted_mean(squares, counts).mean()), ridge
+
+            ridge = walk(attempt, start, PENALTIES[0] * float(gram.diagonal().mean()))
+
+        # Leave-one-out predictions of rows in memory; those in a file would be read once more.
+        left_out: Tensor | None = None
+        if isinstance(x, Tensor) and rows.n > 1:
+
+            def predict(x: Tensor, y: Tensor, worth: Tensor) -> Tensor:
+                return ridge.predict_left_out(moments, features(widen_floats(x)).double(), y, worth)
+
+            predictions = Rows(x, y, worth).map(predict, row_bytes=4 * m * 8)
+            left_out = Rows(predictions).gather()
+        return make_solution(features, moments, ridge, left_out)
+
+
+def add_rows(
+    solution: Solution, x: Readable, y: Tensor, weight: Tensor | None = None, *, where: str = "KernelRidge"
+) -> LandmarkSolution:
+    """The ridge of all rows so far and these of all ranks; kernel, penalty and landmarks stay.
+
+    All rows of an exact solution become landmarks: its system gives their targets back.
+    """
+    if isinstance(solution, EigenProSolution):
+        need, fix = "partial_fit needs landmarks", "Give landmarks=2000, or start with partial_fit."
+        raise ValueError(checks.sentence(where, need, f"{len(solution.anchors)} rows by eigenpro", fix))
+    if isinstance(solution, LandmarkSolution):
+        features, moments = solution.features, solution.moments
+    else:
+        counts = solution.weights.new_ones(len(solution.anchors)) if solution.scale is None else solution.scale.square()
+        noise = solution.penalty * solution.weights / torch.where(counts > 0, counts, 1.0)[:, None]
+        known = solution(solution.anchors) + noise
+        features = LandmarkFeatures.at(solution.kernel, solution.anchors, where="KernelRidge")
+        # Every rank holds all anchors.
+        moments = sum_moments(features, take_share(solution.anchors), take_share(known), take_share(counts))
+    moments = moments + sum_moments(features, x, y, weight)
+    return make_solution(features, moments, solve_ridge(moments, y.shape[1], solution.penalty), None)
+
+
+class Ridge(NamedTuple):
+    r"""Ridge on landmark features.
 
     Attributes:
         factor: Cholesky factor of :math:`\Phi^T \Phi + \lambda I`, ``(r, r)``.
         coefficients: Weights of the features, ``(r, c + 1)``; the last column fits targets of 1.
-        right: The right-hand side.
+        residual: Relative residual of the system.
         penalty: :math:`\lambda`.
     """
 
     factor: Tensor
     coefficients: Tensor
-    right: Tensor
+    residual: float
     penalty: float
 
-
-def landmark_count(n: int, landmarks: int | None) -> int:
-    """Landmarks for n rows: the number asked for, or one that grows with the rows; at most n."""
-    if landmarks is not None and landmarks > n:
-        checks.warn("KernelRidge", f"landmarks={landmarks} is more than the {n} rows; {n} are used.")
-    return min(n, min(_LEAST + n // _SHARE, _MOST) if landmarks is None else landmarks)
-
-
-def landmark_machine(
-    kernel: Kernel,
-    x: Readable,
-    y: Tensor,
-    m: int,
-    penalty: float | None,
-    generator: torch.Generator | None,
-    weight: Tensor | None = None,
-) -> tuple[LandmarkMachine, LandmarkSolution]:
-    """Sums over the rows of all ranks and their solution; ``penalty`` None: by leave-one-out on 1,000 of the rows."""
-    n = global_slice(len(x))[1]
-    order = torch.randperm(n, generator=generator).to(y.device)
-    machine = LandmarkMachine.at(kernel, take_rows(x, order[:m]), y.shape[1]).add(kernel, x, y, weight)
-    if penalty is not None:
-        return machine, machine.solve(penalty)
-    weight = y.new_ones(len(x)) if weight is None else weight
-    judged, known, worth = (take_rows(part, order[-_JUDGED:]) for part in (x, y, weight))
-    phi = torch.cat([block for _, block in machine.features(kernel, judged)])
-    gram = kernel(wide(judged[:_PILOT])).double()
-    start = dual_path(gram, known[:_PILOT], weight=worth[:_PILOT]).penalty
-
-    def attempt(penalty: float) -> tuple[float, LandmarkSolution]:
-        solution = machine.solve(penalty)
-        squares = (known - machine.held_out(solution, phi, known, worth)).square()
-        return float(weighted_mean(squares, worth).mean()), solution
-
-    return machine, walk(attempt, start, PENALTIES[0] * float(gram.diagonal().mean()))
+    def predict_left_out(self, moments: Tensor, phi: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Leave-one-out predictions of rows in the moments: ``(b, r)``, ``(b, c)``, ``(b,)`` -> ``(b, c)``."""
+        r, n = phi.shape[1], moments[-1, -1]
+        mean = moments[r:-1, -1] / n
+        half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+        room = (1 - weight * half.square().sum(0)).clamp_min(1e-9)  # a row that fixes its own fit has no held-out error
+        fitted = phi @ self.coefficients  # (b, c + 1)
+        # The mean of the other rows' targets differs from that of all.
+        others = (n - weight).clamp_min(torch.finfo(y.dtype).eps * float(n))
+        shift = (weight / others)[:, None] * (mean - y)
+        residual = y - mean - fitted[:, :-1] - shift * (1 - fitted[:, -1:])
+        predicted: Tensor = y - residual / room[:, None]
+        return predicted
 
 
-def wide(x: Tensor) -> Tensor:
-    """Floats in float64; indices as they are."""
-    return x.double() if x.is_floating_point() else x
+def sum_moments(features: LandmarkFeatures, x: Readable, y: Tensor, weight: Tensor | None) -> Tensor:
+    r""":math:`M = \sum_i w_i u_i u_i^T` over all ranks' rows, block by block, in float64."""
+    worth = y.new_ones(len(y)) if weight is None else weight
+
+    def sum_block(x: Tensor, y: Tensor, worth: Tensor) -> Tensor:
+        u = torch.cat((features(widen_floats(x)).double(), y, torch.ones_like(y[:, :1])), 1)
+        u = worth.sqrt()[:, None] * u
+        if u.device.type != "cpu":
+            return u.mT @ u
+        array = u.numpy()
+        return torch.from_numpy(array.T @ array)  # numpy sees the symmetry and does half the work
+
+    return Rows(x, y, worth).sum(sum_block, row_bytes=4 * len(features.landmarks) * 8)
 
 
-def symmetric_product(phi: Tensor) -> Tensor:  # (b, r) -> (r, r)
-    """``phi.T @ phi``; numpy sees the symmetry and does half the work."""
-    if phi.device.type != "cpu":
-        return phi.mT @ phi
-    array = phi.numpy()
-    return torch.from_numpy(array.T @ array)
+def solve_ridge(moments: Tensor, c: int, penalty: float) -> Ridge:
+    """The ridge of these moments at one penalty."""
+    r = len(moments) - c - 1
+    second, cross, total = moments[:r, :r], moments[:r, r:-1], moments[:r, -1:]
+    system = second.clone()
+    system.diagonal().add_(penalty)
+    factor = cholesky(system, where="KernelRidge").factor
+    mean = moments[r:-1, -1] / moments[-1, -1]
+    right = torch.cat((cross - total * mean, total), 1)
+    coefficients = torch.cholesky_solve(right, factor)
+    residual = relative_norm(second @ coefficients + penalty * coefficients - right, right)
+    return Ridge(factor, coefficients, residual, penalty)
+
+
+def make_solution(
+    features: LandmarkFeatures, moments: Tensor, ridge: Ridge, left_out: Tensor | None
+) -> LandmarkSolution:
+    """The ridge as weights on the landmarks."""
+    whitener, r = features.whitener, features.whitener.shape[1]
+    weights, mean = whitener @ ridge.coefficients[:, :-1], moments[r:-1, -1] / moments[-1, -1]
+    return LandmarkSolution(
+        features.kernel,
+        features.landmarks,
+        weights,
+        mean,
+        ridge.penalty,
+        ridge.residual,
+        whitener,
+        moments,
+        left_out,
+    )

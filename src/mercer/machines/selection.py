@@ -89,11 +89,6 @@ def rank_kernels(
     return sorted((choice for choice in found if id(choice) in value), key=lambda choice: value[id(choice)])
 
 
-def choose_kernel(x: Tensor, y: Tensor, weight: Tensor | None = None) -> Choice:
-    """The kernel of least leave-one-out error: ``(n, d)`` rows in random order, ``(n, c)``, ``(n,)`` weights."""
-    return rank_kernels(x, y, weight=weight)[0]
-
-
 def narrowed(kernel: Kernel, factor: float) -> Kernel | None:
     """The kernel with its length scale times ``factor``; None for kernels without one."""
     if isinstance(kernel, RBF) and kernel.gamma.number is not None:

@@ -10,9 +10,9 @@ from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from .. import checks
-from ..distributed import global_slice, sum_over_ranks
 from ..kernels import Kernel
 from ..kernels.reading import read_rows
+from ..rows import Rows
 from ..rows.loading import Data, as_tensor, is_loader, load_labelled_rows
 from ..rows.stored import Readable
 
@@ -57,7 +57,7 @@ def read_training(
     if targets.ndim not in (1, 2) or targets.is_complex():
         raise ValueError(checks.sentence(where, "y must have shape (n,) or (n, c)", tuple(targets.shape)))
     checks.same_length(where, "x", data, "y", targets)
-    if global_slice(len(data))[1] == 0:
+    if Rows(data).n == 0:
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(data.shape)))
     flat = targets.ndim == 1
     targets = (targets[:, None] if flat else targets).double()
@@ -69,6 +69,6 @@ def read_training(
         if len(data):
             found = _check_sample_weight(given, np.empty((len(data), 1)), dtype=np.float64, ensure_non_negative=True)
         weight = torch.from_numpy(np.array(found)).to(targets.device)
-        if not float(sum_over_ranks(weight.sum())) > 0:
+        if not float(Rows(weight).total(weight.sum())) > 0:
             raise ValueError(checks.sentence(where, "sample_weight must hold a weight above 0", "only 0"))
     return TrainingRows(data, targets, weight, flat)

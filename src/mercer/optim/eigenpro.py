@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from .. import checks, distributed
 from ..linalg.eigen import randomized_range
+from ..linalg.eigenpro import longest_step, shrink_directions
 from ..linalg.operators import SymmetricOperator
 from .base import Closure, descend, signed
 from .inverses import Inverse
@@ -183,18 +184,15 @@ def eigenpro_plan(
     """
     values, vectors = torch.linalg.eigh(a)
     values, vectors = values.flip(0), vectors.flip(1)
-    floor = values[0].clamp(min=torch.finfo(values.dtype).tiny) * 1e-12
-    values = values.clamp(min=floor)
+    values = values.clamp(min=values[0].clamp(min=torch.finfo(values.dtype).tiny) * 1e-12)
     m, most = len(batch), max(0, min(len(values) - 1, rows // 2))
-    energies = (batch @ vectors).square()  # (m, d)
-    tail = energies.sum(1, keepdim=True) - energies.cumsum(1) + energies  # (m, d): energy from direction j on
-    scaled = (energies / values).cumsum(1) - energies / values  # energy over eigenvalue before direction j
-    beta = (tail + values * scaled).max(0).values  # (d,): largest row once the first j directions are flat
     if not fixed:
         most = min(most, int((values > values.mean()).sum()))
-    reached = (beta / values >= 2 * m).nonzero()
+    # The largest row once the first j directions are levelled to the next one, for every j.
+    energies = (batch @ vectors).square()  # (m, d)
+    shrink, beta = shrink_directions(values, energies, energies.sum(1), values)
     if k is None:
-        k = min(most, int(reached[0, 0]) if len(reached) else most)
+        reached = (beta / values >= 2 * m).nonzero()
+        k = min(most, int(reached[0, 0])) if len(reached) else most
     k = min(k, len(values) - 1)
-    rate = m / (beta[k] + (m - 1) * values[k])
-    return k, vectors, 1 - values[k] / values[:k], float(rate)
+    return k, vectors, shrink[:k, k], longest_step(float(beta[k]), float(values[k]), m)

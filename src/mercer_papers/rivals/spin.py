@@ -106,7 +106,7 @@ class SpectralInference(FeatureMap):
     def eigenfunctions(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k)
         r""":math:`L^{-1} u(x)`, orthonormal over the fitted rows."""
         self._check_fitted()
-        return self._functions(self._checked(x))
+        return self._functions(self._check_rows(x))
 
     def _functions(self, x: Tensor) -> Tensor:
         return (self._outputs(x).to(self.projection.dtype) @ self.projection).to(x.dtype)

@@ -27,7 +27,7 @@ class EigenfunctionNetwork(SavableModule):
     never negative, and growing as :math:`|x|` does far away, which is how Jacobians of a ReLU network grow.
 
     Args:
-        in_features: Numbers of what it reads, see :func:`with_embedding`.
+        in_features: Numbers of what it reads, see :func:`read_embedding`.
         outputs: c.
         k: Directions.
         width: Width of the hidden layers.
@@ -73,7 +73,7 @@ class EigenfunctionNetwork(SavableModule):
         self.eval().requires_grad_(False)
 
 
-def with_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d)
+def read_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d)
     """Outputs, and what the small network reads: the input of the last linear layer, its norm and the row's.
 
     The norms are what K(x, x) of a linear layer is made of. A network without linear layers is read by its rows, and so
@@ -99,7 +99,7 @@ def with_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (
     return f, torch.cat((embedding, *norms), 1)
 
 
-def fitted_network(
+def distill_network(
     x: Tensor,
     parts: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     network: nn.Module,
@@ -125,7 +125,7 @@ def fitted_network(
     f, psi, outside = (
         torch.cat(column) for column in zip(*(parts(rows[p]) for p in slices(len(rows), batch_size)), strict=True)
     )
-    read = torch.cat([with_embedding(network, rows[part])[1] for part in slices(len(rows), 4096)])
+    read = torch.cat([read_embedding(network, rows[part])[1] for part in slices(len(rows), 4096)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = EigenfunctionNetwork(read.shape[1], f.shape[1], psi.shape[2])

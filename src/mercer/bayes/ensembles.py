@@ -13,7 +13,7 @@ from .. import checks
 from ..linalg.blocks import slices
 from ..rows.stored import Readable
 from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
-from .network import flat_logits, own_network
+from .network import flat_logits, own_network, zero_row
 from .posterior import Posterior
 from .prior_choice import best_temperature
 from .training import train_network
@@ -43,7 +43,7 @@ class Ensemble(Posterior):
 
     def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c, M)
         if not len(x):  # a rank without rows: the shape alone
-            return self._outputs(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))[:0]
+            return self._outputs(zero_row(x))[:0]
         found = []
         for network in self._members():
             parts = [flat_logits(network(x[part])) for part in slices(len(x), self.batch_size)]

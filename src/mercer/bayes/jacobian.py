@@ -20,7 +20,7 @@ from ..signals.attention import plain_attention
 from ..signals.capture import capture
 from ..signals.layers import as_logits, output_rows
 from .layer_signals import LayerSignals
-from .network import flat_logits, one_thread_at_a_time, own_network
+from .network import flat_logits, one_thread_at_a_time, own_network, zero_row
 
 _HELD_BYTES = 256 * 2**20
 
@@ -49,7 +49,7 @@ class Jacobian(ABC):
     def outputs_of(self, x: Readable, batch_size: int) -> Tensor:  # (n, ...) -> (n, c)
         """Outputs of many rows, some at a time; a rank without rows gets the shape alone."""
         if not len(x):
-            return self.outputs(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))[:0]
+            return self.outputs(zero_row(x))[:0]
         return torch.cat([self.outputs(x[part]) for part in slices(len(x), batch_size)])
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Jacobian(ABC):
         """J(x) times directions."""
 
     @abstractmethod
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:  # (n, ...), (n, c, k) -> (p, k)
+    def pull(self, x: Tensor, u: Tensor) -> Tensor:  # (n, ...), (n, c, k) -> (p, k)
         """J(x)^T times u, summed over the rows."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class NetworkJacobian(Jacobian):
             return self._tangents(x).along(x, directions)
 
     @override
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:
+    def pull(self, x: Tensor, u: Tensor) -> Tensor:
         with one_thread_at_a_time():
             return self._tangents(x).transposed(x, u)
 
@@ -120,7 +120,7 @@ class FormedJacobian(Jacobian):
         return torch.cat([j @ directions for _, j in self.blocks(x, graph)])
 
     @override
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:
+    def pull(self, x: Tensor, u: Tensor) -> Tensor:
         total = torch.zeros(self.size, u.shape[2], dtype=u.dtype, device=u.device)
         start = 0
         for f, j in self.blocks(x):
@@ -253,7 +253,7 @@ class LastLayerJacobian(Jacobian):
         return total.reshape(c * width, c * width)[order][:, order]
 
     @override
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:
+    def pull(self, x: Tensor, u: Tensor) -> Tensor:
         phi = self.features(x)[1]
         product = torch.einsum("nd,nck->cdk", phi, u)  # (c, d + 1, k)
         c, width, k = product.shape
@@ -407,7 +407,7 @@ def is_right(fast: Jacobian, rows: Tensor) -> bool:
             need, got = "autograd must be able to differentiate the network", str(error).splitlines()[0]
             raise ValueError(sentence("LinearizedLaplace", need, got)) from error
     try:
-        if not near(fast.transposed(rows, u)[:, 0], torch.cat([part.reshape(-1) for part in gradient])):
+        if not near(fast.pull(rows, u)[:, 0], torch.cat([part.reshape(-1) for part in gradient])):
             return False
         if isinstance(fast, LastLayerJacobian):  # its products are all made of the same features
             return True

@@ -17,6 +17,7 @@ from typing_extensions import override
 from ..checks import sentence
 from ..rows import Rows
 from ..rows.packing import PackedNetwork, Packing
+from ..rows.stored import Readable
 from ..signals.layers import as_logits, trainable, unwrap
 from ..signals.private_copy import private_copy
 from ..storage.savable import Savable
@@ -45,6 +46,11 @@ def own_network(model: nn.Module, counted: Collection[str] | None = None, packin
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             setattr(module, name, own[id(p)])
     return network
+
+
+def zero_row(x: Readable) -> Tensor:  # (n, ...) -> (1, ...)
+    """A row of zeros like these: a rank without rows runs it to learn the shapes of what it must give."""
+    return torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
 
 
 def draw_seed(generator: torch.Generator | None) -> int:

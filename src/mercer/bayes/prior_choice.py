@@ -12,7 +12,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from ..rows import Rows
-from .directions import Curvature
+from .directions import Curvature, covariance, eigenpairs
 from .likelihood import Gaussian, Likelihood, Link, Softmax, mean_over_ranks
 
 _PRECISIONS = torch.logspace(-4, 8, 37, dtype=torch.float64).tolist()
@@ -106,7 +106,7 @@ def least_as_good(trials: Sequence[Trial]) -> Trial:
     return min((trial for trial in trials if trial.precision == least), key=lambda trial: trial.loss)
 
 
-def compared_with_temperature(rows: ValidationRows, losses: Tensor) -> dict[str, float]:
+def compare_with_temperature(rows: ValidationRows, losses: Tensor) -> dict[str, float]:
     """Log-loss of the network, of the best temperature alone and of a posterior; the log says where they tie."""
     t = best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(rows.f, rows.y)))
     alone = -Softmax(t).log_density(rows.f, rows.y)
@@ -166,19 +166,6 @@ def negative_evidence(
     if residuals is not None:
         value += float(residuals.double().square().sum()) / noise + residuals.numel() * math.log(noise)
     return value / 2
-
-
-def eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (k, k) -> (k,), (k, k)
-    """Of a symmetric matrix, descending, none below 0."""
-    values, vectors = torch.linalg.eigh(matrix)
-    return values.flip(0).clamp_min(0), vectors.flip(1)
-
-
-def covariance(psi: Tensor, outside: Tensor, values: Tensor, precision: float) -> Tensor:
-    """Within the directions and outside: ``(n, c, c)``, or where ``outside`` is, its diagonal ``(n, c)``."""
-    weights = (1 / (values + precision)).to(psi.dtype)
-    within = (psi * weights) @ psi.mT if outside.ndim == 3 else psi.square() @ weights
-    return within + outside / precision
 
 
 def _paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:  # (n,), (n,)

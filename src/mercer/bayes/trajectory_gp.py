@@ -15,10 +15,10 @@ from .. import checks
 from ..linalg.blocks import slices
 from ..rows import Rows
 from ..rows.stored import Readable
-from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
+from .eigenfunction_network import EigenfunctionNetwork, distill_network, read_embedding
 from .ensembles import Ensemble
 from .likelihood import likelihood_named, mean_over_ranks
-from .network import draw_seed, own_network
+from .network import draw_seed, own_network, zero_row
 from .prior_choice import best_precision, best_precision_and_noise
 
 _log = logging.getLogger("mercer")
@@ -111,7 +111,7 @@ class TrajectoryGP(Ensemble):
             vectors = torch.linalg.eigh(gram)[1].flip(1)[:, : min(self.k, len(gram) - 1)]
             network = own_network(self._networks[-1], (), self.packing_)
             with torch.no_grad():
-                self.student_ = fitted_network(
+                self.student_ = distill_network(
                     Rows(x).gather(), lambda rows: self._parts(rows, vectors), network, self.network_steps,
                     self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
                 )  # fmt: skip
@@ -146,12 +146,12 @@ class TrajectoryGP(Ensemble):
             outputs = self._outputs(x)
             return outputs.mean(2), outputs.var(2, correction=0)
         if not len(x):
-            mean, variance = self._mean_and_variance(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))
+            mean, variance = self._mean_and_variance(zero_row(x))
             return mean[:0], variance[:0]
         network = own_network(self._networks[-1], (), self.packing_)
         means, variances = [], []
         for part in slices(len(x), max(512, self.batch_size)):
-            f, read = with_embedding(network, x[part])
+            f, read = read_embedding(network, x[part])
             psi, outside = self.student_.parts(read)
             means.append(f + psi[..., 0])
             variances.append(psi[..., 1:].square().sum(2) + outside)

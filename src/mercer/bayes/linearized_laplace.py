@@ -356,7 +356,7 @@ class LinearizedLaplace(NetworkPosterior):
         return HeadJacobian(network, self.head_)
 
     @override
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return hasattr(self, "prior_precision_")
 
     @override

@@ -83,5 +83,5 @@ class TemperatureScaling(NetworkPosterior):
         return False
 
     @override
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return hasattr(self, "temperature_")

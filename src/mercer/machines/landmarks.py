@@ -21,8 +21,7 @@ from .. import checks
 from ..distributed import global_slice, sum_over_ranks, take_rows
 from ..kernels import Kernel
 from ..linalg.blocks import block_rows, slices
-from ..linalg.cholesky import cholesky
-from ..linalg.inverse_root import inverse_root
+from ..linalg.cholesky import cholesky, inverse_root
 from ..rows.stored import Readable
 from ..storage.savable import Savable
 from .dual import PENALTIES, dual_path, walk, weighted_mean

@@ -9,12 +9,12 @@ from mercer.linalg.distances import (
     angles,
     clamp_cosines,
     cosines,
+    manhattan_tiles,
     median_distance,
     safe_sqrt,
     squared_distances,
     unit_rows,
 )
-from mercer.linalg.manhattan import manhattan_tiles
 from mercer.linalg.torch_internals import differentiated, forward_mode, in_backward, in_batched_backward, transformed
 
 WIDTHS = [1, 4, 5, 40]  # up to four features by differences, beyond by a product

@@ -68,8 +68,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     DATA is csv, tsv, parquet or npz, or - for csv from standard input; each array (n, m) of an npz file is an embedding
     to rank. The page has the verdict, the table with every number explained, and the pictures.
     """
-    from mercer.cli.process import threads_set
-    from mercer.cli.signals import stoppable
+    from mercer.cli.process import stoppable, threads_set
     from mercer.tabular import diagnose as read
     from mercer.tabular.diagnosis import sample
     from mercer.tabular.pages import diagnosis_page

@@ -50,8 +50,7 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     With ROWS, a table: why each of its first 20 rows gets its answer. ROWS or DATA may be -, csv from standard input.
     """
     from mercer.cli.predict import load_model
-    from mercer.cli.process import threads_set
-    from mercer.cli.signals import stoppable
+    from mercer.cli.process import stoppable, threads_set
     from mercer.tabular import read
     from mercer.tabular.diagnosis import SCANNED
     from mercer.tabular.effects import EXPLAINED, reasons

@@ -105,8 +105,7 @@ def fit(
     come from held-out rows. Under torchrun the processes share the rows.
     """
     from mercer import distributed
-    from mercer.cli.process import threads_set
-    from mercer.cli.signals import stoppable
+    from mercer.cli.process import stoppable, threads_set
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fingerprint, fit_file
 

@@ -92,8 +92,7 @@ def predict(
     Columns of OUT.csv: prediction; p_<class> for each class, or low and high for a number; unfamiliar, from 0 for a row
     like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of them); the kept columns.
     """
-    from mercer.cli.process import threads_set
-    from mercer.cli.signals import stoppable
+    from mercer.cli.process import stoppable, threads_set
     from mercer.tabular.streaming import predict_file
 
     check_one_document(output, as_json)

@@ -8,12 +8,16 @@ import os
 import platform
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import click
+
 from mercer import __version__
+from mercer.cli.output import say
 
 _LIBRARIES = ("torch", "numpy", "scikit-learn", "safetensors")
 
@@ -65,6 +69,29 @@ class Interruption:
             self._pending = number
         else:
             raise Interrupted(number)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Exit 130 or 143 where the block is stopped, after half-written files are deleted; print warnings in one line."""
+    try:
+        with Interruption(), warnings.catch_warnings():
+            warnings.showwarning = _say_warning
+            yield
+    except Interrupted as interrupted:
+        click.echo("Interrupted: nothing was written.", err=True)
+        raise click.exceptions.Exit(interrupted.exit_code) from None
+
+
+def _say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    say(f"Warning: {message}")
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import checks
-from ..distributed import shards
 from ..linalg.blocks import block_rows, blockwise_matmul, slices
 from ..linalg.torch_internals import differentiated, records_graph, transformed
+from ..rows.agreement import visit_ranks
 from ..rows.loading import as_tensor
 from ..storage.savable import Savable
 from .positive import Positive
@@ -193,7 +193,7 @@ class Kernel(Savable, nn.Module):
         return torch.cat([checkpoint(product, part, use_reentrant=False) for part in parts])
 
     def _summed_over_ranks(self, x: Tensor, y: Tensor, v: Tensor, block: int | None) -> Tensor:
-        products = [self.matmul(x, part, w, block=block) for part, w in shards(y, v)]
+        products = [self.matmul(x, part, w, block=block) for part, w in visit_ranks(y, v)]
         return sum(products[1:], products[0])
 
     def numpy(self, X: ArrayLike, Y: ArrayLike | None = None) -> NDArray[np.floating]:

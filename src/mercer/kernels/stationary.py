@@ -11,10 +11,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import global_slice, shared_generator, take_rows, world_size
-from ..linalg.distances import median_distance, safe_sqrt
-from ..linalg.tiles import map_distances
+from ..linalg.distances import map_distances, median_distance, safe_sqrt
 from ..linalg.torch_internals import differentiated
+from ..rows import Rows
+from ..rows.agreement import has_several_ranks, share_generator
 from ..rows.loading import Data, load_rows
 from .base import Description, Kernel
 from .positive import Positive
@@ -77,11 +77,14 @@ class RBF(Stationary):
         """
         where = "RBF.from_data"
         x = checks.matrix(where, "x", load_rows(where, x))
-        n = global_slice(len(checks.squarable(where, "x", x, empty=world_size() > 1)))[1]
-        if n == 0:
+        rows = Rows(checks.squarable(where, "x", x, empty=has_several_ranks()))
+        if rows.n == 0:
             raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
-        order = torch.arange(n) if n <= _MEDIAN_ROWS else torch.randperm(n, generator=shared_generator(generator))
-        x = take_rows(x, order[:_MEDIAN_ROWS].to(x.device))
+        if rows.n > _MEDIAN_ROWS:
+            order = torch.randperm(rows.n, generator=share_generator(generator))[:_MEDIAN_ROWS]
+            x = rows.take(order.to(x.device))
+        else:
+            x = rows.gather()
         typical = median_distance(x)
         if typical == 0:
             if len(x) > 1:

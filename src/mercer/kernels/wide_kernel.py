@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.blocks import slices
-from ..linalg.tiles import fill_tiles
+from ..linalg.distances import fill_tiles
 from ..linalg.torch_internals import differentiated, records_graph
 from .base import Kernel
 from .layer_rules import Affine, Enter, EnterConvolution, Layout, PairState, Pool, RawCall, RowState, Rule, diagonal

@@ -30,12 +30,53 @@ def test_the_pages_are_what_the_recorded_runs_say(tables, capsys):
 
 
 def test_a_page_that_was_edited_by_hand_is_found(tables, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tables, "PAGES", tmp_path)
-    page = tmp_path / "chen2022.md"
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("No marker.")
+    page = tmp_path / "docs" / "chen2022.md"
     page.write_text("<!-- verdicts chen2022/thm3.1 -->\nreproduces, surely\n<!-- end -->\n")
     assert tables.main(check=True) == 1 and "chen2022.md" in capsys.readouterr().out
     assert tables.main(check=False) == 0 and tables.main(check=True) == 0
     assert "surely" not in page.read_text() and "chen2022/thm3.1" in page.read_text()
+
+
+def test_a_table_and_a_number_of_stored_lines(tables, tmp_path, monkeypatch):
+    (tmp_path / "x.jsonl").write_text(
+        '{"table": "a", "method": "ours", "r2": 0.5}\n{"table": "a", "method": "ours", "r2": 0.7}\n'
+        '{"table": "b", "method": "ours", "r2": 0.1}\n{"table": "a", "method": "theirs", "r2": null}\n'
+    )
+    (tmp_path / "y.json").write_text('{"lines": [{"case": "k > 1", "who": "ours", "cpu": 2, "accuracy": 0.25}]}')
+    monkeypatch.setattr(tables, "LINES", tmp_path)
+    text = (
+        "<!-- lines x.jsonl; method by table; r2; table=a; table=b; .2f -->\n<!-- end -->\n"
+        "<!-- lines y.json; who; accuracy as right, cpu; case=k > 1 --><!-- end -->\n"
+        "It has <!-- number x.jsonl; table=a; r2; .1% --><!-- end --> and <!-- number x.jsonl; r2; .2f --><!-- end -->."
+    )
+    assert tables.MARKED.sub(tables._fill, text).splitlines() == [
+        "<!-- lines x.jsonl; method by table; r2; table=a; table=b; .2f -->",
+        "| | a | b |", "|---|---|---|", "| ours | 0.60 | 0.10 |",
+        "<!-- end -->",
+        "<!-- lines y.json; who; accuracy as right, cpu; case=k > 1 -->",
+        "| | right | cpu |", "|---|---|---|", "| ours | 0.25 | 2 |",
+        "<!-- end -->",
+        "It has <!-- number x.jsonl; table=a; r2; .1% -->60.0 %<!-- end --> and "
+        "<!-- number x.jsonl; r2; .2f -->0.43<!-- end -->.",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit, match="table=c"):
+        tables.MARKED.sub(tables._fill, "<!-- number x.jsonl; table=c; r2 --><!-- end -->")
+
+
+def test_a_number_of_a_run_and_the_counts(tables):
+    marks = (
+        "<!-- number checks; chen2022/thm3.1; mini-batch; share of draws with a rise; .1% --><!-- end -->\n"
+        "<!-- tally chen2022/thm3.1 --><!-- end -->\n<!-- counts -->\n<!-- end -->\n"
+    )
+    number, words, *table = tables.MARKED.sub(tables._fill, marks).splitlines()
+    assert "48.2 %" in number
+    assert any(f"1 {word}" in words for word in tables.VERDICTS)
+    assert table[0] == "<!-- counts -->" and table[-2].startswith("| all | ") and table[-1] == "<!-- end -->"
+    with pytest.raises(SystemExit, match="no such number"):
+        tables.MARKED.sub(tables._fill, "<!-- number checks; chen2022/thm3.1; mini-batch; luck --><!-- end -->")
 
 
 def test_the_command_beside_a_recorded_run_asks_for_its_lines_and_no_others_but_new_rows():

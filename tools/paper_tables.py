@@ -169,7 +169,7 @@ def _number(summary: Summary) -> str:
 
 
 def _lines(asked: str) -> str:
-    """A table of stored bench lines: fields by one field, or one field by two."""
+    """A table of stored bench lines: fields by one field, or one field by two; above it the version that was measured."""
     (name, by, values, *rest), form = _parts(asked)
     lines = _matching(name, rest)
     rows, _, columns = by.partition(" by ")
@@ -182,7 +182,10 @@ def _lines(asked: str) -> str:
                 place = (str(line[rows]), str(line[columns]) if columns else title or field)
                 groups.setdefault(place, []).append(number)
     cells = {place: _formatted(statistics.fmean(numbers), form) for place, numbers in groups.items()}
-    return _grid(list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells)), cells)
+    table = _grid(list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells)), cells)
+    # lines of `mercer bench` say which version they are of
+    versions = sorted({str(line["version"]) for line in lines if line.get("who") == "mercer" and line.get("version")})
+    return f"`mercer bench`, version {', '.join(versions)}\n\n{table}" if versions else table
 
 
 def _find_number(asked: str) -> str:

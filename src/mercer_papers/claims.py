@@ -151,7 +151,7 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
                 values = list(numbers[key].values())
                 inside = max(_p_above(values, low, claim.exact), _p_below(values, high, claim.exact))
                 outside = min(_p_above(values, high, claim.exact), _p_below(values, low, claim.exact))
-                text = f"{key}: {_figure(statistics.fmean(values))}{printed_text}"
+                text = f"{key.removesuffix(' | ')}: {_figure(statistics.fmean(values))}{printed_text}"
                 yield Comparison(claim, (key,), inside, outside, text, len(values))
         else:
             by_row: dict[str, list[bool]] = {}
@@ -274,7 +274,8 @@ def student_tail(t: float, degrees: int) -> float:
 def _words(key: str, other: str, numbers: Numbers) -> str:
     a, b = (statistics.fmean(numbers[name].values()) for name in (key, other))
     seeds = len(_gaps(numbers[key], numbers[other]))
-    return f"{key} {_figure(a)} against {other} {_figure(b)}, {seeds} seed{'' if seeds == 1 else 's'}"
+    names = key.removesuffix(" | "), other.removesuffix(" | ")  # a whole row's number has no column
+    return f"{names[0]} {_figure(a)} against {names[1]} {_figure(b)}, {seeds} seed{'' if seeds == 1 else 's'}"
 
 
 def _figure(number: float) -> str:

@@ -1,6 +1,7 @@
-"""The tables of docs/papers are made from recorded runs, never typed."""
+"""The numbers of the documents are made from stored runs and bench lines, never typed."""
 
 import importlib.util
+import re
 import shlex
 from pathlib import Path
 
@@ -73,10 +74,58 @@ def test_a_number_of_a_run_and_the_counts(tables):
     )
     number, words, *table = tables.MARKED.sub(tables._fill, marks).splitlines()
     assert "48.2 %" in number
-    assert any(f"1 {word}" in words for word in tables.VERDICTS)
+    assert any(f"{word} 1" in words for word in tables.VERDICTS)
     assert table[0] == "<!-- counts -->" and table[-2].startswith("| all | ") and table[-1] == "<!-- end -->"
     with pytest.raises(SystemExit, match="no such number"):
         tables.MARKED.sub(tables._fill, "<!-- number checks; chen2022/thm3.1; mini-batch; luck --><!-- end -->")
+
+
+WITHOUT_TYPED_NUMBERS = [
+    ROOT / "README.md",
+    ROOT / "docs" / "not-for.md",
+    *sorted((ROOT / "docs").glob("which-*.md")),
+    *sorted((ROOT / "docs" / "papers").glob("*.md")),
+]
+FENCED = re.compile(r"^```.*?^```", re.S | re.M)
+CODE = re.compile(r"`[^`\n]*`")
+PLACE = re.compile(
+    r"(?:Section|Theorem|Proposition|Eq\.|Appendix \w|table|version) ?[\d.]+|\b(?:thm|prop|sec)\d+\.\d+", re.I
+)
+DECIMAL = re.compile(r"(?<![\w.])\d*\.\d+")
+
+
+def typed_decimals(tables, text: str) -> list[str]:
+    """Decimals that a hand wrote where results stand.
+
+    In a row of a table (a line that begins with ``|``) every decimal counts. In a sentence those count that are shares
+    (``87.3 %``): a rate, a threshold or an exponent is a setting and may be typed. What is generated between markers,
+    what is code (a fenced block, a span in backticks) and the number of a section, theorem or equation do not count.
+    """
+    typed = CODE.sub("", FENCED.sub("", tables.MARKED.sub("", text)))
+    lines = [PLACE.sub("", line) for line in typed.splitlines()]
+    in_tables = [found for line in lines if line.lstrip().startswith("|") for found in DECIMAL.findall(line)]
+    shares = [found for line in lines for found in re.findall(r"(?<![\w.])\d*\.\d+(?= ?%)", line)]
+    return in_tables + shares
+
+
+@pytest.mark.parametrize("document", WITHOUT_TYPED_NUMBERS, ids=lambda path: path.name)
+def test_no_result_is_typed(tables, document):
+    found = typed_decimals(tables, document.read_text(encoding="utf-8"))
+    assert not found, f"{document.name}: {', '.join(found[:10])}. Put a marker of tools/paper_tables.py in its place."
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("| ours | .94 |", [".94"]),
+        ("It has 87.3 % of them.", ["87.3"]),
+        ("| Theorem 3.1, `lr=0.1` | Eq. 3 |\n```\n| 0.5 |\n```\nThe rate is 0.1.", []),
+        ("<!-- lines x; y; z -->\n| a | 0.5 |\n<!-- end -->\n", []),
+        ("It has <!-- number x; y -->87.3 %<!-- end -->.", []),
+    ],
+)
+def test_what_counts_as_typed(tables, text, found):
+    assert typed_decimals(tables, text) == found
 
 
 def test_the_command_beside_a_recorded_run_asks_for_its_lines_and_no_others_but_new_rows():

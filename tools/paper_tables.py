@@ -22,7 +22,7 @@ A number or a count inside a sentence::
 
     <!-- number RUN; ENTRY; ROW; COLUMN; .3f -->0.972<!-- end -->
     <!-- number tables.jsonl; table=salaries; method=xRFM; r2; .1% -->34.1 %<!-- end -->
-    <!-- tally chen2022 -->1 reproduces, 2 mixed; 40 of 120 cells<!-- end -->
+    <!-- tally chen2022 -->mixed 2, does not 1; 40 of 120 cells<!-- end -->
 
 The last part is Python's format of the number and may be left out (``.4g``). ``--check`` changes nothing and fails
 where a page is out of date.
@@ -113,8 +113,8 @@ def _counts(_: str) -> str:
 
 def _count_words(paper: str) -> str:
     words, filled, cells = _tally(paper)
-    told = ", ".join(f"{count} {word}" for word, count in words.items() if count)
-    return f"{told}; {filled} of {cells} cells" if cells else told
+    counts = ", ".join(f"{word} {count}" for word, count in words.items() if count)
+    return f"{counts}; {filled} of {cells} cells" if cells else counts
 
 
 def _numbers(asked: str) -> str:
@@ -169,7 +169,7 @@ def _number(summary: Summary) -> str:
 
 
 def _lines(asked: str) -> str:
-    """A table of stored bench lines: fields by one field, or one field by two; above it the version that was measured."""
+    """A table of stored bench lines: fields by one field, or one field by two; above it the version."""
     (name, by, values, *rest), form = _parts(asked)
     lines = _matching(name, rest)
     rows, _, columns = by.partition(" by ")

@@ -15,8 +15,8 @@ in the first pattern stands for any text without `` | ``, and ``{0}``, ``{1}`` i
 - ``matches``: within this share of the published number of the same name; of those that ``value`` names, if given.
 - none of these: the entry's checks, by ``passed``; only those whose row is like ``rows``, if given.
 
-With ``logarithms = true`` a ``value`` and its bounds are compared by their logarithms: counts that were doubled until they
-were enough spread by factors, not by differences.
+With ``logarithms = true`` a ``value`` and its bounds are compared by their logarithms: counts that were doubled until
+they were enough spread by factors, not by differences.
 
 ``exact = true`` says that nothing is random: one run settles it. ``most = true`` asks for more than half of the
 comparisons, not for all. ``detail = true`` is a claim that the entry's verdict does not hang on. ``finding = true`` is

@@ -42,6 +42,19 @@ def test_seeds_and_their_spread_decide(ours, theirs, word):
     assert judge(ENTRY, [lines(ours, theirs)]).word == word
 
 
+def test_counts_that_double_are_compared_by_their_logarithms():
+    """128, 1024 and 512 are all far above 10; their plain mean has a standard error as large as half of it."""
+    counts = [
+        Result("a/b", str(seed), "done", "small", row="x", column="passes", seed=seed, value=value)
+        for seed, value in enumerate((128.0, 1024.0, 512.0))
+    ]
+    for logarithms, word in ((False, "not tested"), (True, "reproduces")):
+        claim = Claim("more than 10", value="x | passes", above=10, logarithms=logarithms)
+        assert judge(replace(ENTRY, claims=(claim,)), [counts]).word == word
+    below = Claim("fewer than 10", value="x | passes", below=10, logarithms=True)
+    assert judge(replace(ENTRY, claims=(below,)), [counts]).word == "does not"
+
+
 def test_a_pattern_does_not_reach_into_the_further_numbers_of_a_cell():
     """``{} | ours, {}`` once compared the training losses of table 3 as accuracies."""
     entry = replace(ENTRY, claims=(Claim("ours is higher", higher="{} | ours, {}", than=["{0} | theirs, {1}"]),))

@@ -26,7 +26,7 @@ from .inverses import (
 )
 from .layers import Layer, ListeningOptimizer, find_readout
 
-# Constants, each chosen on validation rows of digits, usps and mnist (docs/papers/chen2022.md has the trials).
+# Constants, each chosen on validation rows of digits, usps and mnist (`mercer bench optim` measures it).
 BALANCE = 4.0  # hidden outputs move so many times as far as the logits, relative to their size; 1 to 4 are level
 MEMORY = 0.95  # of the moments, bias-corrected; they drift slowly, and one batch has too few rows
 MAX_WIDTH = 4096  # a layer with more columns uses the latest batch alone, by samples: n d numbers in place of d^2

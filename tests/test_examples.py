@@ -30,7 +30,7 @@ def test_scripts_draw_what_the_site_shows(script, tmp_path, monkeypatch):
 
 
 def test_letters_trains_flags_strangers_and_draws(tmp_path, monkeypatch, capsys):
-    run(ROOT / "examples" / "letters.py", tmp_path / "out.svg", 800, monkeypatch=monkeypatch)
+    run(ROOT / "examples" / "letters.py", "--rows", 800, "--out", tmp_path / "out.svg", monkeypatch=monkeypatch)
     shown = capsys.readouterr().out
     last = {name: float(rate) for name, rate in re.findall(r"^(\S+).* ([\d.]+)%   [\d.]+ CPU s$", shown, re.M)}
     assert last["FunctionSpaceSGD"] > last["Adam,"]

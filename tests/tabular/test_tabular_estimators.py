@@ -52,6 +52,15 @@ def test_a_regressor_with_intervals():
     assert 0.8 < ((ends[:, 0] <= truth) & (truth <= ends[:, 1])).mean() < 0.98
 
 
+def test_estimators_say_which_rows_are_unfamiliar():
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame({"a": rng.normal(size=120), "b": rng.normal(size=120)})
+    strange = pd.DataFrame({"a": [0.0, 90.0], "b": [0.0, -90.0]})
+    for model, y in ((TabularClassifier(), x["a"] > 0), (TabularRegressor(), x["a"] + x["b"])):
+        known, far = model.fit(x, y).unfamiliar(strange)
+        assert known < 0.5 < far <= 1
+
+
 def test_it_is_a_scikit_learn_estimator(tmp_path):
     frame, labels, y = table(90)
     known = {"random_state": 3, "class_weight": None, "trees": "auto"}

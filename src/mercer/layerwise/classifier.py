@@ -22,7 +22,7 @@ from ..rows.agreement import has_several_ranks, share_generator, unite_values
 from .auto import EXACT_ROWS, fit_auto
 from .closed_form import Chain, fit_closed_form
 from .dependence import one_hot
-from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of
+from .estimator import Array, KernelNetworkEstimator, least_rows, to_array
 from .network import FittedNetwork, KernelNetwork, LinearLayer, Standardize
 from .spectral import fit_spectral
 
@@ -93,7 +93,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn from rows ``(n, d)`` and labels ``(n,)`` of any kind; with several ranks, each passes its own rows."""
-        x, labels = self._checked(X, y)
+        x, labels = self._check_input(X, y)
         self._fit(x, labels)
         return self
 
@@ -127,23 +127,23 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         where = type(self).__name__
         first = not hasattr(self, "machine_")
         if first:
-            x, labels = self._checked(X, y, classes)
+            x, labels = self._check_input(X, y, classes)
             self._fit(x, labels, landmarks=self.landmarks or min(Rows(x).n, 2000))
             return self
         checked = validate_data(
-            self, rows_of(X), rows_of(y), reset=False, dtype=np.float64, ensure_min_samples=least_rows(1)
+            self, to_array(X), to_array(y), reset=False, dtype=np.float64, ensure_min_samples=least_rows(1)
         )
         x = checks.squarable(where, "X", torch.from_numpy(np.array(checked[0], order="C")), empty=True)
         labels = self._encode(np.asarray(checked[1]))
         self._extend(x, one_hot(labels, len(self.classes_)))
         return self
 
-    def _checked(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> tuple[Tensor, Tensor]:
+    def _check_input(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> tuple[Tensor, Tensor]:
         where = type(self).__name__
         checks.choice(where, "solver", self.solver, _SOLVERS)
         self._check_arguments(where)
         checks.integer(where, "features", self.features, 1)
-        rows, target = validate_data(self, rows_of(X), rows_of(y), dtype=np.float64, ensure_min_samples=least_rows(2))
+        rows, target = validate_data(self, to_array(X), to_array(y), dtype=np.float64, ensure_min_samples=least_rows(2))
         if len(target):
             check_classification_targets(target)
         self.classes_ = np.unique(target if classes is None else np.asarray(classes))

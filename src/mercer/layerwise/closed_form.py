@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +14,11 @@ from .. import checks
 from ..linalg.blocks import block_rows, blockwise
 from ..storage.savable import SavableModule
 from .bandwidths import median_distance, most_dependent, walk_down
-from .dependence import class_sums, gaussian
+from .dependence import class_sums, gaussian, one_hot
 from .record import LayerRecord, measure_gram
 
 _LEAST_BANDWIDTH = 1e-4  # where the leave-one-out walk ends, in units of standardised inputs
-_REACH = 0.1  # the authors' walk ends at this share of where it began: beyond, H grows by rote
+_REACH = 0.1  # the authors' walk ends at this share of where it began: beyond, H rises only because the kernel narrows
 _ENOUGH = 0.95  # normalised HSIC at which the authors stop
 _GROWTH = 0.01  # growth of H that is worth a layer where H is honest; theorem 1 asks for any growth
 _SHRINK = 0.01  # least bandwidth on outputs, as the authors have it
@@ -129,14 +130,61 @@ def fit_closed_form(
     checks.choice("closed_form", "rule", rule, ("leave_one_out", "authors"))
     checks.choice("closed_form", "normalize", normalize, ("class", "scalar"))
     checks.memory("closed_form", f"a kernel on {len(x)} rows", 4 * len(x) ** 2 * 8, "Use solver='auto' or 'spectral'.")
-    start = most_dependent(
-        x, labels, c, least=10 * _SHRINK, middle=median_distance(x, where="closed_form", rows=len(x))
-    )
-    record = measure_gram(gaussian(start)(x), x, labels, c, start)
-    search = _Search(labels, c, rule == "leave_one_out", bandwidths, normalize, enough)
+    honest = rule == "leave_one_out"
+
+    def fit_layer(z: Tensor, bandwidth: float, *, extra: bool) -> _Step:
+        """The layer of one bandwidth on these inputs."""
+        gram = gaussian(bandwidth)(z)
+        # The classes as columns and, where asked, the wrongly assigned rows of each class that has any.
+        groups = one_hot(labels, c, z.dtype)  # (n, c')
+        if extra:
+            wrong = groups * (z[:, :c].argmax(1) != labels)[:, None]
+            groups = torch.cat((groups, wrong[:, wrong.any(0)]), 1)
+        if honest:
+            # Means over the other rows of a group, over the norm of its mean embedding; 1 where no two rows are alike.
+            counts = groups.sum(0)
+            means = (gram @ groups - groups) / (counts - groups).clamp_min(1)
+            squares = (means * groups).sum(0) / counts
+            norms = torch.where(squares > torch.finfo(squares.dtype).tiny, squares, torch.ones_like(squares)).sqrt()
+            weights, outputs = groups / (counts * norms), means / norms
+        else:
+            norms = class_norms(gram, labels, c, normalize)
+            norms = torch.cat((norms, norms.new_ones(groups.shape[1] - c)))
+            weights = groups / norms
+            outputs = gram @ weights
+        # The kernel of the outputs: where their dependence on the labels is measured, and the next walk begins.
+        least = 0.0 if honest else _SHRINK
+        after = most_dependent(outputs, labels, c, least=least, middle=median_distance(outputs))
+        record = measure_gram(gaussian(after)(outputs), outputs, labels, c, bandwidth)
+        return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
+
+    # Where the first walk begins: the bandwidth of greatest HSIC.
+    middle = median_distance(x, where="closed_form", rows=len(x))
+    start = most_dependent(x, labels, c, least=10 * _SHRINK, middle=middle)
+    start_hsic = measure_gram(gaussian(start)(x), x, labels, c, start).hsic
     best: Chain | None = None
     for attempt in range(restarts + 1):
-        chain = search.stack(_Step(None, x, start / 2**attempt, record), max_layers, extra)
+        layers: list[ChainLayer] = []
+        history: list[LayerRecord] = []
+        outputs, bandwidth, reached = x, start / 2**attempt, start_hsic
+        for depth in range(max_layers):
+            # Walk the bandwidth down: to the first that raises H (the authors' rule), or else to the greatest H.
+            tried: list[_Step] = []
+            narrowest = _LEAST_BANDWIDTH if honest else _REACH * bandwidth
+            for candidate in walk_down(bandwidth, narrowest, bandwidths):
+                tried.append(fit_layer(outputs, candidate, extra=extra and depth > 0))
+                if not honest and tried[-1].record.hsic > reached:
+                    break
+            step = max(tried, key=lambda step: step.record.hsic)
+            # Layers while H grows; the first is kept whatever it does, because a network has at least one.
+            if layers and step.record.hsic - reached <= (_GROWTH if honest else 0):
+                break
+            layers.append(step.layer)
+            history.append(step.record)
+            outputs, bandwidth, reached = step.outputs, step.bandwidth, step.record.hsic
+            if reached >= enough:
+                break
+        chain = Chain(layers, history, outputs, bandwidth, outputs)
         if best is None or chain.history[-1].hsic > best.history[-1].hsic:
             best = chain
         if best.history[-1].hsic >= enough:
@@ -145,82 +193,8 @@ def fit_closed_form(
     return best
 
 
-@dataclass(frozen=True)
-class _Step:
-    layer: ClosedFormLayer | None
+class _Step(NamedTuple):
+    layer: ClosedFormLayer
     outputs: Tensor
     bandwidth: float
     record: LayerRecord
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What all layers of a chain share: the rows' classes and how a bandwidth is chosen."""
-
-    labels: Tensor
-    c: int
-    held_out: bool  # each row's own term is taken out of the sums; else the authors' rule
-    bandwidths: int
-    normalize: str
-    enough: float
-
-    def stack(self, step: _Step, max_layers: int, extra: bool) -> Chain:
-        """Layers while H grows; the first is kept whatever it does, for a network has at least one."""
-        layers: list[ChainLayer] = []
-        history: list[LayerRecord] = []
-        for depth in range(max_layers):
-            found = self.following(step, extra and depth > 0)
-            growth = found.record.hsic - step.record.hsic
-            if found.layer is None or (layers and growth <= (_GROWTH if self.held_out else 0)):
-                break
-            layers.append(found.layer)
-            history.append(found.record)
-            step = found
-            if step.record.hsic >= self.enough:
-                break
-        return Chain(layers, history, step.outputs, step.bandwidth, step.outputs)
-
-    def following(self, before: _Step, extra: bool) -> _Step:
-        """The first bandwidth of the walk that raises H (the authors' rule), or else the one of greatest H."""
-        tried: list[_Step] = []
-        narrowest = _LEAST_BANDWIDTH if self.held_out else _REACH * before.bandwidth
-        for bandwidth in walk_down(before.bandwidth, narrowest, self.bandwidths):
-            tried.append(self.attempt(before, bandwidth, extra))
-            if not self.held_out and tried[-1].record.hsic > before.record.hsic:
-                return tried[-1]
-        return max(tried, key=lambda step: step.record.hsic)
-
-    def attempt(self, before: _Step, bandwidth: float, extra: bool) -> _Step:
-        """The layer of one bandwidth."""
-        z = before.outputs
-        gram = gaussian(bandwidth)(z)
-        groups = _groups(z, self.labels, self.c, extra)  # (n, c')
-        if self.held_out:
-            counts = groups.sum(0)
-            others = (gram @ groups - groups) / (counts - groups).clamp_min(1)  # a row's own class lacks the row itself
-            norms = _held_out_norms(others, groups)
-            weights, outputs = groups / (counts * norms), others / norms
-        else:
-            norms = class_norms(gram, self.labels, self.c, self.normalize)
-            norms = torch.cat((norms, norms.new_ones(groups.shape[1] - self.c)))
-            weights = groups / norms
-            outputs = gram @ weights
-        least = 0.0 if self.held_out else _SHRINK
-        after = most_dependent(outputs, self.labels, self.c, least=least, middle=median_distance(outputs))
-        record = measure_gram(gaussian(after)(outputs), outputs, self.labels, self.c, bandwidth)
-        return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
-
-
-def _held_out_norms(others: Tensor, groups: Tensor) -> Tensor:  # (n, c'), (n, c') -> (c',)
-    """Norm of each column's mean embedding without the rows' own terms; 1 where a column has no two rows alike."""
-    squares = (others * groups).sum(0) / groups.sum(0)
-    return torch.where(squares > torch.finfo(squares.dtype).tiny, squares, torch.ones_like(squares)).sqrt()
-
-
-def _groups(z: Tensor, labels: Tensor, c: int, extra: bool) -> Tensor:
-    """The classes as columns and, where asked, the wrongly assigned rows of each class that has any."""
-    columns = torch.nn.functional.one_hot(labels, c).to(z)
-    if not extra:
-        return columns
-    wrong = columns * (z[:, :c].argmax(1) != labels)[:, None]
-    return torch.cat((columns, wrong[:, wrong.any(0)]), 1)

@@ -49,7 +49,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _outputs(self, X: ArrayLike) -> Tensor:  # (n, d) -> (n, c)
         check_is_fitted(self)
-        checked = validate_data(self, rows_of(X), reset=False, dtype=np.float64, ensure_min_samples=1)
+        checked = validate_data(self, to_array(X), reset=False, dtype=np.float64, ensure_min_samples=1)
         x = torch.from_numpy(np.array(checked, order="C"))
         checks.squarable(type(self).__name__, "X", x)
         with torch.no_grad():
@@ -85,12 +85,14 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
             self._report(f"layer {depth}: " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
 
 
-def rows_of(X: Any) -> Any:
+def to_array(X: Any) -> Any:
     """Tensors as arrays, detached; everything else as it came."""
-    if isinstance(X, Tensor):
-        X = X.detach().cpu()
-        return (X.float() if X.dtype == torch.bfloat16 else X).numpy()
-    return X
+    if not isinstance(X, Tensor):
+        return X
+    X = X.detach().cpu()
+    if X.dtype == torch.bfloat16:  # numpy has none
+        X = X.float()
+    return X.numpy()
 
 
 def least_rows(one_process: int) -> int:

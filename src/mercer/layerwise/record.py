@@ -62,38 +62,33 @@ def _record(
 ) -> LayerRecord:
     counts = torch.bincount(labels, minlength=c).to(to_class)
     sums = class_sums(to_class, labels, c)  # (c, c) sums of K over pairs of classes
+
+    # H: HSIC over the norms of the centred kernel and of Gamma.
     table = gamma_table(labels, c).to(to_class)
-    label_norm = float((table.square() * counts[:, None] * counts).sum().sqrt())
-    scale = norm * label_norm
+    scale = norm * float((table.square() * counts[:, None] * counts).sum().sqrt())
+    dependence = float((table * sums).sum()) / scale if scale > 0 else 0.0
+
+    # C: mean kernel value between classes over that within.
     within = float(sums.diagonal().sum() / counts.square().sum())
     pairs = float(len(labels) ** 2 - counts.square().sum())
     between = float(sums.sum() - sums.diagonal().sum()) / pairs if pairs else 0.0
-    own = float((sums.diagonal() / counts.clamp_min(1)).sum())
-    s_w, s_b = float(diagonal.sum()) - own, own - float(sums.sum()) / len(labels)
-    return LayerRecord(
-        bandwidth=float(bandwidth),
-        width=z.shape[1],
-        hsic=float((table * sums).sum()) / scale if scale > 0 else 0.0,
-        mse=_translated_mse(z, labels, c, counts),
-        ce=_basis_cross_entropy(to_class / counts.clamp_min(1), labels, c, counts),
-        c=between / within if within > 0 else 1.0,
-        t=_ratio(max(s_w, 0.0), max(s_b, 0.0)),
-    )
 
-
-def _ratio(above: float, below: float) -> float:
+    # T: scatter within over scatter between classes; finite where the classes coincide.
+    explained = float((sums.diagonal() / counts.clamp_min(1)).sum())
+    s_w = max(float(diagonal.sum()) - explained, 0.0)
+    s_b = max(explained - float(sums.sum()) / len(labels), 0.0)
     tiny = torch.finfo(torch.float64).eps
-    return min(above / max(below, tiny), 1 / tiny) if above > 0 else 0.0  # finite where the classes coincide
+    ratio = min(s_w / max(s_b, tiny), 1 / tiny)
 
-
-def _translated_mse(z: Tensor, labels: Tensor, c: int, counts: Tensor) -> float:
+    # MSE, once the labels are the classes' means.
     centres = class_sums(z, labels, c) / counts.clamp_min(1)[:, None].to(z)
-    return float((z - centres[labels]).square().sum(1).mean())
+    mse = float((z - centres[labels]).square().sum(1).mean())
 
-
-def _basis_cross_entropy(to_mean: Tensor, labels: Tensor, c: int, counts: Tensor) -> float:
-    r"""CE of coordinates :math:`a_i = B^{-1} b_i` in the basis of the class means: B their Gram, b_i their products."""
+    # CE of coordinates a_i = B^-1 b_i in the basis of the class means: B their Gram matrix, b_i their products.
+    to_mean = to_class / counts.clamp_min(1)
     basis = class_sums(to_mean, labels, c) / counts.clamp_min(1)[:, None]  # (c, c)
     coordinates = (to_mean @ torch.linalg.pinv((basis + basis.mT) / 2, hermitian=True)).clamp_min(0)
     shares = coordinates / coordinates.sum(1, keepdim=True).clamp_min(_LEAST)
-    return float(-shares.gather(1, labels[:, None]).clamp_min(_LEAST).log().mean())
+    ce = float(-shares.gather(1, labels[:, None]).clamp_min(_LEAST).log().mean())
+    contrast = between / within if within > 0 else 1.0
+    return LayerRecord(float(bandwidth), z.shape[1], dependence, mse, ce, contrast, ratio)

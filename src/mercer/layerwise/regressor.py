@@ -16,7 +16,7 @@ from ..machines.kernel_ridge import seeded
 from ..rows import Rows
 from ..rows.agreement import share_generator
 from .auto import EXACT_ROWS, fit_auto
-from .estimator import Array, KernelNetworkEstimator, least_rows, rows_of
+from .estimator import Array, KernelNetworkEstimator, least_rows, to_array
 from .network import KernelNetwork
 
 
@@ -65,7 +65,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn from rows ``(n, d)`` and targets ``(n,)``; with several ranks, each passes its own rows."""
-        self._fit(*self._checked(X, y, first=True), self.landmarks)
+        self._fit(*self._check_input(X, y, first=True), self.landmarks)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -79,7 +79,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
             y: Targets.
         """
         first = not hasattr(self, "machine_")
-        x, targets = self._checked(X, y, first=first)
+        x, targets = self._check_input(X, y, first=first)
         if first:
             self._fit(x, targets, self.landmarks or min(Rows(x).n, 2000))
         else:
@@ -87,13 +87,13 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
             self._extend(x, centred)
         return self
 
-    def _checked(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Tensor]:
+    def _check_input(self, X: ArrayLike, y: ArrayLike, *, first: bool) -> tuple[Tensor, Tensor]:
         where = type(self).__name__
         self._check_arguments(where)
         rows, target = validate_data(
             self,
-            rows_of(X),
-            rows_of(y),
+            to_array(X),
+            to_array(y),
             reset=first,
             dtype=np.float64,
             y_numeric=True,

@@ -3,7 +3,6 @@ r"""The spectral solver: every layer's weights are top eigenvectors of Q at a fi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -99,104 +98,50 @@ def ism(
     checks.choice("ism", "kernel", kernel, ("gaussian", "linear", "polynomial"))
     basis = torch.linalg.qr(r.mT)[0] if r.shape[1] > len(r) else None  # (d, n): W lies in the span of the rows
     rows = r if basis is None else r @ basis
-    objective: _Objective
-    if kernel == "polynomial":
-        objective = _Polynomial(rows, labels, c, degree, coef0)
-    elif features is not None:
-        objective = _Features(rows, labels, c, features)
-    else:
-        objective = _Gaussian(rows, labels, c, bandwidth)
-    found = _maximise(objective, width, share, 0 if kernel == "linear" else max_iterations, tolerance)
-    return found if basis is None else found._replace(w=basis @ found.w)
 
+    # HSIC as a function of W, and its Q.
+    def measure(w: Tensor) -> float:
+        z = rows @ w
+        if kernel == "polynomial":
+            return float(hsic((z @ z.mT + coef0).pow(degree), labels, c))
+        if features is not None:
+            return float(feature_hsic(features(z), labels, c))
+        return float(hsic(gaussian(bandwidth)(z), labels, c))
 
-@dataclass(frozen=True)
-class _Objective:
-    """HSIC as a function of W; a variant writes what it is on the outputs R W, and its Q."""
+    def compute_q(w: Tensor) -> Tensor:
+        if kernel == "polynomial":
+            return polynomial_ism_matrix(rows, w, labels, c, degree, coef0)
+        if features is not None:
+            return feature_ism_matrix(features(rows @ w), rows, labels, c)
+        return ism_matrix(gaussian(bandwidth)(rows @ w), rows, labels, c)
 
-    r: Tensor
-    labels: Tensor
-    c: int
-
-    def value(self, w: Tensor) -> float:
-        """HSIC at W."""
-        raise NotImplementedError
-
-    def matrix(self, w: Tensor) -> Tensor:
-        """Q at W."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class _Gaussian(_Objective):
-    bandwidth: float
-
-    @override
-    def value(self, w: Tensor) -> float:
-        return float(hsic(gaussian(self.bandwidth)(self.r @ w), self.labels, self.c))
-
-    @override
-    def matrix(self, w: Tensor) -> Tensor:
-        return ism_matrix(gaussian(self.bandwidth)(self.r @ w), self.r, self.labels, self.c)
-
-
-@dataclass(frozen=True)
-class _Features(_Objective):
-    features: Callable[[Tensor], Tensor]
-
-    @override
-    def value(self, w: Tensor) -> float:
-        return float(feature_hsic(self.features(self.r @ w), self.labels, self.c))
-
-    @override
-    def matrix(self, w: Tensor) -> Tensor:
-        return feature_ism_matrix(self.features(self.r @ w), self.r, self.labels, self.c)
-
-
-@dataclass(frozen=True)
-class _Polynomial(_Objective):
-    degree: int
-    coef0: float
-
-    @override
-    def value(self, w: Tensor) -> float:
-        z = self.r @ w
-        return float(hsic((z @ z.mT + self.coef0).pow(self.degree), self.labels, self.c))
-
-    @override
-    def matrix(self, w: Tensor) -> Tensor:
-        return polynomial_ism_matrix(self.r, w, self.labels, self.c, self.degree, self.coef0)
-
-
-def _maximise(objective: _Objective, width: int | None, share: float, max_iterations: int, tolerance: float) -> Ism:
-    """Turn W to the top eigenvectors of Q(W), again and again, where that raises HSIC; else step uphill."""
     # Start at the linear kernel's eigenvectors: its Q does not depend on W.
-    matrix = linear_ism_matrix(objective.r, objective.labels, objective.c)
+    matrix = linear_ism_matrix(rows, labels, c)
     values, vectors = torch.linalg.eigh(matrix)
     q = checks.integer("ism", "width", width, 1, len(matrix)) if width is not None else 0
     if not q:  # the least width that holds the share, and c - 1 at least
         positive = values.flip(0).clamp_min(0)
         holding = int((positive.cumsum(0) < share * positive.sum()).sum()) + 1
-        q = min(max(holding, objective.c - 1), len(values))
-    if not max_iterations:
+        q = min(max(holding, c - 1), len(values))
+    if kernel == "linear" or not max_iterations:
         w = _fix_basis(matrix, vectors[:, -q:])
-        return Ism(w, _residual(matrix, w), 1, values)
-    w = _fix_basis(matrix, vectors[:, -min(q, objective.c - 1) :])
+        return Ism(w if basis is None else basis @ w, _residual(matrix, w), 1, values)
+    w = _fix_basis(matrix, vectors[:, -min(q, c - 1) :])
 
     # That Q has rank c - 1: its further eigenvectors are whatever rounding makes them. Columns beyond start at the
     # eigenvectors of the kernel's own Q there, among the directions in which what is left of the rows varies.
     if q > w.shape[1]:
-        remainder = objective.r - objective.r @ w @ w.mT
+        remainder = rows - rows @ w @ w.mT
         variances, components = torch.linalg.eigh(remainder.mT @ remainder)
         components = components[:, len(variances) - _count_large(variances) :]
-        matrix = components.mT @ objective.matrix(w) @ components
+        matrix = components.mT @ compute_q(w) @ components
         further = components @ torch.linalg.eigh(matrix)[1][:, w.shape[1] - q :]
         w = torch.cat((_fix_signs(further), w), 1)
         q = w.shape[1]
 
-    value, spent = objective.value(w), 0
+    value, spent = measure(w), 0
     while spent < max_iterations:
-        matrix = objective.matrix(w)
+        matrix = compute_q(w)
         values, vectors = torch.linalg.eigh(matrix)
         spent += 1
         if _residual(matrix, w) <= tolerance:
@@ -215,14 +160,15 @@ def _maximise(objective: _Objective, width: int | None, share: float, max_iterat
         before, slack = w, 4 * torch.finfo(w.dtype).eps * abs(value)
         for trials in steps:
             trials = [_nearest_orthonormal(trial) for trial in trials]
-            reached, best = max((objective.value(trial), -i) for i, trial in enumerate(trials))
+            reached, best = max((measure(trial), -i) for i, trial in enumerate(trials))
             if reached >= value - slack:
                 w, value = trials[-best], reached
                 break
         if w is before:
             break
-    matrix = objective.matrix(w)
-    return Ism(_fix_basis(matrix, w), _residual(matrix, w), spent, values)
+    matrix = compute_q(w)
+    w = _fix_basis(matrix, w)
+    return Ism(w if basis is None else basis @ w, _residual(matrix, w), spent, values)
 
 
 def _fix_basis(matrix: Tensor, w: Tensor) -> Tensor:  # (d, d), (d, q) -> (d, q)

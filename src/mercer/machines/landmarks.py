@@ -159,20 +159,22 @@ def add_rows(
 ) -> LandmarkSolution:
     """The ridge of all rows so far and these of all ranks; kernel, penalty and landmarks stay.
 
-    All rows of an exact solution become landmarks: its system gives their targets back.
+    All rows of another solution become landmarks: its system gives their targets back, unless early stopping took the
+    place of a penalty.
     """
-    if isinstance(solution, EigenProSolution):
+    if isinstance(solution, EigenProSolution) and solution.rows is not None:
         need, fix = "partial_fit needs landmarks", "Give landmarks=2000, or start with partial_fit."
         raise ValueError(checks.sentence(where, need, f"{len(solution.anchors)} rows by eigenpro", fix))
     if isinstance(solution, LandmarkSolution):
         features, moments = solution.features, solution.moments
     else:
-        counts = solution.weights.new_ones(len(solution.anchors)) if solution.scale is None else solution.scale.square()
-        noise = solution.penalty * solution.weights / torch.where(counts > 0, counts, 1.0)[:, None]
-        known = solution(solution.anchors) + noise
-        features = LandmarkFeatures.at(solution.kernel, solution.anchors, where="KernelRidge")
+        anchors, weights = widen_floats(solution.anchors), solution.weights.double()
+        counts = weights.new_ones(len(anchors)) if solution.scale is None else solution.scale.double().square()
+        noise = solution.penalty * weights / torch.where(counts > 0, counts, 1.0)[:, None]
+        known = solution(solution.anchors).double() + noise
+        features = LandmarkFeatures.at(solution.kernel, anchors, where=where)
         # Every rank holds all anchors.
-        moments = sum_moments(features, take_share(solution.anchors), take_share(known), take_share(counts))
+        moments = sum_moments(features, take_share(anchors), take_share(known), take_share(counts))
     moments = moments + sum_moments(features, x, y, weight)
     return make_solution(features, moments, solve_ridge(moments, y.shape[1], solution.penalty), None)
 

@@ -315,3 +315,9 @@ def test_lines_that_end_in_carriage_returns_alone(tmp_path):
     (tmp_path / "long.csv").write_bytes(b"a" * 60 + b"\r1\r")
     with pytest.raises(CorruptData, match="line 1 must have at most 50 bytes"):
         read(tmp_path / "long.csv", limits=Limits(line=50))
+
+
+def test_a_lone_carriage_return_within_a_line_is_a_space(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b'a,b\r\none\rtwo,1\r\n"three\rfour",2\r\nfive,3\r\r\n')
+    frame = read(tmp_path / "t.csv")
+    assert frame["a"].tolist() == ["one two", "three four", "five"] and frame["b"].tolist() == [1, 2, 3]

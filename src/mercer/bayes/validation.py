@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..rows.agreement import has_several_ranks
 from ..rows.loading import Data, as_tensor, load_labelled_rows, load_rows
-from ..rows.packing import Packing, unlabelled
+from ..rows.packing import Packing, split_labels
 from ..rows.stored import Readable, StoredRows
 
 
@@ -29,7 +29,7 @@ def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple
         return stored, y, None
     whole = isinstance(loader, Tensor | tuple | Mapping)
     data = loader if whole else [tuple(batch) if isinstance(batch, list) else batch for batch in loader]
-    named = unlabelled(where, data)
+    named = split_labels(where, data)
     if named is not None:
         batches, labels = named
         packing = Packing.of(where, batches[0])

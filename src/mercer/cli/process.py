@@ -111,13 +111,13 @@ def threads_set(threads: int) -> Iterator[None]:
 
 def versions() -> dict[str, str]:
     """Python's version and those of the libraries whose numbers could differ."""
-    found = {"python": platform.python_version(), "mercer": __version__}
+    known = {"python": platform.python_version(), "mercer": __version__}
     for name in _LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            known[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            known[name] = "not installed"
+    return known
 
 
 def machine() -> dict[str, Any]:

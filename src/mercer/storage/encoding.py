@@ -6,6 +6,7 @@ Tensors go to a table beside the JSON, equal ones once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -117,9 +118,9 @@ class Decoder:
         Raises:
             ValueError: It cannot be built, or asks for far more memory than its tensors have.
         """
-        held = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
         try:
-            with AllocationBudget(self.room + 4 * held):
+            with AllocationBudget(self.room + 4 * size):
                 return self.savable(document)
         except Exception as error:
             if isinstance(error, ValueError) and str(error).startswith("mercer.load: "):
@@ -208,23 +209,21 @@ class Decoder:
 
     def _dtype(self, name: Any, kinds: str, items: int = 0) -> np.dtype[Any]:
         try:
-            found = np.dtype(name if isinstance(name, str) else None)
+            dtype = np.dtype(name if isinstance(name, str) else None)
         except TypeError:
-            found = None
-        if found is None or found.kind not in kinds or items * found.itemsize > self.room:
+            dtype = None
+        if dtype is None or dtype.kind not in kinds or items * dtype.itemsize > self.room:
             raise self._wrong(f"arrays of the kinds {kinds}", repr(name)[:40])
-        return found
+        return dtype
 
     def _class(self, name: str) -> type[Savable]:
         module, _, attribute = str(name).rpartition(".")
-        found = None
+        cls = None
         if _MODULE.fullmatch(module):  # never import by a name from outside the package
-            try:
-                found = getattr(importlib.import_module(module), attribute, None)
-            except ImportError:
-                found = None
-        if isinstance(found, type) and issubclass(found, Savable) and found is not Savable:
-            return found
+            with contextlib.suppress(ImportError):
+                cls = getattr(importlib.import_module(module), attribute, None)
+        if isinstance(cls, type) and issubclass(cls, Savable) and cls is not Savable:
+            return cls
         raise self._wrong("only classes of Mercer that can be saved", repr(name))
 
     def _wrong(self, need: str, got: object) -> ValueError:

@@ -44,8 +44,9 @@ test: lint types
 	$(BIN)/python -m pytest
 
 # Tests that reach each dependency. The code styles and types are the same with every release: `make test` has them.
-OLDEST_TESTS := $(addprefix tests/test_,kernels.py nn_transforms.py features.py machines.py storage.py figures.py cli.py \
-	tabular_frames.py tabular_commands.py data_loaders.py)
+OLDEST_TESTS := $(addprefix tests/,kernels/test_kernels.py nn/test_nn_transforms.py features/test_features.py \
+	machines/test_machines.py storage/test_storage.py test_figures.py cli/test_cli.py tabular/test_tabular_frames.py \
+	tabular/test_tabular_commands.py papers/test_data_loaders.py)
 
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest

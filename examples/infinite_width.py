@@ -1,4 +1,4 @@
-"""Regression by networks of infinite width: posterior means and bands of NNGP and NTK.
+"""Regression by networks of infinite width: posterior means and bands of plain networks and of torch modules.
 
 Run: python examples/infinite_width.py [OUT.svg]
 """
@@ -9,36 +9,54 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from mercer import figures
-from mercer.kernels import NNGP, NTK, Kernel
+from mercer.kernels import NNGP, NTK, infinite_width
+from mercer.machines import KernelRidge
 
 OUT = Path(__file__).parent.parent / "docs" / "img" / "gallery" / "infinite_width.svg"
 NOISE = 1e-3
 
 
-def posterior(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of the Gaussian process after seeing (x, y)."""
-    factor = torch.linalg.cholesky(kernel(x) + NOISE * torch.eye(len(x), dtype=x.dtype))
-    cross = kernel(new, x)
-    mean = cross @ torch.cholesky_solve(y[:, None], factor)[:, 0]
-    explained = (cross.mT * torch.cholesky_solve(cross.mT, factor)).sum(0)
-    return mean, (kernel.diag(new) - explained).clamp(min=0).sqrt()
+class Residual(nn.Module):
+    """x + body(x)."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+class Sine(nn.Module):
+    """The sine as a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
 
 
 def main() -> None:
+    torch.manual_seed(0)
     x = torch.tensor([-2.0, -1.6, -1.1, -0.4, 0.1, 1.2, 1.5, 1.9], dtype=torch.float64)[:, None]
     y = (2 * x[:, 0]).sin()
     new = torch.linspace(-3, 3, 120, dtype=torch.float64)[:, None]
-    cases = {
-        "NNGP, one hidden layer": NNGP(depth=1, bias_var=0.3),
-        "NNGP, five hidden layers": NNGP(depth=5, bias_var=0.3),
-        "NTK, one hidden layer": NTK(depth=1, bias_var=0.3),
-        "NTK, five hidden layers": NTK(depth=5, bias_var=0.3),
+    block = Residual(nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64))
+    models = {
+        "tanh: NNGP": nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)),
+        "residual, LayerNorm, GELU: NNGP": nn.Sequential(nn.Linear(1, 64), block, nn.GELU(), nn.Linear(64, 1)),
+        "sine: NNGP": nn.Sequential(nn.Linear(1, 64), Sine(), nn.Linear(64, 1)),
     }
-    figure, axes = figures.canvas(2, 2, width=8.4, height=5.2)
-    for ax, (name, kernel) in zip(axes, cases.items(), strict=True):
-        mean, deviation = posterior(kernel, x, y, new)
+    kernels = {
+        "ReLU, one hidden layer: NNGP": NNGP(depth=1, bias_var=0.3),
+        "ReLU, five hidden layers: NNGP": NNGP(depth=5, bias_var=0.3),
+        "ReLU, five hidden layers: NTK": NTK(depth=5, bias_var=0.3),
+    } | {name: infinite_width(model, kind="nngp", weight_var=3.0, bias_var=0.5) for name, model in models.items()}
+    figure, axes = figures.canvas(3, 2, width=8.4, height=7.6)
+    for ax, (name, kernel) in zip(axes, kernels.items(), strict=True):
+        machine = KernelRidge(kernel, penalty=NOISE, solver="exact").fit(x, y)
+        mean, deviation = machine.predict(new), (machine.variance(new) * kernel.diag(new)).sqrt()
         ax.fill_between(new[:, 0], mean - 2 * deviation, mean + 2 * deviation, alpha=0.2, linewidth=0)
         ax.plot(new[:, 0], mean)
         ax.plot(new[:, 0], (2 * new[:, 0]).sin(), "--", linewidth=1)

@@ -114,6 +114,13 @@ def test_importing_mercer_imports_neither_torch_nor_matplotlib():
     assert done.stdout.strip() == "[]"
 
 
+def test_an_optimizer_costs_no_plots_frames_or_pages():
+    heavy = "{'matplotlib', 'pandas', 'rich', 'jinja2', 'sklearn', 'narwhals', 'click'}"
+    code = f"import sys, mercer.optim; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_public_names_load_on_first_use():
     for name in mercer.__all__:
         module = getattr(mercer, name)

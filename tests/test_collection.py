@@ -15,10 +15,20 @@ def test_no_id_holds_bytes_or_addresses(request):
     assert not wrong, f"give these constant ids: {wrong[:3]}"
 
 
+def test_no_test_imports_another():
+    """What two test files share stands in a ``cases.py`` beside them."""
+    wrong = [
+        f"{path.relative_to(TESTS)}: {line}"
+        for path in TESTS.rglob("*.py")
+        for line in re.findall(r"^(?:from|import) .*\btest_\w+.*$", path.read_text(), re.M)
+    ]
+    assert not wrong
+
+
 def test_another_process_collects_the_same_tests(request):
     """With another hash seed and at another time, for every test file of this session."""
-    here = {item.nodeid for item in request.session.items if item.path.parent == TESTS}
-    files = sorted({item.path for item in request.session.items if item.path.parent == TESTS})
+    here = {item.nodeid for item in request.session.items if TESTS in item.path.parents}
+    files = sorted({item.path for item in request.session.items if TESTS in item.path.parents})
     program = f"""
 import pytest
 class Ids:

@@ -6,7 +6,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from document_blocks import blocks, difference, run
+
+from tests.document_blocks import blocks, difference, run
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -103,4 +104,8 @@ def test_every_tutorial_has_its_notebook():
     kept = {p.stem: json.loads(p.read_text()) for p in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
     assert kept == {p.stem: make(p.read_text()) for p in tutorials}, "run python tools/notebooks.py"
     code = {name: sum(cell["cell_type"] == "code" for cell in book["cells"]) for name, book in kept.items()}
-    assert code == {p.stem: sum(b.language == "python" for b in blocks(p.read_text())) for p in tutorials}
+    assert code == {p.stem: 1 + sum(b.language == "python" for b in blocks(p.read_text())) for p in tutorials}
+    for name, book in kept.items():
+        assert "pip install" in "".join(book["cells"][1]["source"]), f"{name} does not say how to install"
+    for door in ("table", "network", "paper"):
+        assert any("attachments" in cell for cell in kept[door]["cells"]), f"{door} has no picture"

@@ -29,6 +29,17 @@ def test_scripts_draw_what_the_site_shows(script, tmp_path, monkeypatch):
     assert texts(drawn) == texts(shown.read_text()), f"draw it again: python examples/{script.name}"
 
 
+def test_letters_trains_flags_strangers_and_draws(tmp_path, monkeypatch, capsys):
+    run(ROOT / "examples" / "letters.py", "--rows", 800, "--out", tmp_path / "out.svg", monkeypatch=monkeypatch)
+    shown = capsys.readouterr().out
+    last = {name: float(rate) for name, rate in re.findall(r"^(\S+).* ([\d.]+)%   [\d.]+ CPU s$", shown, re.M)}
+    assert last["FunctionSpaceSGD"] > last["Adam,"]
+    auroc = dict(re.findall(r"^(\w+) +AUROC ([\d.]+)", shown, re.M))
+    assert float(auroc["Familiarity"]) > 0.7
+    drawn = (ROOT / "docs" / "img" / "gallery" / "letters.svg").read_text()
+    assert texts((tmp_path / "out.svg").read_text()) == texts(drawn)
+
+
 def test_the_bands_of_the_gallery_are_drawn():
     drawn = figures.svg(runpy.run_path(str(ROOT / "examples" / "uncertainty.py"))["line"]())
     assert texts(drawn) == texts((ROOT / "docs" / "img" / "gallery" / "uncertainty_line.svg").read_text())

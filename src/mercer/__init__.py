@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .checks import NumericalWarning
     from .storage.folder import load, save
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULES = (
     "bayes",

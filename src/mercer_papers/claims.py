@@ -15,6 +15,9 @@ in the first pattern stands for any text without `` | ``, and ``{0}``, ``{1}`` i
 - ``matches``: within this share of the published number of the same name; of those that ``value`` names, if given.
 - none of these: the entry's checks, by ``passed``; only those whose row is like ``rows``, if given.
 
+With ``logarithms = true`` a ``value`` and its bounds are compared by their logarithms: counts that were doubled until
+they were enough spread by factors, not by differences.
+
 ``exact = true`` says that nothing is random: one run settles it. ``most = true`` asks for more than half of the
 comparisons, not for all. ``detail = true`` is a claim that the entry's verdict does not hang on. ``finding = true`` is
 a comparison of ours that the paper does not make; it is shown and counts for no verdict, but one against a fair rival
@@ -57,6 +60,7 @@ class Claim:
     above: float | None = None
     below: float | None = None
     matches: float | None = None
+    logarithms: bool = False
     rows: str = ""
     exact: bool = False
     most: bool = False
@@ -149,9 +153,11 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
         elif claim.value or claim.matches is not None:
             for key, low, high, printed_text in _bounds(claim, numbers, published):
                 values = list(numbers[key].values())
+                text = f"{key.removesuffix(' | ')}: {_figure(statistics.fmean(values))}{printed_text}"
+                if claim.logarithms:
+                    values, low, high = [math.log(value) for value in values], _log(low), _log(high)
                 inside = max(_p_above(values, low, claim.exact), _p_below(values, high, claim.exact))
                 outside = min(_p_above(values, high, claim.exact), _p_below(values, low, claim.exact))
-                text = f"{key}: {_figure(statistics.fmean(values))}{printed_text}"
                 yield Comparison(claim, (key,), inside, outside, text, len(values))
         else:
             by_row: dict[str, list[bool]] = {}
@@ -274,7 +280,12 @@ def student_tail(t: float, degrees: int) -> float:
 def _words(key: str, other: str, numbers: Numbers) -> str:
     a, b = (statistics.fmean(numbers[name].values()) for name in (key, other))
     seeds = len(_gaps(numbers[key], numbers[other]))
-    return f"{key} {_figure(a)} against {other} {_figure(b)}, {seeds} seed{'' if seeds == 1 else 's'}"
+    names = key.removesuffix(" | "), other.removesuffix(" | ")  # a whole row's number has no column
+    return f"{names[0]} {_figure(a)} against {names[1]} {_figure(b)}, {seeds} seed{'' if seeds == 1 else 's'}"
+
+
+def _log(bound: float) -> float:
+    return math.log(bound) if bound > 0 else -math.inf
 
 
 def _figure(number: float) -> str:

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_features import CASES, rows
 
 from mercer.bayes import LinearizedLaplace
 from mercer.layerwise import KernelNetworkRegressor
 from mercer.rows import Rows
 from mercer.rows.stored import StoredRows, open_rows
+from tests.features.cases import CASES, rows
 
 N, D = 40, 3
 X = rows(N)

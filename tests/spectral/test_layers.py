@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from mercer.spectral import layers
-from mercer.spectral.layer_ranking import find_blocks
+from mercer.spectral.comparison import find_blocks
 
 
 class Transformer(nn.Module):

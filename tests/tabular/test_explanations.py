@@ -61,3 +61,15 @@ def test_the_page_draws_the_parts_of_a_date(model, tmp_path):
     assert "How the prediction moves with the hour of when." in page
     assert "How the prediction moves with the weekday of when." in page
     assert "could not be drawn" not in page
+
+
+def test_the_average_that_reasons_start_from_is_that_of_the_table():
+    rng = np.random.default_rng(0)
+    y = np.arange(150) % 3
+    frame = pd.DataFrame(
+        {"a": y + 0.2 * rng.normal(size=150), "b": rng.normal(size=150), "kind": np.array(list("uvw"))[y]}
+    )
+    model = TabularModel().fit(frame, "kind")
+    for reason in reasons(model, frame[:9]):  # three rows of each class
+        assert abs(reason.average - 1 / 3) < 0.02
+        assert abs(reason.average + sum(reason.parts.values()) - reason.value) < 1e-9

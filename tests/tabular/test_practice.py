@@ -176,3 +176,19 @@ def test_one_stray_word_among_whole_numbers_makes_no_classes():
     assert model.target.classes is None and "1 row left out, where it is no number (first 'unknown' in row 7)" in str(
         model.notes
     )
+
+
+def test_a_sheet_is_learned_from_and_predicted(tmp_path):
+    """Dates, blank cells and whole numbers of a sheet arrive as such."""
+    pytest.importorskip("openpyxl")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"day": pd.date_range("2024-01-01", periods=60), "size": rng.normal(size=60)})
+    frame["kind"] = np.where(frame["size"] > 0, "big", "small")
+    frame.loc[5, "size"] = None
+    frame.to_excel(tmp_path / "t.xlsx", index=False)
+    sheet = str(tmp_path / "t.xlsx")
+    result = CliRunner().invoke(main, ["fit", sheet, "--target", "kind", "-o", str(tmp_path / "m")])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(main, ["predict", str(tmp_path / "m"), sheet, "-o", str(tmp_path / "p.csv")])
+    assert result.exit_code == 0, result.output
+    assert (read(tmp_path / "p.csv")["prediction"] == frame["kind"]).mean() > 0.9

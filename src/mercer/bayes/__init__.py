@@ -5,8 +5,8 @@ from .familiarity import Familiarity
 from .kronecker import KroneckerLaplace
 from .linearized_laplace import LinearizedLaplace
 from .posterior import Posterior
-from .snapshots import Snapshots
 from .temperature_scaling import TemperatureScaling
+from .training import Snapshots
 from .trajectory_gp import TrajectoryGP
 
 __all__ = [

@@ -1,23 +1,28 @@
-"""The k directions of weight space that the data says most about, and the Gauss-Newton matrix in them."""
+"""The k directions of weight space that the data says most about, and outputs of new rows seen through them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ..linalg.blocks import slices
 from ..linalg.eigen import randomized_range
 from ..linalg.operators import SymmetricOperator
 from ..rows import Rows
 from ..rows.stored import Readable
-from .jacobian import Jacobian, LastLayerJacobian
+from .eigenfunction_network import EigenfunctionNetwork, read_embedding
+from .jacobian import Jacobian, LastLayerJacobian, RowwiseJacobian
+from .layer_signals import MisalignedRowsError
 from .likelihood import Likelihood
+from .network import zero_row
 
 _RANGE_ROWS = 1024  # directions of more rows differ little: the Gauss-Newton matrix in them is of all rows
-_HELD_BYTES = 256 * 2**20
+_PSI_BYTES = 256 * 2**20
+_ONE_PASS_ROWS = 512  # rows at a time, at least, where one forward pass gives all
 
 
 def leading_directions(
@@ -50,49 +55,49 @@ def leading_directions(
         seed: Decides :math:`\Omega`.
     """
     rows = Rows(f)
-    own, n = rows.place, rows.n
-    rank = min(k, n * f.shape[1], jacobian.size)
-    if rank == jacobian.size:
+    first, n, c = rows.place.start, rows.n, f.shape[1]
+    rank = min(k, n * c, jacobian.size)
+    if rank == jacobian.size:  # every direction there is
         return torch.eye(rank, dtype=f.dtype, device=f.device)
-    most = n if rank == n * f.shape[1] else min(n, max(_RANGE_ROWS, 4 * k))
-    chosen = torch.linspace(0, n - 1, most, dtype=torch.float64).round().long().unique()
-    here = ((chosen >= own.start) & (chosen < own.stop)).nonzero()[:, 0]
-    draw = torch.Generator(device=f.device).manual_seed(seed)
-    probes = torch.randn(len(chosen), f.shape[1], rank, dtype=f.dtype, device=f.device, generator=draw)[here]
-    places = chosen[here] - own.start
 
-    def summed(pulled: Callable[[Tensor, Tensor, slice], Tensor]) -> Tensor:
+    # Choose rows that are spread evenly over those of all ranks, and keep this rank's. A k of n c spans the range of
+    # all rows, so none may be left out.
+    count = min(n, max(_RANGE_ROWS, 4 * k))
+    if rank == n * c:
+        count = n
+    chosen = torch.linspace(0, n - 1, count, dtype=torch.float64).round().long().unique()
+    mine = ((chosen >= first) & (chosen < first + len(f))).nonzero()[:, 0]
+    places = chosen[mine] - first
+
+    # Draw Omega for all chosen rows on every rank: the directions then do not depend on the number of ranks.
+    generator = torch.Generator(device=f.device).manual_seed(seed)
+    omega = torch.randn(len(chosen), c, rank, dtype=f.dtype, device=f.device, generator=generator)[mine]
+
+    def sum_over_rows(q: Tensor | None) -> Tensor:  # -> (p, rank)
+        """J^T Lambda J q; without q the start of the range finder, J^T Lambda^1/2 Omega."""
         total = torch.zeros(jacobian.size, rank, dtype=f.dtype, device=f.device)
-        for at in slices(len(places), batch_size):
-            block = _taken(x, places[at])
-            total += jacobian.transposed(block, pulled(block, f[places[at]], at))
+        for part in slices(len(places), batch_size):
+            # The rows come in ascending order: a file is read as one stretch.
+            index = places[part]
+            block = x[int(index[0]) : int(index[-1]) + 1]
+            if len(block) > len(index):
+                block = block[index - index[0]]
+            u = omega[part] if q is None else jacobian.along(block, q)
+            if weighted and q is None:
+                u = density.curvature_root(f[index], u)
+            elif weighted:
+                u = density.curvature_product(f[index], u)
+            total += jacobian.pull(block, u)
         return rows.total(total)
 
-    def start(_: Tensor, outputs: Tensor, at: slice) -> Tensor:
-        return density.curvature_root(outputs, probes[at]) if weighted else probes[at]
-
-    def product(q: Tensor) -> Tensor:
-        def pulled(block: Tensor, outputs: Tensor, _: slice) -> Tensor:
-            psi = jacobian.along(block, q)
-            return density.curvature_product(outputs, psi) if weighted else psi
-
-        return summed(pulled)
-
-    operator = SymmetricOperator(product, jacobian.size, dtype=f.dtype, device=f.device)
-    return randomized_range(operator, summed(start), iterations=iterations)
-
-
-def _taken(x: Readable, rows: Tensor) -> Tensor:
-    """Some rows in ascending order, read as one stretch."""
-    first = int(rows[0])
-    stretch: Tensor = x[first : int(rows[-1]) + 1]
-    return stretch if len(stretch) == len(rows) else stretch[rows - first]
+    operator = SymmetricOperator(sum_over_rows, jacobian.size, dtype=f.dtype, device=f.device)
+    return randomized_range(operator, sum_over_rows(None), iterations=iterations)
 
 
 class Curvature:
     r"""The Gauss-Newton matrix in k directions, :math:`\sum_i \Psi_i^\top \Lambda_i \Psi_i`, for any likelihood.
 
-    :math:`\Psi_i = J(x_i) Q` is held for as many rows as fit 256 MiB, spread evenly. Of a whole last layer it is
+    :math:`\Psi_i = J(x_i) Q` is kept for as many rows as fit 256 MiB, spread evenly. Of a whole last layer it is
     :math:`\sum_i \Lambda_i \otimes \phi_i \phi_i^\top`, from the features alone.
 
     Args:
@@ -104,47 +109,233 @@ class Curvature:
     """
 
     def __init__(self, jacobian: Jacobian, x: Readable, f: Tensor, q: Tensor, batch_size: int) -> None:
-        self.f = f
-        self.features: Tensor | None = None
+        self.jacobian, self.x, self.f, self.q, self.batch_size = jacobian, x, f, q, batch_size
         self.k = q.shape[1]
+        self.features: Tensor | None = None
         if isinstance(jacobian, LastLayerJacobian) and self.k == jacobian.size:  # Q is the identity
-            self.layer, self.stride = jacobian, 1
-            parts = [jacobian.features(x[part])[1] for part in slices(len(x), batch_size)]
-            self.features = torch.cat(parts) if parts else f.new_zeros(0, self.k // f.shape[1])
+            blocks = [jacobian.features(x[part])[1] for part in slices(len(x), batch_size)]
+            self.features = torch.cat(blocks) if blocks else f.new_zeros(0, self.k // f.shape[1])
             return
-        self._sweep = partial(_blocks, jacobian, x, q, batch_size)
-        room = max(1, _HELD_BYTES // (f.shape[1] * q.shape[1] * f.dtype.itemsize))
-        self.stride = -(-len(f) // room) if len(f) else 1
-        held = [psi[-part.start % self.stride :: self.stride] for part, psi in self._sweep()]
-        self.psi = torch.cat(held) if held else f.new_zeros(0, f.shape[1], self.k)  # (n / stride, c, k)
+        room = max(1, _PSI_BYTES // (f.shape[1] * self.k * f.dtype.itemsize))
+        self.stride = max(1, -(-len(f) // room))
+        kept = [psi[-part.start % self.stride :: self.stride] for part, psi in self._read_psi()]
+        self.psi = torch.cat(kept) if kept else f.new_zeros(0, f.shape[1], self.k)  # (n / stride, c, k)
 
     def at(self, density: Likelihood, *, every_row: bool = False) -> Tensor:  # -> (k, k), float64
-        """The matrix for this likelihood; rows that are not held count by those that are, unless ``every_row``."""
+        """The matrix for this likelihood; rows that were not kept count by those that were, unless ``every_row``."""
+
+        def product(f: Tensor, psi: Tensor) -> Tensor:  # (n, c), (n, c, k) -> (k, k)
+            return (psi.flatten(0, 1).mT @ density.curvature_product(f, psi).flatten(0, 1)).double()
+
         total = torch.zeros(self.k, self.k, dtype=torch.float64, device=self.f.device)
-        if self.features is not None:
-            total = self.layer.curvature(self.features, _hessians(density, self.f)).double()
+        if self.features is not None and isinstance(self.jacobian, LastLayerJacobian):
+            eye = torch.eye(self.f.shape[1], dtype=self.f.dtype, device=self.f.device)
+            hessians = density.curvature_product(self.f, eye.expand(len(self.f), -1, -1))  # (n, c, c)
+            total = self.jacobian.curvature(self.features, hessians).double()
         elif every_row and self.stride > 1:
-            for part, psi in self._sweep():
-                total += _product(density, self.f[part], psi)
+            for part, psi in self._read_psi():
+                total += product(self.f[part], psi)
         else:
             f = self.f[:: self.stride]
             for part in slices(len(f), 1024):
-                total += _product(density, f[part], self.psi[part])
+                total += product(f[part], self.psi[part])
             total *= len(self.f) / max(1, len(f))
         total = Rows(self.f).total(total)
         return (total + total.mT) / 2
 
-
-def _blocks(jacobian: Jacobian, x: Readable, q: Tensor, batch_size: int) -> Iterator[tuple[slice, Tensor]]:
-    for part in slices(len(x), batch_size):
-        yield part, jacobian.along(x[part], q)
-
-
-def _hessians(density: Likelihood, f: Tensor) -> Tensor:  # (n, c) -> (n, c, c)
-    eye = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
-    return density.curvature_product(f, eye.expand(len(f), -1, -1))
+    def _read_psi(self) -> Iterator[tuple[slice, Tensor]]:  # -> (b, c, k) each
+        for part in slices(len(self.x), self.batch_size):
+            yield part, self.jacobian.along(self.x[part], self.q)
 
 
-def _product(density: Likelihood, f: Tensor, psi: Tensor) -> Tensor:  # (n, c), (n, c, k) -> (k, k)
-    product = density.curvature_product(f, psi)
-    return (psi.flatten(0, 1).mT @ product.flatten(0, 1)).double()
+class Span:
+    r"""Outputs of new rows, with weights that vary in the span of Q alone: :math:`N(\theta, Q D Q^\top)`.
+
+    :math:`D = \mathrm{diag}(1 / (\lambda + \delta))` for the eigenvalues :math:`\lambda` of the Gauss-Newton matrix
+    in Q and the prior precision :math:`\delta`. So it is where Q are all directions, or without the complement.
+    Classes below change what is not so in their mode; all give the same posterior where two modes meet.
+
+    Args:
+        jacobian: J.
+        directions: Q ``(p, k)``.
+        batch_size: Rows at a time.
+    """
+
+    def __init__(self, jacobian: Jacobian, directions: Tensor, batch_size: int) -> None:
+        self.jacobian, self.directions, self.batch_size = jacobian, directions, batch_size
+
+    def parts(
+        self, x: Tensor, *, full: bool, gradients: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c) or (n, c, c)
+        r"""Outputs, :math:`\Psi`, and :math:`K(x, x) - \Psi \Psi^\top`, its diagonal unless ``full``."""
+        if not len(x):  # a rank without rows: the shapes alone
+            f, psi, outside = self.parts(zero_row(x), full=full)
+            return f[:0], psi[:0], outside[:0]
+        blocks = [self.block(x[part], full, gradients) for part in slices(len(x), self.batch_size)]
+        f, psi, outside = (torch.cat(column) for column in zip(*blocks, strict=True))
+        return f, psi, outside
+
+    def block(self, x: Tensor, full: bool = False, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for few rows at once."""
+        f = self.jacobian.outputs(x)
+        outside = f.new_zeros(*f.shape, f.shape[1]) if full else torch.zeros_like(f)
+        return f, self.jacobian.along(x, self.directions), outside
+
+    def moments(
+        self, x: Tensor, values: Tensor, precision: float, *, full: bool, gradients: bool
+    ) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, c) or (n, c, c)
+        """Outputs and their variance, or covariance where ``full``.
+
+        Args:
+            x: Rows.
+            values: Eigenvalues ``(k,)`` of the Gauss-Newton matrix, whose eigenvectors the directions are.
+            precision: The prior's.
+            full: Covariances of a row's outputs.
+            gradients: Keep the graph.
+        """
+        f, psi, outside = self.parts(x, full=full, gradients=gradients)
+        return f, covariance(psi, outside, values, precision)
+
+    def joint(self, x: Tensor, values: Tensor, precision: float) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, n, c, c)
+        """Outputs and the covariance of all rows with each other."""
+        return self.jacobian.outputs(x), self._joint_within(x, 1 / (values + precision))
+
+    def _joint_within(self, x: Tensor, weights: Tensor) -> Tensor:
+        psi = self.jacobian.along(x, self.directions)
+        return torch.einsum("nck,k,mdk->nmcd", psi, weights.to(psi.dtype), psi)
+
+    def draw(
+        self, x: Tensor, n: int, values: Tensor, precision: float, generator: torch.Generator | None
+    ) -> Tensor:  # (rows, ...) -> (n, rows, c)
+        """Outputs for n draws of the weights: one forward-mode derivative along each."""
+        q = self.directions
+        p, k = q.shape
+        deviations = (1 / (values + precision)).sqrt().to(q.dtype)
+        draws = []
+        for part in slices(n, max(1, 2**24 // p)):
+            size = part.stop - part.start
+            z = torch.randn(k, size, generator=generator, dtype=q.dtype, device=x.device)
+            weights = q @ (deviations[:, None] * z) + self._draw_outside(size, precision, generator)
+            outputs = [self.jacobian.along(x[rows], weights) for rows in slices(len(x), self.batch_size)]
+            draws.append(torch.cat(outputs).permute(2, 0, 1))
+        return self.jacobian.outputs_of(x, self.batch_size) + torch.cat(draws)
+
+    def _draw_outside(self, n: int, precision: float, generator: torch.Generator | None) -> Tensor | float:
+        """What n draws of the weights have outside Q, ``(p, n)``."""
+        return 0.0
+
+
+class SpanAndComplement(Span):
+    r"""The same with the prior's variance outside Q: :math:`N(\theta, Q D Q^\top + (I - Q Q^\top) / \delta)`."""
+
+    @override
+    def block(self, x: Tensor, full: bool = False, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        jacobian, q = self.jacobian, self.directions
+        try:
+            f, psi, kernel = jacobian.parts(x, q, diagonal=not full, gradients=gradients)
+        except MisalignedRowsError:  # by these rows' values, unlike those of the check at fit
+            plain = RowwiseJacobian(jacobian.network)
+            f, psi, kernel = plain.parts(x, q, diagonal=not full, gradients=gradients)
+        # K - Psi Psi^T is a difference: rounding may take its diagonal below 0
+        if not full:
+            return f, psi, (kernel - psi.square().sum(2)).clamp_min(0)
+        outside = kernel - psi @ psi.mT
+        negative = outside.diagonal(dim1=1, dim2=2).clamp_max(0)
+        return f, psi, outside - torch.diag_embed(negative)
+
+    @override
+    def joint(self, x: Tensor, values: Tensor, precision: float) -> tuple[Tensor, Tensor]:
+        # J J^T / delta is the prior's covariance in all directions; within Q the posterior's takes its place
+        within = self._joint_within(x, 1 / (values + precision) - 1 / precision)
+        return self.jacobian.outputs(x), within + self.jacobian.joint_kernel(x) / precision
+
+    @override
+    def _draw_outside(self, n: int, precision: float, generator: torch.Generator | None) -> Tensor | float:
+        q = self.directions
+        free = torch.randn(len(q), n, generator=generator, dtype=q.dtype, device=q.device)
+        return (free - q @ (q.mT @ free)) / math.sqrt(precision)
+
+
+class LastLayerSpan(Span):
+    r"""The weights of a last linear layer: an output's variance is :math:`\phi^\top \Sigma_{ii} \phi`, features alone.
+
+    Args:
+        jacobian: Of the last layer.
+        directions: Q ``(p, k)``.
+        batch_size: Rows at a time.
+        blocks: Where the blocks :math:`\Sigma_{ii}` are kept from call to call, by prior precision.
+    """
+
+    jacobian: LastLayerJacobian
+
+    def __init__(
+        self, jacobian: LastLayerJacobian, directions: Tensor, batch_size: int, blocks: dict[float, Tensor]
+    ) -> None:
+        super().__init__(jacobian, directions, batch_size)
+        self.blocks = blocks
+
+    @override
+    def moments(
+        self, x: Tensor, values: Tensor, precision: float, *, full: bool, gradients: bool
+    ) -> tuple[Tensor, Tensor]:
+        if full:
+            return super().moments(x, values, precision, full=full, gradients=gradients)
+        if precision not in self.blocks:
+            self.blocks[precision] = self.jacobian.covariance_blocks(self.directions, 1 / (values + precision))
+        step = max(_ONE_PASS_ROWS, self.batch_size)
+        parts = [self.jacobian.variances(x[part], self.blocks[precision]) for part in slices(len(x), step)]
+        return torch.cat([f for f, _ in parts]), torch.cat([variance for _, variance in parts])
+
+
+class DistilledSpan(Span):
+    r"""A small network gives :math:`\Psi` and the variance outside in one pass; covariances come by derivatives.
+
+    Args:
+        exact: The same span by derivatives.
+        student: The small network.
+        complement: Whether the variance outside counts.
+        rotation: Turns the directions that the student learned to the eigenvectors found afterwards; None before.
+    """
+
+    def __init__(
+        self, exact: Span, student: EigenfunctionNetwork, complement: bool, rotation: Tensor | None = None
+    ) -> None:
+        super().__init__(exact.jacobian, exact.directions, exact.batch_size)
+        self.exact, self.student, self.complement, self.rotation = exact, student, complement, rotation
+
+    @override
+    def parts(self, x: Tensor, *, full: bool, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        if full or gradients:
+            return self.exact.parts(x, full=full, gradients=gradients)
+        outputs, psis, variances = [], [], []
+        rows = x if len(x) else zero_row(x)
+        for part in slices(len(rows), max(_ONE_PASS_ROWS, self.batch_size)):
+            f, embedding = read_embedding(self.jacobian.network, rows[part])
+            psi, outside = self.student.parts(embedding)
+            outputs.append(f)
+            psis.append(psi if self.rotation is None else psi @ self.rotation)
+            variances.append(outside if self.complement else torch.zeros_like(outside))
+        n = len(x)
+        return torch.cat(outputs)[:n], torch.cat(psis)[:n], torch.cat(variances)[:n]
+
+    @override
+    def joint(self, x: Tensor, values: Tensor, precision: float) -> tuple[Tensor, Tensor]:
+        return self.exact.joint(x, values, precision)
+
+    @override
+    def draw(self, x: Tensor, n: int, values: Tensor, precision: float, generator: torch.Generator | None) -> Tensor:
+        return self.exact.draw(x, n, values, precision, generator)
+
+
+def covariance(psi: Tensor, outside: Tensor, values: Tensor, precision: float) -> Tensor:
+    r""":math:`\Psi D \Psi^\top` and the prior's variance outside: ``(n, c, c)``, or ``(n, c)`` if ``outside`` is."""
+    weights = (1 / (values + precision)).to(psi.dtype)
+    if outside.ndim == 3:
+        return (psi * weights) @ psi.mT + outside / precision
+    return psi.square() @ weights + outside / precision
+
+
+def eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (k, k) -> (k,), (k, k)
+    """Of a symmetric matrix, descending, none below 0."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.flip(0).clamp_min(0), vectors.flip(1)

@@ -27,7 +27,7 @@ class EigenfunctionNetwork(SavableModule):
     never negative, and growing as :math:`|x|` does far away, which is how Jacobians of a ReLU network grow.
 
     Args:
-        in_features: Numbers of what it reads, see :func:`with_embedding`.
+        in_features: Numbers of what it reads, see :func:`read_embedding`.
         outputs: c.
         k: Directions.
         width: Width of the hidden layers.
@@ -55,8 +55,8 @@ class EigenfunctionNetwork(SavableModule):
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, d) -> (n, c, k), (n, c)
         r""":math:`\Psi(x)` and the diagonal of :math:`K(x, x) - \Psi \Psi^\top`."""
-        found = self(x) * self.unit
-        return found[..., : self.k], found[..., self.k].square()
+        values = self(x) * self.unit
+        return values[..., : self.k], values[..., self.k].square()
 
     def learn(self, x: Tensor, psi: Tensor, outside: Tensor, *, steps: int, generator: torch.Generator) -> None:
         """Least squares over the rows, each number in units of its root mean square."""
@@ -73,7 +73,7 @@ class EigenfunctionNetwork(SavableModule):
         self.eval().requires_grad_(False)
 
 
-def with_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d)
+def read_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d)
     """Outputs, and what the small network reads: the input of the last linear layer, its norm and the row's.
 
     The norms are what K(x, x) of a linear layer is made of. A network without linear layers is read by its rows, and so
@@ -84,22 +84,24 @@ def with_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (
         x: Rows.
     """
     name = last_linear(network)[0] if find_layers(network, nn.Linear) else ""
-    with torch.no_grad(), capture(network, [name] if name else []) as seen:
+    with torch.no_grad(), capture(network, [name] if name else []) as signals:
         f = flat_logits(network(x))
-        inputs = seen[name].inputs if name else []
+        inputs = signals[name].inputs if name else []
         embedding = x.flatten(1)
         if inputs and len(inputs[-1]) == len(x):
+            # One row alone says whether the first dimension of a larger input is the rows'.
             several = inputs[-1].ndim > 2 and len(x) > 0
-            if several:  # one row alone says whether the first dimension is the rows'
+            if several:
                 network(x[:1])
-            embedding = inputs[0].flatten(1) if not several or len(inputs[-1]) == 1 else embedding
+            if not several or len(inputs[-1]) == 1:
+                embedding = inputs[0].flatten(1)
     norms = [embedding.norm(dim=1, keepdim=True)]
     if x.is_floating_point():
         norms.append(x.flatten(1).norm(dim=1, keepdim=True))
     return f, torch.cat((embedding, *norms), 1)
 
 
-def fitted_network(
+def distill_network(
     x: Tensor,
     parts: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     network: nn.Module,
@@ -109,11 +111,11 @@ def fitted_network(
     *,
     mix: bool = True,
 ) -> EigenfunctionNetwork:
-    """A small network fitted to Psi and what lies outside, on rows like the training rows and beside them.
+    """Fit a small network to Psi and the variance outside, on rows like the training rows and beside them.
 
     Args:
         x: Training rows, of all ranks.
-        parts: Outputs ``(n, c)``, Psi ``(n, c, k)`` and the rest's diagonal ``(n, c)`` of some rows.
+        parts: Outputs ``(n, c)``, Psi ``(n, c, k)`` and the variance outside ``(n, c)`` of some rows.
         network: A copy of one's own, whose embeddings are read.
         steps: Training steps.
         batch_size: Rows at a time.
@@ -121,16 +123,18 @@ def fitted_network(
         mix: Whether rows may be mixed, as numbers may and tokens may not.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = (spread_rows(x.cpu(), _ROWS, generator) if mix else x.cpu()[:_ROWS]).to(x.device)
-    f, psi, outside = (
-        torch.cat(column) for column in zip(*(parts(rows[p]) for p in slices(len(rows), batch_size)), strict=True)
-    )
-    read = torch.cat([with_embedding(network, rows[part])[1] for part in slices(len(rows), 4096)])
+    rows = spread_rows(x.cpu(), _ROWS, generator) if mix else x.cpu()[:_ROWS]
+    rows = rows.to(x.device)
+
+    # What it should give, and what it reads.
+    blocks = [parts(rows[part]) for part in slices(len(rows), batch_size)]
+    f, psi, outside = (torch.cat(column) for column in zip(*blocks, strict=True))
+    embedding = torch.cat([read_embedding(network, rows[part])[1] for part in slices(len(rows), 4096)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = EigenfunctionNetwork(read.shape[1], f.shape[1], psi.shape[2])
-    student = student.to(read)
-    student.learn(read, psi, outside, steps=steps, generator=generator)
+        student = EigenfunctionNetwork(embedding.shape[1], f.shape[1], psi.shape[2])
+    student = student.to(embedding)
+    student.learn(embedding, psi, outside, steps=steps, generator=generator)
     return student
 
 
@@ -142,9 +146,9 @@ def spread_rows(x: Tensor, most: int, generator: torch.Generator) -> Tensor:  # 
     if not x.is_floating_point():
         return x[:most]
     chosen = x[torch.randperm(len(x), generator=generator)[:most]]
-    other = x[torch.randint(len(x), (len(chosen),), generator=generator)]
+    partners = x[torch.randint(len(x), (len(chosen),), generator=generator)]
     shape = (len(chosen), *[1] * (x.ndim - 1))
-    share = torch.rand(shape, generator=generator, dtype=x.dtype)
+    mixture = torch.rand(shape, generator=generator, dtype=x.dtype)
     noise = torch.randn(chosen.shape, generator=generator, dtype=x.dtype) * x.std()
     strength = torch.rand(shape, generator=generator, dtype=x.dtype)
-    return torch.cat((chosen, share * chosen + (1 - share) * other + strength * noise))
+    return torch.cat((chosen, mixture * chosen + (1 - mixture) * partners + strength * noise))

@@ -13,7 +13,7 @@ from .. import checks
 from ..linalg.blocks import slices
 from ..rows.stored import Readable
 from .likelihood import Gaussian, Softmax, likelihood_named, mean_over_ranks
-from .network import flat_logits, own_network
+from .network import flat_logits, own_network, zero_row
 from .posterior import Posterior
 from .prior_choice import best_temperature
 from .training import train_network
@@ -36,22 +36,23 @@ class Ensemble(Posterior):
     def ensemble_proba(self, x: Any) -> Tensor:  # (n, ...) -> (n, c)
         """The mean of the networks' own probabilities; needs no fit."""
         with torch.no_grad():
-            return Softmax(getattr(self, "temperature_", 1.0)).mixed(self._outputs(self._checked(x, False)))
+            return Softmax(getattr(self, "temperature_", 1.0)).mix(self._outputs(self._check_rows(x, False)))
 
     def _members(self) -> Iterable[nn.Module]:
         return (own_network(model, (), self.packing_) for model in self._networks)
 
     def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c, M)
         if not len(x):  # a rank without rows: the shape alone
-            return self._outputs(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))[:0]
-        found = []
+            return self._outputs(zero_row(x))[:0]
+        outputs = []
         for network in self._members():
             parts = [flat_logits(network(x[part])) for part in slices(len(x), self.batch_size)]
-            found.append(torch.cat(parts))
-        if len({f.shape[1] for f in found}) > 1:
+            outputs.append(torch.cat(parts))
+        widths = {f.shape[1] for f in outputs}
+        if len(widths) > 1:
             need = "models must have as many outputs"
-            raise ValueError(checks.sentence(type(self).__name__, need, sorted({f.shape[1] for f in found})))
-        return checked_outputs(type(self).__name__, torch.stack(found, 2))
+            raise ValueError(checks.sentence(type(self).__name__, need, sorted(widths)))
+        return checked_outputs(type(self).__name__, torch.stack(outputs, 2))
 
     def _read(self, name: str, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:  # -> (n, c, M), targets
         """All outputs on a loader's rows, and its targets."""
@@ -174,15 +175,20 @@ class DeepEnsemble(Ensemble):
         """Choose the temperature on validation rows; a regression learns its noise there, or else on training rows."""
         self._check_noise_rows(loader, val_loader)
         density = likelihood_named(self.likelihood)
-        read = None if loader is None else self._read("loader", loader)
+
+        # All rows are read, which checks them; the validation rows decide where there are some.
+        outputs = None
+        if loader is not None:
+            outputs, y = self._read("loader", loader)
         if val_loader is not None:
-            read = self._read("val_loader", val_loader)
+            outputs, y = self._read("val_loader", val_loader)
+
+        # A classifier's temperature is not chosen on training rows: its networks are too sure of them.
         self.temperature_ = self.noise_ = 1.0
-        if read is not None and (density.has_noise or val_loader is not None):
-            outputs, y = read
-            middle = density.noise_of(y, outputs.mean(2))
+        if outputs is not None and (density.has_noise or val_loader is not None):
+            start = density.noise_of(y, outputs.mean(2))
             scale = best_temperature(
-                lambda s: mean_over_ranks(density.at(s).mixture_loss(outputs, y)), middle, density.reach
+                lambda s: mean_over_ranks(density.at(s).mixture_loss(outputs, y)), start, density.reach
             )
             setattr(self, density.learned, scale)
         return self
@@ -194,7 +200,7 @@ class DeepEnsemble(Ensemble):
         if isinstance(density, Gaussian):
             return super().predict_proba(x)
         with torch.set_grad_enabled(gradients):
-            return density.mixed(self._outputs(self._rows(x, gradients)))
+            return density.mix(self._outputs(self._rows(x, gradients)))
 
     @override
     def _draws(self, x: Tensor, n: int) -> Tensor:
@@ -203,5 +209,5 @@ class DeepEnsemble(Ensemble):
         return outputs[..., chosen.to(outputs.device)].permute(2, 0, 1)
 
     @override
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return hasattr(self, "noise_")

@@ -192,14 +192,16 @@ class Familiarity(SavedWithoutNetwork):
         views = [torch.cat(layers), torch.cat(directions)]
         if f.shape[1] > 1:
             log_p = f.log_softmax(1).topk(min(_LARGEST, f.shape[1]), 1).values
-            log_rest = (-torch.expm1(log_p)).log()  # of 1 - p
-            views.append((_EXPONENT * (log_p + log_rest)).exp().sum(1))
+            log_q = (-torch.expm1(log_p)).log()  # of 1 - p
+            views.append((_EXPONENT * (log_p + log_q)).exp().sum(1))
         return torch.stack(views, 1)
 
     def _surprise(self, views: Tensor) -> Tensor:  # (n, v) -> (n,)
+        # p of each view: the share of reference rows that are at least as strange
         known = self.reference_  # (m, v), each column ascending
         below = torch.searchsorted(known.mT.contiguous(), views.mT.contiguous()).mT
         share = (len(known) - below + 1).to(views.dtype) / (len(known) + 1)
+        # b: how far beyond their 95 % quantile, in units of its distance from the median
         middle, tail = known.quantile(torch.tensor([0.5, _TAIL], dtype=known.dtype, device=known.device), 0)
         beyond = ((views - tail) / (tail - middle).clamp_min(_LEAST)).clamp(0, _MOST)
         rank_weights, tail_weights = views.new_tensor((_RANK_WEIGHTS, _TAIL_WEIGHTS))[:, : views.shape[1]]
@@ -214,12 +216,12 @@ class Familiarity(SavedWithoutNetwork):
         """
         parts: dict[str, list[Tensor]] = {name: [] for name in self.layers_}
         outputs = []
-        with capture(network, self.layers_) as seen:
+        with capture(network, self.layers_) as signals:
             for part in slices(len(x), self.batch_size):
                 outputs.append(checked_outputs("Familiarity", flat_logits(network(x[part]))))
-                for name, signal in seen.items():
+                for name, signal in signals.items():
                     ends = name == self.layers_[-1] and isinstance(layer(network, name), nn.Linear)
-                    parts[name].append(_pooled(signal.input if ends and self.layers is None else signal.output))
+                    parts[name].append(_pool_positions(signal.input if ends and self.layers is None else signal.output))
                     signal.inputs.clear()
                     signal.outputs.clear()
         *before, last = [torch.cat(maps).double() for maps in parts.values()]
@@ -263,16 +265,16 @@ def _layers_of_rows(network: nn.Module, names: Sequence[str], rows: Tensor) -> l
     handles = [layer(network, n).register_forward_hook(lambda _m, _i, _o, n=n: order.append(n)) for n in names]
     calls = []
     for part in (rows, *rows.split(1)):
-        with torch.no_grad(), capture(network, names) as seen:
+        with torch.no_grad(), capture(network, names) as signals:
             network(part)
-        calls.append({name: entry.outputs[-1] for name, entry in seen.items() if entry.outputs})
+        calls.append({name: signal.outputs[-1] for name, signal in signals.items() if signal.outputs})
     for handle in handles:
         handle.remove()
     together, *alone = calls
     return [name for name in dict.fromkeys(order) if near(together[name], torch.cat([call[name] for call in alone]))]
 
 
-def _pooled(maps: Tensor) -> Tensor:  # (n, d), (n, t, d) or (n, c, *positions) -> (n, d')
+def _pool_positions(maps: Tensor) -> Tensor:  # (n, d), (n, t, d) or (n, c, *positions) -> (n, d')
     """Rows as they are; of maps and sequences, mean and deviation over the positions of each channel."""
     if maps.ndim == 2:
         return maps

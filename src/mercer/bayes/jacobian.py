@@ -20,7 +20,7 @@ from ..signals.attention import plain_attention
 from ..signals.capture import capture
 from ..signals.layers import as_logits, output_rows
 from .layer_signals import LayerSignals
-from .network import flat_logits, one_thread_at_a_time, own_network
+from .network import flat_logits, one_thread_at_a_time, own_network, zero_row
 
 _HELD_BYTES = 256 * 2**20
 
@@ -49,7 +49,7 @@ class Jacobian(ABC):
     def outputs_of(self, x: Readable, batch_size: int) -> Tensor:  # (n, ...) -> (n, c)
         """Outputs of many rows, some at a time; a rank without rows gets the shape alone."""
         if not len(x):
-            return self.outputs(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))[:0]
+            return self.outputs(zero_row(x))[:0]
         return torch.cat([self.outputs(x[part]) for part in slices(len(x), batch_size)])
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Jacobian(ABC):
         """J(x) times directions."""
 
     @abstractmethod
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:  # (n, ...), (n, c, k) -> (p, k)
+    def pull(self, x: Tensor, u: Tensor) -> Tensor:  # (n, ...), (n, c, k) -> (p, k)
         """J(x)^T times u, summed over the rows."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class NetworkJacobian(Jacobian):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__(network)
-        self._made: tuple[torch.dtype, Tangents] | None = None
+        self._cached: tuple[torch.dtype, Tangents] | None = None
 
     @override
     def along(self, x: Tensor, directions: Tensor) -> Tensor:
@@ -84,14 +84,14 @@ class NetworkJacobian(Jacobian):
             return self._tangents(x).along(x, directions)
 
     @override
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:
+    def pull(self, x: Tensor, u: Tensor) -> Tensor:
         with one_thread_at_a_time():
             return self._tangents(x).transposed(x, u)
 
     @override
     def parts(self, x: Tensor, q: Tensor, *, diagonal: bool, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        own = LayerSignals(self.network).own_kernel(x, diagonal=diagonal, gradients=gradients)
-        return self.outputs(x), self.along(x, q), own
+        kernel = LayerSignals(self.network).own_kernel(x, diagonal=diagonal, gradients=gradients)
+        return self.outputs(x), self.along(x, q), kernel
 
     @override
     def joint_kernel(self, x: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ class NetworkJacobian(Jacobian):
             return RowwiseJacobian(self.network).joint_kernel(x)
 
     def _tangents(self, x: Tensor) -> Tangents:
-        if self._made is None or self._made[0] != x.dtype:  # a copy of the network: once, not for each batch
-            self._made = (x.dtype, Tangents(self.network, x[:0], flat_logits))
-        return self._made[1]
+        if self._cached is None or self._cached[0] != x.dtype:  # a copy of the network: once, not for each batch
+            self._cached = (x.dtype, Tangents(self.network, x[:0], flat_logits))
+        return self._cached[1]
 
 
 class FormedJacobian(Jacobian):
@@ -120,7 +120,7 @@ class FormedJacobian(Jacobian):
         return torch.cat([j @ directions for _, j in self.blocks(x, graph)])
 
     @override
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:
+    def pull(self, x: Tensor, u: Tensor) -> Tensor:
         total = torch.zeros(self.size, u.shape[2], dtype=u.dtype, device=u.device)
         start = 0
         for f, j in self.blocks(x):
@@ -146,8 +146,8 @@ class FormedJacobian(Jacobian):
         columns = []
         for f, j in self.blocks(x, gradients):
             columns.append((f, j @ q, j.square().sum(2) if diagonal else j @ j.mT))
-        f, psi, own = (torch.cat(column) for column in zip(*columns, strict=True))
-        return f, psi, own
+        f, psi, kernel = (torch.cat(column) for column in zip(*columns, strict=True))
+        return f, psi, kernel
 
 
 class RowwiseJacobian(FormedJacobian):
@@ -170,7 +170,9 @@ class RowwiseJacobian(FormedJacobian):
                     for f_c in f[0]
                 ]
             j = torch.stack([torch.cat([part.reshape(-1) for part in gradient]) for gradient in pulled])
-            yield f if gradients else f.detach(), j[None]
+            if not gradients:
+                f = f.detach()
+            yield f, j[None]
 
 
 class HeadJacobian(FormedJacobian):
@@ -185,9 +187,8 @@ class HeadJacobian(FormedJacobian):
         super().__init__(network)
         self.name = name
         self.head = network.get_submodule(name)
-        known = {id(p): own for own, p in self.head.named_parameters()}
-        counted = [p for p in network.parameters() if p.requires_grad]
-        self.names = [known[id(p)] for p in counted]  # the head's own, in the order of theta
+        names = {id(p): name for name, p in self.head.named_parameters()}
+        self.names = [names[id(p)] for p in network.parameters() if p.requires_grad]  # in the order of theta
 
     @override
     def blocks(self, x: Tensor, gradients: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
@@ -217,7 +218,9 @@ class LastLayerJacobian(Jacobian):
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, d + 1)
         """Outputs, and what goes into the last layer, a 1 appended for its bias."""
         f, phi = output_and_head_input(self.network, self.name, x)
-        return f, torch.cat((phi, torch.ones_like(phi[:, :1])), 1) if self.bias else phi
+        if self.bias:
+            phi = torch.cat((phi, torch.ones_like(phi[:, :1])), 1)
+        return f, phi
 
     @override
     def along(self, x: Tensor, directions: Tensor) -> Tensor:
@@ -225,13 +228,13 @@ class LastLayerJacobian(Jacobian):
 
     def along_features(self, phi: Tensor, directions: Tensor) -> Tensor:  # (n, d + 1), (p, k) -> (n, c, k)
         """J times directions of rows whose features are known."""
-        return torch.einsum("nd,cdk->nck", phi, self._shaped(directions, phi.shape[1]))
+        return torch.einsum("nd,cdk->nck", phi, self._by_output(directions, phi.shape[1]))
 
     def covariance_blocks(self, directions: Tensor, weights: Tensor) -> Tensor:  # (p, k), (k,) -> (c, d + 1, d + 1)
         """Each output's own block of the weights' covariance ``directions diag(weights) directions^T``."""
         width = self.theta[f"{self.name}.weight".lstrip(".")].shape[1] + int(self.bias)
-        shaped = self._shaped(directions.double() * weights.double().sqrt(), width)  # (c, d + 1, k)
-        return (shaped @ shaped.mT).to(directions.dtype)
+        root = self._by_output(directions.double() * weights.double().sqrt(), width)  # (c, d + 1, k)
+        return (root @ root.mT).to(directions.dtype)
 
     def variances(self, x: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, c), (n, c)
         """Outputs and their variances, from the blocks alone."""
@@ -253,7 +256,7 @@ class LastLayerJacobian(Jacobian):
         return total.reshape(c * width, c * width)[order][:, order]
 
     @override
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:
+    def pull(self, x: Tensor, u: Tensor) -> Tensor:
         phi = self.features(x)[1]
         product = torch.einsum("nd,nck->cdk", phi, u)  # (c, d + 1, k)
         c, width, k = product.shape
@@ -261,7 +264,8 @@ class LastLayerJacobian(Jacobian):
             return product.reshape(c * width, k)
         return torch.cat((product[:, :-1].reshape(c * (width - 1), k), product[:, -1]))
 
-    def _shaped(self, directions: Tensor, width: int) -> Tensor:  # (p, k) -> (c, d + 1, k)
+    def _by_output(self, directions: Tensor, width: int) -> Tensor:  # (p, k) -> (c, d + 1, k)
+        """Each output's own rows of the directions: its weights, then its bias."""
         k = directions.shape[1]
         if not self.bias:
             return directions.reshape(-1, width, k)
@@ -278,17 +282,19 @@ class LastLayerJacobian(Jacobian):
     @override
     def parts(self, x: Tensor, q: Tensor, *, diagonal: bool, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         f, phi = self.features(x)
-        size = phi.square().sum(1)[:, None].expand(f.shape)
-        return f, self.along_features(phi, q), size if diagonal else torch.diag_embed(size)
+        kernel = phi.square().sum(1)[:, None].expand(f.shape)
+        if not diagonal:
+            kernel = torch.diag_embed(kernel)
+        return f, self.along_features(phi, q), kernel
 
 
 def output_and_head_input(network: nn.Module, name: str, x: Tensor) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, d)
     """Outputs, and the input of the last module, whose outputs they must be."""
     if not name:
         return flat_logits(network(x)), x
-    with capture(network, [name], detach=False) as seen:
+    with capture(network, [name], detach=False) as signals:
         f = flat_logits(network(x))
-    z, output = seen[name].input, seen[name].output
+    z, output = signals[name].input, signals[name].output
     if z.ndim != 2 or output.shape != f.shape or not torch.allclose(output, f, equal_nan=True):
         need = f"the outputs must be those of {name}, as at fit"
         raise ValueError(sentence("LinearizedLaplace", need, f"outputs of shape {tuple(output.shape)}"))
@@ -318,6 +324,8 @@ def find_head(network: nn.Module, x: Tensor) -> tuple[str, bool]:
     finally:
         for handle in handles:
             handle.remove()
+
+    # The last module with a weight of its own in which no layer runs; one that gives the network's outputs wins.
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, torch.jit.ScriptModule)
     names = [name for name, _, _ in calls]
     ran = [name for name in names if isinstance(network.get_submodule(name), layers)]
@@ -326,9 +334,9 @@ def find_head(network: nn.Module, x: Tensor) -> tuple[str, bool]:
         module = network.get_submodule(name)
         inside = any(other != name and other.startswith(f"{name}." if name else "") for other in ran)
         hidden = isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.children())
-        own = list(module.parameters(recurse=False))
-        own += list(getattr(module, "parametrizations", nn.Module()).parameters())  # weight_norm and its kind
-        if inside or hidden or not any(p.ndim > 1 for p in own):
+        weights = list(module.parameters(recurse=False))
+        weights += list(getattr(module, "parametrizations", nn.Module()).parameters())  # weight_norm and its kind
+        if inside or hidden or not any(p.ndim > 1 for p in weights):
             continue
         rows = len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (len(x),)
         same = isinstance(output, Tensor) and output.shape == f.shape and torch.allclose(output, f, equal_nan=True)
@@ -343,6 +351,8 @@ def find_head(network: nn.Module, x: Tensor) -> tuple[str, bool]:
 
 
 class _OneOutput(nn.Module):
+    """A network with one output, a weighted sum of its c."""
+
     def __init__(self, network: nn.Module, weights: Tensor) -> None:
         super().__init__()
         self.network, self.weights = network, weights
@@ -396,6 +406,8 @@ def is_right(fast: Jacobian, rows: Tensor) -> bool:
     network, where = fast.network, rows.device
     if any(isinstance(module, torch.jit.ScriptModule) for module in network.modules()):
         return False  # torch.func swaps no weights in there
+
+    # J^T u of both rows by plain autograd.
     weights = [p for p in network.parameters() if p.requires_grad]
     with torch.enable_grad():
         f = flat_logits(network(rows)) + weights[0].reshape(-1)[:0].sum()
@@ -406,14 +418,16 @@ def is_right(fast: Jacobian, rows: Tensor) -> bool:
         except (RuntimeError, NotImplementedError) as error:
             need, got = "autograd must be able to differentiate the network", str(error).splitlines()[0]
             raise ValueError(sentence("LinearizedLaplace", need, got)) from error
+
+    # The same by the fast way, then J q and J J^T of each row.
     try:
-        if not near(fast.transposed(rows, u)[:, 0], torch.cat([part.reshape(-1) for part in gradient])):
+        if not near(fast.pull(rows, u)[:, 0], torch.cat([part.reshape(-1) for part in gradient])):
             return False
         if isinstance(fast, LastLayerJacobian):  # its products are all made of the same features
             return True
         q = torch.randn(fast.size, 1, generator=draw, dtype=torch.float64).to(where, fast.dtype)
-        _, psi, own = fast.parts(rows, q, diagonal=False)
-    except Exception:  # whatever torch.func and hooks say of what they cannot do: plain autograd can
+        _, psi, kernel = fast.parts(rows, q, diagonal=False)
+    except Exception:  # torch.func and hooks refuse in many ways what plain autograd can do
         return False
     exact = RowwiseJacobian(network).parts(rows, q, diagonal=False)
-    return near(psi, exact[1]) and near(own, exact[2])
+    return near(psi, exact[1]) and near(kernel, exact[2])

@@ -72,21 +72,37 @@ class KroneckerLaplace(NetworkPosterior):
         if val_loader is None and isinstance(self.prior_precision, str):
             need, fix = "prior_precision='validation' needs a val_loader", "Give one, or a number."
             raise ValueError(checks.sentence(where, need, "None", fix))
+        # The rows of all ranks, and layers that are seen row by row where they must be.
         self.weights_ = weights_of(self.model)
         x, y = Rows(*self._pairs("loader", loader)).gather()
         network = own_network(self.model, self.weights_, self.packing_)
         with torch.no_grad():
             fitting_rows(where, lambda row: flat_logits(network(row)), x[:1])
         signals = self._choose_signals(network, two_rows(x))
+
+        # The noise of a regression, which is part of Lambda; then the factors.
         f = torch.cat([_signals(signals, x[part])[0] for part in slices(len(x), self.batch_size)])
         density = likelihood_named(self.likelihood)
         y = density.targets(where, y, checked_outputs("KroneckerLaplace", f))
         self.temperature_, self.noise_ = 1.0, density.noise_of(y, f)
         self.factors_ = self._factors(signals, x)
-        self.prior_precision_ = 1.0 if isinstance(self.prior_precision, str) else float(self.prior_precision)
-        if isinstance(self.prior_precision, str):
-            assert val_loader is not None
-            self._choose(val_loader)
+
+        # The prior precision: the number given, or the one of least loss on the validation rows.
+        if not isinstance(self.prior_precision, str):
+            self.prior_precision_ = float(self.prior_precision)
+            return self
+        assert val_loader is not None
+        val_x, val_y = Rows(*self._pairs("val_loader", val_loader)).gather()
+        density, link = self._likelihood, self._link
+        full = link.needs_covariance and isinstance(density, Softmax)
+
+        def score(precision: float) -> float:
+            self.prior_precision_ = precision
+            mean, covariance = self._moments(val_x, full=full, gradients=False)
+            targets = density.targets("KroneckerLaplace", val_y, mean)
+            return float(density.loss(mean, covariance, targets, link).mean())
+
+        self.prior_precision_ = best_precision(score)[0]
         return self
 
     def _choose_signals(self, network: nn.Module, rows: Tensor) -> LayerSignals:
@@ -94,54 +110,47 @@ class KroneckerLaplace(NetworkPosterior):
         checked_outputs("KroneckerLaplace", flat_logits(network(rows)).detach())
         check_rows_apart("KroneckerLaplace", network, rows)
         _signals(LayerSignals(network, rowwise=True), rows[:1])  # refuses parameters of other layers
+
+        # The faster way is taken where its K(x, x) is that of plain autograd; one mixture of the outputs shows it.
         mixed = one_output(network, rows)
         expected = torch.cat([j.square().sum(2) for _, j in RowwiseJacobian(mixed).blocks(rows)])
-        for self.rowwise_ in (False, True):
-            signals = LayerSignals(mixed, rowwise=self.rowwise_)
+        for rowwise in (False, True):
+            signals = LayerSignals(mixed, rowwise=rowwise)
             try:
                 layers = signals.of(rows)[1]
             except (MisalignedRowsError, RuntimeError):
                 continue
             kernel = sum((signal.kernel(True) for signal in layers.values()), torch.zeros_like(expected))
             if near(kernel, expected):
-                return LayerSignals(network, rowwise=self.rowwise_)
+                self.rowwise_ = rowwise
+                return LayerSignals(network, rowwise=rowwise)
         need = "every weight must be used by its own layer, once, and see as much of each row"
         fix = "Use LinearizedLaplace, which takes any network."
         raise ValueError(checks.sentence("KroneckerLaplace", need, "a network that uses some otherwise", fix))
 
-    def _choose(self, val_loader: Iterable[Any]) -> None:
-        x, y = Rows(*self._pairs("val_loader", val_loader)).gather()
-        density, link = self._likelihood, self._link
-        full = link.needs_covariance and isinstance(density, Softmax)
-
-        def score(precision: float) -> float:
-            self.prior_precision_ = precision
-            mean, covariance = self._moments(x, full=full, gradients=False)
-            return float(density.loss(mean, covariance, density.targets("KroneckerLaplace", y, mean), link).mean())
-
-        self.prior_precision_ = best_precision(score)[0]
-
     def _factors(self, signals: LayerSignals, x: Tensor) -> dict[str, list[Tensor]]:
+        """Sum A and G of each layer over the rows, and decompose both."""
         density = self._likelihood
         sums: dict[str, tuple[Tensor, Tensor]] = {}
         for part in slices(len(x), self.batch_size):
             f, layers = _signals(signals, x[part])
             eye = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
-            roots = density.curvature_root(f, eye)
+            roots = density.curvature_root(f, eye)  # S with S S^T = Lambda: G is then a sum of squares
             for name, signal in layers.items():
                 rows = signal.with_bias().flatten(0, 1).double()
                 pulled = torch.einsum("ncd,ncto->ndto", roots, signal.g).flatten(0, 2).double()
-                left, right = rows.mT @ rows / len(x), pulled.mT @ pulled / signal.a.shape[1]
-                old = sums.get(name)
-                sums[name] = (left, right) if old is None else (old[0] + left, old[1] + right)
+                a, g = rows.mT @ rows / len(x), pulled.mT @ pulled / signal.a.shape[1]
+                if name in sums:
+                    a, g = sums[name][0] + a, sums[name][1] + g
+                sums[name] = (a, g)
         return {name: [*torch.linalg.eigh(a), *torch.linalg.eigh(g)] for name, (a, g) in sums.items()}
 
     @override
     def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
         means, covariances = [], []
-        for f, turned in self._turned(x, gradients):
+        for f, jacobians in self._rotate_jacobians(x, gradients):
             total = f.new_zeros((*f.shape, f.shape[1]) if full else f.shape, dtype=torch.float64)
-            for name, j in turned.items():
+            for name, j in jacobians.items():
                 spread = j / self._deviation(name)
                 total = total + (spread @ spread.mT if full else spread.square().sum(2))
             means.append(f)
@@ -150,24 +159,24 @@ class KroneckerLaplace(NetworkPosterior):
 
     @override
     def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
-        found = list(self._turned(x, gradients))
-        f = torch.cat([mean for mean, _ in found])
+        blocks = list(self._rotate_jacobians(x, gradients))
+        f = torch.cat([mean for mean, _ in blocks])
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         for name in self.factors_:
-            j = torch.cat([turned[name] for _, turned in found]) / self._deviation(name)
+            j = torch.cat([jacobians[name] for _, jacobians in blocks]) / self._deviation(name)
             total = total + torch.einsum("ncp,mdp->nmcd", j, j)
         return f, total.to(f.dtype)
 
-    def _turned(self, x: Tensor, gradients: bool) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    def _rotate_jacobians(self, x: Tensor, gradients: bool) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Outputs and each layer's Jacobian in the eigenvectors of its factors, ``(n, c, out in)``, in float64."""
         signals = LayerSignals(own_network(self.model, self.weights_, self.packing_), rowwise=self.rowwise_)
         for part in slices(len(x), self.batch_size):
             f, layers = _signals(signals, x[part], gradients)
-            turned = {}
+            jacobians = {}
             for name, signal in layers.items():
                 _, vector_a, _, vector_g = self.factors_[name]
-                turned[name] = (vector_g.mT @ signal.jacobian().double() @ vector_a).flatten(2)
-            yield f, turned
+                jacobians[name] = (vector_g.mT @ signal.jacobian().double() @ vector_a).flatten(2)
+            yield f, jacobians
 
     def _deviation(self, name: str) -> Tensor:  # -> (out in,)
         value_a, _, value_g, _ = self.factors_[name]
@@ -175,17 +184,12 @@ class KroneckerLaplace(NetworkPosterior):
         return precision.sqrt().flatten()
 
     @override
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return hasattr(self, "prior_precision_")
 
     @override
     def _describe(self) -> list[str]:
         return [f"{len(self.factors_)} layers", f"prior precision {self.prior_precision_:.3g}", *super()._describe()]
-
-    @override
-    def set_state(self, state: Any) -> None:
-        """Take back what ``get_state`` gave, of the version before, too."""
-        super().set_state({"rowwise_": False, **state})
 
 
 def _signals(signals: LayerSignals, x: Tensor, gradients: bool = False) -> tuple[Tensor, dict[str, Signal]]:

@@ -1,4 +1,4 @@
-r"""What reaches a network's layers and what leaves them: inputs a and derivatives g = df / dz of all outputs.
+r"""A network's layers, row by row: their inputs a and the derivatives g = df / dz of all outputs f.
 
 A linear layer with inputs :math:`a_t` and :math:`g_{ct} = \partial f_c / \partial z_t` has the Jacobian
 :math:`\sum_t g_{ct} a_t^\top`; a convolution is the same over its patches. So :math:`K(x, x) = J(x) J(x)^\top` and
@@ -50,21 +50,20 @@ class Signal:
     def kernel(self, diagonal: bool) -> Tensor:  # -> (n, c) or (n, c, c)
         r"""The layer's share of :math:`K(x, x)`."""
         if not self.dense:
-            parts = ([(self.a[:, None] * self.g).sum(3)] if self.weight else []) + (
-                [self.g.sum(3)] if self.bias else []
-            )
-            j = torch.cat(parts, 2)  # (n, c, units)
-            return j.square().sum(2) if diagonal else j @ j.mT
+            parts = []
+            if self.weight:
+                parts.append((self.a[:, None] * self.g).sum(3))
+            if self.bias:
+                parts.append(self.g.sum(3))
+            return _outer_products(torch.cat(parts, 2), diagonal)
         (n, t, width), (_, c, _, out) = self.a.shape, self.g.shape
         if t > 1 and c * width * out < t * (width + c * out):
-            return self._by_jacobian(diagonal)
+            return _outer_products(self.jacobian().flatten(2), diagonal)  # few weights: the Jacobian is smaller
         inner = (self.a @ self.a.mT if self.weight else self.a.new_zeros(n, t, t)) + float(self.bias)  # (n, t, t)
-        moved = torch.einsum("nts,ncso->ncto", inner, self.g)
-        return (self.g * moved).sum((2, 3)) if diagonal else self.g.flatten(2) @ moved.flatten(2).mT
-
-    def _by_jacobian(self, diagonal: bool) -> Tensor:
-        j = self.jacobian().flatten(2)
-        return j.square().sum(2) if diagonal else j @ j.mT
+        product = torch.einsum("nts,ncso->ncto", inner, self.g)
+        if diagonal:
+            return (self.g * product).sum((2, 3))
+        return self.g.flatten(2) @ product.flatten(2).mT
 
     def jacobian(self) -> Tensor:  # -> (n, c, out, in), a last column for the bias
         """The rows' Jacobians over the layer's weights."""
@@ -73,8 +72,17 @@ class Signal:
 
     def with_bias(self) -> Tensor:  # -> (n, t, in + 1)
         """Inputs with a 1 for the bias, without those of a frozen weight."""
-        ones = [torch.ones_like(self.a[..., :1])] if self.bias else []
-        return torch.cat(([self.a] if self.weight else []) + ones, 2)
+        parts = []
+        if self.weight:
+            parts.append(self.a)
+        if self.bias:
+            parts.append(torch.ones_like(self.a[..., :1]))
+        return torch.cat(parts, 2)
+
+
+def _outer_products(j: Tensor, diagonal: bool) -> Tensor:  # (n, c, p) -> (n, c) or (n, c, c)
+    """J J^T of each row, or its diagonal."""
+    return j.square().sum(2) if diagonal else j @ j.mT
 
 
 class MisalignedRowsError(ValueError):
@@ -106,8 +114,9 @@ class LayerSignals:
             gradients: Keep the graph.
         """
         layers, units, c = self._look(x)
-        rest = sum(p.numel() for name, p in self.counted.items() if name not in self._names_of(layers))
-        width = c * (rest + 2 * units) + (0 if diagonal else 2 * c * c)
+        names = self._names_of(layers)
+        others = sum(p.numel() for name, p in self.counted.items() if name not in names)
+        width = c * (others + 2 * units) + (0 if diagonal else 2 * c * c)
         rows = block_rows(4 * width * 8, budget=_BUDGET)
         parts = [self._block(x[part], layers, diagonal, gradients) for part in slices(len(x), rows)]
         return torch.cat(parts)
@@ -131,20 +140,22 @@ class LayerSignals:
 
     def _look(self, x: Tensor) -> tuple[dict[str, nn.Module], int, int]:
         """Layers with a signal: their outputs' sizes for one row summed, and the number of outputs."""
-        found = {n: m for n, m in self.network.named_modules() if _known(m) and self._flags(n) != (False, False)}
-        sizes: dict[str, list[int]] = {name: [] for name in found}
+        candidates = {n: m for n, m in self.network.named_modules() if _has_signal(m) and any(self._flags(n))}
+        sizes: dict[str, list[int]] = {name: [] for name in candidates}
         handles = [
             module.register_forward_hook(lambda _m, _i, out, name=name: sizes[name].append(out[:1].numel()))
-            for name, module in found.items()
+            for name, module in candidates.items()
         ]
         with torch.no_grad():
             c = flat_logits(self.network(x[:1])).shape[1]
         for handle in handles:
             handle.remove()
+
+        # A layer that runs twice, or shares a parameter with another, has no signal of its own.
         ids = [id(p) for m in self.network.modules() for p in m.parameters(recurse=False)]
         layers = {
             name: module
-            for name, module in found.items()
+            for name, module in candidates.items()
             if len(sizes[name]) == 1 and all(ids.count(id(p)) == 1 for p in module.parameters(recurse=False))
         }
         return layers, sum(sizes[name][0] for name in layers), c
@@ -156,31 +167,39 @@ class LayerSignals:
         return {f"{name}.{kind}".lstrip(".") for name in layers for kind in ("weight", "bias")}
 
     def _signals(self, x: Tensor, layers: dict[str, nn.Module], gradients: bool) -> tuple[Tensor, dict[str, Signal]]:
-        seen: dict[str, tuple[Tensor, Tensor]] = {}
-        handles = [module.register_forward_hook(_recorder(name, seen)) for name, module in layers.items()]
+        # One forward pass that notes each layer's input and output, then one backward pass for each of the c outputs.
+        calls: dict[str, tuple[Tensor, Tensor]] = {}
+        handles = [module.register_forward_hook(_recorder(name, calls)) for name, module in layers.items()]
         with torch.enable_grad():
             f = flat_logits(self.network(x))
             for handle in handles:
                 handle.remove()
-            z = [seen[name][1] for name in layers]
+            z = [calls[name][1] for name in layers]
             c = f.shape[1] if z else 0
             pulled = [
                 torch.autograd.grad(f[:, i].sum(), z, retain_graph=True, create_graph=gradients, materialize_grads=True)
                 for i in range(c)
             ]
+
+        # Inputs and derivatives of each layer in the shapes of a signal.
         columns = zip(*pulled, strict=True)
         signals = {}
         for (name, module), column in zip(layers.items(), columns, strict=True):
-            if not self.rowwise and len(seen[name][1]) != len(x):
-                need, got = f"every layer must see {len(x)} rows", f"{name} with {len(seen[name][1])} lines"
+            inputs, output = calls[name]
+            if not self.rowwise and len(output) != len(x):
+                need, got = f"every layer must see {len(x)} rows", f"{name} with {len(output)} lines"
                 raise MisalignedRowsError(sentence("LayerSignals", need, got, "Use LinearizedLaplace."))
-            a, g = _arranged(module, seen[name][0], torch.stack(column, 1))
+            a, g = _arrange(module, inputs, torch.stack(column, 1))
             if self.rowwise and isinstance(module, _Norm):  # all places are of the one row
                 a, g = a.transpose(0, 1).flatten(1)[None], g.permute(1, 2, 0, 3).flatten(2)[None]
             elif self.rowwise:
                 a, g = a.flatten(0, 1)[None], g.transpose(0, 1).flatten(1, 2)[None]
-            signals[name] = Signal(module, a if gradients else a.detach(), g, *self._flags(name))
-        return f if gradients else f.detach(), signals
+            if not gradients:
+                a = a.detach()
+            signals[name] = Signal(module, a, g, *self._flags(name))
+        if not gradients:
+            f = f.detach()
+        return f, signals
 
     def _block(self, x: Tensor, layers: dict[str, nn.Module], diagonal: bool, gradients: bool) -> Tensor:
         f, signals = self._signals(x, layers, gradients)
@@ -188,37 +207,37 @@ class LayerSignals:
         for signal in signals.values():
             total = total + signal.kernel(diagonal)
         for j in self._other_jacobians(x, self._names_of(layers)):
-            total = total + (j.square().sum(2) if diagonal else j @ j.mT)
+            total = total + _outer_products(j, diagonal)
         return total
 
     def _other_jacobians(self, x: Tensor, known: set[str]) -> list[Tensor]:  # -> (n, c, p_i) each
-        rest = {name: p.detach() for name, p in self.counted.items() if name not in known}
-        if not rest:
+        others = {name: p.detach() for name, p in self.counted.items() if name not in known}
+        if not others:
             return []
 
-        def outputs(others: dict[str, Tensor], row: Tensor) -> Tensor:
-            return flat_logits(functional_call(self.network, others, (row[None],)))[0]
+        def outputs(theta: dict[str, Tensor], row: Tensor) -> Tensor:
+            return flat_logits(functional_call(self.network, theta, (row[None],)))[0]
 
         with one_thread_at_a_time():
-            rows = vmap(jacrev(outputs), in_dims=(None, 0))(rest, x)
+            rows = vmap(jacrev(outputs), in_dims=(None, 0))(others, x)
         return [j.reshape(*j.shape[:2], -1) for j in rows.values()]
 
 
-def _known(module: nn.Module) -> bool:
+def _has_signal(module: nn.Module) -> bool:
     if type(module) is nn.Conv2d:
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) in (nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
 
 
-def _recorder(name: str, seen: dict[str, tuple[Tensor, Tensor]]) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+def _recorder(name: str, calls: dict[str, tuple[Tensor, Tensor]]) -> Callable[[nn.Module, Any, Tensor], Tensor]:
     def record(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        seen[name] = (arguments[0], output)
+        calls[name] = (arguments[0], output)
         return output.clone()  # an activation in place must not change what was noted
 
     return record
 
 
-def _arranged(module: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def _arrange(module: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs and derivatives in the shapes of :class:`Signal`; g comes as ``(n, c, *output)``."""
     if isinstance(module, nn.Conv2d):
         padding, stride, dilation = module.padding, module.stride, module.dilation

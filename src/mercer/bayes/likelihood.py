@@ -85,15 +85,18 @@ class LaplaceBridge(Link):
     @override
     def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:
         n, c = mean.shape
-        covariance = torch.diag_embed(covariance) if covariance.ndim == 2 else covariance
+        if covariance.ndim == 2:
+            covariance = torch.diag_embed(covariance)
 
-        # the diagonal of P Sigma P, with covariances and without
-        own, shared = covariance.diagonal(dim1=1, dim2=2), covariance.mean(2)  # (n, c)
-        whole = own - 2 * shared + shared.mean(1, keepdim=True)
-        alone = own * (1 - 2 / c) + own.mean(1, keepdim=True) / c
-        variances = [v for each in (whole, alone) for v in (each, each.mean(1, keepdim=True).expand(n, c))]
+        # Four candidates of v: the diagonal of P Sigma P with covariances and without, and the mean of each.
+        diagonal, shared = covariance.diagonal(dim1=1, dim2=2), covariance.mean(2)  # (n, c)
+        projected = diagonal - 2 * shared + shared.mean(1, keepdim=True)
+        without = diagonal * (1 - 2 / c) + diagonal.mean(1, keepdim=True) / c
+        variances = []
+        for variance in (projected, without):
+            variances += [variance, variance.mean(1, keepdim=True).expand(n, c)]
 
-        # the Dirichlets' means
+        # The Dirichlet of each, and its mean. Large variances are scaled down, and the outputs with them.
         dirichlets = []
         for variance in variances:
             ratio = (variance.mean(1, keepdim=True) / math.sqrt(c / 2)).clamp_min(1.0)
@@ -104,7 +107,8 @@ class LaplaceBridge(Link):
             dirichlets.append(alpha / alpha.sum(1, keepdim=True))
         proba = torch.stack(dirichlets)  # (4, n, c)
 
-        # the integral over fixed points of the largest outputs, and the mean nearest to it
+        # The integral over fixed points, of the largest outputs alone, and for each row the mean nearest to it. Points
+        # come in pairs of opposite sign, so that odd terms cancel.
         with torch.no_grad():
             top = mean.topk(min(c, _BRIDGE_OUTPUTS), 1).indices  # (n, t)
             block = covariance.gather(1, top[:, :, None].expand(-1, -1, c)).gather(
@@ -143,7 +147,8 @@ def draws(
     mean: Tensor, covariance: Tensor, samples: int, generator: torch.Generator | None
 ) -> Tensor:  # (n, c), (n, c, c) -> (s, n, c)
     """Draws of each row's outputs; directions whose variance is negative by rounding are left out."""
-    covariance = torch.diag_embed(covariance) if covariance.ndim == 2 else covariance
+    if covariance.ndim == 2:
+        covariance = torch.diag_embed(covariance)
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp_min(0).sqrt()[:, None]
     noise = torch.randn(samples, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
@@ -239,11 +244,14 @@ class Softmax(Likelihood):
         return (p * u - p * (p * u).sum(1, keepdim=True)) / self.temperature**2
 
     def _mean(self, f: Tensor) -> Tensor:
-        return (f / self.temperature).sigmoid() if f.shape[1] == 1 else (f / self.temperature).softmax(1)
+        if f.shape[1] == 1:
+            return (f / self.temperature).sigmoid()
+        return (f / self.temperature).softmax(1)
 
     @override
     def log_density(self, f: Tensor, y: Tensor) -> Tensor:
-        f = torch.cat((torch.zeros_like(f), f), 1) if f.shape[1] == 1 else f
+        if f.shape[1] == 1:
+            f = torch.cat((torch.zeros_like(f), f), 1)
         return -F.cross_entropy(f / self.temperature, y, reduction="none")
 
     def proba(self, mean: Tensor, covariance: Tensor, link: Link) -> Tensor:  # -> (n, max(c, 2))
@@ -257,7 +265,7 @@ class Softmax(Likelihood):
     def loss(self, mean: Tensor, covariance: Tensor, y: Tensor, link: Link) -> Tensor:
         return -self.proba(mean, covariance, link).gather(1, y[:, None]).clamp_min(1e-12).log()[:, 0]
 
-    def mixed(self, outputs: Tensor) -> Tensor:  # (n, c, M) -> (n, c)
+    def mix(self, outputs: Tensor) -> Tensor:  # (n, c, M) -> (n, c)
         """Mean probabilities over the networks."""
         if outputs.shape[1] == 1:
             outputs = torch.cat((torch.zeros_like(outputs), outputs), 1)
@@ -265,7 +273,7 @@ class Softmax(Likelihood):
 
     @override
     def mixture_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return -self.mixed(outputs).gather(1, y[:, None]).clamp_min(1e-12).log()
+        return -self.mix(outputs).gather(1, y[:, None]).clamp_min(1e-12).log()
 
     @override
     def targets(self, where: str, y: Tensor, f: Tensor) -> Tensor:
@@ -306,12 +314,12 @@ class Gaussian(Likelihood):
 
     @override
     def log_density(self, f: Tensor, y: Tensor) -> Tensor:
-        return -_surprise(f, torch.full_like(f, self.noise), y).sum(1)
+        return -_negative_log_density(f, torch.full_like(f, self.noise), y).sum(1)
 
     @override
     def loss(self, mean: Tensor, covariance: Tensor, y: Tensor, link: Link) -> Tensor:
         variance = covariance if covariance.ndim == 2 else covariance.diagonal(dim1=1, dim2=2)
-        return _surprise(mean, variance + self.noise, y).mean(1)
+        return _negative_log_density(mean, variance + self.noise, y).mean(1)
 
     @override
     def mixture_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -327,8 +335,8 @@ class Gaussian(Likelihood):
         return max(mean_over_ranks((y - f).square()), torch.finfo(torch.float32).tiny)
 
 
-def _surprise(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """Negative log-density of each number."""
+def _negative_log_density(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """Of each number under its own Gaussian."""
     return 0.5 * ((y - mean).square() / variance + (2 * math.pi * variance).log())
 
 

@@ -1,9 +1,8 @@
-"""Uncertainty of a trained network: linearised Laplace in k directions, and what lies outside them."""
+"""Uncertainty of a trained network: linearized Laplace in k directions, with the prior's variance outside them."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -12,12 +11,19 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg.blocks import slices
 from ..rows import Rows
 from ..rows.stored import Readable
 from ..signals.layers import trainable
-from .directions import Curvature, leading_directions
-from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
+from .directions import (
+    Curvature,
+    DistilledSpan,
+    LastLayerSpan,
+    Span,
+    SpanAndComplement,
+    eigenpairs,
+    leading_directions,
+)
+from .eigenfunction_network import EigenfunctionNetwork, distill_network
 from .jacobian import (
     HeadJacobian,
     Jacobian,
@@ -30,19 +36,10 @@ from .jacobian import (
     one_output,
     two_rows,
 )
-from .layer_signals import MisalignedRowsError
 from .likelihood import Gaussian, Likelihood, Softmax, likelihood_named, mean_over_ranks
-from .network import draw_seed, own_network, weights_of
+from .network import draw_seed, own_network, weights_of, zero_row
 from .posterior import NetworkPosterior
-from .prior_choice import (
-    ValidationRows,
-    best_temperature,
-    by_evidence,
-    by_validation,
-    compared_with_temperature,
-    covariance,
-    eigenpairs,
-)
+from .prior_choice import ValidationRows, best_temperature, by_evidence, by_validation, compare_with_temperature
 from .validation import checked_outputs, fitting_rows, not_fitted
 
 _EXACT_WEIGHTS = 2000  # a last layer of no more weights is taken whole
@@ -152,6 +149,7 @@ class LinearizedLaplace(NetworkPosterior):
         self.eigenfunctions = checks.choice(where, "eigenfunctions", eigenfunctions, ("derivatives", "network"))
         self.network_steps = checks.integer(where, "network_steps", network_steps, 0)
         self.iterations = checks.integer(where, "iterations", iterations, 0)
+        self._covariance_blocks: dict[float, Tensor] = {}  # of a last layer, by prior precision
 
     def fit(self, loader: Iterable[Any], val_loader: Iterable[Any] | None = None) -> Self:
         """Find the directions and the posterior in them, then the prior precision.
@@ -162,19 +160,30 @@ class LinearizedLaplace(NetworkPosterior):
                 with ``labels``. With several ranks, each passes its own.
             val_loader: Rows on which ``"validation"`` decides; not the training rows.
         """
+        where = "LinearizedLaplace"
         x, y = self._pairs("loader", loader)
         with torch.no_grad():
             # Outputs and targets of the training rows, the weights that count, and the way to their derivatives.
-            whole = NetworkJacobian(own_network(self.model, packing=self.packing_))
+            network = NetworkJacobian(own_network(self.model, packing=self.packing_))
             if len(x):
-                fitting_rows("LinearizedLaplace.fit, loader", whole.outputs, x[:1])
-            f = checked_outputs("LinearizedLaplace", whole.outputs_of(x, self.batch_size))
+                fitting_rows(f"{where}.fit, loader", network.outputs, x[:1])
+            f = checked_outputs(where, network.outputs_of(x, self.batch_size))
             density: Likelihood = likelihood_named(self.likelihood)
-            y = density.targets("LinearizedLaplace", y, f)
-            jacobian = self._choose_jacobian(x, whole.network)
+            y = density.targets(where, y, f)
+            jacobian = self._choose_jacobian(x, network.network)
+
+            # Validation rows, their outputs and targets.
             val = None
             if val_loader is not None and self.prior_precision == "validation":
-                val = self._validation_rows(val_loader, jacobian)
+                shape = self.row_shape_
+                stored, val_y = self._pairs("val_loader", val_loader)
+                if stored.shape[1:] != shape:
+                    need = f"rows of val_loader must have the shape of loader's, {shape}"
+                    raise ValueError(checks.sentence(f"{where}.fit", need, tuple(stored.shape[1:])))
+                val_x = stored[:]
+                val_f = checked_outputs(where, jacobian.outputs_of(val_x, self.batch_size))
+                val_y = density.targets(where, val_y, val_f)
+                val = val_x, val_f, val_y
 
             # Where to start: the noise of the residuals; the given temperature, or the best one without a posterior.
             if isinstance(density, Gaussian):
@@ -182,29 +191,32 @@ class LinearizedLaplace(NetworkPosterior):
             elif self.temperature is not None:
                 density = density.at(self.temperature)
             elif val is not None:
-                _, val_f, val_y = val
                 density = density.at(best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(val_f, val_y))))
 
             # The directions that the data says most about, and the Gauss-Newton matrix in them. A small last layer is
             # taken whole: its posterior is exact.
-            exact = self.parameters == "last" and jacobian.size <= _EXACT_WEIGHTS
+            k = self.k
+            if self.parameters == "last" and jacobian.size <= _EXACT_WEIGHTS:
+                k = jacobian.size
             self.directions_: Tensor = leading_directions(
-                jacobian, x, f, jacobian.size if exact else self.k, density, weighted=self.complement,
+                jacobian, x, f, k, density, weighted=self.complement,
                 iterations=self.iterations, batch_size=self.batch_size, seed=draw_seed(self.generator),
             )  # fmt: skip
             curvature = Curvature(jacobian, x, f, self.directions_, self.batch_size)
 
-            # A small network that gives Psi and what lies outside in one pass.
+            # A small network that gives Psi and the variance outside in one pass.
+            span = self._exact_span(jacobian)
             self.student_: EigenfunctionNetwork | None = None
             if self.eigenfunctions == "network":
-                self.student_ = fitted_network(
-                    Rows(x).gather(), lambda part: self._derived(jacobian, part), jacobian.network, self.network_steps,
+                self.student_ = distill_network(
+                    Rows(x).gather(), span.block, jacobian.network, self.network_steps,
                     self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
                 )  # fmt: skip
+                span = DistilledSpan(span, self.student_, self.complement)
 
             # The prior precision, and with it the temperature or the noise.
             self.squared_norm_ = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
-            density = self._choose_prior(curvature, density, f, y, val, jacobian)
+            density = self._choose_prior(curvature, density, f, y, val, span)
             self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
             self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
             self.log_likelihood_ = float(Rows(f, y).sum(lambda f, y: density.log_density(f, y).double().sum()))
@@ -212,9 +224,12 @@ class LinearizedLaplace(NetworkPosterior):
             # Turn the directions to the eigenvectors of the matrix: the posterior is diagonal in them. The small
             # network learned the old ones, so its Psi is turned when it is asked.
             self.eigenvalues_, vectors = eigenpairs(curvature.at(density, every_row=True))
-            turn = vectors.to(self.directions_.dtype)
-            self.directions_ = self.directions_ @ turn
-            self.rotation_: Tensor | None = None if self.student_ is None else turn
+            rotation = vectors.to(self.directions_.dtype)
+            self.directions_ = self.directions_ @ rotation
+            self.rotation_: Tensor | None = None
+            if self.student_ is not None:
+                self.rotation_ = rotation
+            self._covariance_blocks = {}
         return self
 
     def log_marginal_likelihood(self) -> float:
@@ -229,17 +244,6 @@ class LinearizedLaplace(NetworkPosterior):
         value: float = self.log_likelihood_ - (self.prior_precision_ * self.squared_norm_ + spread) / 2
         return value
 
-    def _validation_rows(self, val_loader: Iterable[Any], jacobian: Jacobian) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, their outputs and targets."""
-        shape = self.row_shape_
-        x, y = self._pairs("val_loader", val_loader)
-        if x.shape[1:] != shape:
-            need = f"rows of val_loader must have the shape of loader's, {shape}"
-            raise ValueError(checks.sentence("LinearizedLaplace.fit", need, tuple(x.shape[1:])))
-        rows = x[:]
-        f = checked_outputs("LinearizedLaplace", jacobian.outputs_of(rows, self.batch_size))
-        return rows, f, likelihood_named(self.likelihood).targets("LinearizedLaplace", y, f)
-
     def _choose_prior(
         self,
         curvature: Curvature,
@@ -247,7 +251,7 @@ class LinearizedLaplace(NetworkPosterior):
         f: Tensor,
         y: Tensor,
         val: tuple[Tensor, ...] | None,
-        jacobian: Jacobian,
+        span: Span,
     ) -> Likelihood:
         """Set the prior precision; give the likelihood with the temperature or noise chosen with it."""
         if not isinstance(self.prior_precision, str):
@@ -262,111 +266,42 @@ class LinearizedLaplace(NetworkPosterior):
             return density
         x, f, y = val  # from here on the validation rows'
         full = self._link.needs_covariance and isinstance(density, Softmax)
-        rows = ValidationRows(f, y, *self._parts(jacobian, x, full)[1:])
+        rows = ValidationRows(f, y, *span.parts(x, full=full)[1:])
         self.prior_precision_, density = by_validation(
             curvature, density, rows, self._link, temperature=self.temperature is None
         )
         if isinstance(density, Softmax):
             losses = rows.loss(density, *eigenpairs(curvature.at(density)), self.prior_precision_, self._link)
-            self.validation_loss_ = compared_with_temperature(rows, losses)
+            self.validation_loss_ = compare_with_temperature(rows, losses)
         return density
 
     @override
     def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
-        jacobian = self._jacobian()
-        if isinstance(jacobian, LastLayerJacobian) and not full and not self._something_outside():
-            blocks = self._blocks(jacobian)
-            parts = [jacobian.variances(x[part], blocks) for part in slices(len(x), max(512, self.batch_size))]
-            return torch.cat([f for f, _ in parts]), torch.cat([variance for _, variance in parts])
-        exact = full or gradients
-        f, psi, outside = self._parts(jacobian, x, full, derivatives=exact, gradients=gradients)
-        if self.student_ is not None and not exact and self.rotation_ is not None:
-            psi = psi @ self.rotation_
-        return f, covariance(psi, outside, self.eigenvalues_, self.prior_precision_)
-
-    def _blocks(self, jacobian: LastLayerJacobian) -> Tensor:
-        """Each output's block of the weights' covariance, made once for a prior precision."""
-        held = getattr(self, "_held_blocks", None)
-        if held is None or held[0] is not self.directions_ or held[1] != self.prior_precision_:
-            found = jacobian.covariance_blocks(self.directions_, 1 / (self.eigenvalues_ + self.prior_precision_))
-            held = self._held_blocks = (self.directions_, self.prior_precision_, found)
-        blocks: Tensor = held[2]
-        return blocks
-
-    def _parts(
-        self, jacobian: Jacobian, x: Tensor, full: bool, *, derivatives: bool = False, gradients: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:  # -> (n, c), (n, c, k), (n, c) or (n, c, c)
-        """Outputs, Psi, and K(x, x) less what Psi holds of it."""
-        if not len(x):  # a rank without rows: the shapes alone
-            one = torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
-            f, psi, outside = self._parts(jacobian, one, full, derivatives=derivatives)
-            return f[:0], psi[:0], outside[:0]
-        if self.student_ is not None and not full and not derivatives:
-            parts = [self._distilled(jacobian, x[p]) for p in slices(len(x), max(512, self.batch_size))]
-        else:
-            parts = [self._derived(jacobian, x[p], full, gradients) for p in slices(len(x), self.batch_size)]
-        f, psi, outside = (torch.cat(column) for column in zip(*parts, strict=True))
-        return f, psi, outside
-
-    def _derived(
-        self, jacobian: Jacobian, x: Tensor, full: bool = False, gradients: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if not self._something_outside():
-            f, psi = jacobian.outputs(x), jacobian.along(x, self.directions_)
-            return f, psi, f.new_zeros(*f.shape, f.shape[1]) if full else torch.zeros_like(f)
-        try:
-            f, psi, own = jacobian.parts(x, self.directions_, diagonal=not full, gradients=gradients)
-        except MisalignedRowsError:  # by these rows' values, unlike those of the check at fit
-            f, psi, own = RowwiseJacobian(jacobian.network).parts(
-                x, self.directions_, diagonal=not full, gradients=gradients
-            )
-        if not full:
-            return f, psi, (own - psi.square().sum(2)).clamp_min(0)
-        outside = own - psi @ psi.mT
-        below = outside.diagonal(dim1=1, dim2=2).clamp_max(0)  # a difference: rounding may take it below 0
-        return f, psi, outside - torch.diag_embed(below)
-
-    def _something_outside(self) -> bool:
-        p, k = self.directions_.shape
-        return self.complement and k < p
-
-    def _distilled(self, jacobian: Jacobian, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        assert self.student_ is not None
-        f, read = with_embedding(jacobian.network, x)
-        psi, outside = self.student_.parts(read)
-        return f, psi, outside if self.complement else torch.zeros_like(outside)
+        values, precision = self.eigenvalues_, self.prior_precision_
+        return self._span().moments(x, values, precision, full=full, gradients=gradients)
 
     @override
     def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:
-        jacobian = self._jacobian()
-        f = jacobian.outputs(x)
-        psi = jacobian.along(x, self.directions_)
-        weight = 1 / (self.eigenvalues_ + self.prior_precision_)
-        if self._something_outside():
-            weight = weight - 1 / self.prior_precision_
-        joint = torch.einsum("nck,k,mdk->nmcd", psi, weight.to(psi.dtype), psi)
-        if self._something_outside():
-            joint = joint + jacobian.joint_kernel(x) / self.prior_precision_
-        return f, joint
+        return self._span().joint(x, self.eigenvalues_, self.prior_precision_)
 
     @override
     def _draws(self, x: Tensor, n: int) -> Tensor:
-        """Weights drawn from the posterior, one forward-mode derivative along each."""
-        jacobian = self._jacobian()
+        return self._span().draw(x, n, self.eigenvalues_, self.prior_precision_, self.generator)
+
+    def _span(self) -> Span:
+        """How new rows are seen: see the classes of `Span`."""
+        exact = self._exact_span(self._jacobian())
+        if self.student_ is None or isinstance(exact, LastLayerSpan):  # which is one pass, too
+            return exact
+        return DistilledSpan(exact, self.student_, self.complement, self.rotation_)
+
+    def _exact_span(self, jacobian: Jacobian) -> Span:
         p, k = self.directions_.shape
-        directions, dtype = self.directions_, self.directions_.dtype
-        spread = (1 / (self.eigenvalues_ + self.prior_precision_)).sqrt().to(dtype)
-        found = []
-        for part in slices(n, max(1, 2**24 // p)):
-            size = part.stop - part.start
-            z = torch.randn(k, size, generator=self.generator, dtype=dtype, device=x.device)
-            drawn = directions @ (spread[:, None] * z)
-            if self._something_outside():
-                free = torch.randn(p, size, generator=self.generator, dtype=dtype, device=x.device)
-                drawn = drawn + (free - directions @ (directions.mT @ free)) / math.sqrt(self.prior_precision_)
-            blocks = [jacobian.along(x[rows], drawn) for rows in slices(len(x), self.batch_size)]
-            found.append(torch.cat(blocks).permute(2, 0, 1))
-        return jacobian.outputs_of(x, self.batch_size) + torch.cat(found)
+        if self.complement and k < p:
+            return SpanAndComplement(jacobian, self.directions_, self.batch_size)
+        if isinstance(jacobian, LastLayerJacobian):
+            return LastLayerSpan(jacobian, self.directions_, self.batch_size, self._covariance_blocks)
+        return Span(jacobian, self.directions_, self.batch_size)
 
     def _choose_jacobian(self, x: Readable, network: nn.Module) -> Jacobian:
         """Decide which weights count, and the fastest way to their derivatives that is right for this network.
@@ -375,7 +310,7 @@ class LinearizedLaplace(NetworkPosterior):
         not give the same numbers, or any, is not taken.
         """
         where = "LinearizedLaplace"
-        rows = two_rows(x[:2] if len(x) else torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))
+        rows = two_rows(x[:2] if len(x) else zero_row(x))
         check_rows_apart(where, network, rows)
         self.head_: str | None = None
         self.direct_ = False
@@ -421,7 +356,7 @@ class LinearizedLaplace(NetworkPosterior):
         return HeadJacobian(network, self.head_)
 
     @override
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return hasattr(self, "prior_precision_")
 
     @override
@@ -433,17 +368,3 @@ class LinearizedLaplace(NetworkPosterior):
     @override
     def _all_count(self) -> bool:
         return self.parameters == "all"
-
-    @override
-    def set_state(self, state: Any) -> None:
-        """Take back what ``get_state`` gave, of the version before, too."""
-        defaults: dict[str, Any] = {
-            "rotation_": None,
-            "rowwise_": False,
-            "head_": None,
-            "direct_": False,
-        }
-        if self.parameters == "last" and "head_" not in state:  # it was a linear layer's weight and bias
-            packed = "" if state.get("packing_") is None else "model."
-            defaults |= {"head_": packed + next(iter(state["weights_"])).rpartition(".")[0], "direct_": True}
-        super().set_state({**defaults, **state})

@@ -11,12 +11,13 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from ..checks import sentence
 from ..rows import Rows
 from ..rows.packing import PackedNetwork, Packing
+from ..rows.stored import Readable
+from ..signals.attention import plain_attention
 from ..signals.layers import as_logits, trainable, unwrap
 from ..signals.private_copy import private_copy
 from ..storage.savable import Savable
@@ -37,14 +38,23 @@ def own_network(model: nn.Module, counted: Collection[str] | None = None, packin
     network = private_copy(model)
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in network.parameters()):
         network = copy.deepcopy(network).float()
-    network = network if packing is None else PackedNetwork(network, packing)
-    prefix = "" if packing is None else "model."
-    counted = trainable(model) if counted is None else counted  # a copy of TorchScript may have lost requires_grad
-    own = {id(p): nn.Parameter(p.detach(), n.removeprefix(prefix) in counted) for n, p in network.named_parameters()}
+    prefix = ""
+    if packing is not None:
+        network, prefix = PackedNetwork(network, packing), "model."
+    if counted is None:  # asked of the model: a copy of TorchScript may have lost requires_grad
+        counted = trainable(model)
+
+    # New parameter objects that share the memory, one for each of the old, so that tied weights stay tied.
+    fresh = {id(p): nn.Parameter(p.detach(), n.removeprefix(prefix) in counted) for n, p in network.named_parameters()}
     for module in network.modules():
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            setattr(module, name, own[id(p)])
+            setattr(module, name, fresh[id(p)])
     return network
+
+
+def zero_row(x: Readable) -> Tensor:  # (n, ...) -> (1, ...)
+    """A row of zeros like these: a rank without rows runs it to learn the shapes of what it must give."""
+    return torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
@@ -59,13 +69,8 @@ def one_thread_at_a_time() -> Iterator[None]:
     torch keeps the level of forward-mode derivatives and its choice of attention in globals: two threads at once would
     spoil each other's numbers.
     """
-    with _LOCK, sdpa_kernel(SDPBackend.MATH):
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+    with _LOCK, plain_attention():
+        yield
 
 
 class Unattached(nn.Module):
@@ -82,7 +87,7 @@ class Unattached(nn.Module):
 
 
 class SavedWithoutNetwork(Savable):
-    """What is saved without the user's network: ``mercer.load(folder).attach(model)`` gives it one again."""
+    """An object that is saved without the user's network: ``mercer.load(folder).attach(model)`` gives it one again."""
 
     model: nn.Module
     weights_: dict[str, list[float]]
@@ -111,8 +116,10 @@ class SavedWithoutNetwork(Savable):
 
 def weights_of(model: nn.Module, counted: Collection[str] | None = None) -> dict[str, list[float]]:
     """Number and norm of each parameter that counts, to know the network by."""
-    own = trainable(model) if counted is None else {n: p for n, p in model.named_parameters() if n in counted}
-    return {name: [p.numel(), _norm(p)] for name, p in own.items()}
+    parameters = trainable(model)
+    if counted is not None:
+        parameters = {n: p for n, p in model.named_parameters() if n in counted}
+    return {name: [p.numel(), _norm(p)] for name, p in parameters.items()}
 
 
 def check_weights(where: str, model: nn.Module, known: Mapping[str, list[float]], *, every: bool = True) -> None:
@@ -127,14 +134,17 @@ def check_weights(where: str, model: nn.Module, known: Mapping[str, list[float]]
     Raises:
         ValueError: Other parameters require grad, or their values differ.
     """
-    own = trainable(model) if every else {n: p for n, p in model.named_parameters() if n in known}
-    other = sorted(own.keys() ^ known.keys())
+    parameters = trainable(model)
+    if not every:
+        parameters = {n: p for n, p in model.named_parameters() if n in known}
+    other = sorted(parameters.keys() ^ known.keys())
     if other:
         fix = "Freeze and unfreeze as it was at fit."
         raise ValueError(sentence(where, f"parameters that require grad must be {', '.join(known)}", other[0], fix))
     for name, (size, norm) in known.items():
-        if own[name].numel() != size or not math.isclose(_norm(own[name]), norm, rel_tol=1e-5, abs_tol=1e-12):
-            got = f"{own[name].numel()} numbers of norm {_norm(own[name]):.6g}"
+        count, found_norm = parameters[name].numel(), _norm(parameters[name])
+        if count != size or not math.isclose(found_norm, norm, rel_tol=1e-5, abs_tol=1e-12):
+            got = f"{count} numbers of norm {found_norm:.6g}"
             fix = "Load the weights that the posterior was fitted at."
             raise ValueError(sentence(where, f"{name} must hold {size:.0f} numbers of norm {norm:.6g}", got, fix))
 
@@ -145,5 +155,5 @@ def _norm(p: Tensor) -> float:
 
 def flat_logits(output: Any) -> Tensor:  # -> (n, c)
     """A network's outputs as a matrix; one number a row is one column."""
-    found = as_logits(output)
-    return found.reshape(len(found), -1) if found.ndim > 1 else found[:, None]
+    logits = as_logits(output)
+    return logits.reshape(len(logits), -1) if logits.ndim > 1 else logits[:, None]

@@ -1,4 +1,4 @@
-"""What every posterior offers: fit, logits, predict, predict_proba, sample, and a file without the network."""
+"""The family of posteriors: fit, logits, predict, predict_proba, sample, and a file without the network."""
 
 from __future__ import annotations
 
@@ -86,9 +86,10 @@ class Posterior(Savable, ABC):
         """
         with torch.set_grad_enabled(gradients):
             rows = self._rows(x, gradients)
-            mean, covariance = self._joint(rows, gradients) if joint else self._moments(
-                rows, full=True, gradients=gradients
-            )  # fmt: skip
+            if joint:
+                mean, covariance = self._joint(rows, gradients)
+            else:
+                mean, covariance = self._moments(rows, full=True, gradients=gradients)
         where = type(self).__name__
         return checked_outputs(where, mean), checked_outputs(where, covariance)
 
@@ -120,8 +121,8 @@ class Posterior(Savable, ABC):
         """Draws of the outputs as functions: the rows of one draw belong together."""
         checks.integer(f"{type(self).__name__}.sample", "n", n, 1)
         with torch.no_grad():
-            found = self._draws(self._rows(x, False), n)
-        return checked_outputs(type(self).__name__, found)
+            draws_of_outputs = self._draws(self._rows(x, False), n)
+        return checked_outputs(type(self).__name__, draws_of_outputs)
 
     def _draws(self, x: Tensor, n: int) -> Tensor:  # (rows, ...) -> (n, rows, c)
         mean, covariance = self._joint(x, False)
@@ -133,9 +134,11 @@ class Posterior(Savable, ABC):
     def __repr__(self) -> str:
         """The networks, the likelihood, and what ``fit`` chose."""
         names = list(dict.fromkeys(type(network).__name__ for network in self._networks))
-        count = f"{len(self._networks)} x " if len(self._networks) > 1 else ""
-        chosen = ", ".join(self._describe()) if self._fitted() else "not fitted"
-        return f"{type(self).__name__}({count}{' and '.join(names)}, {self.likelihood}): {chosen}"
+        networks = " and ".join(names)
+        if len(self._networks) > 1:
+            networks = f"{len(self._networks)} x {networks}"
+        choices = ", ".join(self._describe()) if self._is_fitted() else "not fitted"
+        return f"{type(self).__name__}({networks}, {self.likelihood}): {choices}"
 
     def _describe(self) -> list[str]:
         """What ``fit`` chose, for ``repr``."""
@@ -152,18 +155,18 @@ class Posterior(Savable, ABC):
     def _link(self) -> Link:
         return link_named(self.link, self.generator)
 
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return self.row_shape_ is not None
 
     def _rows(self, x: Any, gradients: bool) -> Tensor:
         where, first = type(self).__name__, self._networks[0]
         if isinstance(first, Unattached):
             raise first.error(where)
-        if not self._fitted():
+        if not self._is_fitted():
             raise not_fitted(where)
-        return self._checked(x, gradients)
+        return self._check_rows(x, gradients)
 
-    def _checked(self, x: Any, gradients: bool) -> Tensor:
+    def _check_rows(self, x: Any, gradients: bool) -> Tensor:
         where, first = type(self).__name__, self._networks[0]
         rows = x if self.packing_ is None else self.packing_.pack(where, x)
         checked = checked_rows(where, rows, first, self.row_shape_)
@@ -175,11 +178,6 @@ class Posterior(Savable, ABC):
         x, y, self.packing_ = training_pairs(where, loader, self._networks[0])
         self.row_shape_ = tuple(x.shape[1:])
         return x, y
-
-    @override
-    def set_state(self, state: Any) -> None:
-        """Take back what ``get_state`` gave, of the version before, too."""
-        super().set_state({"temperature_": 1.0, "noise_": 1.0, **state})
 
 
 class NetworkPosterior(SavedWithoutNetwork, Posterior):

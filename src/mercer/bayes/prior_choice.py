@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from ..rows import Rows
-from .directions import Curvature
+from .directions import Curvature, covariance, eigenpairs
 from .likelihood import Gaussian, Likelihood, Link, Softmax, mean_over_ranks
 
 _PRECISIONS = torch.logspace(-4, 8, 37, dtype=torch.float64).tolist()
@@ -35,8 +35,8 @@ class ValidationRows(NamedTuple):
 
     def loss(self, density: Likelihood, values: Tensor, vectors: Tensor, precision: float, link: Link) -> Tensor:
         """Loss of each row ``(n,)``, with these eigenpairs of the Gauss-Newton matrix."""
-        turned = self.psi @ vectors.to(self.psi.dtype)
-        return density.loss(self.f, covariance(turned, self.outside, values, precision), self.y, link)
+        psi = self.psi @ vectors.to(self.psi.dtype)
+        return density.loss(self.f, covariance(psi, self.outside, values, precision), self.y, link)
 
 
 def by_validation(
@@ -60,8 +60,26 @@ def by_validation(
 
         chosen, noise = best_precision_and_noise(noisy, density.scale)
         return chosen, density.at(noise)
-    shares, steps = (_SHARES, _STEPS) if temperature else ((1.0,), (1.0,))
-    trials = [t for share in shares for t in _tried(curvature, density.at(share * density.scale), rows, link, steps)]
+    shares, steps = ((1.0,), (1.0,))
+    if temperature:
+        shares, steps = _SHARES, _STEPS
+    trials = []
+    for share in shares:
+        # The curvature at this temperature, and the validation rows in its eigenvectors. Their squares are most of the
+        # cost, and all that variances need.
+        start = density.at(share * density.scale)
+        values, vectors = eigenpairs(curvature.at(start))
+        psi = rows.psi @ vectors.to(rows.psi.dtype)
+        squares = psi.square() if rows.outside.ndim == 2 else None
+        for precision in _PRECISIONS:
+            if squares is None:
+                spread = covariance(psi, rows.outside, values, precision)
+            else:
+                spread = squares @ (1 / (values + precision)).to(squares.dtype) + rows.outside / precision
+            for step in steps:  # the curvature changes little within them
+                close = start.at(step * start.scale)
+                loss = mean_over_ranks(close.loss(rows.f, spread, rows.y, link))
+                trials.append(Trial(precision, close.scale, loss))
     best = least_as_good(trials)
     return best.precision, density.at(best.scale)
 
@@ -72,23 +90,6 @@ class Trial(NamedTuple):
     precision: float
     scale: float
     loss: float
-
-
-def _tried(
-    curvature: Curvature, density: Likelihood, rows: ValidationRows, link: Link, steps: Sequence[float]
-) -> Iterator[Trial]:
-    """Precisions from 1e-4 to 1e8 and temperatures by steps, with the curvature at this temperature."""
-    values, vectors = eigenpairs(curvature.at(density))
-    turned = rows.psi @ vectors.to(rows.psi.dtype)
-    squares = turned.square() if rows.outside.ndim == 2 else None  # made once: most of the cost
-    for precision in _PRECISIONS:
-        if squares is None:
-            spread = covariance(turned, rows.outside, values, precision)
-        else:
-            spread = squares @ (1 / (values + precision)).to(squares.dtype) + rows.outside / precision
-        for step in steps:  # the curvature changes little within them
-            near = density.at(step * density.scale)
-            yield Trial(precision, near.scale, mean_over_ranks(near.loss(rows.f, spread, rows.y, link)))
 
 
 def least_as_good(trials: Sequence[Trial]) -> Trial:
@@ -106,23 +107,28 @@ def least_as_good(trials: Sequence[Trial]) -> Trial:
     return min((trial for trial in trials if trial.precision == least), key=lambda trial: trial.loss)
 
 
-def compared_with_temperature(rows: ValidationRows, losses: Tensor) -> dict[str, float]:
-    """Log-loss of the network, of the best temperature alone and of a posterior; the log says where they tie."""
+def compare_with_temperature(rows: ValidationRows, losses: Tensor) -> dict[str, float]:
+    """Compare the log-loss of the network, of the best temperature alone and of a posterior; log where they tie."""
     t = best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(rows.f, rows.y)))
     alone = -Softmax(t).log_density(rows.f, rows.y)
-    found = {
+    losses_by_name = {
         "network": mean_over_ranks(-Softmax().log_density(rows.f, rows.y)),
         "temperature": mean_over_ranks(alone),
         "posterior": mean_over_ranks(losses),
     }
-    gain, error = _paired_difference(alone, losses)
+
+    # The mean gain over the temperature alone, row by row, and its standard error.
+    gains = Rows((alone - losses).double())
+    gain = float(gains.mean(torch.sum))
+    variance = float(gains.mean(lambda d: (d - gain).square().sum()))
+    error = math.sqrt(variance / max(gains.n - 1, 1))
     if gain < 2 * error:
         _log.warning(
             "LinearizedLaplace: a temperature of %.3g does as well on the validation rows: log-loss %.4f, with the "
             "posterior %.4f (standard error of the difference %.4f). TemperatureScaling(model) is simpler.",
-            t, found["temperature"], found["posterior"], error,
+            t, losses_by_name["temperature"], losses_by_name["posterior"], error,
         )  # fmt: skip
-    return found
+    return losses_by_name
 
 
 def by_evidence(
@@ -168,37 +174,17 @@ def negative_evidence(
     return value / 2
 
 
-def eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (k, k) -> (k,), (k, k)
-    """Of a symmetric matrix, descending, none below 0."""
-    values, vectors = torch.linalg.eigh(matrix)
-    return values.flip(0).clamp_min(0), vectors.flip(1)
-
-
-def covariance(psi: Tensor, outside: Tensor, values: Tensor, precision: float) -> Tensor:
-    """Within the directions and outside: ``(n, c, c)``, or where ``outside`` is, its diagonal ``(n, c)``."""
-    weights = (1 / (values + precision)).to(psi.dtype)
-    within = (psi * weights) @ psi.mT if outside.ndim == 3 else psi.square() @ weights
-    return within + outside / precision
-
-
-def _paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:  # (n,), (n,)
-    """Mean of a - b over the rows of all ranks, and its standard error."""
-    differences = Rows((a - b).double())
-    mean = float(differences.mean(torch.sum))
-    variance = float(differences.mean(lambda d: (d - mean).square().sum()))
-    return mean, math.sqrt(variance / max(differences.n - 1, 1))
-
-
 def best_precision(score: Callable[[float], float]) -> tuple[float, float]:
     """The prior precision of least score and that score: 1e-4 to 1e8, three to a decade, then refined by Brent."""
     start = min(_PRECISIONS, key=score)
-    middle = math.log(start)
-    found = minimize_scalar(
-        lambda p: score(math.exp(p)), bounds=(middle - _STEP, middle + _STEP), method="bounded", options={"xatol": 1e-2}
+    center = math.log(start)
+    result = minimize_scalar(
+        lambda p: score(math.exp(p)), bounds=(center - _STEP, center + _STEP), method="bounded", options={"xatol": 1e-2}
     )
-    refined, least = math.exp(found.x), float(found.fun)
-    own = score(start)
-    return (refined, least) if least < own else (start, own)
+    refined, loss, start_loss = math.exp(result.x), float(result.fun), score(start)
+    if loss < start_loss:
+        return refined, loss
+    return start, start_loss
 
 
 def best_precision_and_noise(score: Callable[[float, float], float], noise: float) -> tuple[float, float]:
@@ -209,28 +195,22 @@ def best_precision_and_noise(score: Callable[[float, float], float], noise: floa
         noise: Noises from 0.1 to 100 times this are tried.
     """
     start = min(((p, s * noise) for p in _PRECISIONS for s in _NOISES), key=lambda pair: score(*pair))
-    return _refined(score, start, (1e-3 * noise, 1e3 * noise))
-
-
-def _refined(
-    score: Callable[[float, float], float], start: tuple[float, float], reach: tuple[float, float], near: float = 1e-3
-) -> tuple[float, float]:
-    """Nelder and Mead in the logarithms of both."""
-    found = minimize(
+    result = minimize(
         lambda logs: score(math.exp(logs[0]), math.exp(logs[1])),
         [math.log(value) for value in start],
         method="Nelder-Mead",
-        bounds=[(math.log(1e-4), math.log(1e8)), (math.log(reach[0]), math.log(reach[1]))],
-        options={"xatol": near, "fatol": 1e-6 * near, "maxfev": 120},
+        bounds=[(math.log(1e-4), math.log(1e8)), (math.log(1e-3 * noise), math.log(1e3 * noise))],
+        options={"xatol": 1e-3, "fatol": 1e-9, "maxfev": 120},
     )
-    refined = (math.exp(found.x[0]), math.exp(found.x[1]))
-    return refined if found.fun < score(*start) else start
+    if result.fun < score(*start):
+        return math.exp(result.x[0]), math.exp(result.x[1])
+    return start
 
 
-def best_temperature(score: Callable[[float], float], middle: float = 1.0, reach: float = 20.0) -> float:
-    """The temperature of least score, within a factor of ``reach`` of ``middle``; the loss has one dip."""
-    centre, width = math.log(middle), math.log(reach)
-    found = minimize_scalar(
-        lambda t: score(math.exp(t)), bounds=(centre - width, centre + width), method="bounded", options={"xatol": 1e-3}
+def best_temperature(score: Callable[[float], float], start: float = 1.0, reach: float = 20.0) -> float:
+    """The temperature of least score, within a factor of ``reach`` of ``start``; the loss has one dip."""
+    center, width = math.log(start), math.log(reach)
+    result = minimize_scalar(
+        lambda t: score(math.exp(t)), bounds=(center - width, center + width), method="bounded", options={"xatol": 1e-3}
     )
-    return math.exp(found.x)
+    return math.exp(result.x)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from ..linalg.blocks import slices
 from ..rows.stored import Readable
 from .likelihood import Softmax, likelihood_named, mean_over_ranks
-from .network import flat_logits, own_network, weights_of
+from .network import flat_logits, own_network, weights_of, zero_row
 from .posterior import NetworkPosterior
 from .prior_choice import best_temperature
 from .validation import checked_outputs, fitting_rows
@@ -72,7 +72,7 @@ class TemperatureScaling(NetworkPosterior):
     def _outputs(self, x: Readable) -> Tensor:  # (n, ...) -> (n, c)
         network = own_network(self.model, (), self.packing_)
         if not len(x):  # a rank without rows: the shape alone
-            return flat_logits(network(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device)))[:0]
+            return flat_logits(network(zero_row(x)))[:0]
         with torch.no_grad():
             fitting_rows("TemperatureScaling", lambda row: flat_logits(network(row)), x[:1])
         parts = [flat_logits(network(x[part])) for part in slices(len(x), self.batch_size)]
@@ -83,5 +83,5 @@ class TemperatureScaling(NetworkPosterior):
         return False
 
     @override
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return hasattr(self, "temperature_")

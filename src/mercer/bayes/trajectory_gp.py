@@ -15,10 +15,10 @@ from .. import checks
 from ..linalg.blocks import slices
 from ..rows import Rows
 from ..rows.stored import Readable
-from .eigenfunction_network import EigenfunctionNetwork, fitted_network, with_embedding
+from .eigenfunction_network import EigenfunctionNetwork, distill_network, read_embedding
 from .ensembles import Ensemble
 from .likelihood import likelihood_named, mean_over_ranks
-from .network import draw_seed, own_network
+from .network import draw_seed, own_network, zero_row
 from .prior_choice import best_precision, best_precision_and_noise
 
 _log = logging.getLogger("mercer")
@@ -87,17 +87,29 @@ class TrajectoryGP(Ensemble):
         Without validation rows a regression's noise is learned on the training rows. With several ranks, each passes
         its own.
         """
-        precision, noise = 1.0 if isinstance(self.precision, str) else float(self.precision), 1.0
         self._check_noise_rows(loader, val_loader)
+        density, noise = likelihood_named(self.likelihood), 1.0
+        precision = 1.0 if isinstance(self.precision, str) else float(self.precision)
         self.student_ = None
         if loader is not None:
             noise = self._learn(loader)
         if val_loader is not None:
-            mean, variance, y = self._scored(val_loader)
+            # Mean and variance of the validation rows as they will be predicted, without tau.
+            x, y = self._pairs("val_loader", val_loader)
+            with torch.no_grad():
+                mean, variance = self._mean_and_variance(x)
+            y = density.targets("TrajectoryGP", y, mean)
             if loader is None:
-                noise = likelihood_named(self.likelihood).noise_of(y, mean)
-            if self.precision == "validation":
-                precision, noise = self._chosen(mean, variance, y, noise)
+                noise = density.noise_of(y, mean)
+            link = self._link
+
+            def loss(p: float, s: float = 1.0) -> float:
+                return mean_over_ranks(density.at(s).loss(mean, variance / p, y, link))
+
+            if self.precision == "validation" and density.has_noise:
+                precision, noise = best_precision_and_noise(loss, noise)
+            elif self.precision == "validation":
+                precision, _ = best_precision(loss)
         self.precision_, self.noise_, self.temperature_ = precision, noise, 1.0
         return self
 
@@ -106,12 +118,13 @@ class TrajectoryGP(Ensemble):
         x = self._pairs("loader", loader)[0]
         outputs, y = self._read("loader", loader)
         if self.eigenfunctions == "network":
+            # V: the leading eigenvectors of the networks' M x M covariance, of which one is always 0.
             centred = (outputs - outputs.mean(2, keepdim=True)).flatten(0, 1).double()
             gram = Rows(outputs).total(centred.mT @ centred)
             vectors = torch.linalg.eigh(gram)[1].flip(1)[:, : min(self.k, len(gram) - 1)]
             network = own_network(self._networks[-1], (), self.packing_)
             with torch.no_grad():
-                self.student_ = fitted_network(
+                self.student_ = distill_network(
                     Rows(x).gather(), lambda rows: self._parts(rows, vectors), network, self.network_steps,
                     self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
                 )  # fmt: skip
@@ -126,33 +139,18 @@ class TrajectoryGP(Ensemble):
         outside = (outputs.var(2, correction=0) - psi.square().sum(2)).clamp_min(0)
         return last, torch.cat(((mean - last)[..., None], psi), 2), outside
 
-    def _scored(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance as they will be predicted, without tau, and the targets."""
-        x, y = self._pairs("val_loader", loader)
-        with torch.no_grad():
-            mean, variance = self._mean_and_variance(x)
-        return mean, variance, likelihood_named(self.likelihood).targets("TrajectoryGP", y, mean)
-
-    def _chosen(self, mean: Tensor, variance: Tensor, y: Tensor, noise: float) -> tuple[float, float]:
-        link, density = self._link, likelihood_named(self.likelihood)
-
-        def loss(p: float, s: float = 1.0) -> float:
-            return mean_over_ranks(density.at(s).loss(mean, variance / p, y, link))
-
-        return best_precision_and_noise(loss, noise) if density.has_noise else (best_precision(loss)[0], noise)
-
     def _mean_and_variance(self, x: Readable) -> tuple[Tensor, Tensor]:  # -> (n, c), (n, c)
         if self.student_ is None:
             outputs = self._outputs(x)
             return outputs.mean(2), outputs.var(2, correction=0)
         if not len(x):
-            mean, variance = self._mean_and_variance(torch.zeros(1, *x.shape[1:], dtype=x.dtype, device=x.device))
+            mean, variance = self._mean_and_variance(zero_row(x))
             return mean[:0], variance[:0]
         network = own_network(self._networks[-1], (), self.packing_)
         means, variances = [], []
         for part in slices(len(x), max(512, self.batch_size)):
-            f, read = with_embedding(network, x[part])
-            psi, outside = self.student_.parts(read)
+            f, embedding = read_embedding(network, x[part])
+            psi, outside = self.student_.parts(embedding)
             means.append(f + psi[..., 0])
             variances.append(psi[..., 1:].square().sum(2) + outside)
         return torch.cat(means), torch.cat(variances)
@@ -176,11 +174,11 @@ class TrajectoryGP(Ensemble):
         mean = outputs.mean(2)
         m = outputs.shape[2]
         z = torch.randn(m, n, generator=self.generator, dtype=outputs.dtype, device=outputs.device)
-        drawn = (outputs - mean[..., None]) @ z / math.sqrt(m * self.precision_)
-        return mean + drawn.permute(2, 0, 1)
+        deviations = (outputs - mean[..., None]) @ z / math.sqrt(m * self.precision_)
+        return mean + deviations.permute(2, 0, 1)
 
     @override
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return hasattr(self, "precision_")
 
     @override

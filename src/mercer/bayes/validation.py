@@ -1,4 +1,4 @@
-"""What every posterior asks of its rows, its labels and the network's outputs."""
+"""Checks that every posterior makes of its rows, its labels and the network's outputs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..distributed import world_size
+from ..rows.agreement import has_several_ranks
 from ..rows.loading import Data, as_tensor, load_labelled_rows, load_rows
-from ..rows.packing import Packing, unlabelled
+from ..rows.packing import Packing, split_labels
 from ..rows.stored import Readable, StoredRows
 
 
@@ -29,7 +29,7 @@ def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple
         return stored, y, None
     whole = isinstance(loader, Tensor | tuple | Mapping)
     data = loader if whole else [tuple(batch) if isinstance(batch, list) else batch for batch in loader]
-    named = unlabelled(where, data)
+    named = split_labels(where, data)
     if named is not None:
         batches, labels = named
         packing = Packing.of(where, batches[0])
@@ -78,8 +78,8 @@ def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...]
         return x.detach().long()
     x = checks.finite(where, "x", checks.floating(x))
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-    several = len(x) == 0 and world_size() > 1  # of several ranks some may have no row
-    return checks.squarable(where, "x", x.to(dtype), empty=several)
+    empty = len(x) == 0 and has_several_ranks()  # of several ranks some may have no row
+    return checks.squarable(where, "x", x.to(dtype), empty=empty)
 
 
 def checked_outputs(where: str, f: Tensor) -> Tensor:

@@ -28,19 +28,19 @@ def say(message: object) -> None:
         return
 
 
-def elapsed() -> float:
+def seconds_since_start() -> float:
     """Seconds since the command started, its imports included."""
     return time.perf_counter() - _BEGAN
 
 
-def wrapped(text: str, indent: str = "  ", first: str = "") -> list[str]:
+def wrap(text: str, indent: str = "  ", first: str = "") -> list[str]:
     """A sentence in lines of at most 79 letters."""
     return textwrap.wrap(shown(text, 1000), WIDTH, initial_indent=first, subsequent_indent=indent)
 
 
 def note(text: str) -> list[str]:
     """A sentence that the user should read."""
-    return wrapped(f"Note: {text}")
+    return wrap(f"Note: {text}")
 
 
 def command_line(*words: str | Path) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel, NetworkKernel
-from ..linalg.inverse_root import inverse_root
+from ..linalg.cholesky import inverse_root
 from ..rows import Rows
 from ..rows.stored import Readable
 

@@ -1,10 +1,8 @@
 """Plots in one style, for light and dark pages."""
 
 from .narrow import narrow, write_svg
-from .plots import bars, lines, reliability
-from .scores import confusion, scatter
+from .plots import band, bars, confidence, confusion, lines, reliability, scatter
 from .theme import DARK, LIGHT, Figure, Theme, canvas, legend_below, png, svg
-from .uncertainty import band, confidence
 
 __all__ = [
     "DARK",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import sentence
-from .theme import DASHES, Figure, Theme, canvas, legend_below, theme_named
+from .theme import DASHES, MARKERS, Figure, Theme, canvas, legend_below, theme_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FEW = 10  # rows below which a bin's accuracy is drawn pale
 _MANY = 6  # entries of a legend that fit beside the plot
+_TURNED = 34  # letters of all names together from which on those below are turned
+_TOP = 0.55  # share from which on a cell is so dark that its text must be light
 
 
 def lines(
@@ -122,6 +124,157 @@ def reliability(
     top.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=colours.ink)
     for bar, rows in zip(drawn, n[filled], strict=True):  # after the legend, whose sample is the first bar
         bar.set_alpha(0.35 if rows < _FEW else None)
+    return figure
+
+
+def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme: str = "light") -> Figure:
+    """Counts of true (down) and predicted (across) classes; a cell's colour is its share of the true class.
+
+    Args:
+        counts: ``(c, c)``.
+        names: The classes'.
+        title: Above it.
+        theme: ``light`` or ``dark``.
+    """
+    from matplotlib.patches import Rectangle
+
+    table = np.asarray(counts, dtype=float)
+    c = len(names)
+    if table.shape != (c, c) or not c:
+        raise ValueError(sentence("confusion", f"counts must have shape ({c}, {c}), as many as names", table.shape))
+    colours = theme_named(theme)
+    side = float(np.clip(1.6 + 0.52 * c, 3.2, 6.4))
+    figure, (ax,) = canvas(width=side + 1.0, height=side, theme=theme)
+    shares = table / np.maximum(table.sum(1, keepdims=True), 1)
+    for (i, j), share in np.ndenumerate(shares):
+        cell = Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, facecolor=colours.series[0], alpha=share, linewidth=0)
+        ax.add_patch(cell)
+        text = f"{table[i, j]:,.0f}" if table[i, j] else "\N{MIDDLE DOT}"
+        ink = colours.ink if table[i, j] else colours.soft
+        if share > _TOP:
+            ink = colours.paper
+        ax.text(j, i, text, ha="center", va="center", fontsize=9 if c <= 10 else 7.5, color=ink)
+    turned = sum(map(len, names)) > _TURNED
+    ax.set_xticks(range(c), names, rotation=35 if turned else 0, ha="right" if turned else "center")
+    ax.set_yticks(range(c), names)
+    ax.set(xlim=(-0.5, c - 0.5), ylim=(c - 0.5, -0.5), xlabel="predicted", ylabel="true", title=title)
+    ax.grid(False)
+    return figure
+
+
+def scatter(
+    x: ArrayLike, y: ArrayLike, *, x_label: str = "", y_label: str = "", title: str = "", theme: str = "light"
+) -> Figure:
+    """Points with the diagonal on which y equals x, both axes over the same range."""
+    across, up = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if across.shape != up.shape or across.ndim != 1 or not len(across):
+        raise ValueError(sentence("scatter", "x and y must be as long, not empty", (across.shape, up.shape)))
+    figure, (ax,) = canvas(width=5.2, height=4.6, theme=theme)
+    colours = theme_named(theme)
+    low, high = min(across.min(), up.min()), max(across.max(), up.max())
+    room = 0.04 * (high - low) or 1.0
+    ax.plot(
+        [low - room, high + room], [low - room, high + room], color=colours.soft, linewidth=1.2, linestyle=DASHES[1]
+    )
+    ax.scatter(across, up, s=14, color=colours.series[0], alpha=0.55, linewidths=0)
+    ax.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
+    ax.set(xlabel=x_label, ylabel=y_label, title=title)
+    return figure
+
+
+def band(
+    x: ArrayLike,
+    mean: ArrayLike,
+    deviation: ArrayLike,
+    points: tuple[ArrayLike, ArrayLike] | None = None,
+    *,
+    x_label: str = "",
+    y_label: str = "",
+    title: str = "",
+    theme: str = "light",
+) -> Figure:
+    """A prediction along a line, one and two deviations to each side, over the points it was learned from.
+
+    Args:
+        x: Places ``(g,)``, ascending.
+        mean: Prediction there ``(g,)``.
+        deviation: Its standard deviation ``(g,)``.
+        points: Places and targets of the training rows, ``(n,)`` each.
+        x_label: Under the picture.
+        y_label: Beside it.
+        title: Above it.
+        theme: ``light`` or ``dark``.
+    """
+    at, middle, spread = (np.asarray(v, dtype=float) for v in (x, mean, deviation))
+    if at.ndim != 1 or not at.shape == middle.shape == spread.shape:
+        got = (at.shape, middle.shape, spread.shape)
+        raise ValueError(sentence("band", "x, mean and deviation must have one shape (g,)", got))
+    figure, (ax,) = canvas(theme=theme)
+    colours = theme_named(theme)
+    for times, alpha in ((2, 0.14), (1, 0.22)):
+        label = f"{times} deviation" + ("s" if times > 1 else "")
+        ax.fill_between(
+            at, middle - times * spread, middle + times * spread, color=colours.series[0], alpha=alpha, linewidth=0,
+            label=label,
+        )  # fmt: skip
+    ax.plot(at, middle, color=colours.series[0], linewidth=1.8, label="prediction")
+    if points is not None:
+        ax.scatter(*points, s=16, color=colours.series[1], edgecolors=colours.paper, linewidths=0.5, label="data")
+    ax.set(xlabel=x_label, ylabel=y_label, title=title)
+    ax.legend(frameon=False, fontsize=9, labelcolor=colours.ink)
+    return figure
+
+
+def confidence(
+    predict_proba: Callable[[NDArray[np.float64]], ArrayLike],
+    points: ArrayLike,
+    labels: ArrayLike,
+    *,
+    reach: float = 1.0,
+    grid: int = 120,
+    x_label: str = "",
+    y_label: str = "",
+    title: str = "",
+    theme: str = "light",
+) -> Figure:
+    """Points of the plane by class, over the largest probability around them, from even to certain.
+
+    Args:
+        predict_proba: Rows ``(g, 2)`` -> probabilities ``(g, c)``.
+        points: ``(n, 2)``.
+        labels: Classes ``(n,)``, whole numbers from 0.
+        reach: How far beyond the points to look, in widths of the data.
+        grid: Places asked along each side.
+        x_label: Under the picture.
+        y_label: Beside it.
+        title: Above it.
+        theme: ``light`` or ``dark``.
+    """
+    x, y = np.asarray(points, dtype=float), np.asarray(labels).astype(int)
+    if x.ndim != 2 or x.shape[1] != 2 or len(x) != len(y) or not len(x):
+        need = "points and labels must have shapes (n, 2) and (n,)"
+        raise ValueError(sentence("confidence", need, (x.shape, y.shape)))
+    margin = reach * np.maximum(x.max(0) - x.min(0), 1e-9)
+    low, high = x.min(0) - margin, x.max(0) + margin
+    across, up = (np.linspace(low[i], high[i], grid) for i in (0, 1))
+    proba = np.asarray(predict_proba(np.stack(np.meshgrid(across, up), -1).reshape(-1, 2)))
+    figure, (ax,) = canvas(width=5.2, height=4.2, theme=theme)
+    colours = theme_named(theme)
+    image = ax.imshow(
+        proba.max(1).reshape(grid, grid), cmap=colours.sequential, vmin=1 / proba.shape[1], vmax=1, origin="lower",
+        extent=(low[0], high[0], low[1], high[1]), aspect="auto", interpolation="bilinear",
+    )  # fmt: skip
+    for c in np.unique(y):
+        ax.scatter(
+            x[y == c, 0], x[y == c, 1], s=14, marker=MARKERS[c % len(MARKERS)], edgecolors=colours.paper,
+            linewidths=0.4, color=colours.series[(c + 1) % len(colours.series)], label=f"class {c}",
+        )  # fmt: skip
+    ax.grid(False)
+    scale = figure.colorbar(image, ax=ax, pad=0.02)
+    scale.set_label("largest probability", color=colours.soft)
+    scale.ax.tick_params(colors=colours.soft, labelsize=8, length=0)
+    scale.outline.set_visible(False)
+    ax.set(xlabel=x_label, ylabel=y_label, title=title)
     return figure
 
 

@@ -11,6 +11,7 @@ from ..linalg.distances import safe_sqrt
 from ..linalg.torch_internals import readable
 from .base import Kernel
 from .positive import Positive
+from .products import Products
 
 
 class _Pair(Kernel):
@@ -29,9 +30,23 @@ class _Pair(Kernel):
         self.right.prepare(name, x)
         return self.left.prepare(name, x)
 
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return self.left.follows_from_products and self.right.follows_from_products
+
+    @override
+    def rescaled(self, factor: float) -> Kernel | None:
+        left, right = self.left.rescaled(factor), self.right.rescaled(factor)
+        return None if left is None or right is None else type(self)(left, right)
+
 
 class Sum(_Pair):
     """:math:`k(x, y) = k_1(x, y) + k_2(x, y)`."""
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self.left.gram_from_products(products) + self.right.gram_from_products(products)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
@@ -62,6 +77,10 @@ class Product(_Pair):
     @override
     def is_homogeneous(self) -> bool:
         return self.left.is_homogeneous and self.right.is_homogeneous
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self.left.gram_from_products(products) * self.right.gram_from_products(products)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
@@ -105,6 +124,11 @@ class Constant(Kernel):
             raise ValueError(checks.sentence("Constant", f"{name} must have shape (n, ...)", tuple(x.shape)))
         self._same_device(name, x)
         return checks.floating(checks.real("Constant", name, x))
+
+    @override
+    def rescaled(self, factor: float) -> Constant:
+        """The same: a constant does not change with the lengths of rows."""
+        return self
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
@@ -155,6 +179,21 @@ class Scaled(_Wrapped):
         self.scale = Positive("Scaled", "scale", scale, learnable)
 
     @override
+    def rescaled(self, factor: float) -> Scaled | None:
+        kernel = self.kernel.rescaled(factor)
+        return None if kernel is None else Scaled(kernel, float(self.scale), learnable=self.scale.learnable)
+
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return self.kernel.follows_from_products
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        gram = self.kernel.gram_from_products(products)
+        return self.scale(gram) * gram
+
+    @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
         gram = self.kernel.gram(x, y)
         return self.scale(gram) * gram
@@ -182,6 +221,20 @@ class Power(_Wrapped):
         self.exponent = checks.integer("Power", "exponent", exponent, 1)
 
     @override
+    def rescaled(self, factor: float) -> Power | None:
+        kernel = self.kernel.rescaled(factor)
+        return None if kernel is None else Power(kernel, self.exponent)
+
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return self.kernel.follows_from_products
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self.kernel.gram_from_products(products) ** self.exponent
+
+    @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
         return self.kernel.gram(x, y) ** self.exponent
 
@@ -204,6 +257,11 @@ class Normalized(_Wrapped):
     Args:
         kernel: k.
     """
+
+    @override
+    def rescaled(self, factor: float) -> Normalized | None:
+        kernel = self.kernel.rescaled(factor)
+        return None if kernel is None else Normalized(kernel)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import checks
-from ..distributed import shards
 from ..linalg.blocks import block_rows, blockwise_matmul, slices
 from ..linalg.torch_internals import differentiated, records_graph, transformed
+from ..rows.agreement import visit_ranks
 from ..rows.loading import as_tensor
 from ..storage.savable import Savable
 from .positive import Positive
@@ -23,8 +23,24 @@ from .positive import Positive
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from .products import Products
+
 _ASK_BYTES = 2**30  # smaller Gram matrices are allocated without looking at the free memory
 _DIAG_ROWS = 64
+
+
+class Description(NamedTuple):
+    """A kernel in words.
+
+    Attributes:
+        name: What people call it, ``"Gaussian"``.
+        meaning: What a machine with it assumes, ``"near rows have near answers, smoothly"``; "" where nothing is known.
+        call: How to construct it, ``"RBF(gamma=0.5)"``.
+    """
+
+    name: str
+    meaning: str
+    call: str
 
 
 class Kernel(Savable, nn.Module):
@@ -39,7 +55,18 @@ class Kernel(Savable, nn.Module):
 
     __call__: Callable[..., Tensor]
     _captures = True
+    NAME: ClassVar[str] = ""  # in words; "" for the name of the class
+    MEANING: ClassVar[str] = ""
     RECOMPUTED: ClassVar[bool] = True  # in the backward pass of `matmul`; not by kernels that use torch.func themselves
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # a class with a formula of its own does not follow from products in the way of the class that it extends
+        if "gram" in vars(cls) and "gram_from_products" not in vars(cls):
+            cls.follows_from_products = False  # type: ignore[assignment, method-assign]
+
+    def __init__(self) -> None:  # nn.Module's takes *args and **kwargs, which get_params would show
+        super().__init__()
 
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """The Gram matrix of checked rows; what a variant must write."""
@@ -59,6 +86,36 @@ class Kernel(Savable, nn.Module):
                 "Use RBF, Laplacian, Matern, RationalQuadratic, their sums, products and multiples, or Nystrom.",
             )
         )
+
+    def rescaled(self, factor: float) -> Kernel | None:
+        r"""The kernel :math:`k(x / f, y / f)`, of a lengthscale f times as long; None where k has no lengthscale."""
+        return None
+
+    def describe(self) -> Description:
+        """The kernel's name, its meaning and its call."""
+        arguments = []
+        for name, value in self.get_params(deep=False).items():
+            if isinstance(value, float):
+                arguments.append(f"{name}={value:.4g}")
+            elif isinstance(value, Tensor):
+                arguments.append(f"{name}=[{', '.join(f'{number:.4g}' for number in value.flatten().tolist())}]")
+            elif isinstance(value, Kernel):
+                arguments.append(f"{name}={value.describe().call}")
+            elif isinstance(value, nn.Module):
+                arguments.append(f"{name}={type(value).__name__}")
+            elif value is not None and name != "learnable":
+                arguments.append(f"{name}={value!r}")
+        call = f"{type(self).__name__}({', '.join(arguments)})"
+        return Description(self.NAME or type(self).__name__, self.MEANING, call)
+
+    @property
+    def follows_from_products(self) -> bool:
+        """Whether :meth:`gram_from_products` is written: k depends on scalar products and norms of the rows alone."""
+        return False
+
+    def gram_from_products(self, products: Products) -> Tensor:  # -> (a, b)
+        """The Gram matrix out of scalar products that other kernels read too; it must not overwrite them."""
+        raise NotImplementedError(f"{type(self).__name__} does not follow from scalar products")
 
     @property
     def is_stationary(self) -> bool:
@@ -136,7 +193,7 @@ class Kernel(Savable, nn.Module):
         return torch.cat([checkpoint(product, part, use_reentrant=False) for part in parts])
 
     def _summed_over_ranks(self, x: Tensor, y: Tensor, v: Tensor, block: int | None) -> Tensor:
-        products = [self.matmul(x, part, w, block=block) for part, w in shards(y, v)]
+        products = [self.matmul(x, part, w, block=block) for part, w in visit_ranks(y, v)]
         return sum(products[1:], products[0])
 
     def numpy(self, X: ArrayLike, Y: ArrayLike | None = None) -> NDArray[np.floating]:

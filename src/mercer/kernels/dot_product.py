@@ -10,15 +10,27 @@ from .. import checks
 from ..linalg.distances import angles, clamp_cosines, cosines, norms_and_units, scalar_products
 from .base import Kernel
 from .positive import Positive
+from .products import Products
 
 
 class Linear(Kernel):
     r""":math:`k(x, y) = \langle x, y \rangle`."""
 
+    MEANING = "a weighted sum of the columns"
+
     @property
     @override
     def is_homogeneous(self) -> bool:
         return True
+
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return True
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return products.dot
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -52,6 +64,15 @@ class Polynomial(Kernel):
     def is_homogeneous(self) -> bool:
         return self.coef0 is None
 
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return True
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self._power(self.gamma(products.dot) * products.dot)
+
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         return self._power(scalar_products(x, y, self.gamma(x)))
@@ -71,6 +92,15 @@ class Cosine(Kernel):
     @override
     def is_homogeneous(self) -> bool:
         return True
+
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return True
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return products.cosines
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

@@ -141,7 +141,7 @@ class EmpiricalNTK(NetworkKernel):
             strips.append(tiles)
         if not strips or not strips[0]:
             return gram
-        return _assembled(strips)
+        return _assemble(strips)
 
     def _exact_diag(self, x: Tensor) -> Tensor:
         tangents = self._tangents(x)
@@ -189,7 +189,7 @@ class EmpiricalNTK(NetworkKernel):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _assembled(strips: list[list[Tensor | None]]) -> Tensor:
+def _assemble(strips: list[list[Tensor | None]]) -> Tensor:
     """Rows of tiles put together; a missing tile is the transpose of its mirror image."""
     rows = []
     for i, tiles in enumerate(strips):

@@ -4,6 +4,7 @@ For :math:`(u, v)` with standard deviations :math:`r_x, r_y` and correlation :ma
 and deviations rather than covariances, because the squares of large inputs overflow. An activation :math:`\phi` gives
 
 - ``deviation(r)``: :math:`r' = \sqrt{E\,\phi(u)^2}`, ``mean(r)``: :math:`E\,\phi(u)`,
+- ``factors(r, r')``: numbers of single rows that ``pair`` reads, computed once for all pairs of a row,
 - ``pair``: :math:`E[\phi(u) \phi(v)] / r'_x r'_y` and, for tangent kernels,
   :math:`r_x r_y E[\phi'(u) \phi'(v)] / r'_x r'_y`, which is the derivative of
   :math:`E[\phi(u) \phi(v)] / r'_x r'_y` in :math:`\rho` (Price's theorem).
@@ -33,9 +34,12 @@ _REACH, _STEP = 12.0, 1 / 16  # nodes -12, -12 + 1/16, ..., 12 of its coefficien
 _LEAST_TAIL = 1e-10  # a smaller share of a second moment left out by a Hermite series is rounding
 
 
+Factors = tuple[Tensor, ...]  # of one set of rows, aligned with the pairs
+
+
 @dataclass(frozen=True)
 class Activation:
-    """An activation's Gaussian moments; a variant writes the three methods."""
+    """An activation's Gaussian moments; a variant writes the methods."""
 
     @property
     def odd(self) -> bool:
@@ -50,10 +54,19 @@ class Activation:
         """First moment."""
         raise NotImplementedError
 
-    def pair(
-        self, rho: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], *, slope: bool
-    ) -> tuple[Tensor, Tensor | None]:  # broadcastable
-        """The correlation after the activation and the relative moment of the derivative, where asked for."""
+    def factors(self, r: Tensor, after: Tensor) -> Factors:
+        """What ``pair`` must know of a row with deviation r before and ``after`` behind the activation."""
+        return ()
+
+    def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
+        """The correlation after the activation and the relative moment of the derivative, where asked for.
+
+        Args:
+            rho: Correlations before.
+            x: Factors of the rows, which broadcast with those of the columns.
+            y: Factors of the columns.
+            slope: Whether the derivative is asked for. Its moment is a new tensor, which the caller may overwrite.
+        """
         raise NotImplementedError
 
 
@@ -72,9 +85,7 @@ class LeakyReLU(Activation):
         return r * ((1 - self.a) / math.sqrt(2 * math.pi))
 
     @override
-    def pair(
-        self, rho: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], *, slope: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
         value, reach = relu_pair(rho)
         if self.a == 0:
             return value, reach
@@ -102,15 +113,18 @@ class Erf(Activation):
         return torch.zeros_like(r)
 
     @override
-    def pair(
-        self, rho: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], *, slope: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        rho = snapped(rho)
-        (cx, ix), (cy, iy) = (_saturation(math.sqrt(2) * r) for r in before)
+    def factors(self, r: Tensor, after: Tensor) -> Factors:
+        return *_saturation(math.sqrt(2) * r), inverse_of(after) * math.sqrt(2 / math.pi)
+
+    @override
+    def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
+        (cx, ix, gain_x), (cy, iy, gain_y) = x, y
+        rho = snap_cosines(rho)
         cc = cx * cy
         root = _sine(rho, cc, ix, iy)
-        gains = inverse_of(after[0]) * inverse_of(after[1]) * (2 / math.pi)
-        return torch.atan2(rho * cc, root) * gains, cc * gains / root if slope else None
+        gains = gain_x * gain_y
+        value = torch.atan2(rho * cc, root) * gains
+        return value, cc * gains / root if slope else None
 
 
 @dataclass(frozen=True)
@@ -133,12 +147,14 @@ class GELU(Activation):
         return r * _saturation(r)[0] / math.sqrt(2 * math.pi)
 
     @override
-    def pair(
-        self, rho: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], *, slope: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        (cx, ix), (cy, iy) = (_saturation(r) for r in before)
-        value, derivative = self._moments(snapped(rho), cx * cy, (ix, iy))
-        gains = ratio_of(before[0], after[0]) * ratio_of(before[1], after[1])
+    def factors(self, r: Tensor, after: Tensor) -> Factors:
+        return *_saturation(r), ratio_of(r, after)
+
+    @override
+    def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
+        (cx, ix, gain_x), (cy, iy, gain_y) = x, y
+        value, derivative = self._moments(snap_cosines(rho), cx * cy, (ix, iy))
+        gains = gain_x * gain_y
         return value * gains, derivative * gains if slope else None
 
     def _moments(self, rho: Tensor, t: Tensor, inverses: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -173,11 +189,14 @@ class Wave(Activation):
         return (-r.square() / 2).exp() if self.cosine else torch.zeros_like(r)
 
     @override
-    def pair(
-        self, rho: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], *, slope: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        rho = snapped(rho)
-        (rx, ry), inverse = before, inverse_of(after[0]) * inverse_of(after[1])
+    def factors(self, r: Tensor, after: Tensor) -> Factors:
+        return r, inverse_of(after)
+
+    @override
+    def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
+        rho = snap_cosines(rho)
+        (rx, inverse_x), (ry, inverse_y) = x, y
+        inverse = inverse_x * inverse_y
         difference = (rx - ry).square() + 2 * rx * ry * (1 - rho)  # Var(u - v), which is small where u = v
         near, twice = (-difference / 2).exp(), -2 * rx * ry * rho
         # Var(u + v) is Var(u - v) + 4 Cov: far = near * exp(-2 Cov); where Cov < 0 that exponential may overflow
@@ -219,20 +238,23 @@ class HermiteSeries(Activation):
         return torch.zeros_like(r) if self.odd else self._integrals(r, 0, [0])[1][..., 0]
 
     @override
-    def pair(
-        self, rho: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], *, slope: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        rho = snapped(rho)
-        orders = list(range(1, 2 * _TERMS, 2)) if self.odd else list(range(_TERMS))
-        coefficients, tails, slope_tails = [], [], []
-        for r, out in zip(before, after, strict=True):
-            square, a = self._integrals(r, 0, orders)
-            inverse = inverse_of(out)
-            coefficients.append((a * inverse[..., None]).movedim(-1, 0))
-            tails.append(_tail(square, a.square().sum(-1)) * inverse)
-            if slope:
-                square = self._integrals(r, 1)[0] * r * r
-                slope_tails.append(_tail(square, a.square() @ a.new_tensor(orders)) * inverse)
+    def factors(self, r: Tensor, after: Tensor) -> Factors:
+        """Coefficients ``(n, *P, terms)``, the root of what they leave out of the second moment, and of the slope's."""
+        square, a = self._integrals(r, 0, self._orders)
+        slope_square = self._integrals(r, 1)[0] * r * r
+        inverse = inverse_of(after)
+        tail = _tail(square, a.square().sum(-1)) * inverse
+        slope_tail = _tail(slope_square, a.square() @ a.new_tensor(self._orders)) * inverse
+        return a * inverse[..., None], tail, slope_tail
+
+    @property
+    def _orders(self) -> list[int]:
+        return list(range(1, 2 * _TERMS, 2)) if self.odd else list(range(_TERMS))
+
+    @override
+    def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
+        rho, orders = snap_cosines(rho), self._orders
+        coefficients = [side[0].movedim(-1, 0).contiguous() for side in (x, y)]
         # Horner's scheme, in rho or rho^2, for the sum over k and for its derivative in rho
         power = rho * rho if self.odd else rho
         value = derivative = torch.zeros_like(rho)
@@ -243,8 +265,8 @@ class HermiteSeries(Activation):
                 derivative = torch.addcmul(order * term, derivative, power)
         value = value * rho if self.odd else value
         last = rho ** (orders[-1] + (1 if self.odd else 0))
-        value = value + tails[0] * tails[1] * last * rho
-        return value, derivative + slope_tails[0] * slope_tails[1] * last if slope else None
+        value = value + x[1] * y[1] * last * rho
+        return value, derivative + x[2] * y[2] * last if slope else None
 
     def _integrals(self, r: Tensor, derivative: int, orders: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """The second moment ``(...)`` of the function (0) or its derivative (1), and coefficients ``(..., orders)``."""
@@ -321,7 +343,7 @@ def relu_pair(rho: Tensor) -> tuple[Tensor, Tensor]:
     r""":math:`(\sin\theta + (\pi - \theta) \rho) / \pi` and :math:`1 - \theta / \pi` for :math:`\rho = \cos\theta`."""
     if not differentiated(rho):
         return _relu_pair_in_place(rho)
-    t = snapped(rho)
+    t = snap_cosines(rho)
     reach = 1 - angles(t) / math.pi
     return t * reach + safe_sqrt((1 - t) * (1 + t)) / math.pi, reach
 
@@ -349,7 +371,7 @@ def _sine(rho: Tensor, cc: Tensor, ix: Tensor, iy: Tensor) -> Tensor:
     return torch.addcmul(ex + ey - ex * ey, cc * cc, (1 - rho) * (1 + rho)).clamp_min(least).sqrt()
 
 
-def snapped(t: Tensor) -> Tensor:
+def snap_cosines(t: Tensor) -> Tensor:
     """Cosines in [-1, 1], with values within rounding of +-1 set to +-1; the gradient passes as if untouched."""
     edge = 1.0 - _RESOLUTION * torch.finfo(t.dtype).eps
     fixed = torch.where(t.detach().abs() > edge, t.detach().sign(), t.detach())

@@ -3,7 +3,7 @@ r"""What each layer of an infinitely wide network does to covariances: rules fro
 A state of two rows x, y holds, for every pair of positions (pixels, tokens) that is needed, the correlation
 :math:`\rho = \Sigma(x, y) / r_x r_y` and the relative tangent covariance :math:`\theta = \Theta(x, y) / r_x r_y`, where
 :math:`\Sigma = E[f(x) f(y)]` over weights (a mean over channels) and :math:`r_x = \sqrt{\Sigma(x, x)}`. What a row
-knows of itself, r first of all, is an :class:`Own`.
+knows of itself, r first of all, is an :class:`RowState`.
 
 Positions are the last axes: ``(n, m, *P)`` where only equal positions matter, ``(n, m, *P, *P)`` where a later pooling
 asks for all pairs. Of rows with themselves (``zipped``) the first axes are ``(n,)`` in place of ``(n, m)``.
@@ -23,29 +23,33 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ..linalg.distances import norms_and_units, safe_sqrt
-from ..linalg.torch_internals import records_graph
+from ..linalg.torch_internals import differentiated, records_graph
 from .gaussian_moments import Activation, hypotenuse, inverse_of, ratio_of
 
 
-class State(NamedTuple):
+class PairState(NamedTuple):
     """Correlations and relative tangent covariances of pairs; no tangent kernel yet, or none asked for: None."""
 
     rho: Tensor
     theta: Tensor | None
 
 
-class Own(NamedTuple):
+class RowState(NamedTuple):
     """What n rows know of themselves at one node of the network."""
 
     r: Tensor  # (n, *P): deviations; the tensor itself at a node of the input
     mean: Tensor | None = None  # (n, *P): mean over channels, where a layer norm asks for it
     unit: Tensor | None = None  # (n, *P, d) unit vectors of the input's channels, or its tokens (n, *P)
-    state: State | None = None  # of the rows with themselves
+    state: PairState | None = None  # of the rows with themselves
+    factors: tuple[Tensor, ...] = ()  # (n, *P) or (n, *P, k): what the layer's `advance_pairs` reads, computed once
 
-    def part(self, rows: slice) -> Own:
+    def part(self, rows: slice) -> RowState:
         """Some of the rows, without their states."""
         mean, unit = (None if t is None else t[rows] for t in (self.mean, self.unit))
-        return Own(self.r[rows], mean, unit)
+        return RowState(self.r[rows], mean, unit, factors=tuple(t[rows] for t in self.factors))
+
+
+Side = tuple[Sequence[RowState], RowState]  # of the rows x, or of the rows y: states before and after a layer
 
 
 class Layout(NamedTuple):
@@ -54,27 +58,30 @@ class Layout(NamedTuple):
     full: bool  # all pairs of positions
     zipped: bool  # rows with themselves
 
-    def align(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
-        """Views of a and b that broadcast to the pairs."""
-        ones = (1,) * (a.ndim - 1) if self.full else ()
+    def align(self, a: Tensor, b: Tensor, trailing: int = 0) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
+        """Views of a and b that broadcast to the pairs; so many axes after the positions stay the last ones."""
+        positions = a.ndim - trailing
+        ones = (1,) * (positions - 1) if self.full else ()
         rows, columns = ((), ()) if self.zipped else ((1,), (1,))
-        left = a.reshape(a.shape[0], *rows, *a.shape[1:], *ones)
+        left = a.reshape(a.shape[0], *rows, *a.shape[1:positions], *ones, *a.shape[positions:])
         right = b.reshape(*columns, b.shape[0], *ones, *b.shape[1:])
         return left, right
 
+    def align_all(self, x: RowState, y: RowState) -> list[tuple[Tensor, Tensor]]:
+        """The factors of both sides, each as views that broadcast to the pairs."""
+        return [self.align(a, b, a.ndim - x.r.ndim) for a, b in zip(x.factors, y.factors, strict=True)]
+
 
 class Rule:
-    """One layer. ``own`` follows single rows, ``pair`` pairs of rows whose ``own`` is known before and after."""
+    """One layer: what it does to the states of single rows, and of pairs of rows whose own states are known."""
 
     ALL_PAIRS: ClassVar[bool] = False  # asks for all pairs of positions of its input
 
-    def own(self, before: Sequence[Own], means: bool) -> Own:
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
         """Deviations, and means where asked for, after the layer."""
         raise NotImplementedError
 
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         """The state after the layer; x and y are (before, after)."""
         raise NotImplementedError
 
@@ -101,7 +108,7 @@ class RawCall(Rule):
     named: dict[str, Any]
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
         x = before[0].r
 
         def fill(value: Any) -> Any:
@@ -111,7 +118,9 @@ class RawCall(Rule):
                 return value.to(x.device, x.dtype if value.is_floating_point() else value.dtype)
             return type(value)(map(fill, value)) if type(value) in (tuple, list) else value
 
-        return Own(self.function(*fill(self.arguments), **{name: fill(value) for name, value in self.named.items()}))
+        return RowState(
+            self.function(*fill(self.arguments), **{name: fill(value) for name, value in self.named.items()})
+        )
 
 
 @dataclass(frozen=True)
@@ -125,26 +134,24 @@ class Enter(Rule):
     channel: int = -1
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
         x = before[0].r.movedim(self.channel, -1)
         norm, unit = norms_and_units(x)
-        return Own(norm / math.sqrt(x.shape[-1]), x.mean(-1) if means else None, unit)
+        return RowState(norm / math.sqrt(x.shape[-1]), x.mean(-1) if means else None, unit)
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         ux, uy = x[1].unit, y[1].unit
         assert ux is not None and uy is not None
         if ux.ndim == 2:
-            return State((ux * uy).sum(-1) if layout.zipped else ux @ uy.mT, None)
+            return PairState((ux * uy).sum(-1) if layout.zipped else ux @ uy.mT, None)
         positions = ux.shape[1:-1]
         ux, uy = ux.flatten(1, -2), uy.flatten(1, -2)  # (n, p, d)
         if layout.full:
             products = torch.einsum("npc,nqc->npq" if layout.zipped else "npc,mqc->nmpq", ux, uy)
-            return State(products.reshape(*products.shape[:-2], *positions, *positions).contiguous(), None)
+            return PairState(products.reshape(*products.shape[:-2], *positions, *positions).contiguous(), None)
         products = torch.einsum("npc,npc->np" if layout.zipped else "npc,mpc->nmp", ux, uy)
-        return State(products.reshape(*products.shape[:-1], *positions).contiguous(), None)
+        return PairState(products.reshape(*products.shape[:-1], *positions).contiguous(), None)
 
 
 @dataclass(frozen=True)
@@ -162,22 +169,20 @@ class Embed(Rule):
     trained: bool = True
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
         tokens = before[0].r
         deviation = torch.full(tokens.shape, math.sqrt(self.variance), device=tokens.device)
         if self.padding is not None:
             deviation = deviation * (tokens != self.padding)
-        return Own(deviation, torch.zeros_like(deviation) if means else None, tokens)
+        return RowState(deviation, torch.zeros_like(deviation) if means else None, tokens)
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         tx, ty = x[1].unit, y[1].unit
         assert tx is not None and ty is not None
         left, right = layout.align(tx, ty)
         rho = (left == right).to(x[1].r.dtype)
-        return State(rho, rho if self.trained else None)
+        return PairState(rho, rho if self.trained else None)
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ class Patch:
             length = (s.shape[dim] - gap * (k - 1) - 1) // step + 1
             total = None
             for tap in range(k):
-                part = _strided(_strided(s, dims[0], tap * gap, length, step), dims[1], tap * gap, length, step)
+                part = _take_every(_take_every(s, dims[0], tap * gap, length, step), dims[1], tap * gap, length, step)
                 total = part if total is None else total + part
             assert total is not None
             s = total / k
@@ -241,48 +246,122 @@ class Affine(Rule):
     trained: tuple[bool, bool] = (True, True)
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
-        r = before[0].r
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+        sigma, bias, r = math.sqrt(self.weight_var), math.sqrt(self.bias_var), before[0].r
+        scaled = sigma * r
+        mixes = self._mixes(r)
         if self.patch is not None:
             r = safe_sqrt(self.patch(r.square(), full=False))
-        elif self.flattened and r.ndim > 1:
+        elif mixes:
             r = safe_sqrt(r.square().flatten(1).mean(1))
-        r = r * math.sqrt(self.weight_var)
-        r = hypotenuse(r, math.sqrt(self.bias_var)) if self.bias_var else r
-        return Own(r, torch.zeros_like(r) if means else None)
+        r = r * sigma
+        if self.bias_var:
+            r = hypotenuse(r, bias)
+        # A layer that mixes positions works on covariances: it scales up before and down after. Others multiply the
+        # correlations by one gain, which is 1 without a bias.
+        factors: tuple[Tensor, ...] = ()
+        if mixes:
+            factors = (inverse_of(r),)
+        elif self.bias_var:
+            factors = (ratio_of(scaled, r),)
+        if self.bias_var:
+            factors = (*factors, bias * inverse_of(r))
+        return RowState(r, torch.zeros_like(r) if means else None, factors=factors)
+
+    def _mixes(self, r: Tensor) -> bool:
+        """Whether it sums over positions of deviations r ``(n, *P)``."""
+        return self.patch is not None or (self.flattened and r.ndim > 1)
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
-        (rho, theta), (bx, by) = states[0], (x[0][0].r, y[0][0].r)
-        sigma = math.sqrt(self.weight_var)
-        mixes = self.patch is not None or (self.flattened and bx.ndim > 1)
-        left, right = layout.align(sigma * bx, sigma * by)
-        after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
-        gains = layout.align(ratio_of(sigma * bx, x[1].r), ratio_of(sigma * by, y[1].r)) if not mixes else after
-
-        def carried(t: Tensor) -> Tensor:
-            if not mixes:  # without a bias the relative covariances stay
-                return t * gains[0] * gains[1] if self.bias_var else t
-            covariance = t * left * right
-            if self.patch is not None:
-                covariance = self.patch(covariance, full=layout.full)
-            else:
-                covariance = covariance.flatten(1 if layout.zipped else 2).mean(-1)
-            return covariance * after[0] * after[1]
-
-        by_weights = carried(rho)
-        by_bias = (math.sqrt(self.bias_var) * after[0]) * (math.sqrt(self.bias_var) * after[1])
-        after_rho = by_weights + by_bias if self.bias_var else by_weights
-        parts = [] if theta is None else [carried(theta)]
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
+        (rho, theta), factors = states[0], layout.align_all(x[1], y[1])
+        gain: Tensor | None = None  # what is left to multiply theta with
+        by_weights = rho
+        if self._mixes(x[0][0].r):
+            sigma, after = math.sqrt(self.weight_var), factors[0]
+            before = layout.align(sigma * x[0][0].r, sigma * y[0][0].r)
+            by_weights = self._mix_positions(rho, before, after, layout)
+            if theta is not None:  # behind the first layer theta may be rho itself
+                theta = by_weights if theta is rho else self._mix_positions(theta, before, after, layout)
+        elif self.bias_var:
+            gain = factors[0][0] * factors[0][1]
+            by_weights = rho * gain
+        bias = factors[-1] if self.bias_var else None
+        after_rho = by_weights if bias is None else torch.addcmul(by_weights, *bias)
+        # the part of this layer's own parameters in the tangent kernel
+        by_parameters: Tensor | None = None
         if all(self.trained):
-            parts.append(after_rho)
+            by_parameters = after_rho
         elif self.trained[0]:
-            parts.append(by_weights)
-        elif self.trained[1] and self.bias_var:
-            parts.append(by_bias.expand_as(after_rho))
-        return State(after_rho, functools.reduce(torch.add, parts) if parts else None)
+            by_parameters = by_weights
+        elif self.trained[1] and bias is not None:
+            by_parameters = (bias[0] * bias[1]).expand_as(after_rho)
+        if theta is None:
+            return PairState(after_rho, by_parameters)
+        if by_parameters is None:
+            return PairState(after_rho, theta if gain is None else theta * gain)
+        if gain is None:
+            return PairState(after_rho, theta + by_parameters)
+        return PairState(after_rho, torch.addcmul(by_parameters, theta, gain))
+
+    def _mix_positions(
+        self, t: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], layout: Layout
+    ) -> Tensor:
+        """Relative covariances after a mean over positions: scaled up first, one side after the other, and down."""
+        covariance = t * before[0] * before[1]
+        if self.patch is not None:
+            covariance = self.patch(covariance, full=layout.full)
+        else:
+            covariance = covariance.flatten(1 if layout.zipped else 2).mean(-1)
+        return covariance * after[0] * after[1]
+
+
+@dataclass(frozen=True)
+class EnterConvolution(Rule):
+    """The input's first convolution, by products of whole patches: no covariances of single pixels, half the time.
+
+    Args:
+        convolution: A convolution whose weights and biases are both trained, or neither.
+    """
+
+    convolution: Affine
+
+    @override
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+        x, patch = before[0].r, self.convolution.patch
+        assert patch is not None
+        after = self.convolution.advance_rows([Enter(1).advance_rows(before, means=False)], means)
+        fan_in = x.shape[1] * math.prod(patch.size)
+        scale = math.sqrt(self.convolution.weight_var / fan_in) * inverse_of(after.r)
+        bias = math.sqrt(self.convolution.bias_var) * inverse_of(after.r)
+        return after._replace(unit=x, factors=(scale, bias))
+
+    @override
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
+        left, right = self._patches(x[1]), self._patches(y[1])
+        positions = x[1].r.shape[1:]
+        products = torch.einsum("npc,npc->np" if layout.zipped else "npc,mpc->nmp", left, right)
+        rho = products.reshape(*products.shape[:-1], *positions).contiguous()
+        return PairState(rho, rho if all(self.convolution.trained) else None)
+
+    def _patches(self, row: RowState) -> Tensor:  # -> (n, p, channels times taps + 1)
+        """Patches of the input over the deviation of their sum, with the bias as one more feature."""
+        (scale, bias), patch, x = row.factors, self.convolution.patch, row.unit
+        assert patch is not None and x is not None
+        size, stride, dilation, padding = patch.size, patch.stride, patch.dilation, patch.padding
+        if len(size) == 1:  # a sequence is a picture of height 1
+            x, size, stride, dilation, padding = (
+                x[:, :, None],
+                (1, *size),
+                (1, *stride),
+                (1, *dilation),
+                ((0, 0), *padding),
+            )
+        x = F.pad(x, [*padding[1], *padding[0]])
+        patches = F.unfold(x, size, dilation, 0, stride).mT * scale.flatten(1)[..., None]
+        if not self.convolution.bias_var:
+            return patches
+        return torch.cat((patches, bias.flatten(1)[..., None]), -1)
 
 
 @dataclass(frozen=True)
@@ -292,18 +371,20 @@ class Activate(Rule):
     activation: Activation
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
         r = before[0].r
-        return Own(self.activation.deviation(r), self.activation.mean(r) if means else None)
+        after = self.activation.deviation(r)
+        return RowState(after, self.activation.mean(r) if means else None, factors=self.activation.factors(r, after))
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         rho, theta = states[0]
-        before, after = layout.align(x[0][0].r, y[0][0].r), layout.align(x[1].r, y[1].r)
-        rho, slope = self.activation.pair(rho, before, after, slope=theta is not None)
-        return State(rho, None if theta is None or slope is None else theta * slope)
+        factors = layout.align_all(x[1], y[1])
+        rows, columns = tuple(a for a, _ in factors), tuple(b for _, b in factors)
+        rho, slope = self.activation.pair(rho, rows, columns, slope=theta is not None)
+        if theta is None or slope is None:
+            return PairState(rho, None)
+        return PairState(rho, theta * slope if differentiated(theta, slope) else slope.mul_(theta))
 
 
 @dataclass(frozen=True)
@@ -317,30 +398,28 @@ class Combine(Rule):
     weights: tuple[float, ...]
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
-        scaled = torch.stack([abs(w) * own.r for w, own in zip(self.weights, before, strict=True)])
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+        scaled = torch.stack([abs(w) * row.r for w, row in zip(self.weights, before, strict=True)])
         # the squares of large deviations would overflow
         largest = scaled.detach().amax(0)
         largest = torch.where(largest > 0, largest, torch.ones_like(largest))
         r = largest * safe_sqrt((scaled / largest).square().sum(0))
-        means_before = [w * own.mean for w, own in zip(self.weights, before, strict=True) if own.mean is not None]
-        return Own(r, functools.reduce(torch.add, means_before) if means else None)
+        means_before = [w * row.mean for w, row in zip(self.weights, before, strict=True) if row.mean is not None]
+        shares = tuple(ratio_of(abs(w) * row.r, r) for w, row in zip(self.weights, before, strict=True))
+        return RowState(r, functools.reduce(torch.add, means_before) if means else None, factors=shares)
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         if len(states) == 1:
             return states[0]
         rho, thetas = None, []
-        for weight, state, own_x, own_y in zip(self.weights, states, x[0], y[0], strict=True):
-            left, right = layout.align(ratio_of(abs(weight) * own_x.r, x[1].r), ratio_of(abs(weight) * own_y.r, y[1].r))
+        for state, (left, right) in zip(states, layout.align_all(x[1], y[1]), strict=True):
             part = state.rho * left * right
             rho = part if rho is None else rho + part
             if state.theta is not None:
                 thetas.append(state.theta * left * right)
         assert rho is not None
-        return State(rho, functools.reduce(torch.add, thetas) if thetas else None)
+        return PairState(rho, functools.reduce(torch.add, thetas) if thetas else None)
 
 
 @dataclass(frozen=True)
@@ -363,7 +442,7 @@ class Normalize(Rule):
     positions: bool = False
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
         r, mean = before[0].r, before[0].mean
         if self.center and mean is not None:
             r = safe_sqrt(r.square() - mean.square())
@@ -373,21 +452,19 @@ class Normalize(Rule):
         factor = self.scale / (hypotenuse(over, math.sqrt(self.eps)) if self.eps else over)
         after = r * factor.abs()
         if not means:
-            return Own(after)
-        return Own(after, torch.zeros_like(r) if self.center or mean is None else mean * factor)
+            return RowState(after)
+        return RowState(after, torch.zeros_like(r) if self.center or mean is None else mean * factor)
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
-        (rho, theta), (own_x,), (own_y,) = states[0], x[0], y[0]
-        if not self.center or own_x.mean is None or own_y.mean is None:
-            return State(rho, theta)
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
+        (rho, theta), (row_x,), (row_y,) = states[0], x[0], y[0]
+        if not self.center or row_x.mean is None or row_y.mean is None:
+            return PairState(rho, theta)
         # subtract the product of the means and divide by the centered deviations
-        centered = [safe_sqrt(own.r.square() - own.mean.square()) for own in (own_x, own_y)]  # type: ignore[union-attr]
-        left, right = layout.align(ratio_of(own_x.r, centered[0]), ratio_of(own_y.r, centered[1]))
-        mx, my = layout.align(ratio_of(own_x.mean, centered[0]), ratio_of(own_y.mean, centered[1]))
-        return State(rho * left * right - mx * my, None if theta is None else theta * left * right)
+        centered = [safe_sqrt(row.r.square() - row.mean.square()) for row in (row_x, row_y)]  # type: ignore[union-attr]
+        left, right = layout.align(ratio_of(row_x.r, centered[0]), ratio_of(row_y.r, centered[1]))
+        mx, my = layout.align(ratio_of(row_x.mean, centered[0]), ratio_of(row_y.mean, centered[1]))
+        return PairState(rho * left * right - mx * my, None if theta is None else theta * left * right)
 
 
 @dataclass(frozen=True)
@@ -410,7 +487,7 @@ class Pool(Rule):
     count_padding: bool = True
     total: bool = False
 
-    def pooled(self, s: Tensor, copies: int) -> Tensor:
+    def pool(self, s: Tensor, copies: int) -> Tensor:
         """Means over windows; positions are the last axes, ``copies`` times."""
         axes = len(self.size)
         # from the last axis on, so that an axis that goes leaves the places of the others before it
@@ -431,24 +508,22 @@ class Pool(Rule):
         return s
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
-        (own,) = before
-        assert own.state is not None
-        r, layout = own.r, Layout(full=True, zipped=True)
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+        (row,) = before
+        assert row.state is not None
+        r, layout = row.r, Layout(full=True, zipped=True)
         left, right = layout.align(r, r)
-        square = self.pooled(own.state.rho * left * right, 2)
+        square = self.pool(row.state.rho * left * right, 2)
         after = safe_sqrt(diagonal(square, (square.ndim - 1) // 2))
-        return Own(after, self.pooled(own.mean, 1) if means and own.mean is not None else None)
+        return RowState(after, self.pool(row.mean, 1) if means and row.mean is not None else None)
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         left, right = layout.align(x[0][0].r, y[0][0].r)
         after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
-        rho, theta = (None if t is None else self.pooled(t * left * right, 2) * after[0] * after[1] for t in states[0])
+        rho, theta = (None if t is None else self.pool(t * left * right, 2) * after[0] * after[1] for t in states[0])
         assert rho is not None
-        return State(rho, theta)
+        return PairState(rho, theta)
 
 
 @dataclass(frozen=True)
@@ -463,7 +538,7 @@ class Pad(Rule):
     padding: tuple[tuple[int, int], ...]
     mode: str = "constant"
 
-    def _padded(self, t: Tensor, copies: int) -> Tensor:
+    def _pad(self, t: Tensor, copies: int) -> Tensor:
         axes = len(self.padding)
         for axis, amounts in enumerate(self.padding):
             dims = [axis - axes * (copy + 1) for copy in range(copies)]
@@ -477,17 +552,15 @@ class Pad(Rule):
         return t
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
         mean = before[0].mean
-        return Own(self._padded(before[0].r, 1), None if mean is None else self._padded(mean, 1))
+        return RowState(self._pad(before[0].r, 1), None if mean is None else self._pad(mean, 1))
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
-        rho, theta = (None if t is None else self._padded(t, 2 if layout.full else 1) for t in states[0])
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
+        rho, theta = (None if t is None else self._pad(t, 2 if layout.full else 1) for t in states[0])
         assert rho is not None
-        return State(rho, theta)
+        return PairState(rho, theta)
 
 
 @dataclass(frozen=True)
@@ -501,18 +574,16 @@ class Reposition(Rule):
     positions: tuple[int, ...]
 
     @override
-    def own(self, before: Sequence[Own], means: bool) -> Own:
-        own = before[0]
-        r = own.r.reshape(-1, *self.positions)
-        return Own(r, None if own.mean is None else own.mean.reshape(-1, *self.positions))
+    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+        row = before[0]
+        r = row.r.reshape(-1, *self.positions)
+        return RowState(r, None if row.mean is None else row.mean.reshape(-1, *self.positions))
 
     @override
-    def pair(
-        self, states: Sequence[State], x: tuple[Sequence[Own], Own], y: tuple[Sequence[Own], Own], layout: Layout
-    ) -> State:
+    def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         rho, theta = states[0]
         shape = (*rho.shape[: 1 if layout.zipped else 2], *self.positions * (2 if layout.full else 1))
-        return State(rho.reshape(shape), None if theta is None else theta.reshape(shape))
+        return PairState(rho.reshape(shape), None if theta is None else theta.reshape(shape))
 
 
 def diagonal(s: Tensor, positions: int) -> Tensor:  # (..., *P, *P) -> (..., *P)
@@ -561,7 +632,7 @@ def _pad_zeros(s: Tensor, dims: Sequence[int], amounts: tuple[int, int]) -> Tens
     return F.pad(s, pad)
 
 
-def _strided(s: Tensor, dim: int, start: int, length: int, stride: int) -> Tensor:
+def _take_every(s: Tensor, dim: int, start: int, length: int, stride: int) -> Tensor:
     """Every ``stride``-th entry along an axis."""
     part = s.narrow(dim, start, stride * (length - 1) + 1)
     if stride == 1:

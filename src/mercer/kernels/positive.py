@@ -63,8 +63,19 @@ class Positive(nn.Module):
         """The value, ``()`` or ``(d,)``, in the dtype and on the device of ``like``."""
         if self.number is not None:
             return like.new_full((), self.number)
-        value: Tensor = self.log.exp() if "log" in self._parameters else self.constant
+        value: Tensor = self.log.exp() if self.learnable else self.constant
         return (value if self.is_vector else value.reshape(())).to(like.dtype)
+
+    @property
+    def learnable(self) -> bool:
+        """Whether it is a parameter."""
+        return "log" in self._parameters
+
+    def times(self, factor: float) -> float | Tensor:
+        """The value times ``factor``, within the positive numbers of float32."""
+        info = torch.finfo(torch.float32)
+        value = (factor * self(torch.zeros((), dtype=torch.float64)).detach()).clamp(info.tiny, info.max)
+        return value if value.ndim else value.item()
 
     def scale(self, by: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Both sets of rows times ``by`` ``(d,)``; rows that are one tensor stay one."""

@@ -18,7 +18,7 @@ from .gegenbauer import monomials, recurrence
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 TEMPERATURES = {"sigmoid": 0.1, "softmax": 0.005}  # what jayasumana2021, Appendix D.5 divides bounded kernels by
-_UNIT_SUM = 4.0  # k(1) of init="unit" where the activation is unbounded; docs/papers/jayasumana2021.md has the trials
+_UNIT_SUM = 4.0  # k(1) of init="unit" where the activation is unbounded
 _TOLERANCE = 16.0  # units in the last place within which a cosine counts as +-1 for the exact indicators
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import checks
-from ..distributed import world_size
+from ..rows.agreement import has_several_ranks
 from ..rows.loading import Data, as_tensor, is_loader, load_rows
 from ..rows.stored import Readable, StoredRows, open_rows
 from .base import Kernel
@@ -37,7 +37,7 @@ def read_rows(estimator: object, kernel: Kernel | None, x: Data, *, reset: bool)
     indices = kernel is not None and any(isinstance(part, Precomputed) for part in kernel.modules())
     is_array = not isinstance(x, Tensor) and not is_loader(x)
     if is_array and not indices:
-        least = 1 if world_size() == 1 else 0  # of several ranks some may have no rows
+        least = 0 if has_several_ranks() else 1  # of several ranks some may have no rows
         x = validate_data(estimator, x, reset=reset, dtype="numeric", allow_nd=True, ensure_min_samples=least)
     whole = isinstance(x, Tensor) and not x.is_floating_point()
     if is_array:

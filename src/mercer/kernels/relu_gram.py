@@ -15,7 +15,8 @@ from .. import checks
 from ..linalg.blocks import block_rows, slices
 from ..linalg.distances import angles, clamp_cosines, cosines
 from .base import Kernel
-from .stationary import RBF
+from .products import Products
+from .stationary import RBF, Stationary
 
 _OCTAVES = 16  # then the tail: powers from 2^17 on, with 0.07 % of the diagonal's mass
 
@@ -46,6 +47,9 @@ class ReLUGram(Kernel):
             ``base(x) -> (n, m)`` whose rows are normalised.
     """
 
+    NAME = "Two-layer ReLU network"
+    MEANING = "a wide network with one hidden layer whose first weights learn; the length of a row does not count"
+
     def __init__(self, base: Kernel | nn.Module | None = None) -> None:
         super().__init__()
         if base is not None and not isinstance(base, nn.Module):
@@ -65,6 +69,17 @@ class ReLUGram(Kernel):
         if isinstance(self.base, Kernel):
             return self.base.prepare(name, x)
         return x if x.is_floating_point() else checks.floating(x)
+
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        # a base with a unit diagonal needs no normalization
+        return self.base is None or (isinstance(self.base, Stationary) and self.base.follows_from_products)
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        t = self.base.gram_from_products(products) if isinstance(self.base, Kernel) else products.cosines
+        return torch.arccos(t).neg_().add_(torch.pi).mul_(t).div_(2 * torch.pi)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

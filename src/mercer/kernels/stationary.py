@@ -11,13 +11,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import global_slice, shared_generator, take_rows, world_size
-from ..linalg.distances import median_distance, safe_sqrt
-from ..linalg.tiles import map_distances
+from ..linalg.distances import map_distances, median_distance, safe_sqrt
 from ..linalg.torch_internals import differentiated
+from ..rows import Rows
+from ..rows.agreement import has_several_ranks, share_generator
 from ..rows.loading import Data, load_rows
-from .base import Kernel
+from .base import Description, Kernel
 from .positive import Positive
+from .products import Products
 
 _MEDIAN_ROWS = 1000
 _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN at infinity
@@ -54,6 +55,9 @@ class RBF(Stationary):
         learnable: Make ``gamma`` a parameter, learned as its logarithm.
     """
 
+    NAME = "Gaussian"
+    MEANING = "near rows have near answers, smoothly"
+
     def __init__(self, gamma: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False) -> None:
         super().__init__()
         self.gamma = Positive("RBF", "gamma", gamma, learnable, per_feature=True)
@@ -73,11 +77,14 @@ class RBF(Stationary):
         """
         where = "RBF.from_data"
         x = checks.matrix(where, "x", load_rows(where, x))
-        n = global_slice(len(checks.squarable(where, "x", x, empty=world_size() > 1)))[1]
-        if n == 0:
+        rows = Rows(checks.squarable(where, "x", x, empty=has_several_ranks()))
+        if rows.n == 0:
             raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
-        order = torch.arange(n) if n <= _MEDIAN_ROWS else torch.randperm(n, generator=shared_generator(generator))
-        x = take_rows(x, order[:_MEDIAN_ROWS].to(x.device))
+        if rows.n > _MEDIAN_ROWS:
+            order = torch.randperm(rows.n, generator=share_generator(generator))[:_MEDIAN_ROWS]
+            x = rows.take(order.to(x.device))
+        else:
+            x = rows.gather()
         typical = median_distance(x)
         if typical == 0:
             if len(x) > 1:
@@ -97,6 +104,24 @@ class RBF(Stationary):
             return map_distances("squared", x, y, _decay, [gamma])
         return map_distances("squared", x, y, lambda squared: _decay(squared, gamma), [gamma])
 
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return not self.gamma.is_vector
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return torch.exp(-self.gamma(products.dot) * products.distances)
+
+    @property
+    def lengthscale(self) -> Tensor:  # () or (d,)
+        r""":math:`\ell = 1 / \sqrt{2 \gamma}`: at distance :math:`\ell` the kernel is :math:`e^{-1/2}`."""
+        return (2 * self.gamma(torch.zeros((), dtype=torch.float64))).rsqrt()
+
+    @override
+    def rescaled(self, factor: float) -> RBF:
+        return RBF(self.gamma.times(factor**-2), learnable=self.gamma.learnable)
+
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
         r""":math:`\omega \sim N(0, 2 \gamma I)`."""
@@ -112,6 +137,8 @@ class Laplacian(Stationary):
         learnable: Make ``gamma`` a parameter, learned as its logarithm.
     """
 
+    MEANING = "near rows have near answers, column by column, with sharp edges"
+
     def __init__(self, gamma: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False) -> None:
         super().__init__()
         self.gamma = Positive("Laplacian", "gamma", gamma, learnable, per_feature=True)
@@ -123,6 +150,15 @@ class Laplacian(Stationary):
             x, y = self.gamma.scale(gamma, x, y)
             return map_distances("manhattan", x, y, _decay, [gamma])
         return map_distances("manhattan", x, y, lambda distance: _decay(distance, gamma), [gamma])
+
+    @property
+    def lengthscale(self) -> Tensor:  # () or (d,)
+        r""":math:`1 / \gamma`."""
+        return 1 / self.gamma(torch.zeros((), dtype=torch.float64))
+
+    @override
+    def rescaled(self, factor: float) -> Laplacian:
+        return Laplacian(self.gamma.times(1 / factor), learnable=self.gamma.learnable)
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -171,6 +207,15 @@ class Matern(_Radial):
         self.lengthscale = Positive("Matern", "lengthscale", lengthscale, learnable, per_feature=True)
 
     @override
+    def describe(self) -> Description:
+        edges = {0.5: "with sharp edges", 1.5: "with rounded edges", 2.5: "almost smoothly"}
+        return super().describe()._replace(meaning=f"near rows have near answers, {edges[self.nu]}")
+
+    @override
+    def rescaled(self, factor: float) -> Matern:
+        return Matern(self.nu, self.lengthscale.times(factor), learnable=self.lengthscale.learnable)
+
+    @override
     def profile(self, squared: Tensor, scale: Tensor | float) -> Tensor:
         s = safe_sqrt(squared) / scale * math.sqrt(2 * self.nu)
         if self.nu == 0.5:
@@ -200,12 +245,20 @@ class RationalQuadratic(_Radial):
         learnable: Make both parameters, learned as their logarithms.
     """
 
+    NAME = "Rational quadratic"
+    MEANING = "near rows have near answers, smoothly, at many distances"
+
     def __init__(
         self, alpha: float = 1.0, lengthscale: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False
     ) -> None:
         super().__init__()
         self.alpha = Positive("RationalQuadratic", "alpha", alpha, learnable)
         self.lengthscale = Positive("RationalQuadratic", "lengthscale", lengthscale, learnable, per_feature=True)
+
+    @override
+    def rescaled(self, factor: float) -> RationalQuadratic:
+        scale = self.lengthscale.times(factor)
+        return RationalQuadratic(float(self.alpha), scale, learnable=self.lengthscale.learnable)
 
     @override
     def profile(self, squared: Tensor, scale: Tensor | float) -> Tensor:
@@ -233,12 +286,20 @@ class Periodic(Stationary):
         learnable: Make both parameters, learned as their logarithms.
     """
 
+    MEANING = "answers repeat with a period in every column"
+
     def __init__(
         self, period: float = 1.0, lengthscale: float | Tensor | Sequence[float] = 1.0, *, learnable: bool = False
     ) -> None:
         super().__init__()
         self.period = Positive("Periodic", "period", period, learnable)
         self.lengthscale = Positive("Periodic", "lengthscale", lengthscale, learnable, per_feature=True)
+
+    @override
+    def rescaled(self, factor: float) -> Periodic:
+        """The same with a period f times as long: the lengthscale is an angle."""
+        scale, learnable = self.lengthscale.times(1.0), self.period.learnable
+        return Periodic(float(self.period.times(factor)), scale, learnable=learnable)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)

@@ -71,7 +71,9 @@ class Tangents:
         """J(x) times directions, by forward-mode derivatives, some directions side by side."""
 
         def forward(direction: Tensor) -> Tensor:
-            derivative: Tensor = jvp(lambda theta: self.call(theta, x), (self.theta,), (self._shaped(direction),))[1]
+            derivative: Tensor = jvp(
+                lambda theta: self.call(theta, x), (self.theta,), (self._split_direction(direction),)
+            )[1]
             return derivative
 
         directions, chunk = directions.to(self.dtype), self._chunk(x)
@@ -88,7 +90,7 @@ class Tangents:
         r"""J(x) times a direction without forward mode: :math:`J^\top u` is linear in u, and its transpose is J."""
         output, pull, *_ = vjp(lambda theta: self.call(theta, x), self.theta)
         _, push, *_ = vjp(lambda u: pull(u)[0], torch.zeros_like(output))
-        return lambda direction: push(self._shaped(direction))[0]
+        return lambda direction: push(self._split_direction(direction))[0]
 
     def differences(self, x: Tensor, directions: Tensor, epsilon: float | None) -> Tensor:  # -> (n, c, r)
         r""":math:`(g(x, \theta + \epsilon v) - g(x, \theta)) / \epsilon` for each direction, one forward pass each."""
@@ -97,7 +99,7 @@ class Tangents:
         parts = []
         for direction in directions.unbind(1):
             step = epsilon or torch.finfo(self.dtype).eps ** 0.5 * (1 + norm) / float(direction.norm())
-            shaped = self._shaped(direction)
+            shaped = self._split_direction(direction)
             moved = {name: value + step * shaped[name] for name, value in self.theta.items()}
             parts.append((self.call(moved, x) - base) / step)
         return torch.stack(parts, 2)
@@ -134,7 +136,7 @@ class Tangents:
         bits = np.random.default_rng(seed).integers(2, size=(self.size, samples), dtype=np.int8)  # vmap refuses torch's
         return torch.from_numpy(2 * bits - 1).to(x.device, self.dtype)
 
-    def _shaped(self, direction: Tensor) -> Weights:
+    def _split_direction(self, direction: Tensor) -> Weights:
         sizes = [value.numel() for value in self.theta.values()]
         pieces = direction.split(sizes)
         return {k: piece.reshape(v.shape) for (k, v), piece in zip(self.theta.items(), pieces, strict=True)}

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..distributed import rank, sum_over_ranks, world_size
 from ..linalg.operators import SymmetricOperator
+from ..rows import Rows
+from ..rows.agreement import count_ranks, deal_out
 from .base import Kernel
 
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
@@ -87,8 +88,8 @@ class TiledGram(SymmetricOperator):
 
     def settle(self) -> TiledGram:
         """Call when all tiles are held: trace and norms are then those of all ranks' tiles."""
-        own = torch.tensor([self._diagonal, self.squared_norm, self._squared_error], dtype=torch.float64)
-        self._trace, self.squared_norm, self._squared_error = sum_over_ranks(own.to(self._scratch.device)).tolist()
+        sums = torch.tensor([self._diagonal, self.squared_norm, self._squared_error], dtype=torch.float64)
+        self._trace, self.squared_norm, self._squared_error = Rows.total(sums.to(self._scratch.device)).tolist()
         return self
 
     def dense(self) -> Tensor:  # (n, n)
@@ -99,13 +100,13 @@ class TiledGram(SymmetricOperator):
             out[rows, columns] = held.double() * step if step != 1.0 else held.to(torch.float64)
             if i != j:
                 out[columns, rows] = out[rows, columns].mT
-        return sum_over_ranks(out)
+        return Rows.total(out)
 
     def pairs(self) -> Iterator[tuple[int, int, slice, slice]]:
         """This rank's blocks of the upper triangle, with their rows and columns; diagonal ones cost half."""
         blocks = range(-(-self.n // self.side))
         every = [(i, i + offset) for offset in blocks for i in blocks if i + offset in blocks]  # by diagonals
-        return ((i, j, self._span(i), self._span(j)) for i, j in every[rank() :: world_size()])
+        return ((i, j, self._span(i), self._span(j)) for i, j in deal_out(every))
 
     def _multiply(self, v: Tensor) -> Tensor:  # (n, b) -> (n, b)
         if v.shape[1] == 1:
@@ -118,7 +119,7 @@ class TiledGram(SymmetricOperator):
             out[:, columns].add_(v[:, rows] @ tile, alpha=step)
             if i != j:  # a tile on the diagonal is its own transpose, which is slower to multiply with
                 out[:, rows].add_(v[:, columns] @ tile.mT, alpha=step)
-        return sum_over_ranks(out).mT
+        return Rows.total(out).mT
 
     def _vector(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
         out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
@@ -128,7 +129,7 @@ class TiledGram(SymmetricOperator):
             out[rows].add_(tile @ v[columns], alpha=step)
             if i != j:
                 out[columns].add_(tile.mT @ v[rows], alpha=step)
-        return sum_over_ranks(out)
+        return Rows.total(out)
 
     def _float(self, held: Tensor) -> Tensor:
         if held.dtype is not torch.int16:
@@ -141,7 +142,7 @@ class TiledGram(SymmetricOperator):
     @staticmethod
     def bytes_for(n: int, storage: str) -> int:
         """Bytes that this rank's tiles of an n x n matrix take."""
-        return (n * (n + _side(n)) // 2) * STORAGE[storage].itemsize // world_size()
+        return (n * (n + _side(n)) // 2) * STORAGE[storage].itemsize // count_ranks()
 
     @staticmethod
     def choose_storage(where: str, storage: str, n: int, *, matrices: int = 1) -> str:

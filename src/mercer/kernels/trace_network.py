@@ -306,20 +306,20 @@ def _call_raw(
         _norm_scale(tape, kwargs.get("weight"), kwargs.get("bias"))
     inputs = {id(t): Place(i) for i, t in reversed(list(enumerate(traced)))}
 
-    def replaced(value: Any, by: Callable[[Traced], Any], rows: Any) -> Any:
+    def substitute(value: Any, by: Callable[[Traced], Any], rows: Any) -> Any:
         if isinstance(value, Traced):
             return by(value)
         if isinstance(value, Rows):
             return rows
         if isinstance(value, nn.Parameter):
             return value.detach().clone()
-        return type(value)(replaced(v, by, rows) for v in value) if type(value) in (tuple, list) else value
+        return type(value)(substitute(v, by, rows) for v in value) if type(value) in (tuple, list) else value
 
-    values = [replaced(part, lambda t: t.value, tape.rows) for part in (args, tuple(kwargs.values()))]
+    values = [substitute(part, lambda t: t.value, tape.rows) for part in (args, tuple(kwargs.values()))]
     output = function(*values[0], **dict(zip(kwargs, values[1], strict=True)))
     if not isinstance(output, Tensor):
         raise tape.refuse("must give one tensor", f"{type(output).__name__} of {name}")
-    places = [replaced(part, lambda t: inputs[id(t)], Place(-1)) for part in (args, tuple(kwargs.values()))]
+    places = [substitute(part, lambda t: inputs[id(t)], Place(-1)) for part in (args, tuple(kwargs.values()))]
     rule = RawCall(function, places[0], dict(zip(kwargs, places[1], strict=True)))
     return Traced(tape, tape.add(rule, tuple(t.node for t in traced)), value=output)
 

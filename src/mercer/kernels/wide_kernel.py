@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.blocks import slices
-from ..linalg.tiles import fill_tiles
+from ..linalg.distances import fill_tiles
 from ..linalg.torch_internals import differentiated, records_graph
 from .base import Kernel
-from .layer_rules import Affine, Layout, Own, Pool, RawCall, Rule, State, diagonal
+from .layer_rules import Affine, Enter, EnterConvolution, Layout, PairState, Pool, RawCall, RowState, Rule, diagonal
 
 _ASK_BYTES = 2**30  # less is allocated without looking at the free memory
 _TEMPORARIES = 8  # covariances of a tile that are held at once, at most
@@ -47,7 +47,7 @@ class Step:
 
 
 def plan(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps with all pairs of positions asked for where a later pooling needs them."""
+    """The steps with all pairs of positions asked for where a later pooling needs them, the first convolution fused."""
     full = [False] * (len(steps) + 1)
     for place in range(len(steps) - 1, -1, -1):
         step = steps[place]
@@ -57,7 +57,27 @@ def plan(steps: Sequence[Step]) -> tuple[Step, ...]:
     planned = []
     for place, step in enumerate(steps):
         planned.append(dataclasses.replace(step, full=full[place + 1] and len(step.positions) > 0))
-    return tuple(planned)
+    return tuple(_fuse(planned))
+
+
+def _fuse(steps: Sequence[Step]) -> list[Step]:
+    """The steps with each pair of an input's entry and its only reader, a convolution, as one."""
+    readers = [node for step in steps for node in step.inputs]
+    fused: list[Step] = []
+    moved = [0]  # where each node is now
+    for place, step in enumerate(steps):
+        convolution = step.rule
+        if isinstance(convolution, Affine) and convolution.patch is not None and not step.full:
+            (node,) = step.inputs
+            before = steps[node - 1].rule if node else None
+            alone = readers.count(node) == 1 and node == place and len(set(convolution.trained)) == 1
+            if isinstance(before, Enter) and before.channel == 1 and len(convolution.patch.size) <= 2 and alone:
+                fused[-1] = Step(EnterConvolution(convolution), fused[-1].inputs, step.positions)
+                moved.append(len(fused))
+                continue
+        fused.append(dataclasses.replace(step, inputs=tuple(moved[node] for node in step.inputs)))
+        moved.append(len(fused))
+    return fused
 
 
 def chain(rules: Sequence[Rule], positions: tuple[int, ...] = ()) -> tuple[Step, ...]:
@@ -92,26 +112,32 @@ class WideKernel(Kernel):
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, ...), (m, ...) -> (n, m)
-        return self.kernels(x, y)[-1]
+        return self._fill(x, y, both=False)[0]
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,)
         steps = self.steps(tuple(x.shape[1:]))
-        return self._diagonals(self._own(steps, x, tangent=self.tangent)[-1])[-1]
+        return self._diagonals(self._follow_rows(steps, x, tangent=self.tangent)[-1], both=False)[0]
 
     def kernels(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:  # (n, ...), (m, ...) -> one or two of (n, m)
         """The NNGP kernel and, where the answer is the tangent kernel, that one too."""
+        return self._fill(x, y, both=self.tangent)
+
+    def _fill(self, x: Tensor, y: Tensor, *, both: bool) -> tuple[Tensor, ...]:  # -> one or two of (n, m)
+        """The kernel, or ``both`` kernels, tile by tile."""
         steps = self.steps(tuple(x.shape[1:]))
         size, symmetric = _largest_state(steps), y is x
         self._check_memory(steps, size, x, y)
-        left = self._own(steps, x, tangent=self.tangent and symmetric)
-        right = left if symmetric else self._own(steps, y, tangent=False)
-        diagonals = self._diagonals(left[-1]) if symmetric else ()
+        # Follow single rows through all layers first: pairs read their deviations and factors.
+        left = self._follow_rows(steps, x, tangent=self.tangent and symmetric)
+        right = left if symmetric else self._follow_rows(steps, y, tangent=False)
+        diagonals = self._diagonals(left[-1], both) if symmetric else ()
 
         def pairs(rows: slice, columns: slice) -> tuple[Tensor, ...]:
-            parts = self._tile(steps, [own.part(rows) for own in left], [own.part(columns) for own in right])
+            parts = self._tile(steps, [row.part(rows) for row in left], [row.part(columns) for row in right], both)
             if not symmetric or rows != columns:
                 return parts
+            # Rows with themselves are known exactly; the rounding of a correlation near 1 would grow in an arc cosine.
             own_pairs = torch.eye(parts[0].shape[0], dtype=torch.bool, device=x.device)
             return tuple(torch.where(own_pairs, d[rows, None], part) for d, part in zip(diagonals, parts, strict=True))
 
@@ -122,7 +148,7 @@ class WideKernel(Kernel):
             return pairs(*whole)
         if not differentiated(x, y) and x.device.type == "cpu":
             dtype = left[-1].r.dtype
-            grams = tuple(x.new_empty(len(x), len(y), dtype=dtype) for _ in range(2 if self.tangent else 1))
+            grams = tuple(x.new_empty(len(x), len(y), dtype=dtype) for _ in range(2 if both else 1))
             fill_tiles(grams, pairs, symmetric=symmetric, side=side)
             return grams
         if size == 1:  # tiles only save the cache
@@ -133,46 +159,50 @@ class WideKernel(Kernel):
             strips.append([torch.cat(part, 1) for part in parts])
         return tuple(torch.cat(part) for part in zip(*strips, strict=True))
 
-    def _own(self, steps: Sequence[Step], x: Tensor, *, tangent: bool) -> list[Own]:
+    def _follow_rows(self, steps: Sequence[Step], x: Tensor, *, tangent: bool) -> list[RowState]:
         """What every row knows of itself at every node, some rows at a time where states of all positions are big."""
         size = _largest_state(steps)
         rows = max(1, self.block_bytes // (size * 8))
         if not any(step.full for step in steps) or records_graph() or x.shape[0] <= rows:
-            return self._own_block(steps, x, tangent)
-        blocks = [self._own_block(steps, x[part], tangent) for part in slices(x.shape[0], rows)]
-        return [_joined(owns) for owns in zip(*blocks, strict=True)]
+            return self._follow_block(steps, x, tangent)
+        blocks = [self._follow_block(steps, x[part], tangent) for part in slices(x.shape[0], rows)]
+        return [_join_rows(row_states) for row_states in zip(*blocks, strict=True)]
 
-    def _own_block(self, steps: Sequence[Step], x: Tensor, tangent: bool) -> list[Own]:
+    def _follow_block(self, steps: Sequence[Step], x: Tensor, tangent: bool) -> list[RowState]:
         means = any(getattr(step.rule, "center", False) for step in steps)
         last_use = _last_uses(steps)
-        owns = [Own(x)]
+        row_states = [RowState(x)]
         for place, step in enumerate(steps):
-            before = [owns[node] for node in step.inputs]
-            after = step.rule.own(before, means)
+            before = [row_states[node] for node in step.inputs]
+            after = step.rule.advance_rows(before, means)
             if not isinstance(step.rule, RawCall) and (step.full or tangent):
                 # the state of each row with itself: correlations are 1 unless all pairs of positions are asked for
                 full_before = step.full or step.rule.ALL_PAIRS
                 layout = Layout(full_before, zipped=True)
                 states = []
-                for node, own in zip(step.inputs, before, strict=True):
-                    if own.state is not None:
-                        states.append(_narrowed(own.state, _is_full(steps, node), full_before, own.r.ndim - 1))
-                after = after._replace(state=step.rule.pair(states, (before, after), (before, after), layout))
+                for node, row in zip(step.inputs, before, strict=True):
+                    if row.state is not None:
+                        states.append(
+                            _take_equal_positions(row.state, _is_full(steps, node), full_before, row.r.ndim - 1)
+                        )
+                after = after._replace(state=step.rule.advance_pairs(states, (before, after), (before, after), layout))
                 if step.rule.ALL_PAIRS:
                     assert after.state is not None
-                    after = after._replace(state=_narrowed(after.state, True, step.full, after.r.ndim - 1))
+                    after = after._replace(state=_take_equal_positions(after.state, True, step.full, after.r.ndim - 1))
                 if not step.full:
                     assert after.state is not None
-                    after = after._replace(state=State(torch.ones_like(after.r), after.state.theta))
-            owns.append(after)
+                    after = after._replace(state=PairState(torch.ones_like(after.r), after.state.theta))
+            row_states.append(after)
             for node in step.inputs:
                 if last_use[node] == place:
-                    owns[node] = owns[node]._replace(state=None)
-        return owns
+                    row_states[node] = row_states[node]._replace(state=None)
+        return row_states
 
-    def _tile(self, steps: Sequence[Step], x: Sequence[Own], y: Sequence[Own]) -> tuple[Tensor, ...]:
+    def _tile(
+        self, steps: Sequence[Step], x: Sequence[RowState], y: Sequence[RowState], both: bool
+    ) -> tuple[Tensor, ...]:
         """The kernels of some rows with others."""
-        states: list[State | None] = [None]
+        states: list[PairState | None] = [None]
         last_use = _last_uses(steps)
         for place, step in enumerate(steps):
             if isinstance(step.rule, RawCall):
@@ -183,28 +213,29 @@ class WideKernel(Kernel):
             for node in step.inputs:
                 state = states[node]
                 if state is not None:
-                    before.append(_narrowed(state, _is_full(steps, node), full_before, x[node].r.ndim - 1))
-            sides = [([own[node] for node in step.inputs], own[place + 1]) for own in (x, y)]
-            state = step.rule.pair(before, sides[0], sides[1], Layout(full_before, zipped=False))
+                    before.append(_take_equal_positions(state, _is_full(steps, node), full_before, x[node].r.ndim - 1))
+            sides = [([row[node] for node in step.inputs], row[place + 1]) for row in (x, y)]
+            state = step.rule.advance_pairs(before, sides[0], sides[1], Layout(full_before, zipped=False))
             if step.rule.ALL_PAIRS:
-                state = _narrowed(state, True, step.full, len(step.positions))
-            states.append(State(state.rho, state.theta if self.tangent else None))
+                state = _take_equal_positions(state, True, step.full, len(step.positions))
+            states.append(PairState(state.rho, state.theta if self.tangent else None))
             for node in step.inputs:
                 if last_use[node] == place:
                     states[node] = None
         last = states[-1]
         assert last is not None
         rx, ry = x[-1].r[:, None], y[-1].r[None]  # one after the other: their product may overflow
-        gram = last.rho * rx * ry
-        if not self.tangent:
-            return (gram,)
-        return gram, torch.zeros_like(gram) if last.theta is None else last.theta * rx * ry
+        relative = [last.rho] if both or not self.tangent else []
+        if self.tangent:
+            relative.append(torch.zeros_like(last.rho) if last.theta is None else last.theta)
+        return tuple(t * rx * ry for t in relative)
 
-    def _diagonals(self, own: Own) -> tuple[Tensor, ...]:
-        if not self.tangent:
-            return (own.r.square(),)
-        theta = None if own.state is None else own.state.theta
-        return own.r.square(), torch.zeros_like(own.r) if theta is None else theta * own.r * own.r
+    def _diagonals(self, row: RowState, both: bool) -> tuple[Tensor, ...]:
+        diagonals = [row.r.square()] if both or not self.tangent else []
+        if self.tangent:
+            theta = None if row.state is None else row.state.theta
+            diagonals.append(torch.zeros_like(row.r) if theta is None else theta * row.r * row.r)
+        return tuple(diagonals)
 
     def _check_memory(self, steps: Sequence[Step], size: int, x: Tensor, y: Tensor) -> None:
         """Refuse, before work, pictures too large for one pair of them or for what all rows know of themselves."""
@@ -222,18 +253,19 @@ class WideKernel(Kernel):
             checks.memory(where, f"variances of {len(x) + len(y)} rows at all positions and layers", rows, fix)
 
 
-def _joined(owns: Sequence[Own]) -> Own:
+def _join_rows(row_states: Sequence[RowState]) -> RowState:
     """Blocks of rows at one node, together."""
 
     def cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
         known = [t for t in tensors if t is not None]
         return torch.cat(known) if known else None
 
-    rho = cat([own.state.rho for own in owns if own.state is not None])
-    theta = cat([own.state.theta for own in owns if own.state is not None])
-    state = None if rho is None else State(rho, theta)
-    r = torch.cat([own.r for own in owns])
-    return Own(r, cat([own.mean for own in owns]), cat([own.unit for own in owns]), state)
+    rho = cat([row.state.rho for row in row_states if row.state is not None])
+    theta = cat([row.state.theta for row in row_states if row.state is not None])
+    state = None if rho is None else PairState(rho, theta)
+    r = torch.cat([row.r for row in row_states])
+    factors = tuple(map(torch.cat, zip(*(row.factors for row in row_states), strict=True)))
+    return RowState(r, cat([row.mean for row in row_states]), cat([row.unit for row in row_states]), state, factors)
 
 
 def _is_full(steps: Sequence[Step], node: int) -> bool:
@@ -257,8 +289,8 @@ def _largest_state(steps: Sequence[Step]) -> int:
     return max(sizes, default=1)
 
 
-def _narrowed(state: State, full: bool, wanted: bool, positions: int) -> State:
+def _take_equal_positions(state: PairState, full: bool, wanted: bool, positions: int) -> PairState:
     """Equal positions of a state of all pairs, where only those are wanted."""
     if not full or wanted or not positions:
         return state
-    return State(diagonal(state.rho, positions), None if state.theta is None else diagonal(state.theta, positions))
+    return PairState(diagonal(state.rho, positions), None if state.theta is None else diagonal(state.theta, positions))

@@ -1,20 +1,24 @@
-"""Pairwise distances and cosines that are exact for a point with itself and have finite gradients there."""
+"""Pairwise distances and cosines: exact for a point with itself, finite gradients there, large ones in tiles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .manhattan import manhattan_distances
-from .torch_internals import differentiated, readable, records_graph
+from .blocks import slices
+from .torch_internals import cdist_gradient, differentiated, readable, records_graph, transformed
 
 # A sum of d products carries a rounding error of a few units in the last place of |x|^2 + |y|^2.
 _RESOLUTION = 8.0
 _FEW_FEATURES = 4
-_CENTRE_ROWS = 16
+_CENTER_ROWS = 16
+_LEVELS = 16  # a column of at most so many values is faster as signs in a matrix product
+_PROBE = 64  # rows looked at first: most columns show there that they have more
+_TILE_BYTES = 2**20  # a tile and its temporaries stay in the processor's cache
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -31,11 +35,12 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
     if not differentiated(x, y):
         left, right = _with_norms_inside(x, y)
         return (left @ right.mT).clamp_min_(0)
+    # Derivatives go through the plain sum. NaN is not below the floor, and stays.
     x, y, rows, columns = _with_norms(x, y)
     norms = rows[:, None] + columns[None]  # (n, m)
     squared = torch.addmm(norms, x, y.mT, alpha=-2.0)
     floor = _RESOLUTION * torch.finfo(x.dtype).eps * norms.detach()
-    return torch.where(squared < floor, 0.0, squared)  # NaN is not below the floor
+    return torch.where(squared < floor, 0.0, squared)
 
 
 def squared_tiles(x: Tensor, y: Tensor) -> Callable[[slice, slice], Tensor]:
@@ -54,11 +59,11 @@ def _by_differences(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _with_norms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    centre = _centre(x.detach(), y.detach())
-    x, y = x - centre, y - centre
+    center = _find_center(x.detach(), y.detach())
+    x, y = x - center, y - center
     rows, columns = x.square().sum(-1), y.square().sum(-1)
     if _has_overflown(rows, columns):
-        x, y = _held(x), _held(y)
+        x, y = _shorten(x), _shorten(y)
         rows, columns = x.square().sum(-1), y.square().sum(-1)
     return x, y, rows, columns
 
@@ -87,31 +92,35 @@ def median_distance(x: Tensor, *, p: int = 2, rows: int = 1000) -> float:  # (n,
     if not largest > 0:
         return 0.0
     x = x / largest  # squares of tiny values would vanish
-    distances = manhattan_distances(x, x) if p == 1 else squared_distances(x, x)
-    apart = distances[distances > 0]
-    if not len(apart):
+    distances, power = squared_distances(x, x), 0.5
+    if p == 1:
+        distances, power = manhattan_distances(x, x), 1.0
+    positive = distances[distances > 0]
+    if not len(positive):
         return 0.0
-    return float(apart.median()) ** (1 if p == 1 else 0.5) * largest
+    return float(positive.median()) ** power * largest
 
 
-def _centre(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
+def _find_center(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
     """Medians over a few rows: a mean would follow one far row, and take the digits of all the others with it."""
     if records_graph():  # a graph must not know the number of rows, and ONNX has no median
         return y.mean(0).nan_to_num(0.0, 0.0, 0.0)
-    sample = torch.cat([part[:: max(1, len(part) // _CENTRE_ROWS)][:_CENTRE_ROWS] for part in (x, y)])
-    return sample.nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0) if len(sample) else sample.new_zeros(x.shape[-1])
+    sample = torch.cat([part[:: max(1, len(part) // _CENTER_ROWS)][:_CENTER_ROWS] for part in (x, y)])
+    if not len(sample):
+        return sample.new_zeros(x.shape[-1])
+    return sample.nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _has_overflown(rows: Tensor, columns: Tensor) -> bool:
-    """Whether a sum of squares is near it; looked at only where values can be read."""
+    """Whether a sum of squares is near overflow; looked at only where values can be read."""
     if not readable(rows, columns):
         return False
     limit = torch.finfo(rows.dtype).max / 8
     return bool((rows.detach() > limit).any() | (columns.detach() > limit).any())
 
 
-def _held(x: Tensor) -> Tensor:
-    """Rows whose squares overflow brought back along their direction, and a little less the larger they were."""
+def _shorten(x: Tensor) -> Tensor:
+    """Shorten rows whose squares overflow, along their direction; the longer a row was, the longer it stays."""
     limit = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
     excess = x.detach().abs().amax(-1, keepdim=True) / limit
     factor = (1 + excess.clamp_min(1.0).log2() / 4096) / excess  # at most 5/4 of the limit, even in float64
@@ -175,7 +184,7 @@ def cosines(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
 
 
 def clamp_cosines(t: Tensor) -> Tensor:
-    """Products of unit vectors, with what cannot be told from +-1 put there; the gradient passes as if unclamped."""
+    """Cosines, with values within rounding of +-1 set to +-1; the gradient passes as if nothing was set."""
     edge = 1.0 - _RESOLUTION * torch.finfo(t.dtype).eps
     snapped = torch.where(t.detach().abs() > edge, t.detach().sign(), t.detach())
     return t + (snapped - t.detach())
@@ -186,3 +195,144 @@ def angles(t: Tensor) -> Tensor:
     edge = t.abs() >= 1
     inner = torch.where(edge, torch.zeros_like(t), t).arccos()
     return torch.where(edge, torch.where(t > 0, torch.zeros_like(t), torch.full_like(t, torch.pi)), inner)
+
+
+def manhattan_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+    r"""Distances :math:`\sum_k |x_{ik} - y_{jk}|`; the derivative at equal entries is 0.
+
+    A second derivative, a forward-mode one or a ``torch.func`` transform holds all n m d differences.
+    """
+    if records_graph() or transformed():  # ONNX has no cdist; a compiler fuses these three
+        return (x[:, None] - y[None]).abs().sum(-1)
+    result: Tensor = _Manhattan.apply(x, y)  # type: ignore[no-untyped-call]
+    return result
+
+
+def manhattan_tiles(x: Tensor, y: Tensor) -> Callable[[slice, slice], Tensor]:
+    r"""The distances between some rows and some columns, without derivatives.
+
+    A column with the values :math:`l_0 < \dots < l_u` is :math:`l_0 + \sum_j w_j [x > l_j]` with the gaps :math:`w_j`.
+    Its share of a distance is :math:`\sum_j w_j (1 - s_j t_j) / 2` for the signs s, t of the two rows: a matrix
+    product, some thirty times as fast as differences. Indicators of categories are such columns.
+    """
+    codes = _find_codes(x, y)
+    if codes is None:
+        return lambda rows, columns: torch.cdist(x[rows], y[columns], p=1.0)
+    signs_x, signs_y, half, least, others = codes
+    x, y = x[:, others], y[:, others]
+
+    def tile(rows: slice, columns: slice) -> Tensor:
+        distances = torch.rsub(signs_x[rows] @ signs_y[columns].mT, half)
+        distances = torch.where(distances < least, 0.0, distances)  # rounding: a true one is 1,000 times as large
+        if x.shape[1]:
+            distances = distances + torch.cdist(x[rows], y[columns], p=1.0)
+        return distances
+
+    return tile
+
+
+class _Codes(NamedTuple):
+    x: Tensor  # (n, c): signs times the root of half the gap
+    y: Tensor  # (m, c)
+    half: float  # half the sum of the gaps
+    least: float  # what is below is rounding
+    others: Tensor  # columns that are not coded
+
+
+def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
+    """The signs of all columns of few values; None where there are none, or their scales differ too much."""
+    both = x if y is x else torch.cat((x, y))
+    probe = both[:: max(1, len(both) // _PROBE)].sort(0).values
+    few = ((probe.diff(dim=0) != 0).sum(0) < _LEVELS) & (both.isfinite().all(0))
+    chosen, parts = torch.zeros_like(few), []
+    for column in few.nonzero()[:, 0].tolist():
+        levels = both[:, column].unique()
+        if len(levels) <= _LEVELS:
+            chosen[column] = True
+            root = (levels.diff() / 2).sqrt()
+            parts.append(torch.where(both[:, column, None] > levels[:-1], root, -root))
+    signs = torch.cat(parts, 1) if parts else both.new_zeros(len(both), 0)
+    if not signs.shape[1]:
+        return None
+    gaps = 2 * signs[0].square()
+    half = float(gaps.double().sum()) / 2
+    least = (8 + signs.shape[1] ** 0.5) * torch.finfo(x.dtype).eps * half
+    if 1000 * least > float(gaps.min()):  # columns of too different scales for one product
+        return None
+    others = (~chosen).nonzero()[:, 0]
+    if y is x:
+        return _Codes(signs, signs, half, least, others)
+    return _Codes(signs[: len(x)], signs[len(x) :], half, least, others)
+
+
+class _Manhattan(torch.autograd.Function):
+    """torch's cdist with a second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        distances = torch.cdist(x, y, p=1.0)
+        ctx.save_for_backward(x, y, distances)
+        return distances
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, y, distances = ctx.saved_tensors
+        if torch.is_grad_enabled() or transformed():  # a second derivative, or many at once
+            pulled = grads[0][..., None] * (x[:, None] - y[None]).sign()
+            return pulled.sum(1), -pulled.sum(0)
+        grad = grads[0].contiguous()
+        for_x, for_y = None, None
+        if ctx.needs_input_grad[0]:
+            for_x = cdist_gradient(grad, x, y, distances)
+        if ctx.needs_input_grad[1]:
+            for_y = cdist_gradient(grad.mT.contiguous(), y, x, distances.mT.contiguous())
+        return for_x, for_y
+
+
+METRICS = {"squared": (squared_distances, squared_tiles), "manhattan": (manhattan_distances, manhattan_tiles)}
+
+
+def fill_tiles(
+    matrices: Sequence[Tensor], tile: Callable[[slice, slice], Sequence[Tensor]], *, symmetric: bool, side: int
+) -> None:
+    """Write ``tile(rows, columns)`` into every matrix; of symmetric ones the lower triangle is the upper mirrored.
+
+    Args:
+        matrices: ``(n, m)`` each, overwritten.
+        tile: Gives a part of every matrix.
+        symmetric: Only tiles on and above the diagonal are computed.
+        side: Rows and columns of a tile.
+    """
+    n, m = matrices[0].shape
+    for rows in slices(n, side):
+        for columns in slices(m, side):
+            if symmetric and columns.start < rows.start:
+                continue
+            for matrix, part in zip(matrices, tile(rows, columns), strict=True):
+                matrix[rows, columns] = part
+                if symmetric and rows != columns:
+                    matrix[columns, rows] = part.mT
+
+
+def map_distances(
+    metric: str, x: Tensor, y: Tensor, profile: Callable[[Tensor], Tensor], hyper: Sequence[Tensor] = ()
+) -> Tensor:  # (n, d), (m, d) -> (n, m)
+    """``profile`` of the distances between rows, elementwise.
+
+    Where a derivative may be asked for, the distances are held whole; elsewhere only the result is.
+
+    Args:
+        metric: ``"squared"``, Euclidean distances squared, or ``"manhattan"``, sums of absolute differences.
+        x: Rows.
+        y: Rows; ``x`` itself makes the matrix symmetric, and half the work.
+        profile: Function of a matrix of distances.
+        hyper: Tensors that ``profile`` uses, for their derivatives.
+    """
+    whole, tiles = METRICS[metric]
+    side = math.isqrt(_TILE_BYTES // x.element_size())
+    if differentiated(x, y, *hyper) or x.device.type != "cpu" or x.shape[0] * y.shape[0] <= side**2:
+        return profile(whole(x, y))
+    distances = tiles(x, y)
+    out = torch.empty(len(x), len(y), dtype=x.dtype)
+    fill_tiles([out], lambda rows, columns: (profile(distances(rows, columns)),), symmetric=y is x, side=side)
+    return out

@@ -11,10 +11,10 @@ from torch import Tensor, fx, nn
 from typing_extensions import override
 
 from .. import checks
-from ..distributed import world_size
 from ..kernels import Cosine, Kernel, RadialSeries
 from ..linalg.distances import unit_rows
 from ..linalg.torch_internals import records_graph
+from ..rows.agreement import has_several_ranks
 from ..rows.loading import Data, load_labelled_rows, load_rows
 from ..rows.rows import Rows
 from ..storage.savable import SavableModule
@@ -272,7 +272,7 @@ class KernelClassifier(SavableModule):
         else:
             z = load_rows(where, embeddings, "embeddings")
         z = checks.matrix(where, "embeddings", z, columns=self.in_features)
-        checks.squarable(where, "embeddings", z, empty=world_size() > 1)  # of several ranks some may have no row
+        checks.squarable(where, "embeddings", z, empty=has_several_ranks())  # of several ranks some may have no row
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)
         labels = checked_labels(where, labels, z, self.num_classes)
         if self.center is not None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..distributed import global_slice, shared_generator, sum_over_ranks, take_rows
 from ..linalg.distances import unit_rows
+from ..rows import Rows
+from ..rows.agreement import share_generator
 
 _ROWS = 5000  # of one class that k-means looks at
 _ROWS_OF_A_PROTOTYPE = 100  # docs/which-head.md has the trials
@@ -24,46 +25,53 @@ def class_directions(
 
     With several ranks, each passes its own rows; the directions come from all rows.
     """
-    unit, generator = unit_rows(z.double()), shared_generator(generator)
-    found = unit.new_zeros(classes * prototypes, z.shape[1])
+    unit, generator = unit_rows(z.double()), share_generator(generator)
+    directions = unit.new_zeros(classes * prototypes, z.shape[1])
     missing = []
     for label in range(classes):
-        own = unit[labels == label]
-        if global_slice(len(own))[1] == 0:
-            missing.append(label)
-            continue
+        rows = Rows(unit[labels == label])
         place = slice(label * prototypes, (label + 1) * prototypes)
-        found[place] = _mean(own) if prototypes == 1 else _k_means(own, prototypes, generator)
-    return found.to(z.dtype), missing
+        if rows.n == 0:
+            missing.append(label)
+        elif prototypes == 1:
+            directions[place] = _find_mean(rows)
+        else:
+            directions[place] = _find_centers(rows, prototypes, generator)
+    return directions.to(z.dtype), missing
 
 
 def prototypes_for(labels: Tensor, classes: int) -> int:
     """Prototypes that the rows can carry: one for each 100 rows of a class, by the median class; 1 to 10."""
-    counts = sum_over_ranks(torch.bincount(labels, minlength=classes).double())
+    counts = Rows.total(torch.bincount(labels, minlength=classes).double())
     typical = float(counts.median())
     return int(min(_MOST_PROTOTYPES, max(1, typical // _ROWS_OF_A_PROTOTYPE)))
 
 
-def _mean(unit: Tensor) -> Tensor:  # (n, d) -> (1, d)
-    mean = sum_over_ranks(unit.sum(0, keepdim=True)) / global_slice(len(unit))[1]
+def _find_mean(rows: Rows) -> Tensor:  # (n, d) -> (1, d)
+    mean = rows.mean(lambda unit: unit.sum(0, keepdim=True))
+    if float(mean.norm()) > 1e-6:
+        return unit_rows(mean)
     # Opposite rows cancel: any of them is then a better direction than rounding error.
-    return unit_rows(mean) if float(mean.norm()) > 1e-6 else take_rows(unit, torch.zeros(1, dtype=torch.int64))
+    first: Tensor = rows.take(torch.zeros(1, dtype=torch.int64))
+    return first
 
 
-def _k_means(unit: Tensor, count: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (count, d)
+def _find_centers(rows: Rows, count: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (count, d)
+    """Centers of k-means on some rows of all ranks; rows too few to be told apart are shaken copies."""
     from sklearn.cluster import KMeans
 
-    n = global_slice(len(unit))[1]
-    some = torch.randperm(n, generator=generator, device=unit.device) if n > _ROWS else torch.arange(n)
-    unit = take_rows(unit, some[:_ROWS].to(unit.device))
+    order = torch.arange(rows.n)
+    if rows.n > _ROWS:
+        order = torch.randperm(rows.n, generator=generator, device=rows.parts[0].device)
+    unit = rows.take(order[:_ROWS].to(rows.parts[0].device))
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device=unit.device))
     distinct = unit.unique(dim=0)
     if len(distinct) <= count:
         copies = distinct[torch.arange(count, device=unit.device) % len(distinct)]
         noise = torch.randn(copies.shape, generator=generator, dtype=unit.dtype, device=unit.device)
         return unit_rows(copies + _SPREAD * noise)
-    found = KMeans(count, n_init=1, random_state=seed).fit(unit.cpu().numpy())
-    return unit_rows(torch.from_numpy(found.cluster_centers_).to(unit))
+    machine = KMeans(count, n_init=1, random_state=seed).fit(unit.cpu().numpy())
+    return unit_rows(torch.from_numpy(machine.cluster_centers_).to(unit))
 
 
 def checked_labels(where: str, labels: Any, z: Tensor, classes: int) -> Tensor:

@@ -69,7 +69,8 @@ class CheckedOptimizer(Optimizer):
             live = self.live_parameters()
             if live:
                 self.update(live, closure)
-                self._first_state()[STEPS] = self.steps + 1
+                first = self._first_state()
+                first[STEPS] = first.get(STEPS, 0) + 1
         return loss
 
     @property

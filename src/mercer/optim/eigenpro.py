@@ -15,10 +15,8 @@ from ..linalg.eigen import randomized_range
 from ..linalg.eigenpro import longest_step, shrink_directions
 from ..linalg.operators import SymmetricOperator
 from .base import Closure, descend, signed
-from .inverses import Inverse
-from .layers import Layer, find_readout
-from .lengths import Move, choose_lengths, measure_outputs
-from .listening import ListeningOptimizer
+from .inverses import Inverse, Move, choose_lengths, measure_outputs
+from .layers import Layer, ListeningOptimizer, find_readout
 
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
 TOTAL, ROWS, NEXT = "total", "rows", "next"  # sum of g g^T, rows in it, rows at the next decomposition
@@ -110,11 +108,9 @@ class EigenProSGD(ListeningOptimizer):
         # Move the layers, and all other parameters by SGD.
         moved: set[int] = set()
         for (layer, _, u, _), length in zip(moves, lengths, strict=True):
-            targets = [layer.weight]
-            if layer.bias is not None and layer.bias.grad is not None:
-                targets.append(layer.bias)
+            targets = layer.targets()
             moved.update(map(id, targets))
-            u.add_to([p[layer.block] for p in targets], signed(groups[id(layer.weight)]) * length)
+            u.add_to([layer.take(p) for p in targets], signed(groups[id(layer.weight)]) * length)
         full = float(self.defaults["lr"])  # 1 where the rate is automatic
         for group in self.param_groups:
             others = [p for p in group["params"] if p.grad is not None and id(p) not in moved]

@@ -14,12 +14,19 @@ from typing_extensions import override
 from .. import checks, distributed
 from ..signals.layers import find_layers
 from .base import Closure, signed
-from .inverses import Inverse, invert_by_directions, invert_by_samples, moment, ridge
-from .layers import Layer, find_readout
-from .lengths import Move, choose_lengths, measure_outputs
-from .listening import ListeningOptimizer
+from .inverses import (
+    Inverse,
+    Move,
+    choose_lengths,
+    invert_by_directions,
+    invert_by_samples,
+    measure_outputs,
+    moment,
+    ridge,
+)
+from .layers import Layer, ListeningOptimizer, find_readout
 
-# Constants, each chosen on validation rows of digits, usps and mnist (docs/papers/chen2022.md has the trials).
+# Constants, each chosen on validation rows of digits, usps and mnist (`mercer bench optim` measures it).
 BALANCE = 4.0  # hidden outputs move so many times as far as the logits, relative to their size; 1 to 4 are level
 MEMORY = 0.95  # of the moments, bias-corrected; they drift slowly, and one batch has too few rows
 MAX_WIDTH = 4096  # a layer with more columns uses the latest batch alone, by samples: n d numbers in place of d^2
@@ -113,61 +120,68 @@ class FunctionSpaceSGD(ListeningOptimizer):
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
+        step = self.steps
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
-        # renew the moments of the layers that were heard, and precondition every layer's gradient
+
+        # Renew the moments of the layers that were heard, and precondition every layer's gradient.
         moves, unheard = [], []
         for layer in self._layers:
             if layer.weight.grad is None:
                 continue
             if self._recorder.inputs[layer.name]:
-                self._renew(layer, self._recorder.inputs[layer.name])
-            elif self._is_due(layer, self.steps):
-                unheard.append(layer)
+                self._renew(layer, self._recorder.inputs[layer.name], step)
             state = self.state_of(layer.weight).get(layer.part)
+            if not self._recorder.inputs[layer.name] and (state is None or state.get(NEXT, 0) <= step):
+                unheard.append(layer)
             if state is not None:
                 inverse = Inverse(state[VECTORS], state[CORE], state[OUTSIDE], state[ERROR])
                 direction = inverse.precondition(*layer.gradients())
                 moves.append(Move(layer, state, direction, float(groups[id(layer.weight)]["lr"])))
         self.warn_unheard(unheard)
-        # decay, apart from the gradient
+
+        # Decay, apart from the gradient.
         for p in live:
             group = groups[id(p)]
             if group["weight_decay"]:
                 p.mul_(1 - ADAPTIVE * float(group["lr"]) * group["weight_decay"])
-        # move the layers: p += alpha * length * direction, or along the mean of these directions over steps
+
+        # Move the layers: p += alpha * length * direction, or along the mean of these directions over steps.
         moved: set[int] = set()
         lengths = choose_lengths(moves, self._readout, BALANCE) if moves else []
         for (layer, state, direction, _), length in zip(moves, lengths, strict=True):
-            targets = [layer.weight]
-            if layer.bias is not None and layer.bias.grad is not None:
-                targets.append(layer.bias)
+            targets = layer.targets()
             moved.update(map(id, targets))
             group = groups[id(layer.weight)]
             momentum = group["momentum"]
             if not momentum:
-                direction.add_to([p[layer.block] for p in targets], signed(group) * length)
+                direction.add_to([layer.take(p) for p in targets], signed(group) * length)
                 continue
+            sums = []
             for p in targets:
-                if MOMENTUM not in self.state_of(p):
-                    self.state_of(p)[MOMENTUM] = torch.zeros_like(p)
-            sums = [self.state_of(p)[MOMENTUM][layer.block] for p in targets]
+                kept = self.state_of(p)
+                if MOMENTUM not in kept:
+                    kept[MOMENTUM] = torch.zeros_like(p)
+                sums.append(layer.take(kept[MOMENTUM]))
             direction.add_to(sums, length, keep=momentum)
             terms = state[TERMS] = momentum * state.get(TERMS, 0.0) + 1
             for p, total in zip(targets, sums, strict=True):
-                p[layer.block].add_(total, alpha=signed(group) / terms)
-        # all others: bounded adaptive steps, for nothing is known of their inputs
+                layer.take(p).add_(total, alpha=signed(group) / terms)
+
+        # All other parameters take bounded adaptive steps, because nothing is known of their inputs. An embedding's
+        # rate follows from its size.
         for group in self.param_groups:
             others = [p for p in group["params"] if p.grad is not None and id(p) not in moved]
             tables = [p for p in others if any(p is table for table in self._tables)]
             self._adapt([p for p in others if all(p is not table for table in tables)], group, ADAPTIVE)
             for table in tables:
-                state = self.state_of(table)
-                if RATE not in state:
-                    state[RATE] = max(ADAPTIVE, TABLE * float(table.double().square().mean().sqrt()))
-                self._adapt([table], group, state[RATE])
-        # hear the layers whose moments are due at the next step
+                kept = self.state_of(table)
+                if RATE not in kept:
+                    kept[RATE] = max(ADAPTIVE, TABLE * float(table.double().square().mean().sqrt()))
+                self._adapt([table], group, kept[RATE])
+
+        # Hear the layers whose moments are due at the next step.
         self._recorder.clear()
-        self._listen(self.steps + 1)
+        self._hear_due_layers(step + 1)
 
     def _adapt(self, parameters: list[Tensor], group: dict[str, Any], rate: float) -> None:
         """Adam's step, at a rate in units of the group's."""
@@ -195,23 +209,22 @@ class FunctionSpaceSGD(ListeningOptimizer):
             maximize=group["maximize"],
         )
 
-    def _listen(self, step: int) -> None:
-        """Hear the layers whose moments are due at this step."""
-        self._recorder.listen([layer.name for layer in self._layers if self._is_due(layer, step)])
-
-    def _is_due(self, layer: Layer, step: int) -> bool:
-        """Whether the layer's moment is to be renewed at this step."""
-        return bool(self.state_of(layer.weight).get(layer.part, {}).get(NEXT, 0) <= step)
+    def _hear_due_layers(self, step: int) -> None:
+        """Hear the layers whose moments are to be renewed at this step, and no others."""
+        states = [self.state_of(layer.weight).get(layer.part, {}) for layer in self._layers]
+        due = [layer.name for layer, state in zip(self._layers, states, strict=True) if state.get(NEXT, 0) <= step]
+        self._recorder.listen(due)
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, and hear the layers whose moments are due."""
         super().load_state_dict(state_dict)
-        self._listen(self.steps)
+        self._hear_due_layers(self.steps)
 
-    def _renew(self, layer: Layer, inputs: list[Tensor]) -> None:
+    def _renew(self, layer: Layer, inputs: list[Tensor], step: int) -> None:
         """Renew a layer's moment and its inverse by the rows of the passes since the last step."""
         where = "FunctionSpaceSGD"
+        # The rows of all passes, in float32 at least.
         g = layer.rows(inputs, MAX_ROWS)
         g = g.to(torch.promote_types(g.dtype, torch.float32))
         if bool(distributed.sum_over_ranks((~g.square().sum().isfinite()).long())):  # what one rank omits, all omit
@@ -224,22 +237,26 @@ class FunctionSpaceSGD(ListeningOptimizer):
         if g.shape[1] > MAX_WIDTH:
             inverse = invert_by_samples(g, self.damping, where=where)
         else:
-            # average the moment, and see by how much of its norm the average moved
+            # Average the moment, and see by how much of its norm the average moved.
             a = moment(g)
             if MOMENT in state:
                 before = state[MOMENT].to(a.dtype)
                 a = torch.lerp(before, a, weight)
                 norm = float(a.norm())
-                drift = float((a - before).norm()) / norm if norm else 0.0
+                drift = 0.0
+                if norm:
+                    drift = float((a - before).norm()) / norm
             state[MOMENT] = a
-            # lambda: a batch of n < d rows has n eigenvalues. The mean over all d would be too small: the inverse
+
+            # Lambda: a batch of n < d rows has n eigenvalues. The mean over all d would be too small: the inverse
             # would lengthen directions that no batch measures, and the network would learn their noise.
             n = state[BATCH] = max(state.get(BATCH, 0), distributed.global_slice(len(g))[1])
             lam = ridge(float(a.diagonal().sum()) / min(n, len(a)), self.damping)
             inverse = invert_by_directions(a, lam, RANK_TOLERANCE, state.get(VECTORS), count)
         state.update({VECTORS: inverse.vectors, CORE: inverse.core, OUTSIDE: inverse.outside, ERROR: inverse.error})
         measure_outputs(state, layer, inputs, g, weight)
-        # the next renewal: steps 0, 1, 2, 4, ...; beyond update_every more rarely while the moment is settled
+
+        # The next renewal: steps 0, 1, 2, 4, ...; beyond update_every more rarely while the moment is settled
         interval, shortest = state.get(INTERVAL, 0), self.update_every
         if interval < shortest:
             interval = min(shortest, max(1, 2 * interval))
@@ -247,4 +264,4 @@ class FunctionSpaceSGD(ListeningOptimizer):
             interval = min(2 * interval, RAREST * shortest)
         elif drift > 2 * DRIFT:
             interval = max(interval // 2, shortest)
-        state[INTERVAL], state[NEXT] = interval, self.steps + interval
+        state[INTERVAL], state[NEXT] = interval, step + interval

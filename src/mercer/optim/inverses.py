@@ -1,20 +1,28 @@
-"""The damped inverse of a layer's second moment, by its leading directions or on the side of its samples."""
+"""A layer's step: the damped inverse of its second moment, the direction this gives, and how long the step is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import distributed
 from ..linalg.cholesky import cholesky, shifted
-from ..linalg.eigen import randomized_range
-from ..linalg.operators import SymmetricOperator
+from .layers import Layer
 
 _STRIP = 16  # directions are taken so many at a time, or nearly: products of such widths are a third cheaper
 _SPARE = 8  # random columns beside the directions of last time: they find what has grown since
+TRUST = 0.1  # a step that moves hidden outputs by more of their size than this is shortened
+_TRUST_READOUT = 3.0  # the same for logits, or a regression's outputs, which have to get where the targets are
+_NEW_STEP = 0.05  # weight of a new step in the mean of a factor
+
+# Keys of a layer's state; all are checkpointed.
+OUTPUT = "output"  # EMA of the mean square of the outputs
+PLACES = "places"  # rows of one sample
+BALANCE, BALANCED = "balance", "balanced"  # mean logarithm of the layer's factor, and of how many steps
 
 
 class Direction(NamedTuple):
@@ -40,6 +48,11 @@ class Direction(NamedTuple):
         """Multiply weight, or weight and bias, by ``keep`` and add alpha times the direction, in place.
 
         That is two passes over the weight, and no tensor of its size in between.
+
+        Args:
+            targets: The weight, or the weight and the bias.
+            alpha: Factor of the direction.
+            keep: Factor of the targets.
         """
         weight, by = targets[0], alpha / self.outside
         if weight.dtype == self.gradient.dtype and weight.is_contiguous():
@@ -75,21 +88,25 @@ class Inverse(NamedTuple):
         return (eye - self.vectors @ core @ self.vectors.mT) / self.outside
 
     def precondition(self, weight: Tensor, bias: Tensor | None) -> Direction:  # (c, d - 1), (c,)
-        """The gradient times P; weight and bias apart, for joining them costs as much as a product."""
+        """The gradient times P; weight and bias apart, because joining them costs as much as a product."""
         vectors, mu = self.vectors, self.outside
-        w = weight.to(vectors.dtype)
         inner = vectors if bias is None else vectors[:-1]
-        along = w @ inner  # (c, q)
-        total = torch.dot(w.flatten(), w.flatten())
-        column = None
+
+        # The gradient in the directions V, and its squared norm.
+        w = weight.to(vectors.dtype)
+        flat = w.flatten()
+        along, total = w @ inner, torch.dot(flat, flat)  # (c, q)
         if bias is not None:
             b, last = bias.to(vectors.dtype), vectors[-1]
             total = total + torch.dot(b, b)
             along.addr_(b, last)
+
+        # B = along C is what the step loses in them; the weight's part of u = (g - B V^T) / mu is formed on adding.
         back = along * self.core if self.core.ndim == 1 else along @ self.core
+        product = (total - torch.dot(along.flatten(), back.flatten())) / mu
+        column = None
         if bias is not None:
             column = torch.addmv(b, back, last, beta=1 / mu, alpha=-1 / mu)
-        product = (total - torch.dot(along.flatten(), back.flatten())) / mu
         return Direction(w, column, back, inner, mu, product)
 
 
@@ -116,22 +133,28 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
         seed: Random seed.
     """
     d = len(a)
-    operator = SymmetricOperator.from_matrix(a)
     generator = torch.Generator().manual_seed(seed)
     total, square = float(a.diagonal().sum()), float(a.double().square().sum())
-    block = a.new_zeros(d, 0) if start is None else start
+    iterations = 1
+    spare = _SPARE
+    block = a.new_zeros(d, 0)
+    if start is not None:
+        iterations, block = 0, start
     while True:
-        # one subspace iteration from the directions of last time and some random ones
-        spare = torch.randn(d, max(_SPARE, block.shape[1]) if start is None else _SPARE, generator=generator)
-        block = torch.cat((block, spare.to(a)), 1)
-        if 2 * block.shape[1] >= d:  # the whole spectrum is as cheap
+        # Subspace iteration from the directions of last time and some random ones: the moment drifts slowly, so one
+        # product is enough where there was a last time. With half of all directions the whole spectrum is as cheap.
+        block = torch.cat((block, torch.randn(d, spare, generator=generator).to(a)), 1)
+        if 2 * block.shape[1] >= d:
             values, block = torch.linalg.eigh(a.double())
             values, block, q = values.flip(0).clamp(min=0).to(a), block.flip(1).to(a), d
             break
-        basis = randomized_range(operator, operator @ block, iterations=1 if start is None else 0)
+        basis = torch.linalg.qr(a @ block)[0]
+        for _ in range(iterations):
+            basis = torch.linalg.qr(a @ basis)[0]
         values, rotation = torch.linalg.eigh(basis.mT @ (a @ basis))
         values, block = values.flip(0).clamp(min=0), basis @ rotation.flip(1)
-        # directions above the limit are kept, in strips; where all are above, as many again are tried
+
+        # Keep the directions above the limit, in strips. Where all are above, there may be more: try as many again.
         others = (total - values.cumsum(0)).clamp(min=0) / (d - 1 - torch.arange(len(values), device=a.device))
         small = (values <= tolerance * (lam + others)).nonzero()
         if len(small):
@@ -139,19 +162,92 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
             if q >= _STRIP // 2:
                 q = min(max(1, round(q / _STRIP)) * _STRIP, len(values))
             break
-        start = None
+        iterations, spare = 1, max(_SPARE, block.shape[1])
     values, vectors = values[:q], block[:, :q].contiguous()
-    rho = max(0.0, total - float(values.sum())) / (d - q) if q < d else 0.0
-    outside = lam + rho
-    off = max(0.0, square - float(values.double().square().sum()) - (d - q) * rho * rho) ** 0.5 if q < d else 0.0
-    least = min(outside, float(values[-1]) + lam if q else outside)
+
+    # All other eigenvalues count as their mean rho. The trace and the squares of A give rho, and how far that is off.
+    rho = off = 0.0
+    if q < d:
+        rho = max(0.0, total - float(values.sum())) / (d - q)
+        off = max(0.0, square - float(values.double().square().sum()) - (d - q) * rho * rho) ** 0.5
+    outside = least = lam + rho
+    if q:
+        least = min(outside, float(values[-1]) + lam)
     return Inverse(vectors, 1 - outside / (values + lam), outside, off / least)
 
 
 def invert_by_samples(rows: Tensor, damping: float, *, where: str) -> Inverse:  # (n, d)
-    """The inverse for the moment of these rows, of all ranks, in float64, for the difference cancels."""
+    """The inverse for the moment of these rows, of all ranks, in float64, because the difference cancels."""
     g = distributed.gather_rows(rows.double())
     n, d = g.shape
     lam = ridge(float(g.square().sum()) / (n * min(n, d)), damping)
     core = torch.cholesky_inverse(cholesky(shifted(g @ g.mT, n * lam), where=where).factor)
     return Inverse(g.mT, core, lam, 0.0)
+
+
+class Move(NamedTuple):
+    """A layer, its state, its direction and its rate."""
+
+    layer: Layer
+    state: dict[str, Any]
+    direction: Direction
+    lr: float
+
+
+def measure_outputs(state: dict[str, Any], layer: Layer, inputs: Sequence[Tensor], rows: Tensor, weight: float) -> None:
+    """Keep the mean square of a layer's outputs, averaged with this weight of the latest, over all ranks."""
+    z = layer.apply(rows)
+    total = z.square().sum(dtype=torch.float64)
+    total, count = distributed.sum_over_ranks(torch.stack((total, total.new_tensor(float(z.numel()))))).tolist()
+    latest = total / max(count, 1.0)
+    mean = state.get(OUTPUT, latest)
+    state[OUTPUT] = mean + weight * (latest - mean)
+    state[PLACES] = max(1, len(rows) // max(1, sum(len(x) for x in inputs)))
+
+
+def choose_lengths(moves: Sequence[Move], readout: str | None, balance: float) -> list[float]:
+    """What each direction is multiplied by, from one look at the products of all layers.
+
+    The outputs of every layer but the read-out move, relative to their size, ``balance`` times as far as the logits,
+    in the mean over steps, so that every step stays linear in the gradient. No step moves hidden outputs by more than
+    a tenth of their size, or logits by more than three times theirs.
+
+    Args:
+        moves: The directions, each with a product that is no less than the squared change of the outputs.
+        readout: Name of the layer that makes the logits. If it is not among the layers, the last one takes its place.
+        balance: How far other layers' outputs move where the logits move by 1.
+    """
+    # The mean squared change of each layer's outputs for a step at rate 1, and the outputs' own mean square. One call
+    # brings all products from the device.
+    products = torch.stack([move.direction.product.double() for move in moves]).tolist()
+    squares = [max(0.0, product) / move.layer.outputs for move, product in zip(moves, products, strict=True)]
+    sizes = [float(move.state[OUTPUT]) for move in moves]
+    # The reference: the read-out, whose logits count as of size 1 at least. A layer in its place has a gradient that is
+    # a sum over places.
+    names = [move.layer.name for move in moves]
+    if readout in names:
+        head, reference = names.index(readout), 1.0
+        sizes[head] = max(sizes[head], 1.0)
+    else:
+        head, reference = len(moves) - 1, 1 / moves[-1].state[PLACES]
+
+    lengths = []
+    for i, (move, square, size) in enumerate(zip(moves, squares, sizes, strict=True)):
+        length, trust = reference, TRUST
+        if i != head:
+            # The factor that makes the layer's relative change that of the logits, its logarithm averaged over steps.
+            state = move.state
+            if min(square, size, squares[head]) > 0:
+                factor = math.log(reference) + 0.5 * math.log(squares[head] / sizes[head] * size / square)
+                count = state[BALANCED] = state.get(BALANCED, 0) + 1
+                mean = state.get(BALANCE, factor)
+                state[BALANCE] = mean + max(1 / count, _NEW_STEP) * (factor - mean)
+            length = balance * math.exp(state.get(BALANCE, 0.0))
+        elif names[i] == readout:
+            trust = _TRUST_READOUT
+        # Shorten a step that would move the outputs beyond the bound.
+        change, limit = move.lr * length * square**0.5, trust * size**0.5
+        if change > limit > 0:
+            length = length * limit / change
+        lengths.append(length)
+    return lengths

@@ -15,8 +15,7 @@ from .. import checks, distributed
 from ..kernels import RBF
 from ..signals.layers import last_linear, unwrap
 from .base import Closure, descend
-from .layers import read_input
-from .listening import ListeningOptimizer
+from .layers import ListeningOptimizer, read_input
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

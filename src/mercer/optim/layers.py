@@ -1,19 +1,27 @@
-"""What a layer is to an optimizer: a matrix of weights with a column for the bias, and the rows that it multiplies."""
+"""A network's layers as optimizers see them: a matrix of weights, the rows it multiplies, and hooks that hear these."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import types
-from collections.abc import Callable, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 from .. import checks, distributed
-from ..signals.layers import find_layers, last_linear, unwrap
+from ..linalg.torch_internals import leave_uncompiled, mark_for_compiler
+from ..signals.layers import as_logits, find_layers, last_linear, unwrap
+from .base import CheckedOptimizer
+
+Reader = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Tensor]  # what to keep of a module's call
 
 LAYER = "layer"  # the part of a weight that is one layer
 
@@ -40,24 +48,34 @@ class Layer:
         module: nn.Module,
         weight: Tensor,
         bias: Tensor | None,
-        read: Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Tensor],
+        read: Reader,
         part: str = LAYER,
         block: slice | None = None,
     ) -> None:
         self.name, self.module, self.read, self.part = name, module, read, part
         self.weight, self.bias = weight, bias
-        self.block = slice(None) if block is None else block
-        self.outputs = len(weight[self.block])  # c
+        self.block = block
+        self.outputs = len(self.take(weight))  # c
+
+    def take(self, p: Tensor) -> Tensor:
+        """The layer's rows of its weight or bias, or of a tensor of that shape."""
+        return p if self.block is None else p[self.block]
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:  # (c, d - 1), (c,)
         """The gradients of weight and bias."""
         assert self.weight.grad is not None
-        weight = self.weight.grad[self.block].reshape(self.outputs, -1)
+        weight = self.take(self.weight.grad).reshape(self.outputs, -1)
         if self.bias is None:
             return weight, None
         if self.bias.grad is None:
-            return weight, torch.zeros_like(self.bias[self.block])
-        return weight, self.bias.grad[self.block]
+            return weight, torch.zeros_like(self.take(self.bias))
+        return weight, self.take(self.bias.grad)
+
+    def targets(self) -> list[Tensor]:
+        """The parameters that a step moves: the weight, and the bias if it has a gradient."""
+        if self.bias is None or self.bias.grad is None:
+            return [self.weight]
+        return [self.weight, self.bias]
 
     def rows(self, inputs: Sequence[Tensor], most: int) -> Tensor:  # (n, d)
         """The rows G that weight and bias multiply in these passes, at most about so many of all ranks."""
@@ -66,10 +84,10 @@ class Layer:
 
     def apply(self, rows: Tensor) -> Tensor:  # (n, d) -> (n, c)
         r"""The outputs :math:`G \tilde W^T`, of a layer whose bias is not ours without it."""
-        weight = self.weight[self.block].reshape(self.outputs, -1).to(rows.dtype)
+        weight = self.take(self.weight).reshape(self.outputs, -1).to(rows.dtype)
         if self.bias is None:
             return rows @ weight.mT
-        return rows[:, :-1] @ weight.mT + self.bias[self.block].to(rows.dtype)
+        return rows[:, :-1] @ weight.mT + self.take(self.bias).to(rows.dtype)
 
 
 def find_trained_layers(
@@ -97,7 +115,7 @@ def find_trained_layers(
     only = last_linear(model)[0] if last else None
     layers: list[Layer] = []
 
-    def excluded(name: str) -> bool:
+    def is_excluded(name: str) -> bool:
         return any(name == e or name.startswith(f"{e}.") for e in exclude)
 
     def add(
@@ -112,14 +130,15 @@ def find_trained_layers(
         heard: nn.Module | None = None,
     ) -> None:
         w = module._parameters.get(weight)
-        b = None if bias is None else module._parameters.get(bias)
+        b = module._parameters.get(bias) if bias is not None else None
+        if b is not None and id(b) not in ours:
+            b = None
         if w is not None and id(w) in ours:
-            b = b if b is not None and id(b) in ours else None
-            layers.append(Layer(name, module if heard is None else heard, w, b, read, part, block))
+            layers.append(Layer(name, heard or module, w, b, read, part, block))
 
     inside: set[nn.Module] = set()  # linear layers that are never called: their owner uses their weights
     for name, module in names.items():
-        if excluded(name) or module in inside or (only is not None and name != only):
+        if is_excluded(name) or module in inside or (only is not None and name != only):
             continue
         if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
             add(name, module, "weight", "bias", read_input)
@@ -131,7 +150,7 @@ def find_trained_layers(
                 add(f"{name}.{part}", module, "in_proj_weight", "in_proj_bias", read, part=part, block=block)
                 add(f"{name}.{part}", module, f"{part[0]}_proj_weight", None, read, part=part)
             inside.add(module.out_proj)
-            if not excluded(f"{name}.out_proj"):
+            if not is_excluded(f"{name}.out_proj"):
                 add(f"{name}.out_proj", module.out_proj, "weight", "bias", read_attended, heard=module)
         elif isinstance(module, nn.RNNBase):
             for back, suffix in enumerate(("", "_reverse")[: 1 + module.bidirectional]):
@@ -207,25 +226,196 @@ def layer_rows(module: nn.Module, x: Tensor, *, bias: bool, most: int | None = N
             every sample, so that the order of samples does not matter.
     """
     if isinstance(module, nn.Conv2d):
-        x = _patches(module, x, most)
+        # Pad as the layer does, then cut patches; a stride so many times as wide leaves about ``most`` of them.
+        x = x if x.ndim == 4 else x[None]  # (n, c, h, w)
+        margins = module._reversed_padding_repeated_twice
+        if any(margins):
+            x = F.pad(x, margins, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+        stride = [int(s) for s in module.stride]
+        if most is not None:
+            places = len(x) * x.shape[-1] * x.shape[-2] / (stride[0] * stride[1])
+            wider = max(1, round((places / most) ** 0.5))
+            stride = [s * wider for s in stride]
+        size = tuple(module.kernel_size)
+        if size == (1, 1):  # a patch is a pixel
+            x = x[:, :, :: stride[0], :: stride[1]].flatten(2).mT
+        else:
+            x = F.unfold(x, size, tuple(module.dilation), 0, stride).mT  # (n, places, d)
     elif x.ndim > 2 and most is not None:
-        places = x.reshape(len(x), -1, x.shape[-1])
-        x = places[:, :: min(places.shape[1], max(1, len(places) * places.shape[1] // most))]
+        tokens = x.reshape(len(x), -1, x.shape[-1])
+        x = tokens[:, :: min(tokens.shape[1], max(1, len(tokens) * tokens.shape[1] // most))]
     g = x.reshape(-1, x.shape[-1])  # (n, d)
     return torch.cat((g, g.new_ones(len(g), 1)), 1) if bias else g
 
 
-def _patches(module: nn.Conv2d, x: Tensor, most: int | None) -> Tensor:  # (n, c, h, w) -> (n, places, d)
-    x = x if x.ndim == 4 else x[None]
-    around = module._reversed_padding_repeated_twice
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    if any(around):
-        x = F.pad(x, around, mode=mode)
-    size, dilation = tuple(module.kernel_size), tuple(module.dilation)
-    stride = [int(s) for s in module.stride]
-    places = len(x) * x.shape[-1] * x.shape[-2] / (stride[0] * stride[1])
-    wider = 1 if most is None else max(1, round((places / most) ** 0.5))
-    down, across = stride[0] * wider, stride[1] * wider
-    if size == (1, 1):  # a patch is a pixel
-        return x[:, :, ::down, ::across].flatten(2).mT
-    return F.unfold(x, size, dilation, 0, (down, across)).mT
+class Recorder:
+    """Forward hooks that keep what a module was given once a gradient has reached its output.
+
+    A pass that is never differentiated (an evaluation) leaves nothing, a pass recomputed by checkpointing counts once,
+    and several passes before a step (accumulation), or several calls in one pass, are all kept. The model's hooks refer
+    to the recorder weakly: they go when it goes, and no copy or pickle of the model holds them or what they have seen.
+    A copy of the recorder listens to its own copy of the model.
+
+    Args:
+        model: The user's model, plain or wrapped.
+        readers: A module and what to keep of its calls, by name.
+    """
+
+    def __init__(self, model: nn.Module, readers: Mapping[str, tuple[nn.Module, Reader]]) -> None:
+        self._root = unwrap(model)
+        self._readers = dict(readers)
+        self._closed = False
+        self._begin_empty()
+        self.listen(self._readers)
+
+    def _begin_empty(self) -> None:
+        self.inputs: dict[str, list[Tensor]] = {name: [] for name in self._readers}
+        self._heard: frozenset[str] = frozenset()
+        self._handles: list[RemovableHandle] = []
+        self._marks: list[tuple[Tensor, set[str]]] = []  # the attributes that a mark for the compiler consists of
+        weakref.finalize(self, _remove, self._handles, self._marks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("inputs", "_handles", "_marks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        heard = self._heard
+        self._begin_empty()
+        self.listen(heard)
+
+    def listen(self, names: Collection[str]) -> None:
+        """Hear these readers' modules from the next pass on, and no others: hooks cost time, so none stay in vain.
+
+        Compiled code does not look for hooks that came after it, but it does look for marks on parameters. So these
+        are marked as long as there are hooks: torch then compiles the model once more, with the hooks. All modules
+        have hooks, or none: otherwise there would be code for every choice of them.
+        """
+        self._heard = frozenset(() if self._closed else names)
+        if not self._heard:
+            _remove(self._handles, self._marks)
+        elif not self._handles:
+            for name, (module, _) in self._readers.items():
+                handle = module.register_forward_hook(_WeakHook(self, "_see", name), with_kwargs=True)
+                self._handles.append(handle)
+                _leave_out_of_copies(module, handle.id)
+            self._marks.extend((p, mark_for_compiler(p)) for p in self._root.parameters())
+
+    def clear(self) -> None:
+        """Forget what was seen."""
+        for inputs in self.inputs.values():
+            inputs.clear()
+
+    def close(self) -> None:
+        """Take the hooks off the model for good."""
+        self._closed = True
+        self.listen(())
+        self.clear()
+
+    def _see(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if name in self._heard and torch.is_grad_enabled():
+            whole = output
+            while isinstance(output, tuple | list):  # of attention, recurrent layers and packed sequences
+                output = output[0]
+            result = as_logits(output)
+            if result.requires_grad:
+                with torch.no_grad():
+                    x = self._readers[name][1](module, args, named, whole).detach()
+                result.register_hook(_WeakHook(self, "_keep", name, x))
+
+    def _keep(self, name: str, x: Tensor, gradient: Tensor) -> None:
+        self.inputs[name].append(x)
+
+
+class _WeakHook:
+    """Calls a method of a recorder for as long as there is one."""
+
+    def __init__(self, recorder: Recorder, method: str, *args: Any) -> None:
+        self._recorder = weakref.ref(recorder)
+        self._method = method
+        self._args = args
+
+    @leave_uncompiled
+    def __call__(self, *args: Any) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            getattr(recorder, self._method)(*self._args, *args)
+
+
+def _remove(handles: list[RemovableHandle], marks: list[tuple[Tensor, set[str]]]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+    for p, attributes in marks:
+        for name in attributes:
+            vars(p).pop(name, None)
+    marks.clear()
+
+
+def _leave_out_of_copies(module: nn.Module, key: int) -> None:
+    """Keep the hook of this key out of every copy and pickle of the module.
+
+    ``copy.deepcopy`` and ``pickle`` ask an object itself how it is copied. torch keeps hooks in ordered dictionaries,
+    which may have attributes, and which cannot be replaced: the handles of other hooks point to them. A hook that
+    copied into something harmless would still stay in the copy.
+    """
+    for kind in ("_forward_hooks", "_forward_hooks_with_kwargs"):
+        hooks = getattr(module, kind)
+        if "ours" not in vars(hooks):
+            others = functools.partial(_other_hooks, weakref.ref(hooks))
+            hooks.ours = set()
+            hooks.__deepcopy__ = lambda memo, others=others: copy.deepcopy(others(), memo)
+            hooks.__reduce_ex__ = lambda _, others=others: (OrderedDict, (), None, None, iter(others().items()))
+        hooks.ours.add(key)
+
+
+def _other_hooks(reference: weakref.ref[Any]) -> OrderedDict[int, Any]:
+    hooks = reference()
+    return OrderedDict((key, hook) for key, hook in hooks.items() if key not in hooks.ours)
+
+
+class ListeningOptimizer(CheckedOptimizer):
+    """An optimizer with hooks on a model; call `listen_to` once the groups are set.
+
+    The hooks go with `close`, or with the optimizer. They are in no copy or pickle of the model.
+    """
+
+    _recorder: Recorder
+    remaining_steps = "SGD"  # how parameters without a layer are moved, for messages
+
+    def listen_to(self, model: nn.Module, readers: Mapping[str, tuple[nn.Module, Reader]]) -> None:
+        """Record what these readers see of their modules: see :class:`Recorder`."""
+        self._recorder = Recorder(model, readers)
+        self._warned: set[str] = set()
+
+    def choose_layers(self, model: nn.Module, layers: str, exclude: Sequence[str]) -> list[Layer]:
+        """The layers that can be preconditioned and whose weights are ours: all, or the last linear one."""
+        where = type(self).__name__
+        checks.choice(where, "layers", layers, ("all", "last"))
+        chosen = find_trained_layers(where, model, self.parameters, exclude, last=layers == "last")
+        if not chosen:
+            text = "params hold no weight of a linear, convolutional, attention or recurrent layer of model"
+            checks.warn(where, f"{text}; all take {self.remaining_steps} steps.")
+        return chosen
+
+    def warn_unheard(self, layers: Sequence[Layer]) -> None:
+        """Say once of each layer that it has a gradient, and that nobody heard where the gradient came from."""
+        names = [a.name for a in layers if a.name not in self._warned and bool(a.gradients()[0].any())]
+        if names:
+            self._warned.update(names)
+            which = ", ".join(map(repr, names))
+            subject = f"layer {which} has" if len(names) == 1 else f"layers {which} have"
+            effect = f"the steps are {self.remaining_steps}'s, or use what earlier batches gave"
+            fix = "Call each layer as a module, not through its weight; if the model was compiled, call "
+            fix += f"torch.compiler.reset() once; or leave them out with exclude=[{which}]."
+            checks.warn(type(self).__name__, f"{subject} a gradient but no recorded input; {effect}. {fix}")
+
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and the inputs that belong to them."""
+        super().zero_grad(set_to_none)
+        self._recorder.clear()
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        self._recorder.close()

@@ -1,9 +1,9 @@
-"""What all ranks must agree on before rows are read: draws, weights, labels, who computes what."""
+"""How ranks work together before rows are read: draws, weights, labels, and who computes what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,27 @@ from torch import Tensor, nn
 from .. import distributed
 from .rows import Rows
 
+Item = TypeVar("Item")
+
+
+def count_ranks() -> int:
+    """How many processes share the work."""
+    return distributed.world_size()
+
 
 def has_several_ranks() -> bool:
     """Whether rows are shared out over several processes; some may then have none."""
-    return distributed.world_size() > 1
+    return count_ranks() > 1
+
+
+def deal_out(items: Sequence[Item]) -> Sequence[Item]:
+    """This rank's items of a list that all ranks hold, dealt out one by one."""
+    return items[distributed.rank() :: count_ranks()]
+
+
+def visit_ranks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:  # each (n_rank, ...)
+    """Each rank's rows in turn, on all ranks: for sums over all rows that hold one more rank's at a time."""
+    return distributed.shards(*tensors)
 
 
 def share_generator(generator: torch.Generator | None) -> torch.Generator | None:

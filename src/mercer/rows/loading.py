@@ -80,7 +80,8 @@ def stack_batches(where: str, name: str, parts: list[Tensor]) -> Tensor:
 
 def as_tensor(where: str, name: str, data: Any) -> Tensor:
     """A real, dense tensor from a tensor or an array of numbers, its dtype kept; anything else is refused by name."""
-    data = data[:] if isinstance(data, StoredRows) else data
+    if isinstance(data, StoredRows):
+        data = data[:]
     x = data if isinstance(data, Tensor) else _from_array(where, name, data)
     if x.is_complex():
         raise TypeError(sentence(where, f"{name} must be real", x.dtype, f"Use torch.view_as_real({name})."))
@@ -99,7 +100,8 @@ def _from_array(where: str, name: str, data: Any) -> Tensor:
     try:
         if array.dtype.kind in "USM":
             raise ValueError(f"an array of {array.dtype}")
-        array = array.astype(np.float64) if array.dtype.kind == "O" else array
+        if array.dtype.kind == "O":
+            array = array.astype(np.float64)
         # A copy: torch takes neither negative strides nor read-only or foreign-endian memory.
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except (ValueError, TypeError) as error:

@@ -84,26 +84,26 @@ class PackedNetwork(nn.Module):
         return self.model(**self.packing.unpack(rows))
 
 
-def unlabelled(where: str, loader: Iterable[Any]) -> tuple[list[Mapping[str, Any]], list[Tensor]] | None:
+def split_labels(where: str, loader: Iterable[Any]) -> tuple[list[Mapping[str, Any]], list[Tensor]] | None:
     """Dictionaries and labels of a loader that gives ``{..., "labels": y}`` or pairs of a dictionary and y.
 
     None for any other data; a loader of tensors is not read.
     """
-    whole = isinstance(loader, Mapping | tuple) and _is_named(loader)
-    batches: Iterable[Any] = [loader] if whole else loader
-    if not whole and (isinstance(batches, Tensor | tuple) or not _starts_with_dictionary(batches)):
+    batches: Iterable[Any] = loader
+    if isinstance(loader, Mapping | tuple) and _is_named(loader):  # one batch
+        batches = [loader]
+    elif isinstance(loader, Tensor | tuple) or not _is_named(next(iter(loader), None)):
         return None
-    found: list[Mapping[str, Any]] = []
+    dictionaries: list[Mapping[str, Any]] = []
     labels: list[Tensor] = []
     for batch in batches:
-        arguments, y = batch if isinstance(batch, tuple | list) else (batch, _label_of(where, batch))
-        found.append({name: value for name, value in arguments.items() if name not in LABELS})
+        if isinstance(batch, tuple | list):
+            arguments, y = batch
+        else:
+            arguments, y = batch, _label_of(where, batch)
+        dictionaries.append({name: value for name, value in arguments.items() if name not in LABELS})
         labels.append(as_tensor(where, "y", y))
-    return found, labels
-
-
-def _starts_with_dictionary(loader: Iterable[Any]) -> bool:
-    return _is_named(next(iter(loader), None))
+    return dictionaries, labels
 
 
 def _is_named(batch: Any) -> bool:

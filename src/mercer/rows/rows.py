@@ -87,7 +87,8 @@ class Rows:
         """``f`` of this rank's rows, block by block; each row of the result depends on its own row only."""
         return torch.cat([f(*block) for block in self.blocks(row_bytes)])
 
-    def total(self, tensor: Tensor) -> Tensor:
+    @staticmethod
+    def total(tensor: Tensor) -> Tensor:
         """Sum of every rank's ``tensor``, which has one shape on all; a rank without rows gives zeros."""
         return distributed.sum_over_ranks(tensor)
 

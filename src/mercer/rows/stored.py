@@ -36,8 +36,8 @@ class StoredRows:
         self._read, self._where = read, where
         self._first, last, _ = (slice(None) if part is None else part).indices(shape[0])
         self.shape = torch.Size([max(0, last - self._first), *shape[1:]])
-        none = self[:0]
-        self.shape, self.dtype = torch.Size([len(self), *none.shape[1:]]), none.dtype
+        empty = self[:0]  # what a read gives may have another shape and dtype than the file
+        self.shape, self.dtype = torch.Size([len(self), *empty.shape[1:]]), empty.dtype
 
     ndim = property(lambda self: len(self.shape))
     device = torch.device("cpu")
@@ -49,8 +49,8 @@ class StoredRows:
         """A block of rows, or rows by number; these are read in order of number, each once."""
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
-            found = self._rows(first, max(first, last))
-            return found if step == 1 else found[::step]
+            rows = self._rows(first, max(first, last))
+            return rows if step == 1 else rows[::step]
         numbers, back = index.cpu().unique(return_inverse=True)
         if not len(numbers):
             return self._rows(0, 0)
@@ -84,9 +84,9 @@ class StoredRows:
         return (self[start : start + rows] for start in range(0, longest, rows))
 
     def _rows(self, first: int, last: int) -> Tensor:
-        found = floating(self._read(self._first + first, self._first + last))
+        rows = floating(self._read(self._first + first, self._first + last))
         where = f"{self._where}, read from row {self._first + first} on"
-        return squarable(where, "rows", found, empty=True)
+        return squarable(where, "rows", rows, empty=True)
 
 
 Readable: TypeAlias = Tensor | StoredRows

@@ -1,4 +1,4 @@
-"""Seeing what goes into a layer and what comes out, without changing the model."""
+"""Record what goes into a layer and what comes out, without changing the model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .layers import as_logits, layer
 
 
 @dataclasses.dataclass
-class Seen:
-    """What one layer saw, call after call; a layer used twice in a forward pass is seen twice.
+class Signals:
+    """Inputs and outputs of one layer, call after call; a layer used twice in a forward pass has two of each.
 
     Attributes:
         inputs: First positional argument of each call.
@@ -45,7 +45,7 @@ class Seen:
 
 
 @contextmanager
-def capture(model: nn.Module, names: Iterable[str], *, detach: bool = True) -> Iterator[dict[str, Seen]]:
+def capture(model: nn.Module, names: Iterable[str], *, detach: bool = True) -> Iterator[dict[str, Signals]]:
     """Record the named layers' inputs and outputs while the block runs; the hooks go away however it ends.
 
     Args:
@@ -60,28 +60,28 @@ def capture(model: nn.Module, names: Iterable[str], *, detach: bool = True) -> I
     >>> seen["0"].output.shape
     torch.Size([5, 3])
     """
-    found = {name: layer(model, name) for name in names}  # a wrong name hooks nothing
-    seen = {name: Seen(name) for name in found}
+    layers = {name: layer(model, name) for name in names}  # a wrong name hooks nothing
+    signals = {name: Signals(name) for name in layers}
     handles: list[RemovableHandle] = []
     try:
-        for name, module in found.items():
-            handles.append(module.register_forward_hook(_Recorder(seen[name], detach), with_kwargs=True))
-        yield seen
+        for name, module in layers.items():
+            handles.append(module.register_forward_hook(_Recorder(signals[name], detach), with_kwargs=True))
+        yield signals
     finally:
         for handle in handles:
             handle.remove()
 
 
 class _Recorder:
-    def __init__(self, seen: Seen, detach: bool) -> None:
-        self.seen = seen
-        self.detach = detach
+    """A forward hook that keeps a layer's first tensor argument and its output."""
+
+    def __init__(self, signals: Signals, detach: bool) -> None:
+        self.signals, self.detach = signals, detach
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        given = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
-        if given:
-            self.seen.inputs.append(self._kept(given[0]))
-        self.seen.outputs.append(self._kept(as_logits(output)))
-
-    def _kept(self, tensor: Tensor) -> Tensor:
-        return tensor.detach() if self.detach else tensor
+        tensors = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
+        result = as_logits(output)
+        if self.detach:
+            tensors, result = [tensor.detach() for tensor in tensors], result.detach()
+        self.signals.inputs.extend(tensors[:1])
+        self.signals.outputs.append(result)

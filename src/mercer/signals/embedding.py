@@ -1,4 +1,4 @@
-"""A loader's embeddings: what a network makes of every row."""
+"""A loader's embeddings: a network's representation of every row."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tens
     """
     name = last_linear(model)[0] if layer is None else layer
     parts = []
-    own = private_copy(model)
-    with torch.no_grad(), capture(own, [name]) as seen:
+    private = private_copy(model)
+    with torch.no_grad(), capture(private, [name]) as signals:
+        signal = signals[name]
         for batch in loader if is_loader(loader) else [loader]:
-            run_model("embeddings", own, batch)
-            part = seen[name].input if layer is None else seen[name].output
+            run_model("embeddings", private, batch)
+            part = signal.input if layer is None else signal.output
             parts.append(part.flatten(1))
-            seen[name].inputs.clear()
-            seen[name].outputs.clear()
+            signal.inputs.clear()
+            signal.outputs.clear()
     return stack_batches("embeddings", "loader", parts)
 
 

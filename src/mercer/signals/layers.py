@@ -54,12 +54,12 @@ def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
     Raises:
         ValueError: There is none.
     """
-    found = find_layers(model, nn.Linear)
-    if not found:
+    layers = find_layers(model, nn.Linear)
+    if not layers:
         kinds = sorted({type(m).__name__ for m in unwrap(model).modules()})[:8]
         fix = "Name the layer yourself."
         raise ValueError(sentence("last_linear", "model must have an nn.Linear", ", ".join(kinds), fix))
-    name, module = list(found.items())[-1]
+    name, module = list(layers.items())[-1]
     assert isinstance(module, nn.Linear)
     return name, module
 
@@ -77,15 +77,15 @@ def as_logits(output: Any) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    found = getattr(output, "logits", None)
-    if found is None and isinstance(output, Mapping):
-        found = output.get("logits")
-    if found is None and isinstance(output, tuple | list) and output:
-        found = output[0]
-    if not isinstance(found, torch.Tensor):
+    logits = getattr(output, "logits", None)
+    if logits is None and isinstance(output, Mapping):
+        logits = output.get("logits")
+    if logits is None and isinstance(output, tuple | list) and output:
+        logits = output[0]
+    if not isinstance(logits, torch.Tensor):
         fix = "Wrap the model so that forward returns its logits."
         raise TypeError(sentence("as_logits", "a model's output must hold logits", type(output).__name__, fix))
-    return found
+    return logits
 
 
 def output_rows(where: str, output: Tensor, n: int) -> Tensor:  # (n, ...) -> (n, c)

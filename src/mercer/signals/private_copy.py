@@ -35,6 +35,7 @@ def private_copy(model: nn.Module) -> nn.Module:
 
 def _copy_model(model: nn.Module) -> nn.Module:
     model = unwrap(model)
+    # deepcopy takes from the memo what must not be copied: tensors are shared, hooks are left out.
     memo: dict[int, Any] = {}
     for module in model.modules():
         for name, value in vars(module).items():
@@ -42,15 +43,15 @@ def _copy_model(model: nn.Module) -> nn.Module:
                 memo[id(value)] = type(value)((key, hook) for key, hook in value.items() if _makes_a_weight(hook))
             memo.update((id(tensor), tensor) for tensor in _tensors(value))
     try:
-        own = copy.deepcopy(model, memo).eval()
+        private = copy.deepcopy(model, memo).eval()
     except (TypeError, RuntimeError, NotImplementedError) as error:
         fix = "Remove what copy.deepcopy refuses, or give the module a __deepcopy__."
         raise TypeError(sentence("private_copy", "model must be a module that can be copied", error, fix)) from error
-    for module in list(own.modules()):
+    for module in list(private.modules()):
         attach = getattr(module, "attach_to", None)  # heads before the pooling, which hooks of their own serve
         if callable(attach):
-            attach(own)
-    return own
+            attach(private)
+    return private
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

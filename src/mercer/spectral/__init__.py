@@ -1,8 +1,7 @@
 """Read a representation by its spectrum: what will be learned, how fast, how well it generalises."""
 
 from .analysis import analyze
-from .comparison import compare
-from .layer_ranking import layers
+from .comparison import compare, layers
 from .spectrum import Spectrum
 
 __all__ = [

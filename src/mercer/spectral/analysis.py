@@ -16,10 +16,8 @@ from ..kernels.user_kernels import check_indices
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, map_shared_rows, unite_values
 from ..rows.loading import Data, load_labelled_rows, load_rows
-from .factor import Factor
 from .gram_matrices import gram_matrices, precomputed
-from .proof import Proof, proof
-from .spectrum import Spectrum
+from .spectrum import Factor, Proof, Spectrum, proof
 
 DEFAULT_K = 50
 _SMALLEST = 1e-140
@@ -73,7 +71,7 @@ def analyze(
     checks.positive(where, "tolerance", tolerance)
     checks.integer(where, "max_products", max_products, 1)
     if isinstance(kernel, Tensor):
-        matrix = _symmetric(where, kernel)
+        matrix = _check_symmetric(where, kernel)
         indices = _Indices(matrix)
         gram = precomputed(where, matrix, check_indices(where, indices, indices.prepare("x", x)), storage)
         least: float | Proof | None = floor
@@ -114,17 +112,18 @@ def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Ten
         raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
     if x.ndim == 0 or Rows(x).n == 0:
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
-    read = targets.detach() if isinstance(targets, Tensor) else _read(where, targets)
-    if has_several_ranks() and (read.ndim not in (1, 2) or len(read) != len(x)):
+    y = targets.detach() if isinstance(targets, Tensor) else _read_targets(where, targets)
+    if has_several_ranks() and (y.ndim not in (1, 2) or len(y) != len(x)):
         need = f"targets must have as many rows as x on each rank, {len(x)}"
-        raise ValueError(checks.sentence(where, need, tuple(read.shape)))
-    return Rows(x).gather(), Rows(read).gather()
+        raise ValueError(checks.sentence(where, need, tuple(y.shape)))
+    return Rows(x).gather(), Rows(y).gather()
 
 
-def _read(where: str, targets: ArrayLike) -> Tensor:
+def _read_targets(where: str, targets: ArrayLike) -> Tensor:
     """Targets out of an array or a list; names become the numbers of their classes, in sorted order."""
     array = np.asarray(targets)
-    array = np.array(array.tolist()) if array.dtype.kind == "O" else array  # objects: numbers are numbers, names names
+    if array.dtype.kind == "O":  # objects: numbers are numbers, names names
+        array = np.array(array.tolist())
     if array.dtype.kind in "US":
         names = unite_values(np.unique(array).tolist())
         if len(names) == 1:
@@ -181,14 +180,16 @@ class _Indices(Precomputed):
         self.register_buffer("matrix", matrix)
 
 
-def _symmetric(where: str, matrix: Tensor) -> Tensor:
+def _check_symmetric(where: str, matrix: Tensor) -> Tensor:
+    """A Gram matrix that passed: square, finite, symmetric."""
     matrix = checks.floating(checks.matrix(where, "kernel", matrix.detach()))
     if matrix.shape[0] != matrix.shape[1]:
         fix = "Pass embeddings as x, with ReLUGram() as the kernel."
         raise ValueError(checks.sentence(where, "a Gram matrix must have shape (n, n)", tuple(matrix.shape), fix))
+    # One random product with H and one with its transpose show a difference; NaN and infinity reach the first.
     fixed = torch.Generator(device=matrix.device).manual_seed(0)
     probe = torch.randn(len(matrix), dtype=matrix.dtype, device=matrix.device, generator=fixed)
-    product = matrix @ probe  # NaN and infinity reach it, so that H is read only twice
+    product = matrix @ probe
     if not bool(product.isfinite().all()):
         checks.finite(where, "kernel", matrix)
     gap = float((product - matrix.mT @ probe).abs().max())

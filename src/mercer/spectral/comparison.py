@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,15 +16,20 @@ from torch import Tensor, nn
 from .. import checks
 from ..kernels import Kernel, ReLUGram
 from ..rows import Rows
-from ..rows.loading import Data, load_rows
+from ..rows.loading import Data, load_labelled_rows, load_rows
+from ..signals.attention import plain_attention
+from ..signals.capture import capture
+from ..signals.embedding import run_model
+from ..signals.private_copy import private_copy
 from .analysis import DEFAULT_K, gather, resolve, target_columns
 from .gram_matrices import gram_matrices
-from .proof import proof
-from .spectrum import Spectrum, complexity_ratio
+from .spectrum import Spectrum, complexity_ratio, proof
 
 Candidate: TypeAlias = Kernel | nn.Module | Tensor | NDArray[Any]
 
-_STEPS = 100
+_STEPS = 100  # of the predicted residual
+_BATCH = 256
+_log = logging.getLogger("mercer")
 
 
 def spectra(
@@ -51,20 +57,23 @@ def spectra(
     x, targets = gather(where, x, targets)
     if not candidates:
         raise ValueError(checks.sentence(where, "candidates must name at least one", "none"))
-    x = x.double() if x.is_floating_point() else x  # cast once, so that kernels see that they share it
+    if x.is_floating_point():
+        x = x.double()  # cast once, so that kernels see that they share it
     columns = target_columns(where, targets, len(x)).to(x.device)
     chosen = {name: _resolve(where, name, candidate, x) for name, candidate in candidates.items()}
+
+    # Candidates that read the same rows share one pass over the tiles.
     groups: dict[int, list[str]] = {}
     for name, (_, points) in chosen.items():
         groups.setdefault(id(points), []).append(name)
-    found: dict[str, Spectrum] = {}
+    named: dict[str, Spectrum] = {}
     for names in groups.values():
         points = chosen[names[0]][1]
         grams = gram_matrices(where, [chosen[name][0] for name in names], points, storage)
         for name, gram in zip(names, grams, strict=True):
             floor = proof(chosen[name][0], points, gram)
-            found[name] = Spectrum(gram, columns, k=min(k, len(x)), floor=floor, tolerance=tolerance)
-    return {name: found[name] for name in candidates}
+            named[name] = Spectrum(gram, columns, k=min(k, len(x)), floor=floor, tolerance=tolerance)
+    return {name: named[name] for name in candidates}
 
 
 def compare(
@@ -96,26 +105,28 @@ def compare(
         (predicted after 100 steps at half the largest stable rate), ``largest_stable_lr``, ``alignment``,
         ``effective_dimension``. Singular kernels come last.
     """
-    found = spectra(candidates, x, targets, storage=storage, tolerance=tolerance, where="compare")
-    return ranked(found, torch.Generator().manual_seed(0) if generator is None else generator, _row)
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    named = spectra(candidates, x, targets, storage=storage, tolerance=tolerance, where="compare")
+    return rank_spectra(named, generator, _full_row)
 
 
 def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kernel, Tensor]:
     if not isinstance(candidate, Tensor | np.ndarray):
         return resolve(where, candidate, x)
-    seen = Rows(checks.matrix(where, name, load_rows(where, candidate, name))).gather()
-    checks.same_length(where, name, seen, "x", x)
-    return ReLUGram(), checks.squarable(where, name, seen.double())
+    embeddings = Rows(checks.matrix(where, name, load_rows(where, candidate, name))).gather()
+    checks.same_length(where, name, embeddings, "x", x)
+    return ReLUGram(), checks.squarable(where, name, embeddings.double())
 
 
-def ranked(
-    found: Mapping[str, Spectrum],
+def rank_spectra(
+    named: Mapping[str, Spectrum],
     generator: torch.Generator,
     row: Callable[[Spectrum, torch.Generator], dict[str, float]],
 ) -> pd.DataFrame:
-    """A row for each spectrum, all held against the same shuffle; sorted by ``ratio``, singular kernels last."""
+    """A row for each spectrum, all compared with the same shuffle; sorted by ``ratio``, singular kernels last."""
     state, table = generator.get_state(), {}
-    for name, spectrum in found.items():
+    for name, spectrum in named.items():
         generator.set_state(state)
         table[name] = row(spectrum, generator)
     frame = pd.DataFrame.from_dict(table, orient="index")
@@ -124,7 +135,7 @@ def ranked(
     return frame.loc[order]
 
 
-def _row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float]:
+def _full_row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float]:
     curve = spectrum.convergence(0.5 * spectrum.largest_stable_lr, _STEPS)
     return {
         **ratio_row(spectrum, generator),
@@ -142,3 +153,103 @@ def ratio_row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float
     control = spectrum.shuffled(generator).complexity
     ratio = complexity_ratio(spectrum.complexity, control)
     return {"ratio": ratio, "complexity": spectrum.complexity, "shuffled": control}
+
+
+def layers(
+    model: nn.Module,
+    loader: Data,
+    names: Sequence[str] | None = None,
+    *,
+    pool: bool = True,
+    rows: int | None = 400,
+    storage: str = "auto",
+    tolerance: float = 1e-6,
+    generator: torch.Generator | None = None,
+) -> pd.DataFrame:
+    """Rank the layers of a network by how well they suit the labels: read ``ratio``, the lowest first.
+
+    The ratio of a layer is that of :func:`~mercer.spectral.compare` for the two-layer network on top of it. All layers
+    are read in one forward pass of a private copy of the model in ``eval`` mode, with torch's fused attention switched
+    off, since that skips layers.
+
+    Args:
+        model: Any module; it is not changed.
+        loader: Batches ``(x, y)``.
+        names: Names of ``model.named_modules()``; None takes the model's blocks, see :func:`find_blocks`.
+        pool: Average maps ``(n, channels, ...)`` over places and sequences ``(n, tokens, d)`` over tokens; False
+            flattens them.
+        rows: At most this many rows, drawn at random; None takes all. A layer costs their cube.
+        storage: As in :func:`~mercer.spectral.analyze`.
+        tolerance: Relative accuracy of each complexity.
+        generator: Draws the rows and the order of the shuffled labels; None is a fixed seed.
+
+    Returns:
+        One row a layer, by name: ``ratio``, ``complexity``, ``shuffled``.
+    """
+    x, targets = load_labelled_rows("layers", loader)
+    seed = torch.Generator().manual_seed(0) if generator is None else generator
+
+    # Of many rows some, this rank's share of them.
+    n = Rows(x).n
+    if rows is not None and n > checks.integer("layers", "rows", rows, 1):
+        index = torch.randperm(len(x), generator=seed)[: max(1, rows * len(x) // n)].sort().values
+        _log.info("layers: %d of %d rows are read.", len(index), len(x))
+        x, targets = x[index], targets[index]
+    x = x if x.ndim > 1 else x[:, None]
+
+    # One pass: what comes out of each layer, (n, d).
+    private = private_copy(model)
+    wanted = find_blocks(private) if names is None else list(names)
+    parts: dict[str, list[Tensor]] = {name: [] for name in wanted}
+    with torch.no_grad(), plain_attention(), capture(private, wanted) as signals:
+        for batch in x.split(_BATCH):
+            run_model("layers", private, batch)
+            for name, signal in signals.items():
+                if signal.outputs and signal.output.ndim > 1 and len(signal.output) == len(batch):
+                    parts[name].append(flatten_output(signal.output, pool))
+                signal.inputs.clear()
+                signal.outputs.clear()
+
+    # Layers that the user named must have given an output for every row.
+    outputs = {name: torch.cat(part) for name, part in parts.items() if sum(map(len, part)) == len(x)}
+    missing = [name for name in wanted if name not in outputs]
+    if missing and (names is not None or not outputs):
+        need = f"layer {missing[0]!r} must run in forward and give one output for each row"
+        fix = f"Leave names out, or choose among {', '.join(find_blocks(model))}."
+        raise ValueError(checks.sentence("layers", need, "no such output", fix))
+    named = spectra(outputs, x, targets, storage=storage, tolerance=tolerance, where="layers")
+    return rank_spectra(named, seed, ratio_row)
+
+
+def find_blocks(model: nn.Module) -> list[str]:
+    """Names of the blocks that a model is a sequence of: those with weight matrices, in order of definition.
+
+    The model itself, ``nn.Sequential`` and whatever holds an ``nn.ModuleList`` are opened; other modules are blocks.
+
+    >>> find_blocks(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.TransformerEncoderLayer(3, 1)))
+    ['0', '2']
+    """
+    blocks: list[str] = []
+
+    def open_module(module: nn.Module, name: str) -> None:
+        lists = any(isinstance(part, nn.ModuleList | nn.ModuleDict) for part in module.modules())
+        if module is model or isinstance(module, nn.Sequential) or lists:
+            for child, part in module.named_children():
+                open_module(part, f"{name}.{child}" if name else child)
+        elif any(parameter.ndim > 1 for parameter in module.parameters()):
+            blocks.append(name)
+
+    open_module(model, "")
+    if not blocks:
+        need, fix = "model must hold blocks with weights", "Give names."
+        raise ValueError(checks.sentence("layers", need, type(model).__name__, fix))
+    return blocks
+
+
+def flatten_output(output: Tensor, pool: bool) -> Tensor:  # (n, ...) -> (n, d)
+    """A layer's output as rows; ``pool`` averages sequences over tokens and maps over places."""
+    if pool and output.ndim == 3:
+        return output.mean(1)
+    if pool and output.ndim > 3:
+        return output.flatten(2).mean(2)
+    return output.flatten(1)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel, Precomputed
+from ..kernels.products import Products
 from ..kernels.tiled_gram import TiledGram
 from ..linalg.operators import SymmetricOperator
-from .products import Form, Products, form
 
 log = logging.getLogger("mercer")
 
@@ -77,12 +77,16 @@ def gram_matrices(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str
     grams = [TiledGram(len(x), storage, x.device) for _ in kernels]
     # One small matrix gains nothing from sharing, and is then bit for bit what kernel(x) gives.
     sharing = x.ndim == 2 and x.is_floating_point() and (len(kernels) > 1 or len(x) > grams[0].side)
-    forms = [form(kernel) if sharing else None for kernel in kernels]
-    squared = x.square().sum(1) if any(forms) else x
+    shares = [sharing and kernel.follows_from_products for kernel in kernels]
+    squared = x.square().sum(1) if any(shares) else x
     for i, j, rows, columns in grams[0].pairs():
-        shared = Products(x[rows], x[columns], (squared[rows], squared[columns])) if any(forms) else None
-        for kernel, how, gram in zip(kernels, forms, grams, strict=True):
-            gram.put(i, j, _tile(kernel, how, shared, x[rows], x[columns]))
+        products = Products(x[rows], x[columns], (squared[rows], squared[columns])) if any(shares) else None
+        for kernel, share, gram in zip(kernels, shares, grams, strict=True):
+            if share and products is not None:
+                tile = kernel.gram_from_products(products)
+            else:
+                tile = kernel.gram(x[rows], x[columns])
+            gram.put(i, j, tile.double())
     return [gram.settle() for gram in grams]
 
 
@@ -103,9 +107,3 @@ def precomputed(where: str, matrix: Tensor, x: Tensor, storage: str) -> Gram:
         tile = matrix[rows, columns] if whole else matrix[x[rows, None], x[None, columns]]
         gram.put(i, j, tile.to(torch.float64, copy=storage == "float64"))
     return gram.settle()
-
-
-def _tile(kernel: Kernel, how: Form | None, shared: Products | None, x: Tensor, y: Tensor) -> Tensor:
-    tile = kernel.gram(x, y) if how is None or shared is None else how(shared)
-    # Linear and Cosine hand out the shared tile itself, which the next kernel still needs.
-    return tile.double() if tile.dtype is not torch.float64 else tile

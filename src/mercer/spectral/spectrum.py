@@ -1,4 +1,4 @@
-"""What a kernel's spectrum says about targets, each number computed when it is first asked for."""
+"""Targets read by a kernel's spectrum, each number computed when it is first asked for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..kernels import Kernel, ReLUGram
 from ..linalg.eigen import top_eigh
 from ..linalg.lanczos import Lanczos, gauss, radau
-from .factor import Factor
 from .gram_matrices import Gram
-from .proof import Proof
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STRIDE = 5  # products between two looks at a rule
 _BRACKET = 1e-3  # relative width at which the bracket is called closed
+_DENSE_ROWS = 6000  # up to here a factor costs less than one run of Lanczos, by `mercer bench spectral`,
+_FINE_ROWS = 10_000  # and up to here less than two runs to an accuracy below _FINE: the targets and their control
+_FINE = 1e-7
+_PRODUCT = 8.0  # flops of a product count so much beside those of a factor: they wait for memory
 _NULL = 1e-12  # share of the targets that must lie in the null space to call the complexity infinite
 
 
@@ -72,19 +75,19 @@ class Spectrum:
     @property
     def projections(self) -> Tensor:
         r"""Squared projections :math:`\sum_c (v_i^T y_c)^2 / \sum_c \|y_c\|^2`, ``(k,)``; all n would sum to 1."""
-        return (self._top[1].mT @ self._columns).square().sum(1) / self._squared
+        return (self._top[1].mT @ self._columns).square().sum(1) / self._squared_norm
 
     @functools.cached_property
     def _top(self) -> tuple[Tensor, Tensor]:
-        found = top_eigh(self._gram, self.k, start=self._start())
-        return found.values, found.vectors
+        top = top_eigh(self._gram, self.k, start=self._start())
+        return top.values, top.vectors
 
     def _start(self) -> Tensor:
         """Random directions with the targets among them, so that what the targets hold is found first."""
         device = self._columns.device
         fixed = torch.Generator(device=device).manual_seed(0)
-        drawn = torch.randn(self._gram.n, 8, dtype=torch.float64, device=device, generator=fixed)
-        return torch.cat((self._columns[:, :2], drawn), 1)[:, : min(8, self._gram.n)]
+        random = torch.randn(self._gram.n, 8, dtype=torch.float64, device=device, generator=fixed)
+        return torch.cat((self._columns[:, :2], random), 1)[:, : min(8, self._gram.n)]
 
     # --- numbers ----------------------------------------------------------------------------------------------
 
@@ -98,9 +101,9 @@ class Spectrum:
         if self._dense is not None:
             return self._dense
         before = self._run.steps
-        found = self._gauss
+        complexity = self._gauss
         self._factor.spend((self._run.steps - before) * self._columns.shape[1])
-        return found
+        return complexity
 
     @functools.cached_property
     def _dense(self) -> float | None:
@@ -110,9 +113,10 @@ class Spectrum:
 
     @functools.cached_property
     def _gauss(self) -> float:
+        """The complexity by Lanczos: products are added until the estimated rest of the sum is small."""
         sums: list[float] = []
-        left = math.inf
-        while left > self.tolerance and not self._run.finished and self._run.steps < self.max_products:
+        remainder = math.inf
+        while remainder > self.tolerance and not self._run.finished and self._run.steps < self.max_products:
             self._run.extend(_STRIDE)
             sums.append(self._inverse_sum())
             if math.isinf(sums[-1]):
@@ -123,11 +127,12 @@ class Spectrum:
                     stacklevel=4,
                 )
                 return math.inf
-            left = _still_to_come(sums)
-        if left > self.tolerance and not self._run.finished:
+            remainder = _estimate_remainder(sums)
+        if remainder > self.tolerance and not self._run.finished:
             checks.warn(
                 "Spectrum",
-                f"the complexity is still to grow by about {left:.1e} of itself after {self._run.steps} products.",
+                f"the complexity has not converged: it may grow by about {100 * remainder:.1g} % "
+                f"({self._run.steps} products).",
                 stacklevel=4,
             )
         return self._inverse_sum()
@@ -152,12 +157,16 @@ class Spectrum:
         floor = self.floor
         if math.isinf(self.complexity):
             return self._low(self._worst(0.0)), math.inf
+
+        # By the factor, where rounding can have changed little.
         if floor is not None and self._dense is not None:
             slack = self._factor.slack(floor, self._error)
             if slack < _BRACKET:
                 return self._dense * (1 - slack), self._dense * (1 + slack)
         if math.isinf(self._gauss):
             return self._low(self._worst(0.0)), math.inf
+
+        # By Lanczos: the upper rule falls with every product, and is stopped when it is close to the lower one.
         high = math.inf
         while floor is not None:
             high = self._radau_sum(floor)
@@ -166,7 +175,9 @@ class Spectrum:
                 break
             self._run.extend(_STRIDE)
         worst = self._worst(floor or 0.0)
-        return self._low(worst), high if floor is None else high * (1 + worst / floor)
+        if floor is not None:
+            high *= 1 + worst / floor
+        return self._low(worst), high
 
     @functools.cached_property
     def floor(self) -> float | None:
@@ -190,7 +201,7 @@ class Spectrum:
 
     @functools.cached_property
     def _error(self) -> float:
-        """Bound on the spectral norm of (H as held - true H)."""
+        """Bound on the spectral norm of (H as stored - true H)."""
         return self._gram.error + (self._given_floor.error if isinstance(self._given_floor, Proof) else 0.0)
 
     @functools.cached_property
@@ -237,7 +248,7 @@ class Spectrum:
         checks.integer("Spectrum.convergence", "steps", steps, 0)
         self._run.extend(1 - min(self._run.steps, 1))
         powers = torch.arange(steps + 1, dtype=torch.float64, device=self._columns.device)
-        curve = self._settled(lambda nodes: (1 - lr * nodes[:, None]).abs() ** (2 * powers), steps + 1).sqrt()
+        curve = self._sum_until_settled(lambda nodes: (1 - lr * nodes[:, None]).abs() ** (2 * powers), steps + 1).sqrt()
         largest = max(float(self._rule(c)[0].max()) for c in self._live)
         if lr * largest > 2:
             checks.warn("Spectrum.convergence", f"lr {lr:g} is above the largest stable one, {2 / largest:.4g}.")
@@ -265,11 +276,11 @@ class Spectrum:
         checks.integer("Spectrum.laziness", "width", width, 1)
         self._run.extend(1 - min(self._run.steps, 1))
 
-        def moved(nodes: Tensor) -> Tensor:
-            travelled = 1 - (1 - lr * nodes) ** steps
-            return (travelled.square() / torch.where(nodes > 0, nodes, torch.inf))[:, None]
+        def squared_movement(nodes: Tensor) -> Tensor:
+            learned = 1 - (1 - lr * nodes) ** steps
+            return (learned.square() / torch.where(nodes > 0, nodes, torch.inf))[:, None]
 
-        return math.sqrt(float(self._settled(moved, steps + 1))) / (scale * math.sqrt(width))
+        return math.sqrt(float(self._sum_until_settled(squared_movement, steps + 1))) / (scale * math.sqrt(width))
 
     def shuffled(self, generator: torch.Generator | None = None) -> Spectrum:
         """The same H against the same targets in random order, which have no structure."""
@@ -298,7 +309,7 @@ class Spectrum:
     # --- quadrature -------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _squared(self) -> float:
+    def _squared_norm(self) -> float:
         return float(self._columns.square().sum())
 
     @property
@@ -316,17 +327,17 @@ class Spectrum:
         nodes, weights = gauss(*self._run.tridiagonal(column))
         return nodes, weights * self._run.norms[column].square()
 
-    def _settled(self, f: Callable[[Tensor], Tensor], exact: int) -> Tensor:
+    def _sum_until_settled(self, f: Callable[[Tensor], Tensor], exact: int) -> Tensor:
         """``sum_i w_i f(nodes)``, over rows of f, with products added until the rule settles or is exact."""
-        before: Tensor | None = None
+        previous: Tensor | None = None
         while True:
             rules = [self._rule(c) for c in self._live]
-            now = torch.stack([weights @ f(nodes) for nodes, weights in rules]).sum(0)
+            total = torch.stack([weights @ f(nodes) for nodes, weights in rules]).sum(0)
             if self._run.steps >= min(exact, self.max_products) or self._run.finished:
-                return now
-            if before is not None and bool(((now - before).abs() <= 1e-10 * now).all()):
-                return now
-            before = now
+                return total
+            if previous is not None and bool(((total - previous).abs() <= 1e-10 * total).all()):
+                return total
+            previous = total
             self._run.extend(_STRIDE)
 
     def _inverse_sum(self) -> float:
@@ -346,10 +357,10 @@ class Spectrum:
             good = nodes > cut
             null += float(weights[~good].sum())
             total += float((weights[good] / nodes[good]).sum())
-        return math.inf if null > _NULL * self._squared else total
+        return math.inf if null > _NULL * self._squared_norm else total
 
     def _worst(self, floor: float) -> float:
-        """What rounding in products and the error of H as held do to an eigenvalue at worst."""
+        """Largest change of an eigenvalue by rounding in products and by the error of H as it is stored."""
         largest = max(float(self._rule(c)[0].max()) for c in self._live)
         return self._gram.rounding * (math.sqrt(self._gram.n) * floor + largest) + self._error
 
@@ -366,8 +377,10 @@ class Spectrum:
         total = 0.0
         for column in self._live:
             alphas, betas = self._run.tridiagonal(column)
-            ended = float(betas[-1]) == 0.0
-            nodes, weights = gauss(alphas, betas) if ended else radau(alphas, betas, floor)
+            if float(betas[-1]) == 0.0:  # exhausted
+                nodes, weights = gauss(alphas, betas)
+            else:
+                nodes, weights = radau(alphas, betas, floor)
             total += float((weights / nodes).sum() * self._run.norms[column].square())
         return total
 
@@ -379,10 +392,113 @@ def complexity_ratio(complexity: float, control: float) -> float:
     return complexity / control
 
 
-def _still_to_come(sums: list[float]) -> float:
-    """What a growing sequence has left, relative to its last: its increments as a geometric series, taken twice."""
+def _estimate_remainder(sums: list[float]) -> float:
+    """How much a growing sequence may still grow, relative to its last: twice a geometric series of its increments."""
     if len(sums) < 4:
         return math.inf
     older, old, new = (b - a for a, b in zip(sums[-4:], sums[-3:], strict=False))
-    ratio = max(old / older if older > 0 else 0.0, new / old if old > 0 else 0.0)
-    return math.inf if ratio >= 1 else 2 * new * ratio / (1 - ratio) / sums[-1]
+    ratio = 0.0
+    if older > 0:
+        ratio = old / older
+    if old > 0:
+        ratio = max(ratio, new / old)
+    if ratio >= 1:
+        return math.inf
+    return 2 * new * ratio / (1 - ratio) / sums[-1]
+
+
+class Factor:
+    r"""H = L L^T in float64, computed when it pays: for few rows, or when as much was spent on products already.
+
+    Args:
+        gram: H.
+        tolerance: Relative accuracy that products would have to reach.
+        rows: Up to so many rows the factor pays at once; None takes what was measured.
+    """
+
+    def __init__(self, gram: Gram, tolerance: float, rows: int | None = None) -> None:
+        self._gram = gram
+        if rows is None:
+            rows = _FINE_ROWS if tolerance < _FINE else _DENSE_ROWS
+        self._rows = rows
+        self._spent = 0.0
+
+    def spend(self, products: int) -> None:
+        """Count products with one column each that a factor would have saved."""
+        self._spent += _PRODUCT * products * self._gram.n**2
+
+    @property
+    def pays(self) -> bool:
+        """Whether the factor is there, or worth its n^3 / 3 flops and fits the free memory."""
+        n, free = self._gram.n, checks.available_memory()
+        worth = "lower" in self.__dict__ or n <= self._rows or self._spent >= n**3 / 3
+        return worth and (free is None or 4 * 8 * n**2 <= free)
+
+    @functools.cached_property
+    def lower(self) -> Tensor | None:  # (n, n)
+        """L; None where H is singular to rounding, which Lanczos handles."""
+        lower, failed = torch.linalg.cholesky_ex(self._gram.dense())
+        if bool(failed):
+            return None
+        pivots = lower.diagonal().square()
+        return lower if float(pivots.min()) > 1e3 * self._gram.noise * float(pivots.max()) else None
+
+    def half(self, columns: Tensor) -> Tensor | None:  # (n, c) -> (n, c)
+        """L^-1 Y; None where there is no factor."""
+        if not self.pays or self.lower is None:
+            return None
+        half: Tensor = torch.linalg.solve_triangular(self.lower, columns, upper=False)
+        return half
+
+    def slack(self, floor: float, error: float) -> float:
+        r"""Bound on the relative error of :math:`\|L^{-1} y\|^2` where no eigenvalue of H is below the floor.
+
+        The factor is that of H + E with :math:`\|E\| \le \gamma \, \mathrm{tr} H`, the substitution adds
+        :math:`2 \gamma \|L\|_F / \sqrt{\text{floor}}`, with :math:`\gamma = (n + 1) u / (1 - (n + 1) u)` (Higham 2002,
+        Theorems 8.5 and 10.3).
+
+        Args:
+            floor: The least that an eigenvalue can be.
+            error: Bound on the spectral norm of (H as stored - true H).
+        """
+        unit = (self._gram.n + 1) * 2.0**-53
+        gamma = unit / (1 - unit)
+        change = (gamma * self._gram.trace + error) / floor
+        if change >= 0.5:
+            return math.inf
+        return 2 * change + 4 * gamma * math.sqrt(self._gram.trace / floor)
+
+
+class Proof:
+    """Bounds on a ``ReLUGram``, computed when they are first asked for and shared by all targets of one H.
+
+    Args:
+        kernel: The kernel.
+        x: Its rows, in float64.
+        gram: H as it is stored.
+    """
+
+    def __init__(self, kernel: ReLUGram, x: Tensor, gram: Gram) -> None:
+        self._kernel, self._x, self._gram = kernel, x, gram
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[float, float]:
+        floor, error = self._kernel.bounds(self._x)
+        # No entry of the diagonal is above its true value, 1/2: together they are wrong by what the trace lacks.
+        lacking = float(self._kernel.gram_diag(self._x).double().sum()) - self._gram.trace
+        return floor, error + abs(lacking)
+
+    @property
+    def floor(self) -> float:
+        """Lower bound on the least eigenvalue of the true H; 0 where none above 0 was found."""
+        return self._bounds[0]
+
+    @property
+    def error(self) -> float:
+        """Bound on the spectral norm of (H as computed in float64 - true H)."""
+        return self._bounds[1]
+
+
+def proof(kernel: Kernel, x: Tensor, gram: Gram) -> Proof | None:
+    """Bounds where the kernel has some; None for kernels that have none."""
+    return Proof(kernel, x, gram) if isinstance(kernel, ReLUGram) else None

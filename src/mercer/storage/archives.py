@@ -49,10 +49,10 @@ def verify_checksum(path: Path, sha256: str) -> None:
         return
     checked_size(path)
     with open_to_read(path) as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != sha256:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != sha256:
         fix = "Fetch the file again, or pass verify=False to read a file of your own in the same format."
-        raise corrupt(path, f"the SHA-256 must start with {sha256[:12]}", found[:12], fix)
+        raise corrupt(path, f"the SHA-256 must start with {sha256[:12]}", digest[:12], fix)
     _verified.add(key)
 
 
@@ -106,13 +106,16 @@ def text_table(path: Path, columns: Iterable[str], *, header: Iterable[str] | No
     lines = _text(path).split("\n")
     if lines[-1] == "":
         lines.pop()
-    given = header is not None
-    head = list(header) if header is not None else (lines[0].removesuffix("\r").split("\t") if lines else [])
+    head, first = [], 1  # the names of the columns, and the number of lines before the rows
+    if header is not None:
+        head, first = list(header), 0
+    elif lines:
+        head = lines[0].removesuffix("\r").split("\t")
     missing = [name for name in columns if name not in head]
     if missing:
         raise corrupt(path, f"line 1 must name the columns {', '.join(missing)}", ", ".join(head)[:80] or "nothing")
-    rows = [line.removesuffix("\r").split("\t") for line in lines[0 if given else 1 :]]
-    for number, row in enumerate(rows, start=1 if given else 2):
+    rows = [line.removesuffix("\r").split("\t") for line in lines[first:]]
+    for number, row in enumerate(rows, start=first + 1):
         if len(row) != len(head):
             raise corrupt(path, f"line {number} must have {len(head)} columns", len(row))
     if not rows:

@@ -6,24 +6,36 @@ Tensors go to a table beside the JSON, equal ones once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import inspect
 import math
 import re
-from collections.abc import Mapping
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from ..checks import sentence
-from .annotations import misfit
-from .budget import AllocationBudget
 from .savable import Savable
 
 _ROOM = 2**28  # bytes that constructors may allocate besides what the tensors hold
 _MODULE = re.compile(r"mercer(_\w+)?(\.[a-z][a-z0-9_]*)+")
+_FACTORIES = {
+    *(torch.empty, torch.zeros, torch.ones, torch.full, torch.eye, torch.arange, torch.linspace, torch.logspace),
+    *(torch.rand, torch.randn, torch.randperm, torch.randint),
+}
+_LIKE = {Tensor.new_empty, Tensor.new_zeros, Tensor.new_ones, Tensor.new_full}
+_UNKNOWN_TO_META = ("generator", "out", "pin_memory")
 
 
 class Encoder:
@@ -106,9 +118,9 @@ class Decoder:
         Raises:
             ValueError: It cannot be built, or asks for far more memory than its tensors have.
         """
-        held = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
         try:
-            with AllocationBudget(self.room + 4 * held):
+            with AllocationBudget(self.room + 4 * size):
                 return self.savable(document)
         except Exception as error:
             if isinstance(error, ValueError) and str(error).startswith("mercer.load: "):
@@ -152,7 +164,7 @@ class Decoder:
         return result
 
     def _check_types(self, cls: type[Savable], values: Mapping[str, Any], *, arguments: bool) -> None:
-        wrong = misfit(cls, values, arguments=arguments)
+        wrong = find_misfit(cls, values, arguments=arguments)
         if wrong is not None:
             name, hint = wrong
             kind = hint.__name__ if isinstance(hint, type) else hint
@@ -197,23 +209,21 @@ class Decoder:
 
     def _dtype(self, name: Any, kinds: str, items: int = 0) -> np.dtype[Any]:
         try:
-            found = np.dtype(name if isinstance(name, str) else None)
+            dtype = np.dtype(name if isinstance(name, str) else None)
         except TypeError:
-            found = None
-        if found is None or found.kind not in kinds or items * found.itemsize > self.room:
+            dtype = None
+        if dtype is None or dtype.kind not in kinds or items * dtype.itemsize > self.room:
             raise self._wrong(f"arrays of the kinds {kinds}", repr(name)[:40])
-        return found
+        return dtype
 
     def _class(self, name: str) -> type[Savable]:
         module, _, attribute = str(name).rpartition(".")
-        found = None
+        cls = None
         if _MODULE.fullmatch(module):  # never import by a name from outside the package
-            try:
-                found = getattr(importlib.import_module(module), attribute, None)
-            except ImportError:
-                found = None
-        if isinstance(found, type) and issubclass(found, Savable) and found is not Savable:
-            return found
+            with contextlib.suppress(ImportError):
+                cls = getattr(importlib.import_module(module), attribute, None)
+        if isinstance(cls, type) and issubclass(cls, Savable) and cls is not Savable:
+            return cls
         raise self._wrong("only classes of Mercer that can be saved", repr(name))
 
     def _wrong(self, need: str, got: object) -> ValueError:
@@ -241,3 +251,104 @@ def _refusal(value: Any) -> tuple[str, str]:
         name = getattr(value, "__name__", kind)
         return f"the function {name}", "Code is never saved: construct the object again with your function."
     return f"a {kind}", "Give numbers, strings, tensors, arrays, or objects of Mercer."
+
+
+class AllocationBudget(TorchFunctionMode):
+    """While entered, torch's factories together make at most ``limit`` bytes.
+
+    Each call is first made on the meta device, which has shapes and no memory.
+
+    Raises:
+        MemoryError: A call would go beyond; nothing was allocated for it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.spent = limit, 0
+
+    @override
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in _FACTORIES or func in _LIKE:
+            plain = {key: value for key, value in named.items() if key not in _UNKNOWN_TO_META}
+            like = (args[0].to("meta"), *args[1:]) if func in _LIKE else args
+            shape = func(*like, **{**plain, "device": "meta"})
+            self.spent += shape.numel() * shape.element_size()
+            if self.spent > self.limit:
+                raise MemoryError(f"{self.spent / 2**30:.2f} GiB, more than {self.limit / 2**30:.2f}")
+        return func(*args, **named)
+
+
+def find_misfit(cls: type, values: Mapping[str, Any], *, arguments: bool) -> tuple[str, Any] | None:
+    """The first name whose value its annotation rules out, with that annotation; None where all fit.
+
+    A changed file fails where it is read. What cannot be resolved, or is not checked (type variables, callables), fits.
+
+    Args:
+        cls: The class.
+        values: By name.
+        arguments: Whether they are its constructor's arguments; else its attributes.
+
+    >>> class Ball:
+    ...     radius: float
+    ...     names: list[str]
+    >>> find_misfit(Ball, {"radius": 2, "names": ["a", 3]}, arguments=False)
+    ('names', list[str])
+    """
+    for name, hint in _hints(cls, arguments):
+        if name in values and not _fits(values[name], hint):
+            return name, hint
+    return None
+
+
+def _hints(cls: type, arguments: bool) -> Iterator[tuple[str, Any]]:
+    owners = [cls.__init__] if arguments else cls.__mro__  # type: ignore[misc]
+    for owner in owners:
+        if owner is object.__init__:
+            continue
+        names = vars(sys.modules[owner.__module__])
+        for name, hint in inspect.get_annotations(owner).items():
+            try:  # one by one: some names are imported for type checkers only
+                yield name, typing.get_type_hints(types.SimpleNamespace(__annotations__={name: hint}), names)[name]
+            except NameError:
+                continue
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return _fits_sequence(value, origin, inner)
+    if hint is None or hint is types.NoneType:
+        return value is None
+    return _is(value, origin or hint)
+
+
+def _fits_sequence(value: Any, origin: type, inner: tuple[Any, ...]) -> bool:
+    if not isinstance(value, list | tuple):
+        return False
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    return all(_fits(item, inner[0]) for item in value)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind in (int, bool):  # numpy's whole numbers, too
+        return isinstance(value, Integral)
+    if kind is float:
+        return isinstance(value, Real)
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # not a type: Any, a type variable, a protocol that is checked by nobody
+        return True

@@ -93,7 +93,7 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
             )
         )
     try:
-        document = _read_described(path)
+        document = _read_description(path)
         _check_version(path, document)
         tensors = _tensors(path.parent, document["tensors"])
     except ValueError as error:
@@ -111,12 +111,13 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: The description is damaged, or was written by another minor version.
     """
     path = Path(folder) / CURRENT
-    document = _read_described(path)
+    document = _read_description(path)
     _check_version(path, document)
     return document
 
 
 def _write(folder: Path, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    # The tensors are named by their content, and the description that names them is replaced last.
     data = safetensors.torch.save(tensors)
     digest = hashlib.sha256(data).hexdigest()
     file = f"tensors-{digest[:16]}.safetensors"
@@ -129,16 +130,20 @@ def _write(folder: Path, document: dict[str, Any], tensors: dict[str, Tensor]) -
     }
     text = json.dumps({**body, "checksum": _checksum(body)}, indent=1, allow_nan=False)
     atomic_write(folder / file, data)
-    kept = [file, *_keep_previous(folder)]
+    in_use = [file, *_keep_previous(folder)]
     atomic_write(folder / CURRENT, text.encode())
-    _sweep(folder, kept)
+
+    # Delete tensors that neither version names, and what killed writers left.
+    for path in (*folder.glob("tensors-*.safetensors"), *folder.glob(TEMPORARY)):
+        if path.name not in in_use and not path.is_symlink() and path.is_file() and _is_ours(path):
+            path.unlink(missing_ok=True)
 
 
 def _keep_previous(folder: Path) -> list[str]:
-    # A damaged current version must not push out the whole one before it.
+    """Make the current version the previous one; its tensor file. A damaged one must not push out a whole one."""
     for name in (CURRENT, PREVIOUS):
         try:
-            document = _read_described(folder / name)
+            document = _read_description(folder / name)
         except (ValueError, OSError):
             continue
         if name == CURRENT:
@@ -147,19 +152,15 @@ def _keep_previous(folder: Path) -> list[str]:
     return []
 
 
-def _sweep(folder: Path, kept: list[str]) -> None:
-    for path in (*folder.glob("tensors-*.safetensors"), *folder.glob(TEMPORARY)):
-        if path.name not in kept and not path.is_symlink() and path.is_file() and _is_ours(path):
-            path.unlink(missing_ok=True)
-
-
 def _is_ours(path: Path) -> bool:
     """A writer's temporary file, or tensors that are named by what is in them: nobody else names files so."""
-    named = _TENSOR_FILE.fullmatch(path.name)
-    return TEMPORARY_NAME.fullmatch(path.name) is not None if named is None else sha256(path).startswith(named[1])
+    match = _TENSOR_FILE.fullmatch(path.name)
+    if match is None:
+        return TEMPORARY_NAME.fullmatch(path.name) is not None
+    return sha256(path).startswith(match[1])
 
 
-def _read_described(path: Path) -> dict[str, Any]:
+def _read_description(path: Path) -> dict[str, Any]:
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != "mercer":
         raise ValueError(sentence("mercer.load", f"{path} must be written by mercer.save", "something else"))

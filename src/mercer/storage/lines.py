@@ -21,7 +21,7 @@ def append_line(path: str | os.PathLike[str], line: bytes) -> None:
     """
     descriptor = open_to_append(path, "append")
     try:
-        before = _cut(descriptor)
+        before = _cut_torn_line(descriptor)
         if os.write(descriptor, line + b"\n") != len(line) + 1:
             os.ftruncate(descriptor, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -39,7 +39,7 @@ def mend_lines(path: str | os.PathLike[str]) -> None:
         return
     descriptor = open_to_append(path, "append")
     try:
-        _cut(descriptor)
+        _cut_torn_line(descriptor)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -56,15 +56,15 @@ def read_lines(path: str | os.PathLike[str]) -> list[bytes]:
         return file.read().splitlines()
 
 
-def _cut(descriptor: int) -> int:
+def _cut_torn_line(descriptor: int) -> int:
     """Drop what follows the last line break; the size that is left."""
     end = size = os.fstat(descriptor).st_size
     while end > 0:
         start = max(0, end - 2**16)
         os.lseek(descriptor, start, os.SEEK_SET)
-        found = os.read(descriptor, end - start).rfind(b"\n")
-        if found >= 0:
-            end = start + found + 1
+        place = os.read(descriptor, end - start).rfind(b"\n")
+        if place >= 0:
+            end = start + place + 1
             break
         end = start
     if end != size:

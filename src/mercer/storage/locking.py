@@ -24,9 +24,9 @@ def lock(folder: str | os.PathLike[str], name: str = ".mercer.lock") -> Iterator
         ValueError: ``name`` is a link, a folder, a pipe or a device there.
     """
     path = check_replaceable(Path(folder) / name, "lock")
-    held = FileLock(path, timeout=0, thread_local=False)
+    file_lock = FileLock(path, timeout=0, thread_local=False)
     try:
-        held.acquire()
+        file_lock.acquire()
     except Timeout:
         fix = "Wait for it to end, or choose another folder."
         raise RuntimeError(
@@ -37,6 +37,7 @@ def lock(folder: str | os.PathLike[str], name: str = ".mercer.lock") -> Iterator
     try:
         yield
     finally:
-        # Gone before it is let go: who opened it meanwhile finds that the file he locked has no name, and tries again.
+        # Delete the lock file before releasing it: a process that opened it in the meantime sees that it has no name
+        # and retries.
         path.unlink(missing_ok=True)
-        held.release()
+        file_lock.release()

@@ -1,4 +1,4 @@
-"""What an object must offer to be saved: its constructor's arguments and its state."""
+"""Objects that can be saved: their constructor's arguments and their state."""
 
 from __future__ import annotations
 
@@ -55,9 +55,12 @@ class Savable:
             return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         if hasattr(self, "get_params") and not self._captures:
             return dict(self.get_params(deep=False))
-        held = {**vars(self), **vars(self).get("_modules", {})}
-        captured: dict[str, Any] = vars(self).get(_ARGUMENTS, {})
-        return {k: held[k] if isinstance(held.get(k), Savable) else v for k, v in captured.items()}
+        arguments: dict[str, Any] = dict(vars(self).get(_ARGUMENTS, {}))
+        attributes = {**vars(self), **vars(self).get("_modules", {})}
+        for name in arguments:
+            if isinstance(attributes.get(name), Savable):  # it may have been replaced since
+                arguments[name] = attributes[name]
+        return arguments
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
@@ -102,7 +105,7 @@ def _signature(cls: type) -> inspect.Signature:
 
 
 def _match_dtypes(module: nn.Module, state: Mapping[str, Any]) -> None:
-    # load_state_dict copies into the fresh tensors' dtype: float64 would come back rounded to float32.
+    # load_state_dict copies into the new tensors' dtype: float64 would come back rounded to float32.
     fresh = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in fresh.items():
         if name in state and tensor.dtype != state[name].dtype:

@@ -1,4 +1,4 @@
-"""What a JSON document must look like, checked before anything is built from it.
+"""The shape of a JSON document, checked before anything is built from it.
 
 A shape is written as the data looks::
 
@@ -115,15 +115,19 @@ def _fits(value: Any, shape: Any, path: str) -> bool:
 
 
 def _is(value: Any, shape: Any) -> bool:
-    if shape is None or shape is object:
-        return shape is object or value is None
+    if shape is object:
+        return True
+    if shape is None:
+        return value is None
     if shape is str:
         return isinstance(value, str) and len(value) <= TEXT_LIMIT
     if shape is bool:
         return isinstance(value, bool)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) < _WHOLE and isinstance(value, int) if shape is int else math.isfinite(value)
+    if shape is int:
+        return isinstance(value, int) and abs(value) < _WHOLE
+    return math.isfinite(value)
 
 
 def _describe(shape: Any) -> str:

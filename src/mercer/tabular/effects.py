@@ -2,6 +2,7 @@ r"""How predictions move: with one column over all rows, and with every column o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,8 @@ _ROWS = 100  # training rows that are averaged over
 _EXACT = 3000  # rows up to which each is left out of its own curve; of more, one does not show
 _LOOKED_AT = 500  # columns that are compared with each other
 _TOGETHER = 0.8  # correlation from which on two columns are named together
-_WALKS = 32  # training rows that a row is compared with
+_WALKS = 32  # training rows that a row is compared with,
+_STARTS = 1000  # chosen from so many
 EXPLAINED = 20  # rows whose reasons are given
 _YEAR = 366  # days
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -116,22 +118,25 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
 
     Columns go over, one after the other in random order, from a training row to the row: what the answer moves by is
     the column's part, averaged over 32 training rows and orders, each order also backwards (Strumbelj and Kononenko
-    2014). A cell that is blank where no training row was keeps the training rows' values, and so adds nothing.
+    2014). The 32 rows are spread over the answers of 1,000, so that their average answer is that of the 1,000.
+    A cell that is blank where no training row was keeps the training rows' values, and so adds nothing.
     """
     frame = name_by_text(frame.iloc[:EXPLAINED])
     x, answers = model.encode(frame), model.predict_with_surprises(frame)[0]["prediction"]
     holes = model.holes(model.preparation.prepare(frame))
     features = list(model.column_features().items())
     generator = torch.Generator().manual_seed(0)
-    starts, _ = _drawn(model, _WALKS)  # the same for every row, so that their averages agree
+    rows, _ = _drawn(model, _STARTS)
+    usual = _outputs(model, rows)  # (r, c)
     found = []
     for place, (row, own, unknown, answer) in enumerate(zip(frame.index, x, holes, answers, strict=True)):
+        column, of = _followed(model, answer)
+        starts = rows[_spread_by_answer(usual[:, column], _WALKS)]  # the same for all rows of one answer
         walks = [(start, torch.randperm(len(features), generator=generator).tolist()) for start in starts]
         walks += [(start, order[::-1]) for start, order in walks]
         ends = [torch.where(unknown, start, own) for start, _ in walks]
         paths = [_path(start, end, order, features) for (start, order), end in zip(walks, ends, strict=True)]
         path = torch.stack([step for steps in paths for step in steps])
-        column, of = _followed(model, answer)
         values = _outputs(model, path)[:, column].reshape(len(walks), -1)  # (w, columns + 1)
         parts = torch.zeros(len(features), dtype=torch.float64)
         for (_, order), gains in zip(walks, values.diff(dim=1), strict=True):
@@ -141,6 +146,23 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
         cells = {name: _cell(frame[name].iloc[place]) for name in ranked}
         found.append(Reasons(row, answer, of, float(values[:, -1].mean()), float(values[:, 0].mean()), ranked, cells))
     return found
+
+
+def _spread_by_answer(answers: Tensor, most: int) -> list[int]:  # (r,)
+    """Numbers of ``most`` rows, one of each part of the rows by answer, whose mean answer is nearly that of all."""
+    order = answers.argsort()
+    ordered = answers[order]
+    sums = torch.cat((ordered.new_zeros(1), ordered.cumsum(0)))
+    ends = torch.linspace(0, len(answers), min(most, len(answers)) + 1).round().long().tolist()
+    scale = (len(ends) - 1) / len(answers)
+    chosen: list[int] = []
+    total = 0.0
+    for first, last in itertools.pairwise(ends):
+        # the row that brings the sum so far nearest to what it should be: errors do not add up
+        best = first + int((total + ordered[first:last] - scale * sums[last]).abs().argmin())
+        total += float(ordered[best])
+        chosen.append(int(order[best]))
+    return chosen
 
 
 def _cell(value: Any) -> str:

@@ -93,6 +93,11 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         return self.model_.explain()
 
+    def unfamiliar(self, X: Any) -> Array:
+        """How unlike the training rows each row is, ``(n,)``: 0 like them, 0.5 farther than 95 % of them, at most 1."""
+        scores: Array = self._answer(X)["unfamiliar"].to_numpy(dtype=np.float64, copy=True)
+        return scores
+
     def _encode(self, y: Array) -> Array:
         return y
 

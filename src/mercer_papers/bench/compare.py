@@ -33,7 +33,9 @@ _MACHINERY = {
     "optim_fits",
     "picture",
     "record",
+    "table_ranks",
     "table_rivals",
+    "tables",
     "timing",
 }
 

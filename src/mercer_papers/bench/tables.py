@@ -1,15 +1,19 @@
-"""Tables as people have them: ours beside what they would fit instead, on the same five folds.
+"""Tables as people have them: ours beside what they would fit instead, on the same folds, one stored line for each fit.
 
-The tables are those of the folder ``tables`` in ``MERCER_DATA``, listed in its ``index.csv``. ``bench.studies.tables``
-prints accuracy, log loss, AUROC, R2 and the mean ranks from the same folds and rivals.
+The tables are those of the folders ``tables`` and ``tables_long`` in ``MERCER_DATA``, listed in their ``index.csv``.
+:func:`measure` appends a line for each table, fold and method, and goes on where it stopped; ``table_ranks`` makes
+ranks, wins and costs of the lines. Lines of this project are in ``results/tables.jsonl``.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +21,23 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mercer import checks
+
 from ..data import MissingData
-from .table_rivals import RIVALS, readable
-from .timing import Case, Peer
+from .record import append_row, read_rows
+from .table_rivals import LEVEL, RIVALS, Predict, Rival, readable
 
 Array = NDArray[Any]
 OURS = "mercer"
+KERNELS = "mercer without trees"
+STORED = Path(__file__).parent / "results" / "tables.jsonl"
+_FOLDERS = ("tables", "tables_long")
 _LEAST = 1e-15  # a probability of 0 would make the log loss infinite
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, its target and its folds.
+    """A table, its target and its five folds.
 
     Attributes:
         frame: The columns without the target.
@@ -44,12 +53,20 @@ class Table:
 
 
 def index(folder: Path | None = None) -> pd.DataFrame:
-    """The tables: name, target, task, rows; none where the folder is not there."""
-    folder = folder or Path(os.environ.get("MERCER_DATA", "")) / "tables"
-    path = folder / "index.csv"
-    if not path.is_file():
-        return pd.DataFrame({"table": [], "target": [], "task": [], "rows": []})
-    return pd.read_csv(path).assign(folder=str(folder)).sort_values("rows")
+    """The tables, the shortest first: name, target, task, rows.
+
+    Args:
+        folder: A folder of tables with an ``index.csv``; by default both of ``MERCER_DATA``.
+
+    Raises:
+        MissingData: There is no such file.
+    """
+    data = Path(os.environ.get("MERCER_DATA", ""))
+    folders = [data / name for name in _FOLDERS] if folder is None else [folder]
+    parts = [pd.read_csv(one / "index.csv").assign(folder=str(one)) for one in folders if (one / "index.csv").is_file()]
+    if not parts:
+        raise MissingData("The folder tables is not in MERCER_DATA.")
+    return pd.concat(parts).sort_values("rows", kind="stable")
 
 
 def load(folder: str | Path, name: str, target: str, task: str, seed: int = 0) -> Table:
@@ -58,89 +75,142 @@ def load(folder: str | Path, name: str, target: str, task: str, seed: int = 0) -
 
     path = Path(folder) / f"{name}.csv.gz"
     if not path.is_file():
-        raise MissingData(f"{path.name} is not in the folder tables of MERCER_DATA.")
+        raise MissingData(f"{path.name} is not in {folder}.")
     frame = pd.read_csv(path, low_memory=False)
     frame = frame[frame[target].notna()].reset_index(drop=True)
     if task == "classification":
         labels, y = np.unique(frame[target].astype(str), return_inverse=True)
-        dealt: Any = StratifiedKFold(5, shuffle=True, random_state=seed).split(y, y)
-        return Table(frame.drop(columns=target), y, len(labels), list(dealt))
+        folds: Any = StratifiedKFold(5, shuffle=True, random_state=seed).split(y, y)
+        return Table(frame.drop(columns=target), y, len(labels), list(folds))
     y = frame[target].to_numpy(dtype=float)
     return Table(frame.drop(columns=target), y, 0, list(KFold(5, shuffle=True, random_state=seed).split(y)))
 
 
-def answers(table: Table, who: str) -> list[Array]:
-    """Predictions of each fold's held-out rows: probabilities ``(n, c)`` or numbers ``(n,)``."""
-    frame = table.frame if who == OURS else readable(table.frame)
-    work = _ours if who == OURS else RIVALS[who].work
-    found = []
-    for train, test in table.pairs:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a rival that does not converge says so at each fold
-            found.append(work(frame.iloc[train], table.y[train], frame.iloc[test], table.classes))
-    return found
+def score(y: Array, answer: Array, c: int) -> dict[str, float]:
+    """Accuracy, log loss and AUROC (classes against the rest), or R2 and, of an answer ``(n, 3)``, its intervals.
 
-
-def score(table: Table, predicted: list[Array]) -> dict[str, float]:
-    """Mean over the folds of accuracy, log loss and AUROC (classes against the rest), or of R2."""
+    ``coverage`` is the share of targets within the ends; ``interval_score`` their mean width plus 2 / (1 - level) times
+    what a target is outside by, over the standard deviation of the targets.
+    """
     from sklearn.metrics import r2_score, roc_auc_score
 
-    rows = []
-    for p, (_, test) in zip(predicted, table.pairs, strict=True):
-        y = table.y[test]
-        if table.classes == 0:
-            rows.append({"r2": float(r2_score(y, p))})
-            continue
-        p = np.clip(p, _LEAST, 1)
-        p = p / p.sum(1, keepdims=True)
-        hard = roc_auc_score(y, p[:, 1] if table.classes == 2 else p, multi_class="ovr")
-        losses = -np.log(p[np.arange(len(y)), y])
-        right = float((p.argmax(1) == y).mean())
-        rows.append({"accuracy": right, "log_loss": float(losses.mean()), "auroc": float(hard)})
-    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-
-
-def _ours(x: pd.DataFrame, y: Array, new: pd.DataFrame, c: int) -> Array:
-    import mercer  # by the front door, as a user would: bench and tabular stand on one line
-
-    name = "the target of this bench"
-    task = "classification" if c else "regression"
-    model = mercer.tabular.TabularModel(task=task).fit(x.assign(**{name: y}), name)
-    found = model.predict(new)
     if c == 0:
-        return found["prediction"].to_numpy(dtype=float)
-    return found[[f"p_{i}" for i in range(c)]].to_numpy(dtype=float)
+        if answer.ndim == 1:
+            return {"r2": float(r2_score(y, answer))}
+        middle, low, high = answer.T
+        outside = np.maximum(low - y, 0) + np.maximum(y - high, 0)
+        width = (high - low + 2 / (1 - LEVEL) * outside).mean() / y.std()
+        inside = ((low <= y) & (y <= high)).mean()
+        return {"r2": float(r2_score(y, middle)), "coverage": float(inside), "interval_score": float(width)}
+    p = np.clip(answer, _LEAST, 1)
+    p = p / p.sum(1, keepdims=True)
+    area = roc_auc_score(y, p[:, 1] if c == 2 else p, multi_class="ovr")
+    losses = -np.log(p[np.arange(len(y)), y])
+    return {"accuracy": float((p.argmax(1) == y).mean()), "log_loss": float(losses.mean()), "auroc": float(area)}
 
 
-def _by(who: str) -> Callable[[Table], list[Array]]:
-    return lambda table: answers(table, who)
+def measure(
+    path: Path,
+    methods: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+    tables: Sequence[str] = (),
+    folds: Sequence[int] = (0, 1),
+    again: bool = False,
+    progress: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> None:
+    """Fit and score every method on these folds of every table, and append a line to ``path`` for each.
+
+    A fold that has its line is not run again, a method whose packages are not installed or that is not made for a table
+    is left out. CPU seconds are of all threads and child processes; give it one thread (``OMP_NUM_THREADS=1``).
+
+    Args:
+        path: The file of lines.
+        methods: Names of :data:`METHODS`; all that are installed by default.
+        folder: A folder of tables with an ``index.csv``; by default both of ``MERCER_DATA``.
+        tables: Names of tables; all by default.
+        folds: Which of the five.
+        again: Run what has its line once more; of two lines the later holds.
+        progress: Called with each line.
+    """
+    done = set() if again else {(row["table"], row["fold"], row["method"]) for row in read_rows(path)}
+    for one in index(folder).to_dict("records"):
+        if tables and one["table"] not in tables:
+            continue
+        table: Table | None = None
+        for name in methods or METHODS:
+            method = METHODS[checks.choice("tables", "method", name, METHODS)]
+            missing = [fold for fold in folds if (one["table"], fold, name) not in done]
+            versions = _versions(method)
+            if versions is None or not missing or method.task not in ("", one["task"]):
+                continue
+            table = table or load(one["folder"], one["table"], one["target"], one["task"])
+            if len(table.pairs[0][0]) > method.most_rows or table.classes > method.most_classes:
+                continue
+            frame = table.frame if method.raw else readable(table.frame)
+            for fold in missing:
+                train, test = table.pairs[fold]
+                row = {"table": one["table"], "rows": len(table.y), "classes": table.classes, "fold": fold}
+                row |= {"method": name, "settings": method.settings, "versions": versions}
+                learn, new = (frame.iloc[train], table.y[train]), (frame.iloc[test], table.y[test])
+                row |= _fit_and_score(method, *learn, *new, table.classes)
+                append_row(path, row)
+                progress(row)
 
 
-def _case(folder: str, name: str, target: str, task: str, rows: int) -> Case:
-    metric = "log_loss" if task == "classification" else "r2"
-    boosting = "HistGradientBoosting"
-    peers = {
-        who: Peer(_by(who), needs=rival.needs, goals={"cpu": 1 / 3} if who == boosting else {}, once=True)
-        for who, rival in RIVALS.items()
-    }
-    return Case(
-        f"{name}, {rows} rows, {task}",
-        setup=lambda: load(folder, name, target, task),
-        ours=_by(OURS),
-        peers=peers,
-        accuracy=lambda table, answer: score(table, answer)[metric],
-        accuracy_name="log loss" if metric == "log_loss" else "R2",
-        better="lower" if metric == "log_loss" else "higher",
-        repeats=1,
-        memory=False,
-    )
+def _fit_and_score(method: Rival, x: pd.DataFrame, y: Array, new: pd.DataFrame, y_new: Array, c: int) -> dict[str, Any]:
+    """The scores of one fit with the CPU seconds of fitting and of predicting, or the error it ended with."""
+    times = [sum(os.times()[:4])]
+    clock = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a rival that does not converge says so at each fold
+            predict = method.fit(x, y, c)
+            times.append(sum(os.times()[:4]))
+            answer = predict(new)
+            times.append(sum(os.times()[:4]))
+        scores: dict[str, Any] = score(y_new, answer, c)
+    except Exception as error:  # a rival that fails is a result, and others go on
+        return {"error": f"{type(error).__name__}: {error}"[:300], "cpu_fit": sum(os.times()[:4]) - times[0]}
+    cost = {"cpu_fit": times[1] - times[0], "cpu_predict": times[2] - times[1], "wall": time.perf_counter() - clock}
+    return scores | {name: round(value, 3) for name, value in cost.items()} | {"new_rows": len(new)}
 
 
-def _missing() -> Table:
-    raise MissingData("The folder tables is not in MERCER_DATA.")
+def _versions(method: Rival) -> dict[str, str] | None:
+    """Versions of what a method needs, of ours with the commit; none where something is not installed."""
+    try:
+        versions = {package: version(package) for package in method.packages}
+    except PackageNotFoundError:
+        return None
+    if method.packages == _OUR_PACKAGES:  # a version number is not enough: the last commit that changed the library
+        import mercer
+
+        command = ["git", "-C", str(Path(mercer.__file__).resolve().parent), "log", "-1", "--format=%h", "--", "."]
+        versions["commit"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return versions
 
 
-CASES = [
-    _case(str(row["folder"]), str(row["table"]), str(row["target"]), str(row["task"]), int(row["rows"]))
-    for row in index().to_dict("records")
-] or [Case("tables", setup=_missing, ours=_by(OURS))]
+def _ours(trees: bool | str) -> Callable[[pd.DataFrame, Array, int], Predict]:
+    def fit(x: pd.DataFrame, y: Array, c: int) -> Predict:
+        from mercer.tabular import TabularModel
+
+        name = "the target of this bench"
+        task = "classification" if c else "regression"
+        model = TabularModel(task=task, trees=trees).fit(x.assign(**{name: y}), name)
+
+        def predict(frame: pd.DataFrame) -> Array:
+            answer = model.predict(frame, level=LEVEL)
+            names = [f"p_{i}" for i in range(c)] or ["prediction", "low", "high"]
+            return answer[names].to_numpy(dtype=float)
+
+        return predict
+
+    return fit
+
+
+_OUR_PACKAGES = ("mercer", "torch", "scikit-learn")
+METHODS = {
+    OURS: Rival(_ours("auto"), _OUR_PACKAGES, "defaults", raw=True),
+    KERNELS: Rival(_ours(False), _OUR_PACKAGES, "trees=False", raw=True),
+    **RIVALS,
+}

@@ -45,19 +45,23 @@ def bench(
 ) -> None:
     """Compare time, memory and accuracy with other libraries. A ratio is the other's cost over ours.
 
-    Without AREA all areas run. The area `growth` runs alone: it measures how time and memory grow with n, d, c and k,
-    which `mercer estimate` uses.
+    Without AREA all areas run but these two, which run alone: `growth` measures how time and memory grow with n, d, c
+    and k, which `mercer estimate` uses; `tables` ranks `mercer fit` among other methods on the tables of MERCER_DATA.
     """
     from mercer_papers.bench import area_names
     from mercer_papers.cli.growth import GROWTH, measure_growth
+    from mercer_papers.cli.table_ranks import TABLES, rank_tables
 
     if areas == (GROWTH,):
         measure_growth(output, as_json)
         return
+    if areas == (TABLES,):
+        rank_tables(output, threads, as_json)
+        return
     unknown = [area for area in areas if area not in area_names()]
     if unknown:
-        known = [*area_names(), GROWTH]
-        need = f"bench: AREA must be one of {', '.join(known)} (alone)"
+        known = [*area_names(), GROWTH, TABLES]
+        need = f"bench: AREA must be one of {', '.join(area_names())}, or alone {GROWTH} or {TABLES}"
         raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], known)}")
     lines = _measured(areas, repeats, threads, _usable(device or "cpu"), output)
     if as_json:

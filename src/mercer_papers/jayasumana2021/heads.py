@@ -58,7 +58,7 @@ def _scaled(make: Callable[[], Scaled | Sum], in_features: int, num_classes: int
 
 
 def _mercer(in_features: int, num_classes: int) -> nn.Module:
-    # k(1) / T = 10: under SGD and few epochs a small start costs accuracy (docs/papers/jayasumana2021.md).
+    # k(1) / T = 10: under SGD and few epochs a small start costs accuracy.
     return KernelClassifier(in_features, num_classes, RadialSeries(), prototypes=3, bias=True, temperature=0.4)
 
 

@@ -72,7 +72,7 @@ class SWAG(Ensemble):
     def predict_proba(self, x: Any, *, gradients: bool = False) -> Tensor:  # (n, ...) -> (n, c)
         """Mean probabilities of the networks drawn."""
         with torch.set_grad_enabled(gradients):
-            return Softmax().mixed(self._outputs(self._rows(x, gradients)))
+            return Softmax().mix(self._outputs(self._rows(x, gradients)))
 
     @override
     def _members(self) -> Iterable[nn.Module]:
@@ -87,7 +87,7 @@ class SWAG(Ensemble):
             yield drawn
 
     @override
-    def _fitted(self) -> bool:
+    def _is_fitted(self) -> bool:
         return True
 
     def _drawn(self, stack: Tensor, common: Tensor, generator: torch.Generator) -> Tensor:  # (M, ...) -> (...)

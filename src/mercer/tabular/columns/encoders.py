@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -121,7 +121,7 @@ class Levels(Savable):
     """One column for each of ``levels``, one for all ``others``, one for a missing value, where there were such.
 
     A level never seen gives the column of the others, or none. Two levels and nothing else need one column. ``counts``
-    are the training rows of each of ``levels``.
+    are the training rows of each of ``levels``; those of ``hidden`` have no column of their own and count as others.
     """
 
     features: list[str]
@@ -129,6 +129,14 @@ class Levels(Savable):
     others: list[str]
     with_missing: bool
     counts: list[int] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
+
+    def hide(self, name: str, rows: int) -> Levels:
+        """The same without columns for levels of fewer rows, ``name`` being the column's."""
+        hidden = [level for level, count in zip(self.levels, self.counts, strict=True) if count < rows]
+        features = [f"{name} is {level}" for level in self.levels if level not in hidden]
+        features += [f"{name} is another"] + [f"{name} is missing"] * self.with_missing
+        return replace(self, features=features, hidden=hidden)
 
     @property
     def knows_blanks(self) -> bool:
@@ -142,12 +150,13 @@ class Levels(Savable):
         place = text.map({level: i for i, level in enumerate(self.levels)}).to_numpy(dtype=np.float64, na_value=np.nan)
         known = ~np.isnan(place)
         rare = text.isin(self.others).to_numpy() & ~known
-        x = (place[:, None] == np.arange(len(self.levels))).astype(np.float64)
-        if self.others:
-            x = np.column_stack((x, ~known & ~missing))
+        shown = np.array([i for i, level in enumerate(self.levels) if level not in self.hidden], dtype=np.int64)
+        x = (place[:, None] == shown).astype(np.float64)
+        if self.others or self.hidden:
+            x = np.column_stack((x, ~np.isin(place, shown) & ~missing))
         if self.with_missing:
             x = np.column_stack((x, missing))
-        elif len(self.levels) == 2 and not self.others:
+        elif len(self.levels) == 2 and not self.others and not self.hidden:
             x = np.where(known, x[:, 0], 0.5)[:, None]
         none = np.zeros(len(text), dtype=bool)
         return Encoded(x, none, ~known & ~rare & ~missing, missing)

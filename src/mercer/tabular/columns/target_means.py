@@ -17,6 +17,7 @@ from .encoders import Levels, Texts
 from .values import Array, words
 
 _PRIOR = 3.0  # rows of the overall mean that every level is mixed with
+_SHOWN = 200  # rows from which on a word has both a mean and a column of its own
 _PENALTIES = np.logspace(-2, 3, 11)  # of the ridge on the directions of a text
 _MISSING = "\0missing"
 
@@ -27,6 +28,10 @@ class TargetMeans(Savable):
     For a text it is the ridge of y on the text's directions, its penalty chosen by leave-one-out. At fit, a row's own
     fold is left out of both, so that no row sees its own target. A word never seen gets :math:`\bar y`. Of several
     classes every one but the last has a column, at most five.
+
+    Within a word, the mean over other folds falls as the targets of the row's own fold rise. A machine that knows the
+    word can read the row's target from that. So a word with a mean has a column of its own only from 200 rows on, where
+    the mean hardly moves.
 
     (scikit-learn's TargetEncoder takes neither weights nor the folds that the model is scored on.)
 
@@ -68,12 +73,12 @@ class TargetMeans(Savable):
                     inside = fold == number
                     others = self._means(text[~inside.numpy()], y[~inside], weight[~inside])
                     encoded[inside] = _looked_up(others, text[inside.numpy()], self.mean_)
-                # means that explain no more of left-out rows than luck would, 1 / sqrt(n), would only leak, for
-                # within a word they fall as the row's own target rises, and a kernel that knows the word turns it round
+                # means that explain no more of left-out rows than luck would, 1 / sqrt(n), add noise
                 left = (encoded - y).square().sum(0) / (self.mean_ - y).square().sum(0)
                 if bool((left < 1 - len(y) ** -0.5).any()):
                     self.tables_[column.name] = self._means(text, y, weight)
                     features.append(encoded)
+                    columns[place] = _hide_words(column)
                 else:
                     columns[place] = replace(column, how=column.how.replace(MEANS, ""))
         for place, column in enumerate(columns):
@@ -151,6 +156,19 @@ def _apply(coefficients: Tensor, z: Tensor) -> Tensor:  # (k + 1, c), (n, k) -> 
 def _has_many(column: Column) -> bool:
     encoder = column.encoder
     return isinstance(encoder, Levels) and len(encoder.levels) + len(encoder.others) > MOST_LEVELS
+
+
+def _hide_words(column: Column) -> Column:
+    """The column with indicators of frequent words only, described anew."""
+    assert isinstance(column.encoder, Levels)
+    encoder = column.encoder.hide(column.name, _SHOWN)
+    if not encoder.hidden:
+        return column
+    shown = len(encoder.levels) - len(encoder.hidden)
+    how = f"{MEANS.removeprefix('; and ')} ({len(encoder.levels) + len(encoder.others)} words)"
+    how += f"; one column for each of the {shown} most frequent" * bool(shown)
+    after = column.how.partition(MEANS)[2]  # what is said of missing values
+    return replace(column, encoder=encoder, how=how + after)
 
 
 def _outputs(c: int) -> int:

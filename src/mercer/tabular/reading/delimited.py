@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ _SNIFFED = 2**20  # bytes that decide on the delimiter and on codes
 _FEWEST = 3  # lines that are looked at, however long
 _DELIMITERS = ",;\t|"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_END = re.compile(r"\r+(\n|\Z)")
 _SAVE = "Save it as UTF-8 text."
 
 
@@ -164,7 +166,7 @@ def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
     """Lines of text, a byte-order mark dropped; what is not text is refused by its line.
 
     The text is UTF-8, or as Excel saves it: UTF-16 with its mark, or Windows-1252 where the first line beyond ASCII is
-    no UTF-8. A file that has lines of both is refused.
+    no UTF-8. A file that has lines of both is refused. A lone CR within a line is read as a space.
     """
     start = stream.read(2)
     stream = cast(IO[bytes], io.BufferedReader(_Joined(start, stream)))
@@ -193,9 +195,11 @@ def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
             if encoding != reads_as:
                 raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE)
         try:
-            yield line.decode(encoding or "ascii").replace("\r\n", "\n")
+            text = line.decode(encoding or "ascii")
         except UnicodeDecodeError as error:  # five bytes mean nothing in Windows-1252
             raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE) from error
+        # lines end with LF here, so a CR elsewhere is part of a field, which the parser would take for a line's end
+        yield _END.sub("\n", text).replace("\r", " ")
 
 
 def _is_utf8(line: bytes) -> bool:

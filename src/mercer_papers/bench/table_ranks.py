@@ -1,0 +1,248 @@
+"""What the lines of ``bench.tables`` say: mean ranks, wins and losses, CPU seconds, intervals.
+
+Methods are compared on the folds that all of them have: a table's score is the mean over those, and a table that one of
+them lacks is left out for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from mercer import figures
+
+from .record import read_rows
+from .table_rivals import RIVALS
+from .tables import KERNELS, OURS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METRICS = {"accuracy": "accuracy", "log_loss": "log loss", "auroc": "AUROC", "r2": "R2"}
+_LESS_IS_BETTER = {"log_loss", "interval_score"}
+BANDS = {
+    "below 3,000 rows": (0, 3_000),
+    "3,000 to 12,000 rows": (3_000, 12_000),
+    "above 12,000 rows": (12_000, 10**9),
+}
+EVERYWHERE = (0, 10**9)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The lines, of two with the same table, fold and method the later one."""
+    lines = pd.DataFrame(read_rows(path))
+    fields = (*METRICS, "coverage", "interval_score", "cpu_fit", "cpu_predict", "error")
+    lines = lines.reindex(columns=lines.columns.union(fields))  # a field that no line has yet
+    lines["cpu"] = lines["cpu_fit"] + lines["cpu_predict"]
+    return lines.drop_duplicates(["table", "fold", "method"], keep="last")
+
+
+def scores(
+    lines: pd.DataFrame, metric: str, methods: Sequence[str], rows: tuple[int, int] = EVERYWHERE
+) -> pd.DataFrame:
+    """A table's mean over the folds that all ``methods`` have, by table and method."""
+    used = lines[lines["rows"].between(rows[0], rows[1] - 1) & lines["method"].isin(methods)]
+    folds = used.pivot(index=["table", "fold"], columns="method", values=metric).reindex(columns=list(methods)).dropna()
+    return folds.groupby("table").mean()
+
+
+def mean_ranks(
+    lines: pd.DataFrame, metric: str, methods: Sequence[str], rows: tuple[int, int] = EVERYWHERE
+) -> pd.Series:
+    """Mean rank by method, 1 is best; those of equal scores share the mean of their places."""
+    return scores(lines, metric, methods, rows).rank(axis=1, ascending=metric in _LESS_IS_BETTER).mean()
+
+
+def wins(lines: pd.DataFrame, metric: str, rival: str, ours: str = OURS) -> tuple[int, int, int]:
+    """On how many tables ours is better, the rival is better, and both are equal."""
+    both = scores(lines, metric, [ours, rival])
+    gain = (both[ours] - both[rival]) * (-1 if metric in _LESS_IS_BETTER else 1)
+    return int((gain > 0).sum()), int((gain < 0).sum()), int((gain == 0).sum())
+
+
+def cost_ratios(lines: pd.DataFrame, rival: str, ours: str = OURS, cost: str = "cpu_fit") -> pd.Series:
+    """CPU seconds of our fit over the rival's, by table, on the folds that both have; ``cpu`` is with predicting."""
+    fits = scores(lines, cost, [ours, rival])
+    return (fits[ours] / fits[rival]).sort_values()
+
+
+def ranks_by_length(lines: pd.DataFrame, methods: Sequence[str]) -> str:
+    """Mean ranks of ``methods`` in each band of rows, a table for each, the best first by the mean of the four."""
+    parts = []
+    for band, rows in BANDS.items():
+        ranks = pd.DataFrame({name: mean_ranks(lines, metric, methods, rows) for metric, name in METRICS.items()})
+        counts = {name: len(scores(lines, metric, methods, rows)) for metric, name in METRICS.items()}
+        if not sum(counts.values()):
+            parts.append(f"**{band[0].upper()}{band[1:]}**: no table that all of them have.")
+            continue
+        order = ranks.mean(axis=1).sort_values().index
+        best = ranks.min()
+        cells = []
+        for method in order:
+            row = ranks.loc[method].dropna()
+            shown = {name: f"**{rank:.2f}**" if rank == best[name] else f"{rank:.2f}" for name, rank in row.items()}
+            cells.append([method, *(shown.get(name, "") for name in ranks)])
+        tables = f"{counts['log loss']} tables of classes, {counts['R2']} of numbers"
+        parts.append(f"**{band[0].upper()}{band[1:]}** ({tables}):\n\n" + _grid(["method", *ranks], cells))
+    return "\n\n".join(parts)
+
+
+def sentence(lines: pd.DataFrame, methods: Sequence[str]) -> str:
+    """``log loss 1.31 (CatBoost 2.06), ...``: over all tables, ours and the best other."""
+    parts = []
+    for metric, name in METRICS.items():
+        ranks = mean_ranks(lines, metric, methods).sort_values()
+        other = next(method for method in ranks.index if method not in (OURS, KERNELS))
+        parts.append(f"{name} {ranks[OURS]:.2f} ({other} {ranks[other]:.2f})")
+    return ", ".join(parts)
+
+
+def duels(lines: pd.DataFrame, rivals: Sequence[str], ours: str = OURS) -> str:
+    """Ours against one rival at a time: tables won and lost, and CPU of fit and prediction."""
+    cells = []
+    for rival in rivals:
+        both = pd.concat([scores(lines, metric, [ours, rival]) for metric in ("log_loss", "r2")])
+        if both.empty:
+            continue
+        row = [rival, str(len(both)), str(_folds(lines, [ours, rival]))]
+        for metric in METRICS:
+            won, lost, equal = wins(lines, metric, rival, ours)
+            row.append((f"{won} : {lost}" + (f" ({equal} equal)" if equal else "")) if won + lost + equal else "")
+        ratio = cost_ratios(lines, rival, ours, "cpu")
+        row += [f"{ratio.median():.2g}", f"{ratio.iloc[-1]:.2g} (`{ratio.index[-1]}`)"]
+        cells.append(row)
+    head = ["against", "tables", "fits", *METRICS.values(), "our CPU over its, median", "at worst"]
+    return _grid(head, cells)
+
+
+def losses(lines: pd.DataFrame, methods: Sequence[str], count: int = 5) -> str:
+    """For each metric the tables where ours is farthest behind the best of the other methods."""
+    others = [method for method in methods if method not in (OURS, KERNELS)]
+    cells = []
+    for metric, name in METRICS.items():
+        table = scores(lines, metric, [OURS, *others])
+        sign = -1 if metric in _LESS_IS_BETTER else 1
+        gap = ((sign * table[others]).max(axis=1) - sign * table[OURS]).sort_values(ascending=False)
+        behind = gap[gap > 0]
+        for one in behind.index[:count]:
+            winner = (sign * table.loc[one, others]).idxmax()
+            rows = int(lines.loc[lines["table"] == one, "rows"].iloc[0])
+            other = f"{table.at[one, winner]:.4f} ({winner})"
+            count_behind = f"{len(behind)} of {len(table)}"
+            cells.append([name, f"`{one}`", f"{rows:,}", f"{table.at[one, OURS]:.4f}", other, count_behind])
+    return _grid(["metric", "table", "rows", OURS, "best other", "tables where some other is ahead"], cells)
+
+
+def intervals(lines: pd.DataFrame, methods: Sequence[str]) -> str:
+    """Intervals of level 0.9 on the tables that all ``methods`` have: coverage, score, mean rank by the score."""
+    width = scores(lines, "interval_score", methods)
+    inside = scores(lines, "coverage", methods)
+    ranks = width.rank(axis=1).mean().sort_values()
+    cells = [
+        [method, f"{inside[method].mean():.1%}".replace("%", " %"), f"{width[method].mean():.3f}", f"{rank:.2f}"]
+        for method, rank in ranks.items()
+    ]
+    title = f"{len(width)} tables of numbers: {', '.join(f'`{name}`' for name in width.index)}.\n\n"
+    return title + _grid(["method", "coverage", "interval score", "mean rank"], cells)
+
+
+def runs(lines: pd.DataFrame) -> str:
+    """What was run: tables, fits, versions and settings of each method, and the CPU of its fits."""
+    cells = []
+    for method in [OURS, KERNELS, *RIVALS]:
+        own = lines[lines["method"] == method]
+        good = own[own["error"].isna()]
+        if own.empty:
+            continue
+        versions = dict(own["versions"].iloc[-1])
+        version = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "commit")
+        commits = sorted({one.get("commit", "") for one in own["versions"]} - {""})
+        version += f", commit {', '.join(commits)}" if commits else ""
+        failed = len(own) - len(good)
+        fits = f"{len(good)}" + (f" ({failed} failed)" if failed else "")
+        classes = good.loc[good["classes"] > 0, "table"].nunique()
+        numbers = good.loc[good["classes"] == 0, "table"].nunique()
+        cpu = good["cpu_fit"]
+        cells.append(
+            [
+                method,
+                f"{classes} + {numbers}",
+                fits,
+                f"{cpu.median():.2g}",
+                f"{cpu.max():.3g}",
+                version,
+                str(own["settings"].iloc[-1]),
+            ]
+        )
+    head = [
+        "method",
+        "tables of classes + of numbers",
+        "fits",
+        "CPU s of a fit, median",
+        "at most",
+        "version",
+        "settings",
+    ]
+    return _grid(head, cells)
+
+
+def page(path: Path, methods: Sequence[str] = ()) -> str:
+    """All of it for a terminal; ranks are of ``methods``, by default of those that ran on most tables."""
+    lines = read(path)
+    chosen = list(methods) or common_methods(lines)
+    rivals = [method for method in RIVALS if (lines["method"] == method).any()]
+    parts = [ranks_by_length(lines, chosen), duels(lines, rivals), losses(lines, chosen), runs(lines)]
+    return "\n\n".join(parts)
+
+
+def common_methods(lines: pd.DataFrame) -> list[str]:
+    """Those that ran on at least nine tenths of the tables of ours."""
+    tables = lines.dropna(subset=["cpu_predict"]).groupby("method")["table"].nunique()
+    most = tables.get(OURS, tables.max())
+    return [method for method in (OURS, KERNELS, *RIVALS) if tables.get(method, 0) >= 0.9 * most]
+
+
+def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
+    """Mean rank by log loss for classes and by R2 for numbers, a panel for each band of rows."""
+    from matplotlib.ticker import MaxNLocator
+
+    from mercer.figures import LIGHT, canvas
+
+    figure, panels = canvas(1, len(BANDS), width=10.5, height=0.9 + 0.3 * len(methods))
+    for ax, (band, rows) in zip(panels, BANDS.items(), strict=True):
+        both = [scores(lines, metric, methods, rows) for metric in ("log_loss", "r2")]
+        ranks = pd.concat([both[0].rank(axis=1), both[1].rank(axis=1, ascending=False)])
+        mean = ranks.mean().sort_values(kind="stable")
+        colors = [LIGHT.series[0] if name in (OURS, KERNELS) else LIGHT.soft for name in mean.index]
+        ax.barh(np.arange(len(mean)), mean.to_numpy(), 0.62, color=colors)
+        for i, value in enumerate(mean):
+            ax.annotate(f"{value:.1f}", (value, i), (3, 0), textcoords="offset points", va="center", fontsize=8.5)
+        ax.set_yticks(range(len(mean)), list(mean.index))
+        ax.set_ylim(len(mean) - 0.5, -0.5)
+        ax.set_xlim(0, len(methods))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(False, axis="y")
+        ax.set_title(f"{band} ({len(ranks)} tables)", loc="left", fontsize=10)
+        ax.set_xlabel("mean rank, 1 is best")
+    return figure
+
+
+def write_picture(lines: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
+    """Write :func:`draw` to ``path`` and, laid out for a phone, beside it."""
+    figures.write_svg(draw(lines, methods), path)
+
+
+def _folds(lines: pd.DataFrame, methods: Sequence[str]) -> int:
+    """How many folds all ``methods`` have, over all tables."""
+    used = lines[lines["method"].isin(methods)]
+    fits = used.pivot(index=["table", "fold"], columns="method", values="cpu_predict")
+    return len(fits.reindex(columns=list(methods)).dropna())
+
+
+def _grid(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return "\n".join(rows + ["| " + " | ".join(row) + " |" for row in cells])

@@ -1,0 +1,233 @@
+"""Stacked kernel machines: rows left out in closed form, weights, views, probabilities."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+import mercer
+from mercer.kernels import RBF
+from mercer.machines import StackedRidge
+from mercer.machines.calibration import Calibration
+from mercer.machines.dual import dual_fit, dual_path
+from mercer.machines.stacking import ridge_factor, solve_left_out
+from mercer.machines.trials import convex_weights, relevance, try_machines
+from mercer.machines.views import View
+from tests.machines import reference_machines as reference
+
+
+def rows(n=60, d=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=g, dtype=torch.float64)
+    y = torch.stack((x[:, 0].sin() * x[:, 1], x[:, 2]), 1) + 0.1 * torch.randn(n, 2, generator=g, dtype=torch.float64)
+    return x, y
+
+
+@pytest.mark.parametrize("part", ["all", "some"])
+def test_rows_and_folds_left_out_equal_literal_refits(part):
+    x, y = rows(40)
+    kernel, penalty = RBF(0.3), 0.05
+    left_out = torch.arange(40) if part == "all" else torch.arange(0, 40, 4)
+    fold = left_out % 5 if part == "all" else torch.zeros(len(left_out), dtype=torch.int64)
+    weights, single, whole = solve_left_out(ridge_factor(kernel, x, penalty), y, left_out, fold)
+
+    def without(gone, at):
+        stay = torch.tensor([i for i in range(40) if i not in gone])
+        system = kernel(x[stay]) + penalty * torch.eye(len(stay), dtype=x.dtype)
+        return kernel(x[at], x[stay]) @ torch.linalg.solve(system, y[stay])
+
+    system = kernel(x) + penalty * torch.eye(40, dtype=x.dtype)
+    torch.testing.assert_close(weights, torch.linalg.solve(system, y), rtol=1e-8, atol=1e-8)
+    for place, row in enumerate(left_out.tolist()):
+        torch.testing.assert_close(single[place], without({row}, [row])[0], rtol=1e-8, atol=1e-8)
+        mates = set(left_out[fold == fold[place]].tolist())
+        torch.testing.assert_close(whole[place], without(mates, [row])[0], rtol=1e-8, atol=1e-8)
+
+
+def test_weighted_rows_left_out_equal_literal_refits():
+    """Noise penalty / w in every formula, with weighted means; at one penalty a row of weight 2 is two rows."""
+    x, y = rows(30)
+    weight = torch.rand(30, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    gram, penalty = RBF(0.3)(x), 0.05
+    fit, path = dual_fit(gram, y, penalty, weight=weight), dual_path(gram, y, [penalty], weight=weight)
+    for a, b in zip(fit[:3], path[:3], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert fit.error == pytest.approx(path.error)
+    _, single, _ = solve_left_out(
+        ridge_factor(RBF(0.3), x, penalty, weight=weight), y, torch.arange(30), torch.arange(30) % 5
+    )
+    for row in range(30):
+        stay = torch.arange(30) != row
+        system = gram[stay][:, stay] + torch.diag(penalty / weight[stay])
+        mean = (weight[stay, None] * y[stay]).sum(0) / weight[stay].sum()
+        expected = mean + gram[row, stay] @ torch.linalg.solve(system, y[stay] - mean)
+        torch.testing.assert_close(fit.held_out[row], expected, rtol=1e-8, atol=1e-8)
+        expected = gram[row, stay] @ torch.linalg.solve(system, y[stay])
+        torch.testing.assert_close(single[row], expected, rtol=1e-8, atol=1e-8)
+    twice = torch.cat((torch.arange(30), torch.arange(10)))
+    double = torch.where(torch.arange(30) < 10, 2.0, 1.0).double()
+    copied, weighted = dual_fit(gram[twice][:, twice], y[twice], penalty), dual_fit(gram, y, penalty, weight=double)
+    torch.testing.assert_close(
+        copied.mean + gram[:, twice] @ copied.weights, weighted.mean + gram @ weighted.weights, rtol=1e-8, atol=1e-8
+    )
+
+
+def test_weights_steer_a_stack(tmp_path):
+    """Of two answers to the same rows the heavier one is given; only ratios matter, and equal weights are none."""
+    x = torch.linspace(0, 6, 60, dtype=torch.float64)[:, None]
+    both, y = torch.cat((x, x)), torch.cat((x.sin(), x.sin() + 1))
+    weight = torch.cat((torch.full((60,), 1.0), torch.full((60,), 9.0)))
+    machine = StackedRidge(random_state=0).fit(both, y, sample_weight=weight)
+    assert float((machine.predict(x) - x.sin() - 0.9).abs().max()) < 0.1
+    scaled = StackedRidge(random_state=0).fit(both, y, sample_weight=(4 * weight).tolist())
+    torch.testing.assert_close(scaled.predict(x), machine.predict(x))
+    plain, equal = (StackedRidge(random_state=0).fit(both, y, sample_weight=w) for w in (None, [3] * 120))
+    assert torch.equal(plain.predict(x), equal.predict(x)) and plain.weight_ is None
+    mercer.save(machine, tmp_path / "m")
+    loaded, some = mercer.load(tmp_path / "m"), torch.arange(0, 120, 7)
+    torch.testing.assert_close(loaded.without(some)(both[some]), machine.without(some)(both[some]))
+
+
+def test_a_ridge_below_float32s_rounding_is_factored_in_float64():
+    """A smooth kernel without noise on many rows: its least eigenvalues are below what float32 can tell from 0."""
+    x = torch.linspace(0, 1, 400, dtype=torch.float64)[:, None]
+    factor = ridge_factor(RBF(0.5), x, 1e-7, double=50)
+    assert factor.dtype == torch.float64
+    system = RBF(0.5)(x) + 1e-7 * torch.eye(400, dtype=torch.float64)
+    torch.testing.assert_close(factor @ factor.mT, system, rtol=0, atol=1e-12)
+    assert ridge_factor(RBF(0.5), x, 0.1, double=50).dtype == torch.float32
+
+
+def test_weights_are_the_best_convex_ones():
+    g = torch.Generator().manual_seed(1)
+    y = torch.randn(50, 1, generator=g, dtype=torch.float64)
+    predictions = [y + s * torch.randn(50, 1, generator=g, dtype=torch.float64) for s in (0.5, 1.0, 3.0)]
+    w = convex_weights(predictions, y)
+    columns = torch.cat(predictions, 1).numpy()
+
+    def error(v):
+        v = np.exp(v - v.max())
+        return float(np.square(y[:, 0].numpy() - columns @ (v / v.sum())).sum())
+
+    best = min(minimize(error, start, method="Nelder-Mead", options={"xatol": 1e-8}).fun for start in np.eye(3))
+    assert w.min() >= 0 and float(w.sum()) == pytest.approx(1)
+    assert error(np.log(w.numpy() + 1e-12)) <= best * (1 + 1e-4)
+
+
+def test_a_machine_without_use_gets_no_weight():
+    y = rows(80)[1]
+    w = convex_weights([y, torch.zeros_like(y)], y)
+    assert float(w[0]) == pytest.approx(1, abs=1e-4)
+
+
+def test_it_predicts_what_it_has_not_seen_and_says_how_well():
+    x, y = rows(400)
+    machine = StackedRidge(random_state=0).fit(x[:300], y[:300])
+    error = (machine.predict(x[300:]) - y[300:]).square().mean()
+    assert error < 0.25 * y.var()
+    said = (machine.loo_ - y[:300]).square().mean()
+    assert 0.5 < float(said / error) < 2
+    assert float((machine.held_out_ - y[:300]).square().mean()) >= 0.9 * float(said)  # a fold out is harder
+
+
+def test_no_target_weighs_the_columns_that_predict_it():
+    """Each half of the few rows is predicted, when left out, through weights that the other half taught."""
+    x, y = rows(60)
+    y = y - y.mean(0)
+    few = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    looks, tried = try_machines(x, y, few)
+    smooth = min((t for t in tried if isinstance(t.kernel, RBF) and t.look < len(looks) - 1), key=lambda t: t.error)
+    view, last = looks[smooth.look].view, tried[-1]
+    for own, other in ((few[:30], few[30:]), (few[30:], few[:30])):
+        seen = view.weighted(relevance(smooth.kernel, view(x[other]), y[other], smooth.penalty))(x)
+        literal = reference.leave_one_out(last.kernel, seen[few], y[few], last.penalty)
+        mine = torch.isin(few, own)
+        torch.testing.assert_close(last.held_out[mine], literal[mine], rtol=1e-7, atol=1e-9)
+
+
+def test_equal_seeds_give_equal_machines_and_saving_keeps_them(tmp_path):
+    x, y = rows(120)
+    first, second = (StackedRidge(random_state=3).fit(x, y).predict(x) for _ in range(2))
+    assert torch.equal(first, second)
+    machine = StackedRidge(random_state=3).fit(x, y)
+    mercer.save(machine, tmp_path / "m")
+    assert torch.equal(mercer.load(tmp_path / "m").predict(x), machine.predict(x))
+
+
+def test_many_rows_leave_one_fold_out():
+    x, y = rows(200)
+    machine = StackedRidge(every_row=100, random_state=0).fit(x, y)
+    assert len(machine.left_out_) == 40 and machine.loo_.shape == (40, 2)
+    assert (machine.loo_ - y[machine.left_out_]).square().mean() < 0.3 * y.var()
+
+
+@pytest.mark.parametrize("value", [1e200, -1e200])
+def test_one_absurd_cell_is_held_within_reach(value):
+    x, y = rows(100)
+    machine = StackedRidge(random_state=0).fit(x, y)
+    strange = x[:1].clone()
+    strange[0, 0] = value
+    assert machine.predict(strange).isfinite().all()
+
+
+def test_constant_columns_and_equal_rows_are_no_fault():
+    x, y = rows(60)
+    x = torch.cat((x, torch.ones(60, 1, dtype=x.dtype)), 1)
+    assert StackedRidge(random_state=0).fit(torch.cat((x, x)), torch.cat((y, y))).predict(x).isfinite().all()
+    alike = torch.ones(30, 2, dtype=torch.float64)
+    flat = StackedRidge(random_state=0).fit(alike, y[:30])
+    torch.testing.assert_close(flat.predict(alike[:1])[0], y[:30].mean(0), rtol=0.05, atol=0.05)
+
+
+def test_a_view_straightens_a_long_tail_and_keeps_rare_indicators_small():
+    g = torch.Generator().manual_seed(0)
+    tail = torch.randn(2000, 1, generator=g, dtype=torch.float64).mul(2).exp()
+    rare = (torch.rand(2000, 1, generator=g) < 0.005).double()
+    x = torch.cat((tail, rare), 1)
+    z = View.of(x, straighten=True)(x)
+    assert abs(float(z[:, 0].pow(3).mean())) < 0.2 and float(z[:, 1].max()) < 6
+    order = x[:, 0].argsort()
+    assert (z[order, 0].diff() >= 0).all()  # ranks are kept
+    assert float(View.of(x)(x)[:, 0].max()) == 8
+
+
+def test_probabilities_are_calibrated_and_never_sure():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 3
+    scores = torch.nn.functional.one_hot(labels).double() + 0.5 * torch.randn(300, 3, generator=g, dtype=torch.float64)
+    p = Calibration.of(scores, labels)(scores)
+    torch.testing.assert_close(p.sum(1), torch.ones(300, dtype=torch.float64))
+    torch.testing.assert_close(p.mean(0), torch.full((3,), 1 / 3, dtype=torch.float64), atol=0.01, rtol=0)
+    sure = Calibration.of(1e6 * torch.nn.functional.one_hot(labels).double(), labels)
+    assert sure(1e9 * torch.eye(3, dtype=torch.float64)).min() >= 1 / (2 * 303) - 1e-12
+
+
+def test_weights_calibrate_to_the_weighted_shares():
+    labels = torch.arange(400) % 2
+    scores = torch.full((400, 2), 0.5, dtype=torch.float64)
+    weight = torch.where(labels == 1, 3.0, 1.0).double()
+    p = Calibration.of(scores, labels, weight=weight)(scores)
+    assert float(p[0, 1]) == pytest.approx(0.75, abs=0.01)
+
+
+def test_scores_that_are_probabilities_stay_what_they_are():
+    """Two rare classes: a scale alone cannot give the shares that the scores already say."""
+    g = torch.Generator().manual_seed(0)
+    rare = 0.4 * torch.rand(4000, 2, generator=g, dtype=torch.float64) ** 3 + 0.01
+    truth = torch.cat((1 - rare.sum(1, keepdim=True), rare), 1)
+    labels = torch.multinomial(truth, 1, generator=g)[:, 0]
+    plain, power = Calibration.of(truth, labels), Calibration.of(truth, labels, shares=True)
+    assert plain.power == 0 and abs(power.power - 1) < 0.2
+    assert (power(truth) - truth).abs().mean() < 0.02 < (plain(truth) - truth).abs().mean()
+    separated = Calibration.of(torch.nn.functional.one_hot(labels).double(), labels, shares=True)
+    assert separated.power == 0
+
+
+def test_faults_are_sentences():
+    x, y = rows(10)
+    with pytest.raises(ValueError, match="StackedRidge: y must be finite"):
+        StackedRidge().fit(x, y.clone().fill_(torch.nan))
+    with pytest.raises(ValueError, match="at least two rows"):
+        StackedRidge().fit(x[:1], y[:1])
+    with pytest.raises(ValueError, match="StackedRidge"):
+        StackedRidge().predict(x)

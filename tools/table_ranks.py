@@ -1,0 +1,82 @@
+"""Ranks of docs/tables.md, docs/index.md and README, made from the stored lines: ``python tools/table_ranks.py``.
+
+What stands between a marker and its end is generated and never typed::
+
+    <!-- tables ranks: mercer, CatBoost, linear -->    mean ranks below 3,000 rows, to 12,000, above
+    <!-- tables duels: CatBoost, TabM -->              ours against each: tables won and lost, CPU of fit
+    <!-- tables losses: CatBoost, linear -->           where ours is farthest behind the best of these
+    <!-- tables intervals: mercer, NGBoost -->         coverage and score of intervals
+    <!-- tables runs -->                               what was run: tables, fits, versions, settings
+    <!-- tables first: mercer, CatBoost, linear -->    in a sentence: ranks of ours and of the best other
+    <!-- tables cost: CatBoost -->                     in a sentence: CPU of our fit over its
+    <!-- end -->
+
+The picture ``docs/img/tables.svg`` has the methods of the first ``ranks`` in docs/tables.md. ``--check`` changes
+nothing and fails where a page is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from mercer_papers.bench import table_ranks
+from mercer_papers.bench.tables import STORED
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "docs" / "tables.md", ROOT / "docs" / "index.md", ROOT / "README.md")
+PICTURE = ROOT / "docs" / "img" / "tables.svg"
+_BLOCK = re.compile(r"<!-- tables (\w+)(?:: (.+?))? -->(\n?).*?<!-- end -->", re.S)
+
+
+def main(check: bool) -> int:
+    """Rewrite the pages, or say which are out of date."""
+    lines = table_ranks.read(STORED)
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        made = _BLOCK.sub(lambda block: fill(lines, block), text)
+        if made != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(made, encoding="utf-8")
+    if check:
+        if stale:
+            sys.stdout.write(f"Out of date: {', '.join(stale)}. Run python tools/table_ranks.py.\n")
+        return int(bool(stale))
+    first = next(block for block in _BLOCK.finditer(PAGES[0].read_text(encoding="utf-8")) if block[1] == "ranks")
+    table_ranks.write_picture(lines, _names(first), PICTURE)
+    return 0
+
+
+def fill(lines: pd.DataFrame, block: re.Match[str]) -> str:
+    """A marker with what the lines say now."""
+    kind, names, newline = block[1], _names(block), block[3]
+    if kind == "runs":
+        text = table_ranks.runs(lines)
+    elif kind == "cost":
+        ratio = table_ranks.cost_ratios(lines, names[0])
+        worst = f"{ratio.iloc[-1]:.2g} times at worst (`{ratio.index[-1]}`)"
+        text = f"{ratio.median():.2g} times {names[0]}'s in the median and {worst}"
+    else:
+        makers = {
+            "ranks": table_ranks.ranks_by_length,
+            "duels": table_ranks.duels,
+            "losses": table_ranks.losses,
+            "intervals": table_ranks.intervals,
+            "first": table_ranks.sentence,
+        }
+        text = makers[kind](lines, names)
+    asked = f": {block[2]}" if block[2] else ""
+    return f"<!-- tables {kind}{asked} -->{newline}{text}{newline}<!-- end -->"
+
+
+def _names(block: re.Match[str]) -> list[str]:
+    return [name.strip() for name in (block[2] or "").split(",") if name.strip()]
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -23,7 +23,7 @@ from ..machines.eigenpro import EigenPro
 from ..machines.exact import Exact
 from ..machines.kernel_ridge import seeded
 from ..machines.landmarks import Landmarks
-from ..machines.selection import candidate_kernels, median_distance, narrowed, rank_kernels
+from ..machines.selection import candidate_kernels, median_distance, rank_kernels
 from ..machines.solution import Solution
 from ..machines.trials import convex_weights
 from ..rows import Rows
@@ -322,13 +322,13 @@ def choose_kernels(z: Tensor, y: Tensor, kernels: list[Kernel] | None) -> list[t
 def choose_one_kernel(z: Tensor, y: Tensor) -> Kernel:
     """The kernel for many rows: those that few rows chose, as they are and narrower, compared on more rows."""
     z, y = z[:_REFINING_ROWS].double(), y[:_REFINING_ROWS]
-    falling = [kernel for kernel in _list_candidates(z) if narrowed(kernel, 1.0) is not None]
+    falling = [kernel for kernel in _list_candidates(z) if kernel.rescaled(1.0) is not None]
     trials = []
     for choice in rank_kernels(z, y, falling)[:3]:
         for factor in _NARROWER:
-            kernel = choice.kernel if factor == 1 else narrowed(choice.kernel, factor)
-            if kernel is not None:
-                trials.append((tune_penalty(kernel(z), y, choice.fit.penalty).error, kernel))
+            kernel = choice.kernel.rescaled(factor)
+            assert kernel is not None
+            trials.append((tune_penalty(kernel(z), y, choice.fit.penalty).error, kernel))
     return min(trials, key=lambda trial: trial[0])[1]
 
 

@@ -17,7 +17,6 @@ from typing_extensions import override
 from ..kernels import Kernel, Linear
 from ..storage.savable import Savable, SavableModule
 from .dual import dual_path, weighted_mean
-from .selection import narrowed
 from .stacking import CHOOSING_ROWS, ridge_factor
 from .trees import Boosting
 from .trials import convex_weights, try_machines, weight_of
@@ -159,7 +158,7 @@ class Local:
             # few rows choose the ridge and the length scale of the leaf
             few = slice(0, _TUNING_ROWS)
             some = None if own is None else own[few]
-            choices = [k for k in (narrowed(kernel, scale) for scale in _SCALES) if k is not None] or [kernel]
+            choices = [k for k in (kernel.rescaled(scale) for scale in _SCALES) if k is not None] or [kernel]
             fits = [dual_path(k(z[few]), target[few], weight=some) for k in choices]
             best = min(range(len(fits)), key=lambda i: fits[i].error)
             # all its rows teach it, in float32 where rounding is a hundredth of the ridge

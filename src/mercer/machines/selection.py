@@ -86,17 +86,6 @@ def rank_kernels(
     return sorted(ranked, key=lambda choice: choice.fit.error)
 
 
-def narrowed(kernel: Kernel, factor: float) -> Kernel | None:
-    """The kernel with its length scale times ``factor``; None for kernels without one."""
-    if isinstance(kernel, RBF) and kernel.gamma.number is not None:
-        return RBF(_clip_to_float32(kernel.gamma.number / factor**2))
-    if isinstance(kernel, Laplacian) and kernel.gamma.number is not None:
-        return Laplacian(_clip_to_float32(kernel.gamma.number / factor))
-    if isinstance(kernel, Matern) and kernel.lengthscale.number is not None:
-        return Matern(kernel.nu, _clip_to_float32(kernel.lengthscale.number * factor))
-    return None
-
-
 def _gaussian(width: float) -> Kernel:
     return RBF(_clip_to_float32(1 / (2 * max(width, 1e-150) ** 2)))  # a square that does not underflow to 0
 

@@ -49,20 +49,25 @@ def fit_landmarks(task: Task) -> tuple[LandmarkBasis, Pairs]:
         raise ValueError(checks.sentence("NeuralEigenfunctions", need, "outputs='full'", fix))
     if task.landmarks is not None or task.training.steps or not task.ritz:
         return _fit_chosen(task)
-    exact = task.n <= _EXACT_ROWS and _tiles_fit(task.n, "float32")
-    return _fit_all_rows(task) if exact else fit_sample(task)
+    if task.n > _EXACT_ROWS or not _tiles_fit(task.n, "float32"):
+        return fit_sample(task)
+    # Lanczos on the Gram matrix of all rows, which are the landmarks.
+    gram, pairs, _ = exact_pairs(task.kernel, Rows(task.rows).gather(), task.k)
+    return LandmarkBasis(task.kernel, gram.rows), pairs
 
 
 def _fit_chosen(task: Task) -> tuple[LandmarkBasis, Pairs]:
     """Rayleigh-Ritz on the span of landmarks, which are moved uphill first where steps are asked for."""
     # The landmarks: the user's; else centres of k-means, or uniform rows for pictures and for indices.
-    kernel, x, wanted = task.kernel, task.rows, task.landmarks
-    if isinstance(wanted, torch.Tensor):
-        z = kernel.prepare("landmarks", wanted).detach().clone()
+    kernel, x = task.kernel, task.rows
+    if isinstance(task.landmarks, Tensor):
+        z = kernel.prepare("landmarks", task.landmarks).detach().clone()
     else:
-        m = min(task.n, wanted or max(128, 8 * task.k))
-        plain = x.is_floating_point() and x.ndim == 2 and m < task.n
-        z = select(kernel, x, m, "kmeans" if plain else "uniform", task.generator).detach().clone()
+        m = min(task.n, task.landmarks or max(128, 8 * task.k))
+        selection = "uniform"
+        if x.is_floating_point() and x.ndim == 2 and m < task.n:
+            selection = "kmeans"
+        z = select(kernel, x, m, selection, task.generator).detach().clone()
     if task.training.steps and z.is_floating_point():
         z = _move_landmarks(kernel, x, z, task.k, task.training, task.generator)
     z = widen(kernel, z)
@@ -80,12 +85,6 @@ def _fit_chosen(task: Task) -> tuple[LandmarkBasis, Pairs]:
     return basis, normalize_functions(basis, Pairs(pairs.values, rotation, pairs.residuals), x)
 
 
-def _fit_all_rows(task: Task) -> tuple[LandmarkBasis, Pairs]:
-    """Lanczos on the Gram matrix of all rows, which are the landmarks."""
-    gram, pairs, _ = exact_pairs(task.kernel, Rows(task.rows).gather(), task.k)
-    return LandmarkBasis(task.kernel, gram.rows), pairs
-
-
 def fit_sample(task: Task, *, rows: int = _SAMPLE_ROWS) -> tuple[LandmarkBasis, Pairs]:
     r"""2 k functions of a sample's Gram matrix, seen from landmarks, rotated to be orthogonal over all rows.
 
@@ -97,16 +96,16 @@ def fit_sample(task: Task, *, rows: int = _SAMPLE_ROWS) -> tuple[LandmarkBasis, 
     x = sample(task.rows, rows, task.generator)
     m = min(len(x), max(_FEW_LANDMARKS, 16 * k))
     order = torch.randperm(len(x), generator=task.generator).to(x.device)
-    z, held = x[order[:m]], x[order[m:]][-_HELD_ROWS:]
+    z, judged = x[order[:m]], x[order[m:]][-_HELD_ROWS:]
 
     # Smooth: on held-out rows the landmarks' features leave less of K than rank k does.
     smooth = False
-    if len(held) == _HELD_ROWS and bool(kernel(widen(kernel, z)).isfinite().all()):
+    if len(judged) == _HELD_ROWS and bool(kernel(widen(kernel, z)).isfinite().all()):
         eps = torch.finfo(z.dtype if z.is_floating_point() else torch.float64).eps
         features = LandmarkFeatures.at(kernel, z, where="NeuralEigenfunctions", cut=len(z) * eps)
-        phi = features(widen(kernel, held)).double()
+        phi = features(widen(kernel, judged)).double()
         beyond = phi @ torch.linalg.eigh(phi.mT @ phi)[1][:, :-k]
-        missing = kernel(widen(kernel, held)).double() - phi @ phi.mT
+        missing = kernel(widen(kernel, judged)).double() - phi @ phi.mT
         smooth = _measure_off_diagonal(missing) < _SMOOTH * _measure_off_diagonal(beyond @ beyond.mT)
         weights = features.whitener
     if not smooth:
@@ -147,7 +146,7 @@ def _decompose_sample(task: Task, x: Tensor, m: int) -> tuple[Tensor, Tensor]:  
     # Fit the functions on some rows.
     order = torch.randperm(n, generator=task.generator).to(x.device)
     features = LandmarkFeatures.at(kernel, widen(kernel, x[order[:m]]), where="NeuralEigenfunctions", cut=m * 1e-12)
-    fitted, held = order[: max(2 * m, _FINE_ROWS)], order[-_FINE_ROWS:]
+    fitted, judged = order[: max(2 * m, _FINE_ROWS)], order[-_FINE_ROWS:]
     phi = features(widen(kernel, x[fitted])).double()
     moment = phi.mT @ phi
     moment.diagonal().add_(1e-12 * moment.diagonal().max())
@@ -155,9 +154,9 @@ def _decompose_sample(task: Task, x: Tensor, m: int) -> tuple[Tensor, Tensor]:  
     coefficients = torch.linalg.solve(moment, phi.mT @ functions[fitted]) * roots
 
     # Measure the loss on others.
-    near, true = features(widen(kernel, x[held])).double() @ coefficients, functions[held] * roots
-    gap = (true.mT @ true).square().sum() + (near.mT @ near).square().sum() - 2 * (true.mT @ near).square().sum()
-    loss = math.sqrt(max(float(gap), 0.0)) * (n / len(held)) / math.sqrt(gram.matrix.squared_norm)
+    fit, true = features(widen(kernel, x[judged])).double() @ coefficients, functions[judged] * roots
+    gap = (true.mT @ true).square().sum() + (fit.mT @ fit).square().sum() - 2 * (true.mT @ fit).square().sum()
+    loss = math.sqrt(max(float(gap), 0.0)) * (n / len(judged)) / math.sqrt(gram.matrix.squared_norm)
     _log.info(
         "NeuralEigenfunctions: %d of %d rows decomposed, compressed to %d landmarks at a loss of %.1e of K.",
         n, task.n, m, loss,
@@ -211,8 +210,8 @@ def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGr
     top = None if whole is None else _run_arpack(whole, k)
     if top is None:
         top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise, relative=_ACCURACY)
-    held = float(top.values.square().sum()) / max(gram.squared_norm, torch.finfo(torch.float64).tiny)
-    if math.sqrt(max(1 - held, 1e-12)) < _ACCURACY:
+    captured = float(top.values.square().sum()) / max(gram.squared_norm, torch.finfo(torch.float64).tiny)
+    if math.sqrt(max(1 - captured, 1e-12)) < _ACCURACY:
         top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise)
 
     # Eigenvectors as functions of mean square 1, and as combinations of K(., x); 0 beyond the rank.

@@ -86,12 +86,12 @@ def kmeans(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  #
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    seen = sample(x, max(m, _KMEANS_ROWS), generator)
+    rows = sample(x, max(m, _KMEANS_ROWS), generator)
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     with warnings.catch_warnings():  # fewer distinct rows than centres: the rank's own warning says it
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = KMeans(m, n_init=1, random_state=seed, max_iter=25).fit(seen.cpu().numpy())
-    return torch.as_tensor(model.cluster_centers_).to(seen)
+        model = KMeans(m, n_init=1, random_state=seed, max_iter=25).fit(rows.cpu().numpy())
+    return torch.as_tensor(model.cluster_centers_).to(rows)
 
 
 def leverage_sample(kernel: Kernel, x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  # -> (m,)

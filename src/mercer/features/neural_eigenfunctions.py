@@ -111,11 +111,10 @@ class NeuralEigenfunctions(FeatureMap):
         self.given_landmarks = landmarks
         self.strategy = checks.choice(where, "strategy", strategy, STRATEGIES)
         self.basis: Basis | None = None
-        chosen = self.resolve_method()
         self.plan = Training(
-            _STEPS[chosen] if steps is None else checks.integer(where, "steps", steps, 0),
+            checks.integer(where, "steps", _STEPS[self.resolve_method()] if steps is None else steps, 0),
             checks.integer(where, "batch_size", batch_size, 1),
-            _RATES[chosen] if lr is None else checks.positive(where, "lr", lr),
+            checks.positive(where, "lr", _RATES[self.resolve_method()] if lr is None else lr),
             checks.choice(where, "deflation", deflation, DEFLATIONS),
         )
 
@@ -141,14 +140,17 @@ class NeuralEigenfunctions(FeatureMap):
 
     @override
     def learn(self, x: Readable) -> None:  # (n, ...)
-        chosen = self.resolve_method()
+        method = self.resolve_method()
         if self.method == "auto":
             kind = type(self.exact).__name__
-            _log.info("NeuralEigenfunctions: auto picks %r for %s: %s.", chosen, kind, _WHY[chosen])
+            _log.info("NeuralEigenfunctions: auto picks %r for %s: %s.", method, kind, _WHY[method])
         network = self.given_network[0]
         task = Task(self.exact, x, self.k, self.ritz, self.plan, self.generator, network, self.given_landmarks)
-        fitter = _FITTERS[chosen]
-        self.basis, pairs = fit_factorized(task, fitter) if self._factorizes() else fitter(task)
+        fitter = _FITTERS[method]
+        if self._factorizes():
+            self.basis, pairs = fit_factorized(task, fitter)
+        else:
+            self.basis, pairs = fitter(task)
         self.eigenvalues, self.projection, self.residuals = pairs.values, pairs.rotation, pairs.residuals
         if self.rank < self.k:
             rank = f"the kernel has rank {self.rank} on these rows, below k = {self.k}"
@@ -189,9 +191,9 @@ class NeuralEigenfunctions(FeatureMap):
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         start = prefix + "basis."
-        own = {key.removeprefix(start): value for key, value in state_dict.items() if key.startswith(start)}
-        if own:  # torch loads the children after their parent
-            self.basis = self._blank_basis(own)
+        basis = {key.removeprefix(start): value for key, value in state_dict.items() if key.startswith(start)}
+        if basis:  # torch loads the children after their parent
+            self.basis = self._blank_basis(basis)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _blank_basis(self, state: dict[str, Tensor]) -> Basis:

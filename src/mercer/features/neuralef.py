@@ -54,8 +54,8 @@ def deflate(psi: Tensor, gram: Tensor, deflation: str) -> Tensor:  # (b, k), (b,
     r = psi.mT @ (gram @ psi)  # (k, k)
     if deflation == "first_order":
         diagonal = r.diagonal()
-        own = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal))
-        return psi - psi @ torch.triu(r / own[:, None], 1)
+        divisor = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal))
+        return psi - psi @ torch.triu(r / divisor[:, None], 1)
     jitter = 1e-6 * r.diagonal().mean().clamp_min(torch.finfo(r.dtype).tiny)
     factor, info = torch.linalg.cholesky_ex(shifted(r, jitter))
     if int(info):
@@ -139,5 +139,5 @@ def _prepare_grams(kernel: Kernel, x: Readable) -> Callable[[Tensor, Tensor], Te
     with torch.no_grad():
         if kernel.features(kernel.prepare("x", x[:1])).numel() * len(x) > _KEPT_NUMBERS:
             return lambda _, batch: kernel(batch)
-        kept = torch.cat([kernel.features(kernel.prepare("x", x[part])) for part in slices(len(x), 1024)])
-    return lambda rows, _: kernel.joined(kept[rows], kept[rows])
+        features = torch.cat([kernel.features(kernel.prepare("x", x[part])) for part in slices(len(x), 1024)])
+    return lambda rows, _: kernel.joined(features[rows], features[rows])

@@ -34,8 +34,8 @@ class Pairs:
 
     def pad(self, k: int) -> Pairs:
         """Add zeros up to k pairs."""
-        missing = (0, k - len(self.values))
-        return Pairs(*(nn.functional.pad(part, missing) for part in (self.values, self.rotation, self.residuals)))
+        parts = (self.values, self.rotation, self.residuals)
+        return Pairs(*(nn.functional.pad(part, (0, k - part.shape[-1])) for part in parts))
 
 
 def kernel_operator(kernel: Kernel, x: Tensor) -> SymmetricOperator:
@@ -48,10 +48,10 @@ def kernel_operator(kernel: Kernel, x: Tensor) -> SymmetricOperator:
     if features is not None:
         return SymmetricOperator(lambda v: features @ (features.mT @ v) / n, len(features), device=x.device)
     if isinstance(kernel, NetworkKernel):
-        # (n, n) or (n, n, c, c)
         gram = map_shared_rows(lambda part: kernel(part, None if part is x else x), x).double()
-        whole = gram if gram.ndim == 2 else gram.transpose(1, 2).reshape(n * gram.shape[-1], -1)
-        return SymmetricOperator(lambda v: whole @ v / n, len(whole), device=x.device)
+        if gram.ndim == 4:  # (n, n, c, c): a matrix for each pair, as (n c, n c)
+            gram = gram.transpose(1, 2).flatten(2).flatten(0, 1)
+        return SymmetricOperator(lambda v: gram @ v / n, len(gram), device=x.device)
     return SymmetricOperator(
         lambda v: map_shared_rows(lambda part: kernel.matmul(part, x, v), x).double() / n, n, device=x.device
     )

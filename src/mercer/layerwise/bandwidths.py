@@ -25,11 +25,11 @@ def median_distance(z: Tensor, *, where: str | None = None, rows: int = _ROWS) -
     """Median of the positive distances between at most ``rows`` rows; 1 where all are equal.
 
     Distances so small that their squares vanish count as equal: no bandwidth can tell such rows apart. A warning in the
-    name of ``where`` says so; without a name there is none, for outputs that have collapsed are a layer's goal.
+    name of ``where`` says so; without a name there is none: a layer wants its outputs to collapse.
     """
-    found = distances.median_distance(z, rows=rows)
-    if found**2 > _VANISHED:
-        return found
+    median = distances.median_distance(z, rows=rows)
+    if median**2 > _VANISHED:
+        return median
     if where is not None:
         checks.warn(where, "all rows are equal to rounding; the bandwidth is set to 1.")
     return 1.0
@@ -56,10 +56,10 @@ def most_dependent(z: Tensor, labels: Tensor, c: int, *, least: float = 0.0, mid
     step = math.log(10) / 4
     grid = [math.log(middle) + step * i for i in range(-round(4 * _SPAN), 5)]
     best = max(grid, key=value)
-    found = minimize_scalar(
+    answer = minimize_scalar(
         lambda at: -value(at), bounds=(best - step, best + step), method="bounded", options={"xatol": _CLOSE}
     )
-    return max(math.exp(found.x), least)
+    return max(math.exp(answer.x), least)
 
 
 def walk_down(start: float, end: float, steps: int) -> list[float]:

@@ -34,13 +34,13 @@ class Indicators(SavableModule):
         """The indicators of ``x`` where every feature has at most ``most`` levels and some has three; else None."""
         levels = []
         for column in x.mT:  # one feature with many levels settles it
-            found = column.unique()
-            if len(found) > most:
+            values = column.unique()
+            if len(values) > most:
                 return None
-            levels.append(found)
+            levels.append(values)
         if max(map(len, levels)) < 3:
             return None
-        counts = torch.tensor([len(found) for found in levels])
+        counts = torch.tensor([len(values) for values in levels])
         return cls(torch.repeat_interleave(torch.arange(len(levels)), counts), torch.cat(levels))
 
     @override
@@ -70,8 +70,8 @@ class Standardize(SavableModule):
         largest = x.abs().amax(0).clamp_min(torch.finfo(x.dtype).tiny)
         shrunk = x / largest  # squares of tiny or huge values would under- or overflow
         spread = shrunk.std(0, correction=0)
-        told_apart = spread > 16 * torch.finfo(x.dtype).eps
-        return cls(shrunk.mean(0) * largest, torch.where(told_apart, spread * largest, torch.ones_like(spread)))
+        varies = spread > 16 * torch.finfo(x.dtype).eps
+        return cls(shrunk.mean(0) * largest, torch.where(varies, spread * largest, torch.ones_like(spread)))
 
     def with_one_scale(self, x: Tensor) -> Standardize:
         """The same centring with one scale for all features, for rows such as pictures, whose features share a unit."""

@@ -138,10 +138,10 @@ def walk(attempt: Callable[[float], tuple[float, T]], start: float, floor: float
         for _ in range(_TRIES):
             if penalty * factor < floor:
                 break
-            error, found = attempt(penalty * factor)
+            error, fit = attempt(penalty * factor)
             if error >= least:
                 break
-            least, best, penalty, moved = error, found, penalty * factor, True
+            least, best, penalty, moved = error, fit, penalty * factor, True
         if moved:
             break
     return best

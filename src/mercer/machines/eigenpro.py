@@ -119,17 +119,12 @@ class EigenPro:
         anchors, weights, roots = Rows(x, root.to(weights) * weights, root).gather()
         counted = roots[held_out, 0] > 0
         left_out = predicted[counted] / roots[held_out][counted].to(predicted) + mean.to(predicted)
-        return EigenProSolution(
-            kernel,
-            anchors,
-            weights,
-            mean,
-            penalty,
-            residual,
-            scale=None if weight is None else roots[:, 0],
-            left_out=left_out if count else None,
-            rows=held_out[counted] if count else None,
-        )
+        solution = EigenProSolution(kernel, anchors, weights, mean, penalty, residual)
+        if weight is not None:
+            solution.scale = roots[:, 0]
+        if count:
+            solution.left_out, solution.rows = left_out, held_out[counted]
+        return solution
 
     def _descend(
         self, kernel: Kernel, rows: Rows, training: Tensor, held_out: Tensor, preconditioner: Preconditioner
@@ -164,7 +159,9 @@ class EigenPro:
         size = float(rows.total(y.double().square().sum())) / max(1, rows.n)
         tolerance = self.residual or math.sqrt(torch.finfo(y.dtype).eps)
         diverged = _FAR * max(size, torch.finfo(y.dtype).tiny)
-        most = self.passes or (10 if len(known) else 200)
+        most = self.passes or 200
+        if len(known) and self.passes is None:
+            most = 10
         least, best, best_predicted = math.inf, weights.clone(), predicted
         for _ in range(most):
             before, squares = least, 0.0

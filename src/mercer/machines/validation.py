@@ -64,11 +64,13 @@ def read_training(
     checks.squarable(where, "y", targets, empty=True)
     weight = None
     if sample_weight is not None:
-        given = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, Tensor) else sample_weight
-        found = np.zeros(0)  # a rank without rows
+        if isinstance(sample_weight, Tensor):
+            sample_weight = sample_weight.detach().cpu().numpy()
+        numbers = np.zeros(0)  # a rank without rows
         if len(data):
-            found = _check_sample_weight(given, np.empty((len(data), 1)), dtype=np.float64, ensure_non_negative=True)
-        weight = torch.from_numpy(np.array(found)).to(targets.device)
+            rows = np.empty((len(data), 1))
+            numbers = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+        weight = torch.from_numpy(np.array(numbers)).to(targets.device)
         if not float(Rows(weight).total(weight.sum())) > 0:
             raise ValueError(checks.sentence(where, "sample_weight must hold a weight above 0", "only 0"))
     return TrainingRows(data, targets, weight, flat)

@@ -23,7 +23,7 @@ from mercer.cli.options import (
     seed_option,
     task_option,
 )
-from mercer.cli.output import WIDTH, command_line, is_stream, note, number, progress, seconds_since_start, table, wrap
+from mercer.cli.output import WIDTH, command_line, elapsed, is_stream, note, number, progress, table, wrapped
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -105,21 +105,21 @@ def fit(
     come from held-out rows. Under torchrun the processes share the rows.
     """
     from mercer import distributed
-    from mercer.cli.process import stoppable, threads_set
-    from mercer.storage.folder import save
+    from mercer.cli.process import threads_set
+    from mercer.cli.signals import stoppable
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fingerprint, fit_file
 
     if time is not None and group is not None:
         raise click.UsageError("--time and --group both choose the rows that are scored. Drop one of them.")
-    device = _check_device(device or "cpu")
+    device = _usable(device or "cpu")
     if is_stream(output):
         raise click.UsageError("MODEL must be a folder; got -, standard output. Choose a folder.")
     if output.resolve() in data.resolve().parents:
         raise click.UsageError(f"MODEL must be a folder of its own; got {output}, which holds DATA. Choose another.")
     _check_output(output, target, force)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
-    with stoppable(), threads, contextlib.ExitStack() as reservation:
+    with stoppable(), threads, contextlib.ExitStack() as held:
         with distributed.joined():
             trees = False if no_trees else "auto"
             model = TabularModel(task=task, trees=trees, random_state=seed, time=time, groups=group)
@@ -127,18 +127,15 @@ def fit(
                 quiet = logging.getLogger("mercer").debug
                 fit_file(model, data, target, weight=weight, ignore=ignore, progress=quiet, device=device)
                 return
-            reservation.enter_context(_reserve(output))
+            held.enter_context(_held(output))
             with progress() as report:
                 fit_file(
                     model, data, target, weight=weight, ignore=ignore, compare=True, progress=report, device=device
                 )
             model.made_with["data"] = fingerprint(data)
-            try:
-                save(model, output)
-            except RuntimeError as error:  # another run is saving into the folder
-                raise click.ClickException(str(error)) from error
+            _keep(model, output)
         with distributed.alone():
-            page = _draw_page(model, output)
+            page = _drawn(model, output)
     if as_json:
         click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
         return
@@ -146,7 +143,7 @@ def fit(
         click.echo(line)
 
 
-def _check_device(device: str) -> str:
+def _usable(device: str) -> str:
     """The device, where it can factor in float64."""
     import torch
 
@@ -184,16 +181,25 @@ def _check_output(folder: Path, target: str, force: bool) -> None:
         raise click.ClickException(f"{folder} must hold a model of {shown(target)!r}; got {got}. {way_out}")
 
 
-@contextlib.contextmanager
-def _reserve(folder: Path) -> Iterator[None]:
-    """Reserve the folder for this run, from its start to its page; fail at once where it cannot be written.
+def _keep(model: TabularModel, folder: Path) -> None:
+    from mercer.storage.folder import save
 
-    A new folder that stays empty is removed.
+    try:
+        save(model, folder)
+    except RuntimeError as error:  # another run is saving into the folder
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The folder for this run alone, from its start to its page; an error at once where it cannot be written.
+
+    A folder that was made for nothing is removed.
     """
     from mercer.storage.files import atomic_write
     from mercer.storage.locking import lock
 
-    is_new = not folder.exists()
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".mercer-{os.getpid()}-probe.tmp"
     try:
@@ -206,12 +212,12 @@ def _reserve(folder: Path) -> Iterator[None]:
             raise
         raise click.ClickException(str(error)) from error
     finally:
-        if is_new:
+        if made:
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
 
 
-def _draw_page(model: TabularModel, folder: Path) -> Path | None:
+def _drawn(model: TabularModel, folder: Path) -> Path | None:
     """The page of `mercer explain`; a picture that fails does not take the model with it."""
     try:
         from mercer.tabular.pages import model_page
@@ -246,14 +252,14 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
     columns, target = model.preparation.columns, shown(model.target.name)
     title = f"{shown(data.name)}: {model.rows} rows, {len(columns)} columns beside {target}"
     yield click.style(title, bold=True)
-    yield from (line for text in (headline(model), advice(model)) for line in wrap(text))
-    yield from wrap(f"{model.target.why}.")
+    yield from (line for text in (headline(model), advice(model)) for line in wrapped(text))
+    yield from wrapped(f"{model.target.why}.")
     yield ""
     yield from _columns(model)
     yield from (line for text in model.notes for line in note(text))
     yield ""
     yield from _scores(model)
-    yield f"{seconds_since_start():.1f} seconds"
+    yield f"{elapsed():.1f} seconds"
     yield ""
     yield f"Model: {folder}"
     if page is not None:
@@ -271,31 +277,27 @@ def _columns(model: TabularModel) -> Iterator[str]:
     width = max(map(cell_len, names), default=0) + 2
     for name, column in zip(names, columns, strict=False):
         first = f"  {set_cell_size(name, width)}{column.kind:<13}"
-        yield from wrap(column.how, " " * len(first), first)
+        yield from wrapped(column.how, " " * len(first), first)
     kinds = Counter(column.kind for column in columns[_SHOWN:] if not column.dropped)
     if kinds:
         yield "  and " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    # Name every column that is not used, however many there are.
+    # a column that is not used is named, however many there are
     reasons: dict[str, list[str]] = {}
     for column in columns[_SHOWN:]:
         if column.dropped:
             reasons.setdefault(column.how, []).append(shown(column.name, _NAME))
     for how, dropped in reasons.items():
-        yield from wrap(f"{', '.join(dropped)} {how}", "    ", "  ")
+        yield from wrapped(f"{', '.join(dropped)} {how}", "    ", "  ")
 
 
 def _scores(model: TabularModel) -> Iterator[str]:
     scores = model.scores
     if not scores["folds"]:
-        yield from wrap(f"No scores: {scores['note']}.")
+        yield from wrapped(f"No scores: {scores['note']}.")
         return
-    way = scores.get("of", "one draw") + ","
-    if scores["folds"] > 1:
-        way = f"{scores['folds']} folds over"
-    count = f"{scores['rows']}"
-    if scores["rows"] < model.rows:
-        count = f"{scores['rows']} of the {model.rows}"
-    yield click.style(f"On held-out rows ({way} {count} rows)", bold=True)
+    folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else scores.get("of", "one draw") + ","
+    some = f"{scores['rows']} of the {model.rows}" if scores["rows"] < model.rows else f"{scores['rows']}"
+    yield click.style(f"On held-out rows ({folds} {some} rows)", bold=True)
     for name, words in _SCORES.items():
         if scores.get(name) is not None:
             yield f"  {words:<38}{number(scores[name])}"
@@ -316,12 +318,12 @@ def _beside(scores: dict[str, Any]) -> Iterator[str]:
     rows = [["  always the mean", "0"]]
     if guess is not None:
         rows = [["  most frequent class", number(guess), *[""] * (len(measures) - 1)]]
-    for name, values in [("this model", scores), *others.items()]:
-        rows.append([f"  {name}", *(number(values[measure], 3) for measure in measures)])
+    for name, found in [("this model", scores), *others.items()]:
+        rows.append([f"  {name}", *(number(found[measure], 3) for measure in measures)])
     yield click.style("Beside others, on the same folds", bold=True)
     yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
     if boosting_is_better(scores):
-        yield from wrap("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
+        yield from wrapped("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
 
 
 def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:

@@ -28,19 +28,19 @@ def say(message: object) -> None:
         return
 
 
-def seconds_since_start() -> float:
+def elapsed() -> float:
     """Seconds since the command started, its imports included."""
     return time.perf_counter() - _BEGAN
 
 
-def wrap(text: str, indent: str = "  ", first: str = "") -> list[str]:
+def wrapped(text: str, indent: str = "  ", first: str = "") -> list[str]:
     """A sentence in lines of at most 79 letters."""
     return textwrap.wrap(shown(text, 1000), WIDTH, initial_indent=first, subsequent_indent=indent)
 
 
 def note(text: str) -> list[str]:
     """A sentence that the user should read."""
-    return wrap(f"Note: {text}")
+    return wrapped(f"Note: {text}")
 
 
 def command_line(*words: str | Path) -> str:

@@ -84,10 +84,10 @@ def _state(entry: Any) -> str:
         return "not_built"
     if entry.scale == "paper":
         return "paper_scale_only"
-    return "ready" if not entry.needs or _found(entry.needs) else "missing"
+    return "ready" if not entry.needs or _has_data(entry.needs) else "missing"
 
 
-def _found(needs: Sequence[str]) -> bool:
+def _has_data(needs: Sequence[str]) -> bool:
     """Whether one of the data sets is on this machine, without a wait for torch."""
     from mercer_papers.data_files import data_folder, is_here
 

@@ -9,6 +9,8 @@ What stands between a marker and its end is generated and never typed::
     <!-- tables runs -->                               what was run: tables, fits, versions, settings
     <!-- tables first: mercer, CatBoost, linear -->    in a sentence: ranks of ours and of the best other
     <!-- tables cost: CatBoost -->                     in a sentence: CPU of our fit over its
+    <!-- tables honesty -->                            in a sentence: reported minus held-out scores
+    <!-- tables coverage -->                           in a sentence: coverage of our intervals
     <!-- end -->
 
 The picture ``docs/img/tables.svg`` has the methods of the first ``ranks`` in docs/tables.md. ``--check`` changes
@@ -55,12 +57,13 @@ def main(check: bool) -> int:
 def fill(lines: pd.DataFrame, block: re.Match[str]) -> str:
     """A marker with what the lines say now."""
     kind, names, newline = block[1], _names(block), block[3]
-    if kind == "runs":
-        text = table_ranks.runs(lines)
+    whole = {"runs": table_ranks.runs, "honesty": table_ranks.honesty, "coverage": table_ranks.coverage}
+    if kind in whole:
+        text = whole[kind](lines)
     elif kind == "cost":
         ratio = table_ranks.cost_ratios(lines, names[0])
-        worst = f"{ratio.iloc[-1]:.2g} times at worst (`{ratio.index[-1]}`)"
-        text = f"{ratio.median():.2g} times {names[0]}'s in the median and {worst}"
+        worst = f"{table_ranks.times(ratio.iloc[-1])} times at worst (`{ratio.index[-1]}`)"
+        text = f"{table_ranks.times(ratio.median())} times {names[0]}'s in the median and {worst}"
     else:
         makers = {
             "ranks": table_ranks.ranks_by_length,

@@ -203,7 +203,7 @@ def some_hold(comparisons: Sequence[Comparison]) -> bool:
 
 
 def _pairs(pattern: str, rivals: Sequence[str], numbers: Numbers) -> Iterator[tuple[str, str]]:
-    for key, captured in _matched(pattern, numbers):
+    for key, captured in _match(pattern, numbers):
         for other in (rival.format(*captured) for rival in rivals):
             if other in numbers and other != key:
                 yield key, other
@@ -212,7 +212,7 @@ def _pairs(pattern: str, rivals: Sequence[str], numbers: Numbers) -> Iterator[tu
 def _bounds(claim: Claim, numbers: Numbers, published: Mapping[str, float]) -> Iterator[tuple[str, float, float, str]]:
     """Every number of the claim, the bounds it must lie in, and what was printed."""
     if claim.matches is not None:
-        wanted = {key for key, _ in _matched(claim.value, numbers)} if claim.value else set(numbers)
+        wanted = {key for key, _ in _match(claim.value, numbers)} if claim.value else set(numbers)
         for key, printed in published.items():
             if key in wanted:
                 room = claim.matches * abs(printed)
@@ -220,16 +220,16 @@ def _bounds(claim: Claim, numbers: Numbers, published: Mapping[str, float]) -> I
         return
     low = -math.inf if claim.above is None else claim.above
     high = math.inf if claim.below is None else claim.below
-    for key, _ in _matched(claim.value, numbers):
+    for key, _ in _match(claim.value, numbers):
         yield key, low, high, ""
 
 
 def _is_like(pattern: str, row: str) -> bool:
     """Whether a row is like the pattern; every row is like the empty one."""
-    return not pattern or next(_matched(pattern, {row: {}}), None) is not None
+    return not pattern or next(_match(pattern, {row: {}}), None) is not None
 
 
-def _matched(pattern: str, numbers: Numbers) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _match(pattern: str, numbers: Numbers) -> Iterator[tuple[str, tuple[str, ...]]]:
     expression = re.compile(r"((?:(?! \| ).)+)".join(re.escape(part) for part in pattern.split("{}")))
     for key in numbers:
         found = expression.fullmatch(key)

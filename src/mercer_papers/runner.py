@@ -158,7 +158,7 @@ class Watcher(Protocol):
 def create(request: Request, folder: Path | None = None) -> Path:
     """A new run folder, ``runs/<stamp>`` unless named; one that holds anything is refused."""
     if folder is None:
-        folder = _unused(Path("runs"))
+        folder = _name_folder(Path("runs"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
@@ -315,7 +315,7 @@ def _write_run(folder: Path, document: dict[str, Any]) -> None:
     atomic_write(folder / RUN, (json.dumps(document, indent=2) + "\n").encode())
 
 
-def _unused(parent: Path) -> Path:
+def _name_folder(parent: Path) -> Path:
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     names = (stamp if i == 1 else f"{stamp}-{i}" for i in range(1, 10_000))
     return next(parent / name for name in names if not (parent / name).exists())

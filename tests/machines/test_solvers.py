@@ -1,7 +1,7 @@
 """Solver objects, the solutions they return, and the plan that both EigenPros share."""
 
 import pytest
-import reference_machines as literal
+from tests.machines import reference_machines as literal
 import torch
 
 from mercer.kernels import RBF, Matern

@@ -178,6 +178,19 @@ def test_one_stray_word_among_whole_numbers_makes_no_classes():
     )
 
 
+def test_intervals_cover_rows_of_new_groups():
+    rng = np.random.default_rng(0)
+    shop = np.arange(1200) // 6
+    level, floor = rng.normal(size=200), rng.normal(size=200)  # the floor tells the shop, and so its level
+    frame = pd.DataFrame({"shop": [f"s{i}" for i in shop], "floor": floor[shop], "size": rng.normal(size=1200)})
+    frame["sales"] = level[shop] + frame["size"] + 0.3 * rng.normal(size=1200)
+    model = TabularModel(groups="shop", trees=False).fit(frame[:600], "sales")
+    answers = model.predict(frame[600:])  # of 100 shops that the model does not know
+    inside = (answers["low"] <= frame["sales"][600:]) & (frame["sales"][600:] <= answers["high"])
+    assert inside.mean() > 0.84
+    assert "intervals are as wide as their errors ask for" in str(model.notes)
+
+
 def test_a_sheet_is_learned_from_and_predicted(tmp_path):
     """Dates, blank cells and whole numbers of a sheet arrive as such."""
     pytest.importorskip("openpyxl")

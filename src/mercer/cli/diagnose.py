@@ -14,13 +14,13 @@ from mercer.cli.options import DATA, STANDARD_INPUT, examples, json_option, seed
 from mercer.cli.output import (
     check_one_document,
     check_output,
+    elapsed,
     is_stream,
     note,
     opened_output,
     progress,
-    seconds_since_start,
     table,
-    wrap,
+    wrapped,
 )
 from mercer.user_text import shown
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mercer.tabular.diagnosis.ranking import Diagnosis, Reading
 
 _NAME = 29
+_SHOWN = 5  # kernels that are listed
 _MEANINGS = {
     "right": "share of rows left out whose class is predicted correctly",
     "explained": "share of the variation predicted on rows left out; the best first",
@@ -44,7 +45,7 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
 
 
 @click.command(
-    short_help="Rank kernels by how well they suit the target.",
+    short_help="Say whether a column can be learned, and how well.",
     epilog=examples(
         "mercer diagnose houses.csv --target price", "mercer diagnose embeddings.npz --target label -o page.html"
     ),
@@ -63,12 +64,13 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
 @seed_option
 @json_option
 def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int, seed: int, as_json: bool) -> None:
-    """Rank kernels and embeddings by how well they suit COLUMN, before anything is trained.
+    """Say whether COLUMN can be learned from the other columns of DATA, and how well, before you train anything.
 
     DATA is csv, tsv, parquet or npz, or - for csv from standard input; each array (n, m) of an npz file is an embedding
-    to rank. The page has the verdict, the table with every number explained, and the pictures.
+    to rank. The page has the verdict, what is done with each column, and the kernels that were compared.
     """
-    from mercer.cli.process import stoppable, threads_set
+    from mercer.cli.process import threads_set
+    from mercer.cli.signals import stoppable
     from mercer.tabular import diagnose as read
     from mercer.tabular.diagnosis import sample
     from mercer.tabular.pages import diagnosis_page
@@ -80,7 +82,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     with stoppable(), threads_set(1), progress() as report:
         part = sample(data)
-        diagnosis = read(
+        found = read(
             part.frame,
             target,
             task=task,
@@ -93,35 +95,41 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
             progress=report,
         )
         with opened_output(page) as file:
-            diagnosis_page(diagnosis, file, source=data.name)
+            diagnosis_page(found, file, source=data.name)
     if as_json:
-        click.echo(json.dumps({"page": str(page), **diagnosis.record()}, indent=2, allow_nan=False))
+        click.echo(json.dumps({"page": str(page), **found.record()}, indent=2, allow_nan=False))
         return
-    for line in _lines(diagnosis, page):
+    for line in _lines(found, page):
         click.echo(line, err=is_stream(output))
 
 
-def _lines(diagnosis: Diagnosis, page: Path) -> Iterator[str]:
-    yield from wrap(diagnosis.verdict.headline, "")
+def _lines(found: Diagnosis, page: Path) -> Iterator[str]:
+    yield from wrapped(found.verdict.headline, "")
     yield ""
-    columns = {name: width for name, width in _COLUMNS.items() if diagnosis.classes or name != "right"}
-    rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(diagnosis.readings, 1)]
+    yield from (line for text in found.verdict.reasons for line in wrapped(text))
+    yield from (line for text in found.notes for line in note(text))
+    dropped = [column for column in found.columns if column.dropped]
+    yield from (line for column in dropped for line in note(f"{shown(column.name, 40)}: {column.how}."))
+    yield ""
+    yield from (line for text in found.verdict.advice for line in wrapped(text))
+    yield from (f"  {shown(command, 1000)}" for command in found.verdict.commands)
+    yield ""
+    # below, for those who know kernels
+    first = found.readings[:_SHOWN]
+    several = f"the best {len(first)} of {len(found.readings)}; the page has all" if found.readings[_SHOWN:] else "all"
+    yield click.style(f"For those who know kernels ({several})", bold=True)
+    columns = {name: width for name, width in _COLUMNS.items() if found.classes or name != "right"}
+    rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(first, 1)]
     yield from table(columns, [[name, *(cells[key] for key in columns)] for name, cells in rows], _NAME)
     yield from (line for name in columns for line in _meaning(name, _MEANINGS[name]))
-    names = " ".join(reading.name for reading in diagnosis.readings)
+    names = " ".join(reading.name for reading in first)
     yield from (line for word, text in _WORDS.items() if word[:4] in names for line in _meaning(word, text))
     yield ""
-    yield from (line for text in diagnosis.verdict.reasons for line in wrap(text))
-    yield from (line for text in diagnosis.notes for line in note(text))
-    yield ""
-    yield from (line for text in diagnosis.verdict.advice for line in wrap(text))
-    yield from (f"  {shown(command, 1000)}" for command in diagnosis.verdict.commands)
-    yield ""
-    yield f"Page: {page} ({seconds_since_start():.0f} s; pictures, and more on every number)"
+    yield f"Page: {page} ({elapsed():.0f} s; pictures, and more on every number)"
 
 
 def _meaning(name: str, text: str) -> list[str]:
-    return wrap(text, " " * 18, f"  {name:<16}")
+    return wrapped(text, " " * 18, f"  {name:<16}")
 
 
 def _cells(reading: Reading) -> dict[str, str]:

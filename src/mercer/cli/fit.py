@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,15 @@ from mercer.cli.options import (
     seed_option,
     task_option,
 )
-from mercer.cli.output import WIDTH, command_line, is_stream, note, number, progress, seconds_since_start, table, wrap
+from mercer.cli.output import command_line, elapsed, is_stream, note, number, progress, table, width, wrapped
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
 
 PAGE = "explain.html"
-_SHOWN = 12  # columns and classes that are listed; beyond, counted
+_SHOWN = 12  # classes up to which the confusion matrix is printed
+_ALIKE = 4  # columns treated alike up to which each has a line
 _NAME = 24
 _SCORES = {
     "accuracy": "accuracy",
@@ -105,21 +105,21 @@ def fit(
     come from held-out rows. Under torchrun the processes share the rows.
     """
     from mercer import distributed
-    from mercer.cli.process import stoppable, threads_set
-    from mercer.storage.folder import save
+    from mercer.cli.process import threads_set
+    from mercer.cli.signals import stoppable
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fingerprint, fit_file
 
     if time is not None and group is not None:
         raise click.UsageError("--time and --group both choose the rows that are scored. Drop one of them.")
-    device = _check_device(device or "cpu")
+    device = _usable(device or "cpu")
     if is_stream(output):
         raise click.UsageError("MODEL must be a folder; got -, standard output. Choose a folder.")
     if output.resolve() in data.resolve().parents:
         raise click.UsageError(f"MODEL must be a folder of its own; got {output}, which holds DATA. Choose another.")
     _check_output(output, target, force)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
-    with stoppable(), threads, contextlib.ExitStack() as reservation:
+    with stoppable(), threads, contextlib.ExitStack() as held:
         with distributed.joined():
             trees = False if no_trees else "auto"
             model = TabularModel(task=task, trees=trees, random_state=seed, time=time, groups=group)
@@ -127,18 +127,15 @@ def fit(
                 quiet = logging.getLogger("mercer").debug
                 fit_file(model, data, target, weight=weight, ignore=ignore, progress=quiet, device=device)
                 return
-            reservation.enter_context(_reserve(output))
-            with progress() as report:
-                fit_file(
-                    model, data, target, weight=weight, ignore=ignore, compare=True, progress=report, device=device
-                )
+            held.enter_context(_held(output))
+            report = held.enter_context(progress())  # until the page is drawn
+            fit_file(model, data, target, weight=weight, ignore=ignore, compare=True, progress=report, device=device)
             model.made_with["data"] = fingerprint(data)
-            try:
-                save(model, output)
-            except RuntimeError as error:  # another run is saving into the folder
-                raise click.ClickException(str(error)) from error
+            report("saving the model")
+            _keep(model, output)
         with distributed.alone():
-            page = _draw_page(model, output)
+            report("drawing the page")
+            page = _drawn(model, output)
     if as_json:
         click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
         return
@@ -146,7 +143,7 @@ def fit(
         click.echo(line)
 
 
-def _check_device(device: str) -> str:
+def _usable(device: str) -> str:
     """The device, where it can factor in float64."""
     import torch
 
@@ -184,16 +181,25 @@ def _check_output(folder: Path, target: str, force: bool) -> None:
         raise click.ClickException(f"{folder} must hold a model of {shown(target)!r}; got {got}. {way_out}")
 
 
-@contextlib.contextmanager
-def _reserve(folder: Path) -> Iterator[None]:
-    """Reserve the folder for this run, from its start to its page; fail at once where it cannot be written.
+def _keep(model: TabularModel, folder: Path) -> None:
+    from mercer.storage.folder import save
 
-    A new folder that stays empty is removed.
+    try:
+        save(model, folder)
+    except RuntimeError as error:  # another run is saving into the folder
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The folder for this run alone, from its start to its page; an error at once where it cannot be written.
+
+    A folder that was made for nothing is removed.
     """
     from mercer.storage.files import atomic_write
     from mercer.storage.locking import lock
 
-    is_new = not folder.exists()
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".mercer-{os.getpid()}-probe.tmp"
     try:
@@ -206,12 +212,12 @@ def _reserve(folder: Path) -> Iterator[None]:
             raise
         raise click.ClickException(str(error)) from error
     finally:
-        if is_new:
+        if made:
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
 
 
-def _draw_page(model: TabularModel, folder: Path) -> Path | None:
+def _drawn(model: TabularModel, folder: Path) -> Path | None:
     """The page of `mercer explain`; a picture that fails does not take the model with it."""
     try:
         from mercer.tabular.pages import model_page
@@ -246,14 +252,14 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
     columns, target = model.preparation.columns, shown(model.target.name)
     title = f"{shown(data.name)}: {model.rows} rows, {len(columns)} columns beside {target}"
     yield click.style(title, bold=True)
-    yield from (line for text in (headline(model), advice(model)) for line in wrap(text))
-    yield from wrap(f"{model.target.why}.")
+    yield from (line for text in (headline(model), advice(model)) for line in wrapped(text))
+    yield from wrapped(f"{model.target.why}.")
     yield ""
     yield from _columns(model)
     yield from (line for text in model.notes for line in note(text))
     yield ""
     yield from _scores(model)
-    yield f"{seconds_since_start():.1f} seconds"
+    yield f"{elapsed():.1f} seconds"
     yield ""
     yield f"Model: {folder}"
     if page is not None:
@@ -264,38 +270,38 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
 
 
 def _columns(model: TabularModel) -> Iterator[str]:
-    columns = model.preparation.columns
+    """What is done with every column; where more than four are treated alike, they share a line."""
     from rich.cells import cell_len, set_cell_size
 
-    names = [shown(column.name, _NAME) for column in columns[:_SHOWN]]
-    width = max(map(cell_len, names), default=0) + 2
-    for name, column in zip(names, columns, strict=False):
-        first = f"  {set_cell_size(name, width)}{column.kind:<13}"
-        yield from wrap(column.how, " " * len(first), first)
-    kinds = Counter(column.kind for column in columns[_SHOWN:] if not column.dropped)
-    if kinds:
-        yield "  and " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    # Name every column that is not used, however many there are.
-    reasons: dict[str, list[str]] = {}
-    for column in columns[_SHOWN:]:
-        if column.dropped:
-            reasons.setdefault(column.how, []).append(shown(column.name, _NAME))
-    for how, dropped in reasons.items():
-        yield from wrap(f"{', '.join(dropped)} {how}", "    ", "  ")
+    groups: dict[tuple[str, str], list[str]] = {}
+    for column in model.preparation.columns:
+        groups.setdefault((column.kind, column.how), []).append(shown(column.name, _NAME))
+    alone = [names for names in groups.values() if len(names) <= _ALIKE]
+    room = max((cell_len(name) for names in alone for name in names), default=0) + 2
+    for (kind, how), names in groups.items():
+        if len(names) <= _ALIKE:
+            for name in names:
+                first = f"  {set_cell_size(name, room)}{kind:<13}"
+                yield from wrapped(how, " " * len(first), first)
+            continue
+        first = f"  {len(names)} columns, {kind}: each {how}"
+        yield from wrapped(first, "    ", "  ")
+        yield from (line for part in _parts(names) for line in wrapped(part, "    ", "    "))
+
+
+def _parts(names: list[str], size: int = 30) -> list[str]:
+    """Names in sentences short enough to be wrapped whole."""
+    return [", ".join(names[at : at + size]) for at in range(0, len(names), size)]
 
 
 def _scores(model: TabularModel) -> Iterator[str]:
     scores = model.scores
     if not scores["folds"]:
-        yield from wrap(f"No scores: {scores['note']}.")
+        yield from wrapped(f"No scores: {scores['note']}.")
         return
-    way = scores.get("of", "one draw") + ","
-    if scores["folds"] > 1:
-        way = f"{scores['folds']} folds over"
-    count = f"{scores['rows']}"
-    if scores["rows"] < model.rows:
-        count = f"{scores['rows']} of the {model.rows}"
-    yield click.style(f"On held-out rows ({way} {count} rows)", bold=True)
+    folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else scores.get("of", "one draw") + ","
+    some = f"{scores['rows']} of the {model.rows}" if scores["rows"] < model.rows else f"{scores['rows']}"
+    yield click.style(f"On held-out rows ({folds} {some} rows)", bold=True)
     for name, words in _SCORES.items():
         if scores.get(name) is not None:
             yield f"  {words:<38}{number(scores[name])}"
@@ -306,7 +312,7 @@ def _scores(model: TabularModel) -> Iterator[str]:
 
 def _beside(scores: dict[str, Any]) -> Iterator[str]:
     """Other models on the same folds, and a plain word where one of them is better."""
-    from mercer.tabular.scoring import boosting_is_better
+    from mercer.tabular.scoring import best_beside, boosting_is_better
 
     others = scores.get("beside") or {}
     if not others:
@@ -316,12 +322,14 @@ def _beside(scores: dict[str, Any]) -> Iterator[str]:
     rows = [["  always the mean", "0"]]
     if guess is not None:
         rows = [["  most frequent class", number(guess), *[""] * (len(measures) - 1)]]
-    for name, values in [("this model", scores), *others.items()]:
-        rows.append([f"  {name}", *(number(values[measure], 3) for measure in measures)])
+    best, by = best_beside(scores)
+    for name, found in [("this model", scores), *others.items()]:
+        rows.append([f"  {name}{' *' * (name == best)}", *(number(found[measure], 3) for measure in measures)])
     yield click.style("Beside others, on the same folds", bold=True)
     yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
+    yield f"  * best by {by}"
     if boosting_is_better(scores):
-        yield from wrap("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
+        yield from wrapped("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
 
 
 def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
@@ -330,11 +338,11 @@ def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
     from rich.cells import cell_len, set_cell_size  # a letter of some scripts takes two columns
 
     short = [shown(name, 10) for name in classes]
-    width = max(6, *(cell_len(name) + 2 for name in short), *(len(str(count)) + 2 for row in counts for count in row))
-    if 2 + width * (len(classes) + 1) > WIDTH:
+    room = max(6, *(cell_len(name) + 2 for name in short), *(len(str(count)) + 2 for row in counts for count in row))
+    if 2 + room * (len(classes) + 1) > width():
         yield "  the confusion matrix is on the page"
         return
     yield "  held-out rows: true class down, predicted across"
-    yield "  " + " " * width + "".join(" " * (width - cell_len(name)) + name for name in short)
+    yield "  " + " " * room + "".join(" " * (room - cell_len(name)) + name for name in short)
     for name, row in zip(short, counts, strict=True):
-        yield "  " + set_cell_size(name, width) + "".join(f"{count or '.':>{width}}" for count in row)
+        yield "  " + set_cell_size(name, room) + "".join(f"{count or '.':>{room}}" for count in row)

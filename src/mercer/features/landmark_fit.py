@@ -220,7 +220,7 @@ def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGr
     functions = top.vectors * alive * math.sqrt(n)  # a mask times a number would be float32
     rotation = functions / torch.where(alive, top.values, 1.0)
     pairs = Pairs(top.values * alive / n, rotation, top.residuals * alive / n).pad(k)
-    return _RowsGram(x, gram), pairs, Pairs(pairs.values, functions, pairs.values).pad(k).rotation
+    return _RowsGram(x, gram), pairs, torch.nn.functional.pad(functions, (0, k - functions.shape[1]))
 
 
 def _run_arpack(matrix: Tensor, k: int) -> TopEigh | None:  # (n, n)

@@ -318,7 +318,7 @@ class Affine(Rule):
 
 @dataclass(frozen=True)
 class EnterConvolution(Rule):
-    """The input's first convolution, by products of whole patches: no covariances of single pixels, half the time.
+    """The input's first convolution, by products of whole patches: no covariances of single pixels.
 
     Args:
         convolution: A convolution whose weights and biases are both trained, or neither.
@@ -338,10 +338,11 @@ class EnterConvolution(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        left, right = self._patches(x[1]), self._patches(y[1])
-        positions = x[1].r.shape[1:]
-        products = torch.einsum("npc,npc->np" if layout.zipped else "npc,mpc->nmp", left, right)
-        rho = products.reshape(*products.shape[:-1], *positions).contiguous()
+        if layout.zipped:  # equal positions of a row with itself
+            rho = torch.ones_like(x[1].r)
+        else:
+            products = torch.einsum("npc,mpc->nmp", self._patches(x[1]), self._patches(y[1]))
+            rho = products.reshape(*products.shape[:2], *x[1].r.shape[1:]).contiguous()
         return PairState(rho, rho if all(self.convolution.trained) else None)
 
     def _patches(self, row: RowState) -> Tensor:  # -> (n, p, channels times taps + 1)

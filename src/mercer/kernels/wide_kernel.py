@@ -61,21 +61,30 @@ def plan(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _fuse(steps: Sequence[Step]) -> list[Step]:
-    """The steps with each pair of an input's entry and its only reader, a convolution, as one."""
+    """The steps with the input's entry and a convolution behind it, of a stride above 1, as one.
+
+    Patches cost as many products as they have taps; a stride leaves so few of them that they cost less than pixels.
+    """
     readers = [node for step in steps for node in step.inputs]
     fused: list[Step] = []
     moved = [0]  # where each node is now
     for place, step in enumerate(steps):
-        convolution = step.rule
-        if isinstance(convolution, Affine) and convolution.patch is not None and not step.full:
-            (node,) = step.inputs
-            before = steps[node - 1].rule if node else None
-            alone = readers.count(node) == 1 and node == place and len(set(convolution.trained)) == 1
-            if isinstance(before, Enter) and before.channel == 1 and len(convolution.patch.size) <= 2 and alone:
-                fused[-1] = Step(EnterConvolution(convolution), fused[-1].inputs, step.positions)
-                moved.append(len(fused))
-                continue
-        fused.append(dataclasses.replace(step, inputs=tuple(moved[node] for node in step.inputs)))
+        entry, rule = steps[place - 1], step.rule
+        if (
+            isinstance(rule, Affine)
+            and rule.patch is not None
+            and len(rule.patch.size) <= 2
+            and len(set(rule.trained)) == 1  # weights and biases, or neither
+            and isinstance(entry.rule, Enter)
+            and entry.rule.channel == 1
+            and step.inputs == (place,)
+            and readers.count(place) == 1
+            and not step.full
+            and 2 * math.prod(step.positions) <= math.prod(entry.positions)
+        ):
+            fused[-1] = Step(EnterConvolution(rule), fused[-1].inputs, step.positions)
+        else:
+            fused.append(dataclasses.replace(step, inputs=tuple(moved[node] for node in step.inputs)))
         moved.append(len(fused))
     return fused
 

@@ -12,12 +12,14 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from .. import checks
 from .columns import Array, date_format, dates, find_target, numbers, words
+from .learner import Learner
 from .scoring import score_classes, score_values
 
 if TYPE_CHECKING:
     from .model import TabularModel
 
 _SHARE = 0.2  # of the rows, that are scored
+_INTERVAL_ROWS = 20  # scored rows that are enough for the widths of intervals
 _LEAST = 1e-6  # probability of a class that the rows learned from did not have
 
 
@@ -68,7 +70,10 @@ def choose_scored_rows(frame: pd.DataFrame, time: str | None, groups: str | None
 
 
 def score_split(model: TabularModel, other: TabularModel, rows: pd.DataFrame) -> tuple[dict[str, Any], str]:
-    """Scores of ``other``, fitted without these rows, and a sentence on them; classes are those of ``model``."""
+    """Scores of ``other``, fitted without these rows, and a sentence on them; classes are those of ``model``.
+
+    The intervals of ``model`` get the widths that cover these rows.
+    """
     rows = rows[model.target.known(rows[model.target.name])]
     if not len(rows):
         raise ValueError(checks.sentence("TabularModel", f"scored rows must have {model.target.name!r}", "none"))
@@ -76,9 +81,17 @@ def score_split(model: TabularModel, other: TabularModel, rows: pd.DataFrame) ->
     truth = model.target.encode(rows[model.target.name])
     head = {"rows": len(rows), "folds": 1}
     if model.target.classes is None:
-        scores = score_values(torch.from_numpy(answers["prediction"].to_numpy(copy=True)), truth)
-        inside = (answers["low"] <= truth.numpy()) & (truth.numpy() <= answers["high"])
-        return {**head, **scores}, f"{inside.mean():.0%} of them lie within their intervals of level 90%"
+        predicted = torch.from_numpy(answers["prediction"].to_numpy(copy=True))
+        scores = score_values(predicted, truth)
+        errors = (truth - predicted).abs() / other.learner.spreads(other.encode(rows))
+        if len(errors) < _INTERVAL_ROWS:
+            return {**head, **scores}, ""
+        # rows of the same groups or days, left out one by one, are easier than those that will come
+        known = model.learner
+        model.learner = Learner(
+            known.machine, known.view, None, errors.sort().values, known.low, known.high, known.spread
+        )
+        return {**head, **scores}, "intervals are as wide as their errors ask for"
     # a class that the earlier rows or other groups lack has next to no probability
     columns = [f"p_{name}" for name in model.target.classes]
     p = torch.from_numpy(answers.reindex(columns=columns, fill_value=0.0).to_numpy(dtype=np.float64, copy=True))

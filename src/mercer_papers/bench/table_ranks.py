@@ -101,6 +101,11 @@ def sentence(lines: pd.DataFrame, methods: Sequence[str]) -> str:
     return ", ".join(parts)
 
 
+def times(ratio: float) -> str:
+    """A ratio with two digits before or after the point: ``0.07``, ``1.7``, ``130``."""
+    return f"{ratio:.2g}" if ratio < 100 else f"{ratio:.0f}"
+
+
 def duels(lines: pd.DataFrame, rivals: Sequence[str], ours: str = OURS) -> str:
     """Ours against one rival at a time: tables won and lost, and CPU of fit and prediction."""
     cells = []
@@ -113,7 +118,7 @@ def duels(lines: pd.DataFrame, rivals: Sequence[str], ours: str = OURS) -> str:
             won, lost, equal = wins(lines, metric, rival, ours)
             row.append((f"{won} : {lost}" + (f" ({equal} equal)" if equal else "")) if won + lost + equal else "")
         ratio = cost_ratios(lines, rival, ours, "cpu")
-        row += [f"{ratio.median():.2g}", f"{ratio.iloc[-1]:.2g} (`{ratio.index[-1]}`)"]
+        row += [times(ratio.median()), f"{times(ratio.iloc[-1])} (`{ratio.index[-1]}`)"]
         cells.append(row)
     head = ["against", "tables", "fits", *METRICS.values(), "our CPU over its, median", "at worst"]
     return _grid(head, cells)
@@ -132,9 +137,9 @@ def losses(lines: pd.DataFrame, methods: Sequence[str], count: int = 5) -> str:
             winner = (sign * table.loc[one, others]).idxmax()
             rows = int(lines.loc[lines["table"] == one, "rows"].iloc[0])
             other = f"{table.at[one, winner]:.4f} ({winner})"
-            count_behind = f"{len(behind)} of {len(table)}"
-            cells.append([name, f"`{one}`", f"{rows:,}", f"{table.at[one, OURS]:.4f}", other, count_behind])
-    return _grid(["metric", "table", "rows", OURS, "best other", "tables where some other is ahead"], cells)
+            metric_cell = f"{name}: behind on {len(behind)} of {len(table)}"
+            cells.append([metric_cell, f"`{one}`", f"{rows:,}", f"{table.at[one, OURS]:.4f}", other])
+    return _grid(["metric", "table", "rows", OURS, "best other"], cells)
 
 
 def intervals(lines: pd.DataFrame, methods: Sequence[str]) -> str:
@@ -148,6 +153,27 @@ def intervals(lines: pd.DataFrame, methods: Sequence[str]) -> str:
     ]
     title = f"{len(width)} tables of numbers: {', '.join(f'`{name}`' for name in width.index)}.\n\n"
     return title + _grid(["method", "coverage", "interval score", "mean rank"], cells)
+
+
+def honesty(lines: pd.DataFrame) -> str:
+    """``+0.002 in accuracy (16 tables), ...``: what our fits reported minus what held-out rows gave, the mean gap."""
+    own = lines[(lines["method"] == OURS) & lines["error"].isna()]
+    parts = []
+    for metric in ("accuracy", "log_loss", "r2"):
+        if f"reported_{metric}" in own:
+            gap = (own[f"reported_{metric}"] - own[metric]).dropna().groupby(own["table"]).mean()
+            parts.append(f"{gap.mean():+.3f} in {METRICS[metric]} ({len(gap)} tables)")
+    return ", ".join(parts)
+
+
+def coverage(lines: pd.DataFrame) -> str:
+    """``90.1 % of the held-out rows of 12 tables of numbers (...)``: of our intervals of level 0.9."""
+    own = lines[lines["method"] == OURS].dropna(subset=["coverage"])
+    inside = own.groupby("table")["coverage"].mean().sort_values()
+    mean = (own["coverage"] * own["new_rows"]).sum() / own["new_rows"].sum()
+    ends = f"least {inside.iloc[0]:.1%} on `{inside.index[0]}`, most {inside.iloc[-1]:.1%} on `{inside.index[-1]}`"
+    text = f"{mean:.1%} of {int(own['new_rows'].sum()):,} held-out rows of {len(inside)} tables of numbers ({ends})"
+    return text.replace("%", " %")
 
 
 def runs(lines: pd.DataFrame) -> str:
@@ -207,26 +233,31 @@ def common_methods(lines: pd.DataFrame) -> list[str]:
 
 
 def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
-    """Mean rank by log loss for classes and by R2 for numbers, a panel for each band of rows."""
+    """Mean rank by log loss for classes and by R2 for numbers, a panel for each band of rows that has tables."""
     from matplotlib.ticker import MaxNLocator
 
     from mercer.figures import LIGHT, canvas
 
-    figure, panels = canvas(1, len(BANDS), width=10.5, height=0.9 + 0.3 * len(methods))
-    for ax, (band, rows) in zip(panels, BANDS.items(), strict=True):
-        both = [scores(lines, metric, methods, rows) for metric in ("log_loss", "r2")]
-        ranks = pd.concat([both[0].rank(axis=1), both[1].rank(axis=1, ascending=False)])
-        mean = ranks.mean().sort_values(kind="stable")
+    bands = {}
+    for band, rows in BANDS.items():
+        losses = scores(lines, "log_loss", methods, rows).rank(axis=1)
+        shares = scores(lines, "r2", methods, rows).rank(axis=1, ascending=False)
+        if len(losses) + len(shares):
+            bands[f"{band} ({len(losses) + len(shares)} tables)"] = pd.concat([losses, shares]).mean()
+    figure, panels = canvas(1, len(bands), width=3.5 * len(bands), height=0.9 + 0.3 * len(methods))
+    for ax, (band, ranks) in zip(panels, bands.items(), strict=True):
+        mean = ranks.sort_values(kind="stable")
         colors = [LIGHT.series[0] if name in (OURS, KERNELS) else LIGHT.soft for name in mean.index]
         ax.barh(np.arange(len(mean)), mean.to_numpy(), 0.62, color=colors)
         for i, value in enumerate(mean):
-            ax.annotate(f"{value:.1f}", (value, i), (3, 0), textcoords="offset points", va="center", fontsize=8.5)
+            ax.annotate(f"{value:.1f}", (value, i), (3, 0), textcoords="offset points", va="center", fontsize=8.5,
+                        color=LIGHT.ink)  # fmt: skip
         ax.set_yticks(range(len(mean)), list(mean.index))
         ax.set_ylim(len(mean) - 0.5, -0.5)
         ax.set_xlim(0, len(methods))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(False, axis="y")
-        ax.set_title(f"{band} ({len(ranks)} tables)", loc="left", fontsize=10)
+        ax.set_title(band, loc="left", fontsize=9, color=LIGHT.ink)
         ax.set_xlabel("mean rank, 1 is best")
     return figure
 

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from mercer import checks
 
 from ..data import MissingData
 from .record import append_row, read_rows
-from .table_rivals import LEVEL, RIVALS, Predict, Rival, readable
+from .table_rivals import LEVEL, RIVALS, Rival, readable
 
 Array = NDArray[Any]
 OURS = "mercer"
@@ -173,7 +174,8 @@ def _fit_and_score(method: Rival, x: pd.DataFrame, y: Array, new: pd.DataFrame, 
     except Exception as error:  # a rival that fails is a result, and others go on
         return {"error": f"{type(error).__name__}: {error}"[:300], "cpu_fit": sum(os.times()[:4]) - times[0]}
     cost = {"cpu_fit": times[1] - times[0], "cpu_predict": times[2] - times[1], "wall": time.perf_counter() - clock}
-    return scores | {name: round(value, 3) for name, value in cost.items()} | {"new_rows": len(new)}
+    scores |= {name: round(value, 3) for name, value in cost.items()} | {"new_rows": len(new)}
+    return scores | {f"reported_{name}": value for name, value in getattr(predict, "reported", {}).items()}
 
 
 def _versions(method: Rival) -> dict[str, str] | None:
@@ -190,27 +192,27 @@ def _versions(method: Rival) -> dict[str, str] | None:
     return versions
 
 
-def _ours(trees: bool | str) -> Callable[[pd.DataFrame, Array, int], Predict]:
-    def fit(x: pd.DataFrame, y: Array, c: int) -> Predict:
+class _Ours:
+    """Our model, with the scores that its fit reported."""
+
+    def __init__(self, x: pd.DataFrame, y: Array, c: int, trees: bool | str) -> None:
         from mercer.tabular import TabularModel
 
         name = "the target of this bench"
-        task = "classification" if c else "regression"
-        model = TabularModel(task=task, trees=trees).fit(x.assign(**{name: y}), name)
+        self.model = TabularModel(task="classification" if c else "regression", trees=trees)
+        self.model.fit(x.assign(**{name: y}), name)
+        self.reported = {
+            key: self.model.scores[key] for key in ("accuracy", "log_loss", "r2") if key in self.model.scores
+        }
+        self.names = [f"p_{i}" for i in range(c)] or ["prediction", "low", "high"]
 
-        def predict(frame: pd.DataFrame) -> Array:
-            answer = model.predict(frame, level=LEVEL)
-            names = [f"p_{i}" for i in range(c)] or ["prediction", "low", "high"]
-            return answer[names].to_numpy(dtype=float)
-
-        return predict
-
-    return fit
+    def __call__(self, frame: pd.DataFrame) -> Array:
+        return self.model.predict(frame, level=LEVEL)[self.names].to_numpy(dtype=float)
 
 
 _OUR_PACKAGES = ("mercer", "torch", "scikit-learn")
 METHODS = {
-    OURS: Rival(_ours("auto"), _OUR_PACKAGES, "defaults", raw=True),
-    KERNELS: Rival(_ours(False), _OUR_PACKAGES, "trees=False", raw=True),
+    OURS: Rival(partial(_Ours, trees="auto"), _OUR_PACKAGES, "defaults", raw=True),
+    KERNELS: Rival(partial(_Ours, trees=False), _OUR_PACKAGES, "trees=False", raw=True),
     **RIVALS,
 }

@@ -232,7 +232,7 @@ class AdaHessian(Optimizer):
         live = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         signs = [torch.randint(0, 2, p.shape, dtype=p.dtype, device=p.device).mul_(2).sub_(1) for p in live]
         products = torch.autograd.grad([p.grad for p in live], live, signs, allow_unused=True)
-        diagonal = {p: _averaged(z * h) if h is not None else torch.zeros_like(p)
+        diagonal = {p: _average(z * h) if h is not None else torch.zeros_like(p)
                     for p, z, h in zip(live, signs, products, strict=True)}  # fmt: skip
         with torch.no_grad():
             for group in self.param_groups:
@@ -253,7 +253,7 @@ class AdaHessian(Optimizer):
         p.addcdiv_(state[_MEAN], scale, value=-group["lr"] / (1 - first ** state[_STEP]))
 
 
-def _averaged(diagonal: Tensor) -> Tensor:
+def _average(diagonal: Tensor) -> Tensor:
     """Absolute values; a convolution's averaged over the places of each filter (their Eq. 10)."""
     absolute = diagonal.detach().abs()
     if absolute.ndim <= 2:

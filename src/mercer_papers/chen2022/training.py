@@ -117,7 +117,7 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
         validation.append(_accuracy(model, rows.x_val, rows.y_val))
         if validation[-1] >= max(validation):
             best = {name: value.clone() for name, value in model.state_dict().items()}
-        if _settled(losses):
+        if _has_settled(losses):
             break
     seconds = clock() - began
     held = state_bytes(optimizer) / 2**20
@@ -173,7 +173,7 @@ def flipped(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(chosen[:, None, None, None], x.flip(3), x)
 
 
-def _settled(losses: list[float]) -> bool:
+def _has_settled(losses: list[float]) -> bool:
     recent = losses[-_PATIENCE - 1 :]
     changes = [abs(a - b) for a, b in itertools.pairwise(recent)]
     return len(changes) == _PATIENCE and max(changes) < _TOLERANCE

@@ -106,7 +106,7 @@ def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str,
     files = locate(RESNET20, data_folder(folder))
     if files is None:
         raise missing("resnet20_weights", RESNET20, data_folder(folder))
-    _verified(RESNET20, files[0], verify)
+    _verify(RESNET20, files[0], verify)
     arrays = read_npz(files[0][0], limit=2**26)
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
@@ -119,11 +119,11 @@ def _raw(name: str, folder: Path | None, check: bool) -> Raw:
         raise missing(name, SOURCES[name], folder)
     paths, kept = found
     if kept:
-        _verified(SOURCES[name], paths, check)
+        _verify(SOURCES[name], paths, check)
     return READERS[name](paths, kept)
 
 
-def _verified(source: Source, paths: list[Path], check: bool) -> None:
+def _verify(source: Source, paths: list[Path], check: bool) -> None:
     for path, (_, sha256) in zip(paths, source.kept, strict=True):
         if check:
             verify_checksum(path, sha256)

@@ -174,7 +174,7 @@ def cov_tw(paths: list[Path], kept: bool) -> Raw:
     tables = []
     for path in paths:
         t = text_table(path, ("Text", "Label"))
-        tables.append((path, [t["Text"]], _named(path, t["Label"], classes)))
+        tables.append((path, [t["Text"]], _number_classes(path, t["Label"], classes)))
     (path, [first], a), (_, [second], b), test = tables
     raw = _two([(path, [first + second], np.concatenate([a, b])), test], classes)
     return replace(raw, validation=len(b))
@@ -267,10 +267,10 @@ def _two(parts: Sequence[tuple[Path, list[list[str]], Array]], classes: tuple[st
 
 def _pairs_by_name(path: Path, classes: tuple[str, ...]) -> tuple[list[list[str]], Array]:
     t = text_table(path, ("sentence1", "sentence2", "label"))
-    return [t["sentence1"], t["sentence2"]], _named(path, t["label"], classes)
+    return [t["sentence1"], t["sentence2"]], _number_classes(path, t["label"], classes)
 
 
-def _named(path: Path, labels: list[str], classes: tuple[str, ...]) -> Array:
+def _number_classes(path: Path, labels: list[str], classes: tuple[str, ...]) -> Array:
     for row, label in enumerate(labels):
         if label not in classes:
             raise corrupt(path, f"the label must be one of {', '.join(classes)} in row {row}", repr(label[:30]))

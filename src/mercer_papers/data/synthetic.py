@@ -39,7 +39,7 @@ def spiral(
     r = 0.05 + 0.95 * draws.uniform(n)
     theta = 2 * math.pi * (turns * r + y / c)
     x = r[:, None] * torch.stack([theta.cos(), theta.sin()], 1) + noise * draws.normal(n, 2)
-    return _parted("spiral", x, y, fold, seed)
+    return _split("spiral", x, y, fold, seed)
 
 
 def random_labels(n: int = 80, d: int = 2, *, fold: int | None = None, seed: int = 0) -> Dataset:
@@ -58,7 +58,7 @@ def random_labels(n: int = 80, d: int = 2, *, fold: int | None = None, seed: int
     draws = StableRandom(seed)
     x = 2 * draws.uniform(n, d) - 1
     y = (torch.arange(n) % 2)[draws.permutation(n)]
-    return _parted("random_labels", x, y, fold, seed)
+    return _split("random_labels", x, y, fold, seed)
 
 
 def adversarial(n: int = 80, d: int = 2, *, gap: float = 0.01, fold: int | None = None, seed: int = 0) -> Dataset:
@@ -85,10 +85,10 @@ def adversarial(n: int = 80, d: int = 2, *, gap: float = 0.01, fold: int | None 
     direction = draws.normal(n // 2, d)
     second = first + gap * direction / direction.norm(dim=1, keepdim=True)
     coin = draws.below(2, n // 2)
-    return _parted("adversarial", torch.cat([first, second]), torch.cat([coin, 1 - coin]), fold, seed)
+    return _split("adversarial", torch.cat([first, second]), torch.cat([coin, 1 - coin]), fold, seed)
 
 
-def _parted(name: str, x: Tensor, y: Tensor, fold: int | None, seed: int) -> Dataset:
+def _split(name: str, x: Tensor, y: Tensor, fold: int | None, seed: int) -> Dataset:
     train, test = split_rows(y, None, fold, seed)
     return Dataset(
         name=name,

@@ -72,11 +72,11 @@ def run(cell: Cell) -> Outcome:
     x, test = (normalised(part) if network else part - 0.45 for part in (data.x_train, data.x_test))
     held = max(16, s["rows"] // 10)
     train, val = (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:])
-    trained = _trained(*train, network, s["epochs"], s["kept"], cell.seed, cell.device)
+    trained = _train_once(*train, network, s["epochs"], s["kept"], cell.seed, cell.device)
     if s["method"] == ALGORITHM_1:
         proba = _algorithm_1(cell, trained.snapshots.models, train[0], test)
     else:
-        proba = _predicted(s["method"], trained, test, train, val)
+        proba = _predict(s["method"], trained, test, train, val)
     return Outcome(
         value=metrics.accuracy(proba, data.y_test),
         values={
@@ -98,7 +98,7 @@ class Trajectory(NamedTuple):
     annealed: nn.Module
 
 
-def _predicted(
+def _predict(
     method: str, trained: Trajectory, test: Tensor, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]
 ) -> Tensor:
     """The integral of the slide by samples, with its precision of 1."""
@@ -137,20 +137,20 @@ def _softmax(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1)
-def _cached(key: tuple[str, int, int, int, int]) -> dict[str, Trajectory]:
+def _remember(key: tuple[str, int, int, int, int]) -> dict[str, Trajectory]:
     """One run serves the seven cells of one process; it depends on the cell's settings and seed alone."""
     return {}
 
 
-def _trained(x: Tensor, y: Tensor, network: str, epochs: int, kept: int, seed: int, device: str) -> Trajectory:
-    store = _cached((network, len(x), epochs, kept, seed))
+def _train_once(x: Tensor, y: Tensor, network: str, epochs: int, kept: int, seed: int, device: str) -> Trajectory:
+    store = _remember((network, len(x), epochs, kept, seed))
     if "run" not in store:
-        train = _train_published if network else _train
+        train = _train_published if network else _train_from_scratch
         store["run"] = train(x.to(device), y.to(device), epochs, kept, seed)
     return store["run"]
 
 
-def _train(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
+def _train_from_scratch(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LeNet5().to(x.device)

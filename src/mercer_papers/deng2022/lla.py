@@ -55,7 +55,7 @@ def run(cell: Cell) -> Outcome:
     n = cell.settings["rows"]
     x, y = _moons(2 * n + 200, cell.seed)
     train, val, test = (x[:n], y[:n]), (x[n : 2 * n], y[n : 2 * n]), (x[2 * n :], y[2 * n :])
-    model = _trained(train, cell.settings["steps"], cell.seed, cell.device)
+    model = _train(train, cell.settings["steps"], cell.seed, cell.device)
     proba = _reader(cell, model, train, val)
     inside = proba(test[0])
     far = 8 * torch.nn.functional.normalize(torch.randn(200, 2, generator=seeded(cell.seed)), dim=1)
@@ -103,7 +103,7 @@ def _reader(
     return ours.fit(train, val).predict_proba
 
 
-def _trained(train: tuple[Tensor, Tensor], steps: int, seed: int, device: str) -> nn.Module:
+def _train(train: tuple[Tensor, Tensor], steps: int, seed: int, device: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(2, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2))

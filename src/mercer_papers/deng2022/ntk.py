@@ -84,13 +84,13 @@ def run(cell: Cell) -> Outcome:
         network: nn.Module = published_resnet20().eval()
         x, test = (normalised(part) for part in (x, test))
     else:
-        network = _trained(x, data.y_train, settings["network steps"], cell)
+        network = _train(x, data.y_train, settings["network steps"], cell)
     exact = EmpiricalNTK(network, outputs=0)(test).detach()
     found = exact if settings["method"] == EXACT else _approximation(cell, network, x, test)
     error = best_rank(exact, K) if settings["method"] == EXACT else relative_error(found, exact)
     return Outcome(
         value=error,
-        arrays={"matrix": _thinned(found / exact.diagonal().mean())},
+        arrays={"matrix": _thin(found / exact.diagonal().mean())},
         note="error of the best approximation of rank 10" if settings["method"] == EXACT else "",
     )
 
@@ -116,7 +116,7 @@ def _approximation(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> T
     return EmpiricalNTK(network, outputs=0, method=method, samples=K, generator=generator).fit(x)(test).detach()
 
 
-def _trained(x: Tensor, y: Tensor, steps: int, cell: Cell) -> nn.Module:
+def _train(x: Tensor, y: Tensor, steps: int, cell: Cell) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(cell.seed)
         network = nn.Sequential(
@@ -145,7 +145,7 @@ def _pictures(x: Tensor) -> Tensor:
     return x if x.ndim == 4 else x.reshape(-1, 1, 8, 8)
 
 
-def _thinned(matrix: Tensor, most: int = 60) -> list[list[float]]:
+def _thin(matrix: Tensor, most: int = 60) -> list[list[float]]:
     step = -(-len(matrix) // most)
     thin: list[list[float]] = matrix[::step, ::step].double().tolist()
     return thin

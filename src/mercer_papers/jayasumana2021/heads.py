@@ -53,7 +53,7 @@ def _series(
     return KernelClassifier(in_features, num_classes, kernel, temperature=kernel.temperature, bias=bias)
 
 
-def _scaled(make: Callable[[], Scaled | Sum], in_features: int, num_classes: int) -> nn.Module:
+def _make_scaled(make: Callable[[], Scaled | Sum], in_features: int, num_classes: int) -> nn.Module:
     return KernelClassifier(in_features, num_classes, make(), bias=False, temperature=1.0)
 
 
@@ -79,10 +79,10 @@ _MAKERS: dict[str, Make] = {
     "Kernelized, bias": partial(_series, bias=True),
     "Mercer's head": _mercer,
     "Extra layer": _extra_layer,
-    "RBF fixed": partial(_scaled, lambda: Scaled(RBF(1.0), SCALE, learnable=True)),
-    "RBF learned": partial(_scaled, lambda: Scaled(RBF(1.0, learnable=True), SCALE, learnable=True)),
-    "Polynomial": partial(_scaled, lambda: Scaled(Polynomial(10, 0.5, 0.5), SCALE, learnable=True)),
-    "MKL": partial(_scaled, _mkl),
+    "RBF fixed": partial(_make_scaled, lambda: Scaled(RBF(1.0), SCALE, learnable=True)),
+    "RBF learned": partial(_make_scaled, lambda: Scaled(RBF(1.0, learnable=True), SCALE, learnable=True)),
+    "Polynomial": partial(_make_scaled, lambda: Scaled(Polynomial(10, 0.5, 0.5), SCALE, learnable=True)),
+    "MKL": partial(_make_scaled, _mkl),
     **{f"Kernelized, {name}": partial(_series, positivity=name) for name in ("sigmoid", "softmax", "relu", "none")},
 }
 

@@ -93,7 +93,7 @@ def _from_scratch(cell: Cell) -> tuple[Tensor, Tensor]:
     rows = cell.settings["rows"]
     (ids, y), (new, truth) = _synthetic_sentences(rows, cell.seed), _synthetic_sentences(rows, cell.seed + 1)
     model = _fine_tune(SmallTransformer(32, 2, width=16, layers=1), cell, ids, y, torch.stack, lr=1e-2)
-    return _predicted(model, new, torch.stack, cell.device), truth
+    return _predict(model, new, torch.stack, cell.device), truth
 
 
 def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
@@ -110,12 +110,12 @@ def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
         for tried in s["rates"]:
             torch.manual_seed(cell.seed)
             model = _fine_tune(load(), cell, [x[i] for i in training], y[training], collate, lr=tried)
-            predicted = _predicted(model, [x[i] for i in judging], collate, cell.device)
+            predicted = _predict(model, [x[i] for i in judging], collate, cell.device)
             scores[tried] = float((predicted == y[judging]).double().mean())
         rate = max(scores, key=lambda tried: scores[tried])
     torch.manual_seed(cell.seed)
     model = _fine_tune(load(), cell, x, y, collate, lr=rate)
-    return _predicted(model, found.x_test, collate, cell.device), found.y_test
+    return _predict(model, found.x_test, collate, cell.device), found.y_test
 
 
 def _tuned_encoder(encoder: str) -> tuple[Callable[[], nn.Module], Collate]:
@@ -175,7 +175,7 @@ class _MeanPooled(nn.Module):
 
 
 @torch.no_grad()
-def _predicted(model: nn.Module, inputs: Any, collate: Collate, device: str) -> Tensor:
+def _predict(model: nn.Module, inputs: Any, collate: Collate, device: str) -> Tensor:
     model.eval()
     starts = range(0, len(inputs), 64)
     return torch.cat([_logits(model, collate(list(inputs[i : i + 64])), device).argmax(1).cpu() for i in starts])

@@ -95,11 +95,11 @@ def run(cell: Cell) -> Outcome:
 
     A training that diverges without an activation on alpha is the result that the paper reports (Table 12).
     """
-    return _trained(json.dumps(dict(cell.settings), sort_keys=True), cell.seed, cell.device)
+    return _train(json.dumps(dict(cell.settings), sort_keys=True), cell.seed, cell.device)
 
 
 @lru_cache(maxsize=256)  # several tables ask for one training: a later cell may take no time
-def _trained(settings: str, seed: int, device: str) -> Outcome:
+def _train(settings: str, seed: int, device: str) -> Outcome:
     s: dict[str, Any] = json.loads(settings)
     torch.manual_seed(seed)
     x, y, x_test, y_test = pictures_of(s, seed, device)
@@ -196,7 +196,7 @@ def _synthetic_pictures(n: int, classes: int, seed: int) -> Pictures:
     return x[:n], y[:n], x[n:], y[n:]
 
 
-def _augmented(x: Tensor, generator: torch.Generator) -> Tensor:
+def _augment(x: Tensor, generator: torch.Generator) -> Tensor:
     """Mirrored by chance and moved by up to four pixels, zeros coming in: one move for each picture."""
     n, size = len(x), x.shape[-1]
     flipped = (torch.rand(n, generator=generator) < 0.5).to(x.device)
@@ -218,7 +218,7 @@ def fit(
     lr: float = 0.1,
     batch: int = 128,
     loss: Loss = F.cross_entropy,
-    augment: Callable[[Tensor, torch.Generator], Tensor] | None = _augmented,
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = _augment,
     schedule: str = "cosine",
 ) -> list[float]:
     """Train in place, where ``x`` is; the mean loss of every epoch. ``y`` holds labels, or a teacher's logits.

@@ -49,7 +49,7 @@ def run(cell: Cell) -> Outcome:
     """One fold of one row."""
     parts = fold(cell.settings["set"], cell.seed % FOLDS)
     if cell.settings["by"] in TRAINED:
-        return _trained(cell, parts)
+        return _train(cell, parts)
     start = time.process_time()
     if cell.settings["by"] == DEFAULT:
         model = KernelNetworkClassifier(random_state=cell.seed).fit(parts.x_train.numpy(), parts.y_train.numpy())
@@ -70,7 +70,7 @@ def _columns(record: LayerRecord) -> dict[str, float]:
     return {"H": record.hsic, "MSE": record.mse, "CE": record.ce, "C": record.c, "T": record.t}
 
 
-def _trained(cell: Cell, parts: Fold) -> Outcome:
+def _train(cell: Cell, parts: Fold) -> Outcome:
     """A network of the poster's depth for this set and 100 units a layer, by SGD with momentum."""
     s, c = cell.settings, parts.c
     torch.manual_seed(cell.seed)

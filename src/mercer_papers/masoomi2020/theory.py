@@ -49,7 +49,7 @@ def run(cell: Cell) -> Outcome:
     return _CHECKS[cell.settings["check"]](parts, cell.settings)
 
 
-def _rises(parts: Fold, s: Any) -> Outcome:
+def _follow_layers(parts: Fold, s: Any) -> Outcome:
     """Theorem 1: H of every layer of W_s, those that do not raise it too; passed where all rise to 1 - delta.
 
     The theorem says that bandwidths exist; ours are searched, so that a failure is of the search.
@@ -58,9 +58,9 @@ def _rises(parts: Fold, s: Any) -> Outcome:
     for halvings in range(s["restarts"] + 1):
         tried = stacked(parts, s["layers"], 1 - s["delta"], halvings)
         H = tried if not H or tried[-1] > H[-1] else H
-        if H[-1] >= 1 - s["delta"] and _fallen(H) == 0:
+        if H[-1] >= 1 - s["delta"] and _count_falls(H) == 0:
             break
-    fell = _fallen(H)
+    fell = _count_falls(H)
     x = [float(i) for i in range(len(H))]
     note = f"{len(H) - 1} layers, {fell} of them did not raise H; H from {H[0]:.3f} to {H[-1]:.3f}."
     return Outcome(
@@ -72,7 +72,7 @@ def _rises(parts: Fold, s: Any) -> Outcome:
     )
 
 
-def _fallen(H: list[float]) -> int:
+def _count_falls(H: list[float]) -> int:
     """How many layers did not raise H."""
     return sum(after <= before for before, after in itertools.pairwise(H))
 
@@ -86,7 +86,7 @@ def _solve(parts: Fold, reading: str) -> Chain:
     return fit_closed_form(x, y, c, rule="authors", max_layers=20, enough=0.999, restarts=restarts)
 
 
-def _limit(parts: Fold, s: Any) -> Outcome:
+def _reach_limit(parts: Fold, s: Any) -> Outcome:
     """Theorem 2: T by layer, and the last layer's kernel: mean within and between classes."""
     chain = _solve(parts, s["reading"])
     y = parts.y_train
@@ -106,7 +106,7 @@ def _limit(parts: Fold, s: Any) -> Outcome:
     )
 
 
-def _losses(parts: Fold, s: Any) -> Outcome:
+def _measure_losses(parts: Fold, s: Any) -> Outcome:
     """Corollary 2: MSE to translated labels in IDS over the outputs' variance, and CE after a change of basis."""
     chain = _solve(parts, s["reading"])
     H = [record.hsic for record in chain.history]
@@ -123,7 +123,7 @@ def _losses(parts: Fold, s: Any) -> Outcome:
     )
 
 
-def _stationary(parts: Fold, _: Any) -> Outcome:
+def _measure_gradients(parts: Fold, _: Any) -> Outcome:
     """Claims 4 and 5: relative norms of the gradient along W^T W = I at both solutions of the first layer."""
     r, y, c = parts.x_train, parts.y_train, parts.c
     width = min(c - 1, r.shape[1] - 1)
@@ -145,7 +145,7 @@ def _relative(r: Tensor, y: Tensor, c: int, sigma: float, w: Tensor) -> float:
     return float(riemannian_gradient(q, w).norm() / (q @ w).norm())
 
 
-def _reformulated(parts: Fold, s: Any) -> Outcome:
+def _compare_equations(parts: Fold, s: Any) -> Outcome:
     """Claim 6: Eq. 11 against Eq. 1, which the poster calls equivalent, and against Tr(W^T Q W) / sigma^2."""
     r, y, c = parts.x_train, parts.y_train, parts.c
     if s["set"] == "uneven":  # one class far larger than the others: a between-class Gamma is then positive
@@ -242,11 +242,11 @@ def implicit_penalty(
 
 
 _CHECKS: dict[str, Callable[[Fold, Any], Outcome]] = {
-    "rises": _rises,
-    "limit": _limit,
-    "losses": _losses,
-    "stationary": _stationary,
-    "reformulated": _reformulated,
+    "rises": _follow_layers,
+    "limit": _reach_limit,
+    "losses": _measure_losses,
+    "stationary": _measure_gradients,
+    "reformulated": _compare_equations,
 }
 
 

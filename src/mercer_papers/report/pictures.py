@@ -22,7 +22,7 @@ def pictures(section: Section) -> list[Picture]:
     entry = section.entry
     if not done:
         return []
-    alt = f"{entry.title}: {_described(done)}"
+    alt = f"{entry.title}: {_describe(done)}"
     try:
         figure = _figure(entry, done)
         if figure is None:
@@ -81,7 +81,7 @@ def _mean(curves: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
     }
 
 
-def _described(done: Sequence[Result]) -> str:
+def _describe(done: Sequence[Result]) -> str:
     """What a reader who cannot see the figure should know: each curve with its first and last height."""
     parts = [
         f"{name} from {curve['y'][0]:.4g} to {curve['y'][-1]:.4g}"

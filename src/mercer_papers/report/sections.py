@@ -152,7 +152,7 @@ def _section(entry: Entry, results: list[Result], planned: int) -> Section:
         matrix=matrix(entry, results if ran else [], longer) if ran or longer else Matrix(),
         details=tuple(_details(results)),
         notes=tuple(dict.fromkeys(result.note for result in results if result.status == "done" and result.note)),
-        reasons=(*_reasons(results), *_interrupted(results, planned)),
+        reasons=(*_reasons(results), *_say_where_it_ended(results, planned)),
         seconds=sum(result.seconds for result in results),
         cpu_seconds=sum(result.cpu_seconds for result in results),
         kept=kept,
@@ -185,7 +185,7 @@ def _reasons(results: Iterable[Result]) -> Iterable[str]:
     return [*left_out, *(reason for reason in reasons if not reason.startswith(_LEFT_OUT))]
 
 
-def _interrupted(results: list[Result], planned: int) -> list[str]:
+def _say_where_it_ended(results: list[Result], planned: int) -> list[str]:
     done = len(results)
     return [f"The run ended after {done} of {planned} cells; --resume goes on with it."] if done < planned else []
 

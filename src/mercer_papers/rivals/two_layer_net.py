@@ -98,7 +98,7 @@ def train_two_layer(
         gap = hidden @ signs.mT / root - y  # (n, c)
         residuals.append(sum_over_ranks(gap.square().sum()).sqrt())
         if test is not None:
-            error, accuracy = _tested(network, *test)
+            error, accuracy = _test(network, *test)
             tests.append(error)
             hits.append(accuracy)
         if step < steps:
@@ -155,7 +155,7 @@ class _Unit(nn.Module):
         return unit_rows(x)
 
 
-def _tested(network: TwoLayerNet, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _test(network: TwoLayerNet, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
     out = network(x)
     right = out.argmax(1) == y.argmax(1) if y.shape[1] > 1 else (out > 0)[:, 0] == (y > 0)[:, 0]

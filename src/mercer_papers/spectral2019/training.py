@@ -72,7 +72,7 @@ def run(cell: Cell) -> Outcome:
     """
     shows = cell.settings["shows"]
     settings = {name: value for name, value in cell.settings.items() if name != "shows"}
-    result = _trained(json.dumps(settings, sort_keys=True), cell.seed, cell.device)
+    result = _train(json.dumps(settings, sort_keys=True), cell.seed, cell.device)
     distrust = " (above 1: not lazy, the prediction is not to be trusted)" if result.laziness > _DISTRUST else ""
     if shows == "table":
         steps = [step for step in _STEPS if step < len(result.accuracy) - 1] + [len(result.accuracy) - 1]
@@ -90,7 +90,7 @@ def run(cell: Cell) -> Outcome:
 
 
 @functools.lru_cache(maxsize=64)  # several figures are drawn of one training
-def _trained(settings: str, seed: int, device: str) -> Trained:
+def _train(settings: str, seed: int, device: str) -> Trained:
     """Full-batch descent of the two-layer network on an embedding, and what the spectrum predicted of it.
 
     The rate is the paper's times (its rows / ours), because the loss is a sum over rows: eta n is then the paper's.

@@ -147,6 +147,7 @@ def floating(x: Tensor) -> Tensor:
 def finite(where: str, name: str, x: Tensor) -> Tensor:
     """No NaN and no infinity; the message names the first bad row."""
     if x.is_floating_point() and not math.isfinite(_largest(x)):
+        # Only now, on the way to an error, look for the row.
         rows = (~torch.isfinite(x)).reshape(len(x), -1).any(1) if x.ndim else ~torch.isfinite(x)[None]
         row = int(rows.nonzero()[0, 0])
         kind = "NaN" if bool(x.isnan().any()) else "infinity"
@@ -166,6 +167,7 @@ def squarable(where: str, name: str, x: Tensor, *, empty: bool = False) -> Tenso
 def no_overflow(where: str, name: str, x: Tensor) -> Tensor:
     """Numbers whose squares, summed over a row, stay finite; NaN and infinity are not looked for."""
     largest = _largest(x)
+    # A squared distance is at most 4 d times the largest square; half of the range is left for sums.
     limit = math.sqrt(torch.finfo(x.dtype).max / (8 * max(1, x.shape[1:].numel())))
     if limit < largest < math.inf:
         raise ValueError(
@@ -250,6 +252,7 @@ def _largest(x: Tensor) -> float:
     """Largest absolute value, NaN where there is one: one pass and no temporary, where ``isfinite`` costs ten."""
     if not x.numel():
         return 0.0
+    # aminmax passes NaN on, so that one pass finds NaN, infinity and the largest value.
     low, high = (float(end) for end in torch.aminmax(x.detach()))
     return math.nan if math.isnan(low) or math.isnan(high) else max(-low, high)
 

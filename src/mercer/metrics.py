@@ -99,6 +99,7 @@ def auroc(familiar: Tensor, unfamiliar: Tensor) -> float:
         if scores.isnan().any():
             raise ValueError(sentence("auroc", f"{name} must not hold NaN", f"{int(scores.isnan().sum())} of them"))
     negatives = familiar.sort().values
+    # Negatives below each positive count 1, equal ones half: the mean of both counts.
     below = torch.searchsorted(negatives, unfamiliar.to(negatives.dtype), right=False)
     up_to = torch.searchsorted(negatives, unfamiliar.to(negatives.dtype), right=True)
     return float((below + up_to).double().mean() / (2 * len(negatives)))

@@ -112,10 +112,12 @@ class Curvature:
         self.jacobian, self.x, self.f, self.q, self.batch_size = jacobian, x, f, q, batch_size
         self.k = q.shape[1]
         self.features: Tensor | None = None
+        # A whole last layer needs no Psi: J is made of the features.
         if isinstance(jacobian, LastLayerJacobian) and self.k == jacobian.size:  # Q is the identity
             blocks = [jacobian.features(x[part])[1] for part in slices(len(x), batch_size)]
             self.features = torch.cat(blocks) if blocks else f.new_zeros(0, self.k // f.shape[1])
             return
+        # Keep Psi of every row, or of every second, third, ... where all would not fit.
         room = max(1, _PSI_BYTES // (f.shape[1] * self.k * f.dtype.itemsize))
         self.stride = max(1, -(-len(f) // room))
         kept = [psi[-part.start % self.stride :: self.stride] for part, psi in self._read_psi()]
@@ -139,6 +141,7 @@ class Curvature:
             f = self.f[:: self.stride]
             for part in slices(len(f), 1024):
                 total += product(f[part], self.psi[part])
+            # Rows that were not kept count as the kept ones do on average.
             total *= len(self.f) / max(1, len(f))
         total = Rows(self.f).total(total)
         return (total + total.mT) / 2
@@ -214,6 +217,7 @@ class Span:
         draws = []
         for part in slices(n, max(1, 2**24 // p)):
             size = part.stop - part.start
+            # theta + Q D^1/2 z, and the prior's draw outside Q; the outputs are linear in it.
             z = torch.randn(k, size, generator=generator, dtype=q.dtype, device=x.device)
             weights = q @ (deviations[:, None] * z) + self._draw_outside(size, precision, generator)
             outputs = [self.jacobian.along(x[rows], weights) for rows in slices(len(x), self.batch_size)]
@@ -280,6 +284,7 @@ class LastLayerSpan(Span):
     ) -> tuple[Tensor, Tensor]:
         if full:
             return super().moments(x, values, precision, full=full, gradients=gradients)
+        # Each output's own block of the covariance is all that its variance needs.
         if precision not in self.blocks:
             self.blocks[precision] = self.jacobian.covariance_blocks(self.directions, 1 / (values + precision))
         step = max(_ONE_PASS_ROWS, self.batch_size)

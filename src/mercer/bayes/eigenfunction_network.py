@@ -66,6 +66,7 @@ class EigenfunctionNetwork(SavableModule):
         # A direction that says little about the data has a small Psi: it is not blown up to count as much.
         least = 1e-2 * float(targets.square().mean().sqrt()) or 1.0  # networks that agree: nothing to learn
         self.unit.copy_(targets.square().mean(0).sqrt().clamp_min(least))
+        # The variance outside counts as a quarter of all directions together.
         weights = x.new_ones(self.k + 1)
         weights[self.k] = max(1.0, self.k / 4)
         plan = Training(steps=steps, batch_size=256, lr=2e-3)
@@ -145,6 +146,7 @@ def spread_rows(x: Tensor, most: int, generator: torch.Generator) -> Tensor:  # 
     """
     if not x.is_floating_point():
         return x[:most]
+    # Half are rows as they are. The others lie between two rows, shaken by noise of random strength.
     chosen = x[torch.randperm(len(x), generator=generator)[:most]]
     partners = x[torch.randint(len(x), (len(chosen),), generator=generator)]
     shape = (len(chosen), *[1] * (x.ndim - 1))

@@ -17,7 +17,7 @@ from .network import flat_logits, own_network, zero_row
 from .posterior import Posterior
 from .prior_choice import best_temperature
 from .training import train_network
-from .validation import checked_outputs, fitting_rows
+from .validation import check_network_runs, check_outputs
 
 
 class Ensemble(Posterior):
@@ -52,7 +52,7 @@ class Ensemble(Posterior):
         if len(widths) > 1:
             need = "models must have as many outputs"
             raise ValueError(checks.sentence(type(self).__name__, need, sorted(widths)))
-        return checked_outputs(type(self).__name__, torch.stack(outputs, 2))
+        return check_outputs(type(self).__name__, torch.stack(outputs, 2))
 
     def _read(self, name: str, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:  # -> (n, c, M), targets
         """All outputs on a loader's rows, and its targets."""
@@ -61,7 +61,7 @@ class Ensemble(Posterior):
         with torch.no_grad():
             if len(x):
                 first = next(iter(self._members()))
-                fitting_rows(f"{where}.fit, {name}", lambda row: flat_logits(first(row)), x[:1])
+                check_network_runs(f"{where}.fit, {name}", lambda row: flat_logits(first(row)), x[:1])
             outputs = self._outputs(x)
         return outputs, likelihood_named(self.likelihood).targets(where, y, outputs[..., 0])
 

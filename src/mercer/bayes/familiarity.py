@@ -18,7 +18,7 @@ from ..signals.capture import capture
 from ..signals.layers import layer, unwrap
 from .jacobian import near
 from .network import SavedWithoutNetwork, Unattached, flat_logits, own_network, weights_of
-from .validation import checked_outputs, checked_rows, fitting_rows, not_fitted, training_rows
+from .validation import check_network_runs, check_outputs, check_rows, not_fitted, training_rows
 
 _LEARNED, _REFERENCE, _LAYERS = 4000, 1000, 4
 _TINY = torch.finfo(torch.float32).tiny
@@ -109,7 +109,7 @@ class Familiarity(SavedWithoutNetwork):
 
         # The layers to read. In each, a row must look the same alone and beside another one.
         network = self._network()
-        fitting_rows(where, network, rows[:1])
+        check_network_runs(where, network, rows[:1])
         self.layers_ = _spread_layers(network, rows[:2]) if self.layers is None else list(self.layers)
         right = _layers_of_rows(network, self.layers_, rows[:2])
         mixed = [name for name in self.layers_ if name not in right]
@@ -151,7 +151,7 @@ class Familiarity(SavedWithoutNetwork):
         """How unfamiliar each row is, in 0..1."""
         network = self._network()
         rows = x if self.packing_ is None else self.packing_.pack("Familiarity", x)
-        rows = checked_rows("Familiarity", rows, self.model, self.row_shape_).detach()
+        rows = check_rows("Familiarity", rows, self.model, self.row_shape_).detach()
         surprise, knots = self._surprise(self._views(network, rows)), self.knots_
 
         # up to the tail: half the rank among the reference rows
@@ -175,6 +175,7 @@ class Familiarity(SavedWithoutNetwork):
             x: Rows.
             proba: Their class probabilities, of this network or of any posterior.
         """
+        # A score s above 0.5 is 0.5 + 0.5 b / (1 + b), so that 1 / (1 + b) = 2 (1 - s).
         share = 2 * (1 - self.score(x)).to(proba)
         checks.same_length("Familiarity.temper", "proba", proba, "x", share)
         tempered: Tensor = (proba.clamp_min(_TINY).log() * share.clamp_max(1)[:, None]).softmax(1)
@@ -182,6 +183,7 @@ class Familiarity(SavedWithoutNetwork):
 
     def _views(self, network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, 2 or 3), float64
         before, last, f = self._read(network, x)
+        # Distances to the rows that are known: the nearest in the layers, the mean of the nearest ten in direction.
         z, u = (torch.cat(before, 1) - self.shift_) / self.scale_, F.normalize(last)
         known_z, known_u = self.known_layers_.double(), self.known_directions_.double()
         k = min(_NEIGHBORS, len(known_u))
@@ -191,6 +193,7 @@ class Familiarity(SavedWithoutNetwork):
             directions.append(torch.cdist(u[part], known_u).topk(k, 1, largest=False).values.mean(1))
         views = [torch.cat(layers), torch.cat(directions)]
         if f.shape[1] > 1:
+            # p^a (1 - p)^a by logarithms, because both factors underflow.
             log_p = f.log_softmax(1).topk(min(_LARGEST, f.shape[1]), 1).values
             log_q = (-torch.expm1(log_p)).log()  # of 1 - p
             views.append((_EXPONENT * (log_p + log_q)).exp().sum(1))
@@ -218,7 +221,7 @@ class Familiarity(SavedWithoutNetwork):
         outputs = []
         with capture(network, self.layers_) as signals:
             for part in slices(len(x), self.batch_size):
-                outputs.append(checked_outputs("Familiarity", flat_logits(network(x[part]))))
+                outputs.append(check_outputs("Familiarity", flat_logits(network(x[part]))))
                 for name, signal in signals.items():
                     ends = name == self.layers_[-1] and isinstance(layer(network, name), nn.Linear)
                     parts[name].append(_pool_positions(signal.input if ends and self.layers is None else signal.output))

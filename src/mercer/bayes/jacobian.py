@@ -164,6 +164,7 @@ class RowwiseJacobian(FormedJacobian):
         for row in x.split(1):
             with torch.enable_grad(), plain_attention():
                 f = output_rows("RowwiseJacobian", as_logits(self.network(row)), 1)
+                # A sum of no numbers: it ties the outputs to the weights and adds 0.
                 f = f + weights[0].reshape(-1)[:0].sum()  # outputs that no weight moves have derivatives of 0
                 pulled = [
                     torch.autograd.grad(f_c, weights, retain_graph=True, create_graph=gradients, materialize_grads=True)
@@ -244,11 +245,13 @@ class LastLayerJacobian(Jacobian):
     def curvature(self, phi: Tensor, hessians: Tensor) -> Tensor:  # (n, d + 1), (n, c, c) -> (p, p)
         r""":math:`\sum_i \Lambda_i \otimes \phi_i \phi_i^\top`, in the order of the weights."""
         c, width = hessians.shape[1], phi.shape[1]
+        # Sum_i Lambda_i (x) phi_i phi_i^T, block by block; the matrix is symmetric.
         total = phi.new_zeros(c, width, c, width)
         for i in range(c):
             for j in range(i + 1):
                 total[i, :, j] = (phi * hessians[:, i, j, None]).mT @ phi
                 total[j, :, i] = total[i, :, j]
+        # The network lists all weights first, then all biases; the Kronecker product has them output by output.
         order = torch.arange(c * width, device=phi.device).reshape(c, width)
         if self.bias:
             order = torch.cat((order[:, :-1].flatten(), order[:, -1]))
@@ -270,6 +273,7 @@ class LastLayerJacobian(Jacobian):
         if not self.bias:
             return directions.reshape(-1, width, k)
         c = len(directions) // width
+        # The weights of all outputs come first, then their biases.
         weight, bias = directions[: c * (width - 1)], directions[c * (width - 1) :]
         return torch.cat((weight.reshape(c, width - 1, k), bias[:, None]), 1)
 
@@ -340,6 +344,7 @@ def find_head(network: nn.Module, x: Tensor) -> tuple[str, bool]:
             continue
         rows = len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (len(x),)
         same = isinstance(output, Tensor) and output.shape == f.shape and torch.allclose(output, f, equal_nan=True)
+        # It ends the network if it sees one row a line, gives the outputs themselves, and runs once.
         ends = rows and same and names.count(name) == 1
         if ends or not direct:
             head, direct = name, ends

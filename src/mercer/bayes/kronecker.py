@@ -19,7 +19,7 @@ from .likelihood import Softmax, likelihood_named
 from .network import flat_logits, own_network, weights_of
 from .posterior import NetworkPosterior
 from .prior_choice import best_precision
-from .validation import checked_outputs, fitting_rows
+from .validation import check_network_runs, check_outputs
 
 
 class KroneckerLaplace(NetworkPosterior):
@@ -77,13 +77,13 @@ class KroneckerLaplace(NetworkPosterior):
         x, y = Rows(*self._pairs("loader", loader)).gather()
         network = own_network(self.model, self.weights_, self.packing_)
         with torch.no_grad():
-            fitting_rows(where, lambda row: flat_logits(network(row)), x[:1])
+            check_network_runs(where, lambda row: flat_logits(network(row)), x[:1])
         signals = self._choose_signals(network, two_rows(x))
 
         # The noise of a regression, which is part of Lambda; then the factors.
         f = torch.cat([_signals(signals, x[part])[0] for part in slices(len(x), self.batch_size)])
         density = likelihood_named(self.likelihood)
-        y = density.targets(where, y, checked_outputs("KroneckerLaplace", f))
+        y = density.targets(where, y, check_outputs("KroneckerLaplace", f))
         self.temperature_, self.noise_ = 1.0, density.noise_of(y, f)
         self.factors_ = self._factors(signals, x)
 
@@ -107,7 +107,7 @@ class KroneckerLaplace(NetworkPosterior):
 
     def _choose_signals(self, network: nn.Module, rows: Tensor) -> LayerSignals:
         """Take rows side by side where layers see one row a line, else row by row: two rows are checked by autograd."""
-        checked_outputs("KroneckerLaplace", flat_logits(network(rows)).detach())
+        check_outputs("KroneckerLaplace", flat_logits(network(rows)).detach())
         check_rows_apart("KroneckerLaplace", network, rows)
         _signals(LayerSignals(network, rowwise=True), rows[:1])  # refuses parameters of other layers
 

@@ -56,6 +56,7 @@ class Signal:
             if self.bias:
                 parts.append(self.g.sum(3))
             return _outer_products(torch.cat(parts, 2), diagonal)
+        # K = sum_ts (a_t . a_s) (g_ct . g_ds): t^2 products, or the Jacobian itself where that has fewer numbers.
         (n, t, width), (_, c, _, out) = self.a.shape, self.g.shape
         if t > 1 and c * width * out < t * (width + c * out):
             return _outer_products(self.jacobian().flatten(2), diagonal)  # few weights: the Jacobian is smaller
@@ -116,6 +117,7 @@ class LayerSignals:
         layers, units, c = self._look(x)
         names = self._names_of(layers)
         others = sum(p.numel() for name, p in self.counted.items() if name not in names)
+        # Numbers held for one row: derivatives at every layer, and Jacobians of parameters that are in none.
         width = c * (others + 2 * units) + (0 if diagonal else 2 * c * c)
         rows = block_rows(4 * width * 8, budget=_BUDGET)
         parts = [self._block(x[part], layers, diagonal, gradients) for part in slices(len(x), rows)]
@@ -241,6 +243,7 @@ def _arrange(module: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs and derivatives in the shapes of :class:`Signal`; g comes as ``(n, c, *output)``."""
     if isinstance(module, nn.Conv2d):
         padding, stride, dilation = module.padding, module.stride, module.dilation
+        # A convolution is a linear layer over its patches.
         patches = F.unfold(a, module.kernel_size, dilation=dilation, padding=padding, stride=stride)  # type: ignore[arg-type]
         return patches.mT, g.flatten(3).mT
     if isinstance(module, nn.LayerNorm):

@@ -40,7 +40,7 @@ from .likelihood import Gaussian, Likelihood, Softmax, likelihood_named, mean_ov
 from .network import draw_seed, own_network, weights_of, zero_row
 from .posterior import NetworkPosterior
 from .prior_choice import ValidationRows, best_temperature, by_evidence, by_validation, compare_with_temperature
-from .validation import checked_outputs, fitting_rows, not_fitted
+from .validation import check_network_runs, check_outputs, not_fitted
 
 _EXACT_WEIGHTS = 2000  # a last layer of no more weights is taken whole
 _DIRECTIONS = 20  # more lower the log-loss by less than its standard error
@@ -166,8 +166,8 @@ class LinearizedLaplace(NetworkPosterior):
             # Outputs and targets of the training rows, the weights that count, and the way to their derivatives.
             network = NetworkJacobian(own_network(self.model, packing=self.packing_))
             if len(x):
-                fitting_rows(f"{where}.fit, loader", network.outputs, x[:1])
-            f = checked_outputs(where, network.outputs_of(x, self.batch_size))
+                check_network_runs(f"{where}.fit, loader", network.outputs, x[:1])
+            f = check_outputs(where, network.outputs_of(x, self.batch_size))
             density: Likelihood = likelihood_named(self.likelihood)
             y = density.targets(where, y, f)
             jacobian = self._choose_jacobian(x, network.network)
@@ -181,7 +181,7 @@ class LinearizedLaplace(NetworkPosterior):
                     need = f"rows of val_loader must have the shape of loader's, {shape}"
                     raise ValueError(checks.sentence(f"{where}.fit", need, tuple(stored.shape[1:])))
                 val_x = stored[:]
-                val_f = checked_outputs(where, jacobian.outputs_of(val_x, self.batch_size))
+                val_f = check_outputs(where, jacobian.outputs_of(val_x, self.batch_size))
                 val_y = density.targets(where, val_y, val_f)
                 val = val_x, val_f, val_y
 
@@ -257,6 +257,8 @@ class LinearizedLaplace(NetworkPosterior):
         if not isinstance(self.prior_precision, str):
             self.prior_precision_ = float(self.prior_precision)
             return density
+
+        # By the evidence of the training rows.
         if val is None:
             if self.prior_precision == "validation":
                 _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
@@ -264,7 +266,9 @@ class LinearizedLaplace(NetworkPosterior):
             values, _ = eigenpairs(curvature.at(density))
             self.prior_precision_, density = by_evidence(values, density, self.squared_norm_, residuals)
             return density
-        x, f, y = val  # from here on the validation rows'
+
+        # On validation rows: their Psi is computed once, and every precision and temperature is tried on it.
+        x, f, y = val
         full = self._link.needs_covariance and isinstance(density, Softmax)
         rows = ValidationRows(f, y, *span.parts(x, full=full)[1:])
         self.prior_precision_, density = by_validation(
@@ -312,6 +316,8 @@ class LinearizedLaplace(NetworkPosterior):
         where = "LinearizedLaplace"
         rows = two_rows(x[:2] if len(x) else zero_row(x))
         check_rows_apart(where, network, rows)
+
+        # The weights that count: all, or those of the last layer that runs, on which the outputs must depend.
         self.head_: str | None = None
         self.direct_ = False
         names = list(trainable(self.model))
@@ -324,11 +330,8 @@ class LinearizedLaplace(NetworkPosterior):
         if self.head_ is not None and not self.direct_:
             exact = RowwiseJacobian(own_network(self.model, names, self.packing_))
             if not any(bool(j.any()) for _, j in exact.blocks(rows)):
-                need, fix = (
-                    f"the outputs must depend on {self.head_}, the last layer that runs",
-                    "Use parameters='all'.",
-                )
-                raise ValueError(checks.sentence(where, need, "derivatives of 0", fix))
+                need = f"the outputs must depend on {self.head_}, the last layer that runs"
+                raise ValueError(checks.sentence(where, need, "derivatives of 0", "Use parameters='all'."))
 
         # Compare the fast way with the plain one. A mixture of all outputs says as much as each of them.
         self.rowwise_ = False

@@ -37,6 +37,7 @@ def own_network(model: nn.Module, counted: Collection[str] | None = None, packin
     """
     network = private_copy(model)
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in network.parameters()):
+        # Half precision is too coarse for derivatives: the copy then has weights of its own.
         network = copy.deepcopy(network).float()
     prefix = ""
     if packing is not None:

@@ -17,7 +17,7 @@ from ..signals.layers import unwrap
 from ..storage.savable import Savable
 from .likelihood import LIKELIHOODS, LINKS, Gaussian, Link, Softmax, draws, likelihood_named, link_named
 from .network import SavedWithoutNetwork, Unattached
-from .validation import checked_outputs, checked_rows, not_fitted, training_pairs
+from .validation import check_outputs, check_rows, not_fitted, training_pairs
 
 
 class Posterior(Savable, ABC):
@@ -91,7 +91,7 @@ class Posterior(Savable, ABC):
             else:
                 mean, covariance = self._moments(rows, full=True, gradients=gradients)
         where = type(self).__name__
-        return checked_outputs(where, mean), checked_outputs(where, covariance)
+        return check_outputs(where, mean), check_outputs(where, covariance)
 
     def predict_proba(self, x: Any, *, gradients: bool = False) -> Tensor:  # (n, ...) -> (n, c)
         """Class probabilities through the link; ``(n, 2)`` for a network with one logit."""
@@ -104,8 +104,8 @@ class Posterior(Savable, ABC):
         with torch.set_grad_enabled(gradients):
             rows, link = self._rows(x, gradients), self._link
             mean, covariance = self._moments(rows, full=link.needs_covariance, gradients=gradients)
-            checked_outputs(type(self).__name__, mean)
-            return density.proba(mean, checked_outputs(type(self).__name__, covariance), link)
+            check_outputs(type(self).__name__, mean)
+            return density.proba(mean, check_outputs(type(self).__name__, covariance), link)
 
     def predict(self, x: Any, *, gradients: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Labels ``(n,)``; for a regression mean and variance ``(n, c)`` of a new target, the noise included."""
@@ -115,14 +115,14 @@ class Posterior(Savable, ABC):
         with torch.set_grad_enabled(gradients):
             mean, variance = self._moments(self._rows(x, gradients), full=False, gradients=gradients)
         where = type(self).__name__
-        return checked_outputs(where, mean), checked_outputs(where, variance) + density.noise
+        return check_outputs(where, mean), check_outputs(where, variance) + density.noise
 
     def sample(self, x: Any, n: int) -> Tensor:  # (rows, ...) -> (n, rows, c)
         """Draws of the outputs as functions: the rows of one draw belong together."""
         checks.integer(f"{type(self).__name__}.sample", "n", n, 1)
         with torch.no_grad():
             draws_of_outputs = self._draws(self._rows(x, False), n)
-        return checked_outputs(type(self).__name__, draws_of_outputs)
+        return check_outputs(type(self).__name__, draws_of_outputs)
 
     def _draws(self, x: Tensor, n: int) -> Tensor:  # (rows, ...) -> (n, rows, c)
         mean, covariance = self._joint(x, False)
@@ -169,7 +169,7 @@ class Posterior(Savable, ABC):
     def _check_rows(self, x: Any, gradients: bool) -> Tensor:
         where, first = type(self).__name__, self._networks[0]
         rows = x if self.packing_ is None else self.packing_.pack(where, x)
-        checked = checked_rows(where, rows, first, self.row_shape_)
+        checked = check_rows(where, rows, first, self.row_shape_)
         return checked if gradients else checked.detach()
 
     def _pairs(self, name: str, loader: Iterable[Any]) -> tuple[Readable, Tensor]:

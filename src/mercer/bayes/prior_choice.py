@@ -60,7 +60,8 @@ def by_validation(
 
         chosen, noise = best_precision_and_noise(noisy, density.scale)
         return chosen, density.at(noise)
-    shares, steps = ((1.0,), (1.0,))
+    shares: tuple[float, ...] = (1.0,)
+    steps: tuple[float, ...] = (1.0,)
     if temperature:
         shares, steps = _SHARES, _STEPS
     trials = []
@@ -99,6 +100,7 @@ def least_as_good(trials: Sequence[Trial]) -> Trial:
     posterior at all; the least of them keeps most of the uncertainty far away. It must not be worse by over 0.1 % than
     no posterior, the largest precision, unless the best is.
     """
+    # The loss that is good enough: 0.5 % above the best, but no more than 0.1 % above no posterior at all.
     best = min(trial.loss for trial in trials)
     largest = max(trial.precision for trial in trials)
     alone = min(trial.loss for trial in trials if trial.precision == largest)
@@ -194,6 +196,7 @@ def best_precision_and_noise(score: Callable[[float, float], float], noise: floa
         score: Loss as a function of a precision and a noise.
         noise: Noises from 0.1 to 100 times this are tried.
     """
+    # The grid finds the right valley; the simplex goes down in it.
     start = min(((p, s * noise) for p in _PRECISIONS for s in _NOISES), key=lambda pair: score(*pair))
     result = minimize(
         lambda logs: score(math.exp(logs[0]), math.exp(logs[1])),

@@ -15,7 +15,7 @@ from .likelihood import Softmax, likelihood_named, mean_over_ranks
 from .network import flat_logits, own_network, weights_of, zero_row
 from .posterior import NetworkPosterior
 from .prior_choice import best_temperature
-from .validation import checked_outputs, fitting_rows
+from .validation import check_network_runs, check_outputs
 
 
 class TemperatureScaling(NetworkPosterior):
@@ -74,9 +74,9 @@ class TemperatureScaling(NetworkPosterior):
         if not len(x):  # a rank without rows: the shape alone
             return flat_logits(network(zero_row(x)))[:0]
         with torch.no_grad():
-            fitting_rows("TemperatureScaling", lambda row: flat_logits(network(row)), x[:1])
+            check_network_runs("TemperatureScaling", lambda row: flat_logits(network(row)), x[:1])
         parts = [flat_logits(network(x[part])) for part in slices(len(x), self.batch_size)]
-        return checked_outputs("TemperatureScaling", torch.cat(parts))
+        return check_outputs("TemperatureScaling", torch.cat(parts))
 
     @override
     def _all_count(self) -> bool:

@@ -17,7 +17,7 @@ from ..rows.packing import PackedNetwork
 from ..signals.layers import unwrap
 from .likelihood import likelihood_named
 from .network import flat_logits
-from .validation import checked_outputs, training_pairs
+from .validation import check_outputs, training_pairs
 
 BATCH_SIZE = 128  # of rows that come as one pair
 _DECAY = 1e-4
@@ -62,9 +62,10 @@ def train_network(
             for group in optimizer.param_groups:
                 group["lr"] = lr / 2 * (1 + math.cos(math.pi * (epoch - start) / (end - start)))
             for batch in _read_batches(where, loader, network, generator):
+                # A batch may come as a pair or as a dictionary of arguments, which is packed.
                 x, y, packing = training_pairs(where, batch, network)
                 model = network if packing is None else PackedNetwork(network, packing)
-                f = checked_outputs(where, flat_logits(model(x[:])))
+                f = check_outputs(where, flat_logits(model(x[:])))
                 y = density.targets(where, y, f.detach())
                 loss = -density.log_density(f, y).mean()  # of a regression with noise 1: half the squares
                 optimizer.zero_grad()
@@ -78,7 +79,7 @@ def train_network(
 def _read_batches(
     where: str, loader: Iterable[Any], network: nn.Module, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor] | Mapping[str, Any]]:
-    """The loader's own batches, or those of one pair in random order."""
+    """The loader's batches, or those of one pair in random order."""
     if isinstance(loader, tuple) and len(loader) == 2 and isinstance(loader[0], Tensor):
         x, y, _ = training_pairs(where, loader, network)
         for index in torch.randperm(len(y), generator=generator).split(BATCH_SIZE):

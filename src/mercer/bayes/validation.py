@@ -22,42 +22,47 @@ def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple
 
     Batches that are dictionaries of the network's arguments are packed; the packing says how.
     """
+    # Rows in a file are checked block by block, as they are read.
     if isinstance(loader, tuple) and loader and isinstance(loader[0], StoredRows):
-        stored = loader[0].then(lambda block: checked_rows(where, block, model, None) if len(block) else block)
+        stored = loader[0].then(lambda block: check_rows(where, block, model, None) if len(block) else block)
         y = checks.finite(where, "y", as_tensor(where, "y", loader[1]))
         checks.same_length(where, "x", stored, "y", y)
         return stored, y, None
-    whole = isinstance(loader, Tensor | tuple | Mapping)
-    data = loader if whole else [tuple(batch) if isinstance(batch, list) else batch for batch in loader]
-    named = split_labels(where, data)
+
+    # One batch, or all of a loader's; a list is a pair, as default collators give it.
+    batches: list[Any] = [loader]
+    if not isinstance(loader, Tensor | tuple | Mapping):
+        batches = [tuple(batch) if isinstance(batch, list) else batch for batch in loader]
+
+    # Dictionaries of arguments are packed into one tensor.
+    named = split_labels(where, batches)
     if named is not None:
-        batches, labels = named
-        packing = Packing.of(where, batches[0])
-        packed = torch.cat([packing.pack(where, batch) for batch in batches])
+        dictionaries, labels = named
+        packing = Packing.of(where, dictionaries[0])
+        packed = torch.cat([packing.pack(where, arguments) for arguments in dictionaries])
         y = checks.finite(where, "y", torch.cat(labels))
         checks.same_length(where, "x", packed, "y", y)
-        return checked_rows(where, packed, model, None), y.to(packed.device), packing
-    if any(isinstance(batch, tuple) and len(batch) > 2 for batch in ([data] if whole else data)):
+        return check_rows(where, packed, model, None), y.to(packed.device), packing
+    if any(isinstance(batch, tuple) and len(batch) > 2 for batch in batches):
         fix = "Give dictionaries of the network's arguments, with 'labels'."
         raise ValueError(checks.sentence(where, "loader must give pairs (x, y)", "more than 2 items a batch", fix))
-    x, y = load_labelled_rows(where, data)
-    return checked_rows(where, x, model, None), y.to(x.device), None
+    x, y = load_labelled_rows(where, batches)
+    return check_rows(where, x, model, None), y.to(x.device), None
 
 
 def training_rows(where: str, loader: Data, model: nn.Module) -> tuple[Tensor, Packing | None]:
     """Rows alone, whatever else a loader gives with them; dictionaries of the network's arguments are packed."""
-    whole = isinstance(loader, Tensor | tuple | Mapping | np.ndarray | StoredRows)
-    batches: list[Any] = [loader] if whole else list(loader)  # type: ignore[arg-type]
-    firsts: list[Any] = [batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches]
-    if firsts and all(isinstance(first, Mapping) for first in firsts):
-        packing = Packing.of(where, firsts[0])
-        packed = torch.cat([packing.pack(where, first) for first in firsts])
-        return checked_rows(where, packed, model, None), packing
-    data = firsts[0] if whole else firsts
-    return checked_rows(where, load_rows(where, data), model, None), None
+    is_one = isinstance(loader, Tensor | tuple | Mapping | np.ndarray | StoredRows)
+    batches: list[Any] = [loader] if is_one else list(loader)  # type: ignore[arg-type]
+    inputs: list[Any] = [batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches]
+    if inputs and all(isinstance(arguments, Mapping) for arguments in inputs):
+        packing = Packing.of(where, inputs[0])
+        packed = torch.cat([packing.pack(where, arguments) for arguments in inputs])
+        return check_rows(where, packed, model, None), packing
+    return check_rows(where, load_rows(where, inputs[0] if is_one else inputs), model, None), None
 
 
-def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:
+def check_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:
     """Finite rows of the shape met in ``fit``, in the network's dtype (float32 where that is half precision).
 
     Whole numbers go into a network with an embedding layer as they are.
@@ -74,28 +79,30 @@ def checked_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...]
         raise ValueError(checks.sentence(where, need, tuple(x.shape)))
     weight = next(iter(model.parameters()))
     checks.same_device(where, "x", x.device, "the network", weight.device)
-    if _reads_tokens(model) and bool((x == x.long()).all()):
+    reads_tokens = any(isinstance(layer, nn.Embedding) for layer in model.modules())
+    if reads_tokens and bool((x == x.long()).all()):
         return x.detach().long()
     x = checks.finite(where, "x", checks.floating(x))
+    # The posterior runs on a float32 copy of a network in half precision.
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
     empty = len(x) == 0 and has_several_ranks()  # of several ranks some may have no row
     return checks.squarable(where, "x", x.to(dtype), empty=empty)
 
 
-def checked_outputs(where: str, f: Tensor) -> Tensor:
-    """Finite outputs, or the sentence that says whose fault they are."""
+def check_outputs(where: str, f: Tensor) -> Tensor:
+    """Refuse outputs that are not finite, in a sentence that says where to look."""
     if not bool(torch.isfinite(f).all()):
         need, fix = "the network's outputs must be finite", "Look for NaN weights, or standardise x."
         raise ValueError(checks.sentence(where, need, "NaN or infinity", fix))
     return f
 
 
-def fitting_rows(where: str, call: Callable[[Tensor], Tensor], row: Tensor) -> None:
+def check_network_runs(where: str, call: Callable[[Tensor], Tensor], row: Tensor) -> None:
     """Run the network on one row; rows of another width than it takes are refused by our own sentence."""
     try:
         call(row)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         need, fix = "the network must run on these rows", f"It says: {reason}"
         raise ValueError(checks.sentence(where, need, f"rows of shape {tuple(row.shape[1:])}", fix)) from error
 
@@ -128,7 +135,3 @@ def class_labels(where: str, y: Tensor, c: int) -> Tensor:
         came = y.dtype if y.is_floating_point() else f"{int(y.min())}..{int(y.max())}, shape {tuple(y.shape)}"
         raise ValueError(checks.sentence(where, need, came))
     return y.long()
-
-
-def _reads_tokens(model: nn.Module) -> bool:
-    return any(isinstance(layer, nn.Embedding) for layer in model.modules())

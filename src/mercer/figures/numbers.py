@@ -18,13 +18,18 @@ def plain(value: float | None, digits: int = 4) -> str:
     """
     if value is None:
         return "\N{EN DASH}"
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else str(value).replace("-", MINUS)
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return str(value).replace("-", MINUS)
     size = math.floor(math.log10(abs(value)))
     if size < -4 or size > 8:
-        return _power(f"{value:.{digits - 1}e}")
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}".replace("-", MINUS)
     text = f"{value:,.{max(0, digits - 1 - size)}f}"
-    return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", MINUS)
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return text.replace("-", MINUS)
 
 
 def printed(value: float, deviation: float | None = None) -> str:
@@ -65,16 +70,10 @@ def duration(seconds: float) -> str:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, left_over = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {left_over} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def _power(text: str) -> str:
-    mantissa, exponent = text.split("e")
-    digits = mantissa.rstrip("0").rstrip(".").replace("-", MINUS)
-    return f"{digits}e{int(exponent)}".replace("e-", f"e{MINUS}")
 
 
 def machine(known: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ def fill(package: str, template: str, values: Mapping[str, Any]) -> str:
     )
     environment.filters |= {
         "duration": numbers.duration,
-        "order": _order,
+        "order": lambda value: "" if value is None else repr(float(value)),
         "plain": numbers.plain,
         "percent": _percent,
         "words": words,
@@ -46,10 +46,6 @@ def words(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(words, value))
     return str(value)
-
-
-def _order(value: float | None) -> str:
-    return "" if value is None else repr(float(value))
 
 
 def _percent(share: float | None) -> str:

@@ -80,14 +80,12 @@ class RBF(Stationary):
         rows = Rows(checks.squarable(where, "x", x, empty=has_several_ranks()))
         if rows.n == 0:
             raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
+        order = torch.arange(rows.n)
         if rows.n > _MEDIAN_ROWS:
             order = torch.randperm(rows.n, generator=share_generator(generator))[:_MEDIAN_ROWS]
-            x = rows.take(order.to(x.device))
-        else:
-            x = rows.gather()
-        typical = median_distance(x)
+        typical = median_distance(rows.take(order.to(x.device)))
         if typical == 0:
-            if len(x) > 1:
+            if rows.n > 1:
                 checks.warn(where, "all rows of x are equal; gamma = 1 stands in for the median.")
             return cls(1.0, learnable=learnable)
         limit = torch.finfo(torch.float32).max

@@ -52,6 +52,7 @@ def blockwise_matmul(
             size.
         budget: Bytes.
     """
+    # Room for a block of K and two temporaries of its size.
     if block is None:
         block = block_rows(3 * max(1, len(y)) * v.element_size(), budget=budget)
     checks.integer("matmul", "block", block, 1)
@@ -60,6 +61,7 @@ def blockwise_matmul(
         part = gram(x[rows], y)
         # One result, written in place: small ones kept between the blocks would each sit in the memory that a block
         # freed, and the heap would grow by a block each time, up to the size of K.
-        out = out.to(part.dtype) if number == 0 else out
+        if number == 0:
+            out = out.to(part.dtype)
         out[rows] = part @ v.to(part.dtype)
     return out

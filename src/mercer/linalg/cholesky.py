@@ -43,6 +43,8 @@ def cholesky(matrix: Tensor, *, where: str = "cholesky") -> Cholesky:
     factor, info = torch.linalg.cholesky_ex(matrix)
     if not bool(info.any()):
         return Cholesky(factor, 0.0)
+
+    # Climb the ladder: ten times the jitter on each rung.
     checks.finite(where, "the matrix", matrix.detach())
     scale = float(matrix.detach().diagonal(dim1=-2, dim2=-1).abs().mean()) or 1.0
     eps = torch.finfo(matrix.dtype).eps
@@ -54,6 +56,7 @@ def cholesky(matrix: Tensor, *, where: str = "cholesky") -> Cholesky:
             checks.warn(where, f"the matrix is singular to rounding; added jitter {jitter:.1e} to its diagonal.")
             return Cholesky(factor, jitter)
         relative *= 10
+    # More than rounding: say how indefinite the matrix is.
     least = float(torch.linalg.eigvalsh(matrix.detach()).min())
     raise ValueError(
         checks.sentence(
@@ -102,6 +105,7 @@ def inverse_diagonal(factor: Tensor) -> Tensor:  # (n, n) -> (n,)
     r"""The diagonal of :math:`(L L^T)^{-1}`: squared lengths of the columns of :math:`L^{-1}`, a third of its cost."""
     if factor.device.type != "cpu" or factor.dtype != torch.float64 or factor.requires_grad or not len(factor):
         return torch.cholesky_inverse(factor).diagonal()
+    # Fortran reads the rows as columns: our lower factor is its upper one.
     inverse = torch.tril(factor)
     lapack.dtrtri(inverse.numpy().T, lower=0, overwrite_c=1)
     lengths: Tensor = torch.linalg.vector_norm(inverse, dim=0)
@@ -119,6 +123,7 @@ def inverse_root(gram: Tensor, cut: float, *, where: str) -> Tensor:  # (m, m) -
     By Cholesky, K = L L^T, where that is all of them, which the bounds :math:`\lambda_{\min} \ge 1 / (\|L^{-1}\|_1
     \|L^{-1}\|_\infty)` and :math:`\lambda_{\max} \le \|K\|_\infty` prove; else by eigenvectors.
     """
+    # By Cholesky, where the bounds prove that no eigenvalue is below the cut.
     factor, failed = torch.linalg.cholesky_ex(gram)
     if not bool(failed):
         eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
@@ -126,11 +131,13 @@ def inverse_root(gram: Tensor, cut: float, *, where: str) -> Tensor:  # (m, m) -
         sizes = inverse.abs()
         if float(sizes.sum(0).max() * sizes.sum(1).max() * gram.abs().sum(1).max()) * cut < 1:
             return inverse.mT
+
+    # By eigenvectors, without those below the cut.
     values, vectors = torch.linalg.eigh(gram)
     floor = cut * float(values.abs().max())
     if float(values[0]) < -floor * 10:
         least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
         checks.warn(where, f"the kernel is indefinite on the landmarks, {least}; the negative part is dropped.")
-    keep = values > floor
-    root: Tensor = vectors[:, keep] / values[keep].sqrt()
+    above = values > floor
+    root: Tensor = vectors[:, above] / values[above].sqrt()
     return root

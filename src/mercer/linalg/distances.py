@@ -88,23 +88,25 @@ def median_distance(x: Tensor, *, p: int = 2, rows: int = 1000) -> float:  # (n,
         rows: Evenly spaced rows that are looked at.
     """
     x = x.detach()[torch.linspace(0, len(x) - 1, min(len(x), rows), device=x.device).round().long()].double()
+    # Scale first: squares of tiny values would vanish, those of huge ones overflow.
     largest = float(x.abs().max()) if x.numel() else 0.0
     if not largest > 0:
         return 0.0
-    x = x / largest  # squares of tiny values would vanish
+    x = x / largest
     distances, power = squared_distances(x, x), 0.5
     if p == 1:
         distances, power = manhattan_distances(x, x), 1.0
     positive = distances[distances > 0]
     if not len(positive):
         return 0.0
-    return float(positive.median()) ** power * largest
+    return math.pow(float(positive.median()), power) * largest
 
 
 def _find_center(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
     """Medians over a few rows: a mean would follow one far row, and take the digits of all the others with it."""
     if records_graph():  # a graph must not know the number of rows, and ONNX has no median
         return y.mean(0).nan_to_num(0.0, 0.0, 0.0)
+    # Any point near the rows will do: it only keeps the norms small.
     sample = torch.cat([part[:: max(1, len(part) // _CENTER_ROWS)][:_CENTER_ROWS] for part in (x, y)])
     if not len(sample):
         return sample.new_zeros(x.shape[-1])
@@ -241,11 +243,13 @@ class _Codes(NamedTuple):
 
 def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
     """The signs of all columns of few values; None where there are none, or their scales differ too much."""
+    # Columns that may have few values, by a few rows; then all their values.
     both = x if y is x else torch.cat((x, y))
     probe = both[:: max(1, len(both) // _PROBE)].sort(0).values
     few = ((probe.diff(dim=0) != 0).sum(0) < _LEVELS) & (both.isfinite().all(0))
     chosen, parts = torch.zeros_like(few), []
     for column in few.nonzero()[:, 0].tolist():
+        # The levels l_0 < ... < l_u, and for each row the signs of x - l_j times the root of half the gap.
         levels = both[:, column].unique()
         if len(levels) <= _LEVELS:
             chosen[column] = True
@@ -254,6 +258,8 @@ def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
     signs = torch.cat(parts, 1) if parts else both.new_zeros(len(both), 0)
     if not signs.shape[1]:
         return None
+
+    # Below this, a distance is the rounding of the product; a true one, at least the smallest gap, must be far above.
     gaps = 2 * signs[0].square()
     half = float(gaps.double().sum()) / 2
     least = (8 + signs.shape[1] ** 0.5) * torch.finfo(x.dtype).eps * half

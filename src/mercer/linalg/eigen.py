@@ -74,68 +74,62 @@ def top_eigh(
         values, vectors = torch.linalg.eigh((dense + dense.mT) / 2)
         values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
         return TopEigh(values, vectors, (dense @ vectors - vectors * values).norm(dim=0))
-    start = _first_block(a, generator) if start is None else start
+    if start is None:
+        if generator is None:
+            generator = torch.Generator(device=a.device).manual_seed(0)
+        start = torch.randn(a.n, min(_BLOCK, a.n), dtype=a.dtype, device=a.device, generator=generator)
     start = start if start.ndim == 2 else start[:, None]
-    return _block_lanczos(a, start, k, (tolerance, relative), min(a.n, max_products or a.n))
+    b, limit = start.shape[1], min(a.n, max_products or a.n)
+    interval = 2 * b if a.n <= _CHEAP else b  # a product with few rows costs less than a look at the residuals
 
-
-def _block_lanczos(a: SymmetricOperator, start: Tensor, k: int, tolerances: tuple[float, float], limit: int) -> TopEigh:
-    n, b = start.shape
     basis = torch.linalg.qr(start)[0].mT.contiguous()  # (width, n): few long rows multiply faster than few columns
     projected = start.new_zeros(0, 0)  # Q^T A Q
-    looks = 2 * b if n <= _CHEAP else b  # a product with few rows costs less than a look
     while True:
+        # Multiply the last block, and border Q^T A Q with its products with the whole basis.
+        width = len(basis)
         product = (a @ basis[-b:].mT).mT  # (b, n)
         coupling = product @ basis.mT  # (b, width)
-        projected = _grow(projected, coupling)
-        rest = product - coupling @ basis
-        q, tail = torch.linalg.qr((rest - (rest @ basis.mT) @ basis).mT)
-        width = len(basis)
-        if (width < 3 * k or width % looks) and width + b <= limit:  # no run ends below 3 k
-            basis = torch.cat((basis, _fill(q.mT, tail, basis, float(projected.diagonal().abs().max()))))
+        corner = coupling[:, width - b :]
+        bordered = projected.new_empty(width, width)
+        bordered[: width - b, : width - b] = projected
+        bordered[width - b :] = coupling
+        bordered[:, width - b :] = coupling.mT
+        bordered[width - b :, width - b :] = (corner + corner.mT) / 2
+        projected = bordered
+
+        # The next block: the part of the product outside the basis, orthogonalized twice, because once leaves rounding.
+        outside = product - coupling @ basis
+        q, tail = torch.linalg.qr((outside - (outside @ basis.mT) @ basis).mT)
+        if (width < 3 * k or width % interval) and width + b <= limit:  # no run ends below 3 k
+            basis = torch.cat((basis, _replace_lost(q.mT, tail, basis, float(projected.diagonal().abs().max()))))
             continue
+
+        # Ritz pairs. The residual of one is the tail times the last b entries of its vector: nothing else is outside.
         values, rotation = torch.linalg.eigh(projected)
-        wanted = min(k, width)
-        top = rotation[:, -wanted:]
+        count = min(k, width)
+        top = rotation[:, -count:]
         residuals = (tail @ top[-b:]).norm(dim=0)
-        allowed = torch.maximum(tolerances[0] * values[-1:].abs(), tolerances[1] * values[-wanted:].abs())
+        allowed = torch.maximum(tolerance * values[-1:].abs(), relative * values[-count:].abs())
         converged = width >= k and bool((residuals <= allowed).all())
         if converged or width + b > limit:
             break
-        basis = torch.cat((basis, _fill(q.mT, tail, basis, float(values[-1].abs()))))
-    if not converged and width + b <= n:
+        basis = torch.cat((basis, _replace_lost(q.mT, tail, basis, float(values[-1].abs()))))
+    if not converged and width + b <= a.n:
         checks.warn("top_eigh", f"residual {float(residuals.max()):.1e} after {width} products.")
     vectors = basis.mT @ top
-    return TopEigh(values[-wanted:].flip(0), vectors.flip(1), residuals.flip(0))
+    return TopEigh(values[-count:].flip(0), vectors.flip(1), residuals.flip(0))
 
 
-def _grow(projected: Tensor, coupling: Tensor) -> Tensor:
-    b, width = coupling.shape
-    grown = projected.new_empty(width, width)
-    grown[: width - b, : width - b] = projected
-    grown[width - b :] = coupling
-    grown[:, width - b :] = coupling.mT
-    corner = coupling[:, width - b :]
-    grown[width - b :, width - b :] = (corner + corner.mT) / 2
-    return grown
-
-
-def _fill(q: Tensor, tail: Tensor, basis: Tensor, scale: float) -> Tensor:  # (b, n)
-    """The next block; directions that were rounding give way to new ones, or the run would stall."""
+def _replace_lost(q: Tensor, tail: Tensor, basis: Tensor, scale: float) -> Tensor:  # (b, n)
+    """The next block; directions that were rounding give way to random ones, or the run would stall."""
     sizes, eps = tail.diagonal().abs(), torch.finfo(q.dtype).eps
     if float(sizes.min()) > max(1e3 * eps * scale, eps**0.25 * float(sizes.max())):
         return q  # orthogonal to the basis already, up to eps times the ratio of the sizes
     lost = sizes <= 1e3 * eps * scale
     if bool(lost.any()):
         fixed = torch.Generator(device=q.device).manual_seed(len(basis))
-        drawn = torch.randn(q.mT.shape, dtype=q.dtype, device=q.device, generator=fixed).mT
-        q = torch.where(lost[:, None], drawn, q)
+        random = torch.randn(q.mT.shape, dtype=q.dtype, device=q.device, generator=fixed).mT
+        q = torch.where(lost[:, None], random, q)
     for _ in range(2):
         q = torch.linalg.qr((q - (q @ basis.mT) @ basis).mT)[0].mT
     return q
-
-
-def _first_block(a: SymmetricOperator, generator: torch.Generator | None) -> Tensor:
-    if generator is None:
-        generator = torch.Generator(device=a.device).manual_seed(0)
-    return torch.randn(a.n, min(_BLOCK, a.n), dtype=a.dtype, device=a.device, generator=generator)

@@ -60,40 +60,37 @@ class Lanczos:
         for _ in range(steps):
             if self.finished:
                 break
-            self._step()
+            k, n = self.steps, self._basis.shape[2]
+            if k + 1 >= self._basis.shape[1]:  # room for twice as many vectors
+                longer = self._basis.new_zeros(len(self._basis), min(2 * k + 2, n + 1), n)
+                longer[:, : k + 1] = self._basis[:, : k + 1]
+                self._basis = longer
+
+            # One product for all columns; its part along the basis is taken away twice, because once leaves rounding.
+            q = self._basis[:, k]  # (b, n)
+            w = (self._operator @ q.mT.contiguous()).mT.to(q.dtype)
+            alpha = (q * w).sum(1)
+            basis = self._basis[:, : k + 1]
+            for _ in range(2):
+                w = w - torch.bmm(torch.bmm(basis, w[:, :, None]).mT, basis)[:, 0]
+            beta = w.norm(dim=1)
+
+            # What is left of an exhausted space is rounding of the product, not a direction: such a column ends here.
+            scale = torch.cat((self._alphas.abs(), self._betas, alpha.abs()[:, None]), 1).amax(1)
+            ended = (beta <= 32 * torch.finfo(w.dtype).eps * n**0.5 * scale) | (self.lengths <= k + 1)
+            self.lengths = torch.where(ended, self.lengths.clamp_max(k + 1), self.lengths)
+            beta = torch.where(ended, torch.zeros_like(beta), beta)
+            inverse = torch.where(ended, torch.zeros_like(beta), 1 / beta.where(~ended, torch.ones_like(beta)))
+            self._basis[:, k + 1] = inverse[:, None] * w
+            self._alphas = torch.cat((self._alphas, alpha[:, None]), 1)
+            self._betas = torch.cat((self._betas, beta[:, None]), 1)
+            self.steps = k + 1
         return self
 
     def tridiagonal(self, column: int, steps: int | None = None) -> tuple[Tensor, Tensor]:
         """Diagonal ``(k,)`` and off-diagonal ``(k,)`` of one column's T after at most ``steps`` steps."""
         k = min(self.steps if steps is None else steps, self.steps, int(self.lengths[column]))
         return self._alphas[column, :k], self._betas[column, :k]
-
-    def _step(self) -> None:
-        k = self.steps
-        if k + 1 >= self._basis.shape[1]:
-            grown = self._basis.new_zeros(
-                len(self._basis), min(2 * k + 2, self._basis.shape[2] + 1), self._basis.shape[2]
-            )
-            grown[:, : k + 1] = self._basis[:, : k + 1]
-            self._basis = grown
-        q = self._basis[:, k]  # (b, n)
-        w = (self._operator @ q.mT.contiguous()).mT.to(q.dtype)
-        alpha = (q * w).sum(1)
-        known = self._basis[:, : k + 1]
-        for _ in range(2):
-            w = w - torch.bmm(torch.bmm(known, w[:, :, None]).mT, known)[:, 0]
-        beta = w.norm(dim=1)
-        scale = torch.cat((self._alphas.abs(), self._betas, alpha.abs()[:, None]), 1).amax(1)
-        # What is left of an exhausted space is rounding of the product, not a direction.
-        ended = (beta <= 32 * torch.finfo(w.dtype).eps * w.shape[1] ** 0.5 * scale) | (self.lengths <= k + 1)
-        self.lengths = torch.where(ended, self.lengths.clamp_max(k + 1), self.lengths)
-        beta = torch.where(ended, torch.zeros_like(beta), beta)
-        self._basis[:, k + 1] = (
-            torch.where(ended, torch.zeros_like(beta), 1 / beta.where(~ended, torch.ones_like(beta)))[:, None] * w
-        )
-        self._alphas = torch.cat((self._alphas, alpha[:, None]), 1)
-        self._betas = torch.cat((self._betas, beta[:, None]), 1)
-        self.steps = k + 1
 
 
 def gauss(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:  # (k,), (k,) -> (k,), (k,)
@@ -102,6 +99,7 @@ def gauss(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:  # (k,), (k,)
     Exact for polynomials of degree below 2 k. For f with positive even derivatives, such as 1 / x, the rule
     lies below the exact value.
     """
+    # Nodes are the eigenvalues of T, weights the squared first entries of its vectors (Golub and Welsch).
     values, vectors = torch.linalg.eigh(_dense(alphas, betas))
     return values, vectors[0].square()
 

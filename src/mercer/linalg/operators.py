@@ -61,7 +61,9 @@ class SymmetricOperator:
         if v.ndim not in (1, 2) or len(v) != self.n:
             need = f"v must have shape ({self.n},) or ({self.n}, b)"
             raise ValueError(checks.sentence(type(self).__name__, need, tuple(v.shape)))
-        return self._product(v) if v.ndim == 2 else self._product(v[:, None])[:, 0]
+        if v.ndim == 1:
+            return self._product(v[:, None])[:, 0]
+        return self._product(v)
 
     def __matmul__(self, v: Tensor) -> Tensor:  # (n,) or (n, b) -> the same
         return self.matmul(v)
@@ -73,6 +75,7 @@ class SymmetricOperator:
             return float(self._trace() if callable(self._trace) else self._trace)
         total = 0.0
         for part in slices(self.n, _TRACE_COLUMNS):
+            # Some columns of the identity pick out their part of the diagonal.
             columns = torch.zeros(self.n, part.stop - part.start, dtype=self.dtype, device=self.device)
             columns[part].fill_diagonal_(1.0)
             total += float(self.matmul(columns)[part].diagonal().double().sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,57 +42,54 @@ def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float], *, intercept: bo
         penalties: The grid of :math:`\lambda > 0`.
         intercept: Whether b is fitted (it is not penalised).
     """
-    grid, dtype = _grid("ridge_loo", x, y, penalties), x.dtype
+    where = "ridge_loo"
+    checks.matrix(where, "x", x)
+    checks.same_length(where, "x", x, "y", y)
+    if not penalties:
+        raise ValueError(checks.sentence(where, "penalties must hold at least one number", "none"))
+    grid = [checks.positive(where, "penalties", float(penalty)) for penalty in penalties]
+
+    # Center, so that the intercept is free of the penalty; its share of the hat matrix is 1 / n.
+    dtype, n = x.dtype, len(x)
     x, y = x.double(), (y if y.ndim == 2 else y[:, None]).double()
-    centre = x.mean(0) if intercept else x.new_zeros(x.shape[1])
-    base = y.mean(0) if intercept else y.new_zeros(y.shape[1])
-    x, y = x - centre, y - base
-    wide = x.shape[1] > len(x)
+    center, base, leverage = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1]), 0.0
+    if intercept:
+        center, base, leverage = x.mean(0), y.mean(0), 1 / n
+    x, y = x - center, y - base
+
+    # Orthonormal directions of the rows and their squared lengths, from the smaller of the two products.
+    wide = x.shape[1] > n
     values, vectors = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
     values = values.clamp_min(0)
-    inverse = (
-        torch.where(values > 0, values, torch.ones_like(values)).rsqrt().where(values > 0, torch.zeros_like(values))
-    )
-    left = vectors if wide else x @ (vectors * inverse)  # (n, r) orthonormal directions of the rows
+    # The eigenvectors of x x^T are these directions; those of x^T x give them by a product with x.
+    left = vectors  # (n, r)
+    if not wide:
+        inverse = torch.where(values > 0, values, torch.inf).rsqrt()
+        left = x @ (vectors * inverse)
     moments = left.mT @ y  # (r, c)
-    best = _search(left, values, moments, y, grid, leverage=1 / len(x) if intercept else 0.0)
-    gain = 1 / (values + best.penalty)
+
+    # Leave-one-out residuals of every penalty.
+    squares, errors, best = left.square(), [], math.inf
+    penalty, held_out = grid[0], torch.zeros_like(y)
+    for candidate in grid:
+        shrink = values / (values + candidate)
+        hat = squares @ shrink + leverage  # (n,)
+        room = (1 - hat).clamp_min(torch.finfo(y.dtype).eps)  # a row that fixes its own fit has no held-out error
+        residual = (y - left @ (shrink[:, None] * moments)) / room[:, None]
+        errors.append(float(residual.square().mean()))
+        if errors[-1] < best:
+            best, penalty, held_out = errors[-1], candidate, y - residual
+
+    # The weights at the best penalty.
+    gain = 1 / (values + penalty)
     if wide:
         weights = x.mT @ (vectors @ (gain[:, None] * moments))
     else:
         weights = vectors @ ((gain * values.sqrt())[:, None] * moments)
     return Ridge(
         weights.to(dtype),
-        (base - centre @ weights).to(dtype),
-        best.penalty,
-        best.errors,
-        (best.held_out + base).to(dtype),
+        (base - center @ weights).to(dtype),
+        penalty,
+        torch.tensor(errors, dtype=torch.float64),
+        (held_out + base).to(dtype),
     )
-
-
-class _Best(NamedTuple):
-    penalty: float
-    errors: Tensor
-    held_out: Tensor
-
-
-def _search(left: Tensor, values: Tensor, moments: Tensor, y: Tensor, grid: list[float], *, leverage: float) -> _Best:
-    """Leave-one-out residuals of every penalty; ``leverage`` is the intercept's share of the hat matrix."""
-    squares, errors, least, chosen = left.square(), [], float("inf"), (grid[0], torch.zeros_like(y))
-    for penalty in grid:
-        shrink = values / (values + penalty)
-        hat = squares @ shrink + leverage  # (n,)
-        room = (1 - hat).clamp_min(torch.finfo(y.dtype).eps)  # a row that fixes its own fit has no held-out error
-        residual = (y - left @ (shrink[:, None] * moments)) / room[:, None]
-        errors.append(float(residual.square().mean()))
-        if errors[-1] < least:
-            least, chosen = errors[-1], (penalty, y - residual)
-    return _Best(chosen[0], torch.tensor(errors, dtype=torch.float64), chosen[1])
-
-
-def _grid(where: str, x: Tensor, y: Tensor, penalties: Sequence[float]) -> list[float]:
-    checks.matrix(where, "x", x)
-    checks.same_length(where, "x", x, "y", y)
-    if not penalties:
-        raise ValueError(checks.sentence(where, "penalties must hold at least one number", "none"))
-    return [checks.positive(where, "penalties", float(penalty)) for penalty in penalties]

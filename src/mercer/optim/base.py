@@ -1,4 +1,4 @@
-"""What the optimizers share: checked gradients, closures, one way to descend, a state that keeps its dtype."""
+"""The base of all optimizers: checked gradients, closures, one way to descend, a state that keeps its dtype."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class CheckedOptimizer(Optimizer):
         try:
             if not isinstance(group["lr"], str):
                 checks.non_negative(where, "lr", float(group["lr"]))
-            for name, p in self._named(group):
+            for name, p in _name_parameters(group):
                 if p.is_complex():
                     fix = "Hold real and imaginary parts as two parameters."
                     raise TypeError(checks.sentence(where, "parameters must be real", f"{p.dtype} in {name}", fix))
@@ -143,25 +143,23 @@ class CheckedOptimizer(Optimizer):
         """
         live = [p for p in self.parameters if p.grad is not None]
         gradients = [p.grad for p in live if p.grad is not None]
+        where = type(self).__name__
         if any(g.is_sparse for g in gradients):
-            self._refuse_sparse()
+            named = [pair for group in self.param_groups for pair in _name_parameters(group)]
+            got = next(f"{p.grad.layout} in {n}" for n, p in named if p.grad is not None and p.grad.is_sparse)
+            fix = "Use sparse=False, or give it to torch.optim.SparseAdam."
+            raise TypeError(checks.sentence(where, "gradients must be dense", got, fix))
+
+        # One call gives all norms, and one look says whether they are finite. A norm may overflow where every number
+        # is finite, so the numbers are looked at before anything is refused.
         if gradients and not _all_finite(gradients):
-            self._refuse_non_finite()
+            named = [pair for group in self.param_groups for pair in _name_parameters(group)]
+            bad = [name for name, p in named if p.grad is not None and not bool(p.grad.isfinite().all())]
+            if bad:
+                got = f"NaN or infinity in {', '.join(bad[:3])}"
+                fix = "No parameter was changed: lower lr, or clip the gradients."
+                raise FloatingPointError(checks.sentence(where, "gradients must be finite", got, fix))
         return live
-
-    def _refuse_sparse(self) -> None:
-        named = [pair for group in self.param_groups for pair in self._named(group)]
-        got = next(f"{p.grad.layout} in {n}" for n, p in named if p.grad is not None and p.grad.is_sparse)
-        fix = "Use sparse=False, or give it to torch.optim.SparseAdam."
-        raise TypeError(checks.sentence(type(self).__name__, "gradients must be dense", got, fix))
-
-    def _refuse_non_finite(self) -> None:
-        named = [pair for group in self.param_groups for pair in self._named(group)]
-        bad = [name for name, p in named if p.grad is not None and not bool(p.grad.isfinite().all())]
-        if bad:  # a norm may overflow where every number is finite
-            where, got = type(self).__name__, f"NaN or infinity in {', '.join(bad[:3])}"
-            fix = "No parameter was changed: lower lr, or clip the gradients."
-            raise FloatingPointError(checks.sentence(where, "gradients must be finite", got, fix))
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -179,9 +177,12 @@ class CheckedOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the attributes of a copy, or from ``load_state_dict`` the state and the groups alone."""
         if state.keys() == {"state", "param_groups"}:
+            # Options that the loaded groups lack stay as they are.
             for old, new in zip(self.param_groups, state["param_groups"], strict=True):
                 for key, option in old.items():
                     new.setdefault(key, option)
+
+            # A state of another optimizer or version is dropped, with a warning; ours gets its tensors back.
             entries = {p: state["state"].get(p, {}) for p in self.parameters}
             if any(entry and entry.get(KEPT, {}).get(FORMAT) != CURRENT for entry in entries.values()):
                 text = "the loaded state is another optimizer's or of another version: it is learned anew."
@@ -190,6 +191,8 @@ class CheckedOptimizer(Optimizer):
             for p, entry in entries.items():
                 state["state"][p] = {KEPT: {FORMAT: CURRENT, **_open_tensors(entry.get(KEPT, {}), p.device)}}
             super().__setstate__(state)
+
+            # A count of steps without anything learned is what torch.distributed.checkpoint leaves of a full state.
             memories = [self.state_of(p).keys() - {FORMAT, STEPS} for p in self.parameters]
             if self.steps and self.remembers and not any(memories):
                 text = f"the loaded state counts {self.steps} steps and holds nothing else: the rest is learned anew."
@@ -203,10 +206,10 @@ class CheckedOptimizer(Optimizer):
         """All attributes but torch's hooks on steps, which no copy of a torch optimizer has."""
         return {key: value for key, value in self.__dict__.items() if not key.startswith("_optimizer_")}
 
-    @staticmethod
-    def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
-        names = group.get("param_names") or [f"the parameter of shape {tuple(p.shape)}" for p in group["params"]]
-        return list(zip(names, group["params"], strict=True))
+
+def _name_parameters(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    names = group.get("param_names") or [f"the parameter of shape {tuple(p.shape)}" for p in group["params"]]
+    return list(zip(names, group["params"], strict=True))
 
 
 class _Sealed:
@@ -240,14 +243,16 @@ def _open_tensors(value: Any, device: torch.device) -> Any:
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:
-    sizes = norms(gradients)  # one call for all, one look at the result
-    same = len({(n.dtype, n.device) for n in sizes}) == 1
-    return math.isfinite(float(torch.stack(sizes).sum()) if same else sum(map(float, sizes)))
+    sizes = norms(gradients)
+    if len({(n.dtype, n.device) for n in sizes}) == 1:
+        return math.isfinite(float(torch.stack(sizes).sum()))
+    return math.isfinite(sum(map(float, sizes)))
 
 
-def signed(group: dict[str, Any], lr: float | None = None) -> float:
-    """What a direction is multiplied by: minus the rate, or plus where the group maximizes."""
-    lr = float(group["lr"]) if lr is None else lr
+def step_factor(group: dict[str, Any], lr: float | None = None) -> float:
+    """The factor of a direction: minus the rate, or plus where the group maximizes."""
+    if lr is None:
+        lr = float(group["lr"])
     return lr if group["maximize"] else -lr
 
 
@@ -265,9 +270,10 @@ def descend(
     """
     if not parameters:
         return
-    lr = float(group["lr"]) if lr is None else lr
+    if lr is None:
+        lr = float(group["lr"])
     decay = 1 - lr * group.get("weight_decay", 0.0)
-    alpha = signed(group, lr)
+    alpha = step_factor(group, lr)
     if group["foreach"]:
         if decay != 1:
             scale_in_place(parameters, decay)

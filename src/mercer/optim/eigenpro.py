@@ -14,7 +14,7 @@ from .. import checks, distributed
 from ..linalg.eigen import randomized_range
 from ..linalg.eigenpro import longest_step, shrink_directions
 from ..linalg.operators import SymmetricOperator
-from .base import Closure, descend, signed
+from .base import Closure, descend, step_factor
 from .inverses import Inverse, Move, choose_lengths, measure_outputs
 from .layers import Layer, ListeningOptimizer, find_readout
 
@@ -86,7 +86,7 @@ class EigenProSGD(ListeningOptimizer):
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
-        # Learn from the rows of the layers that were heard, and flatten the gradients.
+        # Learn from the rows of the layers that were heard, and flatten the gradients. The rate is part of the inverse.
         moves, unheard = [], []
         for layer in self._layers:
             if layer.weight.grad is None:
@@ -101,16 +101,18 @@ class EigenProSGD(ListeningOptimizer):
                 u = Inverse(state[VECTORS], state[SHRINK], outside, 0.0).precondition(*layer.gradients())
                 moves.append(Move(layer, state, u, float(groups[id(layer.weight)]["lr"])))
         self.warn_unheard(unheard)
-        # (I - E) A is at most lambda_{k+1}, and the rate times that at most 1: a product bounds the change here too
+
+        # (I - E) A is at most lambda_{k+1}, and the rate times that at most 1: a product bounds the change here too.
         lengths = [1.0] * len(moves)
         if self.automatic and self._every and moves:
             lengths = choose_lengths(moves, self._readout, 1.0)
+
         # Move the layers, and all other parameters by SGD.
         moved: set[int] = set()
         for (layer, _, u, _), length in zip(moves, lengths, strict=True):
             targets = layer.targets()
             moved.update(map(id, targets))
-            u.add_to([layer.take(p) for p in targets], signed(groups[id(layer.weight)]) * length)
+            u.add_to([layer.take(p) for p in targets], step_factor(groups[id(layer.weight)]) * length)
         full = float(self.defaults["lr"])  # 1 where the rate is automatic
         for group in self.param_groups:
             others = [p for p in group["params"] if p.grad is not None and id(p) not in moved]

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from .. import checks, distributed
 from ..signals.layers import find_layers
-from .base import Closure, signed
+from .base import Closure, step_factor
 from .inverses import (
     Inverse,
     Move,
@@ -154,7 +154,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
             group = groups[id(layer.weight)]
             momentum = group["momentum"]
             if not momentum:
-                direction.add_to([layer.take(p) for p in targets], signed(group) * length)
+                direction.add_to([layer.take(p) for p in targets], step_factor(group) * length)
                 continue
             sums = []
             for p in targets:
@@ -165,7 +165,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
             direction.add_to(sums, length, keep=momentum)
             terms = state[TERMS] = momentum * state.get(TERMS, 0.0) + 1
             for p, total in zip(targets, sums, strict=True):
-                layer.take(p).add_(total, alpha=signed(group) / terms)
+                layer.take(p).add_(total, alpha=step_factor(group) / terms)
 
         # All other parameters take bounded adaptive steps, because nothing is known of their inputs. An embedding's
         # rate follows from its size.
@@ -256,7 +256,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         state.update({VECTORS: inverse.vectors, CORE: inverse.core, OUTSIDE: inverse.outside, ERROR: inverse.error})
         measure_outputs(state, layer, inputs, g, weight)
 
-        # The next renewal: steps 0, 1, 2, 4, ...; beyond update_every more rarely while the moment is settled
+        # The next renewal: steps 0, 1, 2, 4, ...; beyond update_every more rarely while the moment is settled.
         interval, shortest = state.get(INTERVAL, 0), self.update_every
         if interval < shortest:
             interval = min(shortest, max(1, 2 * interval))

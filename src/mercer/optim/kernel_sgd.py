@@ -75,7 +75,7 @@ class KernelSGD(ListeningOptimizer):
         self.cutoff = None if cutoff is None else checks.non_negative("KernelSGD", "cutoff", cutoff)
         self.inputs = inputs
         self._inverses: dict[bytes, Tensor] | None = {} if cache else None
-        self._weights = self._chosen(model, checks.choice("KernelSGD", "layers", layers, ("last", "all")))
+        self._weights = self._choose_weights(model, checks.choice("KernelSGD", "layers", layers, ("last", "all")))
         self.listen_to(model, {"": (unwrap(model), read_input)})
 
     @property
@@ -85,14 +85,44 @@ class KernelSGD(ListeningOptimizer):
 
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
-        inverse = self._inverse_of_batch(live[0])
+        # The mini-batch: the rows of all passes since the last step, of all ranks, as its gradient is.
+        passes = self._recorder.inputs[""]
+        if not passes:
+            fix = "Call model(x), the model given here, and loss.backward() before step()."
+            raise RuntimeError(checks.sentence("KernelSGD", "step needs the inputs of a pass", "none", fix))
+        parts = []
+        for inputs in passes:
+            rows = inputs.flatten(1) if self.inputs is None else self.inputs(inputs)
+            rows = checks.floating(checks.matrix("KernelSGD", "inputs", rows))
+            parts.append(checks.finite("KernelSGD", "the model's input", rows))
+        x = distributed.gather_rows(torch.cat(parts))
+
+        # The inverse of its kernel matrix. A batch that comes again is known by its bytes.
+        if self._inverses is None:
+            inverse = kernel_inverse(self.kernel, x, self.cutoff)
+        else:
+            key = hashlib.blake2b(x.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
+            if key not in self._inverses:
+                self._inverses[key] = kernel_inverse(self.kernel, x, self.cutoff).to(live[0].dtype)
+            inverse = self._inverses[key]
+
+        # The chosen weights move by the gradient times the inverse (Eq. 8), all others by SGD.
         for group in self.param_groups:
-            own = [p for p in group["params"] if p.grad is not None]
-            directions = [self._direction(p, inverse) for p in own]
-            descend(own, directions, group)
+            parameters = [p for p in group["params"] if p.grad is not None]
+            directions = []
+            for p in parameters:
+                gradient = p.grad
+                assert gradient is not None
+                if any(p is weight for weight in self._weights):
+                    columns = gradient.reshape(len(gradient), -1)  # (d_r, d_c)
+                    factor = fit_to_width(inverse, columns.shape[1], self.pad)
+                    gradient = (columns.to(factor.dtype) @ factor).to(p.dtype).reshape(p.shape)
+                directions.append(gradient)
+            descend(parameters, directions, group)
         self._recorder.clear()
 
-    def _chosen(self, model: nn.Module, layers: str) -> list[Tensor]:
+    def _choose_weights(self, model: nn.Module, layers: str) -> list[Tensor]:
+        """The weights that Eq. 8 moves."""
         if layers == "last":
             return [last_linear(model)[1].weight]
         trained = {id(p) for p in self.parameters if p.requires_grad}
@@ -103,33 +133,6 @@ class KernelSGD(ListeningOptimizer):
             elif isinstance(module, nn.RNNBase):
                 weights.extend(p for p in module.parameters() if p.ndim > 1)
         return [p for p in weights if id(p) in trained]
-
-    def _direction(self, p: Tensor, inverse: Tensor) -> Tensor:
-        gradient = p.grad
-        assert gradient is not None
-        if all(p is not weight for weight in self._weights):
-            return gradient
-        columns = gradient.reshape(len(gradient), -1)  # (d_r, d_c)
-        shaped = reshaped(inverse, columns.shape[1], self.pad)
-        return (columns.to(shaped.dtype) @ shaped).to(p.dtype).reshape(p.shape)
-
-    def _inverse_of_batch(self, like: Tensor) -> Tensor:
-        seen = self._recorder.inputs[""]
-        if not seen:
-            fix = "Call model(x), the model given here, and loss.backward() before step()."
-            raise RuntimeError(checks.sentence("KernelSGD", "step needs the inputs of a pass", "none", fix))
-        x = torch.cat([self._seen(part) for part in seen])
-        x = distributed.gather_rows(x)  # the mini-batch is that of all ranks, as its gradient is
-        if self._inverses is None:
-            return kernel_inverse(self.kernel, x, self.cutoff)
-        key = hashlib.blake2b(x.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
-        if key not in self._inverses:
-            self._inverses[key] = kernel_inverse(self.kernel, x, self.cutoff).to(like.dtype)
-        return self._inverses[key]
-
-    def _seen(self, part: Tensor) -> Tensor:
-        x = part.flatten(1) if self.inputs is None else self.inputs(part)
-        return checks.finite("KernelSGD", "the model's input", checks.floating(checks.matrix("KernelSGD", "inputs", x)))
 
 
 class RandomPSD:
@@ -143,16 +146,16 @@ class RandomPSD:
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator or torch.Generator().manual_seed(0)
-        self._drawn: dict[int, Tensor] = {}
+        self._matrices: dict[int, Tensor] = {}  # by size
 
     def __call__(self, x: Tensor) -> Tensor:  # (m, d) -> (m, m)
         """The matrix for a batch of as many rows."""
         m = len(x)
-        if m not in self._drawn:
+        if m not in self._matrices:
             r = torch.randn(m, m, generator=self.generator, dtype=torch.float64)
             gram = r @ r.mT
-            self._drawn[m] = gram / gram.diagonal().mean()
-        return self._drawn[m].to(x)
+            self._matrices[m] = gram / gram.diagonal().mean()
+        return self._matrices[m].to(x)
 
 
 def kernel_inverse(kernel: Gram, x: Tensor, cutoff: float | None = None) -> Tensor:  # (m, d) -> (m, m)
@@ -172,6 +175,8 @@ def kernel_inverse(kernel: Gram, x: Tensor, cutoff: float | None = None) -> Tens
         raise FloatingPointError(
             checks.sentence("KernelSGD", "the kernel matrix must be finite", "NaN or infinity", fix)
         )
+
+    # The inverse, where the condition number (here in the 1-norm) says that it is one.
     rounding = len(gram) * torch.finfo(gram.dtype).eps
     inverse: Tensor
     if cutoff is None:
@@ -179,11 +184,12 @@ def kernel_inverse(kernel: Gram, x: Tensor, cutoff: float | None = None) -> Tens
         condition = float(torch.linalg.matrix_norm(gram, 1) * torch.linalg.matrix_norm(inverse, 1))
         if not bool(failed) and condition * rounding < 1:
             return inverse
-    inverse = torch.linalg.pinv(gram, rtol=rounding if cutoff is None else cutoff, hermitian=True)
+        cutoff = rounding
+    inverse = torch.linalg.pinv(gram, rtol=cutoff, hermitian=True)
     return inverse
 
 
-def reshaped(inverse: Tensor, columns: int, pad: str = "zeros") -> Tensor:  # (m, m) -> (d_c, d_c)
+def fit_to_width(inverse: Tensor, columns: int, pad: str = "zeros") -> Tensor:  # (m, m) -> (d_c, d_c)
     """The inverse at the width of a weight: padded, or without its last rows and columns (chen2022, Section 3.1).
 
     Args:
@@ -194,21 +200,21 @@ def reshaped(inverse: Tensor, columns: int, pad: str = "zeros") -> Tensor:  # (m
     m = len(inverse)
     if m >= columns:
         return inverse[:columns, :columns]
-    diagonal = torch.full((columns,), 1.0 if pad == "identity" else 0.0, dtype=inverse.dtype, device=inverse.device)
-    padded = torch.diag(diagonal)
+    padded = inverse.new_zeros(columns, columns)
+    if pad == "identity":
+        padded.fill_diagonal_(1.0)
     padded[:m, :m] = inverse
     return padded
 
 
 def state_bytes(optimizer: Any) -> int:
     """Memory of an optimizer's tensors without the parameters: its state and, for Kernel SGD, cached inverses."""
-    held = int(getattr(optimizer, "cached_bytes", 0))
-    return held + sum(_bytes(value) for state in optimizer.state.values() for value in state.values())
 
+    def count_bytes(value: Any) -> int:
+        if isinstance(value, Tensor):
+            return value.numel() * value.element_size()
+        if isinstance(value, dict):
+            value = list(value.values())
+        return sum(map(count_bytes, value)) if isinstance(value, list | tuple) else 0
 
-def _bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        value = list(value.values())
-    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+    return int(getattr(optimizer, "cached_bytes", 0)) + count_bytes(list(optimizer.state.values()))

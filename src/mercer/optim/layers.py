@@ -109,6 +109,8 @@ def find_trained_layers(
     names = dict(root.named_modules())
     for name in exclude:
         checks.choice(where, "a name in exclude", name, list(names))
+
+    # A weight that two modules share has rows of both: no moment of one of them is right for it.
     holders = [id(p) for _, p in root.named_parameters(remove_duplicate=False)]
     trained = {id(p) for p in parameters if p.requires_grad}
     ours = {key for key in trained if holders.count(key) == 1}
@@ -137,12 +139,13 @@ def find_trained_layers(
             layers.append(Layer(name, heard or module, w, b, read, part, block))
 
     inside: set[nn.Module] = set()  # linear layers that are never called: their owner uses their weights
-    for name, module in names.items():
+    for name, module in names.items():  # an attention comes before its out_proj
         if is_excluded(name) or module in inside or (only is not None and name != only):
             continue
         if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
             add(name, module, "weight", "bias", read_input)
         elif isinstance(module, nn.MultiheadAttention):
+            # A packed weight is three layers, with the inputs of queries, keys and values; or there are three weights.
             width = module.embed_dim
             for i, part in enumerate(("query", "key", "value")):
                 block = slice(i * width, (i + 1) * width)
@@ -153,6 +156,7 @@ def find_trained_layers(
             if not is_excluded(f"{name}.out_proj"):
                 add(f"{name}.out_proj", module.out_proj, "weight", "bias", read_attended, heard=module)
         elif isinstance(module, nn.RNNBase):
+            # The input of the first layer and the states of the last are seen; what is between them is not.
             for back, suffix in enumerate(("", "_reverse")[: 1 + module.bidirectional]):
                 first, top = f"_l0{suffix}", f"_l{module.num_layers - 1}{suffix}"
                 add(f"{name}.ih{first}", module, f"weight_ih{first}", f"bias_ih{first}", read_input)
@@ -188,7 +192,7 @@ def read_argument(
 
 
 def read_attended(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor:
-    """What attention's last projection is given: the output of the same attention with the identity in its place.
+    """The input of attention's last projection: the output of the same attention with the identity in its place.
 
     ``nn.MultiheadAttention`` never calls ``out_proj``, it hands the weight on. A second forward pass without dropout is
     the price, in the few steps in which moments are renewed.
@@ -210,8 +214,8 @@ def read_state(backwards: bool, module: nn.Module, args: tuple[Any, ...], named:
     width = states.shape[-1] // (1 + module.bidirectional)
     states = states[..., width:] if backwards else states[..., :width]
     if states.ndim == 3 and states.shape[module.batch_first] > 1:
-        begin = 1 if backwards else 0
-        states = states.narrow(int(module.batch_first), begin, states.shape[module.batch_first] - 1)
+        # No step goes on from the last state forwards, or from the first backwards.
+        states = states.narrow(int(module.batch_first), int(backwards), states.shape[module.batch_first] - 1)
     return states
 
 
@@ -240,7 +244,7 @@ def layer_rows(module: nn.Module, x: Tensor, *, bias: bool, most: int | None = N
         if size == (1, 1):  # a patch is a pixel
             x = x[:, :, :: stride[0], :: stride[1]].flatten(2).mT
         else:
-            x = F.unfold(x, size, tuple(module.dilation), 0, stride).mT  # (n, places, d)
+            x = F.unfold(x, size, tuple(module.dilation), 0, tuple(stride)).mT  # (n, places, d)
     elif x.ndim > 2 and most is not None:
         tokens = x.reshape(len(x), -1, x.shape[-1])
         x = tokens[:, :: min(tokens.shape[1], max(1, len(tokens) * tokens.shape[1] // most))]
@@ -265,10 +269,10 @@ class Recorder:
         self._root = unwrap(model)
         self._readers = dict(readers)
         self._closed = False
-        self._begin_empty()
+        self._start_empty()
         self.listen(self._readers)
 
-    def _begin_empty(self) -> None:
+    def _start_empty(self) -> None:
         self.inputs: dict[str, list[Tensor]] = {name: [] for name in self._readers}
         self._heard: frozenset[str] = frozenset()
         self._handles: list[RemovableHandle] = []
@@ -280,9 +284,9 @@ class Recorder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        heard = self._heard
-        self._begin_empty()
-        self.listen(heard)
+        names = self._heard
+        self._start_empty()
+        self.listen(names)
 
     def listen(self, names: Collection[str]) -> None:
         """Hear these readers' modules from the next pass on, and no others: hooks cost time, so none stay in vain.
@@ -314,13 +318,15 @@ class Recorder:
 
     def _see(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if name in self._heard and torch.is_grad_enabled():
-            whole = output
-            while isinstance(output, tuple | list):  # of attention, recurrent layers and packed sequences
-                output = output[0]
-            result = as_logits(output)
+            result = output
+            while isinstance(result, tuple | list):  # of attention, recurrent layers and packed sequences
+                result = result[0]
+            result = as_logits(result)
             if result.requires_grad:
+                # The input is kept when a gradient comes back: an evaluation leaves nothing, and a pass that
+                # checkpointing runs again counts once.
                 with torch.no_grad():
-                    x = self._readers[name][1](module, args, named, whole).detach()
+                    x = self._readers[name][1](module, args, named, output).detach()
                 result.register_hook(_WeakHook(self, "_keep", name, x))
 
     def _keep(self, name: str, x: Tensor, gradient: Tensor) -> None:
@@ -371,6 +377,7 @@ def _leave_out_of_copies(module: nn.Module, key: int) -> None:
 
 def _other_hooks(reference: weakref.ref[Any]) -> OrderedDict[int, Any]:
     hooks = reference()
+    assert hooks is not None  # it is asked by itself
     return OrderedDict((key, hook) for key, hook in hooks.items() if key not in hooks.ours)
 
 

@@ -94,10 +94,12 @@ def _from_array(where: str, name: str, data: Any) -> Tensor:
     if hasattr(data, "tocsr"):
         raise TypeError(sentence(where, f"{name} must be dense", "a sparse matrix", f"Use {name}.toarray()."))
     array = np.asarray(data)
+    # A single object that is no array is no data at all; text inside an array is data of the wrong kind.
     if array.dtype.kind in "OUSM" and not (isinstance(data, np.ndarray) or hasattr(data, "__array__") or array.ndim):
         fix = "Give a tensor, an array or a DataLoader."
         raise TypeError(sentence(where, f"{name} must be rows of numbers", type(data).__name__, fix))
     try:
+        # Objects may be numbers; text and dates never are.
         if array.dtype.kind in "USM":
             raise ValueError(f"an array of {array.dtype}")
         if array.dtype.kind == "O":

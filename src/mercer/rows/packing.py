@@ -54,6 +54,7 @@ class Packing(Savable):
         flat = [part.flatten(1) if part.ndim > 1 else part[:, None] for part in parts.values()]
         if all(self.whole):
             return torch.cat([part.long() for part in flat], 1)
+        # Beside floats, whole numbers become floats, which are exact up to 2^24.
         counts = [part for part, whole in zip(flat, self.whole, strict=True) if whole and len(part)]
         if any(int(part.abs().max()) > 2**24 for part in counts):
             raise ValueError(sentence(where, "whole numbers beside floats must stay below 2^24", "a larger one"))

@@ -66,6 +66,7 @@ class Rows:
         """
         if row_bytes is None:
             row_bytes = 3 * sum(part.shape[1:].numel() * part.dtype.itemsize for part in self.parts)
+        # A rank without rows gives one empty block, so that f can give zeros of the right shape.
         step = max(1, budget // max(1, row_bytes))
         for start in range(0, max(1, len(self)), step):
             yield tuple(part[start : start + step] for part in self.parts)

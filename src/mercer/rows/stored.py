@@ -51,6 +51,7 @@ class StoredRows:
             first, last, step = index.indices(len(self))
             rows = self._rows(first, max(first, last))
             return rows if step == 1 else rows[::step]
+        # Read each row once, in the order of the file, neighbours together; then put them in the order asked for.
         numbers, back = index.cpu().unique(return_inverse=True)
         if not len(numbers):
             return self._rows(0, 0)
@@ -80,6 +81,7 @@ class StoredRows:
         All ranks get the same number of blocks, because all must make the same calls; some may be empty.
         """
         integer("StoredRows.blocks", "rows", rows, 1)
+        # A rank that has run out of rows goes on with empty blocks.
         longest = max(gather_json(len(self)))
         return (self[start : start + rows] for start in range(0, longest, rows))
 
@@ -149,6 +151,7 @@ def _of_parquet(path: Path, columns: Sequence[str] | None) -> StoredRows:
     def read(first: int, last: int) -> Tensor:
         if first >= last:
             return torch.empty(0, len(chosen), dtype=torch.float64)
+        # Only the row groups that hold these rows are decoded.
         low, high = bisect_right(ends, first), bisect_right(ends, last - 1)
         table = file.read_row_groups(list(range(low, high + 1)), columns=chosen)
         start = first - (ends[low - 1] if low else 0)

@@ -24,6 +24,7 @@ def plain_attention() -> Iterator[None]:
     global _inside
     with _lock:
         if _inside == 0:
+            # The first to enter notes what the last to leave restores.
             fast = torch.backends.mha.get_fastpath_enabled()
             _settings.callback(torch.backends.mha.set_fastpath_enabled, fast)
             torch.backends.mha.set_fastpath_enabled(False)

@@ -57,6 +57,7 @@ def run_model(where: str, model: nn.Module, batch: Any) -> Any:
         named = {key: value for key, value in batch.items() if key not in ("label", "labels")}
         return _call_model(where, model, (), named)
     x = as_tensor(where, "loader", first_item(batch))
+    # Nothing moves between devices: say which two are in the way.
     weight = next(model.parameters(), None)
     if weight is not None:
         same_device(where, "loader", x.device, "model", weight.device)

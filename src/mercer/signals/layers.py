@@ -43,6 +43,7 @@ def layer(model: nn.Module, name: str) -> nn.Module:
     if name in layers and name:
         return layers[name]
     names = [known for known in layers if known]
+    # A name that is nearly right is a slip: show what it could have been.
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.3)
     fix = f"Close: {', '.join(close)}." if close else f"Its layers: {', '.join(names[:8]) or 'none'}."
     raise ValueError(sentence("layer", f"name must be a layer of {type(unwrap(model)).__name__}", repr(name), fix))

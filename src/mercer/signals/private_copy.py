@@ -48,7 +48,8 @@ def _copy_model(model: nn.Module) -> nn.Module:
         fix = "Remove what copy.deepcopy refuses, or give the module a __deepcopy__."
         raise TypeError(sentence("private_copy", "model must be a module that can be copied", error, fix)) from error
     for module in list(private.modules()):
-        attach = getattr(module, "attach_to", None)  # heads before the pooling, which hooks of their own serve
+        # A head before the pooling works by hooks on its model: give it hooks on the copy.
+        attach = getattr(module, "attach_to", None)
         if callable(attach):
             attach(private)
     return private

@@ -85,6 +85,7 @@ def analyze(
 
 def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
     """The kernel that is H and the float64 rows it reads: a map's features are computed once, here."""
+    # ReLUGram(map) is the network on top of the map: compute the map's features once.
     if isinstance(kernel, ReLUGram) and kernel.base is not None and not isinstance(kernel.base, Kernel):
         kernel = kernel.base
     if isinstance(kernel, Kernel):
@@ -143,6 +144,7 @@ def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n
         raise TypeError(checks.sentence(where, "targets must be real", targets.dtype, "Use targets.real."))
     if targets.is_floating_point():
         checks.finite(where, "targets", targets)
+        # Their squares must be numbers, because projections and complexity are sums of squares.
         largest = float(targets.abs().max())
         if largest == 0:
             raise ValueError(checks.sentence(where, "targets must not all be 0", "zeros"))

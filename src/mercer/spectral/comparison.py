@@ -125,6 +125,7 @@ def rank_spectra(
     row: Callable[[Spectrum, torch.Generator], dict[str, float]],
 ) -> pd.DataFrame:
     """A row for each spectrum, all compared with the same shuffle; sorted by ``ratio``, singular kernels last."""
+    # The generator starts each spectrum's shuffle in the same state.
     state, table = generator.get_state(), {}
     for name, spectrum in named.items():
         generator.set_state(state)
@@ -232,6 +233,7 @@ def find_blocks(model: nn.Module) -> list[str]:
     blocks: list[str] = []
 
     def open_module(module: nn.Module, name: str) -> None:
+        # Whatever holds a list of blocks is itself a sequence of them.
         lists = any(isinstance(part, nn.ModuleList | nn.ModuleDict) for part in module.modules())
         if module is model or isinstance(module, nn.Sequential) or lists:
             for child, part in module.named_children():

@@ -190,6 +190,7 @@ class Spectrum:
         if floor is None:
             return None
         if not isinstance(self._given_floor, Proof):
+            # No Rayleigh quotient lies below the least eigenvalue: one below the floor disproves it.
             self._run.extend(_STRIDE - min(self._run.steps, _STRIDE))
             least = min(float(self._rule(c)[0].min()) for c in self._live)
             if floor > least * (1 + 1e-9):
@@ -223,6 +224,7 @@ class Spectrum:
     def alignment(self) -> float:
         r"""Kernel-target alignment :math:`\langle H, Y Y^T \rangle / (\|H\|_F \|Y Y^T\|_F)`, in [0, 1]."""
         self._run.extend(1 - min(self._run.steps, 1))
+        # <H, Y Y^T> = sum_c y_c^T H y_c, which the first Lanczos step of each column has.
         inner = float((self._run.alphas[:, 0] * self._run.norms.square()).sum())
         return inner / (math.sqrt(self._gram.squared_norm) * float((self._columns.mT @ self._columns).norm()))
 
@@ -284,6 +286,7 @@ class Spectrum:
 
     def shuffled(self, generator: torch.Generator | None = None) -> Spectrum:
         """The same H against the same targets in random order, which have no structure."""
+        # Shuffled on the CPU, so that the order does not depend on the device.
         order = torch.randperm(self._gram.n, generator=generator).to(self._columns.device)
         return self._with(self._columns[order])
 
@@ -344,6 +347,7 @@ class Spectrum:
         """Gauss rule of 1 / x; ``inf`` where the targets have a share at nodes that are 0 to rounding."""
         total, null = 0.0, 0.0
         for column in self._live:
+            # Nodes below the cut are 0 to rounding: what the targets have there makes the sum infinite.
             nodes, weights = self._rule(column)
             cut = self._gram.noise * float(nodes.max())
             if float(nodes.min()) < -1e3 * cut:
@@ -354,9 +358,9 @@ class Spectrum:
                         f"a Rayleigh quotient of {float(nodes.min()):.3e}",
                     )
                 )
-            good = nodes > cut
-            null += float(weights[~good].sum())
-            total += float((weights[good] / nodes[good]).sum())
+            above = nodes > cut
+            null += float(weights[~above].sum())
+            total += float((weights[above] / nodes[above]).sum())
         return math.inf if null > _NULL * self._squared_norm else total
 
     def _worst(self, floor: float) -> float:
@@ -440,6 +444,7 @@ class Factor:
         lower, failed = torch.linalg.cholesky_ex(self._gram.dense())
         if bool(failed):
             return None
+        # A pivot that is rounding beside the largest one says that H is singular.
         pivots = lower.diagonal().square()
         return lower if float(pivots.min()) > 1e3 * self._gram.noise * float(pivots.max()) else None
 
@@ -461,6 +466,7 @@ class Factor:
             floor: The least that an eigenvalue can be.
             error: Bound on the spectral norm of (H as stored - true H).
         """
+        # u is the unit roundoff of float64.
         unit = (self._gram.n + 1) * 2.0**-53
         gamma = unit / (1 - unit)
         change = (gamma * self._gram.trace + error) / floor

@@ -44,6 +44,7 @@ def corrupt(path: Path, need: str, got: object, fix: str = "Fetch the file again
 def verify_checksum(path: Path, sha256: str) -> None:
     """Refuse a file whose SHA-256 differs; the verdict is kept for this path, size and time of change."""
     status = path.stat()
+    # A file that was neither changed nor touched since its last check is not read again.
     key = (str(path.resolve()), status.st_size, status.st_mtime_ns, sha256)
     if key in _verified:
         return
@@ -69,6 +70,7 @@ def decompressed(path: Path, *, limit: int = DECODED_LIMIT) -> bytes:
     checked_size(path)
     try:
         with open_decompressed(path) as stream:
+            # One byte more than is allowed shows that there is more.
             content = stream.read(limit + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise corrupt(path, "the compressed stream must be whole", _brief(error)) from error
@@ -87,6 +89,7 @@ def read_npz(path: Path, names: Iterable[str] | None = None, *, limit: int = DEC
             missing = [name for name in wanted if name not in members]
             if missing:
                 raise corrupt(path, f"the arrays {', '.join(missing)} must be there", f"{len(members)} others")
+            # The archive states the sizes after decompression: refuse before a byte is decoded.
             total = sum(members[name].file_size for name in wanted)
             if total > limit or len(wanted) > MEMBER_LIMIT:
                 need = f"at most {MEMBER_LIMIT} arrays of {limit} bytes in all are read"

@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -96,6 +96,7 @@ class Encoder:
     def _store(self, value: Tensor, path: str) -> str:
         if value.is_meta:
             raise TypeError(sentence("mercer.save", f"{path} must hold data", "a tensor on the meta device"))
+        # Equal tensors are stored once, known by dtype, shape and bytes.
         plain = value.detach().cpu().contiguous()
         raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
         digest = f"{plain.dtype}{tuple(plain.shape)}{hashlib.sha256(raw.data).hexdigest()}"
@@ -278,6 +279,7 @@ class AllocationBudget(TorchFunctionMode):
         if func in _FACTORIES or func in _LIKE:
             plain = {key: value for key, value in named.items() if key not in _UNKNOWN_TO_META}
             like = (args[0].to("meta"), *args[1:]) if func in _LIKE else args
+            # The same call on the meta device has the shape and takes no memory.
             shape = func(*like, **{**plain, "device": "meta"})
             self.spent += shape.numel() * shape.element_size()
             if self.spent > self.limit:
@@ -301,23 +303,19 @@ def find_misfit(cls: type, values: Mapping[str, Any], *, arguments: bool) -> tup
     >>> find_misfit(Ball, {"radius": 2, "names": ["a", 3]}, arguments=False)
     ('names', list[str])
     """
-    for name, hint in _hints(cls, arguments):
-        if name in values and not _fits(values[name], hint):
-            return name, hint
-    return None
-
-
-def _hints(cls: type, arguments: bool) -> Iterator[tuple[str, Any]]:
     owners = [cls.__init__] if arguments else cls.__mro__  # type: ignore[misc]
     for owner in owners:
         if owner is object.__init__:
             continue
         names = vars(sys.modules[owner.__module__])
-        for name, hint in inspect.get_annotations(owner).items():
+        for name, text in inspect.get_annotations(owner).items():
             try:  # one by one: some names are imported for type checkers only
-                yield name, typing.get_type_hints(types.SimpleNamespace(__annotations__={name: hint}), names)[name]
+                hint = typing.get_type_hints(types.SimpleNamespace(__annotations__={name: text}), names)[name]
             except NameError:
                 continue
+            if name in values and not _fits(values[name], hint):
+                return name, hint
+    return None
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -329,21 +327,14 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        return _fits_sequence(value, origin, inner)
+        if not isinstance(value, list | tuple):
+            return False
+        if origin is tuple and inner[-1] is not Ellipsis:  # a fixed number of items, each of its own kind
+            return len(value) == len(inner) and all(map(_fits, value, inner))
+        return all(_fits(item, inner[0]) for item in value)
     if hint is None or hint is types.NoneType:
         return value is None
-    return _is(value, origin or hint)
-
-
-def _fits_sequence(value: Any, origin: type, inner: tuple[Any, ...]) -> bool:
-    if not isinstance(value, list | tuple):
-        return False
-    if origin is tuple and inner[-1] is not Ellipsis:
-        return len(value) == len(inner) and all(map(_fits, value, inner))
-    return all(_fits(item, inner[0]) for item in value)
-
-
-def _is(value: Any, kind: Any) -> bool:
+    kind = origin or hint
     if kind in (int, bool):  # numpy's whole numbers, too
         return isinstance(value, Integral)
     if kind is float:

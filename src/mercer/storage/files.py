@@ -38,6 +38,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes) -> None:
 def atomic_stream(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write into that takes the place of ``path`` when the block ends well, and is gone when it does not."""
     target = check_replaceable(path, "atomic_write")
+    # A sibling, because a rename is atomic only within one file system.
     temporary = target.parent / f".mercer-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:

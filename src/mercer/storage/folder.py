@@ -197,6 +197,7 @@ def _tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
         tensors = safetensors.torch.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise ValueError(_describe_damage(path, error)) from error
+    # A model that answers NaN is worse than none.
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             fix = "A model that diverged, or that was changed by hand, is not loaded."

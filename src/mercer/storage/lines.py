@@ -22,6 +22,7 @@ def append_line(path: str | os.PathLike[str], line: bytes) -> None:
     descriptor = open_to_append(path, "append")
     try:
         before = _cut_torn_line(descriptor)
+        # One write for the whole line, so that a killed writer leaves it torn at worst, never interleaved.
         if os.write(descriptor, line + b"\n") != len(line) + 1:
             os.ftruncate(descriptor, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -60,6 +61,7 @@ def _cut_torn_line(descriptor: int) -> int:
     """Drop what follows the last line break; the size that is left."""
     end = size = os.fstat(descriptor).st_size
     while end > 0:
+        # Search backwards, a block at a time: files are long and torn lines short.
         start = max(0, end - 2**16)
         os.lseek(descriptor, start, os.SEEK_SET)
         place = os.read(descriptor, end - start).rfind(b"\n")

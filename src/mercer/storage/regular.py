@@ -73,6 +73,7 @@ def _open_descriptor(path: Path, flags: int, where: str, need: str) -> int:
     except OSError as error:
         raise system_error(where, f"{path} must be {need}", error) from error
     try:
+        # Look again at what was opened: it may have been swapped since the first look.
         _check_regular(path, os.fstat(descriptor).st_mode, where)
     except ValueError:
         os.close(descriptor)

@@ -76,13 +76,13 @@ def _check(value: Any, shape: Any, path: str) -> None:
         for i, item in enumerate(value):
             _check(item, shape[0], f"{path}[{i}]")
     elif isinstance(shape, dict):
-        _check_length(value, dict, path)
         _check_record(value, shape, path)
     elif not _is(value, shape):
         raise _Mismatch(path, _describe(shape), value)
 
 
-def _check_record(value: dict[str, Any], shape: dict[Any, Any], path: str) -> None:
+def _check_record(value: Any, shape: dict[Any, Any], path: str) -> None:
+    _check_length(value, dict, path)
     prefix = f"{path}." if path else ""
     if str in shape:
         for name, item in value.items():

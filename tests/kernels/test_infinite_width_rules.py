@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,3 +138,8 @@ def test_machines_spectra_eigenfunctions_and_gpytorch_take_it():
     torch.testing.assert_close(eigenfunctions.eigenvalues, torch.linalg.eigvalsh(gram / 40).flip(0)[:16])
     pytest.importorskip("gpytorch")
     torch.testing.assert_close(to_gpytorch(kernel)(x, x).to_dense(), gram)
+
+
+def test_the_tables_of_the_tutorial_are_the_stored_lines():
+    page = (Path(__file__).parents[2] / "docs" / "tutorials" / "infinite-width.md").read_text()
+    assert study.fill(page) == page  # else: python -m mercer_papers.bench.studies.infinite_width tables PAGE

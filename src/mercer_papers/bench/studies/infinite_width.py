@@ -1,7 +1,7 @@
 """What infinite-width kernels cost and what they are good for, on CIFAR-10.
 
     OMP_NUM_THREADS=1 MERCER_DATA=... python -m mercer_papers.bench.studies.infinite_width cost [NAME ...]
-    ... ridge [--rows 100 500 5000] [--only NAME] | ranking [--rows 500] | drift | limit | tables
+    ... ridge [--rows 100 500 5000] [--only NAME] | ranking [--rows 500] | drift | tables PAGE
 
 Every line is printed as JSON and appended to src/mercer_papers/bench/results/infinite_width.jsonl.
 
@@ -9,25 +9,26 @@ cost     the Gram matrix of 1,000 pictures for five architectures: CPU seconds a
 ridge    kernel ridge with the NTK of a small CNN, the same CNN trained, and the Laplacian kernel
 ranking  the complexity of the labels under the NTK of 12 architectures, before training, beside their trained accuracy
 drift    how far the empirical NTK of a finite network is from the limit, before and after training, by width
-limit    the error of finite networks at widths 256 to 4,096, beside 1 / sqrt(width)
-tables   the stored lines as the tables of docs/tutorials/infinite-width.md
+tables   write the stored lines into the tables of a page, docs/tutorials/infinite-width.md
+
+Finite networks at widths 256 to 4,096 beside the limit, rule by rule: infinite_width_rules.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
-import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ from torch.nn import functional as F
 from mercer import spectral
 from mercer.kernels import FunctionKernel, Laplacian, infinite_width
 from mercer.machines import KernelRidge
+from mercer_papers.bench.studies.infinite_width_rules import WIDTHS, draw_weights, empirical_ntk
 from mercer_papers.data import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "infinite_width.jsonl"
@@ -125,13 +127,15 @@ RANKED = {
 }
 
 
-def write(line: dict[str, Any]) -> None:
-    """Print a line and keep it with how it was made."""
+def write(line: dict[str, Any], arguments: list[str] | None = None) -> None:
+    """Print a line and keep it with how it was made: by these arguments, or by those of this process."""
+    module = f"mercer_papers.bench.studies.{Path(sys.argv[0]).stem}"
     line |= {
-        "command": " ".join(["python", "-m", f"mercer_papers.bench.studies.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)]),
         "torch": torch.__version__,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
     }
-    line |= {"machine": platform.machine(), "threads": torch.get_num_threads()}
     print(json.dumps(line), flush=True)
     with RESULTS.open("a") as file:
         file.write(json.dumps(line) + "\n")
@@ -145,24 +149,35 @@ def pictures(train: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def cost(names: list[str]) -> None:
-    """Each architecture in a process of its own, so that the peaks are its own."""
-    for name in names or COST:
-        if name not in COST:
-            raise SystemExit(f"no architecture {name!r}; there are {', '.join(COST)}")
-        if len(names) != 1:
-            subprocess.run([sys.executable, __file__, "cost", name], check=True)
-            continue
-        x = pictures(1000, 10)[0]
-        kernel = infinite_width(COST[name](64), example=x[:1])
-        kernel(x[:8])
-        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-        gram = kernel(x)
-        seconds = time.process_time() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        least = float(torch.linalg.eigvalsh(gram.double())[0] / gram.diagonal().mean())
-        write({"what": "cost", "name": name, "n": 1000, "dtype": "float32", "cpu_s": round(seconds, 2),
-               "peak_mib": round(peak / 1024), "added_mib": round((peak - before) / 1024),
-               "least_eigenvalue_over_mean_diagonal": least})  # fmt: skip
+    """Each architecture in a process of its own that is given the pictures in a file, so that the peak is its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pictures.npy"
+        np.save(file, pictures(1000, 10)[0].numpy())
+        for name in names or COST:
+            if name not in COST:
+                raise SystemExit(f"no architecture {name!r}; there are {', '.join(COST)}")
+            subprocess.run([sys.executable, __file__, "cost_of", name, str(file)], check=True)
+
+
+def cost_of(name: str, file: str) -> None:
+    """CPU seconds of one Gram matrix, and what it added to the peak memory of the process."""
+    x = torch.from_numpy(np.load(file))
+    kernel = infinite_width(COST[name](64), example=x[:1])
+    kernel(x[:8])
+    before, start = _peak_kib(), time.process_time()
+    gram = kernel(x)
+    seconds = time.process_time() - start
+    peak = _peak_kib()
+    least = float(torch.linalg.eigvalsh(gram.double())[0] / gram.diagonal().mean())
+    write({"what": "cost", "name": name, "n": 1000, "dtype": "float32", "cpu_s": round(seconds, 2),
+           "peak_mib": round(peak / 1024), "added_mib": round((peak - before) / 1024),
+           "least_eigenvalue_over_mean_diagonal": least}, ["cost", name])  # fmt: skip
+
+
+def _peak_kib() -> int:
+    """Peak memory of this program; that of getrusage is inherited from the process that started it."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1])
 
 
 def trained_accuracy(model: nn.Module, data: tuple[Tensor, Tensor, Tensor, Tensor], epochs: int, rate: float) -> float:
@@ -251,31 +266,6 @@ def ranking(rows: int) -> None:
                "kernel_cpu_s": round(kernel_s, 1), "cpu_s": round(time.process_time() - start, 1)})  # fmt: skip
 
 
-def scales(model: nn.Module, layers: dict[str, tuple[float, float | None]]) -> dict[str, float]:
-    """Draw weights as the limit has them; the squared factor of each parameter in the NTK parametrization."""
-    factors = {}
-    for name, (weight_var, bias_var) in layers.items():
-        module = model.get_submodule(name)
-        factors[f"{name}.weight"] = weight_var / module.weight[0].numel()
-        nn.init.normal_(module.weight, std=math.sqrt(factors[f"{name}.weight"]))
-        if bias_var is not None:
-            factors[f"{name}.bias"] = bias_var
-            nn.init.normal_(module.bias, std=math.sqrt(bias_var))
-    return factors
-
-
-def empirical_ntk(model: nn.Module, x: Tensor, factors: dict[str, float]) -> Tensor:
-    """The tangent kernel of the first output, in the NTK parametrization."""
-    parameters = {name: p for name, p in model.named_parameters() if name in factors}
-    output = model(x)[:, 0]
-    gram = torch.zeros(len(x), len(x), dtype=x.dtype)
-    gradients = [torch.autograd.grad(o, list(parameters.values()), retain_graph=True) for o in output]
-    for place, name in enumerate(parameters):
-        rows = torch.stack([g[place].flatten() for g in gradients])
-        gram += factors[name] * rows @ rows.mT
-    return gram
-
-
 def drift() -> None:
     """Full-batch gradient descent on squared loss; the tangent kernel before and after, beside the limit."""
     x, y = pictures(40, 10)[:2]
@@ -289,8 +279,8 @@ def drift() -> None:
         for seed in range(3):
             torch.manual_seed(seed)
             model = make(width)
-            factors = scales(model, limit.layers)
-            first = empirical_ntk(model, x, factors)
+            factors = draw_weights(model, limit.layers)
+            first = empirical_ntk(model, model(x), factors)
             parameters = [(factors[name], p) for name, p in model.named_parameters() if factors[name] > 0]
             for _ in range(400):  # steps of the NTK parametrization: each rate times the squared factor
                 loss = (model(x)[:, :1] - targets).square().sum() / 2
@@ -298,7 +288,7 @@ def drift() -> None:
                 with torch.no_grad():
                     for (factor, p), g in zip(parameters, gradients, strict=True):
                         p -= rate * factor * g
-            last = empirical_ntk(model, x, factors)
+            last = empirical_ntk(model, model(x), factors)
             rows.append([float((first - exact).norm() / exact.norm()), float((last - first).norm() / first.norm()),
                          float((last - exact).norm() / exact.norm()), float(loss)])  # fmt: skip
         before, moved, after, loss_ = (statistics.mean(column) for column in zip(*rows, strict=True))
@@ -306,90 +296,100 @@ def drift() -> None:
                "from_limit_after": round(after, 4), "loss_after": loss_, "seeds": len(rows)})  # fmt: skip
 
 
-def limit() -> None:
-    """Root mean square relative error of finite networks, times sqrt(width)."""
-    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    pixels = torch.randn(3, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-    def block(w: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(6, w), Residual(nn.LayerNorm(w), nn.GELU(), nn.Linear(w, w)), nn.Tanh(), nn.Linear(w, 1)
-        )
-
-    def convolutional(w: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(3, w, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(w, w, 1),
-            nn.ReLU(),
-            nn.AvgPool2d(4),
-            nn.Flatten(),
-            nn.Linear(w, 1),
-        )
-
-    for name, make, rows in (
-        ("residual, LayerNorm, GELU, tanh", block, x),
-        ("CNN with pooling", convolutional, pixels),
-    ):
-        for width in (256, 512, 1024, 2048, 4096):
-            errors = []
-            torch.manual_seed(width)
-            model = make(width).double()
-            kernel = infinite_width(model, example=rows[:1], weight_var=1.6, bias_var=0.1)
-            exact = kernel(rows)
-            for _ in range(2048 * 6 // width):
-                gram = empirical_ntk(model, rows, scales(model, kernel.layers))
-                errors.append(float((gram - exact).norm() / exact.norm()))
-            error = math.sqrt(statistics.mean(e * e for e in errors))
-            write({"what": "limit", "name": name, "width": width, "draws": len(errors), "error": round(error, 5),
-                   "error_times_root_width": round(error * math.sqrt(width), 3)})  # fmt: skip
-
-
-def tables() -> None:
-    """Print the stored lines as Markdown; of lines about the same thing the last counts."""
-    columns = {
-        "cost": ["name", "cpu_s", "peak_mib"],
-        "limit": ["name", "width", "draws", "error", "error_times_root_width"],
-        "ridge": ["name", "n", "accuracy", "left_out_accuracy"],
-        "ranking": ["name", "complexity", "ratio", "left_out_accuracy", "trained_accuracy"],
-        "drift": ["width", "from_limit_at_start", "moved", "from_limit_after", "loss_after"],
-    }
-    lines = {}
+def render() -> dict[str, str]:
+    """The tables of docs/tutorials/infinite-width.md; of stored lines about one thing the last counts."""
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for text in RESULTS.read_text().splitlines():
         line = json.loads(text)
         lines[line["what"], line.get("name"), line.get("n"), line.get("width")] = line
-    for what, names in columns.items():
-        print(f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
-        for line in lines.values():
-            if line["what"] == what:
-                values = [line.get(name, "") for name in names]
-                print(f"| {' | '.join(f'{v:.3g}' if isinstance(v, float) else str(v) for v in values)} |")
-    ranked = [line for line in lines.values() if line["what"] == "ranking"]
+
+    def of(what: str) -> list[dict[str, Any]]:
+        return [line for line in lines.values() if line["what"] == what]
+
+    def table(*rows: list[str]) -> str:
+        head, *body = [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+
+    rules = [["network", *(f"{w:,}" for w in WIDTHS), "slope", "slope, NNGP"]]
+    for line in of("rule"):
+        errors = [f"{error:.3f}" for error in line["ntk_errors"]]
+        rules.append([line["name"], *errors, f"{line['ntk_slope']:.2f}", f"{line['nngp_slope']:.2f}"])
+    costs = [["network", "1,000 pictures, measured", "peak memory added", "5,000, times 25", "20,000, times 400"]]
+    for line in of("cost"):
+        seconds, added = line["cpu_s"], line.get("added_mib")
+        memory = "not measured" if added is None else f"{added} MiB"
+        costs.append([line["name"], _time(seconds), memory, _time(25 * seconds), _time(400 * seconds)])
+    # ridge: one row for each number of pictures, of the Laplacian kernel the bandwidth with most left-out rows right
+    ridges = of("ridge")
+    names = ["NTK of the CNN", "NNGP of the CNN", "NTK of the FC network", "Laplacian", "the CNN"]
+    accuracies = [["rows", *names[:3], "Laplacian, bandwidth by leave-one-out", "the CNN, width 48, trained"]]
+    for n in sorted({line["n"] for line in ridges}):
+        row = [f"{n:,}"]
+        for name in names:
+            some = [line for line in ridges if line["n"] == n and line["name"].startswith(name)]
+            best = max(some, key=lambda line: line.get("left_out_accuracy", 0.0), default=None)
+            row.append("not run" if best is None else f"{100 * best['accuracy']:.1f} %")
+        accuracies.append(row)
+    ranked = sorted(of("ranking"), key=lambda line: -line["trained_accuracy"])
+    rank_rows = [["network", "complexity", "ratio", "left out", "trained"]]
+    for line in ranked:
+        shares = [f"{100 * line[name]:.1f} %" for name in ("left_out_accuracy", "trained_accuracy")]
+        rank_rows.append([line["name"], f"{line['complexity']:,.0f}", f"{line['ratio']:.3f}", *shares])
+    correlations = []
     for name in ("complexity", "ratio", "left_out_accuracy"):
-        found = spearmanr([line[name] for line in ranked], [line["trained_accuracy"] for line in ranked])
-        print(f"Spearman, {len(ranked)} networks, {name}: {found.statistic:.2f}, p = {found.pvalue:.2f}")
+        test = spearmanr([line[name] for line in ranked], [line["trained_accuracy"] for line in ranked])
+        correlations.append(f"{name.replace('_', ' ')} {test.statistic:.2f} (p = {test.pvalue:.2f})")
+    told = f"Spearman's correlation with trained accuracy over {len(ranked)} networks: {', '.join(correlations)}."
+    drifts = [["width", "from the limit, at the start", "moved by training", "from the limit, after", "loss after"]]
+    for line in of("drift"):
+        distances = [f"{line[name]:.3f}" for name in ("from_limit_at_start", "moved", "from_limit_after")]
+        drifts.append([str(line["width"]), *distances, f"{line['loss_after']:.2f}"])
+    return {
+        "rules": table(*rules),
+        "cost": table(*costs),
+        "ridge": table(*accuracies),
+        "ranking": table(*rank_rows) + "\n\n" + told,
+        "drift": table(*drifts),
+    }
+
+
+def _time(seconds: float) -> str:
+    """Seconds, minutes or hours, in three digits."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+
+
+def fill(page: str) -> str:
+    """The page with every table between ``<!-- infinite width: NAME -->`` and ``<!-- end -->`` written anew."""
+    for name, text in render().items():
+        marker = f"<!-- infinite width: {name} -->"
+        before, after = page.split(f"{marker}\n")
+        page = f"{before}{marker}\n\n{text}\n\n<!-- end -->{after.split('<!-- end -->', 1)[1]}"
+    return page
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cost", "ridge", "ranking", "drift", "limit", "tables"])
-    parser.add_argument("names", nargs="*", help="architectures of cost")
+    parser.add_argument("what", choices=["cost", "cost_of", "ridge", "ranking", "drift", "tables"])
+    parser.add_argument("names", nargs="*", help="architectures of cost, or the page of tables")
     parser.add_argument("--rows", nargs="*", type=int, default=[100, 500, 5000])
     parser.add_argument("--only", default="", help="kernels of ridge whose names start so")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.what == "cost":
         cost(options.names)
+    elif options.what == "cost_of":
+        cost_of(*options.names)
     elif options.what == "ridge":
         ridge(options.rows, options.only)
     elif options.what == "ranking":
         ranking(options.rows[0] if len(options.rows) == 1 else 500)
     elif options.what == "drift":
         drift()
-    elif options.what == "limit":
-        limit()
     else:
-        tables()
+        page = Path(options.names[0])
+        page.write_text(fill(page.read_text()))
 
 
 if __name__ == "__main__":

@@ -175,11 +175,12 @@ def draw_rows(kind: str, n: int = _ROWS) -> Tensor:
     return torch.randn(n, *shape, generator=generator)
 
 
-def draw_finite_kernels(
-    model: nn.Module, x: Tensor, layers: dict[str, tuple[float, float | None]]
-) -> tuple[Tensor, Tensor]:
-    """Draw the weights anew, as the limit has them; the empirical NNGP and NTK of the only output."""
-    # Gaussian weights; the NTK parametrization multiplies each squared derivative by the weight's variance
+def draw_weights(model: nn.Module, layers: dict[str, tuple[float, float | None]]) -> dict[str, float]:
+    """Draw the weights anew, Gaussian and of the variances that the limit has; these variances by parameter.
+
+    In the NTK parametrization a weight is its deviation times a standard normal number, so that each squared derivative
+    is multiplied by the weight's variance.
+    """
     variances: dict[str, float] = {}
     for name, (weight_var, bias_var) in layers.items():
         layer: Any = model.get_submodule(name)
@@ -189,6 +190,25 @@ def draw_finite_kernels(
         if bias_var is not None:
             variances[f"{name}.bias"] = bias_var
             nn.init.normal_(layer.bias, std=math.sqrt(bias_var))
+    return variances
+
+
+def empirical_ntk(model: nn.Module, output: Tensor, variances: dict[str, float]) -> Tensor:  # (n, c) -> (n, n)
+    """The tangent kernel of the first output, in the NTK parametrization."""
+    parameters = {name: p for name, p in model.named_parameters() if name in variances}
+    gradients = [torch.autograd.grad(row[0], list(parameters.values()), retain_graph=True) for row in output]
+    ntk = output.new_zeros(len(output), len(output))
+    for place, name in enumerate(parameters):
+        rows = torch.stack([gradient[place].flatten() for gradient in gradients])
+        ntk += variances[name] * rows @ rows.mT
+    return ntk.detach()
+
+
+def draw_finite_kernels(
+    model: nn.Module, x: Tensor, layers: dict[str, tuple[float, float | None]]
+) -> tuple[Tensor, Tensor]:
+    """The empirical NNGP and NTK of the only output at fresh weights."""
+    variances = draw_weights(model, layers)
     # the NNGP given the hidden layers: the covariance over draws of the last layer alone
     hidden: list[Tensor] = []
     name, last = list(model.named_modules())[-1]
@@ -197,14 +217,7 @@ def draw_finite_kernels(
     hook.remove()
     weight_var, bias_var = layers[name]
     nngp = weight_var * hidden[0] @ hidden[0].mT / hidden[0].shape[1] + (bias_var or 0.0)
-    # the NTK of one output: products of its gradients
-    parameters = {name: p for name, p in model.named_parameters() if name in variances}
-    gradients = [torch.autograd.grad(row[0], list(parameters.values()), retain_graph=True) for row in output]
-    ntk = torch.zeros_like(nngp)
-    for place, name in enumerate(parameters):
-        rows = torch.stack([gradient[place].flatten() for gradient in gradients])
-        ntk += variances[name] * rows @ rows.mT
-    return nngp, ntk
+    return nngp, empirical_ntk(model, output, variances)
 
 
 def measure(name: str, width: int, draws: int) -> list[float]:

@@ -40,8 +40,8 @@ share one. ``mercer/experiments/spectral2019/spectra.py``::
   result, not an error.
 - Before ``run`` the runner seeds torch's global generator from the cell, so that a library that draws from it is
   repeatable too.
-- Try it: ``mercer reproduce spectral2019/table1 --scale smoke``. ``tests/papers/test_entries.py`` runs every built entry
-  at smoke scale, so keep that to a second or two; the first cell is run twice and must give the same ``value``.
+- Try it: ``mercer reproduce spectral2019/table1 --scale smoke``. ``tests/papers/test_entries.py`` runs every built
+  entry at smoke scale, so keep that to a second or two; the first cell is run twice and must give the same ``value``.
 
 The run folder
 --------------

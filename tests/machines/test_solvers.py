@@ -1,7 +1,6 @@
 """Solver objects, the solutions they return, and the plan that both EigenPros share."""
 
 import pytest
-from tests.machines import reference_machines as literal
 import torch
 
 from mercer.kernels import RBF, Matern
@@ -11,6 +10,7 @@ from mercer.machines.eigenpro import EigenPro
 from mercer.machines.exact import Exact
 from mercer.machines.landmarks import Landmarks, add_rows
 from mercer.machines.solution import Solution
+from tests.machines import reference_machines as literal
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

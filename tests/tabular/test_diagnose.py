@@ -306,7 +306,7 @@ def test_json_is_one_document(csv, tmp_path):
     done = run("diagnose", csv, "--target", "kind", "--json", "-o", tmp_path / "p.html")
     document = json.loads(done.stdout)
     assert document["page"] == str(tmp_path / "p.html") and document["task"] == "classification"
-    assert set(document["verdict"]) == {"learnable", "headline", "reasons", "advice", "commands"}
+    assert set(document["verdict"]) == {"learnable", "headline", "reasons", "details", "advice", "commands"}
     first = document["readings"][0]
     for name in ("name", "alignment", "complexity", "bracket", "ratio", "steps", "effective_dimension", "explained"):
         assert name in first

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mercer.tabular.diagnosis.ranking import Diagnosis, Reading
 
 _NAME = 29
+_SHOWN = 5  # kernels that are listed
 _MEANINGS = {
     "right": "share of rows left out whose class is predicted correctly",
     "explained": "share of the variation predicted on rows left out; the best first",
@@ -44,7 +45,7 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
 
 
 @click.command(
-    short_help="Rank kernels by how well they suit the target.",
+    short_help="Say whether a column can be learned, and how well.",
     epilog=examples(
         "mercer diagnose houses.csv --target price", "mercer diagnose embeddings.npz --target label -o page.html"
     ),
@@ -63,10 +64,10 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
 @seed_option
 @json_option
 def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int, seed: int, as_json: bool) -> None:
-    """Rank kernels and embeddings by how well they suit COLUMN, before anything is trained.
+    """Say whether COLUMN can be learned from the other columns of DATA, and how well, before you train anything.
 
     DATA is csv, tsv, parquet or npz, or - for csv from standard input; each array (n, m) of an npz file is an embedding
-    to rank. The page has the verdict, the table with every number explained, and the pictures.
+    to rank. The page has the verdict, what is done with each column, and the kernels that were compared.
     """
     from mercer.cli.process import stoppable, threads_set
     from mercer.tabular import diagnose as read
@@ -104,18 +105,24 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
 def _lines(diagnosis: Diagnosis, page: Path) -> Iterator[str]:
     yield from wrap(diagnosis.verdict.headline, "")
     yield ""
-    columns = {name: width for name, width in _COLUMNS.items() if diagnosis.classes or name != "right"}
-    rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(diagnosis.readings, 1)]
-    yield from table(columns, [[name, *(cells[key] for key in columns)] for name, cells in rows], _NAME)
-    yield from (line for name in columns for line in _meaning(name, _MEANINGS[name]))
-    names = " ".join(reading.name for reading in diagnosis.readings)
-    yield from (line for word, text in _WORDS.items() if word[:4] in names for line in _meaning(word, text))
-    yield ""
     yield from (line for text in diagnosis.verdict.reasons for line in wrap(text))
     yield from (line for text in diagnosis.notes for line in note(text))
+    dropped = [column for column in diagnosis.columns if column.dropped]
+    yield from (line for column in dropped for line in note(f"{shown(column.name, 40)}: {column.how}."))
     yield ""
     yield from (line for text in diagnosis.verdict.advice for line in wrap(text))
     yield from (f"  {shown(command, 1000)}" for command in diagnosis.verdict.commands)
+    yield ""
+    # below, for those who know kernels
+    first = diagnosis.readings[:_SHOWN]
+    several = f"the best {len(first)} of {len(diagnosis.readings)}; the page has all"
+    yield click.style(f"For those who know kernels ({several})", bold=True)
+    columns = {name: width for name, width in _COLUMNS.items() if diagnosis.classes or name != "right"}
+    rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(first, 1)]
+    yield from table(columns, [[name, *(cells[key] for key in columns)] for name, cells in rows], _NAME)
+    yield from (line for name in columns for line in _meaning(name, _MEANINGS[name]))
+    names = " ".join(reading.name for reading in first)
+    yield from (line for word, text in _WORDS.items() if word[:4] in names for line in _meaning(word, text))
     yield ""
     yield f"Page: {page} ({seconds_since_start():.0f} s; pictures, and more on every number)"
 

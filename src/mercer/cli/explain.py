@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mercer.cli.options import DATA, MODEL, examples, json_option
-from mercer.cli.output import check_one_document, check_output, is_stream, opened_output, say, wrap
+from mercer.cli.output import check_one_document, check_output, is_stream, opened_output, progress, width, wrap
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mercer.tabular.effects import Reasons
 
 PAGE = "explain.html"
-_WIDTH = 79
 _SHOWN = 10  # columns whose weights are listed
 _BAR = 30
 
@@ -64,15 +63,18 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     explanations, weights, losses = [], {}, None
-    with stoppable(), threads_set(1):
+    with stoppable(), threads_set(1), progress() as report:
         if rows is not None:
+            report(f"explaining rows of {rows.name}")
             explanations = reasons(loaded, read(rows, rows=EXPLAINED, text=loaded.text_columns))
         if rows is None or output is not None or data is not None:
+            report("weighing the columns")
             weights = column_weights(loaded)
             if data is not None:
-                say(f"shuffling columns of {data.name}")
+                report(f"shuffling columns of {data.name}")
                 table = read(data, rows=SCANNED, text=loaded.text_columns)
                 losses = permutation_losses(loaded, table, weights=weights)
+            report("drawing the page")
             with opened_output(page) as file:
                 model_page(loaded, file, folder=str(model), losses=losses, weights=weights, reasons=explanations)
     if rows is not None and as_json:
@@ -120,9 +122,9 @@ def _lines(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> Iterator[str]:
     from mercer.tabular.effects import correlated
-    from mercer.tabular.pages.model_page import advice, confusions, headline, machine_lines
+    from mercer.tabular.pages.model_page import confusions, headline, machine_lines, next_steps
 
-    yield from (line for text in (headline(model), advice(model)) for line in wrap(text))
+    yield from (line for text in (headline(model), *next_steps(model)) for line in wrap(text))
     yield ""
     yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
     yield from _bars(weights)
@@ -134,7 +136,7 @@ def _lines(
     yield click.style("How it is built", bold=True)
     for place, line in enumerate(machine_lines(model), 1):
         yield from textwrap.wrap(
-            f"  {place} {line['shown']['share']:>6}  {line['what']}", _WIDTH, subsequent_indent="    "
+            f"  {place} {line['shown']['share']:>6}  {line['what']}", width(), subsequent_indent="    "
         )
     mistakes = confusions(model, 3)
     if mistakes:

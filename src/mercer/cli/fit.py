@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,15 @@ from mercer.cli.options import (
     seed_option,
     task_option,
 )
-from mercer.cli.output import WIDTH, command_line, is_stream, note, number, progress, seconds_since_start, table, wrap
+from mercer.cli.output import command_line, is_stream, note, number, progress, seconds_since_start, table, width, wrap
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
 
 PAGE = "explain.html"
-_SHOWN = 12  # columns and classes that are listed; beyond, counted
+_SHOWN = 12  # classes up to which the confusion matrix is printed
+_ALIKE = 4  # columns treated alike up to which each has a line
 _NAME = 24
 _SCORES = {
     "accuracy": "accuracy",
@@ -128,16 +128,16 @@ def fit(
                 fit_file(model, data, target, weight=weight, ignore=ignore, progress=quiet, device=device)
                 return
             reservation.enter_context(_reserve(output))
-            with progress() as report:
-                fit_file(
-                    model, data, target, weight=weight, ignore=ignore, compare=True, progress=report, device=device
-                )
+            report = reservation.enter_context(progress())  # until the page is drawn
+            fit_file(model, data, target, weight=weight, ignore=ignore, compare=True, progress=report, device=device)
             model.made_with["data"] = fingerprint(data)
+            report("saving the model")
             try:
                 save(model, output)
             except RuntimeError as error:  # another run is saving into the folder
                 raise click.ClickException(str(error)) from error
         with distributed.alone():
+            report("drawing the page")
             page = _draw_page(model, output)
     if as_json:
         click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
@@ -264,24 +264,28 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
 
 
 def _columns(model: TabularModel) -> Iterator[str]:
-    columns = model.preparation.columns
+    """What is done with every column; where more than four are treated alike, they share a line."""
     from rich.cells import cell_len, set_cell_size
 
-    names = [shown(column.name, _NAME) for column in columns[:_SHOWN]]
-    width = max(map(cell_len, names), default=0) + 2
-    for name, column in zip(names, columns, strict=False):
-        first = f"  {set_cell_size(name, width)}{column.kind:<13}"
-        yield from wrap(column.how, " " * len(first), first)
-    kinds = Counter(column.kind for column in columns[_SHOWN:] if not column.dropped)
-    if kinds:
-        yield "  and " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    # Name every column that is not used, however many there are.
-    reasons: dict[str, list[str]] = {}
-    for column in columns[_SHOWN:]:
-        if column.dropped:
-            reasons.setdefault(column.how, []).append(shown(column.name, _NAME))
-    for how, dropped in reasons.items():
-        yield from wrap(f"{', '.join(dropped)} {how}", "    ", "  ")
+    groups: dict[tuple[str, str], list[str]] = {}
+    for column in model.preparation.columns:
+        groups.setdefault((column.kind, column.how), []).append(shown(column.name, _NAME))
+    alone = [names for names in groups.values() if len(names) <= _ALIKE]
+    room = max((cell_len(name) for names in alone for name in names), default=0) + 2
+    for (kind, how), names in groups.items():
+        if len(names) <= _ALIKE:
+            for name in names:
+                first = f"  {set_cell_size(name, room)}{kind:<13}"
+                yield from wrap(how, " " * len(first), first)
+            continue
+        first = f"  {len(names)} columns, {kind}: each {how}"
+        yield from wrap(first, "    ", "  ")
+        yield from (line for part in _parts(names) for line in wrap(part, "    ", "    "))
+
+
+def _parts(names: list[str], size: int = 30) -> list[str]:
+    """Names in sentences short enough to be wrapped whole."""
+    return [", ".join(names[at : at + size]) for at in range(0, len(names), size)]
 
 
 def _scores(model: TabularModel) -> Iterator[str]:
@@ -306,7 +310,7 @@ def _scores(model: TabularModel) -> Iterator[str]:
 
 def _beside(scores: dict[str, Any]) -> Iterator[str]:
     """Other models on the same folds, and a plain word where one of them is better."""
-    from mercer.tabular.scoring import boosting_is_better
+    from mercer.tabular.scoring import best_beside, boosting_is_better
 
     others = scores.get("beside") or {}
     if not others:
@@ -316,10 +320,12 @@ def _beside(scores: dict[str, Any]) -> Iterator[str]:
     rows = [["  always the mean", "0"]]
     if guess is not None:
         rows = [["  most frequent class", number(guess), *[""] * (len(measures) - 1)]]
-    for name, values in [("this model", scores), *others.items()]:
-        rows.append([f"  {name}", *(number(values[measure], 3) for measure in measures)])
+    best, by = best_beside(scores)
+    for name, found in [("this model", scores), *others.items()]:
+        rows.append([f"  {name}{' *' * (name == best)}", *(number(found[measure], 3) for measure in measures)])
     yield click.style("Beside others, on the same folds", bold=True)
     yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
+    yield f"  * best by {by}"
     if boosting_is_better(scores):
         yield from wrap("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
 
@@ -330,11 +336,11 @@ def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
     from rich.cells import cell_len, set_cell_size  # a letter of some scripts takes two columns
 
     short = [shown(name, 10) for name in classes]
-    width = max(6, *(cell_len(name) + 2 for name in short), *(len(str(count)) + 2 for row in counts for count in row))
-    if 2 + width * (len(classes) + 1) > WIDTH:
+    room = max(6, *(cell_len(name) + 2 for name in short), *(len(str(count)) + 2 for row in counts for count in row))
+    if 2 + room * (len(classes) + 1) > width():
         yield "  the confusion matrix is on the page"
         return
     yield "  held-out rows: true class down, predicted across"
-    yield "  " + " " * width + "".join(" " * (width - cell_len(name)) + name for name in short)
+    yield "  " + " " * room + "".join(" " * (room - cell_len(name)) + name for name in short)
     for name, row in zip(short, counts, strict=True):
-        yield "  " + set_cell_size(name, width) + "".join(f"{count or '.':>{width}}" for count in row)
+        yield "  " + set_cell_size(name, room) + "".join(f"{count or '.':>{room}}" for count in row)

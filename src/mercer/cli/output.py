@@ -1,4 +1,4 @@
-"""What commands print: 80 columns, progress that never fails the work, names that cannot steer the terminal."""
+"""What commands print: lines for terminals of 80 to 120 columns, progress, names that cannot steer the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 
 from mercer.user_text import shown
 
-WIDTH = 79  # a line fits a terminal of 80
+_NARROW, _WIDE = 80, 120  # columns of a terminal that lines are made for
 _BEGAN = time.perf_counter()
 
 
@@ -33,9 +33,14 @@ def seconds_since_start() -> float:
     return time.perf_counter() - _BEGAN
 
 
+def width() -> int:
+    """Letters of a line: one less than the terminal has columns, at least 79 and at most 119; 79 for a pipe."""
+    return max(_NARROW, min(_WIDE, shutil.get_terminal_size((_NARROW, 24)).columns)) - 1
+
+
 def wrap(text: str, indent: str = "  ", first: str = "") -> list[str]:
-    """A sentence in lines of at most 79 letters."""
-    return textwrap.wrap(shown(text, 1000), WIDTH, initial_indent=first, subsequent_indent=indent)
+    """A sentence in lines as wide as the terminal."""
+    return textwrap.wrap(shown(text, 1000), width(), initial_indent=first, subsequent_indent=indent)
 
 
 def note(text: str) -> list[str]:

@@ -145,6 +145,21 @@ def why_no_boosting(d: int, c: int) -> str:
     return f"Boosted trees were not scored beside: with {what} they take longer than all else together." * bool(what)
 
 
+def best_beside(scores: dict[str, Any]) -> tuple[str, str]:
+    """Which of this model (``this model``) and those beside it is best, and the measure: log loss, or R2 for numbers.
+
+    Two empty words where none stands beside it. Scores that print alike are equal; of equal ones this model's counts.
+    """
+    others = scores.get("beside") or {}
+    if not others:
+        return "", ""
+    if "r2" in scores:
+        found = {"this model": scores["r2"]} | {name: other["r2"] for name, other in others.items()}
+        return max(found, key=lambda name: float(f"{found[name]:.3g}")), "R2"
+    found = {"this model": scores["log_loss"]} | {name: other["log_loss"] for name, other in others.items()}
+    return min(found, key=lambda name: float(f"{found[name]:.3g}")), "log loss"
+
+
 def boosting_is_better(scores: dict[str, Any]) -> bool:
     """Whether boosted trees are clearly ahead of ours in log loss or R2."""
     other = scores.get("beside", {}).get(BOOSTING)

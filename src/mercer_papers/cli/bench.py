@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mercer.cli.options import count_option, device_option, examples, json_option
-from mercer.cli.output import WIDTH, closest, number, progress, say
+from mercer.cli.output import closest, number, progress, say, width
 from mercer.user_text import shortened, shown
 
 if TYPE_CHECKING:
@@ -130,12 +130,12 @@ def _speed_lines(lines: list[Line]) -> Iterator[str]:
         yield click.style("every goal, those missed first", bold=True)
     for line, measure, goal in sorted(goals, key=lambda one: order[one[0].met.get(one[1])]):
         who = "" if line.who == "mercer" else f", against {line.who}"
-        yield from textwrap.wrap(f"{line.area}: {line.case}{who}", WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield from textwrap.wrap(f"{line.area}: {line.case}{who}", width(), initial_indent="  ", subsequent_indent="  ")
         yield _INDENT + _goal(line, measure, goal)
 
 
 def _title(ours: Line) -> Iterator[str]:
-    yield from (click.style(text, underline=True) for text in textwrap.wrap(ours.case, WIDTH))
+    yield from (click.style(text, underline=True) for text in textwrap.wrap(ours.case, width()))
     score = f"accuracy: {ours.accuracy_name}, {ours.better} is better; " if ours.accuracy_name else ""
     if ours.repeats:
         yield click.style(f"  {score}rounds: {ours.repeats}; threads: {ours.threads}", dim=True)
@@ -157,7 +157,7 @@ def _contender(line: Line) -> Iterator[str]:
 
 
 def _why(line: Line) -> list[str]:
-    return textwrap.wrap(line.why, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    return textwrap.wrap(line.why, width(), initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
 def _goal(line: Line, measure: str, goal: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mercer.cli.options import examples
+from mercer.cli.output import width
 
 WORDS = {
     "ready": "ready",
@@ -18,7 +19,6 @@ WORDS = {
     "paper_scale_only": "paper scale only",
     "not_built": "not built yet",
 }
-_WIDTH = 80
 
 
 @click.command(
@@ -55,7 +55,9 @@ def _print(row: dict[str, Any]) -> None:
     click.echo(f"  {row['id']:<24}{row['verdict']:<33}{WORDS[row['state']]}")
     data = ", ".join(row["data"]) or "none"
     for text in (row["what"], row["why"], f"{row['kind']}; data: {data}; scale: {', '.join(row['scale'])}"):
-        click.echo(click.style(textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    "), dim=True))
+        click.echo(
+            click.style(textwrap.fill(text, width() + 1, initial_indent="    ", subsequent_indent="    "), dim=True)
+        )
 
 
 def _row(entry: Any) -> dict[str, Any]:
@@ -101,4 +103,4 @@ def _totals(rows: Sequence[dict[str, Any]]) -> str:
     verdicts = ", ".join(f"{count} {word}" for word, count in Counter(row["verdict"] for row in rows).most_common())
     filled, cells = (sum(row["cells"][i] for row in rows) for i in (0, 1))
     lines = f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}. Verdicts: {verdicts}. "
-    return textwrap.fill(lines + f"{filled} of {cells} published numbers have one of ours beside them.", _WIDTH)
+    return textwrap.fill(lines + f"{filled} of {cells} published numbers have one of ours beside them.", width() + 1)

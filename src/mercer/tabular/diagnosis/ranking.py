@@ -207,7 +207,7 @@ def diagnose(
     columns = centred_columns(asked.y)
     menu = of_embeddings(asked.embeddings, columns)
     if asked.x is not None:
-        menu = [*of_stack(training.stack(asked.x, asked.y)), *menu]
+        menu = [*of_stack(training.stack(asked.x, asked.y, compare=True)), *menu]
     orders = [torch.randperm(len(columns), generator=generator) for _ in range(SHUFFLES)]
 
     def one(place: int, candidate: Candidate) -> _Read:
@@ -236,16 +236,20 @@ def diagnose(
         _eigen(drawn[0], columns[orders[0]]).shares,
         p_value,
         _fit_score(asked),
-        judge(asked, readings, p_value, _fit_score(asked), source),
+        judge(asked, readings, p_value, _fit_scores(asked), source),
         time.perf_counter() - began,
     )
 
 
-def _fit_score(asked: Problem) -> float | None:
-    if asked.x is None:
+def _fit_scores(asked: Problem) -> dict[str, Any] | None:
+    """The scores of what ``fit`` makes of these rows; None without columns, or where the rows were too few."""
+    if asked.x is None or not asked.training.scores["folds"]:
         return None
-    scores = asked.training.scores
-    found: float | None = scores.get("accuracy" if asked.classes else "r2")
+    return asked.training.scores
+
+
+def _fit_score(asked: Problem) -> float | None:
+    found: float | None = (_fit_scores(asked) or {}).get("accuracy" if asked.classes else "r2")
     return found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .problem import Problem
 
@@ -22,7 +22,8 @@ class Verdict:
     Attributes:
         learnable: ``very well``, ``well``, ``in part``, ``weakly`` or ``not shown``.
         headline: One sentence.
-        reasons: Sentences that say why.
+        reasons: Sentences that say why, in words that need no kernels.
+        details: Sentences about the kernels, for those who know them.
         advice: What to do next, in sentences.
         commands: For the shell or Python, in the order of the advice.
     """
@@ -30,47 +31,74 @@ class Verdict:
     learnable: str
     headline: str
     reasons: list[str]
+    details: list[str]
     advice: list[str]
     commands: list[str]
 
 
-def judge(asked: Problem, readings: Sequence[Reading], p_value: float, fit_score: float | None, source: str) -> Verdict:
-    """The verdict on ranked readings; ``fit_score`` is the accuracy or R2 that ``fit`` would print."""
+def judge(
+    asked: Problem, readings: Sequence[Reading], p_value: float, scores: Mapping[str, Any] | None, source: str
+) -> Verdict:
+    """The verdict on ranked readings; ``scores`` are those that ``fit`` would print, None without columns."""
     best = readings[0]
     name = asked.target.name
     if p_value > _CHANCE or best.explained <= 0:
         headline = f"No sign that {name} can be learned from this table."
-        return Verdict("not shown", headline, _noise(asked, best, p_value), *_advice_on_noise(asked, source))
+        return Verdict("not shown", headline, _noise(asked, best, p_value), [], *_advice_on_noise(asked, source))
     level = next(word for least, word in _LEVELS if best.explained >= least)
     what = best.source or "the table's columns"
-    fitted = fit_score if not best.source else None
+    fitted = scores if not best.source else None
     headline = f"{name} can be learned {level} from {what}: {_score(asked, best, fitted)}."
-    reasons = [
-        _suits(readings),
-        *_averaged(readings, fitted),
-        _against_noise(asked, best),
-        *_speed(best),
-        *_limits(asked, best),
-    ]
-    return Verdict(level, headline, reasons, *_advice(asked, readings, source))
+    shuffled = f"Shuffled {_labels(asked)} were never predicted as well: this is no accident."
+    reasons = [*_beside(fitted), shuffled, *_limits(asked, best)]
+    details = [_suits(readings), *_averaged(readings, fitted), _against_noise(asked, best), *_speed(best)]
+    return Verdict(level, headline, reasons, details, *_advice(asked, readings, source))
 
 
-def _score(asked: Problem, best: Reading, fitted: float | None) -> str:
+def _score(asked: Problem, best: Reading, fitted: Mapping[str, Any] | None) -> str:
     if best.accuracy is None:
-        share = best.explained if fitted is None else fitted
+        share = best.explained if fitted is None else fitted["r2"]
         return f"{_percent(share)} of its variation is predicted on rows left out"
-    right = _percent(best.accuracy if fitted is None else fitted)
-    return f"{right} right on rows left out, where the most frequent class alone gives {_percent(asked.guess)}"
+    right = best.accuracy if fitted is None else fitted["accuracy"]
+    # where no more rows are right than by the most frequent class, the ranking is what can be learned
+    if right <= asked.guess and fitted is not None and fitted.get("auroc") is not None:
+        ranking = f"rows left out are ranked with an AUROC of {fitted['auroc']:.2f} (0.5 is chance, 1 perfect)"
+        return (
+            f"{ranking}, but no more of them are right than by the most frequent class alone, {_percent(asked.guess)}"
+        )
+    alone = f"where the most frequent class alone gives {_percent(asked.guess)}"
+    return f"{_percent(right)} right on rows left out, {alone}"
 
 
-def _averaged(readings: Sequence[Reading], fitted: float | None) -> list[str]:
+def _beside(fitted: Mapping[str, Any] | None) -> list[str]:
+    """What others reach on the same rows: in R2, in accuracy, or in AUROC where accuracy says nothing."""
+    others = (fitted or {}).get("beside")
+    if not fitted or not others:
+        return []
+    measure, name = "r2", "of the variation"
+    if "accuracy" in fitted:
+        measure, name = "accuracy", "right"
+        if fitted["accuracy"] <= fitted["always_most_frequent"] and fitted.get("auroc") is not None:
+            measure, name = "auroc", "AUROC"
+
+    def number(score: float | None) -> str:
+        if score is None:
+            return "-"
+        return f"{score:.2f}" if measure == "auroc" else _percent(score)
+
+    listed = ", ".join(f"{who} {number(found[measure])}" for who, found in others.items())
+    return [f"On the same rows ({name}): mercer fit {number(fitted[measure])}, {listed}."]
+
+
+def _averaged(readings: Sequence[Reading], fitted: Mapping[str, Any] | None) -> list[str]:
     """What ``fit`` makes of the machines."""
     count = sum(reading.share > 0 for reading in readings)
     if fitted is None or not count:
         return []
     machines = "uses one of these machines" if count == 1 else f"combines {count} of these machines"
     alone = f"The best single one, chosen on the same rows, reaches {_reached(readings[0])}."
-    return [f"mercer fit {machines} and reaches {_percent(fitted)}. {alone}"]
+    reached = fitted["r2"] if readings[0].accuracy is None else fitted["accuracy"]
+    return [f"mercer fit {machines} and reaches {_percent(reached)}. {alone}"]
 
 
 def _suits(readings: Sequence[Reading]) -> str:
@@ -122,8 +150,8 @@ def _limits(asked: Problem, best: Reading) -> list[str]:
         )
     if best.accuracy is not None and best.accuracy <= asked.guess + 0.01:
         found.append(
-            "Its accuracy is no better than always answering the most frequent class; look at the probabilities, "
-            "not at the answers."
+            "Few answers, if any, will differ from the most frequent class: use the probabilities, or set a threshold "
+            "(mercer predict --threshold)."
         )
     return found
 
@@ -162,7 +190,7 @@ def _advice(asked: Problem, readings: Sequence[Reading], source: str) -> tuple[l
     named = f"{_quoted(source)} --target {_quoted(asked.target.name)}"
     advice = ["Next: fit a model. It combines the machines that help, and prints how good it is."]
     if best.family == "laplacian" and not any(r.tied and r.family in ("gaussian", "matern") for r in readings):
-        advice.append("Sharp edges column by column suit these labels: mercer fit prints boosted trees beside its own.")
+        advice.append("Sharp edges column by column suit these labels: boosted trees may do well on all rows, too.")
     return advice, [f"mercer fit {named} -o model", f"mercer predict model {_quoted(source)} -o predictions.csv"]
 
 

@@ -17,6 +17,7 @@ from ...storage.files import atomic_write
 from ...user_text import shown
 from ..effects import Effect, Reasons, correlated, effect_curves
 from ..importance import column_weights
+from ..scoring import best_beside, boosting_is_better
 from .column_lines import column_lines
 from .diagnosis_page import drawn
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 _CLASSES = 14  # classes up to which the confusion matrix is drawn
 _WEIGHTS = 15  # columns in the picture of weights
 _CONFUSIONS = 6
+_UNUSED = 10  # dropped columns that are named at the top
 _PARTS = 5  # columns of a row that are listed
 _POINTS = 600
+_HARDLY = 0.05  # R2 below which a model says hardly more than the mean
 _LONG_TREND = 1000  # days from which on the axis has years
 _TILES = {
     "accuracy": ("right", "of rows it had not seen"),
@@ -71,7 +74,7 @@ def model_page(
         "folder": folder,
         "title": f"What a model of {model.target.name} learned",
         "headline": headline(model),
-        "advice": advice(model),
+        "steps": next_steps(model),
         "version": __version__,
         "seconds": 0.0,
         "style": own_text("style.css") + own_text("pages.css"),
@@ -115,7 +118,12 @@ def headline(model: TabularModel) -> str:
     if not scores["folds"]:
         return f"{name} is predicted from {_used(model)}; the rows were too few to say how well."
     if model.target.classes is None:
-        return f"{name} is predicted from {_used(model)}: {_percent(scores['r2'])} of its variation on unseen rows."
+        share = f"{_percent(scores['r2'])} of its variation on unseen rows"
+        if scores["r2"] <= 0:
+            return f"{name}: no better than always predicting the mean, on unseen rows."
+        if scores["r2"] < _HARDLY:
+            return f"{name}: hardly better than always predicting the mean; {share}."
+        return f"{name} is predicted from {_used(model)}: {share}."
     right, alone = _percent(scores["accuracy"]), _percent(scores["always_most_frequent"])
     never = never_predicted(model)
     if never:
@@ -139,6 +147,22 @@ def advice(model: TabularModel) -> str:
     ranks = f"Its ranking of rows has an AUROC of {scores['auroc']:.2f}; " if scores.get("auroc") is not None else ""
     what = 'for rare classes, pass --threshold to mercer predict, or class_weight="balanced" in Python.'
     return f"{ranks}{what}" if ranks else what.capitalize()
+
+
+def next_steps(model: TabularModel) -> list[str]:
+    """What to do with the model, in sentences: what its scores ask for, then which columns it does not use."""
+    scores, steps = model.scores, [advice(model)]
+    if boosting_is_better(scores):
+        steps.append("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
+    if model.target.classes is None and scores["folds"] and scores["r2"] < _HARDLY:
+        steps.append("Look for columns that bear on the target; more rows may help, too.")
+    unused = [
+        f"{shown(c.name, 40)} ({c.how.removeprefix('dropped: ')})" for c in model.preparation.columns if c.dropped
+    ]
+    if unused:
+        more = f" and {len(unused) - _UNUSED} more" if len(unused) > _UNUSED else ""
+        steps.append(f"Not used: {'; '.join(unused[:_UNUSED])}{more}.")
+    return [step for step in steps if step]
 
 
 def never_predicted(model: TabularModel) -> list[str]:
@@ -192,9 +216,12 @@ def _beside(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     if not others:
         return None
     measures = list(next(iter(others.values())))
-    lines = [(name, [_shown(found[measure], measure) for measure in measures]) for name, found in others.items()]
-    ours = ("this model", [_shown(scores[measure], measure) for measure in measures])
-    return {"measures": [_SHORT.get(measure, _TILES[measure][0]) for measure in measures], "lines": [ours, *lines]}
+    best, by = best_beside(scores)
+    lines = [
+        (name, name == best, [_shown(found[measure], measure) for measure in measures])
+        for name, found in {"this model": scores, **others}.items()
+    ]
+    return {"measures": [_SHORT.get(m, _TILES[m][0]) for m in measures], "lines": lines, "by": by}
 
 
 def _shown(score: float | None, measure: str) -> str:

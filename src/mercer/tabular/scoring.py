@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -145,7 +145,7 @@ def why_no_boosting(d: int, c: int) -> str:
     return f"Boosted trees were not scored beside: with {what} they take longer than all else together." * bool(what)
 
 
-def best_beside(scores: dict[str, Any]) -> tuple[str, str]:
+def best_beside(scores: Mapping[str, Any]) -> tuple[str, str]:
     """Which of this model (``this model``) and those beside it is best, and the measure: log loss, or R2 for numbers.
 
     Two empty words where none stands beside it. Scores that print alike are equal; of equal ones this model's counts.

@@ -292,7 +292,7 @@ def expected_seconds(n: int, d: int, exact: int) -> float:
 
 
 def _announce(x: Tensor, exact: int) -> str:
-    seconds = expected_seconds(*x.shape, exact)
+    seconds = expected_seconds(len(x), x.shape[1], exact)
     about = f", about {seconds:.0f} s" if seconds < 90 else f", about {seconds / 60:.0f} min"
     return f"learning from {_rows(len(x))}" + about * (seconds >= _LONG)
 

@@ -77,6 +77,16 @@ def test_the_reference_names_all_that_is_public_and_nothing_else(module):
     assert len(listed) == len(public)
 
 
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_class_has_an_example(module):
+    bases = {"Kernel", "NetworkKernel", "FeatureMap", "Posterior", "Spectrum"}
+    algebra = {"Sum", "Product", "Scaled", "Power", "Normalized"}  # made by +, * and **
+    to_do = {"Snapshots", "TrajectoryGP", "SecondOrderPooling", "Trajectory"}
+    package = importlib.import_module(f"mercer.{module}")
+    classes = {name for name in package.__all__ if inspect.isclass(getattr(package, name))} - bases - algebra - to_do
+    assert not {name for name in classes if ">>> " not in (vars(getattr(package, name)).get("__doc__") or "")}
+
+
 def test_public_names_are_in_the_reference(site):
     for module in PUBLIC:
         html = (site / "reference" / module / "index.html").read_text()

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import mercer
 from mercer.cli import main
 from mercer.cli.fit import _beside
-from mercer.cli.signals import stoppable
+from mercer.cli.process import stoppable
 from mercer.kernels import RBF
 from mercer.storage.locking import lock
 from mercer_papers import data

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from mercer.cli import main
-from mercer.cli.output import width, wrapped
+from mercer.cli.output import width, wrap
 from mercer.tabular import TabularModel, diagnose
 from mercer.tabular.pages.model_page import headline, next_steps
 from mercer.tabular.scoring import best_beside
@@ -58,7 +58,7 @@ def test_lines_are_as_wide_as_the_terminal_from_80_to_120(monkeypatch):
     for columns, longest in ((40, 79), (80, 79), (100, 99), (200, 119)):
         monkeypatch.setenv("COLUMNS", str(columns))
         assert width() == longest
-        assert longest - 5 < max(map(len, wrapped(text))) <= longest
+        assert longest - 5 < max(map(len, wrap(text))) <= longest
 
 
 def test_the_best_is_by_log_loss_or_r2():

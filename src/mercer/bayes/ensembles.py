@@ -115,6 +115,12 @@ class DeepEnsemble(Ensemble):
     Attributes:
         temperature_: T.
         noise_: Noise variance (regression only).
+
+    Use it where you can afford several trained networks.
+
+    >>> models = [nn.Linear(4, 3) for _ in range(3)]
+    >>> DeepEnsemble(models).predict_proba(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
     """
 
     def __init__(

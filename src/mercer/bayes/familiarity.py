@@ -64,6 +64,13 @@ class Familiarity(SavedWithoutNetwork):
         layers_: The layers that are read.
         known_layers_: z of the training rows kept, ``(m, d)``.
         known_directions_: Their u.
+
+    Use it to flag rows that a trained network should not be asked about.
+
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> familiarity = Familiarity(model).fit(torch.randn(200, 4, generator=torch.Generator().manual_seed(0)))
+    >>> bool(familiarity.score(torch.full((1, 4), 50.0)) > 0.5)
+    True
     """
 
     def __init__(

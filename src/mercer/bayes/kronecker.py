@@ -44,6 +44,13 @@ class KroneckerLaplace(NetworkPosterior):
     Attributes:
         prior_precision_: The value used.
         factors_: Eigenvalues and eigenvectors of A and G, by layer.
+
+    Use it to compare with the usual approximation; :class:`LinearizedLaplace` is ours.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    >>> rows = (torch.randn(60, 4), torch.arange(60) % 3)
+    >>> KroneckerLaplace(model, prior_precision=1.0).fit(rows).predict_proba(rows[0]).shape
+    torch.Size([60, 3])
     """
 
     def __init__(

@@ -111,6 +111,13 @@ class LinearizedLaplace(NetworkPosterior):
         eigenvalues_: ``(k,)`` of the Gauss-Newton matrix in the directions, descending.
         directions_: Q ``(p, k)``.
         validation_loss_: Log-loss on the validation rows of the network, of the best temperature alone, and of this.
+
+    Use it for probabilities that know their own doubt, of a network you have trained.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    >>> rows = (torch.randn(60, 4), torch.arange(60) % 3)
+    >>> LinearizedLaplace(model, prior_precision=1.0).fit(rows).predict_proba(rows[0]).shape
+    torch.Size([60, 3])
     """
 
     def __init__(

@@ -32,6 +32,13 @@ class TemperatureScaling(NetworkPosterior):
     Attributes:
         temperature_: T.
         noise_: Noise variance (regression only).
+
+    Use it first where probabilities are too sure: one number, no change of labels.
+
+    >>> model = nn.Linear(4, 3)
+    >>> rows = (torch.randn(60, 4), torch.arange(60) % 3)
+    >>> TemperatureScaling(model).fit(rows, rows).predict_proba(rows[0]).shape
+    torch.Size([60, 3])
     """
 
     def __init__(self, model: nn.Module, *, likelihood: str = "classification", batch_size: int = 256) -> None:

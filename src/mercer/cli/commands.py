@@ -96,7 +96,6 @@ def main(context: click.Context, verbose: int) -> None:
         raise click.ClickException(
             "the working directory must exist; got one that was deleted. Go to another."
         ) from error
-    # One handler, replaced on each call, so that commands run twice in a process do not log twice.
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s %(message)s", tracebacks=verbose > 0))
     logger = logging.getLogger("mercer")

@@ -14,13 +14,13 @@ from mercer.cli.options import DATA, STANDARD_INPUT, examples, json_option, seed
 from mercer.cli.output import (
     check_one_document,
     check_output,
-    elapsed,
     is_stream,
     note,
     opened_output,
     progress,
+    seconds_since_start,
     table,
-    wrapped,
+    wrap,
 )
 from mercer.user_text import shown
 
@@ -69,8 +69,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     DATA is csv, tsv, parquet or npz, or - for csv from standard input; each array (n, m) of an npz file is an embedding
     to rank. The page has the verdict, what is done with each column, and the kernels that were compared.
     """
-    from mercer.cli.process import threads_set
-    from mercer.cli.signals import stoppable
+    from mercer.cli.process import stoppable, threads_set
     from mercer.tabular import diagnose as read
     from mercer.tabular.diagnosis import sample
     from mercer.tabular.pages import diagnosis_page
@@ -82,7 +81,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     with stoppable(), threads_set(1), progress() as report:
         part = sample(data)
-        found = read(
+        diagnosis = read(
             part.frame,
             target,
             task=task,
@@ -95,41 +94,41 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
             progress=report,
         )
         with opened_output(page) as file:
-            diagnosis_page(found, file, source=data.name)
+            diagnosis_page(diagnosis, file, source=data.name)
     if as_json:
-        click.echo(json.dumps({"page": str(page), **found.record()}, indent=2, allow_nan=False))
+        click.echo(json.dumps({"page": str(page), **diagnosis.record()}, indent=2, allow_nan=False))
         return
-    for line in _lines(found, page):
+    for line in _lines(diagnosis, page):
         click.echo(line, err=is_stream(output))
 
 
-def _lines(found: Diagnosis, page: Path) -> Iterator[str]:
-    yield from wrapped(found.verdict.headline, "")
+def _lines(diagnosis: Diagnosis, page: Path) -> Iterator[str]:
+    yield from wrap(diagnosis.verdict.headline, "")
     yield ""
-    yield from (line for text in found.verdict.reasons for line in wrapped(text))
-    yield from (line for text in found.notes for line in note(text))
-    dropped = [column for column in found.columns if column.dropped]
+    yield from (line for text in diagnosis.verdict.reasons for line in wrap(text))
+    yield from (line for text in diagnosis.notes for line in note(text))
+    dropped = [column for column in diagnosis.columns if column.dropped]
     yield from (line for column in dropped for line in note(f"{shown(column.name, 40)}: {column.how}."))
     yield ""
-    yield from (line for text in found.verdict.advice for line in wrapped(text))
-    yield from (f"  {shown(command, 1000)}" for command in found.verdict.commands)
+    yield from (line for text in diagnosis.verdict.advice for line in wrap(text))
+    yield from (f"  {shown(command, 1000)}" for command in diagnosis.verdict.commands)
     yield ""
     # below, for those who know kernels
-    first = found.readings[:_SHOWN]
-    several = f"the best {len(first)} of {len(found.readings)}; the page has all" if found.readings[_SHOWN:] else "all"
+    first = diagnosis.readings[:_SHOWN]
+    several = f"the best {len(first)} of {len(diagnosis.readings)}; the page has all"
     yield click.style(f"For those who know kernels ({several})", bold=True)
-    columns = {name: width for name, width in _COLUMNS.items() if found.classes or name != "right"}
+    columns = {name: width for name, width in _COLUMNS.items() if diagnosis.classes or name != "right"}
     rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(first, 1)]
     yield from table(columns, [[name, *(cells[key] for key in columns)] for name, cells in rows], _NAME)
     yield from (line for name in columns for line in _meaning(name, _MEANINGS[name]))
     names = " ".join(reading.name for reading in first)
     yield from (line for word, text in _WORDS.items() if word[:4] in names for line in _meaning(word, text))
     yield ""
-    yield f"Page: {page} ({elapsed():.0f} s; pictures, and more on every number)"
+    yield f"Page: {page} ({seconds_since_start():.0f} s; pictures, and more on every number)"
 
 
 def _meaning(name: str, text: str) -> list[str]:
-    return wrapped(text, " " * 18, f"  {name:<16}")
+    return wrap(text, " " * 18, f"  {name:<16}")
 
 
 def _cells(reading: Reading) -> dict[str, str]:

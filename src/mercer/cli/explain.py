@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mercer.cli.options import DATA, MODEL, examples, json_option
-from mercer.cli.output import check_one_document, check_output, is_stream, opened_output, progress, width, wrapped
+from mercer.cli.output import check_one_document, check_output, is_stream, opened_output, progress, width, wrap
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     With ROWS, a table: why each of its first 20 rows gets its answer. ROWS or DATA may be -, csv from standard input.
     """
     from mercer.cli.predict import load_model
-    from mercer.cli.process import threads_set
-    from mercer.cli.signals import stoppable
+    from mercer.cli.process import stoppable, threads_set
     from mercer.tabular import read
     from mercer.tabular.diagnosis import SCANNED
     from mercer.tabular.effects import EXPLAINED, reasons
@@ -63,11 +62,11 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     check_output(page, {"ROWS": rows, "DATA": data}, model=model, page=PAGE)
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
-    because, weights, losses = [], {}, None
+    explanations, weights, losses = [], {}, None
     with stoppable(), threads_set(1), progress() as report:
         if rows is not None:
             report(f"explaining rows of {rows.name}")
-            because = reasons(loaded, read(rows, rows=EXPLAINED, text=loaded.text_columns))
+            explanations = reasons(loaded, read(rows, rows=EXPLAINED, text=loaded.text_columns))
         if rows is None or output is not None or data is not None:
             report("weighing the columns")
             weights = column_weights(loaded)
@@ -77,19 +76,19 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
                 losses = permutation_losses(loaded, table, weights=weights)
             report("drawing the page")
             with opened_output(page) as file:
-                model_page(loaded, file, folder=str(model), losses=losses, weights=weights, reasons=because)
+                model_page(loaded, file, folder=str(model), losses=losses, weights=weights, reasons=explanations)
     if rows is not None and as_json:
-        click.echo(json.dumps([asdict(one) for one in because], indent=2, allow_nan=False, default=str))
+        click.echo(json.dumps([asdict(row) for row in explanations], indent=2, allow_nan=False, default=str))
     elif as_json:
         click.echo(json.dumps(_document(loaded, page, weights, losses), indent=2, allow_nan=False))
     elif rows is not None:
-        lines = (line for one in because for line in _because(one))
+        lines = (line for row in explanations for line in _explain_row(row))
         click.echo("\n".join(lines), err=is_stream(output))
     else:
         click.echo("\n".join(_lines(loaded, page, weights, losses)), err=is_stream(output))
 
 
-def _because(why: Reasons) -> Iterator[str]:
+def _explain_row(why: Reasons) -> Iterator[str]:
     from mercer.tabular.pages.model_page import reason_lines
 
     title, parts = reason_lines(why)
@@ -125,12 +124,12 @@ def _lines(
     from mercer.tabular.effects import correlated
     from mercer.tabular.pages.model_page import confusions, headline, machine_lines, next_steps
 
-    yield from (line for text in (headline(model), *next_steps(model)) for line in wrapped(text))
+    yield from (line for text in (headline(model), *next_steps(model)) for line in wrap(text))
     yield ""
     yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
     yield from _bars(weights)
     for group in correlated(model, weights):
-        yield from wrapped(f"{', '.join(group)} say nearly the same: their shares belong together.", "    ", "  ")
+        yield from wrap(f"{', '.join(group)} say nearly the same: their shares belong together.", "    ", "  ")
     if losses is not None:
         yield click.style("What it needs", bold=True) + "  (points of the score lost when the column is shuffled)"
         yield from _bars(losses)

@@ -22,7 +22,7 @@ from mercer.cli.options import (
     seed_option,
     task_option,
 )
-from mercer.cli.output import command_line, elapsed, is_stream, note, number, progress, table, width, wrapped
+from mercer.cli.output import command_line, is_stream, note, number, progress, seconds_since_start, table, width, wrap
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -105,21 +105,21 @@ def fit(
     come from held-out rows. Under torchrun the processes share the rows.
     """
     from mercer import distributed
-    from mercer.cli.process import threads_set
-    from mercer.cli.signals import stoppable
+    from mercer.cli.process import stoppable, threads_set
+    from mercer.storage.folder import save
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fingerprint, fit_file
 
     if time is not None and group is not None:
         raise click.UsageError("--time and --group both choose the rows that are scored. Drop one of them.")
-    device = _usable(device or "cpu")
+    device = _check_device(device or "cpu")
     if is_stream(output):
         raise click.UsageError("MODEL must be a folder; got -, standard output. Choose a folder.")
     if output.resolve() in data.resolve().parents:
         raise click.UsageError(f"MODEL must be a folder of its own; got {output}, which holds DATA. Choose another.")
     _check_output(output, target, force)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
-    with stoppable(), threads, contextlib.ExitStack() as held:
+    with stoppable(), threads, contextlib.ExitStack() as reservation:
         with distributed.joined():
             trees = False if no_trees else "auto"
             model = TabularModel(task=task, trees=trees, random_state=seed, time=time, groups=group)
@@ -127,15 +127,18 @@ def fit(
                 quiet = logging.getLogger("mercer").debug
                 fit_file(model, data, target, weight=weight, ignore=ignore, progress=quiet, device=device)
                 return
-            held.enter_context(_held(output))
-            report = held.enter_context(progress())  # until the page is drawn
+            reservation.enter_context(_reserve(output))
+            report = reservation.enter_context(progress())  # until the page is drawn
             fit_file(model, data, target, weight=weight, ignore=ignore, compare=True, progress=report, device=device)
             model.made_with["data"] = fingerprint(data)
             report("saving the model")
-            _keep(model, output)
+            try:
+                save(model, output)
+            except RuntimeError as error:  # another run is saving into the folder
+                raise click.ClickException(str(error)) from error
         with distributed.alone():
             report("drawing the page")
-            page = _drawn(model, output)
+            page = _draw_page(model, output)
     if as_json:
         click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
         return
@@ -143,7 +146,7 @@ def fit(
         click.echo(line)
 
 
-def _usable(device: str) -> str:
+def _check_device(device: str) -> str:
     """The device, where it can factor in float64."""
     import torch
 
@@ -181,25 +184,16 @@ def _check_output(folder: Path, target: str, force: bool) -> None:
         raise click.ClickException(f"{folder} must hold a model of {shown(target)!r}; got {got}. {way_out}")
 
 
-def _keep(model: TabularModel, folder: Path) -> None:
-    from mercer.storage.folder import save
-
-    try:
-        save(model, folder)
-    except RuntimeError as error:  # another run is saving into the folder
-        raise click.ClickException(str(error)) from error
-
-
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """The folder for this run alone, from its start to its page; an error at once where it cannot be written.
+def _reserve(folder: Path) -> Iterator[None]:
+    """Reserve the folder for this run, from its start to its page; fail at once where it cannot be written.
 
-    A folder that was made for nothing is removed.
+    A new folder that stays empty is removed.
     """
     from mercer.storage.files import atomic_write
     from mercer.storage.locking import lock
 
-    made = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".mercer-{os.getpid()}-probe.tmp"
     try:
@@ -212,12 +206,12 @@ def _held(folder: Path) -> Iterator[None]:
             raise
         raise click.ClickException(str(error)) from error
     finally:
-        if made:
+        if is_new:
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
 
 
-def _drawn(model: TabularModel, folder: Path) -> Path | None:
+def _draw_page(model: TabularModel, folder: Path) -> Path | None:
     """The page of `mercer explain`; a picture that fails does not take the model with it."""
     try:
         from mercer.tabular.pages import model_page
@@ -252,14 +246,14 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
     columns, target = model.preparation.columns, shown(model.target.name)
     title = f"{shown(data.name)}: {model.rows} rows, {len(columns)} columns beside {target}"
     yield click.style(title, bold=True)
-    yield from (line for text in (headline(model), advice(model)) for line in wrapped(text))
-    yield from wrapped(f"{model.target.why}.")
+    yield from (line for text in (headline(model), advice(model)) for line in wrap(text))
+    yield from wrap(f"{model.target.why}.")
     yield ""
     yield from _columns(model)
     yield from (line for text in model.notes for line in note(text))
     yield ""
     yield from _scores(model)
-    yield f"{elapsed():.1f} seconds"
+    yield f"{seconds_since_start():.1f} seconds"
     yield ""
     yield f"Model: {folder}"
     if page is not None:
@@ -282,11 +276,11 @@ def _columns(model: TabularModel) -> Iterator[str]:
         if len(names) <= _ALIKE:
             for name in names:
                 first = f"  {set_cell_size(name, room)}{kind:<13}"
-                yield from wrapped(how, " " * len(first), first)
+                yield from wrap(how, " " * len(first), first)
             continue
         first = f"  {len(names)} columns, {kind}: each {how}"
-        yield from wrapped(first, "    ", "  ")
-        yield from (line for part in _parts(names) for line in wrapped(part, "    ", "    "))
+        yield from wrap(first, "    ", "  ")
+        yield from (line for part in _parts(names) for line in wrap(part, "    ", "    "))
 
 
 def _parts(names: list[str], size: int = 30) -> list[str]:
@@ -297,11 +291,15 @@ def _parts(names: list[str], size: int = 30) -> list[str]:
 def _scores(model: TabularModel) -> Iterator[str]:
     scores = model.scores
     if not scores["folds"]:
-        yield from wrapped(f"No scores: {scores['note']}.")
+        yield from wrap(f"No scores: {scores['note']}.")
         return
-    folds = f"{scores['folds']} folds over" if scores["folds"] > 1 else scores.get("of", "one draw") + ","
-    some = f"{scores['rows']} of the {model.rows}" if scores["rows"] < model.rows else f"{scores['rows']}"
-    yield click.style(f"On held-out rows ({folds} {some} rows)", bold=True)
+    way = scores.get("of", "one draw") + ","
+    if scores["folds"] > 1:
+        way = f"{scores['folds']} folds over"
+    count = f"{scores['rows']}"
+    if scores["rows"] < model.rows:
+        count = f"{scores['rows']} of the {model.rows}"
+    yield click.style(f"On held-out rows ({way} {count} rows)", bold=True)
     for name, words in _SCORES.items():
         if scores.get(name) is not None:
             yield f"  {words:<38}{number(scores[name])}"
@@ -329,7 +327,7 @@ def _beside(scores: dict[str, Any]) -> Iterator[str]:
     yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
     yield f"  * best by {by}"
     if boosting_is_better(scores):
-        yield from wrapped("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
+        yield from wrap("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
 
 
 def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:

@@ -28,7 +28,7 @@ def say(message: object) -> None:
         return
 
 
-def elapsed() -> float:
+def seconds_since_start() -> float:
     """Seconds since the command started, its imports included."""
     return time.perf_counter() - _BEGAN
 
@@ -38,14 +38,14 @@ def width() -> int:
     return max(_NARROW, min(_WIDE, shutil.get_terminal_size((_NARROW, 24)).columns)) - 1
 
 
-def wrapped(text: str, indent: str = "  ", first: str = "") -> list[str]:
+def wrap(text: str, indent: str = "  ", first: str = "") -> list[str]:
     """A sentence in lines as wide as the terminal."""
     return textwrap.wrap(shown(text, 1000), width(), initial_indent=first, subsequent_indent=indent)
 
 
 def note(text: str) -> list[str]:
     """A sentence that the user should read."""
-    return wrapped(f"Note: {text}")
+    return wrap(f"Note: {text}")
 
 
 def command_line(*words: str | Path) -> str:

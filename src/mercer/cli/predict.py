@@ -19,7 +19,7 @@ from mercer.cli.output import (
     opened_output,
     progress,
     say,
-    wrapped,
+    wrap,
 )
 from mercer.user_text import shown
 
@@ -92,13 +92,12 @@ def predict(
     Columns of OUT.csv: prediction; p_<class> for each class, or low and high for a number; unfamiliar, from 0 for a row
     like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of them); the kept columns.
     """
-    from mercer.cli.process import threads_set
-    from mercer.cli.signals import stoppable
+    from mercer.cli.process import stoppable, threads_set
     from mercer.tabular.streaming import predict_file
 
     check_one_document(output, as_json)
     loaded = load_model(model)
-    chosen = _chosen_threshold(threshold, cost)
+    rule = _read_threshold(threshold, cost)
     check_output(output, {"DATA": data}, model=model)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, progress() as report, opened_output(output) as file:
@@ -109,7 +108,7 @@ def predict(
             progress=report,
             keep=keep or None,
             level=level,
-            threshold=chosen,
+            threshold=rule,
             spreadsheet=spreadsheet,
         )
     for what, rows in answers.surprises.items():
@@ -121,7 +120,7 @@ def predict(
         click.echo(line, err=is_stream(output))
 
 
-def _chosen_threshold(threshold: str | None, cost: str | None) -> tuple[str, float] | None:
+def _read_threshold(threshold: str | None, cost: str | None) -> tuple[str, float] | None:
     """The class and its probability from ``--threshold CLASS=P`` or ``--cost CLASS=C``; None where neither is given."""
     if threshold is not None and cost is not None:
         raise click.UsageError("--threshold and --cost both choose a threshold. Drop one of them.")
@@ -152,13 +151,13 @@ def load_model(folder: Path) -> TabularModel:
     from mercer.storage.folder import load
     from mercer.tabular import TabularModel
 
-    found = load(folder)
-    if not isinstance(found, TabularModel):
-        kind = type(found).__name__
+    model = load(folder)
+    if not isinstance(model, TabularModel):
+        kind = type(model).__name__
         raise click.ClickException(
             f"{folder} must hold a model of `mercer fit`; got a {kind}. Use mercer.load in Python."
         )
-    return found
+    return model
 
 
 def _document(model: TabularModel, answers: Answers, output: Path) -> dict[str, Any]:
@@ -181,22 +180,20 @@ def _page(model: TabularModel, answers: Answers, output: Path, level: float) -> 
     name = shown(model.target.name)
     yield click.style(f"{answers.rows} rows predicted: {output}", bold=True)
     if answers.kept:
-        yield from wrapped(f"kept columns: {', '.join(shown(column, 30) for column in answers.kept)}")
+        yield from wrap(f"kept columns: {', '.join(shown(column, 30) for column in answers.kept)}")
     if answers.classes:
         most = answers.classes.most_common(_SHOWN)
         more = ", ..." if len(answers.classes) > _SHOWN else ""
-        yield from wrapped(f"{name}: " + ", ".join(f"{shown(one, 30)} {count}" for one, count in most) + more)
+        yield from wrap(f"{name}: " + ", ".join(f"{shown(one, 30)} {count}" for one, count in most) + more)
     else:
-        yield from wrapped(
-            f"low, high: {level:.0%} of the true values lie between them, for rows like the training rows"
-        )
+        yield from wrap(f"low, high: {level:.0%} of the true values lie between them, for rows like the training rows")
     share = answers.far / answers.rows
-    yield from wrapped(
+    yield from wrap(
         f"unfamiliar at least 0.5: {answers.far} rows ({share:.1%}; about 5% where rows are like the training rows)"
     )
     if answers.score is not None:
         what = _score_name(model).replace("r2", "R2")
-        yield from wrapped(f"{what} on the {answers.scored} rows whose {name} is in the file: {answers.score:.4g}")
+        yield from wrap(f"{what} on the {answers.scored} rows whose {name} is in the file: {answers.score:.4g}")
     if answers.trained:
         yield from note(_TRAINED)
 

@@ -8,12 +8,16 @@ import os
 import platform
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import click
+
 from mercer import __version__
+from mercer.cli.output import say
 
 _LIBRARIES = ("torch", "numpy", "scikit-learn", "safetensors")
 
@@ -68,6 +72,29 @@ class Interruption:
 
 
 @contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Exit 130 or 143 where the block is stopped, after half-written files are deleted; print warnings in one line."""
+    try:
+        with Interruption(), warnings.catch_warnings():
+            warnings.showwarning = _say_warning
+            yield
+    except Interrupted as interrupted:
+        click.echo("Interrupted: nothing was written.", err=True)
+        raise click.exceptions.Exit(interrupted.exit_code) from None
+
+
+def _say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    say(f"Warning: {message}")
+
+
+@contextlib.contextmanager
 def threads_set(threads: int) -> Iterator[None]:
     """Torch and every BLAS and OpenMP pool at ``threads``; the caller's number comes back afterwards."""
     import torch
@@ -84,13 +111,13 @@ def threads_set(threads: int) -> Iterator[None]:
 
 def versions() -> dict[str, str]:
     """Python's version and those of the libraries whose numbers could differ."""
-    found = {"python": platform.python_version(), "mercer": __version__}
+    known = {"python": platform.python_version(), "mercer": __version__}
     for name in _LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            known[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            known[name] = "not installed"
+    return known
 
 
 def machine() -> dict[str, Any]:

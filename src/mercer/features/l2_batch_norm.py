@@ -24,6 +24,11 @@ class L2BatchNorm(nn.Module):
         num_features: Size of dimension 1; the mean runs over all other dimensions.
         momentum: Weight of a batch in the running mean square. The first ``1 / momentum`` batches are averaged
             evenly, so that no start value remains. None averages all batches evenly.
+
+    Use it where features should have mean square 1, whatever their sign.
+
+    >>> L2BatchNorm(3)(torch.randn(8, 3)).shape
+    torch.Size([8, 3])
     """
 
     mean_square: Tensor

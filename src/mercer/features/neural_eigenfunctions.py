@@ -77,6 +77,13 @@ class NeuralEigenfunctions(FeatureMap):
         residuals: :math:`\|K \psi_j / n - \mu_j \psi_j\|`, root mean square over the rows that K was applied on: a
             certificate, since a true eigenvalue of those lies within that distance of :math:`\mu_j`. Landmarks of more
             than 20,000 rows give an estimate: K is that of all rows, the mean is over 64 of them.
+
+    Use it for the few directions that a kernel sees best, also on new rows.
+
+    >>> from mercer.kernels import RBF
+    >>> x = torch.randn(60, 2, dtype=torch.float64)
+    >>> NeuralEigenfunctions(RBF(0.5), 5).fit(x).eigenfunctions(x).shape
+    torch.Size([60, 5])
     """
 
     FITTED = ("eigenvalues", "residuals", "projection")

@@ -38,6 +38,13 @@ class Nystrom(FeatureMap):
         eigenvalues: :math:`\mu` ``(m,)``, descending, of K / n.
         rank: How many of them are above 0.
         residual: :math:`1 - \sum \mu / \mathrm{mean} \, k(x, x)`, the share of the trace not captured, in [0, 1].
+
+    Use it first: it fits the data and needs the fewest features.
+
+    >>> from mercer.kernels import RBF
+    >>> x = torch.randn(100, 3)
+    >>> Nystrom(RBF(0.5), 20).fit(x)(x).shape
+    torch.Size([100, 20])
     """
 
     FITTED = ("landmarks", "projection", "eigenvalues", "residual")

@@ -30,6 +30,13 @@ class RandomFourier(FeatureMap):
             lower variance for the Gaussian kernel.
         paired: False for m cosines, each with a frequency and a phase of its own.
         generator: Source of randomness, or a seed.
+
+    Use it where features must not depend on the data, or rows never end.
+
+    >>> from mercer.kernels import RBF
+    >>> x = torch.randn(100, 3)
+    >>> RandomFourier(RBF(0.5), 20).fit(x)(x).shape
+    torch.Size([100, 20])
     """
 
     FITTED = ("omega", "phase", "scale")
@@ -92,6 +99,13 @@ class PositiveRandomFeatures(FeatureMap):
         m: Number of features.
         orthogonal: Directions orthogonal in blocks of d.
         generator: Source of randomness, or a seed.
+
+    Use it where every feature must be positive, as in linear attention.
+
+    >>> import torch
+    >>> x = torch.randn(10, 3)
+    >>> bool((PositiveRandomFeatures(m=16).fit(x)(x) > 0).all())
+    True
     """
 
     FITTED = ("omega",)

@@ -104,6 +104,12 @@ class Constant(Kernel):
     Args:
         value: c.
         learnable: Learn the logarithm of c.
+
+    Use it as an offset in a sum of kernels.
+
+    >>> from mercer.kernels import Linear
+    >>> (Linear() + Constant(2.0))(torch.zeros(1, 2)).tolist()
+    [[2.0]]
     """
 
     def __init__(self, value: float = 1.0, *, learnable: bool = False) -> None:

@@ -35,6 +35,12 @@ class ConvNNGP(WideKernel):
         bias_var: :math:`\sigma_b^2`.
         kernel_size: k, odd.
         readout: ``"flatten"`` or ``"mean"``.
+
+    Use it for few pictures: the prior of an untrained wide convolutional network.
+
+    >>> import torch
+    >>> ConvNNGP(depth=2)(torch.ones(2, 1, 6, 6)).shape
+    torch.Size([2, 2])
     """
 
     def __init__(
@@ -101,6 +107,12 @@ class ConvNTK(ConvNNGP):
 
     with the patch mean P of :class:`ConvNNGP`, at the readout the mean over pixels; weights and biases of all layers,
     NTK parametrisation. Arguments as for :class:`ConvNNGP`.
+
+    Use it for few pictures: what training a wide convolutional network would give.
+
+    >>> import torch
+    >>> ConvNTK(depth=2)(torch.ones(2, 1, 6, 6)).shape
+    torch.Size([2, 2])
     """
 
     TANGENT: ClassVar[bool] = True

@@ -14,7 +14,13 @@ from .products import Products
 
 
 class Linear(Kernel):
-    r""":math:`k(x, y) = \langle x, y \rangle`."""
+    r""":math:`k(x, y) = \langle x, y \rangle`.
+
+    Use it as the control: what it reaches needs no kernel.
+
+    >>> Linear()(torch.eye(2)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
 
     MEANING = "a weighted sum of the columns"
 
@@ -49,6 +55,11 @@ class Polynomial(Kernel):
         gamma: :math:`\gamma > 0`.
         coef0: :math:`c \ge 0`.
         learnable: Learn the logarithms of ``gamma`` and, where it is above 0, of ``coef0``.
+
+    Use it for products of a few columns.
+
+    >>> Polynomial(2)(torch.ones(1, 1)).tolist()
+    [[4.0]]
     """
 
     def __init__(self, degree: int = 3, gamma: float = 1.0, coef0: float = 1.0, *, learnable: bool = False) -> None:
@@ -86,7 +97,13 @@ class Polynomial(Kernel):
 
 
 class Cosine(Kernel):
-    r""":math:`k(x, y) = \langle x, y \rangle / (\|x\| \|y\|)`; a row of zeros has kernel 0 with all."""
+    r""":math:`k(x, y) = \langle x, y \rangle / (\|x\| \|y\|)`; a row of zeros has kernel 0 with all.
+
+    Use it for embeddings whose length says nothing.
+
+    >>> Cosine()(torch.eye(2)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
 
     @property
     @override
@@ -122,6 +139,11 @@ class ArcCosine(Kernel):
 
     Args:
         order: p, one of 0, 1, 2.
+
+    Use it for unit vectors, as a wide ReLU layer would see them.
+
+    >>> ArcCosine(1)(torch.ones(3, 2)).shape
+    torch.Size([3, 3])
     """
 
     def __init__(self, order: int = 1) -> None:

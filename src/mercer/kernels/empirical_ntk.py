@@ -45,6 +45,11 @@ class EmpiricalNTK(NetworkKernel):
         epsilon: Step of ``"finite_difference"``; by default :math:`\sqrt{eps} (1 + \|\theta\|) / \|v\|`.
         iterations: Power steps of ``"low_rank"``.
         generator: Decides the directions; one seed is drawn from it, and the kernel is then a fixed function.
+
+    Use it to read the kernel of a network that you have.
+
+    >>> EmpiricalNTK(nn.Linear(2, 1))(torch.eye(2)).tolist()
+    [[2.0, 1.0], [1.0, 2.0]]
     """
 
     directions: Tensor

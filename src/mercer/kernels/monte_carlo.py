@@ -33,6 +33,11 @@ class MonteCarloNNGP(NetworkKernel):
         make_model: Makes a network with fresh random weights, of any input shape and outputs ``(n, c)``.
         samples: S.
         generator: Decides the networks; the kernel draws one seed from it and is then a fixed function.
+
+    Use it for an architecture that :func:`infinite_width` does not know.
+
+    >>> MonteCarloNNGP(lambda: nn.Linear(2, 3), samples=4)(torch.eye(2)).shape
+    torch.Size([2, 2])
     """
 
     def __init__(

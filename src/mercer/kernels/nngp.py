@@ -30,6 +30,12 @@ class NNGP(WideKernel):
         activation: :math:`\phi`, ``"relu"`` or ``"erf"``.
         weight_var: :math:`\sigma_w^2`; every layer, readout too, has weights of variance ``weight_var / fan_in``.
         bias_var: :math:`\sigma_b^2`, the variance of every bias.
+
+    Use it for few rows: the prior of an untrained wide network.
+
+    >>> import torch
+    >>> NNGP(depth=2)(torch.ones(3, 2)).shape
+    torch.Size([3, 3])
     """
 
     def __init__(
@@ -72,6 +78,12 @@ class NTK(NNGP):
         activation: :math:`\phi`, ``"relu"`` or ``"erf"``.
         weight_var: :math:`\sigma_w^2`.
         bias_var: :math:`\sigma_b^2`.
+
+    Use it for few rows: what training a wide network would give.
+
+    >>> import torch
+    >>> NTK(depth=2)(torch.ones(3, 2)).shape
+    torch.Size([3, 3])
     """
 
     TANGENT: ClassVar[bool] = True

@@ -64,6 +64,11 @@ class RadialSeries(Kernel):
         indicators: ``"off"``; ``"exact"``, where t counts as 1 within 16 units in the last place and the gradient with
             respect to t is 0; or ``"limit"``, the powers 4 M and 4 M + 1 in their place, which have one.
         dim: d, for ``"gegenbauer"``; :class:`mercer.nn.KernelClassifier` fills it in.
+
+    Use it in a head: it learns its own shape from the labels.
+
+    >>> RadialSeries(3)(torch.eye(2)).shape
+    torch.Size([2, 2])
     """
 
     _factors: Factors

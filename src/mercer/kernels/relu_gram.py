@@ -45,6 +45,11 @@ class ReLUGram(Kernel):
     Args:
         base: None for the inputs themselves; a kernel, which is normalised; or a feature map: a module with
             ``base(x) -> (n, m)`` whose rows are normalised.
+
+    Use it with :func:`mercer.spectral.analyze` to read labels as spectral2019 does.
+
+    >>> ReLUGram()(torch.eye(2)).shape
+    torch.Size([2, 2])
     """
 
     NAME = "Two-layer ReLU network"

@@ -53,6 +53,11 @@ class RBF(Stationary):
         gamma: :math:`\gamma > 0`: a number, or a tensor ``(d,)`` with one for each feature,
             :math:`\exp(-\sum_k \gamma_k (x_k - y_k)^2)`.
         learnable: Make ``gamma`` a parameter, learned as its logarithm.
+
+    Use it for smooth answers; one ``gamma`` a column where scales differ.
+
+    >>> RBF(0.5)(torch.zeros(2, 3)).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
     """
 
     NAME = "Gaussian"
@@ -133,6 +138,11 @@ class Laplacian(Stationary):
         gamma: :math:`\gamma > 0`: a number, or a tensor ``(d,)`` with one for each feature,
             :math:`\exp(-\sum_k \gamma_k |x_k - y_k|)`.
         learnable: Make ``gamma`` a parameter, learned as its logarithm.
+
+    Use it for table columns with sharp edges.
+
+    >>> Laplacian(1.0)(torch.zeros(2, 3)).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
     """
 
     MEANING = "near rows have near answers, column by column, with sharp edges"
@@ -193,6 +203,11 @@ class Matern(_Radial):
         nu: :math:`\nu`, one of 0.5, 1.5, 2.5.
         lengthscale: :math:`\ell > 0`: a number, or a tensor ``(d,)`` with one for each feature.
         learnable: Make ``lengthscale`` a parameter, learned as its logarithm.
+
+    Use it for measurements that are smooth, but not endlessly so.
+
+    >>> Matern(1.5)(torch.zeros(2, 3)).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
     """
 
     def __init__(
@@ -241,6 +256,11 @@ class RationalQuadratic(_Radial):
         alpha: :math:`\alpha > 0`; small values give a heavy tail.
         lengthscale: :math:`\ell > 0`: a number, or a tensor ``(d,)`` with one for each feature.
         learnable: Make both parameters, learned as their logarithms.
+
+    Use it where answers vary on several scales at once.
+
+    >>> RationalQuadratic()(torch.zeros(1, 3)).tolist()
+    [[1.0]]
     """
 
     NAME = "Rational quadratic"
@@ -282,6 +302,11 @@ class Periodic(Stationary):
         period: p > 0.
         lengthscale: :math:`\ell > 0`: a number, or a tensor ``(d,)`` with one for each feature.
         learnable: Make both parameters, learned as their logarithms.
+
+    Use it for what repeats: hours, angles, seasons.
+
+    >>> Periodic()(torch.zeros(1, 3)).tolist()
+    [[1.0]]
     """
 
     MEANING = "answers repeat with a period in every column"

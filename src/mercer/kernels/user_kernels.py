@@ -20,6 +20,11 @@ class Precomputed(Kernel):
     Args:
         gram: ``(n, n)``, symmetric (else a ``ValueError``) and positive semi-definite (else a warning with the
             least eigenvalue, looked for up to 2,000 rows).
+
+    Use it for a Gram matrix that another program made; rows are named by number.
+
+    >>> Precomputed(torch.eye(3))(torch.tensor([0, 2])).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
 
     matrix: Tensor
@@ -58,6 +63,11 @@ class FunctionKernel(Kernel):
     Args:
         f: ``f(x, y) -> (n, m)`` for ``x`` ``(n, d)`` and ``y`` ``(m, d)``; should be symmetric and positive
             semi-definite, which :meth:`~mercer.kernels.Kernel` cannot know: ``fit`` of a map that uses it warns.
+
+    Use it for a kernel of your own in one line.
+
+    >>> FunctionKernel(lambda x, y: x @ y.T)(torch.eye(2)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
 
     def __init__(self, f: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -30,6 +30,11 @@ class Kervolution2d(SavableModule):
         coef0: Where c starts; it stays at 0 or more.
         gamma: Where :math:`\gamma` starts; None for 1 over the length of a patch. Learned as its logarithm.
         learnable: Learn c, or :math:`\gamma`.
+
+    Use it as a rival: a convolution whose products are a kernel's.
+
+    >>> Kervolution2d(1, 4, 3)(torch.randn(2, 1, 8, 8)).shape
+    torch.Size([2, 4, 6, 6])
     """
 
     def __init__(

@@ -28,6 +28,11 @@ class CosineClassifier(SavableModule):
         learnable: Learn s.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
+
+    Use it as the plain rival of :class:`KernelClassifier`.
+
+    >>> CosineClassifier(8, 3)(torch.randn(5, 8)).shape
+    torch.Size([5, 3])
     """
 
     def __init__(

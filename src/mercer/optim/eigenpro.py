@@ -54,6 +54,14 @@ class EigenProSGD(ListeningOptimizer):
         exclude: Names of layers to leave to plain SGD.
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
+
+    Use it for one linear layer on fixed features; it finds its rate.
+
+    >>> head = nn.Linear(4, 2)
+    >>> optimizer = EigenProSGD(head.parameters(), model=head)
+    >>> head(torch.randn(32, 4)).square().mean().backward()
+    >>> optimizer.step()
+    >>> optimizer.close()
     """
 
     def __init__(

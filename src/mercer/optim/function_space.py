@@ -87,6 +87,14 @@ class FunctionSpaceSGD(ListeningOptimizer):
         update_every: Steps between two moments; at the start, steps 0, 1, 2, 4, ... have one, and settled ones rarer.
         exclude: Names of layers, or of modules that hold them, to leave to Adam's steps.
         maximize: Ascend.
+
+    Use it where you would take Adam and training is short, or its rate untuned.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> optimizer = FunctionSpaceSGD(model.parameters(), model=model)
+    >>> model(torch.ones(3, 4)).square().mean().backward()
+    >>> optimizer.step()
+    >>> optimizer.close()
     """
 
     remaining_steps = "Adam"

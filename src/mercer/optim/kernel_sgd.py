@@ -49,6 +49,14 @@ class KernelSGD(ListeningOptimizer):
         inputs: What the kernel sees of the model's first input, ``(m, d)``; None flattens it. Texts need one.
         foreach: Update parameters by torch's fused loops.
         maximize: Ascend.
+
+    Use it to compare with the paper; :class:`FunctionSpaceSGD` is what to train with.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> optimizer = KernelSGD(model.parameters(), 0.1, model=model)
+    >>> model(torch.randn(16, 4)).square().mean().backward()
+    >>> optimizer.step()
+    >>> optimizer.close()
     """
 
     remembers = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mercer.cli.options import examples, json_option
-from mercer.cli.output import closest, wrapped
+from mercer.cli.output import closest, wrap
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def estimate(
     if method is None:
         for one in METHODS:
             letters = ", ".join(f"{letter} {what}" for letter, what in one.letters.items())
-            for line in (*wrapped(one.what, " " * 24, f"{one.name:<24}"), *wrapped(letters, " " * 24, " " * 24)):
+            for line in (*wrap(one.what, " " * 24, f"{one.name:<24}"), *wrap(letters, " " * 24, " " * 24)):
                 click.echo(line)
         return
     if method not in known:
@@ -83,19 +83,19 @@ def estimate(
 def _page(found: Estimate, what: str) -> Iterator[str]:
     size = ", ".join(f"{letter} = {value:,}" for letter, value in found.size.items())
     yield click.style(f"{found.method}: {size}", bold=True)
-    yield from wrapped(what, "  ", "  ")
+    yield from wrap(what, "  ", "  ")
     yield f"  {'ranks':>7}{'CPU time of each':>20}{'peak memory of each':>22}"
     for cost in found.costs:
         yield f"  {cost.ranks:>7,}{duration(cost.seconds):>20}{volume(cost.mib):>22}"
     bands = f"time within {found.seconds_factor:.2g}x, memory within {found.mib_factor:.2g}x"
-    yield from wrapped(f"{bands} at the sizes measured; the rows themselves come on top", "  ", "  ")
+    yield from wrap(f"{bands} at the sizes measured; the rows themselves come on top", "  ", "  ")
     growth = ", ".join(f"{letter}^{power:.2f}" for letter, power in found.exponents.items())
     yield f"  time grows as {growth} around the measured base"
     busy = "" if found.load is None else f", at load {found.load:g} of {found.machine['cores']} cores"
     where = f"measured with one thread of {found.machine['cpu']}, torch {found.versions['torch']}{busy}"
-    yield from wrapped(where, "  ", "  ")
+    yield from wrap(where, "  ", "  ")
     for beyond in found.beyond:
-        for line in wrapped(f"warning: {beyond}: an extrapolation, beyond the factors above", "    ", "  "):
+        for line in wrap(f"warning: {beyond}: an extrapolation, beyond the factors above", "    ", "  "):
             yield click.style(line, fg="yellow")
 
 

@@ -205,3 +205,16 @@ def test_a_sheet_is_learned_from_and_predicted(tmp_path):
     result = CliRunner().invoke(main, ["predict", str(tmp_path / "m"), sheet, "-o", str(tmp_path / "p.csv")])
     assert result.exit_code == 0, result.output
     assert (read(tmp_path / "p.csv")["prediction"] == frame["kind"]).mean() > 0.9
+
+
+@pytest.mark.parametrize(("minutes", "rows"), [("1e-9", 50), ("600", 230)])
+def test_a_time_budget_leaves_rows_out(tmp_path, monkeypatch, minutes, rows):
+    monkeypatch.setattr("mercer.tabular.streaming._FIRST_ROWS", 50)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=230)})
+    frame.assign(y=2 * frame["x"] + 1).to_csv(tmp_path / "t.csv", index=False)
+    words = ["fit", tmp_path / "t.csv", "--target", "y", "-o", tmp_path / "m", "--minutes", minutes, "--json"]
+    document = json.loads(run(*words))
+    assert document["rows"] == rows and document["scores"]["r2"] > 0.95
+    said = "Of 230 rows, 50 drawn at random were learned from in 1e-09 minutes." in document["notes"]
+    assert said == (rows < 230)

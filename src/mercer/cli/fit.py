@@ -79,6 +79,12 @@ _SHORT = {
 @click.option(
     "--group", metavar="COLUMN", help="Score a fifth of the groups named by this column, learned without them."
 )
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="About how long learning may take; of a long table, rows are left out.",
+)
 @click.option("--force", is_flag=True, help="Also replace a model of another target.")
 @task_option
 @seed_option
@@ -93,6 +99,7 @@ def fit(
     ignore: tuple[str, ...],
     time: str | None,
     group: str | None,
+    minutes: float | None,
     force: bool,
     task: str,
     seed: int,
@@ -125,11 +132,23 @@ def fit(
             model = TabularModel(task=task, trees=trees, random_state=seed, time=time, groups=group)
             if distributed.rank():  # rank 0 keeps and shows what all learn
                 quiet = logging.getLogger("mercer").debug
-                fit_file(model, data, target, weight=weight, ignore=ignore, progress=quiet, device=device)
+                fit_file(
+                    model, data, target, weight=weight, ignore=ignore, minutes=minutes, progress=quiet, device=device
+                )
                 return
             reservation.enter_context(_reserve(output))
             report = reservation.enter_context(progress())  # until the page is drawn
-            fit_file(model, data, target, weight=weight, ignore=ignore, compare=True, progress=report, device=device)
+            fit_file(
+                model,
+                data,
+                target,
+                weight=weight,
+                ignore=ignore,
+                minutes=minutes,
+                compare=True,
+                progress=report,
+                device=device,
+            )
             model.made_with["data"] = fingerprint(data)
             report("saving the model")
             try:

@@ -7,6 +7,7 @@ the same model.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 
 from .. import checks
+from ..distributed import sum_over_ranks, world_size
 from ..storage.files import atomic_stream, sha256
 from ..user_text import spreadsheet_safe
 from .columns import Array, Column, Writing, find_target, is_text
@@ -29,6 +32,8 @@ SAMPLE_ROWS = 200_000  # rows that are learned from
 _SAMPLE_CELLS = 5_000_000  # values of these rows
 _CELLS = 10_000_000  # values of a part
 _FEWEST = 1000
+_FIRST_ROWS = 2000  # rows of the first step where time is short
+_EXACT_GROWTH, _LONG_GROWTH = 2.5, 1.5  # powers of the rows by which learning takes longer, at most
 _STREAM = 0x6D65726365722E64  # of the random numbers that draw rows
 _ANSWERS = ("prediction", "low", "high", "unfamiliar")
 
@@ -70,6 +75,7 @@ def fit_file(
     ignore: Sequence[str] = (),
     rows: int | None = None,
     sample: int | None = None,
+    minutes: float | None = None,
     compare: bool = False,
     sizes: Sizes | None = None,
     device: str = "cpu",
@@ -85,6 +91,8 @@ def fit_file(
         ignore: Columns that are not learned from.
         rows: Rows of a part; None for as many as ten million values have.
         sample: Rows that are learned from, at most; None for 200,000, or as many as five million values have.
+        minutes: About how long learning may take: 2,000 rows teach, then 4 times as many, and so on, while the next
+            step seems to end in time. None for all rows.
         compare: Score a linear model and boosted trees on the same folds.
         sizes: As of :meth:`TabularModel.fit`.
         device: As of :meth:`TabularModel.fit`.
@@ -103,10 +111,29 @@ def fit_file(
     drawn, total, writings = _draw_file(path, rows, sample, model.random_state)
     progress(f"{total} rows, {len(columns)} columns")
     drawn, weights = _weighed(drawn.drop(columns=[column.name for column in ignored]), weight)
-    known = writings if total > sample else None  # of a whole table the learner sees for itself
-    model.learn(drawn, target, weights, compare, progress, sizes, device, known)
-    if total > sample:
-        model.notes.insert(0, f"Of {total} rows, {sample} drawn at random were learned from.")
+    steps = [len(drawn)]
+    if minutes is not None:
+        checks.positive("fit_file", "minutes", minutes)
+        steps = [count for count in (_FIRST_ROWS * 4**i for i in range(20)) if count < len(drawn)] + steps
+    order = np.random.default_rng((model.random_state, _STREAM, 1)).permutation(len(drawn))
+    start, learned = time.perf_counter(), 0
+    for count in steps:
+        # rows of each step are among those of the next; ranks measure differently, and must stop together
+        seconds = time.perf_counter() - start
+        seconds = float(sum_over_ranks(torch.tensor(seconds, dtype=torch.float64))) / world_size()
+        growth = _EXACT_GROWTH if count <= (sizes or Sizes()).exact else _LONG_GROWTH
+        if minutes is not None and learned and seconds * (1 + (count / learned) ** growth) > 60 * minutes:
+            break
+        part = np.sort(order[:count])
+        some = None if weights is None else weights[part]
+        known = writings if total > count else None  # of a whole table the learner sees for itself
+        model.learn(drawn.iloc[part], target, some, compare, progress, sizes, device, known)
+        learned = count
+    if learned < total:
+        why = ""
+        if minutes is not None and learned < len(drawn):
+            why = f" in {minutes:g} minutes"
+        model.notes.insert(0, f"Of {total} rows, {learned} drawn at random were learned from{why}.")
     model.notes += [f"Rows are weighted by {weight}."] * (weight is not None)
     model.preparation.columns += ignored
     return model

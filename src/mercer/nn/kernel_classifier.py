@@ -274,7 +274,7 @@ class KernelClassifier(SavableModule):
     def init_from(
         self, embeddings: Data, labels: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> KernelClassifier:
-        """Put the center at the mean, and the weights where the classes are, seen from there.
+        """Put the center at the mean, the weights where the classes are, seen from there, and the linear part at 0.
 
         A weight is the mean direction of its class, or one of the k-means directions for several prototypes.
         Shared units go to k-means directions of all rows. With ``prototypes="auto"`` the number of weights is chosen
@@ -310,8 +310,11 @@ class KernelClassifier(SavableModule):
         chosen = seen.repeat_interleave(each)
         with torch.no_grad():
             self.weight[chosen] = directions.to(self.weight.dtype)[chosen]
-            if self.linear is not None:  # random numbers beside weights that know the classes
+            # Weights that know the classes lead from the first step, alone.
+            if self.linear is not None:
                 self.linear.zero_()
+            if self.start is not None:
+                self.start.fill_(self._start())
         return self
 
     def _group_rows(self, labels: Tensor) -> tuple[Tensor, int, int]:

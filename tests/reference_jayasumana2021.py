@@ -66,28 +66,27 @@ def plain_logits(z, weight, alpha, *, prototypes=1, bias=None, temperature=1.0, 
     return scores if bias is None else scores + bias
 
 
-def scaled_logits(z, weight, alpha, log_scale, center, linear, *, exponent=0.0, prototypes=1, bias=None, dim=None):
-    """log sum_p exp(s_j r^rho k(w_jp, z - mu)) + d^-1/4 v_j z + b_j, r = |z - mu| / sqrt d, one number at a time."""
+def scaled_logits(z, weight, alpha, scale, center, linear, *, lift=0.5, prototypes=1, bias=None, dim=None):
+    """log sum_p exp(s_j k((w_jp, 0), (z - mu, lift))) + v_j z + b_j, one number at a time."""
     result = []
     for embedding in z.tolist():
-        moved = [value - shift for value, shift in zip(embedding, center.tolist(), strict=True)]
-        length, row = math.sqrt(dot(moved, moved) / len(moved)), []
+        moved, row = [value - shift for value, shift in zip(embedding, center.tolist(), strict=True)], []
         for j in range(len(weight) // prototypes):
             total = 0.0
             for w in weight[j * prototypes : (j + 1) * prototypes].tolist():
-                pair = unit(moved), unit(w)
+                pair = unit([*moved, lift]), unit([*w, 0.0])
                 k = equation_6(*pair, alpha) if dim is None else gegenbauer_series(*pair, alpha, dim)
-                total += math.exp(math.exp(log_scale[j]) * length**exponent * k)
-            own = dot(linear[j].tolist(), embedding) / len(embedding) ** 0.25 + (0.0 if bias is None else bias[j])
-            row.append(math.log(total) + own)
+                total += math.exp(scale[j] * k)
+            row.append(math.log(total) + dot(linear[j].tolist(), embedding) + (0.0 if bias is None else bias[j]))
         result.append(row)
     return torch.tensor(result, dtype=torch.float64)
 
 
-def plain_scaled_logits(z, weight, alpha, log_scale, center, linear, *, prototypes=1, bias=None, dim=None):
-    """The same by torch operations alone, for gradients; rho = 0."""
-    scores = plain_logits(z - center, weight, alpha, dim=dim) * log_scale.exp().repeat_interleave(prototypes)
-    scores = torch.logsumexp(scores.reshape(len(z), -1, prototypes), 2) + z @ linear.T / z.shape[1] ** 0.25
+def plain_scaled_logits(z, weight, alpha, scale, center, linear, *, lift=0.5, prototypes=1, bias=None, dim=None):
+    """The same by torch operations alone, for gradients."""
+    moved, weight = torch.nn.functional.pad(z - center, (0, 1), value=lift), torch.nn.functional.pad(weight, (0, 1))
+    scores = plain_logits(moved, weight, alpha, dim=dim) * scale.repeat_interleave(prototypes)
+    scores = torch.logsumexp(scores.reshape(len(z), -1, prototypes), 2) + z @ linear.T
     return scores if bias is None else scores + bias
 
 

@@ -46,10 +46,19 @@ def test_coefficients_that_a_step_drove_below_0_come_back():
     assert head.kernel.alpha.grad[1] < 0  # a descent step raises the linear term, which tells the two apart
 
 
-def test_no_step_takes_the_scale_far_from_its_start():
-    head = KernelClassifier(3, 2)
-    start = head.scale.clone()
-    with torch.no_grad():
-        head.log_scale.copy_(torch.tensor([1e6, -1e6]))
-    ratio = (head.scale / start).log()
-    torch.testing.assert_close(ratio, torch.tensor([2.0, -2.0]))
+def test_the_head_starts_near_a_linear_layer():
+    """The linear part starts as nn.Linear's, the kernel beside it with three tenths of its share alone."""
+    torch.manual_seed(0)
+    head, alone = KernelClassifier(64, 10), KernelClassifier(64, 10, linear=False)
+    torch.testing.assert_close(head.scale, 0.3 * alone.scale)
+    assert 0.9 / 8 < head.linear.abs().max() <= 1 / 8  # uniform in +-d^(-1/2)
+
+
+def test_short_embeddings_have_bounded_gradients():
+    """Without the lift, gradients grow as 1 / |z|, and a network whose embeddings start short breaks at large rates."""
+    head, sizes = KernelClassifier(16, 10, linear=False), []
+    for length in (1.0, 1e-3, 1e-6):
+        z = (length * F.normalize(torch.ones(1, 16))).requires_grad_()
+        F.cross_entropy(head(z), torch.tensor([3])).backward()
+        sizes.append(z.grad.norm().item())
+    assert max(sizes) < 20 * sizes[0]

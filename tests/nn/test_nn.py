@@ -208,7 +208,7 @@ def test_param_groups_decay_the_kernel_and_neither_scale_nor_bias():
         undecayed = [dict(head.named_parameters())[name] for name in head.no_weight_decay()]
         assert {id(p) for p in undecayed} <= {id(p) for p in groups[2]["params"]}
         torch.optim.SGD(groups, lr=0.1).step()
-    assert KernelClassifier(D, C).no_weight_decay() == {"log_scale", "bias"}
+    assert KernelClassifier(D, C).no_weight_decay() == {"gain", "bias"}
     assert len(KernelClassifier(D, C, Linear(), bias=False, temperature=1.0).param_groups()) == 1
 
 

@@ -19,17 +19,17 @@ def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
     head = randomised(head)
     with torch.no_grad():
         head.weight.copy_(rows(C * prototypes, seed=1))
-        head.log_start.fill_(0.2)
+        head.start.fill_(0.2)
     z = rows().requires_grad_()
-    log_scale, dim = head.log_start + 2 * (head.log_scale / 2).tanh(), D if basis == "gegenbauer" else None
+    scale, dim = head.start + head.gain, D + 1 if basis == "gegenbauer" else None
     logits, alpha = head(z), head.kernel.coefficients
     settings = {"prototypes": prototypes, "dim": dim}
     read = (head.center, head.linear)
     slow = reference.scaled_logits(
-        z, head.weight, alpha.tolist(), log_scale.tolist(), *read, bias=head.bias.tolist(), **settings
+        z, head.weight, alpha.tolist(), scale.tolist(), *read, bias=head.bias.tolist(), **settings
     )
     torch.testing.assert_close(logits.detach(), slow)
-    plain = reference.plain_scaled_logits(z, head.weight, alpha[2:], log_scale, *read, bias=head.bias, **settings)
+    plain = reference.plain_scaled_logits(z, head.weight, alpha[2:], scale, *read, bias=head.bias, **settings)
     wanted, weights = [z, *head.parameters()], rows(len(z), C, seed=2)
     ours = torch.autograd.grad((logits * weights).sum(), wanted)
     expected = torch.autograd.grad((plain * weights).sum(), wanted)
@@ -121,18 +121,17 @@ def test_gradients_of_places_are_those_of_the_logits(options):
 def test_the_scale_starts_where_a_matching_embedding_has_probability_nine_tenths():
     for c in (2, 10, 1000):
         for kernel in (RadialSeries(), RBF(2.0), Matern()):
-            head = KernelClassifier(1001, c, kernel, bias=False).double()
+            head = KernelClassifier(1001, c, kernel, bias=False, linear=False).double()
             with torch.no_grad():
                 head.weight.copy_(torch.eye(c, 1001))
-            assert head(3.0 * head.weight[:1]).softmax(1)[0, 0].item() == pytest.approx(0.9, abs=1e-6)
+            assert head(1e6 * head.weight[:1]).softmax(1)[0, 0].item() == pytest.approx(0.9, abs=1e-6)
 
 
-def test_the_default_head_contains_the_linear_one_and_starts_without_it():
+def test_the_default_head_contains_the_linear_one():
     linear, head = nn.Linear(D, C).double(), KernelClassifier(D, C).double()
-    torch.testing.assert_close(head(rows()), head(10 * rows()))
     with torch.no_grad():
         head.kernel.alpha.zero_()
-        head.linear.copy_(linear.weight * D**0.25)
+        head.linear.copy_(linear.weight)
         head.bias.copy_(linear.bias)
     torch.testing.assert_close(head(rows()), linear(rows()))
 
@@ -145,7 +144,7 @@ def test_heads_with_a_learned_scale_have_a_linear_part_below_1000_classes():
     fixed = KernelClassifier(D, C, RadialSeries(4), temperature=0.5, linear=True, bias=False).double()
     torch.nn.init.normal_(fixed.linear)
     alpha = fixed.kernel.coefficients.tolist()
-    slow = reference.logits(rows(), fixed.weight, alpha, temperature=0.5) + rows() @ fixed.linear.T / D**0.25
+    slow = reference.logits(rows(), fixed.weight, alpha, temperature=0.5) + rows() @ fixed.linear.T
     torch.testing.assert_close(fixed(rows()), slow)
 
 

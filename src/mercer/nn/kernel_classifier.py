@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 from typing_extensions import override
 
 from .. import checks
@@ -20,16 +21,17 @@ from ..rows.rows import Rows
 from ..storage.savable import SavableModule
 from .before_pooling import masked_mean
 from .prototypes import checked_labels, class_directions, prototypes_for
-from .scaled_series import scaled_series
+from .series_logits import series_logits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 fx.wrap("unit_rows")  # symbolic traces keep these whole
-fx.wrap("scaled_series")
+fx.wrap("series_logits")
 
 _FULL = (torch.float32, torch.float64)
-_MOST_LOG_SCALE = 2.0  # the study head_safety.py has the trials
+_LIFT = 0.5  # l; the study head_safety.py measures it and the share
+_SHARE = 0.3  # of the kernel beside a linear part, at the start
 _MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
 
 
@@ -38,13 +40,16 @@ class KernelClassifier(SavableModule):
 
     .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + b_j
 
-    With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default the scale is learned
-    and a linear map of z itself is added, from 0, so that the head contains ``nn.Linear`` and can use lengths:
+    With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default a linear layer stands
+    beside the kernel, the scale is learned, and embeddings are lifted onto the sphere of one dimension more:
 
-    .. math:: \text{logit}_j = \log \sum_{p} \exp (s_j \, k(w_{jp}, z - \mu)) + d^{-1/4} v_j^T z + b_j
+    .. math:: \text{logit}_j = \log \sum_{p} \exp ((0.3 S + g_j) \, k((w_{jp}, 0), (z - \mu, 0.5)))
+        + v_j^T z + b_j
 
-    The start of the scale, :math:`s = \log(9 (c - 1)) / (k(1) - k(0))`, gives an embedding on the weight of its class,
-    at right angles to the others, probability 0.9; s stays within :math:`e^{\pm 2}` of it, whatever the rate.
+    v starts as that of ``nn.Linear`` does, so that the head trains where a linear layer trains. g starts at 0. At
+    :math:`S = \log(9 (c - 1)) / (k(1) - k(0))` the kernel alone gives an embedding on the weight of its class, at right
+    angles to the others, probability 0.9; without a linear part the scale is :math:`S + g_j`.
+    The lift bounds gradients: near the origin, where a small step turns an embedding round, all cosines are near 0.
     :math:`\mu` is 0 until :meth:`init_from` sets it to the mean of its rows: the cosines of embeddings behind a ReLU
     are all near 1 otherwise. It is not learned: a learned one leaves the embeddings behind, and then all look alike.
 
@@ -61,7 +66,7 @@ class KernelClassifier(SavableModule):
         bias: Learn b.
         temperature: T. None: the learned scale and the center (``shared`` needs no scale). The paper's are 0.1 for
             ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
-        linear: Add :math:`d^{-1/4} v_j^T z`, at the cost of an ``nn.Linear``; ``shared`` has its own. None: where T is
+        linear: Add :math:`v_j^T z`, at the cost of an ``nn.Linear``; ``shared`` has its own. None: where T is
             None and there are fewer than 1000 classes.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
@@ -72,10 +77,10 @@ class KernelClassifier(SavableModule):
     """
 
     bias: nn.Parameter | None
-    log_scale: nn.Parameter | None  # (c,), relative to the start, so that weight decay pulls to the start
+    gain: nn.Parameter | None  # (c,): g, 0 at the start, so that weight decay pulls to the start
     center: Tensor | None  # (d,)
     linear: nn.Parameter | None  # (c, d): v
-    log_start: Tensor | None  # (1,)
+    start: Tensor | None  # (1,): the scale at g = 0
 
     def __init__(
         self,
@@ -111,11 +116,15 @@ class KernelClassifier(SavableModule):
             need, fix = "kernel must be a mercer.kernels.Kernel", "Use FunctionKernel for a function of your own."
             raise TypeError(checks.sentence(where, need, type(kernel).__name__, fix))
         self.kernel = (RadialSeries() if kernel is None else kernel).to(device=device, dtype=dtype)
+        learned = temperature is None
+        if linear is None:
+            linear = learned and num_classes < _MANY
+        self.lift = _LIFT if learned and shared is None else 0.0
+        self.share = _SHARE if linear else 1.0
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
-                part.fill_dim(in_features)
-        small = temperature is None and num_classes < _MANY
-        self._make_parameters(bias, small if linear is None else linear, {"device": device, "dtype": dtype})
+                part.fill_dim(in_features + 1 if self.lift else in_features)  # the sphere that rows are put on
+        self._make_parameters(bias, linear, {"device": device, "dtype": dtype})
         self.reset_parameters()
 
     def _make_parameters(self, bias: bool, linear: bool, place: dict[str, Any]) -> None:
@@ -123,9 +132,9 @@ class KernelClassifier(SavableModule):
         self.weight = nn.Parameter(torch.empty(c * self.prototypes, d, **place))
         self.bias = nn.Parameter(torch.empty(c, **place)) if bias else None
         self.linear = nn.Parameter(torch.empty(c, d, **place)) if linear else None
-        self.log_scale = nn.Parameter(torch.empty(c, **place)) if learned else None
+        self.gain = nn.Parameter(torch.empty(c, **place)) if learned else None
         self.register_buffer("center", torch.empty(d, **place) if learned else None)
-        self.register_buffer("log_start", torch.empty(1, **place) if learned else None)
+        self.register_buffer("start", torch.empty(1, **place) if learned else None)
 
     @property
     def out_features(self) -> int:
@@ -135,28 +144,32 @@ class KernelClassifier(SavableModule):
     @property
     def scale(self) -> Tensor:  # (c,)
         """What multiplies k for each class: the learned scale, or 1 / T."""
-        if self.log_scale is None or self.log_start is None:
+        if self.gain is None or self.start is None:
             return self.weight.new_full((self.num_classes,), 1 / (self.temperature or 1.0))
-        return (self.log_start + _bound(self.log_scale)).exp()
+        return self.start + self.gain
 
     def reset_parameters(self) -> None:
-        """Weights uniform on the sphere, bias 0, the kernel (where it has one) and the scale at their start."""
+        """Weights uniform on the sphere, the linear part as nn.Linear's, the kernel and the scale at their start."""
         for part in self.children():
             getattr(part, "reset_parameters", lambda: None)()
         with torch.no_grad():
             self.weight.normal_()
             self.weight.copy_(unit_rows(self.weight))
-            for parameter in (self.bias, self.log_scale, self.linear, self.center):
+            for parameter in (self.bias, self.gain, self.center):
                 if parameter is not None:
                     parameter.zero_()
-            if self.log_start is not None and not self.weight.is_meta:
-                self.log_start.fill_(math.log(self._start()))
+            if self.linear is not None:  # as nn.Linear starts
+                bound = self.in_features**-0.5
+                self.linear.uniform_(-bound, bound)
+            if self.start is not None and not self.weight.is_meta:
+                self.start.fill_(self.share * self._start())
 
     def _start(self) -> float:
         """The scale at which an embedding on its class's weight, at right angles to the others, has probability 0.9."""
-        own = torch.eye(1, max(2, self.in_features), dtype=torch.float64, device=self.weight.device)
+        width = self.in_features + 1 if self.lift else self.in_features
+        own = torch.eye(1, max(2, width), dtype=torch.float64, device=self.weight.device)
         other = own.roll(1, 1)
-        if self.in_features == 1:
+        if width == 1:
             own, other = own[:, :1], -own[:, :1]
         with torch.no_grad():
             gap = float(self.kernel(own, own) - self.kernel(own, other))
@@ -165,15 +178,13 @@ class KernelClassifier(SavableModule):
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
         """Logits of embeddings."""
         if isinstance(z, fx.Proxy):  # a symbol has no sizes to check
-            flat = z.reshape(-1, self.in_features)
-            logits = self._read_values(flat, self._kernel_values(flat, self.weight))
+            logits = self._logits(z.reshape(-1, self.in_features), self.weight)
             return logits.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
         z, weight = self._checked(z)
         with _full_precision(z):
             if z.ndim == 2:  # sharded training refuses needless views
-                return self._read_values(z, self._kernel_values(z, weight))
-            flat = z.reshape(-1, self.in_features)
-            return self._read_values(flat, self._kernel_values(flat, weight)).reshape(*z.shape[:-1], self.num_classes)
+                return self._logits(z, weight)
+            return self._logits(z.reshape(-1, self.in_features), weight).reshape(*z.shape[:-1], self.num_classes)
 
     def at_places(self, z: Tensor, places: Tensor, mask: Tensor | None = None) -> Tensor:  # (n, d) -> (n, c)
         """Logits by kernel values that are taken at every place and averaged: the kernel mean embedding.
@@ -202,27 +213,43 @@ class KernelClassifier(SavableModule):
         z, _ = self._checked(z)
         chosen = (classes[:, None] * self.prototypes + torch.arange(self.prototypes, device=classes.device)).flatten()
         with _full_precision(z):
-            value = self._kernel_values(z, self.weight[chosen].to(z.dtype), classes)
-            return self._read_values(z, value, classes)
+            return self._logits(z, self.weight[chosen].to(z.dtype), classes)
+
+    def _logits(self, z: Tensor, weight: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Logits of all classes, or of some whose weights these are: (n, d), (m, d) -> (n, c)."""
+        kernel = self.kernel
+        if self.prototypes > 1 or not isinstance(kernel, RadialSeries) or not kernel.is_polynomial:
+            return self._read_values(z, self._kernel_values(z, weight, classes), classes)
+        # One weight a class and a plain series: everything in one pass.
+        bias, linear = _rows_like(self.bias, z, classes), _rows_like(self.linear, z, classes)
+        return self._evaluate_series(z, weight, kernel, self._column_scale(weight, classes), bias, linear)
+
+    def _evaluate_series(
+        self, z: Tensor, weight: Tensor, kernel: RadialSeries, scale: Tensor | None,
+        bias: Tensor | None = None, linear: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        # With a learned scale, coefficients that a large step drove below 0 keep a gradient and can return.
+        revived = kernel.positivity == "relu" and self.temperature is None
+        a = _rows_like(kernel.alpha if revived else kernel.coefficients[2:], z)
+        return series_logits(z, weight, a, scale, bias, linear, _rows_like(self.center, z), self.lift, revived)
 
     def _column_scale(self, weight: Tensor, classes: Tensor | None) -> Tensor | None:
         """What multiplies the kernel values of each weight, ``(m,)``; None for 1."""
         if self.temperature is not None:
             count = self.prototypes * (self.num_classes if classes is None else len(classes))
             return None if self.temperature == 1.0 else weight.new_full((count,), 1 / self.temperature)
-        scale = self.scale.to(weight.dtype)
-        if classes is not None:
-            scale = scale[classes]
+        scale = _rows_like(self.scale, weight, classes)
         return scale.repeat_interleave(self.prototypes) if self.prototypes > 1 else scale
 
     def _kernel_values(self, z: Tensor, weight: Tensor, classes: Tensor | None = None) -> Tensor:
         """Kernel values between centered embeddings and weights, times the scale: (n, d), (m, d) -> (n, m)."""
-        scale = self._column_scale(weight, classes)
-        if self.center is not None:
-            z = z - _like(self.center, z)
-        kernel = self.kernel
+        scale, kernel = self._column_scale(weight, classes), self.kernel
         if isinstance(kernel, RadialSeries) and kernel.is_polynomial:
-            return scaled_series(z, weight, _like(self._coefficients(kernel), z), scale)
+            return self._evaluate_series(z, weight, kernel, scale)
+        if self.center is not None:
+            z = z - self.center.to(z.dtype)
+        if self.lift:
+            z, weight = F.pad(z, (0, 1), value=self.lift), F.pad(weight, (0, 1))
         scale_free = isinstance(kernel, Cosine)
         rows = (z, weight) if scale_free else (unit_rows(z), unit_rows(weight))
         value: Tensor
@@ -233,28 +260,21 @@ class KernelClassifier(SavableModule):
             value = (kernel.gram if scale_free or records_graph() else kernel)(*rows)
         return value if scale is None else value * scale
 
-    def _coefficients(self, kernel: RadialSeries) -> Tensor:
-        """Coefficients of the powers in force; one that a large step drove below 0 keeps a gradient and can return."""
-        if kernel.positivity != "relu" or self.temperature is not None:
-            return kernel.coefficients[2:]
-        return kernel.alpha + (kernel.alpha.relu() - kernel.alpha).detach()
-
     def _read_values(self, z: Tensor, value: Tensor, classes: Tensor | None = None) -> Tensor:
         """Logits of scaled kernel values: join the prototypes, add the linear part and the bias."""
         if self.prototypes > 1:
             value = value.unflatten(1, (-1, self.prototypes)).logsumexp(2)
-        if self.bias is not None:
-            bias = _like(self.bias, z)
-            value = value + (bias if classes is None else bias[classes])
-        if self.linear is None:
-            return value
-        linear = _like(self.linear, z)
-        return torch.addmm(value, z, (linear if classes is None else linear[classes]).mT, alpha=self.in_features**-0.25)
+        bias, linear = _rows_like(self.bias, z, classes), _rows_like(self.linear, z, classes)
+        if bias is not None:
+            value = value + bias
+        if linear is not None:
+            value = torch.addmm(value, z, linear.mT)
+        return value
 
     def init_from(
         self, embeddings: Data, labels: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> KernelClassifier:
-        """Put the center at the mean, and the weights where the classes are, seen from there.
+        """Put the center at the mean, the weights where the classes are, seen from there, and the linear part at 0.
 
         A weight is the mean direction of its class, or one of the k-means directions for several prototypes.
         Shared units go to k-means directions of all rows. With ``prototypes="auto"`` the number of weights is chosen
@@ -290,6 +310,11 @@ class KernelClassifier(SavableModule):
         chosen = seen.repeat_interleave(each)
         with torch.no_grad():
             self.weight[chosen] = directions.to(self.weight.dtype)[chosen]
+            # Weights that know the classes lead from the first step, alone.
+            if self.linear is not None:
+                self.linear.zero_()
+            if self.start is not None:
+                self.start.fill_(self._start())
         return self
 
     def _group_rows(self, labels: Tensor) -> tuple[Tensor, int, int]:
@@ -379,15 +404,19 @@ class KernelClassifier(SavableModule):
         return z.to(common), weight.to(common)
 
 
-def _bound(log_scale: Tensor) -> Tensor:
-    """A large step can multiply the scale by e^2 at most, and the gradient leads back from there."""
-    return _MOST_LOG_SCALE * torch.tanh(log_scale / _MOST_LOG_SCALE)
-
-
-def _like(parameter: Tensor, z: Tensor) -> Tensor:
-    if not isinstance(z, fx.Proxy) and parameter.dtype == z.dtype:
-        return parameter
-    return parameter.to(z.dtype)
+@overload
+def _rows_like(parameter: Tensor, z: Tensor, classes: Tensor | None = None) -> Tensor: ...
+@overload
+def _rows_like(parameter: None, z: Tensor, classes: Tensor | None = None) -> None: ...
+@overload
+def _rows_like(parameter: Tensor | None, z: Tensor, classes: Tensor | None = None) -> Tensor | None: ...
+def _rows_like(parameter: Tensor | None, z: Tensor, classes: Tensor | None = None) -> Tensor | None:
+    """A parameter in the dtype of z; only the rows of some classes, where they are given."""
+    if parameter is None:
+        return None
+    if isinstance(z, fx.Proxy) or parameter.dtype != z.dtype:
+        parameter = parameter.to(z.dtype)
+    return parameter if classes is None else parameter[classes]
 
 
 def _full_precision(z: Tensor) -> AbstractContextManager[Any]:

@@ -220,6 +220,9 @@ def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
             length = start.float().norm(dim=1, keepdim=True).to(start.dtype) / start.shape[1] ** 0.5
             start = start + _SPREAD * length * torch.randn_like(start)
         weight.copy_(start)
+        linear = getattr(new, "linear", None)
+        if isinstance(new, KernelClassifier) and isinstance(linear, Tensor):
+            linear.copy_(old.weight)
         bias = getattr(new, "bias", None)
         if isinstance(bias, Tensor) and old.bias is not None and bias.shape == old.bias.shape:
             bias.copy_(old.bias)

@@ -1,11 +1,19 @@
 """The default head beside nn.Linear at rates from small to too large: does it collapse, does it ever end behind?
 
-    OMP_NUM_THREADS=1 python -m mercer_papers.bench.studies.head_safety [sphere mlp3 mlp8 cnn transformer] [--seeds 4]
+    OMP_NUM_THREADS=1 python -m mercer_papers.bench.studies.head_safety [sphere mlp3 mlp8 cnn transformer] [--seeds 20]
+    python -m mercer_papers.bench.studies.head_safety --show
 
-Each head runs at every rate of SGD (momentum 0.9) and AdamW with every seed. A line shows the mean test accuracy at
-each rate, the worst seed at the best rate, and the least gain over linear, seed by seed, where each head has the rate
-that is best for it on average. All runs of one head train side by side (torch.func), one CPU minute or less for a
-line; the data sets come with the library.
+Every head trains with every seed at every rate of SGD (momentum 0.9) and AdamW. A seed draws the training, validation
+and test rows, the start of the network and the order of the batches, alike for all heads. The rate of a head is the one
+with the best mean accuracy on validation rows; the test rows (1,000 or more) of that rate are compared seed by seed.
+"linear again" is a linear layer from another start with other batches: how far two equal heads are apart.
+
+A run collapses where it ends 10 points behind the linear layer of the same seed and rate, or is not finite, while that
+linear layer is within 10 points of the best that linear layers reach on the task.
+
+Runs train side by side (torch.func). Each finished group of seeds is appended to
+src/mercer_papers/bench/results/head_safety.jsonl, and a second call goes on where the first one stopped; ``--show``
+prints the stored lines and trains nothing. The data sets come with the library.
 """
 
 from __future__ import annotations
@@ -13,7 +21,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,29 +30,38 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from mercer.nn import KernelClassifier
+from mercer_papers.bench.record import append_row, read_rows
 from mercer_papers.data import load, sphere
 
+RESULTS = Path(__file__).parents[1] / "results" / "head_safety.jsonl"
 RATES = {"SGD": (0.05, 0.1, 0.2, 0.5, 1.0), "AdamW": (1e-4, 1e-3, 3e-3, 1e-2)}
-EPOCHS = {"sphere": 15, "mlp3": 30, "mlp8": 30, "cnn": 15, "transformer": 15}
+STEPS = {"sphere": 300, "mlp3": 400, "mlp8": 400, "cnn": 300, "transformer": 150}
 DECAY = {"SGD": 1e-4, "AdamW": 1e-2}
+BATCH = 50
+GROUP = 10  # seeds that train side by side
+FAR = 10.0  # points that make a collapse
 
-Rows = tuple[Tensor, Tensor, Tensor, Tensor]  # training rows and labels, test rows and labels
+Head = Callable[[int, int, int], nn.Module]  # of width, classes and prototypes
+HEADS: dict[str, Head] = {
+    "linear": lambda d, c, p: nn.Linear(d, c),
+    "linear again": lambda d, c, p: nn.Linear(d, c),
+    "default": lambda d, c, p: KernelClassifier(d, c, prototypes=p),
+}
 
 
 class Transformer(nn.Module):
     """Two encoder layers over the eight lines of a digit, and their mean."""
 
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.embed, self.places = nn.Linear(8, 32), nn.Parameter(0.02 * torch.randn(8, 32))
         self.packed = nn.ModuleList(nn.Linear(32, 96) for _ in range(2))
         self.joined = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
         self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(4))
         self.hidden = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(2))
-        self.head = head
 
-    def forward(self, x: Tensor) -> Tensor:  # (n, 64) -> (n, c)
-        """Logits; attention is written out, because torch.func does not see through the fused one."""
+    def forward(self, x: Tensor) -> Tensor:  # (n, 64) -> (n, 32)
+        """Embeddings; attention is written out, because torch.func does not see through the fused one."""
         h = self.embed(x.unflatten(1, (8, 8))) + self.places
         for layer in range(2):
             parts = [part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.packed[layer](h).chunk(3, -1)]
@@ -51,51 +69,54 @@ class Transformer(nn.Module):
             attended = self.joined[layer]((weights @ parts[2]).transpose(1, 2).flatten(2))
             h = self.norms[2 * layer](h + attended)
             h = self.norms[2 * layer + 1](h + self.hidden[layer](h))
-        logits: Tensor = self.head(h.mean(1))
-        return logits
+        embedding: Tensor = h.mean(1)
+        return embedding
 
 
-def make_model(task: str, kernel: bool) -> nn.Module:
-    """A fresh network with the kernelised or the linear head."""
-
-    def head(d: int, c: int = 10) -> nn.Module:
-        if not kernel:
-            return nn.Linear(d, c)
-        return KernelClassifier(d, c, prototypes=10 if task == "sphere" else 1)
-
+def make_model(task: str, head: Head) -> nn.Module:
+    """A fresh network; its body is made before the head, so that a seed gives every head the same body."""
     if task == "sphere":
-        return head(3, 2)
+        return nn.Sequential(head(3, 2, 10))
     if task.startswith("mlp"):
         d = int(task[3:])
-        return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, d), head(d))
+        return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, d), head(d, 10, 1))
     if task == "cnn":
         blocks = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()]
-        return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head(16))
-    return Transformer(head(32))
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 8, 8)), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head(16, 10, 1)
+        )
+    return nn.Sequential(Transformer(), head(32, 10, 1))
 
 
-def load_task(task: str, seeds: Sequence[int]) -> list[Rows]:
-    """Rows for each seed: another draw of the sphere, or the digits, standardised."""
+Rows = list[tuple[Tensor, Tensor]]  # rows and labels: training, validation, test
+
+
+def draw_rows(task: str, seed: int) -> Rows:
+    """A draw of the sphere (1,000 training, 500 validation, 2,000 test rows), or of the digits (500, 250, 1,047)."""
     if task == "sphere":
-        drawn = [sphere(1500, 2500, seed=1 + seed) for seed in seeds]
-        return [(each.x_train, each.y_train, each.x_test, each.y_test) for each in drawn]
+        drawn = sphere(1500, 2000, seed=1 + seed)
+        x, y = drawn.x_train, drawn.y_train
+        return [(x[:1000], y[:1000]), (x[1000:], y[1000:]), (drawn.x_test, drawn.y_test)]
     digits = load("digits")
-    x, x_test = digits.x_train.flatten(1), digits.x_test.flatten(1)
-    mean, deviation = x.mean(0), x.std()
-    rows = ((x - mean) / deviation, digits.y_train, (x_test - mean) / deviation, digits.y_test)
-    return [rows for _ in seeds]
+    x, y = torch.cat((digits.x_train, digits.x_test)).flatten(1), torch.cat((digits.y_train, digits.y_test))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, validation, test = order[:500], order[500:750], order[750:]
+    x = (x - x[train].mean(0)) / x[train].std()
+    return [(x[part], y[part]) for part in (train, validation, test)]
 
 
-def train(
-    make: Callable[[], nn.Module], rows: Sequence[Rows], rates: Sequence[float], optimizer: str, epochs: int,
-    batch: int = 64,
-) -> Tensor:  # fmt: skip
-    """Test accuracy in percent, ``(seeds, rates)``: cosine rate, short warm-up, all runs in one stacked model."""
-    runs = [(seed, rate) for seed in range(len(rows)) for rate in rates]
+def train(task: str, head: str, optimizer: str, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """A line for each seed: accuracy in percent on validation and test rows at every rate."""
+    rates, steps = RATES[optimizer], STEPS[task]
+    rows = {seed: draw_rows(task, seed) for seed in seeds}
+    runs = [(seed, rate) for seed in seeds for rate in rates]
+    shift = 1000 if head == "linear again" else 0
+
+    # One start for each seed, whatever the rate; all runs become one model with stacked parameters.
     models = []
-    for seed, _ in runs:  # one start for each seed, whatever the rate
-        torch.manual_seed(seed)
-        models.append(make())
+    for seed, _ in runs:
+        torch.manual_seed(seed + shift)
+        models.append(make_model(task, HEADS[head]))
     stacked, buffers = stack_module_state(models)
     parameters = {name: p.detach().clone() for name, p in stacked.items()}
     base = models[0]
@@ -107,56 +128,103 @@ def train(
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}
     second = {name: torch.zeros_like(p) for name, p in parameters.items()}
     base_rate = torch.tensor([rate for _, rate in runs])
-    generators = [torch.Generator().manual_seed(1000 + seed) for seed in range(len(rows))]
-    n = len(rows[0][0])
-    steps, step = epochs * (n // batch), 0
-    for _ in range(epochs):
-        orders = [torch.randperm(n, generator=generator) for generator in generators]
-        for start in range(0, n - batch + 1, batch):
-            chosen = [(rows[seed], orders[seed][start : start + batch]) for seed, _ in runs]
-            x = torch.stack([each[0][index] for each, index in chosen])
-            y = torch.stack([each[1][index] for each, index in chosen])
-            slopes, step = gradients(parameters, buffers, x, y), step + 1
-            share = 0.5 * (1 + math.cos(math.pi * step / steps)) * min(1.0, 20 * step / steps)
-            for name, p in parameters.items():
-                rate, slope = (base_rate * share).view(-1, *[1] * (p.ndim - 1)), slopes[name]
-                if optimizer == "SGD":
-                    first[name].mul_(0.9).add_(slope + DECAY["SGD"] * p)
-                    p.sub_(rate * first[name])
-                else:
-                    first[name].lerp_(slope, 0.1)
-                    second[name].lerp_(slope * slope, 1e-3)
-                    length = (second[name] / (1 - 0.999**step)).sqrt() + 1e-8
-                    p.mul_(1 - rate * DECAY["AdamW"]).sub_(rate * first[name] / (1 - 0.9**step) / length)
-    accuracies = []
-    with torch.no_grad():
-        for run, (seed, _) in enumerate(runs):
-            own = ({k: p[run] for k, p in parameters.items()}, {k: b[run] for k, b in buffers.items()})
-            guess = functional_call(base, own, (rows[seed][2],)).argmax(1)
-            accuracies.append(100 * (guess == rows[seed][3]).double().mean())
-    return torch.stack(accuracies).view(len(rows), len(rates))
+    generators = {seed: torch.Generator().manual_seed(1000 + seed + shift) for seed in seeds}
+    for step in range(1, steps + 1):
+        # A batch for each seed, which all its rates share.
+        picked = {seed: torch.randint(len(rows[seed][0][0]), (BATCH,), generator=generators[seed]) for seed in seeds}
+        x = torch.stack([rows[seed][0][0][picked[seed]] for seed, _ in runs])
+        y = torch.stack([rows[seed][0][1][picked[seed]] for seed, _ in runs])
+        slopes = gradients(parameters, buffers, x, y)
+        # Cosine schedule after a short warm-up.
+        share = 0.5 * (1 + math.cos(math.pi * step / steps)) * min(1.0, 20 * step / steps)
+        for name, p in parameters.items():
+            rate, slope = (base_rate * share).view(-1, *[1] * (p.ndim - 1)), slopes[name]
+            if optimizer == "SGD":
+                first[name].mul_(0.9).add_(slope + DECAY["SGD"] * p)
+                p.sub_(rate * first[name])
+            else:
+                first[name].lerp_(slope, 0.1)
+                second[name].lerp_(slope * slope, 1e-3)
+                length = (second[name] / (1 - 0.999**step)).sqrt() + 1e-8
+                p.mul_(1 - rate * DECAY["AdamW"]).sub_(rate * first[name] / (1 - 0.9**step) / length)
+
+    lines: dict[int, dict[str, Any]] = {}
+    for run, (seed, _) in enumerate(runs):
+        line: dict[str, Any] = {
+            "task": task,
+            "optimizer": optimizer,
+            "head": head,
+            "seed": seed,
+            "validation": [],
+            "test": [],
+        }
+        line = lines.setdefault(seed, line)
+        state = ({k: p[run] for k, p in parameters.items()}, {k: b[run] for k, b in buffers.items()})
+        for name, (x, y) in zip(("validation", "test"), rows[seed][1:], strict=True):
+            with torch.no_grad():
+                logits = functional_call(base, state, (x,))
+            right = (logits.argmax(1) == y) & logits.isfinite().all(1)  # a row of NaN is never right
+            line[name].append(round(100 * right.double().mean().item(), 2))
+    return list(lines.values())
+
+
+def show(lines: Sequence[dict[str, Any]]) -> None:
+    """For each task and optimizer the mean test accuracy at each rate, and the gains of the chosen rate."""
+    for task, optimizer in dict.fromkeys((line["task"], line["optimizer"]) for line in lines):
+        scores: dict[str, tuple[Tensor, Tensor]] = {}
+        for head in HEADS:
+            chosen = [x for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)]
+            chosen.sort(key=lambda line: line["seed"])
+            if chosen:
+                validation, test = (torch.tensor([line[part] for line in chosen]) for part in ("validation", "test"))
+                scores[head] = (validation, test)
+        if "linear" not in scores:
+            continue
+        linear = scores["linear"][1]
+        base = linear[:, scores["linear"][0].mean(0).argmax()]
+        trains = linear > base.mean() - FAR
+        for head, (validation, test) in scores.items():
+            best = int(validation.mean(0).argmax())
+            shown = "  ".join(
+                f"{rate:g}: {score:.1f}" for rate, score in zip(RATES[optimizer], test.mean(0).tolist(), strict=True)
+            )
+            same = min(len(test), len(linear))
+            gain = (test[:, best] - base[:same])[:same]
+            fallen = int(((test[:same] < linear[:same] - FAR) & trains[:same]).sum())
+            print(
+                f"{task:11s} {optimizer:5s} {head:12s} {shown}   at {RATES[optimizer][best]:g}:"
+                f" {test[:, best].mean():.2f}, gain {gain.mean():+.2f}, least {gain.min():+.1f},"
+                f" {int((gain < -1).sum())} of {same} below -1;"
+                f" {fallen} collapses",
+                flush=True,
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", default=list(EPOCHS), help="all by default")
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("tasks", nargs="*", default=list(STEPS), help="all by default")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--heads", nargs="*", default=list(HEADS), choices=list(HEADS))
     parser.add_argument("--optimizers", nargs="*", default=list(RATES), choices=list(RATES))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--show", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for task in arguments.tasks:
-        rows = load_task(task, range(arguments.seeds))
+    lines = read_rows(arguments.results)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    for task in arguments.tasks if not arguments.show else ():
         for optimizer in arguments.optimizers:
-            best: dict[str, Tensor] = {}
-            for name in ("linear", "default"):
-                make = partial(make_model, task, name == "default")
-                scores = train(make, rows, RATES[optimizer], optimizer, EPOCHS[task])
-                best[name] = scores[:, scores.mean(0).argmax()]
-                shown = "  ".join(f"{rate:g}: {score:.1f}" for rate, score in
-                                  zip(RATES[optimizer], scores.mean(0).tolist(), strict=True))  # fmt: skip
-                gain = (best[name] - best["linear"]).min().item()
-                print(f"{task:11s} {optimizer:5s} {name:7s} {shown}   best {best[name].mean():.1f}, worst seed "
-                      f"{best[name].min():.1f}, least gain {gain:+.1f}", flush=True)  # fmt: skip
+            for head in arguments.heads:
+                known = {x["seed"] for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)}
+                missing = [seed for seed in seeds if seed not in known]
+                for start in range(0, len(missing), GROUP):
+                    for line in train(task, head, optimizer, missing[start : start + GROUP]):
+                        append_row(arguments.results, line)
+                        lines.append(line)
+            show([line for line in lines if (line["task"], line["optimizer"]) == (task, optimizer)])
+    if arguments.show:
+        show([line for line in lines if line["task"] in arguments.tasks])
 
 
 if __name__ == "__main__":

@@ -61,12 +61,14 @@ class Setting:
         size: Share of its training, of the shortest run that counts.
         filled: Cells of the paper's table with a number of ours.
         cells: Cells of the paper's table.
+        was_run: Whether a headline claim has a comparison at all.
     """
 
     stand_ins: tuple[str, ...] = ()
     size: float = 1.0
     filled: int = 0
     cells: int = 0
+    was_run: bool = True
 
     @property
     def is_the_papers(self) -> bool:
@@ -79,7 +81,7 @@ class Setting:
         parts = [*self.stand_ins]
         parts += [f"{100 * self.size:.2g} % of the paper's training"] if self.size < 1 else []
         parts += [f"{self.filled} of {self.cells} cells"] if self.cells else []
-        return "; ".join(parts) or "the paper's own setting"
+        return "; ".join(parts) or ("the paper's own setting" if self.was_run else "not run")
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def _find_setting(entry: Entry, runs: Sequence[Sequence[Result]], claims: Sequen
     counted = [comparison for claim in claims for comparison in claim.comparisons]
     standing = tuple(dict.fromkeys(text for comparison in counted for text in comparison.stand_ins))
     size = min((comparison.size for comparison in counted), default=1.0)
-    return Setting(standing, size, filled, len(entry.numbers))
+    return Setting(standing, size, filled, len(entry.numbers), bool(counted))
 
 
 def _explain(word: str, comparisons: Sequence[Comparison]) -> str:

@@ -42,6 +42,11 @@ def test_seeds_and_their_spread_decide(ours, theirs, word):
     assert judge(ENTRY, [lines(ours, theirs)]).word == word
 
 
+def test_an_entry_whose_headline_was_not_run_says_so_of_its_setting():
+    assert judge(ENTRY, [lines([5.0, 5.1], [4.0, 4.1])]).setting.text == "the paper's own setting"
+    assert judge(ENTRY, []).setting.text == "not run"
+
+
 def test_counts_that_double_are_compared_by_their_logarithms():
     """128, 1024 and 512 are all far above 10; their plain mean has a standard error as large as half of it."""
     counts = [

@@ -30,13 +30,15 @@ BANDS = {
     "above 12,000 rows": (12_000, 10**9),
 }
 EVERYWHERE = (0, 10**9)
+_FEWEST = 5  # tables that a panel of the picture must have
 
 
 def read(path: Path) -> pd.DataFrame:
     """The lines, of two with the same table, fold and method the later one."""
     lines = pd.DataFrame(read_rows(path))
-    fields = (*METRICS, "coverage", "interval_score", "cpu_fit", "cpu_predict", "error")
-    lines = lines.reindex(columns=lines.columns.union(fields))  # a field that no line has yet
+    for field in (*METRICS, "coverage", "interval_score", "cpu_fit", "cpu_predict", "error"):
+        if field not in lines:  # no line has it yet
+            lines[field] = np.nan
     lines["cpu"] = lines["cpu_fit"] + lines["cpu_predict"]
     return lines.drop_duplicates(["table", "fold", "method"], keep="last")
 
@@ -133,12 +135,13 @@ def losses(lines: pd.DataFrame, methods: Sequence[str], count: int = 5) -> str:
         sign = -1 if metric in _LESS_IS_BETTER else 1
         gap = ((sign * table[others]).max(axis=1) - sign * table[OURS]).sort_values(ascending=False)
         behind = gap[gap > 0]
-        for one in behind.index[:count]:
-            winner = (sign * table.loc[one, others]).idxmax()
+        for one in map(str, behind.index[:count]):
+            winner = str((sign * table.loc[one, others]).idxmax())
             rows = int(lines.loc[lines["table"] == one, "rows"].iloc[0])
-            other = f"{table.at[one, winner]:.4f} ({winner})"
+            values = table.loc[one].to_dict()
+            other = f"{values[winner]:.4f} ({winner})"
             metric_cell = f"{name}: behind on {len(behind)} of {len(table)}"
-            cells.append([metric_cell, f"`{one}`", f"{rows:,}", f"{table.at[one, OURS]:.4f}", other])
+            cells.append([metric_cell, f"`{one}`", f"{rows:,}", f"{values[OURS]:.4f}", other])
     return _grid(["metric", "table", "rows", OURS, "best other"], cells)
 
 
@@ -147,10 +150,10 @@ def intervals(lines: pd.DataFrame, methods: Sequence[str]) -> str:
     width = scores(lines, "interval_score", methods)
     inside = scores(lines, "coverage", methods)
     ranks = width.rank(axis=1).mean().sort_values()
-    cells = [
-        [method, f"{inside[method].mean():.1%}".replace("%", " %"), f"{width[method].mean():.3f}", f"{rank:.2f}"]
-        for method, rank in ranks.items()
-    ]
+    cells = []
+    for method in map(str, ranks.index):
+        share = f"{inside[method].mean():.1%}".replace("%", " %")
+        cells.append([method, share, f"{width[method].mean():.3f}", f"{ranks[method]:.2f}"])
     title = f"{len(width)} tables of numbers: {', '.join(f'`{name}`' for name in width.index)}.\n\n"
     return title + _grid(["method", "coverage", "interval score", "mean rank"], cells)
 
@@ -162,7 +165,7 @@ def honesty(lines: pd.DataFrame) -> str:
     for metric in ("accuracy", "log_loss", "r2"):
         if f"reported_{metric}" in own:
             gap = (own[f"reported_{metric}"] - own[metric]).dropna().groupby(own["table"]).mean()
-            parts.append(f"{gap.mean():+.3f} in {METRICS[metric]} ({len(gap)} tables)")
+            parts += [f"{gap.mean():+.3f} in {METRICS[metric]} ({len(gap)} tables)"] if len(gap) else []
     return ", ".join(parts)
 
 
@@ -233,7 +236,7 @@ def common_methods(lines: pd.DataFrame) -> list[str]:
 
 
 def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
-    """Mean rank by log loss for classes and by R2 for numbers, a panel for each band of rows that has tables."""
+    """Mean rank by log loss for classes and by R2 for numbers, a panel for each band of five tables or more."""
     from matplotlib.ticker import MaxNLocator
 
     from mercer.figures import LIGHT, canvas
@@ -242,9 +245,9 @@ def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
     for band, rows in BANDS.items():
         losses = scores(lines, "log_loss", methods, rows).rank(axis=1)
         shares = scores(lines, "r2", methods, rows).rank(axis=1, ascending=False)
-        if len(losses) + len(shares):
+        if len(losses) + len(shares) >= _FEWEST:
             bands[f"{band} ({len(losses) + len(shares)} tables)"] = pd.concat([losses, shares]).mean()
-    figure, panels = canvas(1, len(bands), width=3.5 * len(bands), height=0.9 + 0.3 * len(methods))
+    figure, panels = canvas(1, len(bands), width=4.4 * len(bands), height=0.9 + 0.3 * len(methods))
     for ax, (band, ranks) in zip(panels, bands.items(), strict=True):
         mean = ranks.sort_values(kind="stable")
         colors = [LIGHT.series[0] if name in (OURS, KERNELS) else LIGHT.soft for name in mean.index]

@@ -221,7 +221,7 @@ def _tabpfn(members: int) -> Callable[[pd.DataFrame, Array, int], Predict]:
         for name in ("Optional", "Any", "Union", "Callable"):
             setattr(transformer, name, getattr(typing, name))
         load = torch.load
-        torch.load = lambda *a, **k: load(*a, **{**k, "weights_only": False})  # type: ignore[assignment]
+        torch.load = lambda *a, **k: load(*a, **{**k, "weights_only": False})
         import tabpfn.scripts.transformer_prediction_interface as interface
 
         def rename(check: Callable[..., Any]) -> Callable[..., Any]:

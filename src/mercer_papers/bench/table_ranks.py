@@ -247,7 +247,7 @@ def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
         shares = scores(lines, "r2", methods, rows).rank(axis=1, ascending=False)
         if len(losses) + len(shares) >= _FEWEST:
             bands[f"{band} ({len(losses) + len(shares)} tables)"] = pd.concat([losses, shares]).mean()
-    figure, panels = canvas(1, len(bands), width=3.5 * len(bands), height=0.9 + 0.3 * len(methods))
+    figure, panels = canvas(1, len(bands), width=4.4 * len(bands), height=0.9 + 0.3 * len(methods))
     for ax, (band, ranks) in zip(panels, bands.items(), strict=True):
         mean = ranks.sort_values(kind="stable")
         colors = [LIGHT.series[0] if name in (OURS, KERNELS) else LIGHT.soft for name in mean.index]

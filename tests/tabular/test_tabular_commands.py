@@ -265,7 +265,7 @@ def test_a_model_of_another_target_is_not_replaced(home, tmp_path):
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages" / "explain.html").write_text("mine")
     done = run("fit", home / "old.csv", "--target", "calls", "-o", tmp_path / "pages")
-    assert done.exit_code == 1 and "explain.html in it" in done.stderr
+    assert done.exit_code == 1 and "holds explain.html but no model" in done.stderr
     assert before == sorted((path.name, path.read_bytes()) for path in folder.iterdir())
     assert run("fit", home / "new.csv", "--target", "calls", "-o", folder, "--force").exit_code == 0
     assert mercer.load(folder).target.name == "calls" and mercer.load(folder, previous=True).target.name == "churned"

@@ -226,7 +226,7 @@ def ridge(sizes: list[int], only: str) -> None:
             held = FunctionKernel(lambda a, b, blocks=blocks: blocks[a[:, 0].long()][:, b[:, 0].long()])
             numbers = torch.arange(len(blocks), dtype=torch.float64)[:, None]
             machine = KernelRidge(held, solver="exact").fit(numbers[:n], targets)
-            scores = blocks[n:].double() @ machine.weights_ + machine.mean_
+            scores = blocks[n:].double() @ machine.weights_ + machine.solution_.mean
             accuracy = float((scores.argmax(1) == y_test).float().mean())
             left_out = float((machine.loo_.argmax(1) == y).float().mean())
             write({"what": "ridge", "name": name, "n": n, "test_rows": len(x_test), "accuracy": round(accuracy, 4),

@@ -29,7 +29,7 @@ def test_nystrom_of_the_slides_decomposes_all_rows(generator):
 
 def test_map_of_figure_6_is_annealed_not_the_last_snapshot(generator):
     x, y = torch.randn(128, 3, 32, 32, generator=generator), torch.arange(128) % 10
-    trained = fig6._train(x, y, epochs=2, kept=2, seed=3)
+    trained = fig6._train_from_scratch(x, y, epochs=2, kept=2, seed=3)
     expected = annealed_map(LeNet5, x, y, steps=4, seed=3)
     for p, q in zip(trained.annealed.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)

@@ -134,9 +134,9 @@ def test_dropped_columns_are_named_with_their_reasons(tmp_path):
     result = CliRunner().invoke(main, ["fit", str(tmp_path / "table.csv"), "--target", "y", "-o", str(tmp_path / "m")])
     printed = " ".join(result.output.split())
     assert result.exit_code == 0, result.output
-    assert "and 2 numeric" in printed
-    assert "flat0, flat1, flat2, flat3, flat4 dropped: every value is '7'" in printed
-    assert "ticket dropped: it names the row (60 different words in 60 rows)" in printed
+    assert "a10, a11, a12, a13" in printed
+    assert "5 columns, constant: each dropped: every value is '7' flat0, flat1, flat2, flat3, flat4" in printed
+    assert "ticket identifier dropped: it names the row (60 different words in 60 rows)" in printed
 
 
 def test_the_page_names_all_dropped_columns():

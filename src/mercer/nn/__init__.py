@@ -3,7 +3,7 @@
 from ..features.l2_batch_norm import L2BatchNorm
 from .distillation import distillation_loss
 from .kernel_classifier import KernelClassifier
-from .kernelize import kernelize
+from .kernelization import kernelize
 from .kervolution import Kervolution2d
 from .rivals import CosineClassifier, SecondOrderPooling
 from .sampled_softmax import sampled_cross_entropy

@@ -77,7 +77,7 @@ def load(folder: str | Path, name: str, target: str, task: str, seed: int = 0) -
     path = Path(folder) / f"{name}.csv.gz"
     if not path.is_file():
         raise MissingData(f"{path.name} is not in {folder}.")
-    frame = pd.read_csv(path, low_memory=False)
+    frame = pd.read_csv(path, low_memory=False, lineterminator="\n")  # tweets hold single carriage returns
     frame = frame[frame[target].notna()].reset_index(drop=True)
     if task == "classification":
         labels, y = np.unique(frame[target].astype(str), return_inverse=True)

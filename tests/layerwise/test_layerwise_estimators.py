@@ -19,8 +19,8 @@ from mercer import NumericalWarning
 from mercer.kernels import Laplacian
 from mercer.layerwise import KernelNetworkClassifier, KernelNetworkRegressor
 from mercer.layerwise.dependence import gaussian
-from mercer.layerwise.metric import average_gradient_outer_product
 from mercer.layerwise.network import Indicators, Standardize
+from mercer.machines.metric import average_gradient_outer_product
 
 SOLVERS = {
     "auto": lambda: KernelNetworkClassifier(random_state=0),

@@ -10,8 +10,9 @@ from mercer.kernels import RBF
 from mercer.machines import StackedRidge
 from mercer.machines.calibration import Calibration
 from mercer.machines.dual import dual_fit, dual_path
+from mercer.machines.metric import learn_rotation
 from mercer.machines.stacking import ridge_factor, solve_left_out
-from mercer.machines.trials import convex_weights, relevance, try_machines
+from mercer.machines.trials import _PLANS, convex_weights, relevance, try_machines, try_metric
 from mercer.machines.views import View
 from tests.machines import reference_machines as reference
 
@@ -143,6 +144,57 @@ def test_no_target_weighs_the_columns_that_predict_it():
         literal = reference.leave_one_out(last.kernel, seen[few], y[few], last.penalty)
         mine = torch.isin(few, own)
         torch.testing.assert_close(last.held_out[mine], literal[mine], rtol=1e-7, atol=1e-9)
+
+
+def sine(n, d=6, seed=0):
+    """A sine of one direction, the classes its signs."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=g, dtype=torch.float64)
+    up = (3 * x.sum(1) / d**0.5).sin() > 0
+    return x, torch.stack((~up, up), 1).double()
+
+
+def test_the_metric_of_one_half_predicts_the_other():
+    x, y = sine(400)
+    y = y - y.mean(0)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    looks, tried = try_machines(x, y, order[:300])
+    look, trials = try_metric(x, y, order, 300, looks, tried)
+    assert look.view.weight.shape == (6, 6) and min(t.error for t in trials) < 0.5 * min(t.error for t in tried)
+    # literally: the rotation of the other half, at whichever of the plans was taken
+    last, few = trials[-1], order[:300]
+    for own, other in ((order[:200], order[200:]), (order[200:], order[:200])):
+        view = next(view for numbers, view in look.honest if torch.equal(numbers, own))
+        rotations = [learn_rotation(looks[0].view(x[other]), y[other], *plan) for plan in _PLANS]
+        assert any(torch.allclose(view.weight, rotation) for rotation in rotations)
+        literal = reference.leave_one_out(last.kernel, view(x)[few], y[few], last.penalty)
+        mine = torch.isin(few, own)
+        torch.testing.assert_close(last.held_out[mine], literal[mine], rtol=1e-7, atol=1e-9)
+
+
+def test_no_metric_is_learned_from_noise_few_numbers_or_many_columns():
+    g = torch.Generator().manual_seed(0)
+    x, y = sine(300)
+    order = torch.randperm(300, generator=g)
+    noise = torch.randn(300, 1, generator=g, dtype=torch.float64)
+    wide = torch.cat((x, torch.randn(300, 60, generator=g, dtype=torch.float64)), 1)
+    for rows, target in ((x, noise), (wide, y), (x.sign(), y)):
+        looks, tried = try_machines(rows, target - target.mean(0), order)
+        assert try_metric(rows, target - target.mean(0), order, 300, looks, tried) is None
+
+
+def test_a_metric_counts_weighted_rows_and_is_saved(tmp_path):
+    """Half of the rows tell another story and weigh nothing."""
+    x, y = sine(800)
+    strange = torch.arange(400, 800)
+    other = y.index_copy(0, strange, y[strange].flip(0))
+    weight = torch.ones(800, dtype=torch.float64).index_fill(0, strange, 1e-6)
+    machine = StackedRidge(random_state=0).fit(x, other, sample_weight=weight)
+    new, truth = sine(200, seed=1)
+    assert any(view.weight.ndim == 2 for view in machine.views_)
+    assert (machine.predict(new).argmax(1) == truth.argmax(1)).double().mean() > 0.85
+    mercer.save(machine, tmp_path / "m")
+    assert torch.equal(mercer.load(tmp_path / "m").predict(new), machine.predict(new))
 
 
 def test_equal_seeds_give_equal_machines_and_saving_keeps_them(tmp_path):

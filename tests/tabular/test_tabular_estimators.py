@@ -52,6 +52,20 @@ def test_a_regressor_with_intervals():
     assert 0.8 < ((ends[:, 0] <= truth) & (truth <= ends[:, 1])).mean() < 0.98
 
 
+def test_a_signal_along_a_sum_of_columns_is_learned_in_any_order_of_rows():
+    """A sine of one direction of ten columns is noise to machines that see the columns as they are."""
+    rng = np.random.default_rng(0)
+    x, direction = rng.normal(size=(3000, 10)), rng.normal(size=10)
+    y = np.sin(3 * x @ direction / np.linalg.norm(direction)) > 0
+    model, backwards = (
+        TabularClassifier(trees=False, random_state=0).fit(x[:2000][::step], y[:2000][::step]) for step in (1, -1)
+    )
+    assert model.score(x[2000:], y[2000:]) > 0.9
+    np.testing.assert_array_equal(model.predict_proba(x[2000:]), backwards.predict_proba(x[2000:]))
+    assert "sums of columns that matter count more" in model.model_.learner.parts()[0]["what"]
+    assert abs(model.model_.scores["accuracy"] - model.score(x[2000:], y[2000:])) < 0.02
+
+
 def test_estimators_say_which_rows_are_unfamiliar():
     rng = np.random.default_rng(0)
     x = pd.DataFrame({"a": rng.normal(size=120), "b": rng.normal(size=120)})

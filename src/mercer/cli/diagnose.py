@@ -39,6 +39,7 @@ _MEANINGS = {
 _WORDS = {  # of the kernels' names
     "near, mid, far": "how far a row's influence reaches",
     "weighted": "columns that matter count more",
+    "rotated": "sums of columns that matter count more",
     "straight": "columns with a few huge values are put on an even scale first",
 }
 _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignment": 11}

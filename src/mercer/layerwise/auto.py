@@ -23,13 +23,13 @@ from ..machines.eigenpro import EigenPro
 from ..machines.exact import Exact
 from ..machines.kernel_ridge import seeded
 from ..machines.landmarks import Landmarks
+from ..machines.metric import average_gradient_outer_product, metric_root
 from ..machines.selection import candidate_kernels, median_distance, rank_kernels
 from ..machines.solution import Solution
 from ..machines.trials import convex_weights
 from ..rows import Rows
 from ..rows.rows import BLOCK_BYTES
 from .dependence import gaussian
-from .metric import average_gradient_outer_product, metric_root
 from .network import AverageLayer, FittedNetwork, Indicators, MetricLayer, Standardize
 from .record import measure_gram
 

@@ -2,6 +2,7 @@ r"""Several kernel machines, averaged by how well each predicts rows left out.
 
 1. *Few rows choose.* On at most 500 rows, every kernel for tables on every view of the columns
    (:func:`~mercer.machines.try_machines`) gets its ridge and its leave-one-out predictions from one eigendecomposition.
+   A metric joins the views where it helps (:func:`~mercer.machines.trials.try_metric`): 1,000 rows teach it.
 2. *Few machines stay*: those that carry weight in the best convex combination of these predictions.
 3. *All rows teach them.* Each is fitted to all rows by a Cholesky factor; leave-one-out predictions come with it in
    closed form, and weigh the machines once more. The rows whose targets weighed the columns of a view are predicted
@@ -35,11 +36,12 @@ from .calibration import Calibration
 from .dual import weighted_mean
 from .kernel_ridge import seeded
 from .trees import Boosting, are_classes, check_trees, shrunk_share
-from .trials import Look, Trial, carrying, convex_weights, refined, try_machines, weight_of
+from .trials import Look, Trial, carrying, convex_weights, refined, try_machines, try_metric, weight_of
 from .validation import read_training
 from .views import View
 
 CHOOSING_ROWS = 500
+_METRIC_ROWS = 1000  # rows that teach a metric
 MOST_ROWS = 12_000
 """Rows whose Gram matrix is still cheap to factor."""
 _LEFT_OUT = 2000  # rows that are left out, of many
@@ -171,13 +173,19 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         y = y - self.mean_
         with torch.no_grad():
             order = torch.randperm(len(x), generator=generator)
-            few, more = order[:CHOOSING_ROWS], order[CHOOSING_ROWS : CHOOSING_ROWS + _REFINING_ROWS]
+            few, untaught = order[:CHOOSING_ROWS], order[CHOOSING_ROWS:]
             self.looks, self.trials = try_machines(x, y, few, weight)
+            metric = try_metric(x, y, order[:_METRIC_ROWS], len(few), self.looks, self.trials, weight)
+            if metric is not None:
+                self.looks.append(metric[0])
+                self.trials += metric[1]
+                untaught = order[_METRIC_ROWS:]
             stay = carrying(self.trials, y[few], weight_of(weight, few))
             left_out = torch.arange(len(x))
             if len(x) >= _REFINED_FROM:
+                more = untaught[:_REFINING_ROWS]
                 stay = refined(self.looks, stay[:_MACHINES], x[more], y[more], weight_of(weight, more))
-                left_out = order[CHOOSING_ROWS:].sort().values
+                left_out = untaught.sort().values
             if len(x) > self.every_row:
                 left_out = left_out[fold[left_out] == fold[left_out[0]]][:_LEFT_OUT]
             stay = stay[: _MACHINES if len(x) <= self.every_row else _LARGE_MACHINES]

@@ -12,11 +12,17 @@ from torch import Tensor
 
 from ..kernels import RBF, Kernel
 from .dual import dual_fit, dual_path, tune_penalty, weighted_mean
-from .selection import table_kernels
+from .metric import learn_rotation
+from .selection import median_distance, table_kernels
+from .trees import shrunk_share
 from .views import View
 
 _LEAST_SHARE = 0.03  # a machine of less weight goes
 _LEAST_RELEVANCE = 1e-3
+_ROTATED_ROWS, _ROTATED_COLUMNS, _NUMBERS = 200, 60, 3  # fewest rows, most columns, fewest of many values
+_PLANS = ((0.2, 0.01), (0.35, 0.1), (1.0, 1.0))  # bandwidths over the median distance, and ridges, that teach a metric
+_JUDGES = ((0.25, 0.1), (0.5, 0.1), (1.0, 1.0))  # the same of the machines that judge it
+_SURE, _LEAST_GAIN = 3.0, 0.02  # standard errors, and share of the squared error, that a metric must gain
 _POWER = 0.35  # of the mean squared derivatives: between the root that xRFM takes and the fourth root
 
 
@@ -73,6 +79,71 @@ def try_machines(x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None = None
         looks.append(_weighted(looks[smooth.look].view, smooth, rows, target, few, weight))
         tried += _tried(len(looks) - 1, looks[-1], rows, target, few, weight, linear=False)
     return looks, tried
+
+
+def try_metric(
+    x: Tensor, y: Tensor, order: Tensor, few: int, looks: list[Look], tried: list[Trial], weight: Tensor | None = None
+) -> tuple[Look, list[Trial]] | None:
+    """The view that turns the columns to the directions along which the target moves, and machines on it.
+
+    A sine of a sum of ten columns is noise to a machine that sees all ten: its directions must be learned first. None
+    where the rows cannot tell that this helps, as on most tables.
+
+    Args:
+        x: Rows, ``(n, d)``.
+        y: Centred targets, ``(n, c)``.
+        order: Numbers of the rows that teach the metric, in random order.
+        few: So many of these, the first, have tried the other machines.
+        looks: The other views.
+        tried: The machines on them.
+        weight: Weights of all rows, ``(n,)``; None for 1.
+    """
+    if len(order) < _ROTATED_ROWS or x.shape[1] > _ROTATED_COLUMNS:
+        return None
+    if sum(len(column.unique()) > _NUMBERS for column in x[order].mT) < _NUMBERS:
+        return None
+    numbers, half = order[:few], len(order) // 2
+    first, second = order[:half], order[half:]
+    rows, target, own = x[numbers], y[numbers], weight_of(weight, numbers)
+    plain = [trial for trial in tried if isinstance(trial.kernel, RBF) and not looks[trial.look].honest]
+    view = looks[min(plain, key=lambda trial: trial.error).look].view
+
+    def rotate(taught: Tensor, plan: tuple[float, float]) -> View | None:
+        rotation = learn_rotation(view(x[taught]), y[taught], *plan, weight_of(weight, taught))
+        return None if rotation is None else view.weighted(rotation)
+
+    # Metrics of the second half predict the first: the best of some machines in each.
+    judged = []
+    for plan in _PLANS:
+        rotated = rotate(second, plan)
+        if rotated is None:
+            return None
+        z = rotated(rows)
+        middle = median_distance(z)
+        for multiple, penalty in _JUDGES:
+            gram = RBF(1 / (2 * (multiple * middle) ** 2))(z)
+            other = dual_fit(gram, target, penalty, weight=own).held_out[:half]
+            error = float(weighted_mean((target[:half] - other).square(), weight_of(weight, first)).mean())
+            judged.append((error, plan, rotated, other))
+    _, plan, by_second, other = min(judged, key=lambda judgment: judgment[0])
+
+    # It must add to the best combination of the other machines.
+    shares = convex_weights([trial.held_out for trial in tried], target, own)
+    blend = torch.einsum("m,mrc->rc", shares, torch.stack([trial.held_out for trial in tried]))[:half]
+    truth, w = target[:half], weight_of(weight, first)
+    with_it = blend + shrunk_share(blend, other, truth, w) * (other - blend)
+    before, after = (truth - blend).square().sum(1), (truth - with_it).square().sum(1)
+    gain = before - after if w is None else w * (before - after)
+    least = max(_SURE * float(gain.std(correction=0)) / half**0.5, _LEAST_GAIN * float(before.mean()))
+    if not float(gain.mean()) > least:
+        return None
+
+    # All rows teach the metric that stays; each half is predicted through that of the other.
+    by_first, by_all = rotate(first, plan), rotate(order, plan)
+    if by_first is None or by_all is None:
+        return None
+    look = Look(by_all, [(first, by_second), (second, by_first)])
+    return look, _tried(len(looks), look, rows, target, numbers, own, linear=False)
 
 
 def carrying(tried: Sequence[Trial], y: Tensor, weight: Tensor | None = None) -> list[Trial]:

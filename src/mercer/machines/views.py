@@ -21,12 +21,13 @@ _EDGE = 1e-4  # ranks of the least and the largest value
 class View(SavableModule):
     r"""Columns on one scale, :math:`z_j = w_j \, \mathrm{clip}((g_j(x_j) - m_j) / s_j)`, held within 8 deviations.
 
-    :math:`g_j` is the identity, or takes a column with a long tail to the normal distribution by its quantiles.
+    :math:`g_j` is the identity, or takes a column with a long tail to the normal distribution by its quantiles. A
+    matrix W in place of w turns the columns, too: :math:`z W`.
 
     Args:
         mean: :math:`m`, ``(d,)``.
         scale: :math:`s`, ``(d,)``.
-        weight: :math:`w`, ``(d,)``.
+        weight: :math:`w`, ``(d,)``, or W, ``(d, d)``.
         columns: Those that go through their quantiles, ``(q,)``.
         knots: Values of these columns, ``(q, p)``, ascending.
         normal: What they become, ``(q, p)``.
@@ -58,14 +59,15 @@ class View(SavableModule):
         scale = torch.where(deviation > least, deviation, torch.where(few, _LEAST_DEVIATION, 1.0))
         return cls(x.mean(0), scale, torch.ones_like(scale), columns, knots, normal)
 
-    def weighted(self, weight: Tensor) -> View:  # (d,)
+    def weighted(self, weight: Tensor) -> View:  # (d,) or (d, d)
         """The same view with other weights."""
         return View(self.mean, self.scale, weight, self.columns, self.knots, self.normal)
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, d)
         x = _straightened(x.double(), self.columns, self.knots, self.normal)
-        return self.weight * ((x - self.mean) / self.scale).clamp(-_CLIP, _CLIP)
+        z = ((x - self.mean) / self.scale).clamp(-_CLIP, _CLIP)
+        return self.weight * z if self.weight.ndim == 1 else z @ self.weight
 
 
 def _long_tails(x: Tensor, numeric: Tensor) -> Tensor:  # (n, d), (d,) -> (q,)

@@ -275,5 +275,7 @@ def _words(kernel: Kernel) -> str:
 
 def _seen_through(view: View) -> str:
     straight = "; long tails are straightened" if len(view.columns) else ""
+    if view.weight.ndim == 2:
+        return f"{straight}; sums of columns that matter count more"
     weighted = "; columns that matter count more" if float(view.weight.max() - view.weight.min()) > 0 else ""
     return straight + weighted

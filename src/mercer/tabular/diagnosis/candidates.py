@@ -137,6 +137,8 @@ def _words(kernels: list[Kernel]) -> list[tuple[str, str, str, str]]:
 def _view(stack: StackedRidge, trial: Trial) -> tuple[str, str]:
     """What its view does, for the name and for the meaning."""
     view: View = stack.looks[trial.look].view
+    if view.weight.ndim == 2:
+        return ", rotated", "; sums of columns that matter count more"
     if stack.looks[trial.look].honest:
         return ", weighted", "; columns that matter count more"
     return (", straight", "; long tails are straightened") if len(view.columns) else ("", "")

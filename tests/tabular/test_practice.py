@@ -248,3 +248,5 @@ def test_a_time_budget_leaves_rows_out(tmp_path, monkeypatch, minutes, rows):
     assert document["rows"] == rows and document["scores"]["r2"] > 0.95
     said = "Of 230 rows, 50 drawn at random were learned from in 1e-09 minutes." in document["notes"]
     assert said == (rows < 230)
+    frame[::-1].assign(y=2 * frame["x"] + 1).to_csv(tmp_path / "t.csv", index=False)
+    assert json.loads(run(*words, "--force"))["scores"] == document["scores"]  # the same rows in another order

@@ -65,10 +65,12 @@ class Spread(Savable):
             machine = KernelRidge(kernel, solver="exact").fit(z[few], logs[few])
             found = machine.predict(z)
             found[few] = machine.loo_
-            for number in [] if fold is None else fold.unique().tolist():
-                inside, others = fold == number, few[fold[few] != number]
-                if len(others):
-                    found[inside] = KernelRidge(kernel, solver="exact").fit(z[others], logs[others]).predict(z[inside])
+            if fold is not None:
+                for number in fold.unique().tolist():
+                    inside, others = fold == number, few[fold[few] != number]
+                    if len(others):
+                        machine_of_others = KernelRidge(kernel, solver="exact").fit(z[others], logs[others])
+                        found[inside] = machine_of_others.predict(z[inside])
         if float((logs - found).square().mean()) >= float((logs - logs.mean()).square().mean()):
             return None, even
         spread = cls(machine, float(found.median()))

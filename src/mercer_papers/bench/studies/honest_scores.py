@@ -120,6 +120,13 @@ def measure(asked: argparse.Namespace) -> None:
                 else:
                     other = score_new(model, new)
                 case |= {m: [own.get(m), other.get(m)] for m in METRICS if other.get(m) is not None}
+                # as single numbers, too, which documents can quote
+                for metric in METRICS:
+                    own_score, other_score = case.get(metric, (None, None))
+                    if metric == "coverage" and other_score is not None:
+                        case["covered"] = other_score
+                    elif own_score is not None and other_score is not None:
+                        case[f"{metric}_off"] = own_score - other_score
                 with asked.lines.open("a") as file:
                     file.write(json.dumps(case) + "\n")
                 print(case, flush=True)

@@ -5,12 +5,15 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 
 from mercer import load, save
 from mercer.cli import main
 from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor, read
 from mercer.tabular.pages.model_page import headline
+from mercer.tabular.scoring import deal_groups
+from mercer.tabular.training import Sizes
 
 ROWS = 200
 
@@ -108,11 +111,17 @@ def test_scores_of_whole_groups_and_of_later_rows(tmp_path):
     grouped = TabularModel(groups="shop").fit(frame, "sales")
     assert mixed.scores["r2"] > 0.95 and grouped.scores["r2"] < 0.8  # a new shop's level is not known
     assert grouped.preparation.columns[-1].how == "dropped: it names the groups"
-    assert 0.1 * ROWS < grouped.scores["rows"] < 0.4 * ROWS and grouped.rows == ROWS
+    assert grouped.scores["rows"] == ROWS and grouped.scores["folds"] == 5  # every shop was left out
+    long = TabularModel(groups="shop").fit(frame, "sales", sizes=Sizes(exact=100, leaf=50, left_out=20))
+    assert long.scores["r2"] < 0.8 and 0.1 * ROWS < long.scores["rows"] < 0.4 * ROWS and long.rows == ROWS
     later = TabularModel(time="day").fit(frame, "sales")
     assert later.scores["rows"] == ROWS // 5 and "the last fifth by day" in later.notes[-1]
     save(grouped, tmp_path / "model")
     again = load(tmp_path / "model")
+    for option in ({"groups": "shop"}, {"time": "day"}):  # the same scores for the same rows in another order
+        one, other = (TabularModel(**option, trees=False).fit(rows, "sales") for rows in (frame, frame[::-1]))
+        assert one.scores == other.scores
+        pd.testing.assert_frame_equal(one.predict(frame), other.predict(frame), check_exact=True)
     assert again.groups == "shop" and again.scores == grouped.scores
     pd.testing.assert_frame_equal(again.predict(frame[:5]), grouped.predict(frame[:5]))
     with pytest.raises(ValueError, match="time or groups must be None"):
@@ -191,6 +200,27 @@ def test_intervals_cover_rows_of_new_groups():
     assert "intervals are as wide as their errors ask for" in str(model.notes)
 
 
+def test_intervals_of_later_rows_are_those_of_the_worse_half():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"day": np.arange(400), "x": rng.normal(size=400)})
+    frame["y"] = frame["x"] + np.where(frame["day"] >= 360, 1.0, 0.1) * rng.normal(size=400)
+    shuffled = frame.sample(frac=1, random_state=1)
+    model = TabularModel(time="day", trees=False).fit(shuffled, "y")
+    assert len(model.learner.errors) == 40 and model.scores["rows"] == 80
+    errors = (frame["y"] - frame["x"]).abs()[360:]
+    assert model.learner.errors.median() > 0.5 * errors.median()  # not of the calm half, where it is .07
+    assert "the errors of their worse half" in model.notes[-1]
+    assert TabularModel(time="day", trees=False).fit(frame, "y").scores == model.scores
+
+
+def test_folds_of_groups_are_even_and_keep_groups_whole():
+    names = np.repeat([f"g{i}" for i in range(12)], [40, 30, 30, 20, 20, 10, 10, 10, 10, 10, 5, 5])
+    fold = deal_groups(names, 0)
+    assert all(len(fold[torch.from_numpy(names == name)].unique()) == 1 for name in np.unique(names))
+    assert torch.bincount(fold).tolist() == [40] * 5
+    assert deal_groups(names[:70], 0).unique().tolist() == [0, 1]  # two groups, two folds
+
+
 def test_a_sheet_is_learned_from_and_predicted(tmp_path):
     """Dates, blank cells and whole numbers of a sheet arrive as such."""
     pytest.importorskip("openpyxl")
@@ -218,3 +248,5 @@ def test_a_time_budget_leaves_rows_out(tmp_path, monkeypatch, minutes, rows):
     assert document["rows"] == rows and document["scores"]["r2"] > 0.95
     said = "Of 230 rows, 50 drawn at random were learned from in 1e-09 minutes." in document["notes"]
     assert said == (rows < 230)
+    frame[::-1].assign(y=2 * frame["x"] + 1).to_csv(tmp_path / "t.csv", index=False)
+    assert json.loads(run(*words, "--force"))["scores"] == document["scores"]  # the same rows in another order

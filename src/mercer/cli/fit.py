@@ -76,9 +76,7 @@ _SHORT = {
 @click.option("--no-trees", is_flag=True, help="Kernel machines alone, without boosted trees beside them.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Column that is not learned from; may be repeated.")
 @click.option("--time", metavar="COLUMN", help="Score the last fifth of the rows by this column, learned without them.")
-@click.option(
-    "--group", metavar="COLUMN", help="Score a fifth of the groups named by this column, learned without them."
-)
+@click.option("--group", metavar="COLUMN", help="Score whole groups named by this column, learned without them.")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
@@ -315,6 +313,8 @@ def _scores(model: TabularModel) -> Iterator[str]:
     way = scores.get("of", "one draw") + ","
     if scores["folds"] > 1:
         way = f"{scores['folds']} folds over"
+        if "of" in scores:
+            way = f"{scores['of']}, {way}"
     count = f"{scores['rows']}"
     if scores["rows"] < model.rows:
         count = f"{scores['rows']} of the {model.rows}"

@@ -48,8 +48,13 @@ class Spread(Savable):
         self.machine, self.middle = machine, middle
 
     @classmethod
-    def of(cls, z: Tensor, errors: Tensor) -> tuple[Spread | None, Tensor]:  # (r, d), (r,) -> (r,)
-        """The machine, and s of these rows, each by rows without it; None and 1 where errors cannot be told apart."""
+    def of(
+        cls, z: Tensor, errors: Tensor, fold: Tensor | None = None
+    ) -> tuple[Spread | None, Tensor]:  # (r, d), (r,), (r,) -> (r,)
+        """The machine, and s of these rows, each by rows without it; None and 1 where errors cannot be told apart.
+
+        With ``fold``, s of a row comes from the rows of other folds: rows of one group are wrong together.
+        """
         even = torch.ones_like(errors)
         if len(errors) < _SPREAD_FROM or not float(errors.median()) > 0:
             return None, even
@@ -58,8 +63,14 @@ class Spread(Savable):
         with alone():  # every rank has all of these rows
             kernel = Laplacian(1 / (1.5 * median_distance(z, 1.0)))
             machine = KernelRidge(kernel, solver="exact").fit(z[few], logs[few])
-        found = machine.predict(z)
-        found[few] = machine.loo_
+            found = machine.predict(z)
+            found[few] = machine.loo_
+            if fold is not None:
+                for number in fold.unique().tolist():
+                    inside, others = fold == number, few[fold[few] != number]
+                    if len(others):
+                        machine_of_others = KernelRidge(kernel, solver="exact").fit(z[others], logs[others])
+                        found[inside] = machine_of_others.predict(z[inside])
         if float((logs - found).square().mean()) >= float((logs - logs.mean()).square().mean()):
             return None, even
         spread = cls(machine, float(found.median()))
@@ -122,6 +133,7 @@ class Learner(Savable):
         y: Tensor,
         classes: int,
         weight: Tensor | None = None,
+        apart: tuple[Tensor, Tensor] | None = None,
     ) -> Learner:
         """Learn from predictions ``(r, c)`` of rows left out.
 
@@ -133,17 +145,22 @@ class Learner(Savable):
             y: Class numbers or values of all rows, ``(n,)``.
             classes: The number of classes; 0 for numbers.
             weight: Weights of the rows left out, ``(r,)``; None for 1.
+            apart: Folds of the rows left out, ``(r,)``, and predictions ``(r, c)`` without the whole fold, which
+                calibrate and set the widths where rows to come are like no row of another fold. None elsewhere.
         """
         view = View.of(machine.rows_)
+        fold, without_fold = (None, left_out) if apart is None else apart
         if classes:
-            calibration = Calibration.of(class_scores(left_out), truth, rows=len(y), shares=True, weight=weight)
+            calibration = Calibration.of(class_scores(without_fold), truth, rows=len(y), shares=True, weight=weight)
             return cls(machine, view, calibration, left_out.new_zeros(0), -math.inf, math.inf)
         low, high = float(y.min()), float(y.max())
         reach = _BEYOND * (high - low)
         # counts and prices: what was never negative is not predicted so
         least = max(low - reach, 0.0) if low >= 0 else low - reach
         errors = (truth - left_out[:, 0].clamp(least, high + reach)).abs()
-        spread, scale = Spread.of(view(x), errors)
+        spread, scale = Spread.of(view(x), errors, fold)
+        if apart is not None:
+            errors = (truth - without_fold[:, 0].clamp(least, high + reach)).abs()
         errors, order = (errors / scale).sort()
         weight = None if weight is None else (weight / weight.mean())[order]
         return cls(machine, view, None, errors, least, high + reach, spread, weight)

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import metrics
 from .columns import Array
-from .folds import stratified_folds
+from .folds import StableRandom, stratified_folds
 
 FOLDS = 5
 BOOSTING = "HistGradientBoosting"
@@ -27,6 +28,19 @@ def deal(y: Tensor, classes: int, seed: int) -> Tensor:  # (n,) -> (n,)
     """A fold ``0..4`` for each row, the classes spread evenly."""
     strata = y if classes else torch.zeros(len(y), dtype=torch.int64)
     return stratified_folds(strata, folds=min(FOLDS, len(y)), seed=seed) - 1
+
+
+def deal_groups(names: Array, seed: int) -> Tensor:  # (n,) -> (n,)
+    """A fold ``0..4`` for each row, that of its group: the largest groups first, each to the fold of fewest rows."""
+    different, place, counts = np.unique(names, return_inverse=True, return_counts=True)
+    order = StableRandom(seed).permutation(len(different)).numpy()
+    order = order[np.argsort(-counts[order], kind="stable")]
+    fold = np.zeros(len(different), dtype=np.int64)
+    rows = np.zeros(min(FOLDS, len(different)), dtype=np.int64)
+    for group in order:
+        fold[group] = rows.argmin()
+        rows[fold[group]] += counts[group]
+    return torch.from_numpy(fold[place])
 
 
 def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
@@ -171,7 +185,6 @@ def boosting_is_better(scores: dict[str, Any]) -> bool:
 
 
 def _linear(c: int) -> Any:
-    import numpy as np
     from sklearn.linear_model import LogisticRegression, RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

@@ -14,6 +14,7 @@ from .. import checks
 from .columns import Array, date_format, dates, find_target, numbers, words
 from .learner import Learner
 from .scoring import score_classes, score_values
+from .training import LEVEL, order_by_content
 
 if TYPE_CHECKING:
     from .model import TabularModel
@@ -41,8 +42,13 @@ def weigh_classes(target: pd.Series[Any], class_weight: str | Mapping[Any, float
     return by_class if weight is None else by_class * np.asarray(weight, dtype=np.float64)
 
 
-def choose_scored_rows(frame: pd.DataFrame, time: str | None, groups: str | None, seed: int) -> Array:  # (n,)
-    """The last fifth of the rows by ``time``, rows of one moment together; or groups drawn until they have a fifth."""
+def choose_scored_rows(
+    frame: pd.DataFrame, time: str | None, groups: str | None, seed: int
+) -> tuple[Array, Array | None]:  # (n,), (n,)
+    """The last fifth of the rows by ``time``, rows of one moment together; or groups drawn until they have a fifth.
+
+    And the moment of each row; None where groups are drawn.
+    """
     if time is not None:
         series = frame[find_target(frame.columns, time, "time")]
         pattern = date_format(series)
@@ -55,26 +61,46 @@ def choose_scored_rows(frame: pd.DataFrame, time: str | None, groups: str | None
             need = f"column {time!r} must hold dates or numbers"
             raise ValueError(checks.sentence("time", need, repr(words(series).iloc[0])[:40]))
         scored: Array = values > np.nanquantile(values, 1 - _SHARE, method="lower")
-        what = f"column {time!r} must tell earlier from later rows"
     else:
-        names = words(frame[find_target(frame.columns, groups, "groups")]).fillna("").to_numpy(dtype=str)
+        names = name_groups(frame, groups)
         different, place = np.unique(names, return_inverse=True)
         order = np.random.default_rng(seed).permutation(len(different))
         counts = np.bincount(place)[order].cumsum()
-        chosen = order[: 1 + int(np.searchsorted(counts, _SHARE * len(names)))]
-        scored = np.isin(place, chosen)
-        what = f"column {groups!r} must hold several groups"
+        chosen = order[:-1][: 1 + int(np.searchsorted(counts, _SHARE * len(names)))]  # one group at least teaches
+        return np.isin(place, chosen), None
     if not scored.any() or scored.all():
-        raise ValueError(checks.sentence("groups" if time is None else "time", what, "rows that are all alike"))
-    return scored
+        need = f"column {time!r} must tell earlier from later rows"
+        raise ValueError(checks.sentence("time", need, "rows that are all alike"))
+    return scored, values
 
 
-def score_split(model: TabularModel, other: TabularModel, rows: pd.DataFrame) -> tuple[dict[str, Any], str]:
+def name_groups(frame: pd.DataFrame, groups: str | None) -> Array:  # (n,)
+    """The name of each row's group; rows without a name are one group."""
+    names = words(frame[find_target(frame.columns, groups, "groups")]).fillna("").to_numpy(dtype=str)
+    if len(np.unique(names)) < 2:
+        need = f"column {groups!r} must hold several groups"
+        raise ValueError(checks.sentence("groups", need, "rows that are all alike"))
+    return names
+
+
+def score_split(
+    model: TabularModel, other: TabularModel, rows: pd.DataFrame, moments: Array | None
+) -> tuple[dict[str, Any], str]:
     """Scores of ``other``, fitted without these rows, and a sentence on them; classes are those of ``model``.
 
-    The intervals of ``model`` get the widths that cover these rows.
+    The intervals of ``model`` get the widths that cover these rows; of later rows, the earlier or the later half, the
+    one that asks for more.
+
+    Args:
+        model: Of all rows.
+        other: Of the other rows.
+        rows: The rows that are scored.
+        moments: When they came, ``(r,)``; None where they are groups.
     """
-    rows = rows[model.target.known(rows[model.target.name])]
+    content = order_by_content(rows)  # sums and ties are the same for any order of rows
+    rows = rows.iloc[content]
+    known = np.asarray(model.target.known(rows[model.target.name]))
+    rows = rows[known]
     if not len(rows):
         raise ValueError(checks.sentence("TabularModel", f"scored rows must have {model.target.name!r}", "none"))
     answers, _ = other.predict_with_surprises(rows)
@@ -86,12 +112,18 @@ def score_split(model: TabularModel, other: TabularModel, rows: pd.DataFrame) ->
         errors = (truth - predicted).abs() / other.learner.spreads(other.encode(rows))
         if len(errors) < _INTERVAL_ROWS:
             return {**head, **scores}, ""
+        said = "intervals are as wide as their errors ask for"
+        if moments is not None and len(errors) >= 2 * _INTERVAL_ROWS:
+            # rows of one period err alike, so that one period says little about the next: take the worse of two
+            order = torch.from_numpy(np.argsort(moments[content][known], kind="stable"))
+            errors = max(errors[order].tensor_split(2), key=lambda half: float(half.quantile(LEVEL)))
+            said = "intervals are as wide as the errors of their worse half ask for"
         # rows of the same groups or days, left out one by one, are easier than those that will come
-        known = model.learner
+        learner = model.learner
         model.learner = Learner(
-            known.machine, known.view, None, errors.sort().values, known.low, known.high, known.spread
+            learner.machine, learner.view, None, errors.sort().values, learner.low, learner.high, learner.spread
         )
-        return {**head, **scores}, "intervals are as wide as their errors ask for"
+        return {**head, **scores}, said
     # a class that the earlier rows or other groups lack has next to no probability
     columns = [f"p_{name}" for name in model.target.classes]
     p = torch.from_numpy(answers.reindex(columns=columns, fill_value=0.0).to_numpy(dtype=np.float64, copy=True))

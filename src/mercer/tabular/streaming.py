@@ -24,7 +24,7 @@ from ..user_text import spreadsheet_safe
 from .columns import Array, Column, Writing, find_target, is_text
 from .model import TabularModel
 from .reading import read, read_chunks
-from .training import LEVEL, Sizes
+from .training import LEVEL, Sizes, order_by_content
 
 __all__ = ["Answers", "fingerprint", "fit_file", "predict_file"]
 
@@ -115,7 +115,8 @@ def fit_file(
     if minutes is not None:
         checks.positive("fit_file", "minutes", minutes)
         steps = [count for count in (_FIRST_ROWS * 4**i for i in range(20)) if count < len(drawn)] + steps
-    order = np.random.default_rng((model.random_state, _STREAM, 1)).permutation(len(drawn))
+    order = order_by_content(drawn)  # so that each step has the same rows for any order of the file's
+    order = order[np.random.default_rng((model.random_state, _STREAM, 1)).permutation(len(drawn))]
     start, learned = time.perf_counter(), 0
     for count in steps:
         # rows of each step are among those of the next; ranks measure differently, and must stop together

@@ -21,7 +21,7 @@ from ..machines.stacking import MOST_ROWS, TREE_CLASSES, TREE_COLUMNS
 from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
 from .learner import Learner, Machine, cross_calibrated, one_hot
-from .scoring import beside, deal, score_classes, score_values, why_no_boosting
+from .scoring import beside, deal, deal_groups, score_classes, score_values, why_no_boosting
 
 STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
 """What a model holds."""
@@ -71,6 +71,7 @@ class Training:
     familiarity: Familiarity
     scores: dict[str, Any]
     weight: Tensor | None  # of the rows that `read` has read
+    groups: NDArray[Any] | None = None  # names of the groups of the rows that `read` is given
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Training:
         *,
         writings: Mapping[str, Writing] | None = None,
         compare: bool = False,
+        groups: NDArray[Any] | None = None,
     ) -> None:
         """Learn from a table.
 
@@ -106,9 +108,14 @@ class Training:
             weight: The rows' weights ``(n,)``; None for 1.
             writings: For each column how it writes numbers and dates, where ``frame`` is a part of the table.
             compare: Score a linear model and boosted trees on the same rows, too.
+            groups: Names of the rows' groups, ``(n,)``: rows of a group are left out together. None for no groups.
         """
         weight = checks.weights("TabularModel", "sample_weight", weight, len(frame))
-        order = order_by_content(frame, weight)
+        content = frame
+        if groups is not None:  # rows alike may be of different groups
+            content = pd.concat((frame.reset_index(drop=True), pd.Series(groups)), axis=1)
+        order = order_by_content(content, weight)
+        self.groups = None if groups is None else groups[order]
         x, y = self.read(frame.iloc[order], target, None if weight is None else weight[order], writings)
         if len(x) <= self.sizes.exact:
             self.stack(x, y, self.weight, compare=compare)
@@ -215,7 +222,9 @@ class Training:
     ) -> None:
         """Calibrate a machine by its predictions ``left_out`` of some rows, and score it by ``held_out``."""
         own = None if weight is None else weight[rows]
-        self.learner = Learner.of(machine, left_out, x[rows], y[rows], y, self._classes, own)
+        # a row alone is predicted by the rest of its group; rows to come have groups of their own
+        apart = None if self.groups is None else (fold[rows], held_out)
+        self.learner = Learner.of(machine, left_out, x[rows], y[rows], y, self._classes, own, apart)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
         self.scores = self._scores(held_out, y, rows, fold, own)
         if not self._classes:
@@ -236,6 +245,8 @@ class Training:
 
     def fold(self, y: Tensor) -> Tensor:  # (n,) -> (n,)
         """The fold of each row."""
+        if self.groups is not None:
+            return deal_groups(self.groups[self._used], self.random_state)
         return deal(y, self._classes, self.random_state)
 
     @property

@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m mercer_papers.bench.studies.honest_scores lines.jsonl --seeds 2    # resumes
     ... honest_scores lines.jsonl --rows 13000 --tables diamonds baseball    # long tables, by local machines
+    ... honest_scores lines.jsonl --apart --seeds 3    # new groups and later rows alone
     ... honest_scores lines.jsonl --order    # the same rows in another order: largest change of a score
     ... honest_scores lines.jsonl --noise 20    # shuffled targets: does it score as chance?
 
@@ -28,8 +29,12 @@ SPLITS = {  # columns that name groups of rows, or that rows come by
     "exam": ("groups", "school"),
     "life_expectancy": ("groups", "country"),
     "baseball": ("groups", "team"),
+    "police_force": ("groups", "neighborhood"),
+    "inspections": ("groups", "business_name"),
     "chicago": ("time", "date"),
     "births": ("time", "date"),
+    "incomes": ("time", "year"),
+    "films": ("time", "year"),
 }
 METRICS = ("r2", "accuracy", "log_loss", "auroc", "coverage")
 
@@ -85,7 +90,10 @@ def measure(asked: argparse.Namespace) -> None:
     for name, about in tables().iterrows():
         if asked.tables and name not in asked.tables:
             continue
-        for split in [None, SPLITS.get(str(name))][: 1 + (str(name) in SPLITS and study == "honest")]:
+        splits = [] if asked.apart else [None]
+        if str(name) in SPLITS and study == "honest":
+            splits.append(SPLITS[str(name)])
+        for split in splits:
             for seed in range(asked.noise or asked.seeds):
                 case = dict(
                     zip(keys, (name, seed, "rows" if split is None else split[0], asked.rows, study), strict=True)
@@ -112,6 +120,13 @@ def measure(asked: argparse.Namespace) -> None:
                 else:
                     other = score_new(model, new)
                 case |= {m: [own.get(m), other.get(m)] for m in METRICS if other.get(m) is not None}
+                # as single numbers, too, which documents can quote
+                for metric in METRICS:
+                    own_score, other_score = case.get(metric, (None, None))
+                    if metric == "coverage" and other_score is not None:
+                        case["covered"] = other_score
+                    elif own_score is not None and other_score is not None:
+                        case[f"{metric}_off"] = own_score - other_score
                 with asked.lines.open("a") as file:
                     file.write(json.dumps(case) + "\n")
                 print(case, flush=True)
@@ -143,6 +158,7 @@ if __name__ == "__main__":
     parser.add_argument("--tables", nargs="*", default=[])
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--apart", action="store_true", help="only cases by groups or by time")
     parser.add_argument("--order", action="store_true")
     parser.add_argument("--noise", type=int, default=0)
     chosen = parser.parse_args()

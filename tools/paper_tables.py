@@ -25,8 +25,8 @@ A number or a count inside a sentence::
     <!-- printed masoomi2020/exp4; face, CE; test; .2f -->0.79<!-- end -->
     <!-- tally chen2022 -->mixed 2, does not 1; 40 of 120 cells<!-- end -->
 
-``printed`` is the paper's own number of ``src/mercer_papers/published``. The last part is Python's format of the number and may be left out (``.4g``). ``--check`` changes nothing and fails
-where a page is out of date.
+``printed`` is the paper's own number, of ``src/mercer_papers/published``. The last part is Python's format of the
+number and may be left out (``.4g``). ``--check`` changes nothing and fails where a page is out of date.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from mercer_papers.verdict import VERDICTS, recorded_verdict
 ROOT = Path(__file__).parents[1]
 LINES = Path(bench.__file__).parent / "results"
 MARKED = re.compile(
-    r"<!-- (?P<kind>verdicts|counts|recorded|lines|number|printed|tally)(?: (?P<asked>(?!-->)[^\n]+?))? -->.*?<!-- end -->",
+    r"<!-- (?P<kind>verdicts|counts|recorded|lines|number|printed|tally)(?: (?P<asked>(?!-->)[^\n]+?))? -->"
+    r".*?<!-- end -->",
     re.S,
 )
 _FORMAT = re.compile(r"[,+]?\.\d+[efg%]")

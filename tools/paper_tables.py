@@ -42,7 +42,7 @@ from typing import Any
 
 from mercer_papers import bench
 from mercer_papers.catalogue import entries, select
-from mercer_papers.recorded_runs import Recorded, recorded
+from mercer_papers.recorded_runs import Recorded, find_recorded
 from mercer_papers.results import Summary, summarise
 from mercer_papers.verdict import VERDICTS, recorded_verdict
 
@@ -133,7 +133,7 @@ def _numbers(asked: str) -> str:
 
 def _run(name: str, ids: list[str]) -> Recorded:
     """What the recorded run of that name holds of these entries."""
-    own = [run for entry in ids for run in recorded(entry) if run.folder == name]
+    own = [run for entry in ids for run in find_recorded(entry) if run.folder == name]
     if not own:
         raise SystemExit(f"recorded/{name} must hold {', '.join(ids)}.")
     return replace(own[0], results=tuple(result for run in own for result in run.results))

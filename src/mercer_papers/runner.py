@@ -145,13 +145,13 @@ class Request:
 class Watcher(Protocol):
     """Told of the run's progress; the command line draws it."""
 
-    def planned(self, total: int, kept: int) -> None:
+    def report_plan(self, total: int, kept: int) -> None:
         """``total`` cells in all, ``kept`` of them done by an earlier session."""
 
     def began(self, cell: Cell) -> None:
         """A cell starts."""
 
-    def ended(self, result: Result) -> None:
+    def report_end(self, result: Result) -> None:
         """A line was written."""
 
 
@@ -171,7 +171,7 @@ def create(request: Request, folder: Path | None = None) -> Path:
     return folder
 
 
-def asked(folder: Path) -> Request:
+def read_request(folder: Path) -> Request:
     """The request of a run folder."""
     document = read_run(folder)
     checks.integer("reproduce", f"schema of {folder / RUN}", document.get("schema", 0), 1, SCHEMA)
@@ -192,7 +192,7 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
     """
     most = 1 if distributed.world_size() > 1 else None
     checks.integer("reproduce", "jobs", jobs, 1, most, of="for each rank of torchrun runs one cell" if most else "")
-    request = asked(folder)
+    request = read_request(folder)
     with ranks.held(folder), Interruption() as interruption:
 
         def keep(result: Result) -> None:
@@ -201,10 +201,10 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
 
         lines, cells = plan(request)
         todo = _begin(folder, jobs, lines, cells, keep)
-        watcher.planned(len(cells), len(cells) - len(todo))
-        for result in _results(ranks.claimed(folder, todo), request.scale, jobs, watcher.began):
+        watcher.report_plan(len(cells), len(cells) - len(todo))
+        for result in _results(ranks.claim_cells(folder, todo), request.scale, jobs, watcher.began):
             keep(result)
-            watcher.ended(result)
+            watcher.report_end(result)
         ranks.finish(folder, [cell.key() for cell in todo])
     return read_results(folder)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from .catalogue import Entry
 from .claims import ENOUGH, FAILS, HOLDS, OPEN, Comparison, compare, decide, numbers_by_seed, some_hold
-from .recorded_runs import recorded
+from .recorded_runs import find_recorded
 from .results import Result
 
 VERDICTS = ("reproduces", "reproduces in a smaller setting", "mixed", "does not", "not tested")
@@ -101,7 +101,7 @@ class Verdict:
 
 def recorded_verdict(entry: Entry, also: Sequence[Result] = ()) -> Verdict:
     """The verdict of the stored runs together; ``also`` are the lines of a run at hand, one more."""
-    return judge(entry, [run.results for run in recorded(entry.id)] + ([tuple(also)] if also else []))
+    return judge(entry, [run.results for run in find_recorded(entry.id)] + ([tuple(also)] if also else []))
 
 
 def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
@@ -171,7 +171,7 @@ def _applies(stand_in: Mapping[str, Any], result: Result) -> bool:
 
 
 def _weight(comparison: Comparison) -> tuple[bool, float, int]:
-    return comparison.settled, comparison.size, comparison.seeds
+    return comparison.is_settled, comparison.size, comparison.seeds
 
 
 def _find_setting(entry: Entry, runs: Sequence[Sequence[Result]], claims: Sequence[ClaimVerdict]) -> Setting:

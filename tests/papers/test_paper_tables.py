@@ -9,7 +9,7 @@ import pytest
 
 from mercer_papers.catalogue import entries
 from mercer_papers.cli.reproduce import _settings, reproduce
-from mercer_papers.recorded_runs import recorded
+from mercer_papers.recorded_runs import find_recorded
 from mercer_papers.runner import Request, plan
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ def test_what_counts_as_typed(tables, text, found):
 
 def test_the_command_beside_a_recorded_run_asks_for_its_lines_and_no_others_but_new_rows():
     """By the command line's own parser; of sets that were not at hand there are no lines, nor of rows added since."""
-    runs = [run for entry in entries() for run in recorded(entry.id)]
+    runs = [run for entry in entries() for run in find_recorded(entry.id)]
     assert runs
     for run in runs:
         program, command, *words = shlex.split(run.command)

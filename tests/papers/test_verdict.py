@@ -8,7 +8,7 @@ import pytest
 from mercer_papers import catalogue, verdict
 from mercer_papers.catalogue import Entry, Number
 from mercer_papers.claims import FAILS, HOLDS, OPEN, Claim, Comparison, decide, numbers_by_seed
-from mercer_papers.recorded_runs import Recorded, recorded
+from mercer_papers.recorded_runs import Recorded, find_recorded
 from mercer_papers.results import Result
 from mercer_papers.verdict import VERDICTS, judge, recorded_verdict
 
@@ -249,7 +249,7 @@ def test_for_each_comparison_the_longest_run_counts_and_one_seed_does_not(monkey
         stored = [
             Recorded({}, {}, 1, tuple(lines(ours, theirs, name=name, rows=rows))) for name, rows, ours, theirs in runs
         ]
-        monkeypatch.setattr(verdict, "recorded", lambda _: stored)
+        monkeypatch.setattr(verdict, "find_recorded", lambda _: stored)
         return recorded_verdict(entry).word
 
     short, long = ("x", 60, [5.0, 5.1, 5.2], [4.0, 4.1, 4.2]), ("x", 80, [4.0, 5.1], [4.9, 4.1])
@@ -267,7 +267,7 @@ def test_stored_runs_settle_what_they_are_listed_for():
     words = {entry.id: recorded_verdict(entry) for entry in catalogue.entries()}
     for name, found in words.items():
         assert found.word in VERDICTS and found.why.endswith("."), name
-        stored = [run.results for run in recorded(name)]
+        stored = [run.results for run in find_recorded(name)]
         if found.word != "not tested":
             assert any(numbers_by_seed(run) or any(r.passed is not None for r in run) for run in stored), name
         if found.word.startswith("reproduces"):

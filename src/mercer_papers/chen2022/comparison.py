@@ -14,8 +14,8 @@ from mercer import figures
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .sets import KINDS, needed, size
-from .training import Plan, Run, searched
+from .sets import KINDS, required_data, size
+from .training import Plan, Run, search
 
 _SHOWN: dict[str, Callable[[Run], float]] = {
     "training accuracy": lambda run: run.train,
@@ -55,14 +55,14 @@ def _cell(entry: Entry, scale: str, name: str, variant: str, changes: dict[str, 
     }
     seeds = {"smoke": 1, "small": 3 if name in ("mnist", "usps") else 1, "paper": 5}[scale]
     row = name if suffix else f"{name}, {variant}"
-    return Cell(entry.id, row=row, settings=settings, data=needed(name), seeds=seeds)
+    return Cell(entry.id, row=row, settings=settings, data=required_data(name), seeds=seeds)
 
 
 def run(cell: Cell) -> Outcome:
     """The best try's numbers, and its loss and validation accuracy by epoch."""
     known = {f.name for f in fields(Plan)}
     settings = {name: value for name, value in cell.settings.items() if name in known}
-    best = searched(Plan(**settings, seed=cell.seed, device=cell.device))
+    best = search(Plan(**settings, seed=cell.seed, device=cell.device))
     values = {name: _SHOWN[name.split(",")[0]](best) for name in cell.settings["shows"]}
     epochs = [float(i + 1) for i in range(len(best.losses))]
     curves = {

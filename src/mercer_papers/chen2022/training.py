@@ -28,7 +28,7 @@ _OVERLAP = 0.2  # share of a batch of R-L-BFGS that the next one has too (Beraha
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: the whole input of `searched`, by the names of a cell's settings."""
+    """What is trained: the whole input of `search`, by the names of a cell's settings."""
 
     data: str
     rows: int | None
@@ -78,7 +78,7 @@ class Run:
 
 
 @functools.lru_cache(maxsize=4096)
-def searched(plan: Plan) -> Run:
+def search(plan: Plan) -> Run:
     """Train with each of the method's settings; the best on the validation rows.
 
     The tables and figures of one run share these trainings, so a later cell may take no time.
@@ -134,7 +134,7 @@ def _epoch(
 
     def loss(batch: Tensor) -> Tensor:
         x = rows.x[batch]
-        return F.cross_entropy(model(flipped(x, generator) if plan.augment else x), rows.y[batch])
+        return F.cross_entropy(model(mirror_some(x, generator) if plan.augment else x), rows.y[batch])
 
     for batch, shared in _batches(plan, order, generator):
         value = advance(
@@ -167,7 +167,7 @@ def overlapping(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield batch, batch[-shared:]
 
 
-def flipped(x: Tensor, generator: torch.Generator) -> Tensor:
+def mirror_some(x: Tensor, generator: torch.Generator) -> Tensor:
     """Pictures mirrored by chance: the paper's example of the pre-processing that it leaves out."""
     chosen = torch.rand(len(x), generator=generator).to(x.device) < 0.5
     return torch.where(chosen[:, None, None, None], x.flip(3), x)

@@ -19,7 +19,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .optimizers import Choice, advance, make, tries
-from .sets import needed, rows_of, size
+from .sets import required_data, rows_of, size
 from .training import mlp, overlapping
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
                 "tries": size(name, scale)["tries"],
                 "steps": STEPS[scale],
             },
-            data=needed(name),
-            seeds=1 if scale == "smoke" or (scale == "small" and not needed(name)) else 5,
+            data=required_data(name),
+            seeds=1 if scale == "smoke" or (scale == "small" and not required_data(name)) else 5,
         )
         for name in ("usps", "digits")
         for row in (*METHODS, SURFACE)

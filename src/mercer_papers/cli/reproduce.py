@@ -165,9 +165,9 @@ def _page(folder: Path) -> Path:
 
 def _show(folder: Path, page: Path, results: list[Result], as_json: bool) -> None:
     from mercer_papers.catalogue import select
-    from mercer_papers.runner import asked
+    from mercer_papers.runner import read_request
 
-    entries = select(asked(folder).ids)
+    entries = select(read_request(folder).ids)
     outline = [_outline(entry, [r for r in results if r.entry == entry.id]) for entry in entries]
     if as_json:
         click.echo(json.dumps({"run": str(folder), "report": str(page), "entries": outline}, indent=2))

@@ -15,7 +15,7 @@ from mercer import checks
 from mercer.storage.archives import read_npz, verify_checksum
 
 from .raw import Part, Raw
-from .readers import READERS, shipped
+from .readers import READERS, load_shipped
 from .sources import RESNET20, SOURCES, Source, canonical, data_folder, locate, missing
 from .splits import Dataset, split_rows, stratified_split
 
@@ -113,7 +113,7 @@ def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str,
 
 def _raw(name: str, folder: Path | None, check: bool) -> Raw:
     if name not in READERS:
-        return shipped(name)
+        return load_shipped(name)
     found = locate(SOURCES[name], folder)
     if found is None:
         raise missing(name, SOURCES[name], folder)

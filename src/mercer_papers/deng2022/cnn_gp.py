@@ -16,7 +16,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..data import load
 from .algorithm1 import LR, algorithm_1, conv_net
-from .measures import AllRowsNystrom, linear_accuracy, seeded
+from .measures import AllRowsNystrom, linear_accuracy, rng
 
 ROWS = {  # the map and the kernel; NeuralEF is Algorithm 1, Nystrom decomposes all rows
     "NeuralEF, CNN-GP": ("NeuralEF", "CNN-GP"),
@@ -82,7 +82,7 @@ def run(cell: Cell) -> Outcome:
     else:
         rows = x
         if s["map"] == "Nystrom" and "nystrom_rows" in s:
-            rows = x[torch.randperm(len(x), generator=seeded(cell.seed))[: s["nystrom_rows"]].to(x.device)]
+            rows = x[torch.randperm(len(x), generator=rng(cell.seed))[: s["nystrom_rows"]].to(x.device)]
         f = _map(s, kernel, len(x), cell.seed).fit(rows)
     return Outcome(value=linear_accuracy(f, (x, data.y_train), (test, data.y_test)), note=note)
 
@@ -147,18 +147,18 @@ def _kernel(s: Any, x: Tensor, seed: int) -> Kernel:
     authors = s.get("setup") == AUTHORS
     if s["kernel"] == "CNN-GP":
         make = _authors_network if authors else _network
-        return MonteCarloNNGP(lambda: make().to(x.device), s["samples"], generator=seeded(seed + 1))
+        return MonteCarloNNGP(lambda: make().to(x.device), s["samples"], generator=rng(seed + 1))
     if s["kernel"] == "analytic":
         return ConvNNGP(2, bias_var=0.1)
     if s["kernel"] == "polynomial":
         return Polynomial(10, 0.001, 1.0) if authors else Polynomial(4, 1.0 / x.shape[1], 1.0)
     if authors:
         return RBF(1 / (2 * 100))  # length scale squared 100
-    return RBF.from_data(x, generator=seeded(seed))
+    return RBF.from_data(x, generator=rng(seed))
 
 
 def _map(s: Any, kernel: Kernel, n: int, seed: int) -> NeuralEigenfunctions | AllRowsNystrom:
-    k, generator = s["k"], seeded(seed)
+    k, generator = s["k"], rng(seed)
     if s["map"] == "Nystrom":
         return AllRowsNystrom(kernel, k)
     if s["map"] == "landmarks":
@@ -176,7 +176,7 @@ def _best_rate(s: Any, kernel: Kernel, x: Tensor, y: Tensor, seed: int) -> tuple
     for rate in RATES:
         f = NeuralEigenfunctions(
             kernel, s["k"], method="neuralef", ritz=False, deflation=_DEFLATIONS[s["map"]],
-            steps=s["steps"], lr=rate, generator=seeded(seed),
+            steps=s["steps"], lr=rate, generator=rng(seed),
         ).fit(x)  # fmt: skip
         chosen[rate] = (linear_accuracy(f, (x[:-held], y[:-held]), (x[-held:], y[-held:])), f)
     best = max(chosen, key=lambda rate: chosen[rate][0])

@@ -26,7 +26,7 @@ from ..results import Result
 from ..rivals import SWAG
 from .algorithm1 import LENET, algorithm_1, picture_network
 from .algorithm1 import RESNET as RESNET_FUNCTIONS
-from .measures import seeded
+from .measures import rng
 
 MAP, SWA, SWAG_ROW, ENSEMBLE = "MAP", "SWA", "SWAG", "Ensemble of snapshots"
 ALGORITHM_1 = "Algorithm 1, k = 10"  # the paper's
@@ -111,9 +111,9 @@ def _predict(
         if method == ENSEMBLE:
             return torch.stack([_softmax(model, test) for model in snapshots.models]).mean(0)
     if method == SWAG_ROW:
-        return SWAG(snapshots.models, samples=20, generator=seeded(0)).predict_proba(test)
+        return SWAG(snapshots.models, samples=20, generator=rng(0)).predict_proba(test)
     functions = "network" if method == DISTILLED else "models"
-    gp = TrajectoryGP(snapshots.models, eigenfunctions=functions, precision=1.0, link="samples", generator=seeded(0))
+    gp = TrajectoryGP(snapshots.models, eigenfunctions=functions, precision=1.0, link="samples", generator=rng(0))
     return gp.fit(train, val).predict_proba(test)
 
 
@@ -125,7 +125,7 @@ def _algorithm_1(cell: Cell, models: Sequence[nn.Module], x: Tensor, test: Tenso
     psi = algorithm_1(kernel, 10, make, steps=s["function steps"], seed=cell.seed, outputs=10).fit(x)
     parts = []
     with torch.no_grad():
-        link = link_named("samples", seeded(0))
+        link = link_named("samples", rng(0))
         for rows in test.split(500):
             features = psi(rows)  # (n, c, k)
             parts.append(Softmax().proba(kernel.mean(rows), features @ features.mT, link))
@@ -156,19 +156,19 @@ def _train_from_scratch(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int)
         model = LeNet5().to(x.device)
     steps = epochs * max(1, len(x) // 64)
     warm = steps // 2  # the second half of the run, at a constant step size, is the trajectory
-    generator = seeded(seed)
+    generator = rng(seed)
     _descend(model, x, y, [0.05] * warm, generator)
     annealed = copy.deepcopy(model)
     left = steps - warm
     cosine = [0.025 * (1 + math.cos(math.pi * step / left)) for step in range(left)]
-    _descend(annealed, x, y, cosine, seeded(seed + 1))
+    _descend(annealed, x, y, cosine, rng(seed + 1))
     return _trajectory(model, annealed, x, y, left, kept, generator)
 
 
 def _train_published(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
     model = published_resnet20().to(x.device)
     annealed = copy.deepcopy(model).eval()
-    return _trajectory(model, annealed, x, y, epochs * max(1, len(x) // 64), kept, seeded(seed))
+    return _trajectory(model, annealed, x, y, epochs * max(1, len(x) // 64), kept, rng(seed))
 
 
 def _trajectory(

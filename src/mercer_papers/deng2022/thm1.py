@@ -9,7 +9,7 @@ from mercer.kernels import NNGP, RBF, Kernel, Polynomial
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .measures import seeded
+from .measures import rng
 
 KERNELS: dict[str, Kernel] = {"RBF": RBF(1.0), "polynomial": Polynomial(3, 0.5, 1.0), "NNGP": NNGP(2, bias_var=0.2)}
 K = 5
@@ -33,14 +33,14 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """Largest gap between the maximal R_jj found under the constraints and the j-th eigenvalue, relative to it."""
     n = cell.settings["rows"]
-    x = torch.randn(n, 3, generator=seeded(cell.seed), dtype=torch.float64)
+    x = torch.randn(n, 3, generator=rng(cell.seed), dtype=torch.float64)
     gram = KERNELS[cell.settings["kernel"]](x)
     values, vectors = torch.linalg.eigh(gram / n)
     values, vectors = values.flip(0)[:K], vectors.flip(1)[:, :K]
     found: list[Tensor] = []
     gaps, angles = [], []
     for j in range(K):
-        psi = _maximise(gram / n, found, seeded(cell.seed + j))
+        psi = _maximise(gram / n, found, rng(cell.seed + j))
         gaps.append(abs(float(psi @ gram @ psi) / n**2 - float(values[j])) / float(values[j]))
         angles.append(abs(float(psi @ vectors[:, j])) / n**0.5)
         found.append(psi)

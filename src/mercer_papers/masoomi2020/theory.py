@@ -19,7 +19,7 @@ from mercer.layerwise.spectral import fit_spectral, ism, riemannian_gradient
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .solved import RESTARTED, Fold, fold, stacked
+from .solved import RESTARTED, Fold, fold, stack_layers
 
 ZERO = 1e-5  # HSIC is flat at its maximum: steps below the root of rounding cannot be told apart
 EQUAL = 1e-8
@@ -56,7 +56,7 @@ def _follow_layers(parts: Fold, s: Any) -> Outcome:
     """
     H: list[float] = []
     for halvings in range(s["restarts"] + 1):
-        tried = stacked(parts, s["layers"], 1 - s["delta"], halvings)
+        tried = stack_layers(parts, s["layers"], 1 - s["delta"], halvings)
         H = tried if not H or tried[-1] > H[-1] else H
         if H[-1] >= 1 - s["delta"] and _count_falls(H) == 0:
             break

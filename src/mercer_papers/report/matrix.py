@@ -40,7 +40,7 @@ class Matrix:
     rows: tuple[tuple[str, tuple[MatrixCell, ...]], ...] = ()
 
     @property
-    def paired(self) -> int:
+    def pairs(self) -> int:
         """How many cells hold a number of ours beside a published one."""
         return sum(cell.tone not in ("", "timed") for _, cells in self.rows for cell in cells)
 

@@ -142,8 +142,8 @@ def _count(results: Sequence[Result], status: str) -> int:
 
 def _agreement(found: Sequence[Section]) -> str:
     """How many of our numbers stand beside a published one."""
-    paired = sum(section.matrix.paired for section in found)
-    tables = sum(bool(section.matrix.paired) for section in found)
+    paired = sum(section.matrix.pairs for section in found)
+    tables = sum(bool(section.matrix.pairs) for section in found)
     return f"{paired} numbers of ours stand beside a published one, in {tables} tables" if paired else ""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mercer.figures import numbers
 
 from ..catalogue import Entry
-from ..recorded_runs import Recorded, recorded
+from ..recorded_runs import Recorded, find_recorded
 from ..results import Result
 from ..verdict import Verdict, recorded_verdict
 from .matrix import Matrix, matrix
@@ -140,7 +140,7 @@ def _current(results: list[Result]) -> list[Result]:
 
 
 def _section(entry: Entry, results: list[Result], planned: int) -> Section:
-    runs = recorded(entry.id)
+    runs = find_recorded(entry.id)
     kept = max(runs, key=lambda run: len(run.results)) if runs else None
     longer = list(kept.results) if kept else []
     ran = any(result.status in ("done", "failed") for result in results)

@@ -16,7 +16,7 @@ from mercer.spectral import analyze
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .embedded import COLUMNS, SIZES, embedded, pair
+from .embedded import COLUMNS, SIZES, embed_pair, pair
 
 TOP = {"smoke": 10, "small": 100, "paper": 100}
 TOLERANCE = 1e-5
@@ -58,7 +58,7 @@ def run(cell: Cell) -> Outcome:
         kernel, x = _gram_kernel(s, both.x, generator)
         spectrum = analyze(kernel, x, both.y, tolerance=s["tolerance"])
         return Outcome(value=spectrum.complexity, values={"bound": spectrum.bound}, note=f"{len(x)} rows.")
-    both = embedded(s, generator)
+    both = embed_pair(s, generator)
     spectrum = analyze(ReLUGram(), both.x, both.y, k=s["top"])
     index = [float(i + 1) for i in range(s["top"])]
     share = spectrum.projections.cumsum(0).tolist()

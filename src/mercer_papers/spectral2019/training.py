@@ -18,7 +18,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from ..rivals import TwoLayerNet, train_two_layer
-from .embedded import COLUMNS, SIZES, embedded
+from .embedded import COLUMNS, SIZES, embed_pair
 
 SCALE = 1e-2  # the paper's k, the deviation of the first weights; ``--set k=0.2`` trains lazily
 RATE = 2e-4  # the paper's eta, for the sum over all its rows
@@ -97,7 +97,7 @@ def _train(settings: str, seed: int, device: str) -> Trained:
     """
     s: dict[str, Any] = json.loads(settings)
     generator = torch.Generator().manual_seed(seed)
-    both = embedded(s, generator)
+    both = embed_pair(s, generator)
     lr = RATE * PAPER_ROWS[s["set"]] / len(both.x)  # on half the rows this doubles eta, as the paper does
     spectrum = analyze(ReLUGram(), both.x, both.y)
     predicted = spectrum.convergence(lr, s["steps"]).square() / (2 * len(both.x))

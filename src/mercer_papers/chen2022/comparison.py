@@ -30,32 +30,24 @@ _SHOWN: dict[str, Callable[[Run], float]] = {
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """One training for each data set and variant; the variants of Table 1 are columns, of the others rows."""
-    return [
-        _cell(entry, scale, name, variant, dict(changes))
-        for name, kind in KINDS.items()
-        for variant, changes in entry.run["variants"].items()
-        if kind in changes.get("kinds", (kind,)) and (scale == "paper" or changes.get("scale") != "paper")
-    ]
-
-
-def _cell(entry: Entry, scale: str, name: str, variant: str, changes: dict[str, Any]) -> Cell:
-    changes.pop("kinds", None)
-    changes.pop("scale", None)
-    suffix = f", {variant}" if entry.run.get("layout") == "columns" else ""
-    settings = {
-        "data": name,
-        "method": "Kernel SGD",
-        "matrix": "RBF",
-        "layers": "last",
-        "batch": 64,
-        **size(name, scale),
-        **changes,
-        "variant": variant,
-        "shows": [f"{shown}{suffix}" for shown in entry.run["shows"]],
-    }
-    seeds = {"smoke": 1, "small": 3 if name in ("mnist", "usps") else 1, "paper": 5}[scale]
-    row = name if suffix else f"{name}, {variant}"
-    return Cell(entry.id, row=row, settings=settings, data=required_data(name), seeds=seeds)
+    suffixed = entry.run.get("layout") == "columns"
+    cells = []
+    for name, kind in KINDS.items():
+        seeds = {"smoke": 1, "small": 3 if name in ("mnist", "usps") else 1, "paper": 5}[scale]
+        for variant, changes in entry.run["variants"].items():
+            if kind not in changes.get("kinds", (kind,)) or (changes.get("scale") == "paper" != scale):
+                continue
+            suffix = f", {variant}" if suffixed else ""
+            settings = {
+                "data": name, "method": "Kernel SGD", "matrix": "RBF", "layers": "last", "batch": 64,
+                **size(name, scale),
+                **{key: value for key, value in changes.items() if key not in ("kinds", "scale")},
+                "variant": variant,
+                "shows": [f"{shown}{suffix}" for shown in entry.run["shows"]],
+            }  # fmt: skip
+            row = name if suffixed else f"{name}, {variant}"
+            cells.append(Cell(entry.id, row, "", settings, required_data(name), seeds))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:

@@ -27,19 +27,15 @@ _DRAWN = 5
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every method on every kernel and size."""
+    seeds = 3 if scale == "paper" else 1
     return [
-        Cell(
-            entry.id,
-            row=method,
-            column=f"{kernel}, N = {n}",
-            seeds=3 if scale == "paper" else 1,
-            settings={"kernel": kernel, "method": method, "rows": n, "k": KERNELS[kernel][2], "steps": STEPS[scale]},
-        )
+        Cell(entry.id, method, f"{kernel}, N = {n}", seeds=seeds,
+             settings={"kernel": kernel, "method": method, "rows": n, "k": KERNELS[kernel][2], "steps": STEPS[scale]})
         for n in SIZES[scale]
         for kernel in KERNELS
         for method in METHODS
         if method != "SpIN" or scale != "small"  # its 2,000 steps take minutes
-    ]
+    ]  # fmt: skip
 
 
 def run(cell: Cell) -> Outcome:

@@ -30,27 +30,14 @@ DEPTH = 3
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Two kernels, analytic and sampled, on two sets of points."""
-    n, samples, steps = SIZES[scale]
-    return [
-        Cell(
-            entry.id,
-            row=row,
-            column=column,
-            seeds=3 if scale == "paper" else 1,
-            settings={
-                "rows": n,
-                "samples": samples,
-                "steps": steps,
-                "k": K,
-                "set": column,
-                "activation": activation,
-                "sampled": sampled,
-                **({"method": ALGORITHM_1} if row.endswith(ALGORITHM_1) else {}),
-            },
-        )
-        for column in ("two moons", "circles")
-        for row, (activation, sampled) in ROWS.items()
-    ]
+    sizes = dict(zip(("rows", "samples", "steps"), SIZES[scale], strict=True))
+    cells = []
+    for column in ("two moons", "circles"):
+        for row, (activation, sampled) in ROWS.items():
+            settings = {**sizes, "k": K, "set": column, "activation": activation, "sampled": sampled}
+            settings |= {"method": ALGORITHM_1} if row.endswith(ALGORITHM_1) else {}
+            cells.append(Cell(entry.id, row, column, settings, seeds=3 if scale == "paper" else 1))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:

@@ -18,16 +18,8 @@ K = 5
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Three kernels on random points."""
     n = {"smoke": 12, "small": 60, "paper": 200}[scale]
-    return [
-        Cell(
-            entry.id,
-            row=name,
-            column="gap",
-            seeds=3 if scale != "smoke" else 1,
-            settings={"rows": n, "k": K, "kernel": name},
-        )
-        for name in KERNELS
-    ]
+    seeds = 1 if scale == "smoke" else 3
+    return [Cell(entry.id, name, "gap", {"rows": n, "k": K, "kernel": name}, seeds=seeds) for name in KERNELS]
 
 
 def run(cell: Cell) -> Outcome:

@@ -201,6 +201,30 @@ def test_checks_are_judged_by_what_passed():
     assert judge(check, []).word == "not tested"
 
 
+OURS = (
+    "Mercer",
+    "distilled",
+    "prototypes",
+    "FunctionSpaceSGD",
+    "rotated",
+    "own last-layer",
+    "steeper",
+    "leave-one-out",
+)
+
+
+@pytest.mark.parametrize("entry", catalogue.entries(), ids=lambda entry: entry.id)
+def test_a_headline_is_of_the_papers_own_method_or_says_that_it_was_not_run(entry):
+    """Ours are findings, or details that say so; a headline without a run has no word but open."""
+    for claim in entry.claims:
+        if not (claim.finding or claim.detail):
+            about = f"{claim.higher} {claim.lower} {claim.near} {claim.value} {claim.rows}"
+            assert not any(name in about for name in OURS), claim.says
+    for judged in verdict.recorded_verdict(entry).claims:
+        if not judged.comparisons:
+            assert judged.word == "open" and judged.why == "No run of it is stored."
+
+
 def test_every_claim_names_cells_of_its_entry():
     """A pattern that matches nothing would leave its claim open for ever, without a word."""
     for entry in catalogue.entries():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -37,23 +39,27 @@ def run(cell: Cell) -> Outcome:
     s = cell.settings
     torch.manual_seed(cell.seed)
     x, y, x_test, y_test = pictures_of(s, cell.seed, cell.device)
-    if s["teacher"] == "published ResNet-20":
-        teacher: nn.Module = published_resnet20()
-    else:
-        trained = s["teacher"] == "trained"
-        teacher = build("ResNet-56" if trained else STAND_IN, "Softmax", s["classes"])
-        if trained:
-            fit(teacher, x, y, epochs=450, generator=torch.Generator().manual_seed(cell.seed))
+    teacher = _teacher(s["teacher"], s["classes"], x, y, s, cell.seed)
     targets = logits(teacher, x)
     student = build("LeNet-5", s["head"], s["classes"])
-
-    def loss(outputs: Tensor, softened: Tensor) -> Tensor:
-        # the gradient shrinks as 1 / T^2; the factor lets one learning rate serve for labels and teachers
-        return _TEMPERATURE**2 * distillation_loss(outputs, softened, _TEMPERATURE)
-
+    # The gradient shrinks as 1 / T^2; the factor lets one learning rate serve for labels and teachers.
+    loss = partial(_scaled_distillation, temperature=_TEMPERATURE)
     generator = torch.Generator().manual_seed(cell.seed)
     fit(student, x, targets, epochs=s["epochs"], batch=s["batch"], lr=s["lr"], generator=generator, loss=loss,
         augment=None)  # fmt: skip
     theirs = accuracy(teacher, x_test, y_test)
     note = f"Teacher: {s['teacher']}, {theirs:.2f} % itself; {len(x)} pictures, {s['epochs']} epochs."
     return Outcome(value=accuracy(student, x_test, y_test), values={"teacher accuracy": theirs}, note=note)
+
+
+def _scaled_distillation(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
+    return temperature**2 * distillation_loss(student, teacher, temperature)
+
+
+def _teacher(kind: str, classes: int, x: Tensor, y: Tensor, settings: object, seed: int) -> nn.Module:
+    if kind == "published ResNet-20":
+        return published_resnet20()
+    model = build("ResNet-56" if kind == "trained" else STAND_IN, "Softmax", classes)
+    if kind == "trained":
+        fit(model, x, y, epochs=450, generator=torch.Generator().manual_seed(seed))
+    return model

@@ -30,29 +30,17 @@ _STEPS = (1, 5, 20, 100)
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """One training for each set and embedding."""
+    shows = entry.run["shows"]
+    sizes = {**SIZES[scale], **({} if scale == "smoke" else entry.run.get("settings", {}))}
     return [
         Cell(
-            entry.id,
-            row=name,
-            column="" if entry.run["shows"] == "table" else COLUMNS[chosen],
-            data=() if chosen == "digits" else (chosen,),
-            seeds=1 if scale == "smoke" else 3,
-            settings={
-                "set": chosen,
-                "shows": entry.run["shows"],
-                "k": SCALE,
-                **SIZES[scale],
-                **_test_rows(entry, scale),
-                **made,
-            },
+            entry.id, name, "" if shows == "table" else COLUMNS[chosen],
+            {"set": chosen, "shows": shows, "k": SCALE, **sizes, **made},
+            data=() if chosen == "digits" else (chosen,), seeds=1 if scale == "smoke" else 3,
         )
         for chosen in entry.run["sets"]
         for name, made in entry.run["embeddings"].items()
-    ]
-
-
-def _test_rows(entry: Entry, scale: str) -> dict[str, int]:
-    return {} if scale == "smoke" else dict(entry.run.get("settings", {}))
+    ]  # fmt: skip
 
 
 class Trained(NamedTuple):

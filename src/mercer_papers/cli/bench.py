@@ -63,7 +63,7 @@ def bench(
         known = [*area_names(), GROWTH, TABLES]
         need = f"bench: AREA must be one of {', '.join(area_names())}, or alone {GROWTH} or {TABLES}"
         raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], known)}")
-    lines = _measured(areas, repeats, threads, _usable(device or "cpu"), output)
+    lines = _measure(areas, repeats, threads, _usable(device or "cpu"), output)
     if as_json:
         click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
     else:
@@ -80,7 +80,7 @@ def _usable(device: str) -> str:
         raise click.UsageError(str(error)) from error
 
 
-def _measured(areas: tuple[str, ...], repeats: int, threads: int, device: str, output: Path | None) -> list[Line]:
+def _measure(areas: tuple[str, ...], repeats: int, threads: int, device: str, output: Path | None) -> list[Line]:
     from mercer.cli.process import Interrupted, Interruption
     from mercer_papers.bench import Record, run
     from mercer_papers.cli.growth import session

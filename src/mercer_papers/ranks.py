@@ -14,8 +14,7 @@ from pathlib import Path
 
 from mercer.checks import sentence
 from mercer.distributed import gather_json, rank, world_size
-from mercer.storage.lines import mend_lines
-from mercer.storage.locking import lock
+from mercer.storage.files import lock, mend_lines
 from mercer_papers.cells import Cell
 from mercer_papers.results import RESULTS, read_results
 

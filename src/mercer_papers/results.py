@@ -97,7 +97,7 @@ class Summary:
 
 def append(path: Path, result: Result) -> None:
     """Add a line with one write and one fsync, so that a kill leaves whole lines and at most one torn."""
-    from mercer.storage.lines import append_line
+    from mercer.storage.files import append_line
 
     append_line(path, result.line().rstrip("\n").encode())
 
@@ -110,7 +110,7 @@ def read_results(run: Path) -> list[Result]:
     Raises:
         ValueError: A whole line has not the fields of a result, or not their types; the sentence names it.
     """
-    from mercer.storage.lines import read_lines
+    from mercer.storage.files import read_lines
 
     latest: dict[str, Result] = {}
     path = Path(run) / RESULTS
@@ -125,7 +125,7 @@ def read_results(run: Path) -> list[Result]:
 
 def read_run(run: Path) -> dict[str, Any]:
     """The run's ``run.json``: what was asked, and the sessions' versions and machines."""
-    from mercer.storage.regular import open_to_read
+    from mercer.storage.files import open_to_read
     from mercer.storage.schema import check_schema
 
     path = Path(run) / RUN

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import mercer_papers
-from mercer.storage.lines import mend_lines
-from mercer.storage.locking import lock
+from mercer.storage.files import lock, mend_lines
 from mercer_papers import catalogue, recorded_runs, runner
 from mercer_papers.cells import SCALES, Cell, Outcome, non_finite
 from mercer_papers.recorded_runs import find_recorded

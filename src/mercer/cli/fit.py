@@ -211,8 +211,7 @@ def _reserve(folder: Path) -> Iterator[None]:
 
     A new folder that stays empty is removed.
     """
-    from mercer.storage.files import atomic_write
-    from mercer.storage.locking import lock
+    from mercer.storage.files import atomic_write, lock
 
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

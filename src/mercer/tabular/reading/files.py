@@ -9,7 +9,7 @@ import pandas as pd
 
 from ... import checks
 from ...storage.archives import corrupt
-from ...storage.regular import check_replaceable
+from ...storage.files import check_replaceable
 from .arrays import npz_frame
 from .delimited import MISSING_MARKS, DelimitedFile
 from .limits import Limits

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ... import checks
 from ...storage.archives import corrupt
-from ...storage.regular import open_to_read
+from ...storage.files import open_to_read
 from .limits import Limits
 
 _PYARROW = 'Install it: pip install "mercer[data]".'

@@ -153,7 +153,7 @@ class Diagnosis:
         """Everything but the curves as plain JSON values; what is infinite is None."""
         fields: dict[str, Any] = {"verdict": asdict(self.verdict)}
         fields |= {name: value for name, value in vars(self).items() if name not in _NOT_PLAIN}
-        fields["columns"] = [{"name": column.name, "kind": column.kind, "how": column.how} for column in self.columns]
+        fields["columns"] = [column.summary() for column in self.columns]
         readings = [asdict(reading) for reading in self.readings]
         fields["readings"] = [{k: v for k, v in row.items() if k not in _CURVES} for row in readings]
         document: dict[str, Any] = _replace_infinite(fields)

@@ -195,9 +195,16 @@ def convex_weights(
 def _tried(
     number: int, look: Look, x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None, *, linear: bool
 ) -> list[Trial]:
+    return try_kernels(number, look, table_kernels(look.view(x), linear=linear), x, y, few, weight)
+
+
+def try_kernels(
+    number: int, look: Look, kernels: Sequence[Kernel], x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None
+) -> list[Trial]:
+    """The machines of these kernels on one look: its number, rows ``(m, d)``, targets, row numbers and weights."""
     z = look.view(x)
     found = []
-    for kernel in table_kernels(z, linear=linear):
+    for kernel in kernels:
         fit = dual_path(kernel(z), y, weight=weight)
         held_out = fit.held_out
         for rows, view in look.honest:

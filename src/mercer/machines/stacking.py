@@ -35,8 +35,9 @@ from ..storage.savable import Savable
 from .calibration import Calibration
 from .dual import Folds, weighted_mean
 from .kernel_ridge import seeded
+from .selection import candidate_kernels
 from .trees import Boosting, are_classes, check_trees, shrunk_share
-from .trials import Look, Trial, convex_weights, keep_heavy, retry, try_machines, try_metric, weight_of
+from .trials import Look, Trial, convex_weights, keep_heavy, retry, try_kernels, try_machines, try_metric, weight_of
 from .validation import read_training
 from .views import View
 
@@ -49,6 +50,7 @@ _LEFT_OUT = 2000  # rows that are left out, of many
 _MACHINES, _LARGE_MACHINES = 5, 3  # that stay, of few and of many rows
 _DOUBLE = 2500  # rows up to which factors are in float64
 _REFINED_FROM, _REFINING_ROWS = 2000, 1200  # rows from which on more rows choose, and how many
+_MOST_COLUMNS = 200  # of a caller's view, beyond which the distance column by column costs more than it gives
 _SHRINK = 0.05  # of the weights towards equal ones
 _FOLDS = 5
 _LEAST_WEIGHT = 1e-9  # of a row, where the mean is 1
@@ -140,6 +142,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         *,
         choose_by: str = "rows",
         sample_weight: Any = None,
+        looks: Sequence[Look] = (),
         device: torch.device | str = "cpu",
     ) -> Self:
         """Choose and learn.
@@ -154,6 +157,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             sample_weight: Weights ``(n,)``: row i has the ridge over its weight as noise, and counts so many times
                 in means, errors and shares; only ratios matter. A row of weight 2 is not two rows: leave-one-out would
                 leave only one of these out.
+            looks: Views that the caller has learned, each with those that predict the rows that taught it; more
+                kernels are tried on them than on the views of a table.
             device: Where the Gram matrices of all rows are factored; what was learned is on the CPU.
         """
         training = read_training(self, None, x, y, None, reset=True)
@@ -196,6 +201,19 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
                 self.looks.append(metric[0])
                 self.trials += metric[1]
                 untaught = order[_METRIC_ROWS:]
+            for look in looks:
+                kernels = candidate_kernels(look.view(x[few]), most_columns=_MOST_COLUMNS)
+                self.trials += try_kernels(
+                    len(self.looks),
+                    look,
+                    kernels,
+                    x[few],
+                    y[few],
+                    few,
+                    weight_of(weight, few),
+                    None if folds is None else folds.of(few),
+                )
+                self.looks.append(look)
             stay = keep_heavy(self.trials, y[few], weight_of(weight, few))
             left_out = torch.arange(len(x))
             if len(x) >= _REFINED_FROM:

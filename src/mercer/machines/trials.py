@@ -242,10 +242,26 @@ def _try_kernels(
     *,
     linear: bool,
 ) -> list[Trial]:
-    """Every kernel on one view; rows whose targets taught the view are predicted through that of other rows."""
+    return try_kernels(number, look, table_kernels(look.view(x), linear=linear), x, y, few, weight, folds)
+
+
+def try_kernels(
+    number: int,
+    look: Look,
+    kernels: Sequence[Kernel],
+    x: Tensor,
+    y: Tensor,
+    few: Tensor,
+    weight: Tensor | None,
+    folds: Folds | None = None,
+) -> list[Trial]:
+    """The machines of these kernels on one look: its number, rows ``(m, d)``, targets, row numbers, weights, folds.
+
+    Rows whose targets taught the view are predicted through that of other rows.
+    """
     z = look.view(x)
     trials = []
-    for kernel in table_kernels(z, linear=linear):
+    for kernel in kernels:
         fit = dual_path(kernel(z), y, weight=weight, folds=folds)
         held_out = fit.held_out
         for rows, view in look.honest:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import count_option, device_option, examples, json_option
-from mercer.cli.output import closest, number, progress, say, width
+from mercer.cli.output import closest, count_option, device_option, examples, json_option, number, progress, say, width
 from mercer.user_text import shortened, shown
 
 if TYPE_CHECKING:

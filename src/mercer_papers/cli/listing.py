@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from mercer.cli.options import examples
-from mercer.cli.output import width
+from mercer.cli.output import examples, width
 
 WORDS = {
     "ready": "ready",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mercer.cli.options import examples
+from mercer.cli.output import examples
 
 
 @click.command(short_help="Rebuild the page of a run.", epilog=examples("mercer report runs/2026-11-16-0930"))

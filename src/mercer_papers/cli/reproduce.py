@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import count_option, device_option, examples, json_option
+from mercer.cli.output import count_option, device_option, examples, json_option
 
 if TYPE_CHECKING:
     from mercer_papers.catalogue import Entry

@@ -37,6 +37,9 @@ def _is_auto(estimator: KernelNetworkClassifier) -> bool:
 class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type: ignore[misc]
     r"""A network of kernels, learned layer by layer in closed form: no gradient descent, nothing to tune.
 
+    Use it where you want a network of kernel layers, one to go on training in torch; for a raw table take
+    `mercer.tabular.TabularClassifier`.
+
     Args:
         solver: ``"auto"`` is kernel ridge in a metric that it learns where that helps. ``"spectral"`` and
             ``"closed_form"`` are the poster's :math:`W^*` and :math:`W_s` (masoomi2020, Eq. 9 and 2) with a ridge head.

@@ -23,6 +23,8 @@ from .network import KernelNetwork
 class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: ignore[misc]
     """Kernel ridge, with a learned metric where that helps; leave-one-out makes every choice.
 
+    Use it where you want the regression as a network in torch; for a raw table take `mercer.tabular.TabularRegressor`.
+
     Args:
         kernel: Of the last layer: a kernel of the library, or ``"auto"``: chosen by leave-one-out among Laplacian (by
             column and Euclidean), Matern, Gaussian, network, polynomial and linear kernels, the best few averaged.

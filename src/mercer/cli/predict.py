@@ -185,6 +185,9 @@ def _page(model: TabularModel, answers: Answers, output: Path, level: float) -> 
         most = answers.classes.most_common(_SHOWN)
         more = ", ..." if len(answers.classes) > _SHOWN else ""
         yield from wrap(f"{name}: " + ", ".join(f"{shown(one, 30)} {count}" for one, count in most) + more)
+        other = [shown(one, 30) for one in map(str, model.target.classes) if one not in answers.classes]
+        if len(model.target.classes) == 2 and other:
+            yield from wrap(f"no row is predicted as {other[0]}: --cost {other[0]}=10 predicts it sooner")
     else:
         yield from wrap(f"low, high: {level:.0%} of the true values lie between them, for rows like the training rows")
     share = answers.far / answers.rows

@@ -105,7 +105,7 @@ def check_output(
     target = output.resolve()
     for name, path in inputs.items():
         if path is not None and (target == path.resolve() or (output.exists() and output.samefile(path))):
-            need = "-o must not name a table that is read"
+            need = "-o must not name a file that is read"
             raise click.UsageError(f"{need}; got {output}, which is {name}. Choose another file.")
     if model is None or (page and target == (model / page).resolve()):
         return

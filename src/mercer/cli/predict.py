@@ -132,7 +132,7 @@ def predict(
         }
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    for line in _write_lines(shown(loaded.target.name), answers, output, level, score_name.replace("r2", "R2")):
+    for line in _write_lines(loaded, answers, output, level, score_name.replace("r2", "R2")):
         click.echo(line, err=is_stream(output))
 
 
@@ -176,8 +176,9 @@ def load_model(folder: Path) -> TabularModel:
     return model
 
 
-def _write_lines(target: str, answers: Answers, output: Path, level: float, score_name: str) -> Iterator[str]:
+def _write_lines(model: TabularModel, answers: Answers, output: Path, level: float, score_name: str) -> Iterator[str]:
     """What the command prints: what was predicted, how familiar the rows are, how good the answers are."""
+    target, classes = shown(model.target.name), [str(name) for name in model.target.classes]
     yield click.style(f"{answers.rows} rows predicted: {output}", bold=True)
     if answers.kept:
         yield from wrap(f"kept columns: {', '.join(shown(column, 30) for column in answers.kept)}")
@@ -185,6 +186,10 @@ def _write_lines(target: str, answers: Answers, output: Path, level: float, scor
         listed = [f"{shown(name, 30)} {count}" for name, count in answers.classes.most_common(_SHOWN)]
         listed += ["..."] * (len(answers.classes) > _SHOWN)
         yield from wrap(f"{target}: {', '.join(listed)}")
+        missing = [name for name in classes if name not in answers.classes]
+        if len(classes) == 2 and missing:
+            name = shown(missing[0], 30)
+            yield from wrap(f"no row is predicted as {name}: --cost {name}=10 predicts it sooner")
     else:
         yield from wrap(f"low, high: {level:.0%} of the true values lie between them, for rows like the training rows")
     share = answers.far / answers.rows

@@ -136,6 +136,9 @@ def _is_auto(estimator: KernelNetworkClassifier) -> bool:
 class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type: ignore[misc]
     r"""A network of kernels, learned layer by layer in closed form: no gradient descent, nothing to tune.
 
+    Use it where you want a network of kernel layers, one to go on training in torch; for a raw table take
+    `mercer.tabular.TabularClassifier`.
+
     Args:
         solver: ``"auto"`` is stacked kernel ridge (:class:`~mercer.machines.StackedRidge`), one view of which are
             metrics learned layer by layer where they help. ``"spectral"`` and ``"closed_form"`` are the poster's
@@ -285,6 +288,8 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
 
 class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: ignore[misc]
     """Stacked kernel ridge, with a learned metric where that helps; leave-one-out makes every choice.
+
+    Use it where you want the regression as a network in torch; for a raw table take `mercer.tabular.TabularRegressor`.
 
     Args:
         kernel: Of the last layer: a kernel of the library, or ``"auto"``: chosen by leave-one-out among Laplacian (by

@@ -83,6 +83,8 @@ class StackedMachine(Savable):
 class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     r"""Kernel ridge machines with chosen kernels: :math:`f = \bar y + \sum_m w_m f_m`, :math:`w_m \ge 0`, sum 1.
 
+    Use it for rows of numbers where you do not know the kernel; the estimators of `mercer.tabular` stand on it.
+
     Boosted trees, where they join, get the share t and the machines share :math:`1 - t`.
 
     Args:

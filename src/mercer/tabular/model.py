@@ -34,6 +34,9 @@ _log = logging.getLogger("mercer")
 class TabularModel(Savable):
     """Classes or a number from a table's other columns, by stacked kernel machines and trees that need no tuning.
 
+    Use it where you want the whole answer for each row as a frame, or to read files as ``mercer fit`` does;
+    `TabularClassifier` and `TabularRegressor` are the same model as estimators of scikit-learn.
+
     Args:
         task: ``auto`` infers it from the target; or ``classification``, ``regression``.
         trees: Whether boosted trees may join the kernel machines. They get a share of the answer where rows left out

@@ -70,7 +70,8 @@ def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
 def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
     """AUROC and average precision of probabilities ``(n, c)``: of two classes the rarer one's, else the classes' means.
 
-    None where a class has no row, or all of them.
+    None where a class has no row, or all of them. Of two classes ``in_first_tenth`` is the share of the rarer one's
+    rows among the tenth of all rows with its highest probabilities.
     """
     from sklearn.metrics import average_precision_score
 
@@ -80,7 +81,14 @@ def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
     classes = range(p.shape[1]) if p.shape[1] > 2 else [1 if int(counts[1]) <= int(counts[0]) else 0]
     areas = [metrics.auroc(p[y != i, i], p[y == i, i]) for i in classes]
     precisions = [float(average_precision_score((y == i).numpy(), p[:, i].numpy())) for i in classes]
-    return {"auroc": sum(areas) / len(areas), "average_precision": sum(precisions) / len(precisions)}
+    scores: dict[str, float | None] = {
+        "auroc": sum(areas) / len(areas),
+        "average_precision": sum(precisions) / len(precisions),
+    }
+    if len(classes) == 1 and len(y) >= 10:
+        first = p[:, classes[0]].topk(len(y) // 10).indices
+        scores["in_first_tenth"] = int((y[first] == classes[0]).sum()) / int(counts[classes[0]])
+    return scores
 
 
 def score_values(predicted: Tensor, y: Tensor, period: Tensor | None = None) -> dict[str, Any]:

@@ -55,17 +55,18 @@ class Paper:
         return numbers.duration(sum(section.seconds for section in self.sections))
 
 
-def build(run_folder: Path) -> Path:
-    """Write ``report.html`` in the run's folder and return its path.
+def build(run_folder: Path, page: Path | None = None) -> Path:
+    """Write the page of a run and return its path.
 
     Args:
         run_folder: holds ``run.json`` and ``results.jsonl``, as ``mercer reproduce`` leaves them.
+        page: the file; None for ``report.html`` in the run's folder.
     """
     run_folder = Path(run_folder)
     run, results = read_run(run_folder), read_results(run_folder)
     catalogue = [*entries(), *unknown_entries(entries(), results)]
     found = sections(catalogue, results, run.get("planned"))
-    page = run_folder / "report.html"
+    page = page or run_folder / "report.html"
     atomic_write(page, render(found, run).encode())
     return page
 

@@ -215,7 +215,7 @@ def _categorical(name: str, text: pd.Series[Any]) -> Column:
     flagged = missing >= _few(len(text))  # fewer blank cells teach nothing
     features = [f"{name} is {level}" for level in kept]
     features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * flagged
-    how = f"one column for each of {len(kept)} categories"
+    how = f"one column for each of {len(kept)} categories" if len(kept) > 1 else f"a column for {_shown(kept[0])}"
     if len(kept) == 2 and not rare and not flagged:
         features, how = features[:1], f"1 where it is {_shown(kept[0])}, 0 where it is {_shown(kept[1])}"
     how += f"; {len(rare)} rare ones share one" if rare else ""

@@ -19,6 +19,7 @@ from .values import Array, words
 _PRIOR = 3.0  # rows of the overall mean that every level is mixed with
 _SHOWN = 200  # rows from which on a word has both a mean and a column of its own
 _PENALTIES = np.logspace(-2, 3, 11)  # of the ridge on the directions of a text
+_NO_MEANS = "; a word's mean target says nothing about left-out rows"
 _MISSING = "\0missing"
 
 
@@ -80,7 +81,7 @@ class TargetMeans(Savable):
                     features.append(encoded)
                     columns[place] = _hide_words(column)
                 else:
-                    columns[place] = replace(column, how=column.how.replace(MEANS, ""))
+                    columns[place] = replace(column, how=column.how.replace(MEANS, _NO_MEANS))
         for place, column in enumerate(columns):
             if isinstance(column.encoder, Texts):
                 z = torch.from_numpy(column.encoder.locate(frame[column.name]))

@@ -178,7 +178,7 @@ def load_model(folder: Path) -> TabularModel:
 
 def _write_lines(model: TabularModel, answers: Answers, output: Path, level: float, score_name: str) -> Iterator[str]:
     """What the command prints: what was predicted, how familiar the rows are, how good the answers are."""
-    target, classes = shown(model.target.name), [str(name) for name in model.target.classes]
+    target = shown(model.target.name)
     yield click.style(f"{answers.rows} rows predicted: {output}", bold=True)
     if answers.kept:
         yield from wrap(f"kept columns: {', '.join(shown(column, 30) for column in answers.kept)}")
@@ -186,6 +186,7 @@ def _write_lines(model: TabularModel, answers: Answers, output: Path, level: flo
         listed = [f"{shown(name, 30)} {count}" for name, count in answers.classes.most_common(_SHOWN)]
         listed += ["..."] * (len(answers.classes) > _SHOWN)
         yield from wrap(f"{target}: {', '.join(listed)}")
+        classes = [] if model.target.classes is None else [str(name) for name in model.target.classes]
         missing = [name for name in classes if name not in answers.classes]
         if len(classes) == 2 and missing:
             name = shown(missing[0], 30)

@@ -84,15 +84,15 @@ def _fill(marked: re.Match[str]) -> str:
 
 
 def _verdicts(papers: str) -> str:
-    """One row a claim: its word, the numbers that decided, and how much of the paper's setting was run."""
-    lines = ["| entry | claim | word | numbers | setting |", "|---|---|---|---|---|"]
+    """An entry's row says how much of the paper's setting was run; below it each claim with its numbers."""
+    lines = ["| claim | word | numbers and setting |", "|---|---|---|"]
     for entry in select(papers.split()):
         verdict = recorded_verdict(entry)
-        lines.append(f"| `{entry.id}` | {entry.title} | **{verdict.word}** | | {verdict.setting.text} |")
+        lines.append(f"| `{entry.id}` {entry.title} | **{verdict.word}** | {verdict.setting.text} |")
         for claim in verdict.claims:
             word = claim.word if claim.comparisons else "not run"
             says = claim.says + (" (a detail)" if not claim.headline and not claim.finding else "")
-            lines.append(f"| | {says} | {word} | {claim.why.replace('|', '/')} | |")
+            lines.append(f"| {says} | {word} | {claim.why.replace('|', '/')} |")
     return "\n".join(lines)
 
 
@@ -128,7 +128,7 @@ def _numbers(asked: str) -> str:
     table = _grid(*(_pivoted(summaries, pivot) if pivot else _plain(summaries, ids.split())))
     cpu = sum(result.cpu_seconds for result in run.results)
     cost = f"{cpu / 60:.0f} CPU minutes" if cpu >= 90 else f"{cpu:.0f} CPU seconds"
-    return f"`{run.command}` ({cost})\n\n{table}"
+    return f"`{run.command}` ({cost}, version {run.version})\n\n{table}"
 
 
 def _run(name: str, ids: list[str]) -> Recorded:

@@ -32,7 +32,7 @@ _SAMPLE_ROWS = 4096
 _FEW_LANDMARKS = 256  # each is a kernel value for every row: by trial 512 lower the error by 0.1 % at twice the cost
 _FINE_ROWS = 2048  # float64 rows are held in float64 up to here
 _FINE_RATIO = 1e-4  # eigenvalues below this share of the largest are noisy in float32
-_WHOLE_ROWS = 256, 4096  # between these the Gram matrix is one array, and ARPACK is quicker than block Lanczos
+_ARRAY_ROWS = 256, 4096  # between these the Gram matrix is one array, and ARPACK is quicker than block Lanczos
 _RESTARTS = 20  # of ARPACK, which cannot finish where the rank is below k
 _ACCURACY = 1e-3  # residual of a pair, relative to its eigenvalue
 _SMOOTH = 0.15  # what landmarks may leave of the kernel, relative to what rank k leaves, for their own functions to do
@@ -48,7 +48,7 @@ def fit_landmarks(task: Task) -> tuple[LandmarkBasis, Pairs]:
         need = "landmarks need a kernel with one number for each pair"
         raise ValueError(checks.sentence("NeuralEigenfunctions", need, "outputs='full'", fix))
     if task.landmarks is not None or task.training.steps or not task.ritz:
-        return _fit_chosen(task)
+        return fit_given(task)
     if task.n > _EXACT_ROWS or not _tiles_fit(task.n, "float32"):
         return fit_sample(task)
     # Lanczos on the Gram matrix of all rows, which are the landmarks.
@@ -56,9 +56,9 @@ def fit_landmarks(task: Task) -> tuple[LandmarkBasis, Pairs]:
     return LandmarkBasis(task.kernel, gram.rows), pairs
 
 
-def _fit_chosen(task: Task) -> tuple[LandmarkBasis, Pairs]:
+def fit_given(task: Task) -> tuple[LandmarkBasis, Pairs]:
     """Rayleigh-Ritz on the span of landmarks, which are moved uphill first where steps are asked for."""
-    # The landmarks: the user's; else centres of k-means, or uniform rows for pictures and for indices.
+    # The landmarks: the user's; else centers of k-means, or uniform rows for pictures and for indices.
     kernel, x = task.kernel, task.rows
     if isinstance(task.landmarks, Tensor):
         z = kernel.prepare("landmarks", task.landmarks).detach().clone()
@@ -194,11 +194,11 @@ def exact_pairs(kernel: Kernel, x: Tensor, k: int) -> tuple[_RowsGram, Pairs, Te
 def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGram, Pairs, Tensor]:
     # The Gram matrix: one array where it is small and no other rank could hold a share of it, else tiles.
     n = len(x)
-    whole: Tensor | None = None
-    if _WHOLE_ROWS[0] < n <= _WHOLE_ROWS[1] and 3 * k < n and x.device.type == "cpu" and not has_several_ranks():
-        whole = kernel(x)
+    array: Tensor | None = None
+    if _ARRAY_ROWS[0] < n <= _ARRAY_ROWS[1] and 3 * k < n and x.device.type == "cpu" and not has_several_ranks():
+        array = kernel(x)
         gram = TiledGram(n, storage, x.device, side=n)
-        gram.put(0, 0, whole)
+        gram.put(0, 0, array)
         gram.settle()
     else:
         gram = TiledGram.of(kernel, x, storage)
@@ -207,7 +207,9 @@ def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGr
         raise ValueError(checks.sentence("NeuralEigenfunctions", need, "NaN or infinity", "Standardise x."))
 
     # Its top pairs. Where k of them are all there is, their own accuracy is what counts.
-    top = None if whole is None else _run_arpack(whole, k)
+    top = None
+    if array is not None:
+        top = _run_arpack(array, k)
     if top is None:
         top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise, relative=_ACCURACY)
     captured = float(top.values.square().sum()) / max(gram.squared_norm, torch.finfo(torch.float64).tiny)
@@ -247,12 +249,13 @@ def _tiles_fit(n: int, storage: str) -> bool:
 def _move_landmarks(
     kernel: Kernel, x: Readable, z: Tensor, k: int, plan: Training, generator: torch.Generator | None
 ) -> Tensor:  # (n, d), (m, d) -> (m, d)
-    r"""Landmarks moved to capture more of the kernel: maximise :math:`\sum_{j \le k} \hat\mu_j(z)^2`.
+    r"""Landmarks moved to capture more of the kernel: maximize :math:`\sum_{j \le k} \hat\mu_j(z)^2`.
 
     :math:`\hat\mu_j` are the eigenvalues of the Nystrom operator on a minibatch; the squared error of the best rank-k
     approximation is what their squares leave of :math:`\|K / n\|^2`. The step size is in units of the data's
     spread. Ctrl-C ends the training, not the fit.
     """
+    # Adam on the landmarks, with steps in units of the data's spread.
     spread = float(measure_center_and_spread(x)[1])
     z = z.double().requires_grad_()
     optimizer = torch.optim.Adam([z], lr=plan.lr * spread)
@@ -262,11 +265,13 @@ def _move_landmarks(
         for _ in range(plan.steps):
             batch = sample(x, size, generator).double()
             with torch.enable_grad():
+                # The Nystrom features of a minibatch, L^-1 K(z, batch) with K(z, z) = L L^T, and their spectrum.
                 inner = kernel(z)
                 ridge = 1e-8 * inner.detach().diagonal().mean()
                 factor = cholesky(shifted(inner, ridge)).factor
                 phi = torch.linalg.solve_triangular(factor, kernel(z, batch), upper=False)  # (m, b)
                 values = torch.linalg.eigvalsh(phi @ phi.mT / size)
+                # Minus the sum of squares, relative to its own size, so that the step does not depend on the kernel's.
                 loss = -values[-k:].square().sum() / values.detach()[-k:].square().sum()
                 optimizer.zero_grad()
                 loss.backward()

@@ -62,13 +62,24 @@ class Layout(NamedTuple):
     full: bool  # all pairs of positions
     zipped: bool  # rows with themselves
 
+    @property
+    def row_axes(self) -> int:
+        """Axes before the positions: ``(n,)`` or ``(n, m)``."""
+        return 1 if self.zipped else 2
+
+    @property
+    def copies(self) -> int:
+        """How often the positions occur: ``*P`` or ``*P, *P``."""
+        return 2 if self.full else 1
+
     def align(self, a: Tensor, b: Tensor, trailing: int = 0) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
         """Views of a and b that broadcast to the pairs; so many axes after the positions stay the last ones."""
-        positions = a.ndim - trailing
-        ones = (1,) * (positions - 1) if self.full else ()
-        rows, columns = ((), ()) if self.zipped else ((1,), (1,))
-        left = a.reshape(a.shape[0], *rows, *a.shape[1:positions], *ones, *a.shape[positions:])
-        right = b.reshape(*columns, b.shape[0], *ones, *b.shape[1:])
+        end = a.ndim - trailing
+        # An axis of 1 for the rows of the other side, and for its positions.
+        row = (1,) * (self.row_axes - 1)
+        positions = (1,) * ((end - 1) * (self.copies - 1))
+        left = a.reshape(a.shape[0], *row, *a.shape[1:end], *positions, *a.shape[end:])
+        right = b.reshape(*row, b.shape[0], *positions, *b.shape[1:])
         return left, right
 
     def align_all(self, x: RowState, y: RowState) -> list[tuple[Tensor, Tensor]]:
@@ -157,8 +168,8 @@ class Enter(Rule):
             (False, False): "npc,mpc->nmp",
         }[layout.full, layout.zipped]
         products = torch.einsum(pattern, ux.flatten(1, -2), uy.flatten(1, -2))
-        rows = products.shape[: 1 if layout.zipped else 2]
-        return PairState(products.reshape(*rows, *positions * (2 if layout.full else 1)).contiguous(), None)
+        rows = products.shape[: layout.row_axes]
+        return PairState(products.reshape(*rows, *positions * layout.copies).contiguous(), None)
 
 
 @dataclass(frozen=True)
@@ -277,7 +288,7 @@ class Affine(Rule):
             factors = (ratio_of(scaled, r),)
         if self.bias_var:
             factors = (*factors, bias * inverse_of(r))
-        return RowState(r, torch.zeros_like(r), factors=factors)
+        return RowState(r, r.new_zeros(()).expand_as(r), factors=factors)
 
     def _mixes(self, r: Tensor) -> bool:
         """Whether it sums over positions of deviations r ``(n, *P)``."""
@@ -289,6 +300,7 @@ class Affine(Rule):
         (rho, theta), factors = states[0], layout.align_all(x[1], y[1])
         gain: Tensor | None = None
         by_weights = rho
+        # A layer that mixes positions works on covariances; others multiply correlations by a gain.
         if self._mixes(x[0][0].r):
             sigma, after = math.sqrt(self.weight_var), factors[0]
             before = layout.align(sigma * x[0][0].r, sigma * y[0][0].r)
@@ -328,7 +340,7 @@ class Affine(Rule):
         if self.patch is not None:
             covariance = self.patch(covariance, full=layout.full)
         else:
-            covariance = covariance.flatten(1 if layout.zipped else 2).mean(-1)
+            covariance = covariance.flatten(layout.row_axes).mean(-1)
         return covariance * after[0] * after[1]
 
 
@@ -365,17 +377,11 @@ class EnterConvolution(Rule):
         """Patches of the input over the deviation of their sum, with the bias as one more feature."""
         (scale, bias), patch, x = row.factors, self.convolution.patch, row.unit
         assert patch is not None and x is not None
-        size, stride, dilation, padding = patch.size, patch.stride, patch.dilation, patch.padding
-        if len(size) == 1:  # a sequence is a picture of height 1
-            x, size, stride, dilation, padding = (
-                x[:, :, None],
-                (1, *size),
-                (1, *stride),
-                (1, *dilation),
-                ((0, 0), *padding),
-            )
-        x = F.pad(x, [*padding[1], *padding[0]])
-        patches = F.unfold(x, size, dilation, 0, stride).mT * scale.flatten(1)[..., None]
+        if len(patch.size) == 1:  # a sequence is a picture of height 1
+            x = x[:, :, None]
+            patch = Patch((1, *patch.size), (1, *patch.stride), ((0, 0), *patch.padding), (1, *patch.dilation))
+        x = F.pad(x, [*patch.padding[1], *patch.padding[0]])
+        patches = F.unfold(x, patch.size, patch.dilation, 0, patch.stride).mT * scale.flatten(1)[..., None]
         if not self.convolution.bias_var:
             return patches
         return torch.cat((patches, bias.flatten(1)[..., None]), -1)
@@ -572,7 +578,7 @@ class Pad(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        return states[0].map(lambda t: self.pad(t, 2 if layout.full else 1))
+        return states[0].map(lambda t: self.pad(t, layout.copies))
 
 
 @dataclass(frozen=True)
@@ -592,8 +598,7 @@ class Reposition(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        rows = states[0].rho.shape[: 1 if layout.zipped else 2]
-        shape = (*rows, *self.positions * (2 if layout.full else 1))
+        shape = (*states[0].rho.shape[: layout.row_axes], *self.positions * layout.copies)
         return states[0].map(lambda t: t.reshape(shape))
 
 

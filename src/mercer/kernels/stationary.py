@@ -81,6 +81,7 @@ class RBF(Stationary):
         rows = Rows(checks.squarable(where, "x", x, empty=has_several_ranks()))
         if rows.n == 0:
             raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
+        # The median over at most 1,000 rows of all ranks.
         order = torch.arange(rows.n)
         if rows.n > _MEDIAN_ROWS:
             order = torch.randperm(rows.n, generator=share_generator(generator))[:_MEDIAN_ROWS]
@@ -89,6 +90,7 @@ class RBF(Stationary):
             if rows.n > 1:
                 checks.warn(where, "all rows of x are equal; gamma = 1 stands in for the median.")
             return cls(1.0, learnable=learnable)
+        # gamma = 1 / m^2, within the numbers of float32.
         limit = torch.finfo(torch.float32).max
         gamma = 1 / typical**2 if typical**2 > 0 else math.inf
         if gamma > limit:

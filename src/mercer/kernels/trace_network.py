@@ -389,6 +389,7 @@ def convolution(
     if groups > 1 and input.wide is None:
         fix = "Use groups=1 in the first layer."
         raise tape.refuse("must see all channels of the input", f"groups={groups}", fix)
+    # The window, and the positions that are left.
     size = tuple(weight.shape[2:])
     stride, dilation = _each(stride, count), _each(dilation, count)
     if padding == "same":

@@ -66,6 +66,7 @@ def fuse_first_convolution(steps: Sequence[Step]) -> list[Step]:
     Products of whole patches cost as many products as they have taps; a stride leaves so few patches that they cost
     less than products of single pixels.
     """
+    # A node that another step reads too must stay.
     readers = [node for step in steps for node in step.inputs]
     fused: list[Step] = []
     moved = [0]  # where each node is now
@@ -225,6 +226,7 @@ class WideKernel(Kernel):
         self, steps: Sequence[Step], x: Sequence[RowState], y: Sequence[RowState], both: bool
     ) -> tuple[Tensor, ...]:
         """The kernels of some rows with others."""
+        # Node by node: the state of all pairs after each step, from those before.
         states: list[PairState | None] = [None]
         last_use = _last_uses(steps)
         for place, step in enumerate(steps):
@@ -237,6 +239,7 @@ class WideKernel(Kernel):
                 state = states[node]
                 if state is not None:
                     before.append(_take_equal_positions(state, _is_full(steps, node), full_before, x[node].r.ndim - 1))
+            # The rule reads what the rows know of themselves before and after it.
             sides = [([row[node] for node in step.inputs], row[place + 1]) for row in (x, y)]
             state = step.rule.advance_pairs(before, sides[0], sides[1], Layout(full_before, zipped=False))
             if step.rule.ALL_PAIRS:
@@ -245,6 +248,7 @@ class WideKernel(Kernel):
             for node in step.inputs:
                 if last_use[node] == place:
                     states[node] = None
+        # Covariances out of the last state's correlations.
         last = states[-1]
         assert last is not None
         relative = []

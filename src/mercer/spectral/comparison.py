@@ -189,9 +189,9 @@ def layers(
 
     # One pass: what comes out of each layer, (n, d).
     private = private_copy(model)
-    wanted = find_blocks(private) if names is None else list(names)
-    parts: dict[str, list[Tensor]] = {name: [] for name in wanted}
-    with torch.no_grad(), plain_attention(), capture(private, wanted) as signals:
+    layer_names = find_blocks(private) if names is None else list(names)
+    parts: dict[str, list[Tensor]] = {name: [] for name in layer_names}
+    with torch.no_grad(), plain_attention(), capture(private, layer_names) as signals:
         for batch in x.split(_BATCH):
             run_model("layers", private, batch)
             for name, signal in signals.items():
@@ -202,7 +202,7 @@ def layers(
 
     # Layers that the user named must have given an output for every row.
     outputs = {name: torch.cat(part) for name, part in parts.items() if sum(map(len, part)) == len(x)}
-    missing = [name for name in wanted if name not in outputs]
+    missing = [name for name in layer_names if name not in outputs]
     if missing and (names is not None or not outputs):
         need = f"layer {missing[0]!r} must run in forward and give one output for each row"
         fix = f"Leave names out, or choose among {', '.join(find_blocks(model))}."

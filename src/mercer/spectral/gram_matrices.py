@@ -74,6 +74,7 @@ def gram_matrices(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str
     sharing = x.ndim == 2 and x.is_floating_point() and (len(kernels) > 1 or len(x) > grams[0].side)
     shares = [sharing and kernel.follows_from_products for kernel in kernels]
     squared = x.square().sum(1) if any(shares) else x
+    # Tile by tile: the scalar products once, then each kernel's tile out of them or by itself.
     for i, j, rows, columns in grams[0].pairs():
         products = Products(x[rows], x[columns], (squared[rows], squared[columns])) if any(shares) else None
         for kernel, share, gram in zip(kernels, shares, grams, strict=True):

@@ -114,9 +114,11 @@ def alone() -> Iterator[None]:
 def joined(timeout: datetime.timedelta | None = None) -> Iterator[None]:
     """Open the process group for this block under ``torchrun`` (gloo on CPU, nccl on GPU); otherwise do nothing."""
     if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        backend = "gloo"
         if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout)
         try:
             yield
         finally:
@@ -286,7 +288,9 @@ def _shapes(rows: Tensor) -> list[int]:
 
 def _device() -> torch.device:
     """Where small messages travel."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def _together(where: str, collective: Callable[..., object], *arguments: object) -> None:

@@ -46,7 +46,8 @@ class LandmarkFeatures:
             cut: Directions with eigenvalues below this share of the largest are rounding and are dropped; None is m
                 times the resolution of float64.
         """
-        cut = len(landmarks) * torch.finfo(torch.float64).eps if cut is None else cut
+        if cut is None:
+            cut = len(landmarks) * torch.finfo(torch.float64).eps
         return cls(kernel, landmarks, inverse_root(kernel(widen(kernel, landmarks)).double(), cut, where=where))
 
     def __call__(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, r)
@@ -59,6 +60,11 @@ class LandmarkFeatures:
 def widen(kernel: Kernel, x: Tensor) -> Tensor:
     """Rows in float64, but for kernels of networks, which would be twice as dear, and for indices."""
     return x if isinstance(kernel, NetworkKernel) or not x.is_floating_point() else x.double()
+
+
+def resolution(x: Readable) -> float:
+    """Relative rounding of rows; of indices that of float64."""
+    return float(torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps)
 
 
 def select(kernel: Kernel, x: Readable, m: int, selection: str, generator: torch.Generator | None) -> Tensor:

@@ -13,7 +13,7 @@ from ..kernels import NetworkKernel
 from ..rows.agreement import share_weights
 from ..rows.stored import Readable
 from .bases import HiddenBasis, NetworkBasis, OutputBasis, hidden_width
-from .landmark_fit import exact_pairs
+from .landmark_fit import decompose
 from .landmarks import widen
 from .neuralef import Training, train
 from .parallel_networks import L2BatchNorm, ParallelNetworks, Trunk
@@ -47,8 +47,8 @@ def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
     if isinstance(task.kernel, NetworkKernel):
         values, functions = exact_functions(task.kernel, sample, k, floor=task.resolution * len(sample))
     else:
-        _, pairs, functions = exact_pairs(task.kernel, sample, k)
-        values = pairs.values
+        exact = decompose(task.kernel, sample, k)
+        values, functions = exact.pairs.values, exact.functions
 
     # A network that takes their values; the leading ones weigh more.
     centre, spread = _measure_rows(task.rows, c)
@@ -116,8 +116,11 @@ def blank_network_basis(
 ) -> NetworkBasis:
     """The basis that a fit of these arguments ends with, to load a state into."""
     c = len(spread)
-    if network is None:
-        network = Trunk(centre.shape, k, outputs=c) if method == "distill" else _make_parallel(centre.shape, k, c, None)
+    if network is None and method == "distill":
+        network = Trunk(centre.shape, k, outputs=c)
+        _freeze(network.to(centre.device), dtype)
+    elif network is None:
+        network = _make_parallel(centre.shape, k, c, None)
         _freeze(network.to(centre.device), dtype)
     trained = OutputBasis(network, torch.empty_like(centre), torch.empty_like(spread))
     return _ritz_basis(trained, k) if ritz else trained

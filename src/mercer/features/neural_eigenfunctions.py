@@ -121,10 +121,15 @@ class NeuralEigenfunctions(FeatureMap):
         self.given_landmarks = landmarks
         self.strategy = checks.choice(where, "strategy", strategy, STRATEGIES)
         self.basis: Basis | None = None
+        # Settings of the method in force.
+        if steps is None:
+            steps = _STEPS[self.resolve_method()]
+        if lr is None:
+            lr = _RATES[self.resolve_method()]
         self.plan = Training(
-            checks.integer(where, "steps", _STEPS[self.resolve_method()] if steps is None else steps, 0),
+            checks.integer(where, "steps", steps, 0),
             checks.integer(where, "batch_size", batch_size, 1),
-            checks.positive(where, "lr", _RATES[self.resolve_method()] if lr is None else lr),
+            checks.positive(where, "lr", lr),
             checks.choice(where, "deflation", deflation, DEFLATIONS),
         )
 

@@ -11,7 +11,7 @@ from ..kernels import Kernel
 from ..rows import Rows
 from ..rows.stored import Readable
 from .base import FeatureMap
-from .landmarks import SELECTIONS, LandmarkFeatures, select
+from .landmarks import SELECTIONS, LandmarkFeatures, resolution, select
 
 
 class Nystrom(FeatureMap):
@@ -117,8 +117,8 @@ class Nystrom(FeatureMap):
             self.landmarks = checks.finite("Nystrom", "selection", landmarks)
         else:
             self.landmarks = select(self.exact, x, min(self.m, Rows(x).n), self.selection, self.generator)
-        eps = torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps
-        return LandmarkFeatures.at(self.exact, self.landmarks, where="Nystrom", cut=len(self.landmarks) * eps)
+        cut = len(self.landmarks) * resolution(x)
+        return LandmarkFeatures.at(self.exact, self.landmarks, where="Nystrom", cut=cut)
 
     def _rotate(self, x: Readable, features: LandmarkFeatures, sums: Tensor) -> Tensor:  # -> (r, m)
         """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
@@ -126,9 +126,8 @@ class Nystrom(FeatureMap):
         # Eigenvectors of the features' moment turn them into eigenfunctions, times the root of the eigenvalue.
         values, vectors = torch.linalg.eigh(sums[:-1].reshape(r, r) / n)
         values, vectors = values.flip(0), vectors.flip(1)
-        dtype = x.dtype if x.is_floating_point() else torch.float64
         # Directions that the data's dtype cannot tell from 0 are dropped; their columns stay 0.
-        rank = int((values > torch.finfo(dtype).eps * values[:1].clamp_min(0)).sum())
+        rank = int((values > resolution(x) * values[:1].clamp_min(0)).sum())
         rotation: Tensor = vectors.new_zeros(len(vectors), self.m)
         rotation[:, :rank] = vectors[:, :rank]
         spectrum = values.new_zeros(self.m)
@@ -136,6 +135,7 @@ class Nystrom(FeatureMap):
         if rank < self.m:
             rows = f", the rows of x are {n}" if n < self.m else ""
             checks.warn("Nystrom", f"rank {rank} below m = {self.m}{rows}; the other {self.m - rank} features are 0.")
+        dtype = x.dtype if x.is_floating_point() else torch.float64
         # What the map needs: eigenvalues, one projection K(., z) -> features, the share of the trace left out.
         self.eigenvalues = spectrum.to(dtype)
         self.projection = (features.whitener @ rotation).to(dtype)

@@ -51,6 +51,7 @@ class ParallelNetworks(nn.Module):
         self.k, self.outputs = k, outputs
         fan = 2 * width if activation == "sin_cos" else width
         self.hidden_features = k * fan
+        # Layer sizes, the same for all k networks; weights as torch draws those of a linear layer.
         sizes = [(in_features, width), *[(fan, width)] * (depth - 1), (fan, outputs)]
         self.weights = nn.ParameterList([_uniform(k, a, b, fan=a, generator=generator) for a, b in sizes])
         self.biases = nn.ParameterList([_uniform(k, 1, b, fan=a, generator=generator) for a, b in sizes])
@@ -118,6 +119,7 @@ class Trunk(nn.Module):
             else:
                 first = nn.Linear(math.prod(shape), width)
                 self.body = nn.Sequential(nn.Flatten(), first, nn.GELU(), nn.Linear(width, width), nn.GELU())
+            # Linear on the hidden features, so that Rayleigh-Ritz can combine them anew.
             self.readout = nn.Linear(width, k * outputs)
 
     @override

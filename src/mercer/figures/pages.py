@@ -23,6 +23,7 @@ def fill(package: str, template: str, values: Mapping[str, Any]) -> str:
 
     The base page and the shared parts come from this package.
     """
+    # Templates of the package first, then those that all pages share; an unknown name is an error.
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, "templates"), PackageLoader("mercer.figures", "templates")]),
         autoescape=True,

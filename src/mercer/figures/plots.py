@@ -160,8 +160,9 @@ def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme
         if share > _TOP:
             ink = colors.paper
         ax.text(j, i, text, ha="center", va="center", fontsize=9 if c <= 10 else 7.5, color=ink)
-    turned = sum(map(len, names)) > _TURNED
-    ax.set_xticks(range(c), names, rotation=35 if turned else 0, ha="right" if turned else "center")
+    ax.set_xticks(range(c), names)
+    if sum(map(len, names)) > _TURNED:
+        ax.set_xticks(range(c), names, rotation=35, ha="right")
     ax.set_yticks(range(c), names)
     ax.set(xlim=(-0.5, c - 0.5), ylim=(c - 0.5, -0.5), xlabel="predicted", ylabel="true", title=title)
     ax.grid(False)

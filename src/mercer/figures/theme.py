@@ -87,9 +87,12 @@ def canvas(
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     colors = theme_named(theme)
-    size = (width or (6.4 if columns == 1 else 3.6 * columns), height or (3.6 if rows == 1 else 3.1 * rows))
+    if width is None:
+        width = 6.4 if columns == 1 else 3.6 * columns
+    if height is None:
+        height = 3.6 if rows == 1 else 3.1 * rows
     room = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    figure = Figure(figsize=size, dpi=110, layout=room, facecolor=colors.paper)
+    figure = Figure(figsize=(width, height), dpi=110, layout=room, facecolor=colors.paper)
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
         dress(ax, colors)

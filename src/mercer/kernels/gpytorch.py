@@ -102,6 +102,7 @@ def _outgoing_class() -> Any:
                 fix = "Sum or multiply kernels of single features instead."
                 need = "the features of a row must stay together"
                 raise ValueError(checks.sentence("to_gpytorch", need, "last_dim_is_batch", fix))
+            # Batches of inputs one after another; a set of rows with itself stays one, for its exact diagonal.
             batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
             symmetric = x1 is x2
             if not batch:
@@ -124,6 +125,7 @@ def _outgoing_class() -> Any:
                 return gram
             if y is None:
                 return self.kernel.diag(x)
+            # Rows of x with those of y: the diagonals of small Gram matrices.
             pairs = zip(x.split(_DIAG_ROWS), y.split(_DIAG_ROWS), strict=True)
             return torch.cat([self.kernel(a, b).diagonal() for a, b in pairs])
 

@@ -105,6 +105,7 @@ class InfiniteWidth(WideKernel):
         self.layers: dict[str, tuple[float, float | None]] = {}
         self._held: tuple[nn.Module, ...] = ()  # held, not registered
         self._tokens = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+        # Read the model now where an example says what rows look like.
         if example is not None:
             if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
                 got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__

@@ -53,7 +53,11 @@ class RowState(NamedTuple):
         return RowState(self.r[rows], self.mean[rows], unit, factors=tuple(t[rows] for t in self.factors))
 
 
-Side = tuple[Sequence[RowState], RowState]  # of the rows x, or of the rows y: states before and after a layer
+class Side(NamedTuple):
+    """What the rows x, or the rows y, of the pairs know of themselves before and after a layer."""
+
+    before: Sequence[RowState]  # one for each input of the layer
+    after: RowState
 
 
 class Layout(NamedTuple):
@@ -97,7 +101,7 @@ class Rule:
         raise NotImplementedError
 
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        """The state after the layer; x and y are (before, after)."""
+        """The state of the pairs after the layer."""
         raise NotImplementedError
 
 
@@ -155,7 +159,7 @@ class Enter(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        ux, uy = x[1].unit, y[1].unit
+        ux, uy = x.after.unit, y.after.unit
         assert ux is not None and uy is not None
         if ux.ndim == 2:
             return PairState((ux * uy).sum(-1) if layout.zipped else ux @ uy.mT, None)
@@ -196,10 +200,10 @@ class Embed(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        tx, ty = x[1].unit, y[1].unit
+        tx, ty = x.after.unit, y.after.unit
         assert tx is not None and ty is not None
         left, right = layout.align(tx, ty)
-        rho = (left == right).to(x[1].r.dtype)
+        rho = (left == right).to(x.after.r.dtype)
         return PairState(rho, rho if self.trained else None)
 
 
@@ -296,14 +300,14 @@ class Affine(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        # The weights' part of both covariances. Where positions are mixed theta is then ready, else it wants a gain.
-        (rho, theta), factors = states[0], layout.align_all(x[1], y[1])
+        # The weights' part. A layer that mixes positions works on covariances, and theta is then ready; others multiply
+        # correlations by a gain, which theta still wants.
+        (rho, theta), factors = states[0], layout.align_all(x.after, y.after)
         gain: Tensor | None = None
         by_weights = rho
-        # A layer that mixes positions works on covariances; others multiply correlations by a gain.
-        if self._mixes(x[0][0].r):
+        if self._mixes(x.before[0].r):
             sigma, after = math.sqrt(self.weight_var), factors[0]
-            before = layout.align(sigma * x[0][0].r, sigma * y[0][0].r)
+            before = layout.align(sigma * x.before[0].r, sigma * y.before[0].r)
             by_weights = self._mix_positions(rho, before, after, layout)
             if theta is not None:  # behind the first layer theta may be rho itself
                 theta = by_weights if theta is rho else self._mix_positions(theta, before, after, layout)
@@ -367,10 +371,10 @@ class EnterConvolution(Rule):
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         if layout.zipped:  # equal positions of a row with itself
-            rho = torch.ones_like(x[1].r)
+            rho = torch.ones_like(x.after.r)
         else:
-            products = torch.einsum("npc,mpc->nmp", self._patches(x[1]), self._patches(y[1]))
-            rho = products.reshape(*products.shape[:2], *x[1].r.shape[1:]).contiguous()
+            products = torch.einsum("npc,mpc->nmp", self._patches(x.after), self._patches(y.after))
+            rho = products.reshape(*products.shape[:2], *x.after.r.shape[1:]).contiguous()
         return PairState(rho, rho if all(self.convolution.trained) else None)
 
     def _patches(self, row: RowState) -> Tensor:  # -> (n, p, channels times taps + 1)
@@ -402,7 +406,7 @@ class Activate(Rule):
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         rho, theta = states[0]
-        factors = layout.align_all(x[1], y[1])
+        factors = layout.align_all(x.after, y.after)
         rows, columns = tuple(a for a, _ in factors), tuple(b for _, b in factors)
         rho, slope = self.activation.pair(rho, rows, columns, slope=theta is not None)
         if theta is None or slope is None:
@@ -437,7 +441,7 @@ class Combine(Rule):
             return states[0]
         # Each state counts by the share of its deviations; a state without theta adds nothing to it.
         rhos, thetas = [], []
-        for (rho, theta), (left, right) in zip(states, layout.align_all(x[1], y[1]), strict=True):
+        for (rho, theta), (left, right) in zip(states, layout.align_all(x.after, y.after), strict=True):
             rhos.append(rho * left * right)
             if theta is not None:
                 thetas.append(theta * left * right)
@@ -479,7 +483,7 @@ class Normalize(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        (rho, theta), (row_x,), (row_y,) = states[0], x[0], y[0]
+        (rho, theta), (row_x,), (row_y,) = states[0], x.before, y.before
         if not self.center:
             return PairState(rho, theta)
         # Subtract the product of the means, and divide by the centered deviations.
@@ -541,8 +545,8 @@ class Pool(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        left, right = layout.align(x[0][0].r, y[0][0].r)
-        after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
+        left, right = layout.align(x.before[0].r, y.before[0].r)
+        after = layout.align(inverse_of(x.after.r), inverse_of(y.after.r))
         return states[0].map(lambda t: self.pool(t * left * right, 2) * after[0] * after[1])
 
 

@@ -25,8 +25,11 @@ _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN 
 
 def _decay(fresh: Tensor, rate: Tensor | None = None) -> Tensor:
     """``exp(-rate * fresh)``, in place where nothing records it: three quarters of the time is memory traffic."""
-    rate = fresh.new_ones(()) if rate is None else rate
-    return (-rate * fresh).exp() if differentiated(fresh, rate) else fresh.mul_(-rate).exp_()
+    if rate is None:
+        rate = fresh.new_ones(())
+    if differentiated(fresh, rate):
+        return (-rate * fresh).exp()
+    return fresh.mul_(-rate).exp_()
 
 
 class Stationary(Kernel):

@@ -79,7 +79,8 @@ def top_eigh(
     if start is None:
         fixed = torch.Generator(device=a.device).manual_seed(0)
         start = torch.randn(a.n, min(_BLOCK, a.n), dtype=a.dtype, device=a.device, generator=fixed)
-    start = start if start.ndim == 2 else start[:, None]
+    if start.ndim == 1:
+        start = start[:, None]
     # The basis grows by one block with each product.
     b, limit = start.shape[1], min(a.n, max_products or a.n)
     interval = 2 * b if a.n <= _CHEAP else b  # a product with few rows costs less than a look at the residuals

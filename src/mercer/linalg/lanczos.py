@@ -21,7 +21,8 @@ class Lanczos:
     """
 
     def __init__(self, operator: SymmetricOperator | Tensor, start: Tensor) -> None:
-        start = start if start.ndim == 2 else start[:, None]
+        if start.ndim == 1:
+            start = start[:, None]
         self._operator = as_operator(operator)
         self.norms = start.norm(dim=0)  # (b,)
         size = torch.where(self.norms > 0, self.norms, torch.ones_like(self.norms))

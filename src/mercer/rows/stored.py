@@ -153,6 +153,7 @@ def _of_parquet(path: Path, columns: Sequence[str] | None) -> StoredRows:
             return torch.empty(0, len(names), dtype=torch.float64)
         # Only the row groups that hold these rows are decoded.
         low, high = bisect_right(ends, first), bisect_right(ends, last - 1)
+        # Their columns, from the first of these rows on.
         table = file.read_row_groups(list(range(low, high + 1)), columns=names)
         start = first - (ends[low - 1] if low else 0)
         parts = []

@@ -111,6 +111,7 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
         fix = "Was it made by mercer.save?"
         raise FileNotFoundError(sentence("mercer.load", f"{folder} must hold {path.name}", got, fix))
     try:
+        # Everything is checked before anything is built; where it fails, say that the version before may be whole.
         document = _read_description(path)
         _check_version(path, document)
         tensors = _read_tensors(path.parent, document["tensors"])

@@ -80,10 +80,12 @@ def non_negative(where: str, name: str, value: float) -> float:
 
 def integer(where: str, name: str, value: int, low: int, high: int | None = None, *, of: str = "") -> int:
     """A whole number in ``low..high``; ``of`` says what ``high`` counts."""
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
-        reach = f"in {low}..{high}" if high is not None else f"a whole number of at least {low}"
-        raise ValueError(sentence(where, f"{name} must be {reach}{', ' + of if of else ''}", value))
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or value < low or (high is not None and value > high):
+        need = f"{name} must be a whole number of at least {low}"
+        if high is not None:
+            need = f"{name} must be in {low}..{high}"
+        raise ValueError(sentence(where, f"{need}, {of}" if of else need, value))
     return int(value)
 
 
@@ -194,6 +196,7 @@ def weights(where: str, name: str, value: Any, n: int) -> Tensor | None:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     try:
+        # One number for all rows, or one for each.
         weight = torch.from_numpy(np.array(value, dtype=np.float64))  # a copy: the caller's weights stay his
     except (TypeError, ValueError) as error:
         raise ValueError(sentence(where, f"{name} must hold numbers", error)) from error
@@ -227,6 +230,7 @@ def memory(where: str, what: str, needed: int, fix: str) -> None:
 
 def available_memory() -> int | None:
     """Bytes available without swapping, within a container's limit; None where the system does not tell."""
+    # What Linux says; elsewhere what POSIX knows.
     free: int | None = None
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -36,7 +36,6 @@ __all__ = [
     "gather_rows",
     "global_slice",
     "joined",
-    "map_rows",
     "rank",
     "shard",
     "shards",
@@ -115,9 +114,11 @@ def alone() -> Iterator[None]:
 def joined(timeout: datetime.timedelta | None = None) -> Iterator[None]:
     """Open the process group for this block under ``torchrun`` (gloo on CPU, nccl on GPU); otherwise do nothing."""
     if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        backend = "gloo"
         if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout)
         try:
             yield
         finally:
@@ -166,11 +167,6 @@ def take_rows(rows: Rows, index: Tensor) -> Tensor:  # (n_rank, ...), (m,) -> (m
     return everyone[owner.argsort(stable=True).argsort()]
 
 
-def map_rows(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (n, ...) -> (n, ...)
-    """``f(x)`` for rows that all ranks hold; every rank computes its share. ``f`` must treat each row by itself."""
-    return f(x) if world_size() == 1 else gather_rows(f(x[shard(len(x))]))
-
-
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
@@ -216,12 +212,12 @@ def shards(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:  # each (n_rank, .
     if world_size() == 1:
         yield tensors
         return
-    own = [tensor.detach().contiguous() for tensor in tensors]
-    counts = [_shapes(tensor) for tensor in own]
+    mine = [tensor.detach().contiguous() for tensor in tensors]
+    counts = [_shapes(tensor) for tensor in mine]
     for source in range(world_size()):
         parts = [
             tensor if source == rank() else tensor.new_empty((count[source], *tensor.shape[1:]))
-            for tensor, count in zip(own, counts, strict=True)
+            for tensor, count in zip(mine, counts, strict=True)
         ]
         for part in parts:
             _together("shards", dist.broadcast, part, source)
@@ -246,11 +242,12 @@ def shared_generator(generator: torch.Generator | None) -> torch.Generator | Non
     """The same random generator on all ranks, in the state of rank 0's; None draws a seed on rank 0."""
     if world_size() == 1:
         return generator
-    own = torch.Generator().manual_seed(int(torch.randint(2**62, (1,)))) if generator is None else generator
-    state = own.get_state().to(_device())
+    if generator is None:
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, (1,))))
+    state = generator.get_state().to(_device())
     _together("shared_generator", dist.broadcast, state, 0)
-    own.set_state(state.cpu())
-    return own
+    generator.set_state(state.cpu())
+    return generator
 
 
 def broadcast_module(module: nn.Module) -> None:
@@ -291,7 +288,9 @@ def _shapes(rows: Tensor) -> list[int]:
 
 def _device() -> torch.device:
     """Where small messages travel."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def _together(where: str, collective: Callable[..., object], *arguments: object) -> None:

@@ -19,7 +19,8 @@ def shown(text: object, limit: int = 60) -> str:
     'xxxxxx...x'
     """
     raw = str(text)
-    raw = raw if len(raw) <= 4 * limit else raw[: 2 * limit] + raw[-2 * limit :]
+    if len(raw) > 4 * limit:
+        raw = raw[: 2 * limit] + raw[-2 * limit :]
     return shortened("".join(letter if _is_visible(letter) else _write_out(letter) for letter in raw), limit)
 
 

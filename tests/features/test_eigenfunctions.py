@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 import mercer
 from mercer.features import NeuralEigenfunctions, Nystrom
-from mercer.features.l2_batch_norm import L2BatchNorm
 from mercer.features.landmark_fit import fit_sample
 from mercer.features.neuralef import Training, compute_gradient, deflate, train
-from mercer.features.parallel_networks import ParallelNetworks
+from mercer.features.parallel_networks import L2BatchNorm, ParallelNetworks
 from mercer.features.task import Task
 from mercer.kernels import (
     NNGP,

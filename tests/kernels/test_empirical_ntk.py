@@ -137,7 +137,7 @@ def test_finite_differences_equal_the_slides_formula_and_jvp():
     kernel = EmpiricalNTK(
         model, method="finite_difference", samples=7, epsilon=1e-6, generator=torch.Generator().manual_seed(1)
     )
-    signs = Tangents(model, x, kernel.chosen).random_signs(7, kernel.seed, x)
+    signs = Tangents(model, x, kernel.choose).random_signs(7, kernel.seed, x)
     plain = copy.deepcopy(model).double()
     theta = nn.utils.parameters_to_vector(plain.parameters()).detach()
     expected = torch.zeros(5, 5, dtype=torch.float64)

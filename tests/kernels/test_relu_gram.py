@@ -54,7 +54,7 @@ def test_is_exact_at_the_ends_with_finite_gradients():
 def test_floor_lies_below_the_least_eigenvalue_and_is_of_use(n, d, generator):
     x = unit(n, d, generator)
     for kernel in (ReLUGram(), ReLUGram(RBF(2.0)), ReLUGram(nn.Linear(d, 2 * d, dtype=torch.float64))):
-        least, floor = float(torch.linalg.eigvalsh(kernel(x).detach())[0]), kernel.eigenvalue_floor(x)
+        least, floor = float(torch.linalg.eigvalsh(kernel(x).detach())[0]), kernel.bounds(x).floor
         assert 0 < floor <= least
         if d >= 5:
             assert floor > least / 4
@@ -62,16 +62,14 @@ def test_floor_lies_below_the_least_eigenvalue_and_is_of_use(n, d, generator):
 
 def test_floor_is_zero_where_the_matrix_is_singular(generator):
     x = unit(20, 4, generator)
-    assert ReLUGram().eigenvalue_floor(torch.cat((x, x[:1]))) == 0.0
-    assert ReLUGram().eigenvalue_floor(torch.cat((x, torch.zeros(1, 4, dtype=x.dtype)))) == 0.0
+    assert ReLUGram().bounds(torch.cat((x, x[:1]))).floor == 0.0
+    assert ReLUGram().bounds(torch.cat((x, torch.zeros(1, 4, dtype=x.dtype)))).floor == 0.0
 
 
 def test_floor_of_a_precomputed_base(generator):
     x = unit(25, 6, generator)
     kernel = ReLUGram(Precomputed(x @ x.mT))
-    torch.testing.assert_close(
-        kernel.eigenvalue_floor(torch.arange(25)), ReLUGram().eigenvalue_floor(x), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(kernel.bounds(torch.arange(25)).floor, ReLUGram().bounds(x).floor, rtol=1e-6, atol=0)
 
 
 def test_base_must_be_a_module():

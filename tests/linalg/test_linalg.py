@@ -87,11 +87,11 @@ def test_randomized_range_spans_what_a_low_rank_matrix_spans(generator):
 
 
 @pytest.mark.parametrize("decay", [0.3, 1.5])
-@pytest.mark.parametrize("given", ["matrix", "callable"])
+@pytest.mark.parametrize("given", ["matrix", "operator"])
 def test_top_eigh_equals_the_dense_solver(given, decay, generator):
     n, k = 400, 12
     a = _spd(n, generator, decay=decay)
-    got = top_eigh(a, k) if given == "matrix" else top_eigh(a.__matmul__, k, n=n)
+    got = top_eigh(a if given == "matrix" else SymmetricOperator(a.__matmul__, n), k)
     exact = torch.linalg.eigvalsh(a).flip(0)[:k]
     torch.testing.assert_close(got.values, exact, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(
@@ -113,8 +113,6 @@ def test_top_eigh_is_deterministic_and_checks_k(generator):
     assert torch.equal(top_eigh(a, 5).vectors, top_eigh(a, 5).vectors)
     with pytest.raises(ValueError, match=r"top_eigh: k must be in 1\.\.300, the rows of the operator; got 301"):
         top_eigh(a, 301)
-    with pytest.raises(ValueError, match="n must be given"):
-        top_eigh(a.__matmul__, 3)
     with pytest.warns(NumericalWarning, match="top_eigh: residual"):
         top_eigh(a, 5, max_products=16)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mercer.kernels import RBF, Matern
-from mercer.linalg.eigenpro import longest_step, shrink_directions
+from mercer.linalg.eigen import longest_step, shrink_directions
 from mercer.machines import KernelRidge
 from mercer.machines.eigenpro import EigenPro
 from mercer.machines.exact import Exact

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import mercer
 from mercer import nn as heads
-from mercer.features.l2_batch_norm import L2BatchNorm
+from mercer.features.parallel_networks import L2BatchNorm
 from mercer.kernels import RBF, ArcCosine, Cosine, Linear, Matern, Polynomial, RadialSeries
 from mercer.nn import (
     CosineClassifier,

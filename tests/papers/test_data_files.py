@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mercer.storage.archives import decompress, read_npz, text_table, verify_checksum, whole_numbers
+from mercer.storage.archives import decompress, read_npz
 from mercer_papers.data import CorruptData
+from mercer_papers.data.text_files import text_table, verify_checksum, whole_numbers
 from tests.papers.cases import Trap
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mercer import figures
 from mercer.figures import numbers
-from mercer.figures.inline import inline
+from mercer.figures.pages import inline
 from mercer_papers import recorded_runs, report
 from mercer_papers.catalogue import Number, entries
 from mercer_papers.report import matrix

@@ -166,8 +166,9 @@ class FeatureMap(
 
     def kernel(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """The approximate Gram matrix, ``f(x) @ f(y).T``."""
-        left = self(x)
-        return left @ (left if y is None else self(y)).mT
+        features = self(x)
+        columns = features if y is None else self(y)
+        return features @ columns.mT
 
     def error(self, x: Tensor, *, generator: torch.Generator | None = None) -> float:
         r"""Relative error :math:`\|K - \Phi \Phi^\top\|_F / \|K\|_F` on at most 1,000 rows drawn from ``x``."""
@@ -177,8 +178,8 @@ class FeatureMap(
             if len(x) > _ERROR_ROWS:
                 x = x[torch.randperm(len(x), generator=generator, device=x.device)[:_ERROR_ROWS]]
             gram = self.exact(x)
-            norm = torch.linalg.matrix_norm(gram)
-            return float(torch.linalg.matrix_norm(gram - self.kernel(x)) / norm) if norm > 0 else 0.0
+            norm = float(torch.linalg.matrix_norm(gram))
+            return float(torch.linalg.matrix_norm(gram - self.kernel(x))) / norm if norm > 0 else 0.0
 
     @contextmanager
     def _share_draws(self) -> Iterator[None]:

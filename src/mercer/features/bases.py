@@ -1,4 +1,4 @@
-"""What eigenfunctions are combined from: kernels at landmarks, a network's hidden features, or its outputs."""
+"""What eigenfunctions are combined from: kernels at landmarks, a network's hidden features or outputs, products."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LandmarkBasis(Basis):
 
 
 class NetworkBasis(Basis):
-    """A network on standardised rows.
+    """A network on standardized rows.
 
     Args:
         network: Held, and registered: its weights are part of the map.
@@ -107,12 +107,52 @@ class HiddenBasis(NetworkBasis):
         x = self.standardize(x)
         if isinstance(self.network, ParallelNetworks | Trunk):
             hidden = self.network.read_hidden(x)
+        elif not last_linear(self.network)[0]:  # the network is one linear layer
+            hidden = x.flatten(1)
         else:
-            hidden = _read_before_last(self.network, x)
+            # A private copy that shares the weights: the user's network gets no hooks, and threads do not meet in it.
+            name, private = last_linear(self.network)[0], private_copy(self.network)
+            with capture(private, [name], detach=False) as signals:
+                private(x)
+            hidden = signals[name].input.flatten(1)
         if self.outputs == 1:
             return hidden
         eye = torch.eye(self.outputs, dtype=hidden.dtype, device=hidden.device)
         return torch.einsum("nm,cd->ncmd", hidden, eye).flatten(2).flatten(0, 1)
+
+
+class ProductBasis(Basis):
+    r"""Functions :math:`\psi_i(x) e_l` of a kernel that is a scalar kernel times one matrix of outputs.
+
+    Args:
+        scalar: Where the functions of the scalar kernel come from.
+        rotation: ``(m, k)``: those times it are its eigenfunctions.
+        picks: i ``(k,)``.
+        mixing: Directions of outputs e ``(c, k)``, 0 for functions beyond the rank.
+    """
+
+    rotation: Tensor
+    picks: Tensor
+    mixing: Tensor
+
+    def __init__(self, scalar: Basis, rotation: Tensor, picks: Tensor, mixing: Tensor) -> None:
+        super().__init__()
+        self.scalar = scalar
+        self.register_buffer("rotation", rotation)
+        self.register_buffer("picks", picks)
+        self.register_buffer("mixing", mixing)
+        self.outputs = len(mixing)
+
+    @property
+    @override
+    def width(self) -> int | None:
+        return self.scalar.width
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n c, k)
+        values = self.scalar(x)
+        functions = (values @ self.rotation.to(values.dtype))[:, self.picks]  # (n, k)
+        return (functions[:, None] * self.mixing.to(functions.dtype)).flatten(0, 1)
 
 
 def hidden_width(network: nn.Module) -> int | None:
@@ -122,14 +162,3 @@ def hidden_width(network: nn.Module) -> int | None:
     if not any(isinstance(layer, nn.Linear) for layer in network.modules()):
         return None
     return last_linear(network)[1].in_features
-
-
-def _read_before_last(network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, m)
-    name = last_linear(network)[0]
-    if not name:  # the network is one linear layer
-        return x.flatten(1)
-    # A private copy that shares the weights: the user's network gets no hooks, and threads do not meet in it.
-    private = private_copy(network)
-    with capture(private, [name], detach=False) as seen:
-        private(x)
-    return seen[name].input.flatten(1)

@@ -22,7 +22,7 @@ from ..rows import Rows
 from ..rows.agreement import has_several_ranks, map_shared_rows
 from ..rows.stored import Readable
 from .bases import LandmarkBasis
-from .landmarks import LandmarkFeatures, sample, select, widen
+from .landmarks import LandmarkFeatures, resolution, sample, select, widen
 from .neuralef import Training
 from .rayleigh_ritz import Pairs, ritz
 from .task import Task, measure_center_and_spread, normalize_functions
@@ -32,7 +32,7 @@ _SAMPLE_ROWS = 4096
 _FEW_LANDMARKS = 256  # each is a kernel value for every row: by trial 512 lower the error by 0.1 % at twice the cost
 _FINE_ROWS = 2048  # float64 rows are held in float64 up to here
 _FINE_RATIO = 1e-4  # eigenvalues below this share of the largest are noisy in float32
-_WHOLE_ROWS = 256, 4096  # between these the Gram matrix is one array, and ARPACK is quicker than block Lanczos
+_ARRAY_ROWS = 256, 4096  # between these the Gram matrix is one array, and ARPACK is quicker than block Lanczos
 _RESTARTS = 20  # of ARPACK, which cannot finish where the rank is below k
 _ACCURACY = 1e-3  # residual of a pair, relative to its eigenvalue
 _SMOOTH = 0.15  # what landmarks may leave of the kernel, relative to what rank k leaves, for their own functions to do
@@ -48,17 +48,17 @@ def fit_landmarks(task: Task) -> tuple[LandmarkBasis, Pairs]:
         need = "landmarks need a kernel with one number for each pair"
         raise ValueError(checks.sentence("NeuralEigenfunctions", need, "outputs='full'", fix))
     if task.landmarks is not None or task.training.steps or not task.ritz:
-        return _fit_chosen(task)
+        return fit_given(task)
     if task.n > _EXACT_ROWS or not _tiles_fit(task.n, "float32"):
         return fit_sample(task)
     # Lanczos on the Gram matrix of all rows, which are the landmarks.
-    gram, pairs, _ = exact_pairs(task.kernel, Rows(task.rows).gather(), task.k)
-    return LandmarkBasis(task.kernel, gram.rows), pairs
+    exact = decompose(task.kernel, Rows(task.rows).gather(), task.k)
+    return LandmarkBasis(task.kernel, exact.rows), exact.pairs
 
 
-def _fit_chosen(task: Task) -> tuple[LandmarkBasis, Pairs]:
+def fit_given(task: Task) -> tuple[LandmarkBasis, Pairs]:
     """Rayleigh-Ritz on the span of landmarks, which are moved uphill first where steps are asked for."""
-    # The landmarks: the user's; else centres of k-means, or uniform rows for pictures and for indices.
+    # The landmarks: the user's; else centers of k-means, or uniform rows for pictures and for indices.
     kernel, x = task.kernel, task.rows
     if isinstance(task.landmarks, Tensor):
         z = kernel.prepare("landmarks", task.landmarks).detach().clone()
@@ -101,8 +101,7 @@ def fit_sample(task: Task, *, rows: int = _SAMPLE_ROWS) -> tuple[LandmarkBasis, 
     # Smooth: on held-out rows the landmarks' features leave less of K than rank k does.
     smooth = False
     if len(judged) == _HELD_ROWS and bool(kernel(widen(kernel, z)).isfinite().all()):
-        eps = torch.finfo(z.dtype if z.is_floating_point() else torch.float64).eps
-        features = LandmarkFeatures.at(kernel, z, where="NeuralEigenfunctions", cut=len(z) * eps)
+        features = LandmarkFeatures.at(kernel, z, where="NeuralEigenfunctions", cut=len(z) * resolution(z))
         phi = features(widen(kernel, judged)).double()
         beyond = phi @ torch.linalg.eigh(phi.mT @ phi)[1][:, :-k]
         missing = kernel(widen(kernel, judged)).double() - phi @ phi.mT
@@ -140,8 +139,8 @@ def _decompose_sample(task: Task, x: Tensor, m: int) -> tuple[Tensor, Tensor]:  
     The log says :math:`\|\hat\Phi \hat\Phi^\top - \Phi \Phi^\top\|_F / \|K\|_F` on rows that were not fitted.
     """
     kernel, n = task.kernel, len(x)
-    gram, pairs, functions = exact_pairs(kernel, x, min(2 * task.k, n))
-    x = gram.rows
+    exact = decompose(kernel, x, min(2 * task.k, n))
+    x, functions, roots = exact.rows, exact.functions, exact.pairs.values.sqrt()
 
     # Fit the functions on some rows.
     order = torch.randperm(n, generator=task.generator).to(x.device)
@@ -150,13 +149,12 @@ def _decompose_sample(task: Task, x: Tensor, m: int) -> tuple[Tensor, Tensor]:  
     phi = features(widen(kernel, x[fitted])).double()
     moment = phi.mT @ phi
     moment.diagonal().add_(1e-12 * moment.diagonal().max())
-    roots = pairs.values.sqrt()
     coefficients = torch.linalg.solve(moment, phi.mT @ functions[fitted]) * roots
 
     # Measure the loss on others.
     fit, true = features(widen(kernel, x[judged])).double() @ coefficients, functions[judged] * roots
     gap = (true.mT @ true).square().sum() + (fit.mT @ fit).square().sum() - 2 * (true.mT @ fit).square().sum()
-    loss = math.sqrt(max(float(gap), 0.0)) * (n / len(judged)) / math.sqrt(gram.matrix.squared_norm)
+    loss = math.sqrt(max(float(gap), 0.0)) * (n / len(judged)) / math.sqrt(exact.gram.squared_norm)
     _log.info(
         "NeuralEigenfunctions: %d of %d rows decomposed, compressed to %d landmarks at a loss of %.1e of K.",
         n, task.n, m, loss,
@@ -169,36 +167,40 @@ def _measure_off_diagonal(matrix: Tensor) -> float:
     return math.sqrt(max(float(matrix.square().sum() - matrix.diagonal().square().sum()), 0.0))
 
 
-class _RowsGram(NamedTuple):
-    """Rows in the dtype that the kernel was computed in, and their Gram matrix."""
+class Exact(NamedTuple):
+    """The leading pairs of a Gram matrix, as combinations of K(., rows)."""
 
-    rows: Tensor
-    matrix: TiledGram
+    rows: Tensor  # (n, ...), in the dtype that the kernel was computed in
+    gram: TiledGram
+    pairs: Pairs
+    functions: Tensor  # (n, k): the eigenfunctions at the rows
 
 
-def exact_pairs(kernel: Kernel, x: Tensor, k: int) -> tuple[_RowsGram, Pairs, Tensor]:
-    r"""The k leading pairs on rows that all ranks hold: for functions of K(., x), and the functions at x ``(n, k)``.
+def decompose(kernel: Kernel, x: Tensor, k: int) -> Exact:
+    r"""The k leading pairs on rows that all ranks hold.
 
     The Gram matrix is held in float32, or in float64 where rows are few, and where the k-th eigenvalue turns out too
     small for float32.
     """
-    exact = not x.is_floating_point() or x.dtype == torch.float64
-    storage = "float64" if exact and len(x) <= _FINE_ROWS else "float32"
-    answer = _decompose(kernel, x, k, storage)
-    fits = len(x) <= _FINE_ROWS or _tiles_fit(len(x), "float64")
-    if storage == "float32" and fits and float(answer[1].values[-1]) < _FINE_RATIO * float(answer[1].values[0]):
-        answer = _decompose(kernel, widen(kernel, x), k, "float64")
-    return answer
+    is_short = len(x) <= _FINE_ROWS
+    if is_short and (not x.is_floating_point() or x.dtype == torch.float64):
+        return _decompose_in(kernel, x, k, "float64")
+    exact = _decompose_in(kernel, x, k, "float32")
+    values = exact.pairs.values
+    if float(values[-1]) < _FINE_RATIO * float(values[0]) and (is_short or _tiles_fit(len(x), "float64")):
+        return _decompose_in(kernel, widen(kernel, x), k, "float64")
+    return exact
 
 
-def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGram, Pairs, Tensor]:
+def _decompose_in(kernel: Kernel, x: Tensor, k: int, storage: str) -> Exact:
+    """The pairs with the Gram matrix in one storage, float32 or float64."""
     # The Gram matrix: one array where it is small and no other rank could hold a share of it, else tiles.
     n = len(x)
-    whole: Tensor | None = None
-    if _WHOLE_ROWS[0] < n <= _WHOLE_ROWS[1] and 3 * k < n and x.device.type == "cpu" and not has_several_ranks():
-        whole = kernel(x)
+    array: Tensor | None = None
+    if _ARRAY_ROWS[0] < n <= _ARRAY_ROWS[1] and 3 * k < n and x.device.type == "cpu" and not has_several_ranks():
+        array = kernel(x)
         gram = TiledGram(n, storage, x.device, side=n)
-        gram.put(0, 0, whole)
+        gram.put(0, 0, array)
         gram.settle()
     else:
         gram = TiledGram.of(kernel, x, storage)
@@ -207,7 +209,9 @@ def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGr
         raise ValueError(checks.sentence("NeuralEigenfunctions", need, "NaN or infinity", "Standardise x."))
 
     # Its top pairs. Where k of them are all there is, their own accuracy is what counts.
-    top = None if whole is None else _run_arpack(whole, k)
+    top = None
+    if array is not None:
+        top = _run_arpack(array, k)
     if top is None:
         top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise, relative=_ACCURACY)
     captured = float(top.values.square().sum()) / max(gram.squared_norm, torch.finfo(torch.float64).tiny)
@@ -220,7 +224,7 @@ def _decompose(kernel: Kernel, x: Tensor, k: int, storage: str) -> tuple[_RowsGr
     functions = top.vectors * alive * math.sqrt(n)  # a mask times a number would be float32
     rotation = functions / torch.where(alive, top.values, 1.0)
     pairs = Pairs(top.values * alive / n, rotation, top.residuals * alive / n).pad(k)
-    return _RowsGram(x, gram), pairs, torch.nn.functional.pad(functions, (0, k - functions.shape[1]))
+    return Exact(x, gram, pairs, torch.nn.functional.pad(functions, (0, k - functions.shape[1])))
 
 
 def _run_arpack(matrix: Tensor, k: int) -> TopEigh | None:  # (n, n)
@@ -247,12 +251,13 @@ def _tiles_fit(n: int, storage: str) -> bool:
 def _move_landmarks(
     kernel: Kernel, x: Readable, z: Tensor, k: int, plan: Training, generator: torch.Generator | None
 ) -> Tensor:  # (n, d), (m, d) -> (m, d)
-    r"""Landmarks moved to capture more of the kernel: maximise :math:`\sum_{j \le k} \hat\mu_j(z)^2`.
+    r"""Landmarks moved to capture more of the kernel: maximize :math:`\sum_{j \le k} \hat\mu_j(z)^2`.
 
     :math:`\hat\mu_j` are the eigenvalues of the Nystrom operator on a minibatch; the squared error of the best rank-k
     approximation is what their squares leave of :math:`\|K / n\|^2`. The step size is in units of the data's
     spread. Ctrl-C ends the training, not the fit.
     """
+    # Adam on the landmarks, with steps in units of the data's spread.
     spread = float(measure_center_and_spread(x)[1])
     z = z.double().requires_grad_()
     optimizer = torch.optim.Adam([z], lr=plan.lr * spread)
@@ -262,11 +267,13 @@ def _move_landmarks(
         for _ in range(plan.steps):
             batch = sample(x, size, generator).double()
             with torch.enable_grad():
+                # The Nystrom features of a minibatch, L^-1 K(z, batch) with K(z, z) = L L^T, and their spectrum.
                 inner = kernel(z)
                 ridge = 1e-8 * inner.detach().diagonal().mean()
                 factor = cholesky(shifted(inner, ridge)).factor
                 phi = torch.linalg.solve_triangular(factor, kernel(z, batch), upper=False)  # (m, b)
                 values = torch.linalg.eigvalsh(phi @ phi.mT / size)
+                # Minus the sum of squares, relative to its own size, so that the step does not depend on the kernel's.
                 loss = -values[-k:].square().sum() / values.detach()[-k:].square().sum()
                 optimizer.zero_grad()
                 loss.backward()

@@ -15,7 +15,7 @@ from ..rows import Rows
 from ..rows.stored import Readable
 
 SELECTIONS = ("uniform", "kmeans", "leverage")
-_KMEANS_ROWS = 20_000  # k-means on a sample of this size; more rows do not move its centres
+_KMEANS_ROWS = 20_000  # k-means on a sample of this size; more rows do not move its centers
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class LandmarkFeatures:
             cut: Directions with eigenvalues below this share of the largest are rounding and are dropped; None is m
                 times the resolution of float64.
         """
-        cut = len(landmarks) * torch.finfo(torch.float64).eps if cut is None else cut
+        if cut is None:
+            cut = len(landmarks) * torch.finfo(torch.float64).eps
         return cls(kernel, landmarks, inverse_root(kernel(widen(kernel, landmarks)).double(), cut, where=where))
 
     def __call__(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, r)
@@ -59,6 +60,11 @@ class LandmarkFeatures:
 def widen(kernel: Kernel, x: Tensor) -> Tensor:
     """Rows in float64, but for kernels of networks, which would be twice as dear, and for indices."""
     return x if isinstance(kernel, NetworkKernel) or not x.is_floating_point() else x.double()
+
+
+def resolution(x: Readable) -> float:
+    """Relative rounding of rows; of indices that of float64."""
+    return float(torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps)
 
 
 def select(kernel: Kernel, x: Readable, m: int, selection: str, generator: torch.Generator | None) -> Tensor:
@@ -79,7 +85,7 @@ def sample(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  #
 
 
 def kmeans(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  # (n, d) -> (m, d)
-    """Centres of k-means on at most 20,000 rows (scikit-learn's), one start by k-means++."""
+    """Centers of k-means on at most 20,000 rows (scikit-learn's), one start by k-means++."""
     if not x.is_floating_point():
         need = "selection='kmeans' needs rows with coordinates"
         raise ValueError(checks.sentence("Nystrom", need, "indices of a precomputed Gram matrix", "Use 'leverage'."))
@@ -88,7 +94,7 @@ def kmeans(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  #
 
     rows = sample(x, max(m, _KMEANS_ROWS), generator)
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-    with warnings.catch_warnings():  # fewer distinct rows than centres: the rank's own warning says it
+    with warnings.catch_warnings():  # fewer distinct rows than centers: the rank's own warning says it
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = KMeans(m, n_init=1, random_state=seed, max_iter=25).fit(rows.cpu().numpy())
     return torch.as_tensor(model.cluster_centers_).to(rows)

@@ -13,11 +13,10 @@ from ..kernels import NetworkKernel
 from ..rows.agreement import share_weights
 from ..rows.stored import Readable
 from .bases import HiddenBasis, NetworkBasis, OutputBasis, hidden_width
-from .l2_batch_norm import L2BatchNorm
-from .landmark_fit import exact_pairs
+from .landmark_fit import decompose
 from .landmarks import widen
 from .neuralef import Training, train
-from .parallel_networks import ParallelNetworks, Trunk
+from .parallel_networks import L2BatchNorm, ParallelNetworks, Trunk
 from .rayleigh_ritz import Pairs, exact_functions, ritz
 from .task import Task, measure_center_and_spread, normalize_functions
 
@@ -27,6 +26,7 @@ _HIDDEN = 1024  # functions that Rayleigh-Ritz takes from a network at most
 
 def fit_neuralef(task: Task) -> tuple[NetworkBasis, Pairs]:
     """Algorithm 1 on minibatches, then Rayleigh-Ritz on the hidden features."""
+    # Train, in the paper's order of functions.
     centre, spread = _measure_rows(task.rows, task.outputs)
     network = task.network or _make_parallel(centre.shape, task.k, task.outputs, task.generator).to(task.rows.device)
     trained = OutputBasis(network, centre, spread)
@@ -42,12 +42,15 @@ def fit_neuralef(task: Task) -> tuple[NetworkBasis, Pairs]:
 
 def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
     """The exact eigenvectors on the sample, a network that takes their values, then Rayleigh-Ritz."""
+    # The eigenvectors, as functions at the rows.
     sample, k, c = task.sample, task.k, task.outputs
     if isinstance(task.kernel, NetworkKernel):
         values, functions = exact_functions(task.kernel, sample, k, floor=task.resolution * len(sample))
     else:
-        _, pairs, functions = exact_pairs(task.kernel, sample, k)
-        values = pairs.values
+        exact = decompose(task.kernel, sample, k)
+        values, functions = exact.pairs.values, exact.functions
+
+    # A network that takes their values; the leading ones weigh more.
     centre, spread = _measure_rows(task.rows, c)
     network = task.network
     if network is None:
@@ -65,7 +68,7 @@ def fit_distilled(task: Task) -> tuple[NetworkBasis, Pairs]:
 def distill(
     network: nn.Module, x: Tensor, targets: Tensor, weights: Tensor, plan: Training, generator: torch.Generator | None
 ) -> None:
-    r"""Fit a network to functions known on the rows: minimise :math:`\sum_j w_j \, E (f_j(x) - \psi_j(x))^2`.
+    r"""Fit a network to functions known on the rows: minimize :math:`\sum_j w_j \, E (f_j(x) - \psi_j(x))^2`.
 
     Ctrl-C ends the training early; the fit still completes.
 
@@ -77,6 +80,7 @@ def distill(
         plan: Settings; the step size rises for a tenth of the steps and falls along a cosine.
         generator: Draws the minibatches.
     """
+    # Adam with a step size that rises, then falls along a cosine; the network starts the same on all ranks.
     optimizer = torch.optim.AdamW(network.parameters(), lr=plan.lr)
     warm = max(1, plan.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -89,6 +93,7 @@ def distill(
     network.train()
     try:
         for step in range(plan.steps):
+            # The weighted squared distance on a minibatch.
             rows = torch.randint(len(x), (size,), generator=generator).to(x.device)
             with torch.enable_grad():
                 batch = x[rows].to(dtype) if x.is_floating_point() else x[rows]
@@ -111,8 +116,11 @@ def blank_network_basis(
 ) -> NetworkBasis:
     """The basis that a fit of these arguments ends with, to load a state into."""
     c = len(spread)
-    if network is None:
-        network = Trunk(centre.shape, k, outputs=c) if method == "distill" else _make_parallel(centre.shape, k, c, None)
+    if network is None and method == "distill":
+        network = Trunk(centre.shape, k, outputs=c)
+        _freeze(network.to(centre.device), dtype)
+    elif network is None:
+        network = _make_parallel(centre.shape, k, c, None)
         _freeze(network.to(centre.device), dtype)
     trained = OutputBasis(network, torch.empty_like(centre), torch.empty_like(spread))
     return _ritz_basis(trained, k) if ritz else trained

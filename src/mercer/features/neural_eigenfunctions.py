@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +16,11 @@ from .. import checks
 from ..kernels import Kernel, NetworkKernel
 from ..rows.stored import Readable
 from .base import FeatureMap
-from .bases import Basis, LandmarkBasis, NetworkBasis
-from .factorization import ProductBasis, fit_factorized, trace_outputs
+from .bases import Basis, LandmarkBasis, NetworkBasis, ProductBasis
 from .landmark_fit import fit_landmarks
 from .network_fit import blank_network_basis, fit_distilled, fit_neuralef
 from .neuralef import DEFLATIONS, Training
+from .rayleigh_ritz import Pairs
 from .task import Task
 
 STRATEGIES = ("joint", "factorized")
@@ -45,7 +48,7 @@ class NeuralEigenfunctions(FeatureMap):
     - ``"neuralef"``: Algorithm 1; one network for each function, trained on minibatches.
     - ``"landmarks"``: functions :math:`\sum_l a_l k(x, z_l)`. Up to 20,000 rows z are the rows: Lanczos on their Gram
       matrix, exactly extended. Beyond, the same for a sample, compressed to fewer landmarks, made orthogonal over all
-      rows. With ``landmarks`` or ``steps``: k-means centres, moved by ``steps`` of
+      rows. With ``landmarks`` or ``steps``: k-means centers, moved by ``steps`` of
       gradient ascent. For kernels that are cheap to evaluate.
     - ``"distill"``: the exact eigenvectors on the rows, then a network trained to take their values. For kernels of
       networks, which cost many passes for each new row.
@@ -118,10 +121,15 @@ class NeuralEigenfunctions(FeatureMap):
         self.given_landmarks = landmarks
         self.strategy = checks.choice(where, "strategy", strategy, STRATEGIES)
         self.basis: Basis | None = None
+        # Settings of the method in force.
+        if steps is None:
+            steps = _STEPS[self.resolve_method()]
+        if lr is None:
+            lr = _RATES[self.resolve_method()]
         self.plan = Training(
-            checks.integer(where, "steps", _STEPS[self.resolve_method()] if steps is None else steps, 0),
+            checks.integer(where, "steps", steps, 0),
             checks.integer(where, "batch_size", batch_size, 1),
-            checks.positive(where, "lr", _RATES[self.resolve_method()] if lr is None else lr),
+            checks.positive(where, "lr", lr),
             checks.choice(where, "deflation", deflation, DEFLATIONS),
         )
 
@@ -153,11 +161,10 @@ class NeuralEigenfunctions(FeatureMap):
             _log.info("NeuralEigenfunctions: auto picks %r for %s: %s.", method, kind, _WHY[method])
         network = self.given_network[0]
         task = Task(self.exact, x, self.k, self.ritz, self.plan, self.generator, network, self.given_landmarks)
-        fitter = _FITTERS[method]
         if self._factorizes():
-            self.basis, pairs = fit_factorized(task, fitter)
+            self.basis, pairs = fit_factorized(task, _FITTERS[method])
         else:
-            self.basis, pairs = fitter(task)
+            self.basis, pairs = _FITTERS[method](task)
         self.eigenvalues, self.projection, self.residuals = pairs.values, pairs.rotation, pairs.residuals
         if self.rank < self.k:
             rank = f"the kernel has rank {self.rank} on these rows, below k = {self.k}"
@@ -215,13 +222,37 @@ class NeuralEigenfunctions(FeatureMap):
     def _blank_scalar(self, state: dict[str, Tensor], kernel: Kernel) -> Basis:
         if self.resolve_method() == "landmarks":
             return LandmarkBasis(kernel, torch.empty_like(state["landmarks"]))
-        weight = next(value for key, value in state.items() if key.startswith("network."))
-        return blank_network_basis(
-            self.given_network[0],
-            self.resolve_method(),
-            self.k,
-            self.ritz,
-            state["centre"],
-            state["spread"],
-            weight.dtype,
-        )
+        dtype = next(value for key, value in state.items() if key.startswith("network.")).dtype
+        network, method = self.given_network[0], self.resolve_method()
+        return blank_network_basis(network, method, self.k, self.ritz, state["centre"], state["spread"], dtype)
+
+
+def fit_factorized(task: Task, fitter: Callable[[Task], tuple[Basis, Pairs]]) -> tuple[Basis, Pairs]:
+    r"""Eigenfunctions of a matrix-valued kernel that is taken for its trace kernel times one matrix A of outputs.
+
+    Those of :math:`\mathrm{tr} k(x, y) \, A` are :math:`\psi_i(x) e_l`, with the products :math:`\mu_i a_l` of the
+    eigenvalues of the trace kernel, which any fitter finds, and of A.
+    """
+    # The eigenfunctions of the trace kernel.
+    assert isinstance(task.kernel, NetworkKernel)
+    basis, pairs = fitter(dataclasses.replace(task, kernel=trace_outputs(task.kernel)))
+
+    # A: the mean of k(x, x) over the rows, of trace 1.
+    mean = task.kernel.diag(task.sample).double().mean(0)  # (c, c)
+    weights, vectors = torch.linalg.eigh(mean / torch.where(mean.trace() > 0, mean.trace(), 1.0))
+
+    # The k largest products mu_i a_l, each with its i and its e_l.
+    table = pairs.values.double()[:, None] * weights.clamp_min(0)[None]  # (k, c)
+    best = table.flatten().topk(task.k)
+    picks, mixing = best.indices // len(weights), vectors[:, best.indices % len(weights)]
+    product = ProductBasis(basis, pairs.rotation, picks, mixing * (best.values > 0))
+    functions = product(task.sample).double()
+    eye = torch.eye(task.k, dtype=torch.float64, device=functions.device)
+    return product, Pairs(best.values, eye, task.residuals(functions, best.values))
+
+
+def trace_outputs(kernel: NetworkKernel) -> NetworkKernel:
+    """A copy of the kernel that sums over outputs."""
+    scalar = copy.copy(kernel)
+    scalar.outputs = "trace"
+    return scalar

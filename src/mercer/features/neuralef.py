@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from ..linalg.cholesky import shifted
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_weights
 from ..rows.stored import Readable
-from .l2_batch_norm import L2BatchNorm
+from .parallel_networks import L2BatchNorm
 
 DEFLATIONS = ("first_order", "cholesky")
 _KEPT_NUMBERS = 2**26  # of a network kernel's features of all rows
@@ -87,7 +86,7 @@ def train(
 
     Args:
         network: ``(n, ...) -> (n, k)``, or ``(n, c, k)`` for a matrix-valued kernel.
-        norm: Normalises its columns to a mean square of 1.
+        norm: Normalizes its columns to a mean square of 1.
         kernel: k; Gram matrices of minibatches only. Of a kernel of networks the features of all rows are kept where
             they are at most 2^26 numbers, so that a step runs none of its networks.
         x: Rows, this rank's.
@@ -100,17 +99,31 @@ def train(
     running = torch.zeros(norm.num_features, dtype=torch.float64, device=x.device)
     data = Rows(x)
     size = min(plan.batch_size, data.n)
-    gram_of = _prepare_grams(kernel, x)
+
+    # Features of a kernel of networks are computed once for all rows where they fit: a step then runs none of them.
+    features: Tensor | None = None
+    if isinstance(kernel, NetworkKernel) and kernel.rowwise and not has_several_ranks():
+        with torch.no_grad():
+            if kernel.features(kernel.prepare("x", x[:1])).numel() * len(x) <= _KEPT_NUMBERS:
+                blocks = [kernel.features(kernel.prepare("x", x[part])) for part in slices(len(x), 1024)]
+                features = torch.cat(blocks)
+
     share_weights(network)
     network.train()
     norm.train()
     try:
         for step in range(plan.steps):
+            # A minibatch and its Gram matrix.
             rows = torch.randperm(data.n, generator=generator)[:size].to(x.device)
             batch = data.take(rows)
-            gram = gram_of(rows, batch).to(dtype)
+            if features is not None and isinstance(kernel, NetworkKernel):
+                gram = kernel.join(features[rows], features[rows]).to(dtype)
+            else:
+                gram = kernel(batch).to(dtype)
             if gram.ndim == 4:  # (b, b, c, c): a matrix for each pair, as (b c, b c)
                 gram = gram.transpose(1, 2).flatten(2).flatten(0, 1)
+
+            # The functions at its rows, of mean square 1, and the gradient of the loss with respect to them.
             with torch.enable_grad():
                 raw = network(batch.to(dtype) if batch.is_floating_point() else batch)
                 psi = norm(raw.reshape(-1, norm.num_features))  # (b c, k)
@@ -121,6 +134,8 @@ def train(
                 raise FloatingPointError(
                     checks.sentence("neuralef", "the loss must stay finite", f"NaN at step {step}", fix)
                 )
+
+            # One step of Adam; the running eigenvalues psi^T K psi / B^2.
             optimizer.zero_grad()
             psi.backward(gradient)
             optimizer.step()
@@ -130,14 +145,3 @@ def train(
     except KeyboardInterrupt:
         _log.warning("neuralef: interrupted at step %d of %d; the map keeps what was learned.", step, plan.steps)
     return running
-
-
-def _prepare_grams(kernel: Kernel, x: Readable) -> Callable[[Tensor, Tensor], Tensor]:
-    """The Gram matrix of a minibatch, by its indices and its rows."""
-    if not isinstance(kernel, NetworkKernel) or not kernel.rowwise or has_several_ranks():
-        return lambda _, batch: kernel(batch)
-    with torch.no_grad():
-        if kernel.features(kernel.prepare("x", x[:1])).numel() * len(x) > _KEPT_NUMBERS:
-            return lambda _, batch: kernel(batch)
-        features = torch.cat([kernel.features(kernel.prepare("x", x[part])) for part in slices(len(x), 1024)])
-    return lambda rows, _: kernel.joined(features[rows], features[rows])

@@ -11,7 +11,7 @@ from ..kernels import Kernel
 from ..rows import Rows
 from ..rows.stored import Readable
 from .base import FeatureMap
-from .landmarks import SELECTIONS, LandmarkFeatures, select
+from .landmarks import SELECTIONS, LandmarkFeatures, resolution, select
 
 
 class Nystrom(FeatureMap):
@@ -30,7 +30,7 @@ class Nystrom(FeatureMap):
     Args:
         kernel: The kernel k. With ``Precomputed`` the rows are indices.
         m: Number of landmarks and features; above n it is reduced to n, with a warning, the surplus columns 0.
-        selection: ``"uniform"`` rows, ``"kmeans"`` centres, rows by approximate ridge ``"leverage"`` scores, or the
+        selection: ``"uniform"`` rows, ``"kmeans"`` centers, rows by approximate ridge ``"leverage"`` scores, or the
             landmarks themselves.
         generator: Source of randomness, or a seed.
 
@@ -117,16 +117,17 @@ class Nystrom(FeatureMap):
             self.landmarks = checks.finite("Nystrom", "selection", landmarks)
         else:
             self.landmarks = select(self.exact, x, min(self.m, Rows(x).n), self.selection, self.generator)
-        eps = torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps
-        return LandmarkFeatures.at(self.exact, self.landmarks, where="Nystrom", cut=len(self.landmarks) * eps)
+        cut = len(self.landmarks) * resolution(x)
+        return LandmarkFeatures.at(self.exact, self.landmarks, where="Nystrom", cut=cut)
 
     def _rotate(self, x: Readable, features: LandmarkFeatures, sums: Tensor) -> Tensor:  # -> (r, m)
         """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
         n, diag, r = Rows(x).n, sums[-1], features.whitener.shape[1]
+        # Eigenvectors of the features' moment turn them into eigenfunctions, times the root of the eigenvalue.
         values, vectors = torch.linalg.eigh(sums[:-1].reshape(r, r) / n)
         values, vectors = values.flip(0), vectors.flip(1)
-        dtype = x.dtype if x.is_floating_point() else torch.float64
-        rank = int((values > torch.finfo(dtype).eps * values[:1].clamp_min(0)).sum())
+        # Directions that the data's dtype cannot tell from 0 are dropped; their columns stay 0.
+        rank = int((values > resolution(x) * values[:1].clamp_min(0)).sum())
         rotation: Tensor = vectors.new_zeros(len(vectors), self.m)
         rotation[:, :rank] = vectors[:, :rank]
         spectrum = values.new_zeros(self.m)
@@ -134,8 +135,10 @@ class Nystrom(FeatureMap):
         if rank < self.m:
             rows = f", the rows of x are {n}" if n < self.m else ""
             checks.warn("Nystrom", f"rank {rank} below m = {self.m}{rows}; the other {self.m - rank} features are 0.")
+        dtype = x.dtype if x.is_floating_point() else torch.float64
+        # What the map needs: eigenvalues, one projection K(., z) -> features, the share of the trace left out.
         self.eigenvalues = spectrum.to(dtype)
         self.projection = (features.whitener @ rotation).to(dtype)
-        share = 1 - spectrum.sum() * n / diag if diag > 0 else spectrum.new_zeros(())
-        self.residual = share.clamp(0, 1).to(dtype)
+        residual = 1 - spectrum.sum() * n / diag if diag > 0 else spectrum.new_zeros(())
+        self.residual = residual.clamp(0, 1).to(dtype)
         return rotation

@@ -1,4 +1,4 @@
-"""k small networks as one batched network, the ensemble that stands for k eigenfunctions."""
+"""Networks that stand for k eigenfunctions: k small ones as one, or one trunk; and the norm that they train with."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class ParallelNetworks(nn.Module):
         self.k, self.outputs = k, outputs
         fan = 2 * width if activation == "sin_cos" else width
         self.hidden_features = k * fan
+        # Layer sizes, the same for all k networks; weights as torch draws those of a linear layer.
         sizes = [(in_features, width), *[(fan, width)] * (depth - 1), (fan, outputs)]
         self.weights = nn.ParameterList([_uniform(k, a, b, fan=a, generator=generator) for a, b in sizes])
         self.biases = nn.ParameterList([_uniform(k, 1, b, fan=a, generator=generator) for a, b in sizes])
@@ -104,7 +105,21 @@ class Trunk(nn.Module):
         self.k, self.outputs, self.hidden_features = k, outputs, width
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator
             torch.manual_seed(int(torch.randint(2**31 - 1, (1,), generator=generator)))
-            self.body = _pictures(shape[0], width) if len(shape) == 3 else _dense(math.prod(shape), width)
+            if len(shape) == 3:
+                self.body = nn.Sequential(
+                    nn.Conv2d(shape[0], 32, 3, stride=2, padding=1),
+                    nn.GELU(),
+                    nn.Conv2d(32, 32, 3, stride=2, padding=1),
+                    nn.GELU(),
+                    nn.AdaptiveAvgPool2d(5),
+                    nn.Flatten(),
+                    nn.Linear(32 * 25, width),
+                    nn.GELU(),
+                )
+            else:
+                first = nn.Linear(math.prod(shape), width)
+                self.body = nn.Sequential(nn.Flatten(), first, nn.GELU(), nn.Linear(width, width), nn.GELU())
+            # Linear on the hidden features, so that Rayleigh-Ritz can combine them anew.
             self.readout = nn.Linear(width, k * outputs)
 
     @override
@@ -119,21 +134,65 @@ class Trunk(nn.Module):
         return h
 
 
-def _dense(d: int, width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(d, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
+class L2BatchNorm(nn.Module):
+    r"""L2 batch normalization, without centering and without a learned scale.
 
+    .. math:: h^{out}_b = h^{in}_b / \sigma, \quad \sigma = \sqrt{\tfrac{1}{B} \sum_b (h^{in}_b)^2}
 
-def _pictures(channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3, stride=2, padding=1),
-        nn.GELU(),
-        nn.Conv2d(32, 32, 3, stride=2, padding=1),
-        nn.GELU(),
-        nn.AdaptiveAvgPool2d(5),
-        nn.Flatten(),
-        nn.Linear(32 * 25, width),
-        nn.GELU(),
-    )
+    for each feature (deng2022, slide "DNNs as eigenfunctions"). In training :math:`\sigma` is the batch's and the
+    gradient flows through it; in evaluation it is the root of the running mean square. A feature that is 0 in the
+    whole batch stays 0.
+
+    Args:
+        num_features: Size of dimension 1; the mean runs over all other dimensions.
+        momentum: Weight of a batch in the running mean square. The first ``1 / momentum`` batches are averaged
+            evenly, so that no start value remains. None averages all batches evenly.
+
+    Use it where features should have mean square 1, whatever their sign.
+
+    >>> L2BatchNorm(3)(torch.randn(8, 3)).shape
+    torch.Size([8, 3])
+    """
+
+    mean_square: Tensor
+    num_batches_tracked: Tensor
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, num_features: int, *, momentum: float | None = 0.1) -> None:
+        super().__init__()
+        self.num_features = checks.integer("L2BatchNorm", "num_features", num_features, 1)
+        if momentum is not None and not 0 < checks.positive("L2BatchNorm", "momentum", momentum) <= 1:
+            raise ValueError(checks.sentence("L2BatchNorm", "momentum must be in (0, 1] or None", momentum))
+        self.momentum = momentum
+        self.register_buffer("mean_square", torch.ones(num_features))
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+
+    @override
+    def forward(self, h: Tensor) -> Tensor:  # (n, num_features, ...) -> the same
+        """Rows divided by sigma, the batch's in training, the running one in evaluation."""
+        if h.ndim < 2 or h.shape[1] != self.num_features:
+            need = f"the input must have shape (n, {self.num_features}, ...)"
+            raise ValueError(checks.sentence("L2BatchNorm", need, tuple(h.shape)))
+        if self.training:
+            others = [dim for dim in range(h.ndim) if dim != 1]
+            mean_square = h.square().mean(others)
+            self._track(mean_square.detach())
+        else:
+            mean_square = self.mean_square.to(h.dtype)
+        zero = mean_square <= 0
+        inverse = torch.where(zero, torch.zeros_like(mean_square), torch.where(zero, 1.0, mean_square).rsqrt())
+        return h * inverse.reshape(-1, *[1] * (h.ndim - 2))
+
+    @torch.no_grad()
+    def _track(self, mean_square: Tensor) -> None:
+        self.num_batches_tracked += 1
+        even = 1.0 / self.num_batches_tracked.to(self.mean_square.dtype)
+        weight = even if self.momentum is None else even.clamp(min=self.momentum)
+        self.mean_square += weight * (mean_square.to(self.mean_square.dtype) - self.mean_square)
+
+    @override
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, momentum={self.momentum}"
 
 
 def _uniform(k: int, a: int, b: int, *, fan: int, generator: torch.Generator | None) -> nn.Parameter:

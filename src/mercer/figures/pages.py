@@ -1,8 +1,10 @@
-"""The package's templates, filled in: the only text that goes into a page unescaped is the package's own."""
+"""Pages: templates filled in, and figures as ``<svg>`` elements; only the package's own text goes in unescaped."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,10 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from . import numbers
+from .narrow import narrow
+from .theme import Figure, svg
+
+_LONGEST = 34  # letters of a name in a figure
 
 
 def fill(package: str, template: str, values: Mapping[str, Any]) -> str:
@@ -17,6 +23,7 @@ def fill(package: str, template: str, values: Mapping[str, Any]) -> str:
 
     The base page and the shared parts come from this package.
     """
+    # Templates of the package first, then those that all pages share; an unknown name is an error.
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, "templates"), PackageLoader("mercer.figures", "templates")]),
         autoescape=True,
@@ -24,11 +31,15 @@ def fill(package: str, template: str, values: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+    def percent(share: float | None) -> str:
+        return "\N{EN DASH}" if share is None else f"{100 * share:.1f}%".replace("-", numbers.MINUS)
+
     environment.filters |= {
         "duration": numbers.duration,
         "order": lambda value: "" if value is None else repr(float(value)),
         "plain": numbers.plain,
-        "percent": _percent,
+        "percent": percent,
         "words": words,
     }
     return environment.get_template(template).render(dict(values))
@@ -48,5 +59,38 @@ def words(value: Any) -> str:
     return str(value)
 
 
-def _percent(share: float | None) -> str:
-    return "\N{EN DASH}" if share is None else f"{100 * share:.1f}%".replace("-", numbers.MINUS)
+@dataclass(frozen=True)
+class Picture:
+    """A figure on the page; ``why`` is set where it could not be drawn."""
+
+    alt: str
+    caption: str
+    markup: str = ""
+    why: str = ""
+
+
+def inline(figure: Figure, anchor: str, alt: str) -> Markup:
+    """The figure for a desk and again for a phone, where it is narrow; the page shows one of them."""
+    wide = _element(figure, f"{anchor}-w", alt, "wide")
+    return wide + _element(narrow(figure), f"{anchor}-n", alt, "narrow")
+
+
+def label(name: str) -> str:
+    """A user's name as matplotlib must get it: no formula, no legend entry lost, not too long."""
+    text = " ".join(name.split())
+    if len(text) > _LONGEST:
+        text = text[: _LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    if text.startswith("_"):  # matplotlib leaves such names out of a legend
+        text = "\N{ZERO WIDTH SPACE}" + text
+    return text.replace("$", r"\$")
+
+
+def _element(figure: Figure, prefix: str, alt: str, css_class: str) -> Markup:
+    """One ``<svg>`` whose ids begin with the prefix: a page holds many, and a browser takes the first of two alike."""
+    text = svg(figure)
+    text = text[text.index("<svg") :]
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r"url\(#", f"url(#{prefix}-", text)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text)
+    opening = Markup('<svg class="{}" role="img" aria-label="{}"').format(css_class, alt)
+    return opening + Markup(text.removeprefix("<svg"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,21 +37,25 @@ def lines(
     """
     _some("lines", "curves", curves)
     figure, (ax,) = canvas(theme=theme)
-    colours = theme_named(theme)
+    colors = theme_named(theme)
     for i, (name, curve) in enumerate(curves.items()):
-        colour, dash = colours.series[i % len(colours.series)], DASHES[i // len(colours.series) % len(DASHES)]
+        # A color for each curve; when they come round again, another dash.
+        color, dash = colors.series[i % len(colors.series)], DASHES[i // len(colors.series) % len(DASHES)]
         if name == control:
-            colour, dash = colours.soft, DASHES[1]
-        x, y = _pair("lines", name, curve)
-        few = len(x) <= 12
-        ax.plot(x, y, color=colour, linestyle=dash, linewidth=1.8, label=name, marker="o" if few else "", markersize=4)
+            color, dash = colors.soft, DASHES[1]
+        x, y = (np.asarray(curve[axis], dtype=float) for axis in ("x", "y"))
+        if x.shape != y.shape or x.ndim != 1:
+            raise ValueError(sentence("lines", f"x and y of {name!r} must be as long", f"{x.shape} and {y.shape}"))
+        y = np.where(np.isfinite(y), y, np.nan)
+        marker = "o" if len(x) <= 12 else ""
+        ax.plot(x, y, color=color, linestyle=dash, linewidth=1.8, label=name, marker=marker, markersize=4)
         if "low" in curve and "high" in curve:
             low, high = (np.asarray(curve[side], dtype=float) for side in ("low", "high"))
-            ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
     ax.set_xscale("log" if x_log else "linear")
     ax.set_yscale("log" if y_log else "linear")
-    _label(ax, x_label, y_label, title)
-    _legend(figure, ax, colours, len(curves), inside=True)
+    ax.set(xlabel=x_label, ylabel=y_label, title=title)
+    _legend(figure, ax, colors, len(curves), inside=True)
     return figure
 
 
@@ -71,22 +75,23 @@ def bars(
     categories = list(dict.fromkeys(category for values in heights.values() for category in values))
     tall = 0.9 + len(categories) * (0.22 + 0.2 * len(heights))
     figure, (ax,) = canvas(height=max(2.0, tall), theme=theme)
-    colours = theme_named(theme)
+    colors = theme_named(theme)
     thick = 0.78 / len(heights)
     for i, (name, values) in enumerate(heights.items()):
+        # The series' bars, side by side within each category, and whiskers where their length is known.
         where = np.arange(len(categories)) + (i - (len(heights) - 1) / 2) * thick
         lengths = np.array([values.get(category, np.nan) for category in categories], dtype=float)
-        ax.barh(where, lengths, thick * 0.88, color=colours.series[i % len(colours.series)], label=name)
+        ax.barh(where, lengths, thick * 0.88, color=colors.series[i % len(colors.series)], label=name)
         spread = np.array([(errors or {}).get(name, {}).get(category, np.nan) for category in categories], dtype=float)
         known = np.isfinite(spread) & np.isfinite(lengths)
         ax.errorbar(
-            lengths[known], where[known], xerr=spread[known], fmt="none", color=colours.ink, elinewidth=1.2, capsize=2.5
+            lengths[known], where[known], xerr=spread[known], fmt="none", color=colors.ink, elinewidth=1.2, capsize=2.5
         )
     ax.set_yticks(range(len(categories)), categories)
     ax.set_ylim(len(categories) - 0.5, -0.5)  # the first on top
     ax.grid(False, axis="y")
-    _label(ax, x_label, "", title)
-    _legend(figure, ax, colours, len(heights))
+    ax.set(xlabel=x_label, title=title)
+    _legend(figure, ax, colors, len(heights))
     return figure
 
 
@@ -103,32 +108,32 @@ def reliability(
         got = (n.shape, sure.shape, right.shape)
         raise ValueError(sentence("reliability", "count, confidence and accuracy must be (bins,), not all empty", got))
     figure, (top, below) = canvas(2, 1, width=4.4, height=5.0, theme=theme)
-    colours = theme_named(theme)
+    colors = theme_named(theme)
+    # Above: a bar of accuracy, a point of mean confidence, and the gap between them.
     edges = np.linspace(0, 1, len(n) + 1)
     middle, thick, filled = (edges[:-1] + edges[1:]) / 2, 0.92 / len(n), n > 0
     gap = np.abs(sure - right)[filled]
-    drawn = top.bar(middle[filled], right[filled], thick, color=colours.series[0], label="accuracy")
-    top.vlines(middle[filled], right[filled], sure[filled], color=colours.series[1], linewidth=2.0)
-    top.plot(middle[filled], sure[filled], "o", color=colours.series[1], markersize=4.5, label="mean confidence")
-    top.plot([0, 1], [0, 1], color=colours.soft, linewidth=1.2, linestyle=DASHES[1])
-    below.bar(middle, n / n.sum(), thick, color=colours.series[-1])
+    drawn = top.bar(middle[filled], right[filled], thick, color=colors.series[0], label="accuracy")
+    top.vlines(middle[filled], right[filled], sure[filled], color=colors.series[1], linewidth=2.0)
+    top.plot(middle[filled], sure[filled], "o", color=colors.series[1], markersize=4.5, label="mean confidence")
+    top.plot([0, 1], [0, 1], color=colors.soft, linewidth=1.2, linestyle=DASHES[1])
+    # Below: how many rows a bin has.
+    below.bar(middle, n / n.sum(), thick, color=colors.series[-1])
     error = float((n[filled] / n.sum() * gap).sum())
-    _label(top, "", "accuracy", title or f"expected calibration error {error:.3f}")
-    _label(below, "confidence", "share of rows", "")
-    for ax in (top, below):
-        ax.set_xlim(0, 1)
-    top.set_ylim(0, 1)
+    title = title or f"expected calibration error {error:.3f}"
+    top.set(ylabel="accuracy", title=title, xlim=(0, 1), ylim=(0, 1))
+    below.set(xlabel="confidence", ylabel="share of rows", xlim=(0, 1))
     grid = top.get_gridspec()
     assert grid is not None
     grid.set_height_ratios([3, 1])
-    top.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=colours.ink)
+    top.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=colors.ink)
     for bar, rows in zip(drawn, n[filled], strict=True):  # after the legend, whose sample is the first bar
         bar.set_alpha(0.35 if rows < _FEW else None)
     return figure
 
 
 def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme: str = "light") -> Figure:
-    """Counts of true (down) and predicted (across) classes; a cell's colour is its share of the true class.
+    """Counts of true (down) and predicted (across) classes; a cell's color is its share of the true class.
 
     Args:
         counts: ``(c, c)``.
@@ -142,20 +147,22 @@ def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme
     c = len(names)
     if table.shape != (c, c) or not c:
         raise ValueError(sentence("confusion", f"counts must have shape ({c}, {c}), as many as names", table.shape))
-    colours = theme_named(theme)
+    colors = theme_named(theme)
     side = float(np.clip(1.6 + 0.52 * c, 3.2, 6.4))
     figure, (ax,) = canvas(width=side + 1.0, height=side, theme=theme)
+    # A cell is as dark as its share of the true class; its text is light on dark cells, soft where the count is 0.
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
     for (i, j), share in np.ndenumerate(shares):
-        cell = Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, facecolor=colours.series[0], alpha=share, linewidth=0)
+        cell = Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, facecolor=colors.series[0], alpha=share, linewidth=0)
         ax.add_patch(cell)
         text = f"{table[i, j]:,.0f}" if table[i, j] else "\N{MIDDLE DOT}"
-        ink = colours.ink if table[i, j] else colours.soft
+        ink = colors.ink if table[i, j] else colors.soft
         if share > _TOP:
-            ink = colours.paper
+            ink = colors.paper
         ax.text(j, i, text, ha="center", va="center", fontsize=9 if c <= 10 else 7.5, color=ink)
-    turned = sum(map(len, names)) > _TURNED
-    ax.set_xticks(range(c), names, rotation=35 if turned else 0, ha="right" if turned else "center")
+    ax.set_xticks(range(c), names)
+    if sum(map(len, names)) > _TURNED:
+        ax.set_xticks(range(c), names, rotation=35, ha="right")
     ax.set_yticks(range(c), names)
     ax.set(xlim=(-0.5, c - 0.5), ylim=(c - 0.5, -0.5), xlabel="predicted", ylabel="true", title=title)
     ax.grid(False)
@@ -170,15 +177,13 @@ def scatter(
     if across.shape != up.shape or across.ndim != 1 or not len(across):
         raise ValueError(sentence("scatter", "x and y must be as long, not empty", (across.shape, up.shape)))
     figure, (ax,) = canvas(width=5.2, height=4.6, theme=theme)
-    colours = theme_named(theme)
+    colors = theme_named(theme)
     low, high = min(across.min(), up.min()), max(across.max(), up.max())
     room = 0.04 * (high - low) or 1.0
-    ax.plot(
-        [low - room, high + room], [low - room, high + room], color=colours.soft, linewidth=1.2, linestyle=DASHES[1]
-    )
-    ax.scatter(across, up, s=14, color=colours.series[0], alpha=0.55, linewidths=0)
-    ax.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
-    ax.set(xlabel=x_label, ylabel=y_label, title=title)
+    span = (low - room, high + room)
+    ax.plot(span, span, color=colors.soft, linewidth=1.2, linestyle=DASHES[1])
+    ax.scatter(across, up, s=14, color=colors.series[0], alpha=0.55, linewidths=0)
+    ax.set(xlim=span, ylim=span, xlabel=x_label, ylabel=y_label, title=title)
     return figure
 
 
@@ -210,18 +215,19 @@ def band(
         got = (at.shape, middle.shape, spread.shape)
         raise ValueError(sentence("band", "x, mean and deviation must have one shape (g,)", got))
     figure, (ax,) = canvas(theme=theme)
-    colours = theme_named(theme)
+    colors = theme_named(theme)
+    # Two deviations, then one, so that the inner band is darker.
     for times, alpha in ((2, 0.14), (1, 0.22)):
         label = f"{times} deviation" + ("s" if times > 1 else "")
         ax.fill_between(
-            at, middle - times * spread, middle + times * spread, color=colours.series[0], alpha=alpha, linewidth=0,
+            at, middle - times * spread, middle + times * spread, color=colors.series[0], alpha=alpha, linewidth=0,
             label=label,
         )  # fmt: skip
-    ax.plot(at, middle, color=colours.series[0], linewidth=1.8, label="prediction")
+    ax.plot(at, middle, color=colors.series[0], linewidth=1.8, label="prediction")
     if points is not None:
-        ax.scatter(*points, s=16, color=colours.series[1], edgecolors=colours.paper, linewidths=0.5, label="data")
+        ax.scatter(*points, s=16, color=colors.series[1], edgecolors=colors.paper, linewidths=0.5, label="data")
     ax.set(xlabel=x_label, ylabel=y_label, title=title)
-    ax.legend(frameon=False, fontsize=9, labelcolor=colours.ink)
+    ax.legend(frameon=False, fontsize=9, labelcolor=colors.ink)
     return figure
 
 
@@ -254,46 +260,36 @@ def confidence(
     if x.ndim != 2 or x.shape[1] != 2 or len(x) != len(y) or not len(x):
         need = "points and labels must have shapes (n, 2) and (n,)"
         raise ValueError(sentence("confidence", need, (x.shape, y.shape)))
+    # The largest probability on a grid around the points.
     margin = reach * np.maximum(x.max(0) - x.min(0), 1e-9)
     low, high = x.min(0) - margin, x.max(0) + margin
     across, up = (np.linspace(low[i], high[i], grid) for i in (0, 1))
     proba = np.asarray(predict_proba(np.stack(np.meshgrid(across, up), -1).reshape(-1, 2)))
     figure, (ax,) = canvas(width=5.2, height=4.2, theme=theme)
-    colours = theme_named(theme)
+    colors = theme_named(theme)
     image = ax.imshow(
-        proba.max(1).reshape(grid, grid), cmap=colours.sequential, vmin=1 / proba.shape[1], vmax=1, origin="lower",
+        proba.max(1).reshape(grid, grid), cmap=colors.sequential, vmin=1 / proba.shape[1], vmax=1, origin="lower",
         extent=(low[0], high[0], low[1], high[1]), aspect="auto", interpolation="bilinear",
     )  # fmt: skip
+    # The points over it, a marker for each class.
     for c in np.unique(y):
         ax.scatter(
-            x[y == c, 0], x[y == c, 1], s=14, marker=MARKERS[c % len(MARKERS)], edgecolors=colours.paper,
-            linewidths=0.4, color=colours.series[(c + 1) % len(colours.series)], label=f"class {c}",
+            x[y == c, 0], x[y == c, 1], s=14, marker=MARKERS[c % len(MARKERS)], edgecolors=colors.paper,
+            linewidths=0.4, color=colors.series[(c + 1) % len(colors.series)], label=f"class {c}",
         )  # fmt: skip
     ax.grid(False)
+    # The scale beside it.
     scale = figure.colorbar(image, ax=ax, pad=0.02)
-    scale.set_label("largest probability", color=colours.soft)
-    scale.ax.tick_params(colors=colours.soft, labelsize=8, length=0)
+    scale.set_label("largest probability", color=colors.soft)
+    scale.ax.tick_params(colors=colors.soft, labelsize=8, length=0)
     scale.outline.set_visible(False)
     ax.set(xlabel=x_label, ylabel=y_label, title=title)
     return figure
 
 
-def _pair(where: str, name: str, curve: Mapping[str, Sequence[float]]) -> tuple[NDArray[Any], NDArray[Any]]:
-    x, y = (np.asarray(curve[axis], dtype=float) for axis in ("x", "y"))
-    if x.shape != y.shape or x.ndim != 1:
-        raise ValueError(sentence(where, f"x and y of {name!r} must be as long", f"{x.shape} and {y.shape}"))
-    return x, np.where(np.isfinite(y), y, np.nan)
-
-
 def _some(where: str, name: str, values: Mapping[str, object]) -> None:
     if not values:
         raise ValueError(sentence(where, f"{name} must have at least one name", "none"))
-
-
-def _label(ax: Axes, x_label: str, y_label: str, title: str) -> None:
-    ax.set_xlabel(x_label)
-    ax.set_ylabel(y_label)
-    ax.set_title(title, loc="center")
 
 
 def _legend(figure: Figure, ax: Axes, theme: Theme, entries: int, *, inside: bool = False) -> None:

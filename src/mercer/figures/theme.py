@@ -1,4 +1,4 @@
-"""The one plotting style: colours for light and dark pages, an empty canvas, and the ways out of it.
+"""The one plotting style: colors for light and dark pages, an empty canvas, and the ways out of it.
 
 Matplotlib is imported when the first picture is drawn, and never through pyplot: no window, no global state.
 """
@@ -23,9 +23,9 @@ Figure: TypeAlias = "matplotlib.figure.Figure"  # named without importing matplo
 
 @dataclasses.dataclass(frozen=True)
 class Theme:
-    """Colours by what they are for.
+    """Colors by what they are for.
 
-    The series keep apart for the colour-blind (hues after Okabe and Ito) and stand at 3:1 or more against the paper.
+    The series keep apart for the color-blind (hues after Okabe and Ito) and stand at 3:1 or more against the paper.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Theme:
     soft: str  # axis labels, ticks
     line: str  # grid, frames
     series: tuple[str, ...]
-    sequential: str  # a colour map, least value nearest to the paper
+    sequential: str  # a color map, least value nearest to the paper
     diverging: str
 
 
@@ -58,7 +58,7 @@ DARK = Theme(
     sequential="YlGnBu_r",
     diverging="RdBu_r",
 )
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # when the colours come round again
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # when the colors come round again
 _PLAIN = (1e-4, 1e6)  # between these a number is written out
 LETTER, _HANDLE = 0.08, 0.6  # inches of a legend's letter at 9 points, and of its line with the gaps
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -86,18 +86,21 @@ def canvas(
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    colours = theme_named(theme)
-    size = (width or (6.4 if columns == 1 else 3.6 * columns), height or (3.6 if rows == 1 else 3.1 * rows))
+    colors = theme_named(theme)
+    if width is None:
+        width = 6.4 if columns == 1 else 3.6 * columns
+    if height is None:
+        height = 3.6 if rows == 1 else 3.1 * rows
     room = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    figure = Figure(figsize=size, dpi=110, layout=room, facecolor=colours.paper)
+    figure = Figure(figsize=(width, height), dpi=110, layout=room, facecolor=colors.paper)
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
-        dress(ax, colours)
+        dress(ax, colors)
     return figure, axes
 
 
 def dress(ax: Axes, theme: Theme) -> None:
-    """Give axes the house's colours, a quiet grid and no box."""
+    """Give axes the house's colors, a quiet grid and no box."""
     from cycler import cycler
 
     ax.set_facecolor("none")
@@ -141,7 +144,7 @@ def legend_below(figure: Figure, handles: Mapping[str, Any], *, theme: str = "li
 def svg(figure: Figure) -> str:
     """The figure as one ``<svg>`` element to put into a page, right on light and on dark screens.
 
-    Its colours are CSS variables that follow ``prefers-color-scheme``; text stays text; the background is clear.
+    Its colors are CSS variables that follow ``prefers-color-scheme``; text stays text; the background is clear.
     The same figure gives the same bytes.
     """
     import matplotlib as mpl
@@ -153,41 +156,39 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<[^>]*>", _recolor, text)  # tags only: a name may look like a colour
+
+    # Colors become variables, in tags only: a name may look like a color.
+    def recolor(tag: re.Match[str]) -> str:
+        return re.sub(r"#[0-9a-f]{6}\b", lambda match: _VARIABLES.get(match[0], match[0]), tag[0])
+
+    text = re.sub(r"<[^>]*>", recolor, text)
     text = re.sub(r"'DejaVu Sans'(, [^;\"]*)?sans-serif", "system-ui, sans-serif", text)
-    text = _compact(text)
-    end = text.index(">") + 1
-    return f"{text[:end]}\n <style>{_DARK_RULE}</style>{text[end:]}"
 
+    # Fewer bytes, because a page holds every figure twice, for a desk and for a phone: coordinates to 0.01 points, ...
+    def shorten(match: re.Match[str]) -> str:
+        rounded = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", match[2])
+        one_line = re.sub(r"\s*\n\s*", " ", rounded).strip()
+        return f'{match[1]}="{one_line}"'
 
-def _recolor(tag: re.Match[str]) -> str:
-    return re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), tag[0])
-
-
-def _compact(text: str) -> str:
-    """The same picture in fewer bytes, because a page holds every figure twice, for a desk and for a phone.
-
-    Ids that nothing refers to go, coordinates have 0.01 points, and a style that markers share is written once.
-    """
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", text)
-    text = _COORDINATES.sub(lambda match: f'{match[1]}="{_shorten(match[2])}"', text)
-    text = _MARKER_GROUPS.sub(_share_style, text)
+    text = _COORDINATES.sub(shorten, text)
+
+    # ... a style that all markers of a group share once, ...
+    def share_style(match: re.Match[str]) -> str:
+        styles = set(re.findall(r'style="([^"]*)"', match[2]))
+        if len(styles) != 1:
+            return match[0]
+        return f'{match[1]} style="{styles.pop()}">' + re.sub(r' style="[^"]*"', "", match[2])
+
+    text = _MARKER_GROUPS.sub(share_style, text)
+
+    # ... and no ids that nothing refers to.
     named = set(re.findall(r"#([\w.-]+)", text))
     text = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in named else "", text)
-    return re.sub(r"\n\s+", "\n", text)
-
-
-def _shorten(numbers: str) -> str:
-    rounded = re.sub(r"-?\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}", numbers)
-    return re.sub(r"\s*\n\s*", " ", rounded).strip()
-
-
-def _share_style(match: re.Match[str]) -> str:
-    styles = set(re.findall(r'style="([^"]*)"', match[2]))
-    if len(styles) != 1:
-        return match[0]
-    return f'{match[1]} style="{styles.pop()}">' + re.sub(r' style="[^"]*"', "", match[2])
+    text = re.sub(r"\n\s+", "\n", text)
+    end = text.index(">") + 1
+    return f"{text[:end]}\n <style>{_DARK_RULE}</style>{text[end:]}"
 
 
 def png(figure: Figure, dpi: int = 160) -> bytes:
@@ -219,17 +220,17 @@ def _write_plain_powers(figure: Figure) -> None:
 
 def _slots(theme: Theme) -> dict[str, str]:
     named = {name: getattr(theme, name) for name in ("paper", "ink", "soft", "line")}
-    return named | {f"s{i}": colour for i, colour in enumerate(theme.series)}
+    return named | {f"s{i}": color for i, color in enumerate(theme.series)}
 
 
-# Either theme's colour -> the variable that carries both.
+# Either theme's color -> the variable that carries both.
 _VARIABLES = {
-    colour: f"var(--mercer-{slot}, {_slots(LIGHT)[slot]})"
+    color: f"var(--mercer-{slot}, {_slots(LIGHT)[slot]})"
     for theme in (LIGHT, DARK)
-    for slot, colour in _slots(theme).items()
+    for slot, color in _slots(theme).items()
 }
 _DARK_RULE = (
     "@media screen and (prefers-color-scheme: dark) {:root {"
-    + " ".join(f"--mercer-{slot}: {colour};" for slot, colour in _slots(DARK).items())
+    + " ".join(f"--mercer-{slot}: {color};" for slot, color in _slots(DARK).items())
     + "}}"
 )

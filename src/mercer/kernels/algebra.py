@@ -1,4 +1,4 @@
-"""Kernels made of kernels: sums, products, multiples, powers, normalisation; all stay positive semi-definite."""
+"""Kernels made of kernels: sums, products, multiples, powers, normalization; all stay positive semi-definite."""
 
 from __future__ import annotations
 
@@ -170,6 +170,13 @@ class _Wrapped(Kernel):
         return self.kernel.prepare(name, x)
 
     @override
+    def rescaled(self, factor: float) -> Kernel | None:
+        kernel = self.kernel.rescaled(factor)
+        if kernel is None:
+            return None
+        return type(self).from_arguments({**self.get_params(deep=False), "kernel": kernel})
+
+    @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return self.kernel.frequencies(normal, generator)
 
@@ -213,11 +220,6 @@ class Scaled(_Mapped):
         self.scale = Positive("Scaled", "scale", scale, learnable)
 
     @override
-    def rescaled(self, factor: float) -> Scaled | None:
-        kernel = self.kernel.rescaled(factor)
-        return None if kernel is None else Scaled(kernel, float(self.scale), learnable=self.scale.learnable)
-
-    @override
     def map(self, values: Tensor) -> Tensor:
         return self.scale(values) * values
 
@@ -235,11 +237,6 @@ class Power(_Mapped):
         self.exponent = checks.integer("Power", "exponent", exponent, 1)
 
     @override
-    def rescaled(self, factor: float) -> Power | None:
-        kernel = self.kernel.rescaled(factor)
-        return None if kernel is None else Power(kernel, self.exponent)
-
-    @override
     def map(self, values: Tensor) -> Tensor:
         return values**self.exponent
 
@@ -248,8 +245,8 @@ class Power(_Mapped):
         """The sum of p independent draws, as for a product of p kernels."""
         total = self.kernel.frequencies(normal, generator)
         for _ in range(self.exponent - 1):
-            more = torch.randn(normal.shape, generator=generator, dtype=normal.dtype, device=normal.device)
-            total = total + self.kernel.frequencies(more, generator)
+            draw = torch.randn(normal.shape, generator=generator, dtype=normal.dtype, device=normal.device)
+            total = total + self.kernel.frequencies(draw, generator)
         return total
 
 
@@ -259,11 +256,6 @@ class Normalized(_Wrapped):
     Args:
         kernel: k.
     """
-
-    @override
-    def rescaled(self, factor: float) -> Normalized | None:
-        kernel = self.kernel.rescaled(factor)
-        return None if kernel is None else Normalized(kernel)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class EmpiricalNTK(NetworkKernel):
       error :math:`O(1 / \sqrt S)`.
     - ``"jvp"``: the same with the exact derivative along :math:`v_s`.
     - ``"low_rank"``: :math:`J(x) Q Q^\top J(y)^\top` for S orthonormal directions Q that span the dominant range of
-      :math:`J^\top` on the rows of ``fit`` (randomised range finder by VJP, one power step); below the exact kernel in
+      :math:`J^\top` on the rows of ``fit`` (randomized range finder by VJP, one power step); below the exact kernel in
       the positive semi-definite order, with the error of the eigenvalues left out. Without ``fit`` the directions are
       found again from the rows of each call.
 
@@ -102,7 +102,7 @@ class EmpiricalNTK(NetworkKernel):
         if self.method == "low_rank" and not self.directions.numel():
             q = self._range(x if y is x else torch.cat((x, y)))
             fx = self._tangents(x).along(x, q)
-            return self.joined(fx, fx if y is x else self._tangents(y).along(y, q))
+            return self.join(fx, fx if y is x else self._tangents(y).along(y, q))
         return super().gram(x, y)
 
     @override
@@ -133,20 +133,24 @@ class EmpiricalNTK(NetworkKernel):
 
     def _exact(self, x: Tensor, y: Tensor) -> Tensor:
         tangents = self._tangents(x)
-        c = tangents.outputs(x)
-        block = self._rows(tangents, x)
-        gram = x.new_zeros((len(x), len(y), c, c) if self.matrix_valued else (len(x), len(y)))
-        gram = gram if gram.is_floating_point() else gram.to(torch.get_default_dtype())
-        strips = []
-        for rows in slices(len(x), block):
-            tiles = [
-                None if y is x and columns.start < rows.start else self._tile(tangents, x[rows], y[columns], c)
-                for columns in slices(len(y), block)
-            ]
+        c, block = tangents.outputs(x), self._rows(tangents, x)
+        if not len(x) or not len(y):
+            dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+            outputs = (c, c) if self.matrix_valued else ()
+            return torch.zeros(len(x), len(y), *outputs, dtype=dtype, device=x.device)
+        # Tiles of `block` rows and columns, so that two blocks of Jacobians are held at a time.
+        strips: list[list[Tensor]] = []
+        for i, rows in enumerate(slices(len(x), block)):
+            tiles = []
+            for j, columns in enumerate(slices(len(y), block)):
+                if y is x and j < i:
+                    # Below the diagonal: the mirror image, rows with columns and outputs with outputs exchanged.
+                    mirror = strips[j][i].transpose(0, 1)
+                    tiles.append(mirror.transpose(2, 3) if self.matrix_valued else mirror)
+                else:
+                    tiles.append(self._tile(tangents, x[rows], y[columns], c))
             strips.append(tiles)
-        if not strips or not strips[0]:
-            return gram
-        return _assemble(strips)
+        return torch.cat([torch.cat(tiles, 1) for tiles in strips])
 
     def _exact_diag(self, x: Tensor) -> Tensor:
         tangents = self._tangents(x)
@@ -156,21 +160,21 @@ class EmpiricalNTK(NetworkKernel):
                 jacobian = tangents.jacobian(x[rows])
                 parts.append(sum((j @ j.mT for j in jacobian), x.new_zeros(())))
             else:
-                each = (tangents.gradient(x[rows], output) for output in range(tangents.outputs(x)))
-                parts.append(sum((j.square().sum(1) for gradient in each for j in gradient), x.new_zeros(())))
+                gradients = (tangents.gradient(x[rows], output) for output in range(tangents.outputs(x)))
+                parts.append(sum((j.square().sum(1) for gradient in gradients for j in gradient), x.new_zeros(())))
         return torch.cat(parts) if parts else x.new_zeros(0)
 
     def _tile(self, tangents: Tangents, x: Tensor, y: Tensor, c: int) -> Tensor:
         if self.matrix_valued:
             pairs = zip(tangents.jacobian(x), tangents.jacobian(y), strict=True)
-            return sum((self.joined(a, b) for a, b in pairs), x.new_zeros(()))
-        total = None
+            return sum((self.join(a, b) for a, b in pairs), x.new_zeros(()))
+        # One output at a time: a trace needs no products between outputs.
+        total = x.new_zeros(())
         for output in range(c):
             left = tangents.gradient(x, output)
             right = left if y is x else tangents.gradient(y, output)
             for a, b in zip(left, right, strict=True):
-                total = a @ b.mT if total is None else total + a @ b.mT
-        assert total is not None
+                total = total + a @ b.mT
         return total
 
     def _rows(self, tangents: Tangents, x: Tensor) -> int:
@@ -184,7 +188,7 @@ class EmpiricalNTK(NetworkKernel):
             return self._tangents(x).range_of(x, self.samples, self.iterations, self.seed, self.block)
 
     def _tangents(self, x: Tensor) -> Tangents:
-        return Tangents(self._held[0], x, self.chosen)
+        return Tangents(self._held[0], x, self.choose)
 
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -192,18 +196,3 @@ class EmpiricalNTK(NetworkKernel):
         if incoming is not None and incoming.shape != self.directions.shape:
             self.directions = torch.empty_like(incoming, device=self.directions.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _assemble(strips: list[list[Tensor | None]]) -> Tensor:
-    """Rows of tiles put together; a missing tile is the transpose of its mirror image."""
-    rows = []
-    for i, tiles in enumerate(strips):
-        filled = []
-        for j, tile in enumerate(tiles):
-            mirror = strips[j][i] if tile is None else None
-            if mirror is not None:  # (m, n) or (m, n, c, c): both pairs of axes change places
-                tile = mirror.transpose(0, 1) if mirror.ndim == 2 else mirror.transpose(0, 1).transpose(2, 3)
-            assert tile is not None
-            filled.append(tile)
-        rows.append(torch.cat(filled, 1))
-    return torch.cat(rows)

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from .. import checks
 
-__all__ = ["center", "cka", "hsic", "normalized_hsic", "target_alignment"]
+__all__ = ["center", "cka", "hsic", "target_alignment"]
 
 
 def center(K: Tensor) -> Tensor:  # (n, n) -> (n, n)
-    r""":math:`H K H` with :math:`H = I - \mathbf{1}\mathbf{1}^\top / n`: the Gram matrix of centred features."""
+    r""":math:`H K H` with :math:`H = I - \mathbf{1}\mathbf{1}^\top / n`: the Gram matrix of centered features."""
     K = _gram("center", "K", K)
     return K - K.mean(0, keepdim=True) - K.mean(1, keepdim=True) + K.mean()
 
@@ -31,25 +31,21 @@ def hsic(K: Tensor, L: Tensor, *, unbiased: bool = False) -> Tensor:  # (n, n), 
     if n < 4:
         raise ValueError(checks.sentence("hsic", "unbiased=True needs at least 4 rows", n, "Use unbiased=False."))
     K, L = K - K.diagonal().diag_embed(), L - L.diagonal().diag_embed()
-    whole = (K * L).sum()
+    products = (K * L).sum()
     means = K.sum() * L.sum() / ((n - 1) * (n - 2))
     cross = 2 * (K.sum(0) @ L.sum(0)) / (n - 2)
-    return (whole + means - cross) / (n * (n - 3))
-
-
-def normalized_hsic(K: Tensor, L: Tensor) -> Tensor:  # (n, n), (n, n) -> ()
-    r""":math:`\mathrm{tr}(K H L H) / (\|HKH\|_F \|HLH\|_F)` in [0, 1]; 0 where a Gram matrix is constant."""
-    return cka(K, L)
+    return (products + means - cross) / (n * (n - 3))
 
 
 def cka(K: Tensor, L: Tensor, *, unbiased: bool = False) -> Tensor:  # (n, n), (n, n) -> ()
-    r"""Centred kernel alignment :math:`\mathrm{HSIC}(K, L) / \sqrt{\mathrm{HSIC}(K, K) \mathrm{HSIC}(L, L)}`.
+    r"""Centered kernel alignment :math:`\mathrm{HSIC}(K, L) / \sqrt{\mathrm{HSIC}(K, K) \mathrm{HSIC}(L, L)}`.
 
+    It is normalized HSIC, :math:`\mathrm{tr}(K H L H) / (\|HKH\|_F \|HLH\|_F)` in [0, 1] unless ``unbiased``.
     0 where the denominator is 0 (a constant representation) or, unbiased, below 0.
     """
     K, L = _grams("cka", K, L)
-    if not unbiased:  # centring once, not three times
-        floors = [(8 * torch.finfo(G.dtype).eps) ** 2 * G.square().sum() for G in (K, L)]  # centring's rounding error
+    if not unbiased:  # centering once, not three times
+        floors = [(8 * torch.finfo(G.dtype).eps) ** 2 * G.square().sum() for G in (K, L)]  # centering's rounding error
         K, L = center(K), center(L)
         return _ratio((K * L).sum(), K.square().sum(), L.square().sum(), *floors)
     return _ratio(hsic(K, L, unbiased=True), hsic(K, K, unbiased=True), hsic(L, L, unbiased=True))
@@ -62,7 +58,7 @@ def target_alignment(K: Tensor, targets: Tensor, *, centered: bool = False) -> T
         K: Gram matrix.
         targets: Floating ``(n,)`` or ``(n, c)``, used as they are; whole-number ``(n,)`` classes become one -1/+1
             column each (two classes: one column).
-        centered: Centre K and the targets first (Cortes et al. 2012), so that a constant offset of the
+        centered: Center K and the targets first (Cortes et al. 2012), so that a constant offset of the
             kernel does not count.
     """
     K = _gram("target_alignment", "K", K)

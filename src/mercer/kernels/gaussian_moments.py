@@ -86,12 +86,12 @@ class LeakyReLU(Activation):
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
-        value, reach = relu_pair(rho)
+        value, derivative = relu_pair(rho)
         if self.a == 0:
-            return value, reach
-        # phi(u) = relu(u) - a relu(-u), and relu's moment at -rho is that at rho less rho
-        share, rest = (1 - self.a) ** 2 / (1 + self.a**2), 2 * self.a / (1 + self.a**2)
-        return value * share + rho * rest, reach * share + rest
+            return value, derivative
+        # phi(u) = relu(u) - a relu(-u), and relu's moment at -rho is that at rho less rho: a sum of relu's and rho.
+        by_relu, by_rho = (1 - self.a) ** 2 / (1 + self.a**2), 2 * self.a / (1 + self.a**2)
+        return value * by_relu + rho * by_rho, derivative * by_relu + by_rho
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ class Erf(Activation):
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
+        # E[erf(u) erf(v)] = (2 / pi) arcsin(rho c_x c_y); the sine of that angle's complement is computed apart.
         (cx, ix, gain_x), (cy, iy, gain_y) = x, y
         rho = clamp_cosines(rho)
         cc = cx * cy
@@ -156,9 +157,10 @@ class GELU(Activation):
 
     def _moments(self, rho: Tensor, t: Tensor, inverses: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The second moment over both deviations, and its derivative in rho."""
+        # E[Phi(u) Phi(v)], then the term with the joint density of two Gaussians.
         root = _sine(rho, t, *inverses)
         tau = 1 / (2 * math.pi)
-        half = 0.25 + tau * torch.atan2(rho * t, root)  # E[Phi(u) Phi(v)]
+        half = 0.25 + tau * torch.atan2(rho * t, root)
         e = inverses[0].square() + inverses[1].square() - 1
         density = tau * t / root
         top = 1 + e * rho * rho
@@ -194,13 +196,17 @@ class Wave(Activation):
         rho = clamp_cosines(rho)
         (rx, inverse_x), (ry, inverse_y) = x, y
         inverse = inverse_x * inverse_y
-        difference = (rx - ry).square() + 2 * rx * ry * (1 - rho)  # Var(u - v), which is small where u = v
-        near, twice = (-difference / 2).exp(), -2 * rx * ry * rho
-        # Var(u + v) is Var(u - v) + 4 Cov: far = near * exp(-2 Cov); where Cov < 0 that exponential may overflow
-        far = (-(difference / 2 - twice).clamp_min(0)).exp()
-        even = (near + far) / 2
-        odd = torch.where(twice.abs() < 1, -near * twice.clamp(-1, 1).expm1(), near - far) / 2
-        value, derivative = (even, odd) if self.cosine else (odd, even)
+        # e^{-Var(u - v) / 2}; the variance as a sum that keeps its digits where u = v.
+        difference = (rx - ry).square() + 2 * rx * ry * (1 - rho)
+        by_difference, twice = (-difference / 2).exp(), -2 * rx * ry * rho
+        # e^{-Var(u + v) / 2}, with Var(u + v) = Var(u - v) + 4 Cov in one exponent: two factors might overflow.
+        by_sum = (-(difference / 2 - twice).clamp_min(0)).exp()
+        cosines = (by_difference + by_sum) / 2
+        # Their difference by expm1 where the covariance is small.
+        small = -by_difference * twice.clamp(-1, 1).expm1()
+        sines = torch.where(twice.abs() < 1, small, by_difference - by_sum) / 2
+        # Each is the other's moment of the derivative.
+        value, derivative = (cosines, sines) if self.cosine else (sines, cosines)
         return value * inverse, derivative * (rx * ry) * inverse if slope else None
 
 
@@ -260,7 +266,9 @@ class HermiteSeries(Activation):
             value = torch.addcmul(term, value, power)
             if slope and order:
                 derivative = torch.addcmul(order * term, derivative, power)
-        value = value * rho if self.odd else value
+        if self.odd:  # the sum over rho^2 lacks one factor
+            value = value * rho
+        # The tail goes into one more term, of the next order.
         last = rho ** (orders[-1] + (1 if self.odd else 0))
         value = value + x[1] * y[1] * last * rho
         return value, derivative + x[2] * y[2] * last if slope else None
@@ -268,8 +276,9 @@ class HermiteSeries(Activation):
     def _integrals(self, r: Tensor, derivative: int, orders: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """The second moment ``(...)`` of the function (0) or its derivative (1), and coefficients ``(..., orders)``."""
         function = _SMOOTH[self.name][derivative]
-        table = _make_quadrature if records_graph() else _quadrature
-        nodes, weights, hermite = table(r.dtype, str(r.device))
+        make = _make_quadrature if records_graph() else _keep_quadrature
+        nodes, weights, hermite = make(r.dtype, str(r.device))
+        # Some nodes at a time, so that phi at all nodes of all rows is never held.
         square, series = torch.zeros_like(r), r.new_zeros((*r.shape, len(orders or ())))
         part = len(nodes) if records_graph() else max(1, 2**21 // max(1, r.numel()))
         for z, weight, h in zip(nodes.split(part), weights.split(part), hermite.split(part), strict=True):
@@ -303,8 +312,10 @@ _SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 def _make_quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes, weights, and weights times the normalized Hermite polynomials, ``(nodes, orders)``."""
+    # The trapezoidal rule for the standard normal density; its error falls faster than any power of the step.
     z = torch.arange(-_REACH, _REACH + _STEP / 2, _STEP, dtype=torch.float64)
     weight = torch.exp(-z * z / 2) * (_STEP / math.sqrt(2 * math.pi))
+    # h_{k+1} = (z h_k - sqrt(k) h_{k-1}) / sqrt(k + 1).
     hermite = [torch.ones_like(z), z]
     for k in range(1, 2 * _TERMS - 1):
         hermite.append((z * hermite[k] - math.sqrt(k) * hermite[k - 1]) / math.sqrt(k + 1))
@@ -313,30 +324,30 @@ def _make_quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, T
 
 
 @functools.cache
-def _quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def _keep_quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
     with torch.inference_mode(False):  # kept for later calls, which may differentiate
         return _make_quadrature(dtype, device)
 
 
 def _tail(square: Tensor, known: Tensor) -> Tensor:
     """Root of what a series leaves out of a second moment; 0 where rounding hides it."""
-    left = square - known
-    return safe_sqrt(torch.where(left > _LEAST_TAIL * square, left, torch.zeros_like(left)))
+    tail = square - known
+    return safe_sqrt(torch.where(tail > _LEAST_TAIL * square, tail, 0.0))
 
 
 def relu_pair(rho: Tensor) -> tuple[Tensor, Tensor]:
     r""":math:`(\sin\theta + (\pi - \theta) \rho) / \pi` and :math:`1 - \theta / \pi` for :math:`\rho = \cos\theta`."""
     if differentiated(rho):
         t = clamp_cosines(rho)
-        reach = 1 - angles(t) / math.pi
-        return t * reach + safe_sqrt((1 - t) * (1 + t)) / math.pi, reach
+        active = 1 - angles(t) / math.pi
+        return t * active + safe_sqrt((1 - t) * (1 + t)) / math.pi, active
     # Without a gradient: the same in the fewest passes over memory, in place.
     edge = 1.0 - _RESOLUTION * torch.finfo(rho.dtype).eps
     t = torch.where(rho > edge, 1.0, rho).clamp_(min=-1.0)
-    reach = torch.acos(t).mul_(-1 / math.pi).add_(1.0)
+    active = torch.acos(t).mul_(-1 / math.pi).add_(1.0)
     gap = 1 - t
     sine = (2 - gap).mul_(gap).sqrt_()
-    return t.mul_(reach).add_(sine, alpha=1 / math.pi), reach
+    return t.mul_(active).add_(sine, alpha=1 / math.pi), active
 
 
 def _saturation(r: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,12 +365,12 @@ def _sine(rho: Tensor, cc: Tensor, ix: Tensor, iy: Tensor) -> Tensor:
 
 def inverse_of(r: Tensor) -> Tensor:
     """1 / r, and 0 at 0."""
-    return torch.where(r > 0, 1 / torch.where(r > 0, r, torch.ones_like(r)), torch.zeros_like(r))
+    return torch.where(r > 0, 1 / torch.where(r > 0, r, 1.0), 0.0)
 
 
 def ratio_of(a: Tensor, r: Tensor) -> Tensor:
     """The ratio a / r, and 0 at 0; unlike a times `inverse_of` r it does not overflow where r is denormal."""
-    return torch.where(r > 0, a / torch.where(r > 0, r, torch.ones_like(r)), torch.zeros_like(r))
+    return torch.where(r > 0, a / torch.where(r > 0, r, 1.0), 0.0)
 
 
 def hypotenuse(r: Tensor, b: float) -> Tensor:

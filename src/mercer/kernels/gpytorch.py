@@ -102,12 +102,13 @@ def _outgoing_class() -> Any:
                 fix = "Sum or multiply kernels of single features instead."
                 need = "the features of a row must stay together"
                 raise ValueError(checks.sentence("to_gpytorch", need, "last_dim_is_batch", fix))
+            # Batches of inputs one after another; a set of rows with itself stays one, for its exact diagonal.
             batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-            own = x1 is x2
+            symmetric = x1 is x2
             if not batch:
-                return self._values(x1, None if own else x2, diag)
+                return self._values(x1, None if symmetric else x2, diag)
             first, second = (x.expand(*batch, *x.shape[-2:]).flatten(0, -3) for x in (x1, x2))
-            parts = [self._values(a, None if own else b, diag) for a, b in zip(first, second, strict=True)]
+            parts = [self._values(a, None if symmetric else b, diag) for a, b in zip(first, second, strict=True)]
             return torch.stack(parts).reshape(*batch, *parts[0].shape)
 
         @property
@@ -124,6 +125,7 @@ def _outgoing_class() -> Any:
                 return gram
             if y is None:
                 return self.kernel.diag(x)
+            # Rows of x with those of y: the diagonals of small Gram matrices.
             pairs = zip(x.split(_DIAG_ROWS), y.split(_DIAG_ROWS), strict=True)
             return torch.cat([self.kernel(a, b).diagonal() for a, b in pairs])
 

@@ -47,7 +47,7 @@ def infinite_width(
     alone runs as it is. Everything else is refused by the layer's name: max pooling, softmax and attention, batch norm
     in training, products of branches, an activation on what is no Gaussian process (``relu(x + relu(y))``).
 
-    The parametrisation is the NTK's: a weight is :math:`\sqrt{v / \text{fan-in}}` and a bias :math:`\sqrt{b}` times a
+    The parametrization is the NTK's: a weight is :math:`\sqrt{v / \text{fan-in}}` and a bias :math:`\sqrt{b}` times a
     standard normal number, and derivatives are with respect to those numbers. Parameters that start at a constant (a
     norm's scale and shift, biases of zero) have variance 0, and like frozen ones no part in the tangent kernel. v and b
     are read from the model: where a layer's weights agree, within sampling error, with torch's default (v = 1/3), with
@@ -92,16 +92,20 @@ class InfiniteWidth(WideKernel):
             ("weight_var", weight_var, checks.positive),
             ("bias_var", bias_var, checks.non_negative),
         ):
-            given = value if isinstance(value, Mapping) else ({} if value is None else {"": value})
-            for name, number in given.items():
-                check(where, f"{argument}[{name!r}]" if name else argument, number)
-                if name and name not in names:
-                    fix = "Names are those of model.named_modules()."
-                    raise ValueError(checks.sentence(where, f"{argument} must name layers", repr(name), fix))
+            if isinstance(value, Mapping):
+                for name, number in value.items():
+                    check(where, f"{argument}[{name!r}]", number)
+                    if name not in names:
+                        fix = "Names are those of model.named_modules()."
+                        raise ValueError(checks.sentence(where, f"{argument} must name layers", repr(name), fix))
+            elif value is not None:
+                check(where, argument, value)
+        # The steps by the shape of a row, and the variances of the layers by name.
         self._programs: dict[tuple[int, ...], tuple[Step, ...]] = {}
         self.layers: dict[str, tuple[float, float | None]] = {}
         self._held: tuple[nn.Module, ...] = ()  # held, not registered
         self._tokens = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+        # Read the model now where an example says what rows look like.
         if example is not None:
             if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
                 got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
@@ -128,6 +132,7 @@ class InfiniteWidth(WideKernel):
     @override
     def steps(self, shape: tuple[int, ...]) -> tuple[Step, ...]:
         if shape not in self._programs:
+            # A model read with an example knows rows of its shape only; one that is kept is read again.
             if not self._held:
                 known = " or ".join(str(("n", *s)).replace("'", "") for s in self._programs)
                 got = str(("n", *shape)).replace("'", "")
@@ -146,6 +151,7 @@ class InfiniteWidth(WideKernel):
             )
         checks.dense(where, name, x)
         checks.real(where, name, x)
+        # Rows as the model takes them; a model of vectors names a wrong shape as any kernel does.
         vectors = bool(self._programs) and all(len(shape) == 1 for shape in self._programs)
         if x.ndim < 2 or (vectors and not self._held):
             checks.matrix(where, name, x)
@@ -175,33 +181,40 @@ class InfiniteWidth(WideKernel):
 
     def _variances(self, name: str, weight: Tensor, bias: Tensor | None, fan_in: int) -> tuple[float, float]:
         """The variances of a layer's weights, times fan-in, and of its biases: given, known, or as they are."""
-        given = self.weight_var.get(name) if isinstance(self.weight_var, Mapping) else self.weight_var
-        if fan_in == 0:  # an embedding: its rows are not summed, and only its own name speaks of it
-            given = given if isinstance(self.weight_var, Mapping) else None
-            fan_in, known = 1, [1.0]
+        # The weights'. The rows of an embedding (fan-in 0) are not summed, and only its own name speaks of it.
+        if isinstance(self.weight_var, Mapping):
+            weight_var = self.weight_var.get(name)
         else:
+            weight_var = self.weight_var if fan_in else None
+        known = [1.0]
+        if fan_in:
             fan_out = weight.shape[0] * weight[0, 0].numel()
             known = [1.0, 2.0, 2 * fan_in / (fan_in + fan_out)]  # LeCun, He, Xavier
-        if given is None:
-            given = _known_variance(weight, fan_in, [v / fan_in for v in known]) * fan_in
-        if given == 0:
+        fan_in = fan_in or 1
+        if weight_var is None:
+            weight_var = _known_variance(weight, fan_in, [v / fan_in for v in known]) * fan_in
+        if weight_var == 0:
             fix = f"Say weight_var={{{name!r}: 1.0}}."
             need = f"layer {name!r} must have random weights"
             raise NoLimitError(checks.sentence("infinite_width", need, "zeros", fix))
+
+        # The biases'.
+        bias_var = self.bias_var.get(name) if isinstance(self.bias_var, Mapping) else self.bias_var
         if bias is None:
-            return float(given), 0.0
-        given_bias = self.bias_var.get(name) if isinstance(self.bias_var, Mapping) else self.bias_var
-        return float(given), float(_known_variance(bias, fan_in, []) if given_bias is None else given_bias)
+            bias_var = 0.0
+        elif bias_var is None:
+            bias_var = _known_variance(bias, fan_in, [])
+        return float(weight_var), float(bias_var)
 
 
 def _at_evaluation(model: nn.Module) -> nn.Module:
     """A private copy at evaluation, but for batch norms: those in training are refused by name."""
     modes = {name: module.training for name, module in unwrap(model).named_modules()}
-    own = private_copy(model)
-    for name, module in own.named_modules():
+    private = private_copy(model)
+    for name, module in private.named_modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm):
             module.train(modes.get(name, False))
-    return own
+    return private
 
 
 def _known_variance(values: Tensor, fan_in: int, known: list[float]) -> float:
@@ -210,12 +223,13 @@ def _known_variance(values: Tensor, fan_in: int, known: list[float]) -> float:
     square = float(values.square().mean())
     if square == 0:
         return 0.0
-    # a normal sample's mean square has a relative standard error of sqrt(2 / size)
+    # A normal sample's mean square has a relative standard error of sqrt(2 / size).
     error = max(0.01, _STANDARD_ERRORS * math.sqrt(2 / values.numel()))
-    # torch's default, for weights and biases: uniform in +-1 / sqrt(fan_in), so that no value is beyond
+    # Torch's default, for weights and biases: uniform in +-1 / sqrt(fan_in), so that no value is beyond.
     default = 1 / (3 * fan_in)
     if float(values.abs().max()) <= 1.00001 * math.sqrt(3 * default) and abs(math.log(square / default)) < error:
         return default
+    # The nearest known variance, where it is within the error.
     distances = {v: abs(math.log(square / v)) for v in known}
     nearest = min(distances, key=lambda v: distances[v], default=square)
     return nearest if distances.get(nearest, math.inf) < error else square

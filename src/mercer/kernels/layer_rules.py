@@ -53,7 +53,11 @@ class RowState(NamedTuple):
         return RowState(self.r[rows], self.mean[rows], unit, factors=tuple(t[rows] for t in self.factors))
 
 
-Side = tuple[Sequence[RowState], RowState]  # of the rows x, or of the rows y: states before and after a layer
+class Side(NamedTuple):
+    """What the rows x, or the rows y, of the pairs know of themselves before and after a layer."""
+
+    before: Sequence[RowState]  # one for each input of the layer
+    after: RowState
 
 
 class Layout(NamedTuple):
@@ -62,13 +66,24 @@ class Layout(NamedTuple):
     full: bool  # all pairs of positions
     zipped: bool  # rows with themselves
 
+    @property
+    def row_axes(self) -> int:
+        """Axes before the positions: ``(n,)`` or ``(n, m)``."""
+        return 1 if self.zipped else 2
+
+    @property
+    def copies(self) -> int:
+        """How often the positions occur: ``*P`` or ``*P, *P``."""
+        return 2 if self.full else 1
+
     def align(self, a: Tensor, b: Tensor, trailing: int = 0) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
         """Views of a and b that broadcast to the pairs; so many axes after the positions stay the last ones."""
-        positions = a.ndim - trailing
-        ones = (1,) * (positions - 1) if self.full else ()
-        rows, columns = ((), ()) if self.zipped else ((1,), (1,))
-        left = a.reshape(a.shape[0], *rows, *a.shape[1:positions], *ones, *a.shape[positions:])
-        right = b.reshape(*columns, b.shape[0], *ones, *b.shape[1:])
+        end = a.ndim - trailing
+        # An axis of 1 for the rows of the other side, and for its positions.
+        row = (1,) * (self.row_axes - 1)
+        positions = (1,) * ((end - 1) * (self.copies - 1))
+        left = a.reshape(a.shape[0], *row, *a.shape[1:end], *positions, *a.shape[end:])
+        right = b.reshape(*row, b.shape[0], *positions, *b.shape[1:])
         return left, right
 
     def align_all(self, x: RowState, y: RowState) -> list[tuple[Tensor, Tensor]]:
@@ -86,7 +101,7 @@ class Rule:
         raise NotImplementedError
 
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        """The state after the layer; x and y are (before, after)."""
+        """The state of the pairs after the layer."""
         raise NotImplementedError
 
 
@@ -144,7 +159,7 @@ class Enter(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        ux, uy = x[1].unit, y[1].unit
+        ux, uy = x.after.unit, y.after.unit
         assert ux is not None and uy is not None
         if ux.ndim == 2:
             return PairState((ux * uy).sum(-1) if layout.zipped else ux @ uy.mT, None)
@@ -157,8 +172,8 @@ class Enter(Rule):
             (False, False): "npc,mpc->nmp",
         }[layout.full, layout.zipped]
         products = torch.einsum(pattern, ux.flatten(1, -2), uy.flatten(1, -2))
-        rows = products.shape[: 1 if layout.zipped else 2]
-        return PairState(products.reshape(*rows, *positions * (2 if layout.full else 1)).contiguous(), None)
+        rows = products.shape[: layout.row_axes]
+        return PairState(products.reshape(*rows, *positions * layout.copies).contiguous(), None)
 
 
 @dataclass(frozen=True)
@@ -185,10 +200,10 @@ class Embed(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        tx, ty = x[1].unit, y[1].unit
+        tx, ty = x.after.unit, y.after.unit
         assert tx is not None and ty is not None
         left, right = layout.align(tx, ty)
-        rho = (left == right).to(x[1].r.dtype)
+        rho = (left == right).to(x.after.r.dtype)
         return PairState(rho, rho if self.trained else None)
 
 
@@ -277,7 +292,7 @@ class Affine(Rule):
             factors = (ratio_of(scaled, r),)
         if self.bias_var:
             factors = (*factors, bias * inverse_of(r))
-        return RowState(r, torch.zeros_like(r), factors=factors)
+        return RowState(r, r.new_zeros(()).expand_as(r), factors=factors)
 
     def _mixes(self, r: Tensor) -> bool:
         """Whether it sums over positions of deviations r ``(n, *P)``."""
@@ -285,13 +300,14 @@ class Affine(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        # The weights' part of both covariances. Where positions are mixed theta is then ready, else it wants a gain.
-        (rho, theta), factors = states[0], layout.align_all(x[1], y[1])
+        # The weights' part. A layer that mixes positions works on covariances, and theta is then ready; others multiply
+        # correlations by a gain, which theta still wants.
+        (rho, theta), factors = states[0], layout.align_all(x.after, y.after)
         gain: Tensor | None = None
         by_weights = rho
-        if self._mixes(x[0][0].r):
+        if self._mixes(x.before[0].r):
             sigma, after = math.sqrt(self.weight_var), factors[0]
-            before = layout.align(sigma * x[0][0].r, sigma * y[0][0].r)
+            before = layout.align(sigma * x.before[0].r, sigma * y.before[0].r)
             by_weights = self._mix_positions(rho, before, after, layout)
             if theta is not None:  # behind the first layer theta may be rho itself
                 theta = by_weights if theta is rho else self._mix_positions(theta, before, after, layout)
@@ -328,7 +344,7 @@ class Affine(Rule):
         if self.patch is not None:
             covariance = self.patch(covariance, full=layout.full)
         else:
-            covariance = covariance.flatten(1 if layout.zipped else 2).mean(-1)
+            covariance = covariance.flatten(layout.row_axes).mean(-1)
         return covariance * after[0] * after[1]
 
 
@@ -355,27 +371,21 @@ class EnterConvolution(Rule):
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         if layout.zipped:  # equal positions of a row with itself
-            rho = torch.ones_like(x[1].r)
+            rho = torch.ones_like(x.after.r)
         else:
-            products = torch.einsum("npc,mpc->nmp", self._patches(x[1]), self._patches(y[1]))
-            rho = products.reshape(*products.shape[:2], *x[1].r.shape[1:]).contiguous()
+            products = torch.einsum("npc,mpc->nmp", self._patches(x.after), self._patches(y.after))
+            rho = products.reshape(*products.shape[:2], *x.after.r.shape[1:]).contiguous()
         return PairState(rho, rho if all(self.convolution.trained) else None)
 
     def _patches(self, row: RowState) -> Tensor:  # -> (n, p, channels times taps + 1)
         """Patches of the input over the deviation of their sum, with the bias as one more feature."""
         (scale, bias), patch, x = row.factors, self.convolution.patch, row.unit
         assert patch is not None and x is not None
-        size, stride, dilation, padding = patch.size, patch.stride, patch.dilation, patch.padding
-        if len(size) == 1:  # a sequence is a picture of height 1
-            x, size, stride, dilation, padding = (
-                x[:, :, None],
-                (1, *size),
-                (1, *stride),
-                (1, *dilation),
-                ((0, 0), *padding),
-            )
-        x = F.pad(x, [*padding[1], *padding[0]])
-        patches = F.unfold(x, size, dilation, 0, stride).mT * scale.flatten(1)[..., None]
+        if len(patch.size) == 1:  # a sequence is a picture of height 1
+            x = x[:, :, None]
+            patch = Patch((1, *patch.size), (1, *patch.stride), ((0, 0), *patch.padding), (1, *patch.dilation))
+        x = F.pad(x, [*patch.padding[1], *patch.padding[0]])
+        patches = F.unfold(x, patch.size, patch.dilation, 0, patch.stride).mT * scale.flatten(1)[..., None]
         if not self.convolution.bias_var:
             return patches
         return torch.cat((patches, bias.flatten(1)[..., None]), -1)
@@ -396,7 +406,7 @@ class Activate(Rule):
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         rho, theta = states[0]
-        factors = layout.align_all(x[1], y[1])
+        factors = layout.align_all(x.after, y.after)
         rows, columns = tuple(a for a, _ in factors), tuple(b for _, b in factors)
         rho, slope = self.activation.pair(rho, rows, columns, slope=theta is not None)
         if theta is None or slope is None:
@@ -431,7 +441,7 @@ class Combine(Rule):
             return states[0]
         # Each state counts by the share of its deviations; a state without theta adds nothing to it.
         rhos, thetas = [], []
-        for (rho, theta), (left, right) in zip(states, layout.align_all(x[1], y[1]), strict=True):
+        for (rho, theta), (left, right) in zip(states, layout.align_all(x.after, y.after), strict=True):
             rhos.append(rho * left * right)
             if theta is not None:
                 thetas.append(theta * left * right)
@@ -473,7 +483,7 @@ class Normalize(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        (rho, theta), (row_x,), (row_y,) = states[0], x[0], y[0]
+        (rho, theta), (row_x,), (row_y,) = states[0], x.before, y.before
         if not self.center:
             return PairState(rho, theta)
         # Subtract the product of the means, and divide by the centered deviations.
@@ -535,8 +545,8 @@ class Pool(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        left, right = layout.align(x[0][0].r, y[0][0].r)
-        after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
+        left, right = layout.align(x.before[0].r, y.before[0].r)
+        after = layout.align(inverse_of(x.after.r), inverse_of(y.after.r))
         return states[0].map(lambda t: self.pool(t * left * right, 2) * after[0] * after[1])
 
 
@@ -572,7 +582,7 @@ class Pad(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        return states[0].map(lambda t: self.pad(t, 2 if layout.full else 1))
+        return states[0].map(lambda t: self.pad(t, layout.copies))
 
 
 @dataclass(frozen=True)
@@ -592,8 +602,7 @@ class Reposition(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        rows = states[0].rho.shape[: 1 if layout.zipped else 2]
-        shape = (*rows, *self.positions * (2 if layout.full else 1))
+        shape = (*states[0].rho.shape[: layout.row_axes], *self.positions * layout.copies)
         return states[0].map(lambda t: t.reshape(shape))
 
 

@@ -29,7 +29,7 @@ class NetworkKernel(Kernel):
     r"""A kernel :math:`k(x, y) = \sum_f \varphi_f(x) \varphi_f(y)^\top` of networks with c outputs.
 
     A variant writes :meth:`features`. The networks are held, not registered: ``parameters()`` and ``state_dict()`` of
-    the kernel do not show them. Private copies are run in ``eval`` mode (batch normalisation by its running statistics,
+    the kernel do not show them. Private copies are run in ``eval`` mode (batch normalization by its running statistics,
     no dropout), so that the networks themselves never change and several threads can call one kernel. Rows may have
     any shape; whole numbers stay so for a network with an embedding layer. The data's dtype wins over the weights'.
 
@@ -80,6 +80,7 @@ class NetworkKernel(Kernel):
         checks.matrix(where, name, x.flatten(1) if len(x) else x.reshape(0, 1))
         if x.shape[1:].numel() == 0:
             raise ValueError(checks.sentence(where, f"{name} must have at least one feature", tuple(x.shape)))
+        # On the networks' device; whole numbers stay so where an embedding reads them as tokens.
         for network in self.networks():
             weight = next(unwrap(network).parameters(), None)
             if weight is not None:
@@ -92,7 +93,7 @@ class NetworkKernel(Kernel):
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, ...), (m, ...) -> (n, m) or (n, m, c, c)
         fx = self.features(x)
-        return self.joined(fx, fx if y is x else self.features(y))
+        return self.join(fx, fx if y is x else self.features(y))
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,) or (n, c, c)
@@ -118,14 +119,14 @@ class NetworkKernel(Kernel):
         product = torch.cat(parts)
         return product if v.ndim == 3 else product[..., 0]
 
-    def joined(self, fx: Tensor, fy: Tensor) -> Tensor:  # (n, c, f), (m, c, f) -> (n, m) or (n, m, c, c)
+    def join(self, fx: Tensor, fy: Tensor) -> Tensor:  # (n, c, f), (m, c, f) -> (n, m) or (n, m, c, c)
         """The Gram matrix of features."""
         if not self.matrix_valued:
             return fx.flatten(1) @ fy.flatten(1).mT
         (n, c, _), m = fx.shape, len(fy)
         return (fx.flatten(0, 1) @ fy.flatten(0, 1).mT).reshape(n, c, m, c).transpose(1, 2)
 
-    def chosen(self, flat: Tensor) -> Tensor:  # (n, c) -> (n, c) or (n, 1)
+    def choose(self, flat: Tensor) -> Tensor:  # (n, c) -> (n, c) or (n, 1)
         """All outputs of a network, or the one that ``outputs`` picks."""
         if isinstance(self.outputs, str):
             return flat
@@ -173,7 +174,7 @@ class MonteCarloNNGP(NetworkKernel):
             with _global_generator, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed + sample)
                 model = self.make_model()
-            parts.append(self.chosen(_outputs(model, x)))
+            parts.append(self.choose(_outputs(model, x)))
         features = torch.stack(parts, 2)  # (n, c, S)
         return features.flatten(1)[:, None] / math.sqrt(features.shape[1] * self.samples)
 
@@ -213,7 +214,7 @@ class Trajectory(NetworkKernel):
 
     def outputs_of_all(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, M)
         """Every network's outputs for checked rows."""
-        return torch.stack([self.chosen(_outputs(model, x)) for model in self._held], 2)
+        return torch.stack([self.choose(_outputs(model, x)) for model in self._held], 2)
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class NNGP(WideKernel):
 
 
 class NTK(NNGP):
-    r"""Neural tangent kernel of an infinitely wide network, in the NTK parametrisation.
+    r"""Neural tangent kernel of an infinitely wide network, in the NTK parametrization.
 
     .. math:: \Theta^0 = \Sigma^0, \qquad
         \Theta^{l} = \Sigma^{l} + \Theta^{l-1} \, \sigma_w^2 \, E[\phi'(u) \phi'(v)],
@@ -182,7 +182,7 @@ class ConvNTK(ConvNNGP):
         \Theta^{l} = \Sigma^{l} + \sigma_w^2 P[\Theta^{l-1} E[\phi'(u) \phi'(v)]]
 
     with the patch mean P of :class:`ConvNNGP`, at the readout the mean over pixels; weights and biases of all layers,
-    NTK parametrisation. Arguments as for :class:`ConvNNGP`.
+    NTK parametrization. Arguments as for :class:`ConvNNGP`.
 
     Use it for few pictures: what training a wide convolutional network would give.
 

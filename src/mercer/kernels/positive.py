@@ -44,20 +44,30 @@ class Positive(nn.Module):
         self.number: float | None = None
         if isinstance(value, (list, tuple, np.ndarray)):
             value = torch.as_tensor(np.asarray(value, dtype=float))
-        one = isinstance(value, Tensor) and value.numel() == 1 and (value.ndim != 1 or not per_feature)
-        self.is_vector = isinstance(value, Tensor) and not one
+        self.is_vector = isinstance(value, Tensor) and (value.numel() != 1 or (value.ndim == 1 and per_feature))
         if isinstance(value, Tensor) and self.is_vector:
-            vector = _checked_vector(where, name, value, per_feature)
+            # One number for each feature.
+            if not per_feature or value.ndim > 1:
+                need, fix = f"{name} must be one number", "Scale the rows themselves."
+                if per_feature:
+                    need, fix = f"{need}, or a vector with one for each feature", ""
+                raise ValueError(checks.sentence(where, need, f"shape {tuple(value.shape)}", fix))
+            if not len(value) or not bool((value > 0).all()) or not bool(torch.isfinite(value).all()):
+                raise ValueError(checks.sentence(where, f"{name} must be positive", value.tolist()))
+            start = checks.floating(value.detach().clone())
         else:
-            number: Any = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            # One number; that of a tensor keeps its dtype, so that float64 is not rounded.
+            number: Any = value
+            dtype = None
+            if isinstance(value, Tensor):
+                number, dtype = value.item(), checks.floating(value).dtype
             self.number = checks.positive(where, name, number)
-            dtype = checks.floating(value).dtype if isinstance(value, Tensor) else None  # float64 is not rounded
-            vector = torch.tensor([self.number], dtype=dtype)
+            start = torch.tensor([self.number], dtype=dtype)
         if learnable:
             self.number = None
-            self.log = nn.Parameter(vector.log())
+            self.log = nn.Parameter(start.log())
         elif self.number is None:
-            self.register_buffer("constant", vector)
+            self.register_buffer("constant", start)
 
     def forward(self, like: Tensor) -> Tensor:
         """The value, ``()`` or ``(d,)``, in the dtype and on the device of ``like``."""
@@ -94,13 +104,3 @@ class Positive(nn.Module):
 
     def __float__(self) -> float:
         return float(self(torch.zeros((), dtype=torch.float64)).detach())
-
-
-def _checked_vector(where: str, name: str, value: Tensor, per_feature: bool) -> Tensor:
-    if not per_feature or value.ndim > 1:
-        need = f"{name} must be one number" + (", or a vector with one for each feature" if per_feature else "")
-        fix = "" if per_feature else "Scale the rows themselves."
-        raise ValueError(checks.sentence(where, need, f"shape {tuple(value.shape)}", fix))
-    if not len(value) or not bool((value > 0).all()) or not bool(torch.isfinite(value).all()):
-        raise ValueError(checks.sentence(where, f"{name} must be positive", value.tolist()))
-    return checks.floating(value.detach().clone())

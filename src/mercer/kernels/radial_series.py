@@ -8,6 +8,7 @@ dimension are only the series in powers of t without a negative coefficient.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,13 @@ from .base import Kernel
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 TEMPERATURES = {"sigmoid": 0.1, "softmax": 0.005}  # what jayasumana2021, Appendix D.5 divides bounded kernels by
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # and their inverses
+    "relu": (torch.relu, torch.clone),
+    "softplus": (F.softplus, lambda alpha: alpha.expm1().log()),
+    "sigmoid": (torch.sigmoid, lambda alpha: alpha.clamp(max=0.99).logit()),
+    "softmax": (lambda raw: raw.softmax(0), torch.log),
+    "none": (lambda raw: raw + 0.0, torch.clone),
+}
 _UNIT_SUM = 4.0  # k(1) of init="unit" where the activation is unbounded
 _TOLERANCE = 16.0  # units in the last place within which a cosine counts as +-1 for the exact indicators
 
@@ -91,8 +99,7 @@ class RadialSeries(Kernel):
         where = "RadialSeries"
         self.order = checks.integer(where, "order", order, 0)
         self.basis = checks.choice(where, "basis", basis, ("monomial", "gegenbauer"))
-        options = ("relu", "softplus", "sigmoid", "softmax", "none")
-        self.positivity = checks.choice(where, "positivity", positivity, options)
+        self.positivity = checks.choice(where, "positivity", positivity, _ACTIVATIONS)
         self.init = checks.choice(where, "init", init, ("unit", "ones"))
         self.indicators = checks.choice(where, "indicators", indicators, ("off", "exact", "limit"))
         self.dim: int | None = None
@@ -107,12 +114,26 @@ class RadialSeries(Kernel):
             self.alpha.copy_(self._start())
 
     def _start(self) -> Tensor:
-        return _start(self.order, self.positivity, self.init, self.indicators != "off")
+        """The parameter whose activation gives the wanted start."""
+        if self.init == "ones":  # of the parameter, as the paper has it; softplus is made to give 1
+            one = math.log(math.expm1(1.0)) if self.positivity == "softplus" else 1.0
+            return torch.full((self.order + (1 if self.indicators == "off" else 3),), one)
+        # alpha_m in proportion to 1 / (m + 1), indicators as the last of them, with the wanted sum.
+        shape = 1.0 / torch.arange(1, self.order + 2, dtype=torch.float64)
+        if self.indicators != "off":
+            shape = torch.cat((shape[-1:], shape[-1:], shape))
+        total = 1.0 if self.positivity in TEMPERATURES else _UNIT_SUM
+        _, invert = _ACTIVATIONS[self.positivity]
+        return invert(shape / shape.sum() * total).float()
+
+    def _activate(self) -> Tensor:  # (order + 1,), or (order + 3,) with indicators
+        activation, _ = _ACTIVATIONS[self.positivity]
+        return activation(self.alpha)
 
     @property
     def coefficients(self) -> Tensor:  # (order + 3,)
         r"""The :math:`\alpha` in the paper's order [-2, -1, 0, ..., M]; without indicators the first two are 0."""
-        active = _activate(self.alpha, self.positivity)
+        active = self._activate()
         return torch.cat((active.new_zeros(2), active)) if self.indicators == "off" else active
 
     @property
@@ -134,8 +155,11 @@ class RadialSeries(Kernel):
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        self._check_width(x)
-        alpha = _activate(self.alpha, self.positivity).to(x.dtype)
+        if self.basis == "gegenbauer" and not isinstance(x, fx.Proxy) and self.dim != x.shape[1]:
+            need = f"x has {x.shape[1]} features, and the basis 'gegenbauer' belongs to one sphere"
+            fix = f"Use RadialSeries({self.order}, basis='gegenbauer', dim={x.shape[1]})."
+            raise ValueError(checks.sentence("RadialSeries", need, f"dim = {self.dim}", fix))
+        alpha = self._activate().to(x.dtype)
         if self.indicators == "off":
             return gram_of_series(x, y, alpha, self._factors)
         value = gram_of_series(x, y, alpha[2:], self._factors)
@@ -162,30 +186,40 @@ class RadialSeries(Kernel):
             samples: Random unit vectors of the Gram matrix.
             generator: Draws them.
         """
+        # No negative power: positive definite in every dimension.
         alpha = self.coefficients.detach().double().cpu()
-        dim = self.dim if dim is None else checks.integer("RadialSeries.certificate", "dim", dim, 2)
-        powers = alpha[2:] if self.basis == "monomial" else monomials(self.order, self._own_dim()).mT @ alpha[2:]
+        if dim is None:
+            dim = self.dim
+        else:
+            checks.integer("RadialSeries.certificate", "dim", dim, 2)
+        powers = alpha[2:]
+        if self.basis == "gegenbauer":
+            if self.dim is None:
+                raise ValueError(checks.sentence("RadialSeries", "basis 'gegenbauer' needs dim", None))
+            powers = monomials(self.order, self.dim).mT @ alpha[2:]
         indicators = float(alpha[:2].min())
         if indicators >= 0 and float(powers.min()) >= 0:
             return Certificate(True, "monomials", None, float(min(powers.min(), alpha[:2].min())))
+
+        # No negative Gegenbauer coefficient: positive definite on the sphere of R^dim, and only then.
         if dim is not None and indicators >= 0:
-            least = float(
-                torch.linalg.solve_triangular(monomials(self.order, dim).mT, powers[:, None], upper=True).min()
-            )
-            rounding = 1e-10 * float(powers.abs().max())
             if self.basis == "gegenbauer" and dim == self.dim:
                 least, rounding = float(alpha[2:].min()), 0.0
+            else:
+                table = monomials(self.order, dim).mT
+                least = float(torch.linalg.solve_triangular(table, powers[:, None], upper=True).min())
+                rounding = 1e-10 * float(powers.abs().max())
             # An indicator lifts the diagonal alone, so that a negative coefficient then decides nothing.
             if least >= -rounding or float(alpha[:2].max()) == 0:
                 return Certificate(least >= -rounding, "gegenbauer", dim, least)
-        width = dim or 3
-        x = torch.randn(checks.integer("RadialSeries.certificate", "samples", samples, 2), width,
-                        dtype=torch.float64, generator=generator)  # fmt: skip
-        t = unit_rows(x) @ unit_rows(x).mT
-        t.fill_diagonal_(1.0)
+
+        # Undecided: the least eigenvalue of the Gram matrix of random unit vectors.
+        width, samples = dim or 3, checks.integer("RadialSeries.certificate", "samples", samples, 2)
+        x = unit_rows(torch.randn(samples, width, dtype=torch.float64, generator=generator))
+        t = (x @ x.mT).fill_diagonal_(1.0)
         with torch.no_grad():
-            own = self.profile(t.to(self.alpha.device)).cpu()
-        values = torch.linalg.eigvalsh(own)
+            gram = self.profile(t.to(self.alpha.device)).cpu()
+        values = torch.linalg.eigvalsh(gram)
         least = float(values[0] / values.abs().max().clamp(min=torch.finfo(torch.float64).tiny))
         return Certificate(least > -1e-10, "eigenvalues", width, least)
 
@@ -197,18 +231,6 @@ class RadialSeries(Kernel):
         """Arguments and the coefficients in force."""
         shown = ", ".join(f"{a:.3g}" for a in self.coefficients.detach().tolist())
         return f"order={self.order}, basis={self.basis!r}, positivity={self.positivity!r}, alpha=[{shown}]"
-
-    def _check_width(self, x: Tensor) -> None:
-        if self.basis != "gegenbauer" or isinstance(x, fx.Proxy) or self.dim == x.shape[1]:
-            return
-        need = f"x has {x.shape[1]} features, and the basis 'gegenbauer' belongs to one sphere"
-        fix = f"Use RadialSeries({self.order}, basis='gegenbauer', dim={x.shape[1]})."
-        raise ValueError(checks.sentence("RadialSeries", need, f"dim = {self.dim}", fix))
-
-    def _own_dim(self) -> int:
-        if self.dim is None:
-            raise ValueError(checks.sentence("RadialSeries", "basis 'gegenbauer' needs dim", None))
-        return self.dim
 
 
 def truncation_bound(alphas: Tensor, order: int) -> float:
@@ -251,15 +273,14 @@ def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:
         for m in range(order - 1, -1, -1):
             value = value * t + a[m]
         return value
+    # Clenshaw: b_m = a_m + A_m t b_{m+1} - B_{m+1} b_{m+2}, with b = 0 beyond the order; P_1 has the factors (1, 0).
     if order == 0:
         return torch.zeros_like(t) + a[0]
+    factors = ((1.0, 0.0), *factors, (0.0, 0.0), (0.0, 0.0))
     later, value = torch.zeros_like(t), torch.zeros_like(t)
-    for m in range(order, 0, -1):  # Clenshaw: b_m = a_m + A_m t b_{m+1} - B_{m+1} b_{m+2}
-        up = factors[m - 1][0] if m < order else 0.0
-        down = factors[m][1] if m + 1 < order else 0.0
-        later, value = value, a[m] + up * t * value - down * later
-    down = factors[0][1] if order > 1 else 0.0
-    return a[0] + t * value - down * later
+    for m in range(order, -1, -1):
+        later, value = value, a[m] + factors[m][0] * t * value - factors[m + 1][1] * later
+    return value
 
 
 def _indicators(t: Tensor, indicators: str, order: int) -> tuple[Tensor, Tensor]:
@@ -297,28 +318,3 @@ def monomials(order: int, dim: int) -> Tensor:
 fx.wrap("gram_of_series")
 fx.wrap("_indicators")
 fx.wrap("unit_rows")
-
-
-def _activate(raw: Tensor, positivity: str) -> Tensor:
-    if positivity == "relu":
-        return raw.relu()
-    if positivity == "softplus":
-        return F.softplus(raw)
-    if positivity == "sigmoid":
-        return raw.sigmoid()
-    return raw.softmax(0) if positivity == "softmax" else raw + 0.0
-
-
-def _start(order: int, positivity: str, init: str, indicators: bool) -> Tensor:
-    """The parameter whose activation gives the wanted start."""
-    shape = 1.0 / torch.arange(1, order + 2, dtype=torch.float64)
-    if indicators:
-        shape = torch.cat((shape[-1:], shape[-1:], shape))
-    if init == "ones":  # of the parameter, as the paper has it; softplus is made to give 1
-        return torch.full((len(shape),), math.log(math.expm1(1.0)) if positivity == "softplus" else 1.0)
-    wanted = shape / shape.sum() * (1.0 if positivity in TEMPERATURES else _UNIT_SUM)
-    if positivity in ("relu", "none"):
-        return wanted.float()
-    if positivity == "softplus":
-        return wanted.expm1().log().float()
-    return wanted.clamp(max=0.99).logit().float() if positivity == "sigmoid" else wanted.log().float()

@@ -42,8 +42,8 @@ class ReLUGram(Kernel):
     (spectral2019, Section 2).
 
     Args:
-        base: None for the inputs themselves; a kernel, which is normalised; or a feature map: a module with
-            ``base(x) -> (n, m)`` whose rows are normalised.
+        base: None for the inputs themselves; a kernel, which is normalized; or a feature map: a module with
+            ``base(x) -> (n, m)`` whose rows are normalized.
 
     Use it with :func:`mercer.spectral.analyze` to read labels as spectral2019 does.
 
@@ -104,10 +104,6 @@ class ReLUGram(Kernel):
             return clamp_cosines(self.base.normalized().gram(x, y)).clamp(-1.0, 1.0)
         return cosines(self.base(x), self.base(y))
 
-    def eigenvalue_floor(self, x: Tensor) -> float:  # (n, d)
-        """A proved lower bound on the least eigenvalue of ``self(x)``; 0 where none above 0 was found."""
-        return self.bounds(x).floor
-
     @torch.no_grad()
     def bounds(self, x: Tensor) -> ReLUBounds:  # (n, d)
         """The floor under the least eigenvalue, and what rounding does to H at worst.
@@ -154,17 +150,20 @@ def relu_gram_bounds(gram: Callable[[slice], Tensor], rounding: Tensor) -> ReLUB
     masses, eps, n = _octave_masses(), torch.finfo(torch.float64).eps, len(rounding)
     radii, squared = torch.zeros(len(masses), n, dtype=torch.float64), 0.0
     for rows in slices(n, block_rows(32 * n)):
+        # A block of rows of |K|, each entry the largest that the true cosine can be, without the diagonal.
         power = gram(rows).abs()
         wrong = rounding[rows, None] + rounding[None]
-        own = torch.arange(len(power)), torch.arange(rows.start, rows.stop)
+        diagonal = torch.arange(len(power)), torch.arange(rows.start, rows.stop)
         power.add_(wrong).clamp_max_(1.0)  # the largest that the true cosine can be
         errors = _profile_error(power, wrong)
-        power[own] = errors[own] = 0.0
+        power[diagonal] = errors[diagonal] = 0.0
         squared += float(errors.square().sum())
+        # Row sums of the Hadamard powers 2, 4, 8, ...: the radii of the discs of each octave.
         for octave in range(len(masses)):
             power.square_()
             growth = math.exp(2.0 ** (octave + 1) * 2 * eps)
             radii[octave, rows] = growth * power.sum(1).to(radii.device)
+    # Each octave's discs leave mass (1 - radius) on the diagonal; sum every tail, and take the best.
     discs = torch.tensor(masses, dtype=torch.float64)[:, None] * (1 - radii)  # (octaves, n)
     tails = discs.flip(0).cumsum(0).flip(0).amin(1)
     return ReLUBounds(max(0.0, float(tails.max()) - 4 * n * eps), math.sqrt(squared) * (1 + 8 * eps * n))
@@ -183,12 +182,12 @@ def _profile_error(t: Tensor, wrong: Tensor) -> Tensor:
 @functools.cache
 def _octave_masses() -> tuple[float, ...]:
     """Arcsin coefficients over 2 pi, summed over each octave of e = j + 1; the last has the whole tail."""
-    masses, coefficient, left = [], 1.0, math.pi / 2  # coefficient = (2 j)! / (4^j j!^2); all a_j sum to pi / 2
+    masses, coefficient, tail = [], 1.0, math.pi / 2  # coefficient = (2 j)! / (4^j j!^2); all a_j sum to pi / 2
     for octave in range(_OCTAVES):
         mass = 0.0
         for j in range(2**octave - 1, 2 ** (octave + 1) - 1):
             mass += coefficient / (2 * j + 1)
             coefficient *= (2 * j + 1) / (2 * j + 2)
         masses.append(mass / (2 * math.pi))
-        left -= mass
-    return (*masses, left / (2 * math.pi))
+        tail -= mass
+    return (*masses, tail / (2 * math.pi))

@@ -25,8 +25,11 @@ _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN 
 
 def _decay(fresh: Tensor, rate: Tensor | None = None) -> Tensor:
     """``exp(-rate * fresh)``, in place where nothing records it: three quarters of the time is memory traffic."""
-    rate = fresh.new_ones(()) if rate is None else rate
-    return (-rate * fresh).exp() if differentiated(fresh, rate) else fresh.mul_(-rate).exp_()
+    if rate is None:
+        rate = fresh.new_ones(())
+    if differentiated(fresh, rate):
+        return (-rate * fresh).exp()
+    return fresh.mul_(-rate).exp_()
 
 
 class Stationary(Kernel):
@@ -81,6 +84,7 @@ class RBF(Stationary):
         rows = Rows(checks.squarable(where, "x", x, empty=has_several_ranks()))
         if rows.n == 0:
             raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
+        # The median over at most 1,000 rows of all ranks.
         order = torch.arange(rows.n)
         if rows.n > _MEDIAN_ROWS:
             order = torch.randperm(rows.n, generator=share_generator(generator))[:_MEDIAN_ROWS]
@@ -89,6 +93,7 @@ class RBF(Stationary):
             if rows.n > 1:
                 checks.warn(where, "all rows of x are equal; gamma = 1 stands in for the median.")
             return cls(1.0, learnable=learnable)
+        # gamma = 1 / m^2, within the numbers of float32.
         limit = torch.finfo(torch.float32).max
         gamma = 1 / typical**2 if typical**2 > 0 else math.inf
         if gamma > limit:

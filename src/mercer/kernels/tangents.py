@@ -76,6 +76,7 @@ class Tangents:
             )[1]
             return derivative
 
+        # Where another thread or caller is in forward mode: the same product by two backward passes.
         directions, chunk = directions.to(self.dtype), self._chunk(x)
         alone = not forward_mode() and _forward_mode.acquire(blocking=False)
         product = forward if alone else self._twice_backward(x)
@@ -117,6 +118,7 @@ class Tangents:
 
     def range_of(self, x: Tensor, rank: int, iterations: int, seed: int, block: int | None) -> Tensor:  # -> (p, r)
         r"""Orthonormal directions near the dominant range of :math:`J^\top`, by products in blocks of rows."""
+        # J^T times random cotangents is the start; one power step multiplies by J^T J.
         c = self.outputs(x)
         rank = min(rank, len(x) * c, self.size)
         generator = torch.Generator(device=x.device).manual_seed(seed)

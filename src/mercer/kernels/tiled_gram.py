@@ -95,9 +95,9 @@ class TiledGram(SymmetricOperator):
     def dense(self) -> Tensor:  # (n, n)
         """The whole matrix in float64, on every rank."""
         out = torch.zeros(self.n, self.n, dtype=torch.float64, device=self.device)
-        for (i, j), (held, step) in self._tiles.items():
+        for (i, j), (stored, step) in self._tiles.items():
             rows, columns = self._span(i), self._span(j)
-            out[rows, columns] = held.double() * step if step != 1.0 else held.to(torch.float64)
+            out[rows, columns] = stored.double() * step
             if i != j:
                 out[columns, rows] = out[rows, columns].mT
         return Rows.total(out)
@@ -113,8 +113,8 @@ class TiledGram(SymmetricOperator):
             return self._vector(v[:, 0].to(self._work))[:, None]
         v = v.mT.to(self._work).contiguous()  # (b, n): BLAS is several times faster at few rows than at few columns
         out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
-        for (i, j), (held, step) in self._tiles.items():
-            tile = self._float(held)
+        for (i, j), (stored, step) in self._tiles.items():
+            tile = self._float(stored)
             rows, columns = self._span(i), self._span(j)
             out[:, columns].add_(v[:, rows] @ tile, alpha=step)
             if i != j:  # a tile on the diagonal is its own transpose, which is slower to multiply with
@@ -123,18 +123,19 @@ class TiledGram(SymmetricOperator):
 
     def _vector(self, v: Tensor) -> Tensor:  # (n,) -> (n,)
         out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
-        for (i, j), (held, step) in self._tiles.items():
-            tile = self._float(held)
+        for (i, j), (stored, step) in self._tiles.items():
+            tile = self._float(stored)
             rows, columns = self._span(i), self._span(j)
             out[rows].add_(tile @ v[columns], alpha=step)
             if i != j:
                 out[columns].add_(tile.mT @ v[rows], alpha=step)
         return Rows.total(out)
 
-    def _float(self, held: Tensor) -> Tensor:
-        if held.dtype is not torch.int16:
-            return held
-        return self._scratch[: held.shape[0], : held.shape[1]].copy_(held)
+    def _float(self, stored: Tensor) -> Tensor:
+        """A tile to multiply with: as it is, or fixed point in a scratch of float32."""
+        if stored.dtype is not torch.int16:
+            return stored
+        return self._scratch[: stored.shape[0], : stored.shape[1]].copy_(stored)
 
     def _span(self, block: int) -> slice:
         return slice(block * self.side, min((block + 1) * self.side, self.n))

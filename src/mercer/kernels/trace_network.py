@@ -39,6 +39,9 @@ CHANNEL, ALL = "channel", "channel and positions"  # what an axis of a tensor ho
 ReadVariances = Callable[[str, Tensor, Tensor | None, int], tuple[float, float]]  # layer, weight, bias, fan-in
 
 
+# --- the stand-in and its tape ---------------------------------------------------------------------------------------
+
+
 class NoLimitError(ValueError):
     """A model, or a part of it, without a known infinite-width limit."""
 
@@ -175,6 +178,9 @@ class Traced:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+
+# --- running the model ------------------------------------------------------------------------------------------------
 
 
 def record(
@@ -335,6 +341,9 @@ def enter(t: Traced, channel: int) -> Traced:
     return t.tape.source(Enter(channel), (t.node,), wide, fresh=False)
 
 
+# --- layers with weights ----------------------------------------------------------------------------------------------
+
+
 def _affine(tape: Tape, weight: Tensor, bias: Tensor | None, *, fan_in: int | None = None, **options: Any) -> Affine:
     """The rule of a layer's weights, each used once; an embedding's fan-in is 0."""
     name, module = tape.running[-1]
@@ -345,7 +354,8 @@ def _affine(tape: Tape, weight: Tensor, bias: Tensor | None, *, fan_in: int | No
         got = f"weights that layer {tape.used[id(weight)][0]!r} uses too"
         raise tape.refuse("must have weights of its own", got, "Give every layer fresh weights, used once.")
     tape.used[id(weight)] = name, weight
-    fan_in = weight.shape[1:].numel() if fan_in is None else fan_in
+    if fan_in is None:
+        fan_in = weight.shape[1:].numel()
     weight_var, bias_var = tape.read_variances(name, weight, bias, fan_in)
     tape.layers[name] = weight_var, None if bias is None else bias_var
     trained = (weight.requires_grad, bias is None or bias.requires_grad)
@@ -389,6 +399,7 @@ def convolution(
     if groups > 1 and input.wide is None:
         fix = "Use groups=1 in the first layer."
         raise tape.refuse("must see all channels of the input", f"groups={groups}", fix)
+    # The window, and the positions that are left.
     size = tuple(weight.shape[2:])
     stride, dilation = _each(stride, count), _each(dilation, count)
     if padding == "same":
@@ -396,6 +407,7 @@ def convolution(
         amounts = tuple((total // 2, total - total // 2) for total in spread)
     else:
         amounts = tuple((p, p) for p in _each(0 if padding == "valid" else padding, count))
+    # As torch counts them.
     positions = tuple(
         (p + sum(pad) - d * (k - 1) - 1) // s + 1
         for p, pad, d, k, s in zip(wide.positions, amounts, dilation, size, stride, strict=True)
@@ -428,6 +440,9 @@ def embedding_bag(
     if options.get("padding_idx") is not None and mode == "mean":
         raise tape.refuse("must count all tokens", "a mean with padding_idx", "Use mode='sum'.")
     return mean(tape, embedding(tape, input, weight, options.get("padding_idx")), 1, total=mode == "sum")
+
+
+# --- activations, sums, factors ---------------------------------------------------------------------------------------
 
 
 def activate(tape: Tape, activation: Activation, input: Traced) -> Traced:
@@ -533,6 +548,9 @@ def _norm_scale(tape: Tape, weight: Tensor | None, bias: Tensor | None) -> float
     return 1.0 if weight is None else _constant(tape, weight, "a weight")
 
 
+# --- normalizations ---------------------------------------------------------------------------------------------------
+
+
 def layer_norm(
     tape: Tape, input: Traced, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Traced:
@@ -542,8 +560,9 @@ def layer_norm(
 
 def rms_norm(tape: Tape, input: Traced, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Traced:
     """``torch.nn.functional.rms_norm``."""
-    least = torch.finfo(torch.get_default_dtype()).eps if eps is None else eps
-    return _normalize(tape, input, tuple(normalized_shape), _norm_scale(tape, weight, None), least, center=False)
+    if eps is None:
+        eps = torch.finfo(torch.get_default_dtype()).eps
+    return _normalize(tape, input, tuple(normalized_shape), _norm_scale(tape, weight, None), eps, center=False)
 
 
 def group_norm(
@@ -592,6 +611,9 @@ def batch_norm(
     return multiply(tape, input, _norm_scale(tape, weight, bias) / math.sqrt(variance + eps))
 
 
+# --- positions: pooling, padding, other shapes ------------------------------------------------------------------------
+
+
 def average_pool(
     tape: Tape,
     input: Traced,
@@ -629,7 +651,10 @@ def adaptive_pool(tape: Tape, input: Traced, output_size: Any) -> Traced:
 def mean(tape: Tape, input: Traced, dim: Any = None, keepdim: bool = False, *, total: bool = False, **_: Any) -> Traced:
     """Means over positions, and sums."""
     node, wide = materialize(input)
-    dims = {d % input.ndim for d in ((dim,) if isinstance(dim, int) else tuple(dim or range(input.ndim)))}
+    if not isinstance(dim, int) and not dim:  # None, or no axis
+        dim = range(input.ndim)
+    dims = {d % input.ndim for d in _as_tuple(dim)}
+    # Only axes of positions: the mean over infinitely many channels is a number, that over rows mixes them.
     axes = [wide.axes[d - 1] for d in dims if d > 0]
     if 0 in dims or not all(isinstance(axis, int) for axis in axes):
         fix = "Use a linear layer to read the channels."
@@ -663,7 +688,7 @@ def pad(tape: Tape, input: Traced, pad: Any, mode: str = "constant", value: floa
 
 def permute(tape: Tape, input: Traced, *dims: Any) -> Traced:
     """Another order of axes: the same node."""
-    order = [d % input.ndim for d in (dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)]
+    order = [d % input.ndim for d in (_as_tuple(dims[0]) if len(dims) == 1 else dims)]
     assert input.wide is not None
     if order[0] != 0:
         raise tape.refuse("must keep the rows first", f"the order {tuple(order)}")
@@ -688,14 +713,16 @@ def flatten(tape: Tape, input: Traced, start_dim: int = 0, end_dim: int = -1) ->
 
 def squeeze(tape: Tape, input: Traced, dim: Any = None) -> Traced:
     """Axes of length 1 dropped."""
-    dims = range(1, input.ndim) if dim is None else [d % input.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
+    if dim is None:
+        dim = range(1, input.ndim)
+    dims = [d % input.ndim for d in _as_tuple(dim)]
     return reshape(tape, input, tuple(s for d, s in enumerate(input.shape) if d not in dims or s != 1))
 
 
 def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
     """Positions in another shape, or joined with the channels."""
     # The sizes asked for, with -1 worked out.
-    target = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+    target = list(_as_tuple(shape[0]) if len(shape) == 1 else shape)
     wide = input.wide
     assert wide is not None
     size = math.prod(wide.shape())
@@ -725,8 +752,13 @@ def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
 
 def _each(value: Any, count: int) -> tuple[int, ...]:
     """One number for each axis."""
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    values = _as_tuple(value)
     return values * count if len(values) == 1 else values
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """Several numbers as they are, one number as a tuple."""
+    return tuple(value) if isinstance(value, (tuple, list, range)) else (value,)
 
 
 def softplus(tape: Tape, input: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
@@ -741,6 +773,8 @@ def _softmax(tape: Tape, *_: Any, **__: Any) -> Traced:
     fix = "Take it off where it is the last layer: the kernel is that of the logits. Attention has no rule."
     raise tape.refuse("has no rule", "a softmax, which mixes channels or positions", fix)
 
+
+# --- which function of torch has which rule ---------------------------------------------------------------------------
 
 IDENTITIES = {
     "alpha_dropout", "clone", "contiguous", "detach", "double", "dropout", "dropout1d", "dropout2d", "dropout3d",

@@ -16,7 +16,19 @@ from ..linalg.blocks import slices
 from ..linalg.distances import fill_tiles
 from ..linalg.torch_internals import differentiated, records_graph
 from .base import Kernel
-from .layer_rules import Affine, Enter, EnterConvolution, Layout, PairState, Pool, RawCall, RowState, Rule, diagonal
+from .layer_rules import (
+    Affine,
+    Enter,
+    EnterConvolution,
+    Layout,
+    PairState,
+    Pool,
+    RawCall,
+    RowState,
+    Rule,
+    Side,
+    diagonal,
+)
 
 _ASK_BYTES = 2**30  # less is allocated without looking at the free memory
 _TEMPORARIES = 8  # covariances of a tile that are held at once, at most
@@ -66,6 +78,7 @@ def fuse_first_convolution(steps: Sequence[Step]) -> list[Step]:
     Products of whole patches cost as many products as they have taps; a stride leaves so few patches that they cost
     less than products of single pixels.
     """
+    # A node that another step reads too must stay.
     readers = [node for step in steps for node in step.inputs]
     fused: list[Step] = []
     moved = [0]  # where each node is now
@@ -173,9 +186,11 @@ class WideKernel(Kernel):
     def _follow_rows(self, steps: Sequence[Step], x: Tensor, *, tangent: bool) -> list[RowState]:
         """What every row knows of itself at every node, some rows at a time where states of all positions are big."""
         size = _largest_state(steps)
+        # All rows at once where no states of all pairs of positions are held.
         rows = max(1, self.block_bytes // (size * 8))
         if not any(step.full for step in steps) or records_graph() or x.shape[0] <= rows:
             return self._follow_block(steps, x, tangent)
+        # Else block by block, joined node by node.
         blocks = [self._follow_block(steps, x[part], tangent) for part in slices(x.shape[0], rows)]
 
         def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
@@ -206,8 +221,8 @@ class WideKernel(Kernel):
                     if row.state is not None:
                         full = _is_full(steps, node)
                         states.append(_take_equal_positions(row.state, full, full_before, row.r.ndim - 1))
-                sides = (before, after)
-                state = step.rule.advance_pairs(states, sides, sides, Layout(full_before, zipped=True))
+                side = Side(before, after)
+                state = step.rule.advance_pairs(states, side, side, Layout(full_before, zipped=True))
                 if step.rule.ALL_PAIRS:
                     state = _take_equal_positions(state, True, step.full, after.r.ndim - 1)
                 # Correlations with itself are 1 unless all pairs of positions are asked for.
@@ -225,6 +240,7 @@ class WideKernel(Kernel):
         self, steps: Sequence[Step], x: Sequence[RowState], y: Sequence[RowState], both: bool
     ) -> tuple[Tensor, ...]:
         """The kernels of some rows with others."""
+        # Node by node: the state of all pairs after each step, from those before.
         states: list[PairState | None] = [None]
         last_use = _last_uses(steps)
         for place, step in enumerate(steps):
@@ -237,7 +253,8 @@ class WideKernel(Kernel):
                 state = states[node]
                 if state is not None:
                     before.append(_take_equal_positions(state, _is_full(steps, node), full_before, x[node].r.ndim - 1))
-            sides = [([row[node] for node in step.inputs], row[place + 1]) for row in (x, y)]
+            # The rule reads what the rows know of themselves before and after it.
+            sides = [Side([row[node] for node in step.inputs], row[place + 1]) for row in (x, y)]
             state = step.rule.advance_pairs(before, sides[0], sides[1], Layout(full_before, zipped=False))
             if step.rule.ALL_PAIRS:
                 state = _take_equal_positions(state, True, step.full, len(step.positions))
@@ -245,6 +262,7 @@ class WideKernel(Kernel):
             for node in step.inputs:
                 if last_use[node] == place:
                     states[node] = None
+        # Covariances out of the last state's correlations.
         last = states[-1]
         assert last is not None
         relative = []

@@ -24,7 +24,7 @@ _TILE_BYTES = 2**20  # a tile and its temporaries stay in the processor's cache
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
     r"""Squared distances :math:`\|x_i - y_j\|^2`.
 
-    Up to four features: by differences, exact. More: by one matrix product, the rows centred first, because
+    Up to four features: by differences, exact. More: by one matrix product, the rows centered first, because
     :math:`\|x\|^2 + \|y\|^2 - 2 x \cdot y` loses all its digits when the mean is large. What is left below the
     rounding error of that sum cannot be told from 0 and is returned as 0, so a point has distance 0 to itself and to
     its copies; the gradient there is 0 as well. A row with a NaN is at distance NaN, one whose squares overflow as far
@@ -59,12 +59,15 @@ def _by_differences(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _with_norms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows around a common center, none so long that its square overflows, and their squared norms."""
     center = _find_center(x.detach(), y.detach())
     x, y = x - center, y - center
     rows, columns = x.square().sum(-1), y.square().sum(-1)
-    if _has_overflown(rows, columns):
-        x, y = _shorten(x), _shorten(y)
-        rows, columns = x.square().sum(-1), y.square().sum(-1)
+    if readable(rows, columns):  # elsewhere values cannot be looked at
+        limit = torch.finfo(rows.dtype).max / 8
+        if bool((rows.detach() > limit).any() | (columns.detach() > limit).any()):
+            x, y = _shorten_rows(x), _shorten_rows(y)
+            rows, columns = x.square().sum(-1), y.square().sum(-1)
     return x, y, rows, columns
 
 
@@ -113,15 +116,7 @@ def _find_center(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
     return sample.nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _has_overflown(rows: Tensor, columns: Tensor) -> bool:
-    """Whether a sum of squares is near overflow; looked at only where values can be read."""
-    if not readable(rows, columns):
-        return False
-    limit = torch.finfo(rows.dtype).max / 8
-    return bool((rows.detach() > limit).any() | (columns.detach() > limit).any())
-
-
-def _shorten(x: Tensor) -> Tensor:
+def _shorten_rows(x: Tensor) -> Tensor:
     """Shorten rows whose squares overflow, along their direction; the longer a row was, the longer it stays."""
     limit = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
     excess = x.detach().abs().amax(-1, keepdim=True) / limit
@@ -246,13 +241,13 @@ def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
     # Columns that may have few values, by a few rows; then all their values.
     both = x if y is x else torch.cat((x, y))
     probe = both[:: max(1, len(both) // _PROBE)].sort(0).values
-    few = ((probe.diff(dim=0) != 0).sum(0) < _LEVELS) & (both.isfinite().all(0))
-    chosen, parts = torch.zeros_like(few), []
-    for column in few.nonzero()[:, 0].tolist():
+    candidates = ((probe.diff(dim=0) != 0).sum(0) < _LEVELS) & (both.isfinite().all(0))
+    coded, parts = torch.zeros_like(candidates), []
+    for column in candidates.nonzero()[:, 0].tolist():
         # The levels l_0 < ... < l_u, and for each row the signs of x - l_j times the root of half the gap.
         levels = both[:, column].unique()
         if len(levels) <= _LEVELS:
-            chosen[column] = True
+            coded[column] = True
             root = (levels.diff() / 2).sqrt()
             parts.append(torch.where(both[:, column, None] > levels[:-1], root, -root))
     signs = torch.cat(parts, 1) if parts else both.new_zeros(len(both), 0)
@@ -265,7 +260,7 @@ def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
     least = (8 + signs.shape[1] ** 0.5) * torch.finfo(x.dtype).eps * half
     if 1000 * least > float(gaps.min()):  # columns of too different scales for one product
         return None
-    others = (~chosen).nonzero()[:, 0]
+    others = (~coded).nonzero()[:, 0]
     if y is x:
         return _Codes(signs, signs, half, least, others)
     return _Codes(signs[: len(x)], signs[len(x) :], half, least, others)
@@ -334,10 +329,10 @@ def map_distances(
         profile: Function of a matrix of distances.
         hyper: Tensors that ``profile`` uses, for their derivatives.
     """
-    whole, tiles = METRICS[metric]
+    compute, tiles = METRICS[metric]
     side = math.isqrt(_TILE_BYTES // x.element_size())
     if differentiated(x, y, *hyper) or x.device.type != "cpu" or x.shape[0] * y.shape[0] <= side**2:
-        return profile(whole(x, y))
+        return profile(compute(x, y))
     distances = tiles(x, y)
     out = torch.empty(len(x), len(y), dtype=x.dtype)
     fill_tiles([out], lambda rows, columns: (profile(distances(rows, columns)),), symmetric=y is x, side=side)

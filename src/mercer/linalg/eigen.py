@@ -1,8 +1,13 @@
-"""The largest eigenvalues and their vectors, or their span, by products only."""
+r"""The largest eigenvalues and their vectors, or their span, by products only; and EigenPro's plan with them.
+
+EigenPro: gradient descent is as slow as its step, which the largest eigenvalue bounds. Shrinking each direction above
+the tail :math:`\tau` by :math:`s_i = 1 - \tau / \lambda_i` levels them to it. With :math:`\beta` the largest squared
+norm of a row that is left, a batch of m rows may take the step :math:`m / (\beta + (m - 1) \tau)` (Ma, Bassily and
+Belkin 2018, Theorem 4; the preconditioner of Ma and Belkin 2017).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,15 +47,13 @@ def randomized_range(operator: SymmetricOperator, start: Tensor, *, iterations: 
 
 
 def top_eigh(
-    operator: SymmetricOperator | Tensor | Callable[[Tensor], Tensor],
+    operator: SymmetricOperator | Tensor,
     k: int,
     *,
-    n: int | None = None,
     start: Tensor | None = None,
     tolerance: float = 1e-10,
     relative: float = 0.0,
     max_products: int | None = None,
-    generator: torch.Generator | None = None,
 ) -> TopEigh:
     r"""The k largest eigenpairs of a symmetric A by block Lanczos with Rayleigh-Ritz.
 
@@ -58,16 +61,15 @@ def top_eigh(
     ``tolerance`` times the largest eigenvalue. A small matrix is decomposed densely.
 
     Args:
-        operator: A, or its matrix; a function ``(n, b) -> (n, b)`` needs ``n`` or a start.
+        operator: A, or its matrix.
         k: Pairs wanted, 1..n.
-        n: Rows of A, where the operator is a function.
-        start: ``(n, b)`` first block; None draws one. Its dtype and device are the run's.
+        start: ``(n, b)`` first block; None draws one from a fixed seed, so that equal calls agree. Its
+            dtype and device are the run's.
         tolerance: Residual asked for, relative to the largest eigenvalue.
         relative: Residual asked for, relative to a pair's own eigenvalue; meeting either is enough.
         max_products: Width of the basis at most; None means n, where the result is exact.
-        generator: Randomness of the first block; None is a fixed seed, so that equal calls agree.
     """
-    a = as_operator("top_eigh", operator, n=n, like=start)
+    a = as_operator(operator)
     checks.integer("top_eigh", "k", k, 1, a.n, of="the rows of the operator")
     if a.n <= max(_DENSE, 2 * k):
         dense = operator if isinstance(operator, Tensor) else a.dense()
@@ -75,10 +77,11 @@ def top_eigh(
         values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
         return TopEigh(values, vectors, (dense @ vectors - vectors * values).norm(dim=0))
     if start is None:
-        if generator is None:
-            generator = torch.Generator(device=a.device).manual_seed(0)
-        start = torch.randn(a.n, min(_BLOCK, a.n), dtype=a.dtype, device=a.device, generator=generator)
-    start = start if start.ndim == 2 else start[:, None]
+        fixed = torch.Generator(device=a.device).manual_seed(0)
+        start = torch.randn(a.n, min(_BLOCK, a.n), dtype=a.dtype, device=a.device, generator=fixed)
+    if start.ndim == 1:
+        start = start[:, None]
+    # The basis grows by one block with each product.
     b, limit = start.shape[1], min(a.n, max_products or a.n)
     interval = 2 * b if a.n <= _CHEAP else b  # a product with few rows costs less than a look at the residuals
 
@@ -116,6 +119,7 @@ def top_eigh(
         basis = torch.cat((basis, _replace_lost(q.mT, tail, basis, float(values[-1].abs()))))
     if not converged and width + b <= a.n:
         checks.warn("top_eigh", f"residual {float(residuals.max()):.1e} after {width} products.")
+    # The Ritz vectors in the space of A.
     vectors = basis.mT @ top
     return TopEigh(values[-count:].flip(0), vectors.flip(1), residuals.flip(0))
 
@@ -133,3 +137,23 @@ def _replace_lost(q: Tensor, tail: Tensor, basis: Tensor, scale: float) -> Tenso
     for _ in range(2):
         q = torch.linalg.qr((q - (q @ basis.mT) @ basis).mT)[0].mT
     return q
+
+
+def shrink_directions(
+    values: Tensor, energies: Tensor, norms: Tensor, tails: Tensor
+) -> tuple[Tensor, Tensor]:  # (k,), (n, k), (n,), (t,) -> (k, t), (t,)
+    r"""How far each direction is shrunk for each tail, and the largest squared norm :math:`\beta` that is left.
+
+    Args:
+        values: Eigenvalues :math:`\lambda`, above 0.
+        energies: Squared coordinates of rows along the eigenvectors.
+        norms: Squared norms of the rows.
+        tails: :math:`\tau`, one or several to choose from.
+    """
+    shrink = (1 - tails / values[:, None]).clamp_min(0)
+    return shrink, (norms[:, None] - energies @ shrink).amax(0)
+
+
+def longest_step(beta: float, tail: float, batch: int) -> float:
+    r"""The step of fastest descent for the mean over a batch, :math:`m / (\beta + (m - 1) \tau)`."""
+    return batch / (beta + (batch - 1) * tail)

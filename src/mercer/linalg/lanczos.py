@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -13,18 +11,19 @@ from .operators import SymmetricOperator, as_operator
 class Lanczos:
     r"""Lanczos process :math:`H Q = Q T + \beta_k q_{k+1} e_k^T`, one for each column of the start.
 
-    The columns run side by side and share every product with H. Each new vector is orthogonalised twice
+    The columns run side by side and share every product with H. Each new vector is orthogonalized twice
     against its whole basis, so the tridiagonal T keeps the exact process's meaning. A column whose Krylov
     space is exhausted stops growing; ``lengths`` says where.
 
     Args:
-        operator: H, or its matrix, or a function ``(n, b) -> (n, b)``.
+        operator: H, or its matrix.
         start: ``(n,)`` or ``(n, b)``, a start vector a column; the process runs in its dtype.
     """
 
-    def __init__(self, operator: SymmetricOperator | Tensor | Callable[[Tensor], Tensor], start: Tensor) -> None:
-        start = start if start.ndim == 2 else start[:, None]
-        self._operator = as_operator("Lanczos", operator, like=start)
+    def __init__(self, operator: SymmetricOperator | Tensor, start: Tensor) -> None:
+        if start.ndim == 1:
+            start = start[:, None]
+        self._operator = as_operator(operator)
         self.norms = start.norm(dim=0)  # (b,)
         size = torch.where(self.norms > 0, self.norms, torch.ones_like(self.norms))
         n, b = start.shape

@@ -86,20 +86,6 @@ class SymmetricOperator:
         return self.matmul(torch.eye(self.n, dtype=self.dtype, device=self.device))
 
 
-def as_operator(
-    where: str,
-    operator: SymmetricOperator | Tensor | Callable[[Tensor], Tensor],
-    *,
-    n: int | None = None,
-    like: Tensor | None = None,
-) -> SymmetricOperator:
-    """A matrix, or a function of columns with ``n`` or ``like`` ``(n, b)``, as an operator."""
-    if isinstance(operator, SymmetricOperator):
-        return operator
-    if isinstance(operator, Tensor):
-        return SymmetricOperator.from_matrix(operator)
-    if like is not None:
-        return SymmetricOperator(operator, len(like), dtype=like.dtype, device=like.device)
-    if n is None:
-        raise ValueError(checks.sentence(where, "n must be given with a function and no start", "None"))
-    return SymmetricOperator(operator, n)
+def as_operator(operator: SymmetricOperator | Tensor) -> SymmetricOperator:
+    """The operator itself, or that of a matrix."""
+    return SymmetricOperator.from_matrix(operator) if isinstance(operator, Tensor) else operator

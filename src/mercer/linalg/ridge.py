@@ -40,7 +40,7 @@ def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float], *, intercept: bo
         x: Features, ``(n, m)``.
         y: Targets, ``(n,)`` or ``(n, c)``.
         penalties: The grid of :math:`\lambda > 0`.
-        intercept: Whether b is fitted (it is not penalised).
+        intercept: Whether b is fitted (it is not penalized).
     """
     where = "ridge_loo"
     checks.matrix(where, "x", x)

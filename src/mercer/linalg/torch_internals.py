@@ -46,11 +46,6 @@ def readable(*tensors: Tensor) -> bool:
     return all(t.device.type == "cpu" for t in tensors)
 
 
-def in_backward() -> bool:
-    """Whether a backward pass is running in this thread, as when checkpointing runs a layer again."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def leave_uncompiled(function: Function) -> Function:
     """A decorator: compiled code calls the function as it is."""
     return torch._disable_dynamo(function)  # type: ignore[attr-defined, return-value]

@@ -24,8 +24,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
-from ..linalg.eigen import randomized_range
-from ..linalg.eigenpro import longest_step, shrink_directions
+from ..linalg.eigen import longest_step, randomized_range, shrink_directions
 from ..linalg.operators import SymmetricOperator
 from ..rows import Rows
 from ..rows.stored import Readable

@@ -1,6 +1,6 @@
 """Heads whose logits are kernels, the rivals they are measured against, and ``kernelize``."""
 
-from ..features.l2_batch_norm import L2BatchNorm
+from ..features.parallel_networks import L2BatchNorm
 from .distillation import distillation_loss
 from .kernel_classifier import KernelClassifier
 from .kernelization import kernelize

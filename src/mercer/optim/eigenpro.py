@@ -11,8 +11,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks, distributed
-from ..linalg.eigen import randomized_range
-from ..linalg.eigenpro import longest_step, shrink_directions
+from ..linalg.eigen import longest_step, randomized_range, shrink_directions
 from ..linalg.operators import SymmetricOperator
 from .base import Closure, descend, step_factor
 from .inverses import Inverse, Move, choose_lengths, measure_outputs

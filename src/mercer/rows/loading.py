@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import distributed
-from ..checks import finite, floating, same_length, sentence
+from ..checks import dense, finite, floating, real, same_length, sentence
 from .stored import StoredRows
 
 Data: TypeAlias = Tensor | NDArray[Any] | StoredRows | Iterable[Any]
@@ -82,30 +82,25 @@ def as_tensor(where: str, name: str, data: Any) -> Tensor:
     """A real, dense tensor from a tensor or an array of numbers, its dtype kept; anything else is refused by name."""
     if isinstance(data, StoredRows):
         data = data[:]
-    x = data if isinstance(data, Tensor) else _from_array(where, name, data)
-    if x.is_complex():
-        raise TypeError(sentence(where, f"{name} must be real", x.dtype, f"Use torch.view_as_real({name})."))
-    if x.layout is not torch.strided:
-        raise TypeError(sentence(where, f"{name} must be dense", x.layout, f"Use {name}.to_dense()."))
-    return x
-
-
-def _from_array(where: str, name: str, data: Any) -> Tensor:
     if hasattr(data, "tocsr"):
         raise TypeError(sentence(where, f"{name} must be dense", "a sparse matrix", f"Use {name}.toarray()."))
-    array = np.asarray(data)
-    # A single object that is no array is no data at all; text inside an array is data of the wrong kind.
-    if array.dtype.kind in "OUSM" and not (isinstance(data, np.ndarray) or hasattr(data, "__array__") or array.ndim):
-        fix = "Give a tensor, an array or a DataLoader."
-        raise TypeError(sentence(where, f"{name} must be rows of numbers", type(data).__name__, fix))
-    try:
-        # Objects may be numbers; text and dates never are.
-        if array.dtype.kind in "USM":
-            raise ValueError(f"an array of {array.dtype}")
-        if array.dtype.kind == "O":
-            array = array.astype(np.float64)
-        # A copy: torch takes neither negative strides nor read-only or foreign-endian memory.
-        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    except (ValueError, TypeError) as error:
-        fix = "Encode text and dates as numbers first."
-        raise ValueError(sentence(where, f"{name} must be rows of numbers", error, fix)) from error
+    x = data
+    if not isinstance(data, Tensor):
+        array = np.asarray(data)
+        # A single object that is no array is no data at all; text inside an array is data of the wrong kind.
+        is_array = isinstance(data, np.ndarray) or hasattr(data, "__array__") or array.ndim
+        if array.dtype.kind in "OUSM" and not is_array:
+            fix = "Give a tensor, an array or a DataLoader."
+            raise TypeError(sentence(where, f"{name} must be rows of numbers", type(data).__name__, fix))
+        try:
+            # Objects may be numbers; text and dates never are.
+            if array.dtype.kind in "USM":
+                raise ValueError(f"an array of {array.dtype}")
+            if array.dtype.kind == "O":
+                array = array.astype(np.float64)
+            # A copy: torch takes neither negative strides nor read-only or foreign-endian memory.
+            x = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+        except (ValueError, TypeError) as error:
+            fix = "Encode text and dates as numbers first."
+            raise ValueError(sentence(where, f"{name} must be rows of numbers", error, fix)) from error
+    return dense(where, name, real(where, name, x))

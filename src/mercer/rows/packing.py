@@ -90,6 +90,7 @@ def split_labels(where: str, loader: Iterable[Any]) -> tuple[list[Mapping[str, A
 
     None for any other data; a loader of tensors is not read.
     """
+    # One batch is a loader of one; tensors and loaders of tensors are left alone.
     batches: Iterable[Any] = loader
     if isinstance(loader, Mapping | tuple) and _is_named(loader):  # one batch
         batches = [loader]
@@ -101,7 +102,11 @@ def split_labels(where: str, loader: Iterable[Any]) -> tuple[list[Mapping[str, A
         if isinstance(batch, tuple | list):
             arguments, y = batch
         else:
-            arguments, y = batch, _label_of(where, batch)
+            name = next((name for name in LABELS if name in batch), None)
+            if name is None:
+                fix = "Give pairs (dictionary, y), or name the labels 'labels'."
+                raise ValueError(sentence(where, "a batch must hold labels", ", ".join(map(str, batch)), fix))
+            arguments, y = batch, batch[name]
         dictionaries.append({name: value for name, value in arguments.items() if name not in LABELS})
         labels.append(as_tensor(where, "y", y))
     return dictionaries, labels
@@ -110,14 +115,6 @@ def split_labels(where: str, loader: Iterable[Any]) -> tuple[list[Mapping[str, A
 def _is_named(batch: Any) -> bool:
     pair = isinstance(batch, tuple | list) and bool(batch) and isinstance(batch[0], Mapping)
     return pair or isinstance(batch, Mapping)
-
-
-def _label_of(where: str, batch: Mapping[str, Any]) -> Any:
-    for name in LABELS:
-        if name in batch:
-            return batch[name]
-    fix = "Give pairs (dictionary, y), or name the labels 'labels'."
-    raise ValueError(sentence(where, "a batch must hold labels", ", ".join(map(str, batch)), fix))
 
 
 def _arguments(where: str, batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -51,11 +51,11 @@ class StoredRows:
             first, last, step = index.indices(len(self))
             rows = self._rows(first, max(first, last))
             return rows if step == 1 else rows[::step]
-        # Read each row once, in the order of the file, neighbours together; then put them in the order asked for.
+        # Read each row once, in the order of the file, neighbors together; then put them in the order asked for.
         numbers, back = index.cpu().unique(return_inverse=True)
         if not len(numbers):
             return self._rows(0, 0)
-        ends = [*(numbers.diff() > 1).nonzero()[:, 0].add(1).tolist(), len(numbers)]  # runs of neighbours
+        ends = [*(numbers.diff() > 1).nonzero()[:, 0].add(1).tolist(), len(numbers)]  # runs of neighbors
         runs = [numbers[a:b] for a, b in zip([0, *ends], ends, strict=False)]
         return torch.cat([self._rows(int(run[0]), int(run[-1]) + 1) for run in runs])[back]
 
@@ -66,14 +66,14 @@ class StoredRows:
     def part(self, rows: slice) -> StoredRows:
         """Some of the rows, still in the file."""
         first, last, _ = rows.indices(len(self))
-        whole = (self._first + len(self), *self.shape[1:])
-        return StoredRows(self._read, whole, self._where, slice(self._first + first, self._first + last))
+        shape = (self._first + len(self), *self.shape[1:])
+        return StoredRows(self._read, shape, self._where, slice(self._first + first, self._first + last))
 
     def then(self, f: Callable[[Tensor], Tensor]) -> StoredRows:
         """The rows as ``f`` makes them when they are read: another dtype, a check, a map of each row."""
-        whole = (self._first + len(self), *self.shape[1:])
+        shape = (self._first + len(self), *self.shape[1:])
         part = slice(self._first, self._first + len(self))
-        return StoredRows(lambda first, last: f(self._read(first, last)), whole, self._where, part)
+        return StoredRows(lambda first, last: f(self._read(first, last)), shape, self._where, part)
 
     def blocks(self, rows: int = 50_000) -> Iterator[Tensor]:
         """All rows in blocks, for ``partial_fit`` or your own sums.
@@ -115,18 +115,10 @@ def open_rows(
         except ValueError as error:
             raise ValueError(sentence("open_rows", f"{path.name} must be an array of numbers", error)) from error
         return StoredRows(_of_array(array), array.shape, path.name)
-    return _of_safetensors(path, name) if path.suffix == ".safetensors" else _of_parquet(path, columns)
+    if path.suffix == ".parquet":
+        return _of_parquet(path, columns)
 
-
-def _of_array(array: NDArray[Any]) -> Read:
-    if array.dtype.kind not in "biuf" or array.ndim < 2:
-        got = f"{array.dtype} of {array.shape}"
-        raise ValueError(sentence("open_rows", "source must be numbers of shape (n, ...)", got))
-    native = array.dtype.newbyteorder("=")
-    return lambda first, last: torch.from_numpy(np.array(array[first:last], dtype=native, order="C"))
-
-
-def _of_safetensors(path: Path, name: str | None) -> StoredRows:
+    # safetensors: one tensor of the file, by name where it holds several.
     from safetensors import safe_open
 
     file = safe_open(path, "pt")
@@ -140,30 +132,38 @@ def _of_safetensors(path: Path, name: str | None) -> StoredRows:
     return StoredRows(lambda first, last: rows[first:last], rows.get_shape(), path.name)
 
 
+def _of_array(array: NDArray[Any]) -> Read:
+    if array.dtype.kind not in "biuf" or array.ndim < 2:
+        got = f"{array.dtype} of {array.shape}"
+        raise ValueError(sentence("open_rows", "source must be numbers of shape (n, ...)", got))
+    native = array.dtype.newbyteorder("=")
+    return lambda first, last: torch.from_numpy(np.array(array[first:last], dtype=native, order="C"))
+
+
 def _of_parquet(path: Path, columns: Sequence[str] | None) -> StoredRows:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
-    chosen = list(file.schema_arrow.names if columns is None else columns)
+    names = list(file.schema_arrow.names if columns is None else columns)
     groups = range(file.metadata.num_row_groups)
     ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
 
     def read(first: int, last: int) -> Tensor:
         if first >= last:
-            return torch.empty(0, len(chosen), dtype=torch.float64)
+            return torch.empty(0, len(names), dtype=torch.float64)
         # Only the row groups that hold these rows are decoded.
         low, high = bisect_right(ends, first), bisect_right(ends, last - 1)
-        table = file.read_row_groups(list(range(low, high + 1)), columns=chosen)
+        # Their columns, from the first of these rows on.
+        table = file.read_row_groups(list(range(low, high + 1)), columns=names)
         start = first - (ends[low - 1] if low else 0)
-        parts = [_numbers(path, table.column(name).slice(start, last - first), name) for name in chosen]
+        parts = []
+        for name in names:
+            values = table.column(name).slice(start, last - first).to_numpy()
+            if values.dtype.kind not in "biuf":
+                need = f"column {name!r} of {path.name} must be numbers"
+                fix = "Give columns=, or prepare the table with mercer.tabular."
+                raise ValueError(sentence("open_rows", need, values.dtype, fix))
+            parts.append(np.asarray(values, dtype=np.float64))
         return torch.from_numpy(np.stack(parts, axis=1))
 
-    return StoredRows(read, (file.metadata.num_rows, len(chosen)), path.name)
-
-
-def _numbers(path: Path, column: Any, name: str) -> NDArray[Any]:
-    values = column.to_numpy()
-    if values.dtype.kind not in "biuf":
-        fix = "Give columns=, or prepare the table with mercer.tabular."
-        raise ValueError(sentence("open_rows", f"column {name!r} of {path.name} must be numbers", values.dtype, fix))
-    return np.asarray(values, dtype=np.float64)
+    return StoredRows(read, (file.metadata.num_rows, len(names)), path.name)

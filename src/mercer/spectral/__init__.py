@@ -1,4 +1,4 @@
-"""Read a representation by its spectrum: what will be learned, how fast, how well it generalises."""
+"""Read a representation by its spectrum: what will be learned, how fast, how well it generalizes."""
 
 from .analysis import analyze
 from .comparison import compare, layers

@@ -35,7 +35,7 @@ def analyze(
     dense_rows: int | None = None,
     max_products: int = 1000,
 ) -> Spectrum:
-    r"""Read targets by the spectrum of H: how fast a network learns them, and how well it generalises.
+    r"""Read targets by the spectrum of H: how fast a network learns them, and how well it generalizes.
 
     Args:
         kernel: H itself: a kernel of the library such as ``ReLUGram()``. A feature map stands for the
@@ -162,6 +162,7 @@ def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n
 
         said = f"{where}: classes in a column of shape {tuple(targets.shape)} were read as ({n},)."
         warnings.warn(said, DataConversionWarning, stacklevel=3)
+    # Classes: at least two, as columns of -1 and +1.
     targets = targets.reshape(-1).long()
     if int(targets.min()) == int(targets.max()):
         raise ValueError(checks.sentence(where, "targets must hold at least two classes", f"only {int(targets[0])}"))

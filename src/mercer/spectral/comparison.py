@@ -177,21 +177,23 @@ def layers(
         One row a layer, by name: ``ratio``, ``complexity``, ``shuffled``.
     """
     x, targets = load_labelled_rows("layers", loader)
-    seed = torch.Generator().manual_seed(0) if generator is None else generator
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
 
     # Of many rows some, this rank's share of them.
     n = Rows(x).n
     if rows is not None and n > checks.integer("layers", "rows", rows, 1):
-        index = torch.randperm(len(x), generator=seed)[: max(1, rows * len(x) // n)].sort().values
+        index = torch.randperm(len(x), generator=generator)[: max(1, rows * len(x) // n)].sort().values
         _log.info("layers: %d of %d rows are read.", len(index), len(x))
         x, targets = x[index], targets[index]
-    x = x if x.ndim > 1 else x[:, None]
+    if x.ndim == 1:
+        x = x[:, None]
 
     # One pass: what comes out of each layer, (n, d).
     private = private_copy(model)
-    wanted = find_blocks(private) if names is None else list(names)
-    parts: dict[str, list[Tensor]] = {name: [] for name in wanted}
-    with torch.no_grad(), plain_attention(), capture(private, wanted) as signals:
+    layer_names = find_blocks(private) if names is None else list(names)
+    parts: dict[str, list[Tensor]] = {name: [] for name in layer_names}
+    with torch.no_grad(), plain_attention(), capture(private, layer_names) as signals:
         for batch in x.split(_BATCH):
             run_model("layers", private, batch)
             for name, signal in signals.items():
@@ -202,13 +204,13 @@ def layers(
 
     # Layers that the user named must have given an output for every row.
     outputs = {name: torch.cat(part) for name, part in parts.items() if sum(map(len, part)) == len(x)}
-    missing = [name for name in wanted if name not in outputs]
+    missing = [name for name in layer_names if name not in outputs]
     if missing and (names is not None or not outputs):
         need = f"layer {missing[0]!r} must run in forward and give one output for each row"
         fix = f"Leave names out, or choose among {', '.join(find_blocks(model))}."
         raise ValueError(checks.sentence("layers", need, "no such output", fix))
     named = spectra(outputs, x, targets, storage=storage, tolerance=tolerance, where="layers")
-    return rank_spectra(named, seed)
+    return rank_spectra(named, generator)
 
 
 def find_blocks(model: nn.Module) -> list[str]:

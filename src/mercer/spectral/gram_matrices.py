@@ -30,8 +30,9 @@ class DenseGram(SymmetricOperator):
         super().__init__(self._multiply, len(matrix), device=matrix.device)
         self.matrix = matrix.detach()
         self.error = 0.0
-        double = matrix.dtype is torch.float64
-        self.noise, self.rounding = (2.0**-46, 2.0**-49) if double else (2.0**-23, 2.0**-24)
+        self.noise, self.rounding = 2.0**-23, 2.0**-24
+        if matrix.dtype is torch.float64:
+            self.noise, self.rounding = 2.0**-46, 2.0**-49
         self._trace = float(self.matrix.diagonal().double().sum())
 
     @functools.cached_property
@@ -73,7 +74,10 @@ def gram_matrices(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str
     # One small matrix gains nothing from sharing, and is then bit for bit what kernel(x) gives.
     sharing = x.ndim == 2 and x.is_floating_point() and (len(kernels) > 1 or len(x) > grams[0].side)
     shares = [sharing and kernel.follows_from_products for kernel in kernels]
-    squared = x.square().sum(1) if any(shares) else x
+    squared = x
+    if any(shares):
+        squared = x.square().sum(1)
+    # Tile by tile: the scalar products once, then each kernel's tile out of them or by itself.
     for i, j, rows, columns in grams[0].pairs():
         products = Products(x[rows], x[columns], (squared[rows], squared[columns])) if any(shares) else None
         for kernel, share, gram in zip(kernels, shares, grams, strict=True):

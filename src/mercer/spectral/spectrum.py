@@ -380,7 +380,7 @@ class Spectrum:
         return self._with(self._columns[order])
 
     def against(self, targets: Tensor) -> Spectrum:
-        """The same H against other targets, floating ``(n,)`` or ``(n, c)``; the factorisation is reused."""
+        """The same H against other targets, floating ``(n,)`` or ``(n, c)``; the factorization is reused."""
         checks.finite("Spectrum.against", "targets", targets)
         columns = targets.detach().double().reshape(len(targets), -1).to(self._columns.device)
         checks.same_length("Spectrum.against", "targets", columns, "H", self._columns)

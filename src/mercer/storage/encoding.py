@@ -58,10 +58,12 @@ class Encoder:
 
     def value(self, value: Any, path: str, owned: set[int] | frozenset[int] = frozenset()) -> Any:
         """One value; ``owned`` are the submodules whose state their owner already saves."""
+        # Values that JSON has.
         if type(value) in (type(None), bool, int, str):  # a subclass would come back as these
             return value
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": str(value)}
+        # Objects of Mercer, then numbers in tensors and arrays, then containers.
         if isinstance(value, Savable):
             return self.savable(value, path, with_state=id(value) not in owned)
         if isinstance(value, Tensor):
@@ -80,6 +82,7 @@ class Encoder:
             return {f"${type(value).__name__}": str(value).removeprefix("torch.")}
         if isinstance(value, torch.Generator):
             return {"$generator": str(value.device), "state": self._store(value.get_state(), path)}
+        # Nothing else is data.
         got, fix = f"a {type(value).__name__}", "Give numbers, strings, tensors, arrays, or objects of Mercer."
         if isinstance(value, nn.Module):
             got = f"the module {type(value).__name__}"
@@ -316,6 +319,7 @@ def find_misfit(cls: type, values: Mapping[str, Any], *, arguments: bool) -> tup
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    # Unions and literals, then containers item by item, then plain types.
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, kind) for kind in inner)

@@ -58,8 +58,9 @@ def save(obj: Savable, folder: str | os.PathLike[str]) -> None:
         raise TypeError(
             sentence("mercer.save", "obj must be a kernel, map, head or estimator of Mercer", type(obj).__name__)
         )
+    # Describe the object before the disk is touched, so that every refusal leaves it as it was.
     encoder = Encoder()
-    document = encoder.savable(obj, type(obj).__name__)  # all refusals come before the disk is touched
+    document = encoder.savable(obj, type(obj).__name__)
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -110,6 +111,7 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
         fix = "Was it made by mercer.save?"
         raise FileNotFoundError(sentence("mercer.load", f"{folder} must hold {path.name}", got, fix))
     try:
+        # Everything is checked before anything is built; where it fails, say that the version before may be whole.
         document = _read_description(path)
         _check_version(path, document)
         tensors = _read_tensors(path.parent, document["tensors"])
@@ -181,6 +183,7 @@ def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
     if not _TENSOR_FILE.fullmatch(path.name) or not os.path.lexists(path):
         raise ValueError(_describe_damage(path, "no such file"))
     with open_to_read(path, "mercer.load") as file:
+        # The size first: a file of another size is not read.
         size = os.fstat(file.fileno()).st_size
         if size != entry["bytes"]:
             raise ValueError(_describe_damage(path, f"{size} bytes of {entry['bytes']}"))

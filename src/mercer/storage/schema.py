@@ -58,7 +58,8 @@ def check_schema(where: str, source: str, value: Any, shape: Any) -> Any:
     except _Mismatch as wrong:
         place = f" at {wrong.path}" if wrong.path else ""
         got = repr(wrong.value)
-        got = got if len(got) <= 60 else got[:57] + "..."
+        if len(got) > 60:
+            got = got[:57] + "..."
         fix = "The file is damaged or was changed by hand."
         raise ValueError(sentence(where, f"{source} must hold {wrong.need}{place}", got, fix)) from None
     return value

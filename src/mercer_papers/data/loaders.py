@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from mercer import checks
-from mercer.storage.archives import read_npz, verify_checksum
+from mercer.storage.archives import read_npz
 
 from .raw import Part, Raw
 from .readers import READERS, load_shipped
 from .sources import RESNET20, SOURCES, Source, canonical, data_folder, locate, missing
 from .splits import Dataset, split_rows, stratified_split
+from .text_files import verify_checksum
 
 Folder = str | os.PathLike[str] | None
 

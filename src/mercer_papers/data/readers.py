@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mercer.storage.archives import checked_size, corrupt, decompress, read_npz, text_table, whole_numbers
+from mercer.storage.archives import checked_size, corrupt, decompress, read_npz
 
 from .pictures import Array, cifar_binary, from_files, idx, usps_text
 from .raw import Part, Raw, fold_numbers, label_numbers, picture_part, strip_part, table_part, text_part
+from .text_files import text_table, whole_numbers
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIGITS = tuple("0123456789")

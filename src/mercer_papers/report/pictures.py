@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from mercer import figures
-from mercer.figures.inline import Picture, inline
+from mercer.figures.pages import Picture, inline
 
 from ..results import Result
 from .sections import Section

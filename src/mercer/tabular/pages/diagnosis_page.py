@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ... import __version__, figures
-from ...figures.inline import Picture, inline, label
-from ...figures.pages import fill, own_text
+from ...figures.pages import Picture, fill, inline, label, own_text
 from ...storage.files import atomic_write
 from ..diagnosis import SHUFFLES, STEPS
 

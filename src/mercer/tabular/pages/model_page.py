@@ -12,8 +12,7 @@ import numpy as np
 
 from ... import __version__, figures
 from ...figures import numbers
-from ...figures.inline import Picture, label
-from ...figures.pages import fill, own_text
+from ...figures.pages import Picture, fill, label, own_text
 from ...storage.files import atomic_write
 from ...user_text import shown
 from ..effects import Effect, Reasons, correlated, effect_curves

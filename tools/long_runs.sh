@@ -34,7 +34,7 @@ run() { # run NAME MINUTES ARGUMENTS of mercer reproduce
 run masoomi2020-theory 1 masoomi2020/thm2 masoomi2020/cor2 masoomi2020/claim6 --scale small
 run masoomi2020-exp1 1 masoomi2020/exp1 --scale small --seeds 10
 run jayasumana2021-sec5.2 1 jayasumana2021/sec5.2 --scale paper
-run deng2022-cost 2 deng2022/cost --scale small
+run deng2022-cost 2 deng2022/cost --scale small --seeds 3
 run deng2022-mlp-gp 4 deng2022/mlp-gp --scale small --seeds 3
 run deng2022-ntk-digits 3 deng2022/ntk --scale small --seeds 3 --bundled
 run deng2022-lla-plane 8 deng2022/lla --scale small --seeds 5 --bundled

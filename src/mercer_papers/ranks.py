@@ -14,8 +14,7 @@ from pathlib import Path
 
 from mercer.checks import sentence
 from mercer.distributed import gather_json, rank, world_size
-from mercer.storage.lines import mend_lines
-from mercer.storage.locking import lock
+from mercer.storage.files import lock, mend_lines
 from mercer_papers.cells import Cell
 from mercer_papers.results import RESULTS, read_results
 
@@ -63,7 +62,7 @@ def begin(folder: Path, keys: Sequence[str]) -> list[str]:
     return told
 
 
-def claimed(folder: Path, cells: Iterable[Cell]) -> Iterator[Cell]:
+def claim_cells(folder: Path, cells: Iterable[Cell]) -> Iterator[Cell]:
     """The cells that no other rank has begun, each when its turn comes."""
     for cell in cells:
         with contextlib.suppress(FileExistsError):

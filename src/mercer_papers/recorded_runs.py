@@ -55,7 +55,7 @@ class Recorded:
         return " ".join([*words, f"--seeds {seeds}"] if seeds > 1 or self.asked.get("seeds") else words)
 
 
-def recorded(entry: str) -> list[Recorded]:
+def find_recorded(entry: str) -> list[Recorded]:
     """The kept runs that hold done cells of this entry, by the name of their folder."""
     found = [_part(folder, entry) for folder in _folders(RECORDED)]
     return [part for part in found if part.results]

@@ -115,7 +115,7 @@ def test_the_first_convolution_by_patches_equals_that_by_pixels(make, frozen, mo
     fused = any(isinstance(step.rule, EnterConvolution) for step in kernel.steps(tuple(x.shape[1:])))
     assert fused or frozen
     by_patches = kernel.both(x)
-    monkeypatch.setattr(wide_kernel, "_fuse", list)
+    monkeypatch.setattr(wide_kernel, "fuse_first_convolution", list)
     by_pixels = infinite_width(model, example=x[:1]).both(x)
     for one, other in zip(by_patches, by_pixels, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=0)

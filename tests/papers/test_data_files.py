@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mercer.storage.archives import decompressed, read_npz, text_table, verify_checksum, whole_numbers
+from mercer.storage.archives import decompress, read_npz, text_table, verify_checksum, whole_numbers
 from mercer_papers.data import CorruptData
 from tests.papers.cases import Trap
 
@@ -109,7 +109,7 @@ def test_flipped_bytes_are_refused_or_harmless(tmp_path, data):
     np.testing.assert_array_equal(found["x"], x)  # the flip met a field that does not matter, such as a date
 
 
-@pytest.mark.parametrize("read", [read_npz, decompressed, lambda path: verify_checksum(path, "0" * 64)])
+@pytest.mark.parametrize("read", [read_npz, decompress, lambda path: verify_checksum(path, "0" * 64)])
 def test_size_on_disk_is_checked_before_a_byte_is_read(tmp_path, read):
     path = tmp_path / "big.npz"
     with path.open("wb") as stream:
@@ -122,9 +122,9 @@ def test_size_on_disk_is_checked_before_a_byte_is_read(tmp_path, read):
 def test_decompression_stops_at_the_limit(tmp_path, end, pack):
     path = tmp_path / f"text{end}"
     path.write_bytes(pack(b"0" * 10_000))
-    assert decompressed(path, limit=10_000) == b"0" * 10_000
+    assert decompress(path, limit=10_000) == b"0" * 10_000
     with pytest.raises(CorruptData, match="the content must have at most 9999 bytes; got more"):
-        decompressed(path, limit=9999)
+        decompress(path, limit=9999)
 
 
 @pytest.mark.parametrize(("end", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
@@ -132,10 +132,10 @@ def test_truncated_streams_are_refused(tmp_path, end, pack):
     path = tmp_path / f"text{end}"
     path.write_bytes(pack(os.urandom(1000))[:500])
     with pytest.raises(CorruptData, match="the compressed stream must be whole"):
-        decompressed(path)
+        decompress(path)
     path.write_bytes(b"plainly not compressed")
     with pytest.raises(CorruptData, match="the compressed stream must be whole"):
-        decompressed(path)
+        decompress(path)
 
 
 def test_checksum_is_computed_once_for_each_state_of_a_file(tmp_path, monkeypatch):

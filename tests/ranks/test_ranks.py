@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mercer import distributed
-from mercer.storage.locking import lock
+from mercer.storage.files import lock
 from mercer_papers.results import read_results, read_run
 from tests.cli.cases import bare
 from tests.papers import fake_entries

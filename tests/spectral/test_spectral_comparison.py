@@ -10,12 +10,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mercer import NumericalWarning, checks
 from mercer.kernels import RBF, Cosine, Laplacian, Linear, Matern, Polynomial, ReLUGram
-from mercer.kernels.products import Products
+from mercer.kernels.base import Products
 from mercer.kernels.tiled_gram import TiledGram
 from mercer.spectral import analyze, compare, layers
 from mercer.spectral.comparison import spectra
 from mercer.spectral.gram_matrices import gram_matrices
-from mercer.spectral.picture import picture
 
 KERNELS = {
     "linear": Linear(),
@@ -201,12 +200,3 @@ def test_bad_candidates_are_refused():
         compare({"text": "rbf"}, x, y)
     with pytest.raises(ValueError, match="name must be a layer"):
         layers(nn.Sequential(nn.Linear(5, 2)), DataLoader(TensorDataset(x.float(), y)), ["7"])
-
-
-def test_pictures_hold_one_line_for_each_spectrum():
-    found = spectra({"a": ReLUGram(), "b": ReLUGram(RBF(1.0))}, rows(), rows()[:, 0], k=8)
-    figure = picture(found, steps=20)
-    assert [len(axis.lines) for axis in figure.axes] == [2, 2, 2]
-    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == [
-        f"{name} (ratio {one.ratio:.2f})" for name, one in found.items()
-    ]

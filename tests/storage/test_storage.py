@@ -22,8 +22,7 @@ from torch import nn
 
 import mercer
 from mercer.storage import folder as folder_module
-from mercer.storage.files import atomic_write, read_json
-from mercer.storage.locking import lock
+from mercer.storage.files import atomic_write, lock, read_json
 from mercer.storage.savable import Savable
 
 SOURCE = """
@@ -527,7 +526,7 @@ def test_two_runs_into_one_folder(tmp_path):
 def test_a_killed_run_lets_go_of_its_folder(tmp_path):
     code = """
         import sys, time
-        from mercer.storage.locking import lock
+        from mercer.storage.files import lock
         with lock(sys.argv[1]):
             print("held", flush=True)
             time.sleep(60)

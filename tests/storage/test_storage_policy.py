@@ -16,11 +16,8 @@ from mercer.kernels import RBF
 from mercer.nn import KernelClassifier
 from mercer.storage import encoding, folder
 from mercer.storage.archives import read_npz
-from mercer.storage.files import atomic_write, read_json
+from mercer.storage.files import append_line, atomic_write, lock, mend_lines, open_to_read, read_json, read_lines
 from mercer.storage.folder import read_manifest
-from mercer.storage.lines import append_line, mend_lines, read_lines
-from mercer.storage.locking import lock
-from mercer.storage.regular import open_to_read
 from mercer.storage.schema import check_schema
 
 # --- 53: regular files only
@@ -233,7 +230,7 @@ def test_npz_headers_of_every_version_are_read(tmp_path):
 
 
 def test_two_processes_cannot_hold_one_folder(tmp_path):
-    code = f"from mercer.storage.locking import lock\nwith lock({str(tmp_path)!r}): pass"
+    code = f"from mercer.storage.files import lock\nwith lock({str(tmp_path)!r}): pass"
     with lock(tmp_path):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "must be used by one run at a time; got a second run" in done.stderr

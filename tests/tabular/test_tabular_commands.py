@@ -22,7 +22,7 @@ from mercer.cli import main
 from mercer.cli.fit import _beside
 from mercer.cli.process import stoppable
 from mercer.kernels import RBF
-from mercer.storage.locking import lock
+from mercer.storage.files import lock
 from mercer_papers import data
 
 

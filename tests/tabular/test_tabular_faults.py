@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mercer
 from mercer.cli import main
 from mercer.storage import files, folder
-from mercer.storage.locking import lock
+from mercer.storage.files import lock
 from mercer.tabular import TabularModel
 
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
-from ..kernels.reading import read_rows
+from ..kernels.user_kernels import read_rows
 from ..rows import Rows
 from ..rows.agreement import share_generator
 from ..rows.stored import Readable

@@ -3,14 +3,12 @@
 from . import functionals
 from .algebra import Constant, Normalized, Power, Product, Scaled, Sum
 from .base import Kernel
-from .conv_nngp import ConvNNGP, ConvNTK
 from .dot_product import ArcCosine, Cosine, Linear, Polynomial
 from .empirical_ntk import EmpiricalNTK
 from .gpytorch import from_gpytorch, to_gpytorch
 from .infinite_network import infinite_width
-from .monte_carlo import MonteCarloNNGP, Trajectory
-from .network import NetworkKernel
-from .nngp import NNGP, NTK
+from .network import MonteCarloNNGP, NetworkKernel, Trajectory
+from .nngp import NNGP, NTK, ConvNNGP, ConvNTK
 from .radial_series import RadialSeries, truncation_bound
 from .relu_gram import ReLUGram
 from .stationary import RBF, Laplacian, Matern, Periodic, RationalQuadratic

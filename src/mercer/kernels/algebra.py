@@ -9,26 +9,26 @@ from typing_extensions import override
 from .. import checks
 from ..linalg.distances import safe_sqrt
 from ..linalg.torch_internals import readable
-from .base import Kernel
+from .base import Kernel, Products
 from .positive import Positive
-from .products import Products
 
 
 class _Pair(Kernel):
+    """Two kernels, joined entry by entry; a variant writes :meth:`join`."""
+
     def __init__(self, left: Kernel, right: Kernel) -> None:
         super().__init__()
         self.left = left
         self.right = right
 
+    def join(self, left: Tensor, right: Tensor) -> Tensor:
+        """The entries of this kernel out of those of the two."""
+        raise NotImplementedError(f"{type(self).__name__} must define join(left, right)")
+
     @property
     @override
     def is_stationary(self) -> bool:
         return self.left.is_stationary and self.right.is_stationary
-
-    @override
-    def prepare(self, name: str, x: Tensor) -> Tensor:
-        self.right.prepare(name, x)
-        return self.left.prepare(name, x)
 
     @property
     @override
@@ -36,26 +36,35 @@ class _Pair(Kernel):
         return self.left.follows_from_products and self.right.follows_from_products
 
     @override
+    def prepare(self, name: str, x: Tensor) -> Tensor:
+        self.right.prepare(name, x)
+        return self.left.prepare(name, x)
+
+    @override
     def rescaled(self, factor: float) -> Kernel | None:
         left, right = self.left.rescaled(factor), self.right.rescaled(factor)
         return None if left is None or right is None else type(self)(left, right)
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self.join(self.left.gram_from_products(products), self.right.gram_from_products(products))
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:
+        gram = self.join(self.left.gram(x, y), self.right.gram(x, y))
+        return _recompute_undefined(self, gram, x, y, gram)
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:
+        return self.join(self.left.gram_diag(x), self.right.gram_diag(x))
 
 
 class Sum(_Pair):
     """:math:`k(x, y) = k_1(x, y) + k_2(x, y)`."""
 
     @override
-    def gram_from_products(self, products: Products) -> Tensor:
-        return self.left.gram_from_products(products) + self.right.gram_from_products(products)
-
-    @override
-    def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        gram = self.left.gram(x, y) + self.right.gram(x, y)
-        return _recompute_undefined(self, gram, x, y, gram)
-
-    @override
-    def gram_diag(self, x: Tensor) -> Tensor:
-        return self.left.gram_diag(x) + self.right.gram_diag(x)
+    def join(self, left: Tensor, right: Tensor) -> Tensor:
+        return left + right
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -79,17 +88,8 @@ class Product(_Pair):
         return self.left.is_homogeneous and self.right.is_homogeneous
 
     @override
-    def gram_from_products(self, products: Products) -> Tensor:
-        return self.left.gram_from_products(products) * self.right.gram_from_products(products)
-
-    @override
-    def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        gram = self.left.gram(x, y) * self.right.gram(x, y)
-        return _recompute_undefined(self, gram, x, y, gram)
-
-    @override
-    def gram_diag(self, x: Tensor) -> Tensor:
-        return self.left.gram_diag(x) * self.right.gram_diag(x)
+    def join(self, left: Tensor, right: Tensor) -> Tensor:
+        return left * right
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -112,14 +112,11 @@ class Constant(Kernel):
     [[2.0]]
     """
 
+    is_stationary = True
+
     def __init__(self, value: float = 1.0, *, learnable: bool = False) -> None:
         super().__init__()
         self.value = Positive("Constant", "value", value, learnable)
-
-    @property
-    @override
-    def is_stationary(self) -> bool:
-        return True
 
     @override
     def prepare(self, name: str, x: Tensor) -> Tensor:
@@ -152,6 +149,8 @@ class Constant(Kernel):
 
 
 class _Wrapped(Kernel):
+    """One kernel, whose rows and properties it keeps."""
+
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.kernel = kernel
@@ -170,8 +169,37 @@ class _Wrapped(Kernel):
     def prepare(self, name: str, x: Tensor) -> Tensor:
         return self.kernel.prepare(name, x)
 
+    @override
+    def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return self.kernel.frequencies(normal, generator)
 
-class Scaled(_Wrapped):
+
+class _Mapped(_Wrapped):
+    """A function of one kernel's entries; a variant writes :meth:`map`."""
+
+    def map(self, values: Tensor) -> Tensor:
+        """The entries of this kernel out of those of the other."""
+        raise NotImplementedError(f"{type(self).__name__} must define map(values)")
+
+    @property
+    @override
+    def follows_from_products(self) -> bool:
+        return self.kernel.follows_from_products
+
+    @override
+    def gram_from_products(self, products: Products) -> Tensor:
+        return self.map(self.kernel.gram_from_products(products))
+
+    @override
+    def gram(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.map(self.kernel.gram(x, y))
+
+    @override
+    def gram_diag(self, x: Tensor) -> Tensor:
+        return self.map(self.kernel.gram_diag(x))
+
+
+class Scaled(_Mapped):
     r""":math:`c \, k(x, y)` for a number c > 0.
 
     Args:
@@ -189,32 +217,12 @@ class Scaled(_Wrapped):
         kernel = self.kernel.rescaled(factor)
         return None if kernel is None else Scaled(kernel, float(self.scale), learnable=self.scale.learnable)
 
-    @property
     @override
-    def follows_from_products(self) -> bool:
-        return self.kernel.follows_from_products
-
-    @override
-    def gram_from_products(self, products: Products) -> Tensor:
-        gram = self.kernel.gram_from_products(products)
-        return self.scale(gram) * gram
-
-    @override
-    def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        gram = self.kernel.gram(x, y)
-        return self.scale(gram) * gram
-
-    @override
-    def gram_diag(self, x: Tensor) -> Tensor:
-        diag = self.kernel.gram_diag(x)
-        return self.scale(diag) * diag
-
-    @override
-    def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return self.kernel.frequencies(normal, generator)
+    def map(self, values: Tensor) -> Tensor:
+        return self.scale(values) * values
 
 
-class Power(_Wrapped):
+class Power(_Mapped):
     """:math:`k(x, y)^p` for a whole number p > 0.
 
     Args:
@@ -231,25 +239,13 @@ class Power(_Wrapped):
         kernel = self.kernel.rescaled(factor)
         return None if kernel is None else Power(kernel, self.exponent)
 
-    @property
     @override
-    def follows_from_products(self) -> bool:
-        return self.kernel.follows_from_products
-
-    @override
-    def gram_from_products(self, products: Products) -> Tensor:
-        return self.kernel.gram_from_products(products) ** self.exponent
-
-    @override
-    def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.kernel.gram(x, y) ** self.exponent
-
-    @override
-    def gram_diag(self, x: Tensor) -> Tensor:
-        return self.kernel.gram_diag(x) ** self.exponent
+    def map(self, values: Tensor) -> Tensor:
+        return values**self.exponent
 
     @override
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The sum of p independent draws, as for a product of p kernels."""
         total = self.kernel.frequencies(normal, generator)
         for _ in range(self.exponent - 1):
             more = torch.randn(normal.shape, generator=generator, dtype=normal.dtype, device=normal.device)
@@ -282,10 +278,6 @@ class Normalized(_Wrapped):
         diag = self.kernel.gram_diag(self._without_lengths(x))
         return (diag > 0).to(diag.dtype)
 
-    @override
-    def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return self.kernel.frequencies(normal, generator)
-
     def _without_lengths(self, x: Tensor) -> Tensor:
         """Rows whose largest entry is 1, where lengths cancel: neither k(x, x) nor k(x, y) then over- or underflows."""
         if not self.kernel.is_homogeneous:
@@ -296,9 +288,9 @@ class Normalized(_Wrapped):
     def _inverse_norms(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
         """:math:`k(x, x)^{-1/2}`, 0 at 0, and NaN where k(x, x) overflows: the ratio is then unknown, not 0."""
         norm = safe_sqrt(self.kernel.gram_diag(x))
-        inverse = 1 / torch.where(norm > 0, norm, torch.ones_like(norm))
-        inverse = torch.where(norm.isinf(), torch.full_like(norm, torch.nan), inverse)
-        return torch.where(norm == 0, torch.zeros_like(norm), inverse)
+        inverse = 1 / torch.where(norm > 0, norm, 1.0)
+        inverse = torch.where(norm.isinf(), torch.nan, inverse)
+        return torch.where(norm == 0, 0.0, inverse)
 
 
 def _recompute_undefined(kernel: Kernel, gram: Tensor, x: Tensor, y: Tensor, witness: Tensor) -> Tensor:
@@ -307,8 +299,10 @@ def _recompute_undefined(kernel: Kernel, gram: Tensor, x: Tensor, y: Tensor, wit
     inf - inf, 0 * inf and inf / inf are NaN, although the kernel of finite rows has a value. ``witness`` is not finite
     wherever that may have happened. Values are looked at only where they can be read.
     """
+    # The sum of the witness is finite in nearly every call: one cheap pass.
     if not x.is_floating_point() or not readable(gram) or bool(witness.detach().sum().isfinite()):
         return gram
+    # NaN or infinity that the rows themselves bring in is the right answer.
     if not bool(gram.isnan().any()) or not bool(x.isfinite().all() & y.isfinite().all()):
         return gram
     if x.dtype == torch.float64:
@@ -316,4 +310,5 @@ def _recompute_undefined(kernel: Kernel, gram: Tensor, x: Tensor, y: Tensor, wit
         largest = f"entries up to {float(torch.maximum(x.detach().abs().max(), y.detach().abs().max())):.1e}"
         raise ValueError(checks.sentence(type(kernel).__name__, need, largest, "Standardise x first."))
     rows = x.double()
-    return kernel.gram(rows, rows if y is x else y.double()).to(gram.dtype)
+    columns = rows if y is x else y.double()
+    return kernel.gram(rows, columns).to(gram.dtype)

@@ -1,9 +1,11 @@
-"""The kernel base class: two methods to write, the rest derived."""
+"""The kernel base class (two methods to write, the rest derived), and scalar products that kernels share."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -23,10 +25,9 @@ from .positive import Positive
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from .products import Products
-
 _ASK_BYTES = 2**30  # smaller Gram matrices are allocated without looking at the free memory
 _DIAG_ROWS = 64
+_RESOLUTION = 8 * 2.0**-52  # what is closer than this to 1 (to 0, beside the norms) is rounding
 
 
 class Description(NamedTuple):
@@ -41,6 +42,32 @@ class Description(NamedTuple):
     name: str
     meaning: str
     call: str
+
+
+class Products:
+    """One tile of scalar products in float64, with what several kernels derive from it.
+
+    Args:
+        x: Rows, ``(a, d)``.
+        y: Columns, ``(b, d)``.
+        squared: Squared norms of the rows and of the columns.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, squared: tuple[Tensor, Tensor]) -> None:
+        self.dot = x @ y.mT  # (a, b)
+        self.rows, self.columns = squared[0][:, None], squared[1][None]
+
+    @functools.cached_property
+    def cosines(self) -> Tensor:
+        """Cosines, with values within rounding of +-1 set to +-1; 0 for a row of zeros."""
+        left, right = (torch.where(s > 0, s, math.inf).rsqrt() for s in (self.rows, self.columns))
+        return (self.dot * (left * (1 + _RESOLUTION))).mul_(right).clamp_(-1.0, 1.0)
+
+    @functools.cached_property
+    def distances(self) -> Tensor:
+        """Squared distances, with values within rounding of 0 set to 0."""
+        norms = self.rows + self.columns
+        return torch.addcmul(norms, self.dot, self.dot.new_tensor(-2.0)).sub_(_RESOLUTION * norms).clamp_min_(0)
 
 
 class Kernel(Savable, nn.Module):
@@ -171,7 +198,10 @@ class Kernel(Savable, nn.Module):
                 all ranks, a sum over their shards, without gradients to those of others.
         """
         if over_ranks:
-            return self._summed_over_ranks(x, x if y is None else y, v, block)
+            # The sum over ranks of this rank's rows with the columns of each.
+            columns = x if y is None else y
+            products = [self.matmul(x, part, w, block=block) for part, w in visit_ranks(columns, v)]
+            return sum(products[1:], products[0])
         where = f"{type(self).__name__}.matmul"
         x, y = self._pair(x, y)
         if v.ndim not in (1, 2) or len(v) != len(y):
@@ -180,21 +210,19 @@ class Kernel(Savable, nn.Module):
         if not differentiated(x, y, v, *self.parameters()):
             return blockwise_matmul(self.gram, x, y, v, block=block)
 
+        # With a derivative: each block is a checkpoint, computed again in the backward pass.
         def product(part: Tensor) -> Tensor:
             gram = self.gram(part, y)
             return gram @ v.to(gram.dtype)
 
         if records_graph():  # blocks would fix the number of rows in an exported graph
             return product(x)
-        rows = block_rows(3 * max(1, len(y)) * v.element_size()) if block is None else block
-        parts = [x[part] for part in slices(len(x), checks.integer(where, "block", rows, 1))] or [x]
+        if block is None:
+            block = block_rows(3 * max(1, len(y)) * v.element_size())
+        parts = [x[part] for part in slices(len(x), checks.integer(where, "block", block, 1))] or [x]
         if transformed() or not self.RECOMPUTED:  # torch.func has no checkpoints
             return torch.cat([product(part) for part in parts])
         return torch.cat([checkpoint(product, part, use_reentrant=False) for part in parts])
-
-    def _summed_over_ranks(self, x: Tensor, y: Tensor, v: Tensor, block: int | None) -> Tensor:
-        products = [self.matmul(x, part, w, block=block) for part, w in visit_ranks(y, v)]
-        return sum(products[1:], products[0])
 
     def numpy(self, X: ArrayLike, Y: ArrayLike | None = None) -> NDArray[np.floating]:
         """The Gram matrix of numpy arrays, for scikit-learn: ``SVC(kernel=k.numpy)``."""
@@ -211,11 +239,11 @@ class Kernel(Savable, nn.Module):
             deep: Also those of kernels among them, as ``left__gamma``.
         """
         params: dict[str, Any] = {}
-        for name, argument in self.get_arguments().items():
-            hyper, value = getattr(self, name, None), argument
+        for name, value in self.get_arguments().items():
+            # A learned hyper-parameter counts as it is now.
+            hyper = getattr(self, name, None)
             if isinstance(hyper, Positive) and hyper.number is None:
-                now = hyper(torch.zeros((), dtype=torch.float64)).detach()
-                value = now if now.ndim else now.item()
+                value = hyper.times(1.0)
             params[name] = value
             if deep and isinstance(value, Kernel):
                 params.update({f"{name}__{inner}": item for inner, item in value.get_params().items()})
@@ -223,6 +251,7 @@ class Kernel(Savable, nn.Module):
 
     def set_params(self, **params: Any) -> Self:
         """Construct the kernel anew, in place, with some arguments changed: ``gamma=2.0``, ``left__gamma=2.0``."""
+        # Arguments of this kernel, and those of kernels among them.
         known = self.get_params(deep=False)
         nested: dict[str, dict[str, Any]] = {}
         for name, value in params.items():
@@ -284,6 +313,6 @@ class Kernel(Savable, nn.Module):
         return x.to(common), y.to(common)
 
     def _same_device(self, name: str, x: Tensor) -> None:
-        own = next(itertools.chain(self.parameters(), self.buffers()), None)
-        if own is not None:
-            checks.same_device(type(self).__name__, name, x.device, "the kernel", own.device)
+        tensor = next(itertools.chain(self.parameters(), self.buffers()), None)
+        if tensor is not None:
+            checks.same_device(type(self).__name__, name, x.device, "the kernel", tensor.device)

@@ -8,9 +8,8 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.distances import angles, clamp_cosines, cosines, norms_and_units, scalar_products
-from .base import Kernel
+from .base import Kernel, Products
 from .positive import Positive
-from .products import Products
 
 
 class Linear(Kernel):
@@ -23,16 +22,8 @@ class Linear(Kernel):
     """
 
     MEANING = "a weighted sum of the columns"
-
-    @property
-    @override
-    def is_homogeneous(self) -> bool:
-        return True
-
-    @property
-    @override
-    def follows_from_products(self) -> bool:
-        return True
+    is_homogeneous = True
+    follows_from_products = True
 
     @override
     def gram_from_products(self, products: Products) -> Tensor:
@@ -62,6 +53,8 @@ class Polynomial(Kernel):
     [[4.0]]
     """
 
+    follows_from_products = True
+
     def __init__(self, degree: int = 3, gamma: float = 1.0, coef0: float = 1.0, *, learnable: bool = False) -> None:
         super().__init__()
         self.degree = checks.integer("Polynomial", "degree", degree, 1)
@@ -74,11 +67,6 @@ class Polynomial(Kernel):
     @override
     def is_homogeneous(self) -> bool:
         return self.coef0 is None
-
-    @property
-    @override
-    def follows_from_products(self) -> bool:
-        return True
 
     @override
     def gram_from_products(self, products: Products) -> Tensor:
@@ -105,15 +93,8 @@ class Cosine(Kernel):
     [[1.0, 0.0], [0.0, 1.0]]
     """
 
-    @property
-    @override
-    def is_homogeneous(self) -> bool:
-        return True
-
-    @property
-    @override
-    def follows_from_products(self) -> bool:
-        return True
+    is_homogeneous = True
+    follows_from_products = True
 
     @override
     def gram_from_products(self, products: Products) -> Tensor:
@@ -146,29 +127,28 @@ class ArcCosine(Kernel):
     torch.Size([3, 3])
     """
 
+    is_homogeneous = True
+
     def __init__(self, order: int = 1) -> None:
         super().__init__()
         self.order = checks.integer("ArcCosine", "order", order, 0, 2)
 
-    @property
-    @override
-    def is_homogeneous(self) -> bool:
-        return True
-
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        # J_p of the angles; angles() has a finite gradient where two rows point the same way.
         (row_norms, left), (column_norms, right) = norms_and_units(x), norms_and_units(y)
         t = clamp_cosines(left @ right.mT)
         theta = angles(t)
         if self.order == 0:
-            return (torch.pi - theta) / torch.pi
-        sine = theta.sin()
-        if self.order == 1:
-            profile = sine + (torch.pi - theta) * t
+            profile = torch.pi - theta
+        elif self.order == 1:
+            profile = theta.sin() + (torch.pi - theta) * t
         else:
-            profile = 3 * sine * t + (torch.pi - theta) * (1 + 2 * t.square())
+            profile = 3 * theta.sin() * t + (torch.pi - theta) * (1 + 2 * t.square())
+
+        # Times |x|^p |y|^p, one length after the other: their product may overflow beside a profile of 0.
         gram = profile / torch.pi
-        for _ in range(self.order):  # one length after the other: their product may overflow beside a profile of 0
+        for _ in range(self.order):
             gram = gram * row_norms[:, None] * column_norms[None]
         return gram
 

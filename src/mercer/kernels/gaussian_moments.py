@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from ..linalg.distances import angles, safe_sqrt
+from ..linalg.distances import angles, clamp_cosines, safe_sqrt
 from ..linalg.torch_internals import differentiated, records_graph
 
 _RESOLUTION = 8.0  # units in the last place within which a cosine cannot be told from 1
@@ -98,10 +98,7 @@ class LeakyReLU(Activation):
 class Erf(Activation):
     """The error function."""
 
-    @property
-    @override
-    def odd(self) -> bool:
-        return True
+    odd = True
 
     @override
     def deviation(self, r: Tensor) -> Tensor:
@@ -119,7 +116,7 @@ class Erf(Activation):
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
         (cx, ix, gain_x), (cy, iy, gain_y) = x, y
-        rho = snap_cosines(rho)
+        rho = clamp_cosines(rho)
         cc = cx * cy
         root = _sine(rho, cc, ix, iy)
         gains = gain_x * gain_y
@@ -153,7 +150,7 @@ class GELU(Activation):
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
         (cx, ix, gain_x), (cy, iy, gain_y) = x, y
-        value, derivative = self._moments(snap_cosines(rho), cx * cy, (ix, iy))
+        value, derivative = self._moments(clamp_cosines(rho), cx * cy, (ix, iy))
         gains = gain_x * gain_y
         return value * gains, derivative * gains if slope else None
 
@@ -194,7 +191,7 @@ class Wave(Activation):
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
-        rho = snap_cosines(rho)
+        rho = clamp_cosines(rho)
         (rx, inverse_x), (ry, inverse_y) = x, y
         inverse = inverse_x * inverse_y
         difference = (rx - ry).square() + 2 * rx * ry * (1 - rho)  # Var(u - v), which is small where u = v
@@ -253,7 +250,7 @@ class HermiteSeries(Activation):
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
-        rho, orders = snap_cosines(rho), self._orders
+        rho, orders = clamp_cosines(rho), self._orders
         coefficients = [side[0].movedim(-1, 0).contiguous() for side in (x, y)]
         # Horner's scheme, in rho or rho^2, for the sum over k and for its derivative in rho
         power = rho * rho if self.odd else rho
@@ -283,21 +280,9 @@ class HermiteSeries(Activation):
         return square, series
 
 
-def _sigmoid_slope(u: Tensor) -> Tensor:
-    return torch.sigmoid(u) * torch.sigmoid(-u)
-
-
-def _silu_slope(u: Tensor) -> Tensor:
-    return torch.sigmoid(u) * (1 + u * torch.sigmoid(-u))
-
-
 def _mish_slope(u: Tensor) -> Tensor:
     inner = torch.tanh(F.softplus(u))
     return inner + u * (1 - inner * inner) * torch.sigmoid(u)
-
-
-def _gelu_tanh(u: Tensor) -> Tensor:
-    return F.gelu(u, approximate="tanh")
 
 
 def _gelu_tanh_slope(u: Tensor) -> Tensor:
@@ -308,11 +293,11 @@ def _gelu_tanh_slope(u: Tensor) -> Tensor:
 
 _SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # and their derivatives
     "tanh": (torch.tanh, lambda u: 1 / torch.cosh(u.clamp(-40, 40)).square()),
-    "silu": (F.silu, _silu_slope),
-    "sigmoid": (torch.sigmoid, _sigmoid_slope),
+    "silu": (F.silu, lambda u: torch.sigmoid(u) * (1 + u * torch.sigmoid(-u))),
+    "sigmoid": (torch.sigmoid, lambda u: torch.sigmoid(u) * torch.sigmoid(-u)),
     "softplus": (F.softplus, torch.sigmoid),
     "mish": (F.mish, _mish_slope),
-    "gelu_tanh": (_gelu_tanh, _gelu_tanh_slope),
+    "gelu_tanh": (lambda u: F.gelu(u, approximate="tanh"), _gelu_tanh_slope),
 }
 
 
@@ -341,15 +326,11 @@ def _tail(square: Tensor, known: Tensor) -> Tensor:
 
 def relu_pair(rho: Tensor) -> tuple[Tensor, Tensor]:
     r""":math:`(\sin\theta + (\pi - \theta) \rho) / \pi` and :math:`1 - \theta / \pi` for :math:`\rho = \cos\theta`."""
-    if not differentiated(rho):
-        return _relu_pair_in_place(rho)
-    t = snap_cosines(rho)
-    reach = 1 - angles(t) / math.pi
-    return t * reach + safe_sqrt((1 - t) * (1 + t)) / math.pi, reach
-
-
-def _relu_pair_in_place(rho: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in the fewest passes over memory, without a gradient."""
+    if differentiated(rho):
+        t = clamp_cosines(rho)
+        reach = 1 - angles(t) / math.pi
+        return t * reach + safe_sqrt((1 - t) * (1 + t)) / math.pi, reach
+    # Without a gradient: the same in the fewest passes over memory, in place.
     edge = 1.0 - _RESOLUTION * torch.finfo(rho.dtype).eps
     t = torch.where(rho > edge, 1.0, rho).clamp_(min=-1.0)
     reach = torch.acos(t).mul_(-1 / math.pi).add_(1.0)
@@ -369,13 +350,6 @@ def _sine(rho: Tensor, cc: Tensor, ix: Tensor, iy: Tensor) -> Tensor:
     ex, ey = ix * ix, iy * iy
     least = torch.finfo(rho.dtype).tiny
     return torch.addcmul(ex + ey - ex * ey, cc * cc, (1 - rho) * (1 + rho)).clamp_min(least).sqrt()
-
-
-def snap_cosines(t: Tensor) -> Tensor:
-    """Cosines in [-1, 1], with values within rounding of +-1 set to +-1; the gradient passes as if untouched."""
-    edge = 1.0 - _RESOLUTION * torch.finfo(t.dtype).eps
-    fixed = torch.where(t.detach().abs() > edge, t.detach().sign(), t.detach())
-    return t + (fixed - t.detach()) if differentiated(t) else fixed
 
 
 def inverse_of(r: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,20 +33,24 @@ class PairState(NamedTuple):
     rho: Tensor
     theta: Tensor | None
 
+    def map(self, f: Callable[[Tensor], Tensor]) -> PairState:
+        """Both, as ``f`` makes them."""
+        return PairState(f(self.rho), None if self.theta is None else f(self.theta))
+
 
 class RowState(NamedTuple):
     """What n rows know of themselves at one node of the network."""
 
-    r: Tensor  # (n, *P): deviations; the tensor itself at a node of the input
-    mean: Tensor | None = None  # (n, *P): mean over channels, where a layer norm asks for it
+    r: Tensor  # (n, *P): deviations; at a node of the input r and mean are the tensor itself
+    mean: Tensor  # (n, *P): mean over channels, which a layer norm subtracts
     unit: Tensor | None = None  # (n, *P, d) unit vectors of the input's channels, or its tokens (n, *P)
     state: PairState | None = None  # of the rows with themselves
     factors: tuple[Tensor, ...] = ()  # (n, *P) or (n, *P, k): what the layer's `advance_pairs` reads, computed once
 
     def part(self, rows: slice) -> RowState:
         """Some of the rows, without their states."""
-        mean, unit = (None if t is None else t[rows] for t in (self.mean, self.unit))
-        return RowState(self.r[rows], mean, unit, factors=tuple(t[rows] for t in self.factors))
+        unit = None if self.unit is None else self.unit[rows]
+        return RowState(self.r[rows], self.mean[rows], unit, factors=tuple(t[rows] for t in self.factors))
 
 
 Side = tuple[Sequence[RowState], RowState]  # of the rows x, or of the rows y: states before and after a layer
@@ -77,8 +81,8 @@ class Rule:
 
     ALL_PAIRS: ClassVar[bool] = False  # asks for all pairs of positions of its input
 
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
-        """Deviations, and means where asked for, after the layer."""
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
+        """Deviations and means after the layer, and the factors that `advance_pairs` reads."""
         raise NotImplementedError
 
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
@@ -108,7 +112,7 @@ class RawCall(Rule):
     named: dict[str, Any]
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
         x = before[0].r
 
         def fill(value: Any) -> Any:
@@ -118,9 +122,8 @@ class RawCall(Rule):
                 return value.to(x.device, x.dtype if value.is_floating_point() else value.dtype)
             return type(value)(map(fill, value)) if type(value) in (tuple, list) else value
 
-        return RowState(
-            self.function(*fill(self.arguments), **{name: fill(value) for name, value in self.named.items()})
-        )
+        output = self.function(*fill(self.arguments), **{name: fill(value) for name, value in self.named.items()})
+        return RowState(output, output)
 
 
 @dataclass(frozen=True)
@@ -134,10 +137,10 @@ class Enter(Rule):
     channel: int = -1
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
         x = before[0].r.movedim(self.channel, -1)
         norm, unit = norms_and_units(x)
-        return RowState(norm / math.sqrt(x.shape[-1]), x.mean(-1) if means else None, unit)
+        return RowState(norm / math.sqrt(x.shape[-1]), x.mean(-1), unit)
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
@@ -145,13 +148,17 @@ class Enter(Rule):
         assert ux is not None and uy is not None
         if ux.ndim == 2:
             return PairState((ux * uy).sum(-1) if layout.zipped else ux @ uy.mT, None)
+        # Products of the channels at pairs of positions, all positions in one axis p meanwhile.
         positions = ux.shape[1:-1]
-        ux, uy = ux.flatten(1, -2), uy.flatten(1, -2)  # (n, p, d)
-        if layout.full:
-            products = torch.einsum("npc,nqc->npq" if layout.zipped else "npc,mqc->nmpq", ux, uy)
-            return PairState(products.reshape(*products.shape[:-2], *positions, *positions).contiguous(), None)
-        products = torch.einsum("npc,npc->np" if layout.zipped else "npc,mpc->nmp", ux, uy)
-        return PairState(products.reshape(*products.shape[:-1], *positions).contiguous(), None)
+        pattern = {
+            (True, True): "npc,nqc->npq",
+            (True, False): "npc,mqc->nmpq",
+            (False, True): "npc,npc->np",
+            (False, False): "npc,mpc->nmp",
+        }[layout.full, layout.zipped]
+        products = torch.einsum(pattern, ux.flatten(1, -2), uy.flatten(1, -2))
+        rows = products.shape[: 1 if layout.zipped else 2]
+        return PairState(products.reshape(*rows, *positions * (2 if layout.full else 1)).contiguous(), None)
 
 
 @dataclass(frozen=True)
@@ -169,12 +176,12 @@ class Embed(Rule):
     trained: bool = True
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
         tokens = before[0].r
         deviation = torch.full(tokens.shape, math.sqrt(self.variance), device=tokens.device)
         if self.padding is not None:
             deviation = deviation * (tokens != self.padding)
-        return RowState(deviation, torch.zeros_like(deviation) if means else None, tokens)
+        return RowState(deviation, torch.zeros_like(deviation), tokens)
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
@@ -203,23 +210,25 @@ class Patch:
 
     def __call__(self, s: Tensor, *, full: bool) -> Tensor:
         """The mean of covariances; positions are the last axes, twice where ``full``."""
+        # The mean over a box of shared offsets is one axis after the other.
         count = len(self.size)
-        for axis in range(count):  # the mean over a box of shared offsets is one axis after the other
+        for axis in range(count):
             k, step, gap, pad = self.size[axis], self.stride[axis], self.dilation[axis], self.padding[axis]
             dim = axis - count
-            if not full:  # a product with a banded matrix is faster than torch's pooling
+            # Equal positions: a product with a banded matrix is faster than torch's pooling.
+            if not full:
                 starts = range(-pad[0], s.shape[dim] + pad[1] - gap * (k - 1), step)
                 s = _apply(s, dim, tuple(tuple((start + gap * tap, 1 / k) for tap in range(k)) for start in starts))
                 continue
+            # All pairs: each tap moves both positions by the same offset, a step along the diagonal of the two axes.
             dims = [dim, dim - count]
             s = _pad_zeros(s, dims, pad)
             length = (s.shape[dim] - gap * (k - 1) - 1) // step + 1
-            total = None
-            for tap in range(k):
-                part = _take_every(_take_every(s, dims[0], tap * gap, length, step), dims[1], tap * gap, length, step)
-                total = part if total is None else total + part
-            assert total is not None
-            s = total / k
+            taps = []
+            for offset in range(0, k * gap, gap):
+                columns = _take_every(s, dims[0], offset, length, step)
+                taps.append(_take_every(columns, dims[1], offset, length, step))
+            s = functools.reduce(torch.add, taps) / k
         return s
 
 
@@ -246,7 +255,8 @@ class Affine(Rule):
     trained: tuple[bool, bool] = (True, True)
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
+        # The root of sigma_w^2 P[r^2] + sigma_b^2.
         sigma, bias, r = math.sqrt(self.weight_var), math.sqrt(self.bias_var), before[0].r
         scaled = sigma * r
         mixes = self._mixes(r)
@@ -257,6 +267,7 @@ class Affine(Rule):
         r = r * sigma
         if self.bias_var:
             r = hypotenuse(r, bias)
+
         # A layer that mixes positions works on covariances: it scales up before and down after. Others multiply the
         # correlations by one gain, which is 1 without a bias.
         factors: tuple[Tensor, ...] = ()
@@ -266,7 +277,7 @@ class Affine(Rule):
             factors = (ratio_of(scaled, r),)
         if self.bias_var:
             factors = (*factors, bias * inverse_of(r))
-        return RowState(r, torch.zeros_like(r) if means else None, factors=factors)
+        return RowState(r, torch.zeros_like(r), factors=factors)
 
     def _mixes(self, r: Tensor) -> bool:
         """Whether it sums over positions of deviations r ``(n, *P)``."""
@@ -274,8 +285,9 @@ class Affine(Rule):
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
+        # The weights' part of both covariances. Where positions are mixed theta is then ready, else it wants a gain.
         (rho, theta), factors = states[0], layout.align_all(x[1], y[1])
-        gain: Tensor | None = None  # what is left to multiply theta with
+        gain: Tensor | None = None
         by_weights = rho
         if self._mixes(x[0][0].r):
             sigma, after = math.sqrt(self.weight_var), factors[0]
@@ -286,16 +298,20 @@ class Affine(Rule):
         elif self.bias_var:
             gain = factors[0][0] * factors[0][1]
             by_weights = rho * gain
-        bias = factors[-1] if self.bias_var else None
-        after_rho = by_weights if bias is None else torch.addcmul(by_weights, *bias)
-        # the part of this layer's own parameters in the tangent kernel
+        after_rho = by_weights
+        if self.bias_var:
+            after_rho = torch.addcmul(by_weights, *factors[-1])
+
+        # The part of this layer's own parameters in the tangent kernel.
         by_parameters: Tensor | None = None
         if all(self.trained):
             by_parameters = after_rho
         elif self.trained[0]:
             by_parameters = by_weights
-        elif self.trained[1] and bias is not None:
-            by_parameters = (bias[0] * bias[1]).expand_as(after_rho)
+        elif self.trained[1] and self.bias_var:
+            by_parameters = (factors[-1][0] * factors[-1][1]).expand_as(after_rho)
+
+        # theta' = gain theta + that part; each may be missing.
         if theta is None:
             return PairState(after_rho, by_parameters)
         if by_parameters is None:
@@ -327,10 +343,10 @@ class EnterConvolution(Rule):
     convolution: Affine
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
         x, patch = before[0].r, self.convolution.patch
         assert patch is not None
-        after = self.convolution.advance_rows([Enter(1).advance_rows(before, means=False)], means)
+        after = self.convolution.advance_rows([Enter(1).advance_rows(before)])
         fan_in = x.shape[1] * math.prod(patch.size)
         scale = math.sqrt(self.convolution.weight_var / fan_in) * inverse_of(after.r)
         bias = math.sqrt(self.convolution.bias_var) * inverse_of(after.r)
@@ -372,10 +388,10 @@ class Activate(Rule):
     activation: Activation
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
         r = before[0].r
         after = self.activation.deviation(r)
-        return RowState(after, self.activation.mean(r) if means else None, factors=self.activation.factors(r, after))
+        return RowState(after, self.activation.mean(r), factors=self.activation.factors(r, after))
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
@@ -399,28 +415,27 @@ class Combine(Rule):
     weights: tuple[float, ...]
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
+        # The root of the sum of squares, over the largest of them: squares of large deviations would overflow.
         scaled = torch.stack([abs(w) * row.r for w, row in zip(self.weights, before, strict=True)])
-        # the squares of large deviations would overflow
         largest = scaled.detach().amax(0)
         largest = torch.where(largest > 0, largest, torch.ones_like(largest))
         r = largest * safe_sqrt((scaled / largest).square().sum(0))
-        means_before = [w * row.mean for w, row in zip(self.weights, before, strict=True) if row.mean is not None]
-        shares = tuple(ratio_of(abs(w) * row.r, r) for w, row in zip(self.weights, before, strict=True))
-        return RowState(r, functools.reduce(torch.add, means_before) if means else None, factors=shares)
+        means = [w * row.mean for w, row in zip(self.weights, before, strict=True)]
+        shares = tuple(ratio_of(part, r) for part in scaled)
+        return RowState(r, functools.reduce(torch.add, means), factors=shares)
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         if len(states) == 1:
             return states[0]
-        rho, thetas = None, []
-        for state, (left, right) in zip(states, layout.align_all(x[1], y[1]), strict=True):
-            part = state.rho * left * right
-            rho = part if rho is None else rho + part
-            if state.theta is not None:
-                thetas.append(state.theta * left * right)
-        assert rho is not None
-        return PairState(rho, functools.reduce(torch.add, thetas) if thetas else None)
+        # Each state counts by the share of its deviations; a state without theta adds nothing to it.
+        rhos, thetas = [], []
+        for (rho, theta), (left, right) in zip(states, layout.align_all(x[1], y[1]), strict=True):
+            rhos.append(rho * left * right)
+            if theta is not None:
+                thetas.append(theta * left * right)
+        return PairState(functools.reduce(torch.add, rhos), functools.reduce(torch.add, thetas) if thetas else None)
 
 
 @dataclass(frozen=True)
@@ -443,26 +458,26 @@ class Normalize(Rule):
     positions: bool = False
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
         r, mean = before[0].r, before[0].mean
-        if self.center and mean is not None:
-            r = safe_sqrt(r.square() - mean.square())
-        over = r
+        if self.center:
+            r, mean = safe_sqrt(r.square() - mean.square()), torch.zeros_like(mean)
+        # The root of q + epsilon, q over all positions where asked for.
+        root = r
         if self.positions and r.ndim > 1:
-            over = safe_sqrt(r.square().flatten(1).mean(1)).reshape(-1, *(1,) * (r.ndim - 1))
-        factor = self.scale / (hypotenuse(over, math.sqrt(self.eps)) if self.eps else over)
-        after = r * factor.abs()
-        if not means:
-            return RowState(after)
-        return RowState(after, torch.zeros_like(r) if self.center or mean is None else mean * factor)
+            root = safe_sqrt(r.square().flatten(1).mean(1)).reshape(-1, *(1,) * (r.ndim - 1))
+        if self.eps:
+            root = hypotenuse(root, math.sqrt(self.eps))
+        factor = self.scale / root
+        return RowState(r * factor.abs(), mean * factor)
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         (rho, theta), (row_x,), (row_y,) = states[0], x[0], y[0]
-        if not self.center or row_x.mean is None or row_y.mean is None:
+        if not self.center:
             return PairState(rho, theta)
-        # subtract the product of the means and divide by the centered deviations
-        centered = [safe_sqrt(row.r.square() - row.mean.square()) for row in (row_x, row_y)]  # type: ignore[union-attr]
+        # Subtract the product of the means, and divide by the centered deviations.
+        centered = [safe_sqrt(row.r.square() - row.mean.square()) for row in (row_x, row_y)]
         left, right = layout.align(ratio_of(row_x.r, centered[0]), ratio_of(row_y.r, centered[1]))
         mx, my = layout.align(ratio_of(row_x.mean, centered[0]), ratio_of(row_y.mean, centered[1]))
         return PairState(rho * left * right - mx * my, None if theta is None else theta * left * right)
@@ -490,41 +505,39 @@ class Pool(Rule):
 
     def pool(self, s: Tensor, copies: int) -> Tensor:
         """Means over windows; positions are the last axes, ``copies`` times."""
-        axes = len(self.size)
-        # from the last axis on, so that an axis that goes leaves the places of the others before it
-        for place in range(1, copies * axes + 1):
-            axis = axes - 1 - (place - 1) % axes
-            gone = sum(1 for p in range(1, place) if self.size[axes - 1 - (p - 1) % axes] is None)
-            dim = -(place - gone)
-            k, pad = self.size[axis], self.padding[axis]
-            if k is None:
-                s = s.sum(dim) if self.total else s.mean(dim)
-                continue
-            windows = []
-            for start in range(-pad, s.shape[dim] + pad - k + 1, self.stride[axis]):
-                inside = [i for i in range(start, start + k) if 0 <= i < s.shape[dim]]
-                divisor = 1 if self.total else (k if self.count_padding else len(inside))
-                windows.append(tuple((i, 1 / divisor) for i in inside))
-            s = _apply(s, dim, tuple(windows))
+        # From the last axis on, so that an axis that goes leaves the places of those before it.
+        dim = -1
+        for _ in range(copies):
+            for k, stride, pad in zip(self.size[::-1], self.stride[::-1], self.padding[::-1], strict=True):
+                if k is None:
+                    s = s.sum(dim) if self.total else s.mean(dim)
+                    continue
+                # The places of each window that are not padding, and their weight.
+                windows = []
+                for start in range(-pad, s.shape[dim] + pad - k + 1, stride):
+                    inside = [i for i in range(start, start + k) if 0 <= i < s.shape[dim]]
+                    counted = k if self.count_padding else len(inside)
+                    weight = 1.0 if self.total else 1 / counted
+                    windows.append(tuple((i, weight) for i in inside))
+                s = _apply(s, dim, tuple(windows))
+                dim -= 1
         return s
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
+        # The variance of a mean: the mean of the covariances of all pairs of its positions.
         (row,) = before
         assert row.state is not None
-        r, layout = row.r, Layout(full=True, zipped=True)
-        left, right = layout.align(r, r)
-        square = self.pool(row.state.rho * left * right, 2)
-        after = safe_sqrt(diagonal(square, (square.ndim - 1) // 2))
-        return RowState(after, self.pool(row.mean, 1) if means and row.mean is not None else None)
+        left, right = Layout(full=True, zipped=True).align(row.r, row.r)
+        covariance = self.pool(row.state.rho * left * right, 2)
+        after = safe_sqrt(diagonal(covariance, (covariance.ndim - 1) // 2))
+        return RowState(after, self.pool(row.mean, 1))
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         left, right = layout.align(x[0][0].r, y[0][0].r)
         after = layout.align(inverse_of(x[1].r), inverse_of(y[1].r))
-        rho, theta = (None if t is None else self.pool(t * left * right, 2) * after[0] * after[1] for t in states[0])
-        assert rho is not None
-        return PairState(rho, theta)
+        return states[0].map(lambda t: self.pool(t * left * right, 2) * after[0] * after[1])
 
 
 @dataclass(frozen=True)
@@ -539,7 +552,8 @@ class Pad(Rule):
     padding: tuple[tuple[int, int], ...]
     mode: str = "constant"
 
-    def _pad(self, t: Tensor, copies: int) -> Tensor:
+    def pad(self, t: Tensor, copies: int) -> Tensor:
+        """Padded positions, which are the last axes, ``copies`` times."""
         axes = len(self.padding)
         for axis, amounts in enumerate(self.padding):
             dims = [axis - axes * (copy + 1) for copy in range(copies)]
@@ -553,15 +567,12 @@ class Pad(Rule):
         return t
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
-        mean = before[0].mean
-        return RowState(self._pad(before[0].r, 1), None if mean is None else self._pad(mean, 1))
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
+        return RowState(self.pad(before[0].r, 1), self.pad(before[0].mean, 1))
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        rho, theta = (None if t is None else self._pad(t, 2 if layout.full else 1) for t in states[0])
-        assert rho is not None
-        return PairState(rho, theta)
+        return states[0].map(lambda t: self.pad(t, 2 if layout.full else 1))
 
 
 @dataclass(frozen=True)
@@ -575,29 +586,24 @@ class Reposition(Rule):
     positions: tuple[int, ...]
 
     @override
-    def advance_rows(self, before: Sequence[RowState], means: bool) -> RowState:
-        row = before[0]
-        r = row.r.reshape(-1, *self.positions)
-        return RowState(r, None if row.mean is None else row.mean.reshape(-1, *self.positions))
+    def advance_rows(self, before: Sequence[RowState]) -> RowState:
+        r, mean = before[0].r, before[0].mean
+        return RowState(r.reshape(-1, *self.positions), mean.reshape(-1, *self.positions))
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        rho, theta = states[0]
-        shape = (*rho.shape[: 1 if layout.zipped else 2], *self.positions * (2 if layout.full else 1))
-        return PairState(rho.reshape(shape), None if theta is None else theta.reshape(shape))
+        rows = states[0].rho.shape[: 1 if layout.zipped else 2]
+        shape = (*rows, *self.positions * (2 if layout.full else 1))
+        return states[0].map(lambda t: t.reshape(shape))
 
 
 def diagonal(s: Tensor, positions: int) -> Tensor:  # (..., *P, *P) -> (..., *P)
     """The covariances of equal positions, of which there are so many axes."""
     if not positions:
         return s
-    shape = s.shape[-positions:]
-    count = shape.numel()
-    return (
-        s.reshape(*s.shape[: -2 * positions], count, count)
-        .diagonal(dim1=-2, dim2=-1)
-        .reshape(*s.shape[: -2 * positions], *shape)
-    )
+    rows, shape = s.shape[: -2 * positions], s.shape[-positions:]
+    square = s.reshape(*rows, shape.numel(), shape.numel())
+    return square.diagonal(dim1=-2, dim2=-1).reshape(*rows, *shape)
 
 
 Windows = tuple[tuple[tuple[int, float], ...], ...]  # places and their weights, for each window
@@ -605,11 +611,13 @@ Windows = tuple[tuple[tuple[int, float], ...], ...]  # places and their weights,
 
 def _apply(s: Tensor, dim: int, windows: Windows) -> Tensor:
     """Weighted sums along an axis counted from the last; places beyond it are zeros."""
-    make = _make_matrix if records_graph() else _matrix
+    make = _make_matrix if records_graph() else _keep_matrix
     matrix = make(windows, s.shape[dim], s.dtype, str(s.device))
     if dim == -1:
         return s @ matrix.mT
-    return matrix @ s if dim == -2 else (s.movedim(dim, -1) @ matrix.mT).movedim(-1, dim)
+    if dim == -2:
+        return matrix @ s
+    return (s.movedim(dim, -1) @ matrix.mT).movedim(-1, dim)
 
 
 def _make_matrix(windows: Windows, length: int, dtype: torch.dtype, device: str) -> Tensor:  # (windows, length)
@@ -618,7 +626,7 @@ def _make_matrix(windows: Windows, length: int, dtype: torch.dtype, device: str)
 
 
 @functools.lru_cache(256)
-def _matrix(windows: Windows, length: int, dtype: torch.dtype, device: str) -> Tensor:
+def _keep_matrix(windows: Windows, length: int, dtype: torch.dtype, device: str) -> Tensor:
     with torch.inference_mode(False):  # kept for later calls, which may differentiate
         return _make_matrix(windows, length, dtype, device)
 

@@ -1,4 +1,9 @@
-"""The learnable Schoenberg series: every radial kernel on the sphere, cut off at an order."""
+r"""The learnable Schoenberg series: every radial kernel on the sphere, cut off at an order.
+
+Schoenberg (1942): a function of :math:`t = \langle u, v \rangle` is positive definite on the sphere of :math:`R^d`
+exactly when its series in the Gegenbauer polynomials of d has no negative coefficient. Positive definite in *every*
+dimension are only the series in powers of t without a negative coefficient.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,6 @@ from typing_extensions import override
 from .. import checks
 from ..linalg.distances import norms_and_units, unit_rows
 from .base import Kernel
-from .gegenbauer import monomials, recurrence
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
 TEMPERATURES = {"sigmoid": 0.1, "softmax": 0.005}  # what jayasumana2021, Appendix D.5 divides bounded kernels by
@@ -265,6 +269,28 @@ def _indicators(t: Tensor, indicators: str, order: int) -> tuple[Tensor, Tensor]
     edge = t.detach().abs() >= 1 - _TOLERANCE * torch.finfo(t.dtype).eps
     even_part = edge.to(t.dtype)
     return even_part, even_part * t.detach().sign()
+
+
+def recurrence(order: int, dim: int) -> tuple[tuple[float, float], ...]:
+    r"""Factors (a, b) of :math:`P_{m+1}(t) = a \, t P_m(t) - b P_{m-1}(t)` for m = 1 .. order - 1.
+
+    With :math:`\lambda = (d - 2) / 2`: :math:`a = 2 (m + \lambda) / (m + 2 \lambda)`, :math:`b = m / (m + 2 \lambda)`.
+    d = 2 gives Chebyshev's polynomials, d = 3 Legendre's.
+    """
+    twice = float(dim - 2)
+    return tuple(((2 * m + twice) / (m + twice), m / (m + twice)) for m in range(1, order))
+
+
+def monomials(order: int, dim: int) -> Tensor:
+    """Row m holds the coefficients of :math:`P_m` in powers of t: ``(order + 1, order + 1)``, float64."""
+    rows = torch.zeros(order + 1, order + 1, dtype=torch.float64)
+    rows[0, 0] = 1.0
+    if order >= 1:
+        rows[1, 1] = 1.0
+    for m, (a, b) in enumerate(recurrence(order, dim), start=1):
+        rows[m + 1, 1:] = a * rows[m, :-1]
+        rows[m + 1] -= b * rows[m - 1]
+    return rows
 
 
 # fx.symbolic_trace keeps a call to these whole: they ask for sizes and dtypes that a symbol does not have.

@@ -14,8 +14,7 @@ from typing_extensions import override
 from .. import checks
 from ..linalg.blocks import block_rows, slices
 from ..linalg.distances import angles, clamp_cosines, cosines
-from .base import Kernel
-from .products import Products
+from .base import Kernel, Products
 from .stationary import RBF, Stationary
 
 _OCTAVES = 16  # then the tail: powers from 2^17 on, with 0.07 % of the diagonal's mass

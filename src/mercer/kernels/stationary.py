@@ -16,9 +16,8 @@ from ..linalg.torch_internals import differentiated
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_generator
 from ..rows.loading import Data, load_rows
-from .base import Description, Kernel
+from .base import Description, Kernel, Products
 from .positive import Positive
-from .products import Products
 
 _MEDIAN_ROWS = 1000
 _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN at infinity
@@ -36,10 +35,7 @@ class Stationary(Kernel):
     A large Gram matrix that needs no derivative is computed tile by tile, and takes no memory beside itself.
     """
 
-    @property
-    @override
-    def is_stationary(self) -> bool:
-        return True
+    is_stationary = True
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)

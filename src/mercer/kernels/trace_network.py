@@ -6,6 +6,7 @@ first layer with weights, are recorded as they are. Whatever has no rule is refu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -99,8 +100,12 @@ class Tape:
         return Traced(self, node, wide=self.nodes[node])
 
 
+def _record_operator(function: Any) -> Callable[[Any, Any], Any]:
+    return lambda tensor, other: call(function, (tensor, other), {})
+
+
 class Traced:
-    """Stands in for a tensor of the model."""
+    """Stands in for a tensor: of the input alone (it has a ``value``), or of infinitely many channels (``wide``)."""
 
     def __init__(self, tape: Tape, node: int, *, value: Tensor | None = None, wide: Wide | None = None) -> None:
         self.tape, self.node, self.value, self.wide = tape, node, value, wide
@@ -151,36 +156,19 @@ class Traced:
             raise AttributeError(name)
         return lambda *args, **kwargs: call(method, (self, *args), kwargs)
 
-    def __getitem__(self, index: Any) -> Any:
-        return call(Tensor.__getitem__, (self, index), {})
-
-    def __add__(self, other: Any) -> Any:
-        return call(torch.add, (self, other), {})
-
-    __radd__ = __iadd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        return call(torch.sub, (self, other), {})
-
     def __rsub__(self, other: Any) -> Any:
-        return call(torch.add, (call(torch.mul, (self, -1.0), {}), other), {})
-
-    def __mul__(self, other: Any) -> Any:
-        return call(torch.mul, (self, other), {})
-
-    __rmul__ = __imul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Any:
-        return call(torch.div, (self, other), {})
-
-    def __pow__(self, other: Any) -> Any:
-        return call(torch.pow, (self, other), {})
-
-    def __matmul__(self, other: Any) -> Any:
-        return call(torch.matmul, (self, other), {})
+        return -self + other
 
     def __neg__(self) -> Any:
-        return call(torch.mul, (self, -1.0), {})
+        return self * -1.0
+
+    __getitem__ = _record_operator(Tensor.__getitem__)
+    __add__ = __radd__ = __iadd__ = _record_operator(torch.add)
+    __sub__ = _record_operator(torch.sub)
+    __mul__ = __rmul__ = __imul__ = _record_operator(torch.mul)
+    __truediv__ = _record_operator(torch.div)
+    __pow__ = _record_operator(torch.pow)
+    __matmul__ = _record_operator(torch.matmul)
 
     def __bool__(self) -> bool:
         raise self.tape.refuse("must not branch on values", "an if on a tensor", "Branch on shapes only.")
@@ -199,12 +187,23 @@ def record(
         example: Some rows.
         read_variances: Gives the variances of a layer's weights (times fan-in) and biases.
     """
+    # Hooks note which layer is running, for the messages and for the names of the weights.
     tape = Tape(read_variances, len(example))
+    names = {module: name for name, module in model.named_modules()}
+
+    def enter_layer(module: nn.Module, args: Any) -> None:
+        tape.running.append((names[module], module))
+        _refuse_layer(tape, module, args)
+
+    def leave_layer(module: nn.Module, args: Any, output: Any) -> None:
+        tape.running.pop()
+
     handles = []
-    for name, module in model.named_modules():
-        enter = _Enter(tape, name)
-        handles.append(module.register_forward_pre_hook(enter))
-        handles.append(module.register_forward_hook(_leave(tape)))
+    for module in names:
+        handles.append(module.register_forward_pre_hook(enter_layer))
+        handles.append(module.register_forward_hook(leave_layer))
+
+    # Run the model; what fails without a refusal of ours is named by its layer, too.
     try:
         output = model(Traced(tape, 0, value=example))
     except NoLimitError:
@@ -215,58 +214,45 @@ def record(
     finally:
         for handle in handles:
             handle.remove()
+
+    # One vector for each row must have come out.
     where = "infinite_width"
     if not isinstance(output, Traced) or output.wide is None:
         need = "model must give one tensor, made by layers with weights"
         raise NoLimitError(checks.sentence(where, need, type(output).__name__ if output is None else "none"))
-    if output.wide.positions and output.wide.axes != (ALL,):
-        got = f"positions {output.wide.positions} beside the channels"
-        fix = "Pool or flatten them and add a linear layer."
-        raise NoLimitError(checks.sentence(where, "model must give one vector for each row", got, fix))
     if output.wide.positions:
-        fix = "Add a linear layer."
-        raise NoLimitError(
-            checks.sentence(where, "model must give one vector for each row", "flattened positions", fix)
-        )
-    output = materialize(output)
-    if output.node != len(tape.steps):  # the answer is the last step's
-        tape.add(Combine((1.0,)), (output.node,))
+        got, fix = "flattened positions", "Add a linear layer."
+        if output.wide.axes != (ALL,):
+            got = f"positions {output.wide.positions} beside the channels"
+            fix = "Pool or flatten them and add a linear layer."
+        raise NoLimitError(checks.sentence(where, "model must give one vector for each row", got, fix))
+    node, _ = materialize(output)
+    if node != len(tape.steps):  # the answer is the last step's
+        tape.add(Combine((1.0,)), (node,))
     return tape.steps, tape.layers
 
 
-class _Enter:
-    """A hook that notes which layer is running, and refuses the layers that no function would name."""
-
-    def __init__(self, tape: Tape, name: str) -> None:
-        self.tape, self.name = tape, name
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        self.tape.running.append((self.name, module))
-        wide = any(isinstance(arg, Traced) and arg.wide is not None for arg in args)
-        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-            fix = "Drop the attention, or use EmpiricalNTK(model) or MonteCarloNNGP."
-            raise self.tape.refuse("has no rule", "softmax attention, which has no Gaussian limit as scaled", fix)
-        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            fix = "Use convolutions, or EmpiricalNTK(model)."
-            raise self.tape.refuse("has no rule", "a recurrent layer, which uses its weights many times", fix)
-        batch_norm = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
-        if batch_norm and module.training:
-            fix = "Call model.eval() first: a fresh batch norm is then the identity. Or use nn.LayerNorm, nn.GroupNorm."
-            raise self.tape.refuse("has no limit of its own", "batch norm in training mode, which mixes rows", fix)
-        if wide and isinstance(module, nn.MaxPool1d | nn.MaxPool2d | nn.AdaptiveMaxPool1d | nn.AdaptiveMaxPool2d):
-            fix = "Use average pooling (nn.AvgPool2d), or a convolution with a stride."
-            raise self.tape.refuse("has no rule", "max pooling, whose limit has no closed form", fix)
-
-
-def _leave(tape: Tape) -> Callable[..., None]:
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        tape.running.pop()
-
-    return leave
+def _refuse_layer(tape: Tape, module: nn.Module, args: Any) -> None:
+    """Refuse the layers that no function of theirs would name."""
+    wide = any(isinstance(arg, Traced) and arg.wide is not None for arg in args)
+    if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        fix = "Drop the attention, or use EmpiricalNTK(model) or MonteCarloNNGP."
+        raise tape.refuse("has no rule", "softmax attention, which has no Gaussian limit as scaled", fix)
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        fix = "Use convolutions, or EmpiricalNTK(model)."
+        raise tape.refuse("has no rule", "a recurrent layer, which uses its weights many times", fix)
+    batch_norm = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
+    if batch_norm and module.training:
+        fix = "Call model.eval() first: a fresh batch norm is then the identity. Or use nn.LayerNorm, nn.GroupNorm."
+        raise tape.refuse("has no limit of its own", "batch norm in training mode, which mixes rows", fix)
+    if wide and isinstance(module, nn.MaxPool1d | nn.MaxPool2d | nn.AdaptiveMaxPool1d | nn.AdaptiveMaxPool2d):
+        fix = "Use average pooling (nn.AvgPool2d), or a convolution with a stride."
+        raise tape.refuse("has no rule", "max pooling, whose limit has no closed form", fix)
 
 
 def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer a torch function of stand-ins."""
+    # The function goes by its name, which torch.relu, Tensor.relu_ and functional.relu share.
     traced = [value for value in _flat((args, kwargs)) if isinstance(value, Traced)]
     tape, name = traced[0].tape, str(getattr(function, "__name__", function)).rstrip("_")
     if name in ("size", "dim", "is_floating_point"):
@@ -275,6 +261,7 @@ def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return traced[0]
     if name in LAYERS:
         return LAYERS[name](tape, *args, **kwargs)
+    # Before the first layer with weights every function runs as it is; behind it only those with a rule.
     if all(t.wide is None for t in traced):
         return _call_raw(tape, function, name, args, kwargs, traced)
     if name in RULES:
@@ -304,6 +291,8 @@ def _call_raw(
             fix = "Use nn.Linear or nn.Conv2d for weights."
             raise tape.refuse("has no rule", f"the function {name} of a parameter", fix)
         _norm_scale(tape, kwargs.get("weight"), kwargs.get("bias"))
+
+    # Run it on the example, and keep it with places for its inputs and for the number of rows.
     inputs = {id(t): Place(i) for i, t in reversed(list(enumerate(traced)))}
 
     def substitute(value: Any, by: Callable[[Traced], Any], rows: Any) -> Any:
@@ -324,15 +313,13 @@ def _call_raw(
     return Traced(tape, tape.add(rule, tuple(t.node for t in traced)), value=output)
 
 
-def materialize(t: Traced) -> Traced:
-    """A node that holds the sum of its terms."""
-    wide = t.wide
-    assert wide is not None
-    if len(wide.terms) == 1 and wide.terms[0][1] == 1.0:
-        return Traced(t.tape, wide.terms[0][0], wide=wide)
-    nodes, weights = zip(*wide.terms, strict=True)
-    node = t.tape.add(Combine(weights), nodes, wide.positions)
-    return Traced(t.tape, node, wide=wide)
+def materialize(t: Traced) -> tuple[int, Wide]:
+    """The node that holds the sum of a stand-in's terms, and what is known of it."""
+    assert t.wide is not None
+    if len(t.wide.terms) == 1 and t.wide.terms[0][1] == 1.0:
+        return t.wide.terms[0][0], t.wide
+    nodes, weights = zip(*t.wide.terms, strict=True)
+    return t.tape.add(Combine(weights), nodes, t.wide.positions), t.wide
 
 
 def enter(t: Traced, channel: int) -> Traced:
@@ -367,9 +354,7 @@ def _affine(tape: Tape, weight: Tensor, bias: Tensor | None, *, fan_in: int | No
 
 def linear(tape: Tape, input: Any, weight: Tensor, bias: Tensor | None = None) -> Traced:
     """``torch.nn.functional.linear``."""
-    t = materialize(input) if input.wide is not None else enter(input, -1)
-    wide = t.wide
-    assert wide is not None
+    node, wide = materialize(enter(input, -1) if input.wide is None else input)
     if wide.axes[-1] not in (CHANNEL, ALL):
         raise tape.refuse("must act on channels", "a linear layer over positions, which stay finite in number")
     if wide.shape()[-1] != weight.shape[1]:
@@ -379,7 +364,7 @@ def linear(tape: Tape, input: Any, weight: Tensor, bias: Tensor | None = None) -
     after = replace(wide, channels=weight.shape[0], gaussian=True, has_mean=False)
     if flattened:
         after = replace(after, axes=(CHANNEL,), positions=())
-    return tape.source(_affine(tape, weight, bias, flattened=flattened), (t.node,), after, fresh=True)
+    return tape.source(_affine(tape, weight, bias, flattened=flattened), (node,), after, fresh=True)
 
 
 def convolution(
@@ -394,9 +379,7 @@ def convolution(
 ) -> Traced:
     """``torch.nn.functional.conv1d`` and ``conv2d``."""
     count = weight.ndim - 2
-    t = materialize(input) if input.wide is not None else enter(input, 1)
-    wide = t.wide
-    assert wide is not None
+    node, wide = materialize(enter(input, 1) if input.wide is None else input)
     if wide.axes != (CHANNEL, *range(count)):
         need = f"must act on rows of channels and {count} axes of positions"
         raise tape.refuse(need, f"shape {(None, *wide.shape())}")
@@ -421,7 +404,7 @@ def convolution(
     gaussian = input.wide is None or weight.shape[1] > 1
     after = replace(wide, channels=weight.shape[0], positions=positions, gaussian=gaussian, has_mean=False)
     rule = _affine(tape, weight, bias, patch=Patch(size, stride, amounts, dilation))
-    return tape.source(rule, (t.node,), after, fresh=True)
+    return tape.source(rule, (node,), after, fresh=True)
 
 
 def embedding(tape: Tape, input: Any, weight: Tensor, padding_idx: int | None = None, *args: Any, **_: Any) -> Traced:
@@ -449,26 +432,27 @@ def embedding_bag(
 
 def activate(tape: Tape, activation: Activation, input: Traced) -> Traced:
     """An elementwise function."""
-    t = materialize(input)
-    wide = t.wide
-    assert wide is not None
+    node, wide = materialize(input)
     if not wide.gaussian:
         got = "an activation of what is no Gaussian process: another activation's output, or a sum with one"
         fix = "Put a layer with weights between, as in residual blocks that end in one (pre-activation)."
         raise tape.refuse("must follow a layer with weights", got, fix)
     after = replace(wide, gaussian=False, has_mean=not activation.odd)
-    return tape.source(Activate(activation), (t.node,), after, fresh=False)
+    return tape.source(Activate(activation), (node,), after, fresh=False)
 
 
 def add(tape: Tape, a: Any, b: Any, *, alpha: float = 1.0, **_: Any) -> Traced:
     """Sums of uncorrelated nodes."""
-    scaled = b if alpha == 1 else (multiply(tape, b, alpha) if isinstance(b, Traced) and b.wide else b * alpha)
+    # A number can only be 0: a bias belongs to a layer.
+    scaled = b if alpha == 1 else b * alpha
     if not isinstance(a, Traced) or not isinstance(b, Traced):
         constant = scaled if isinstance(a, Traced) else a
         if isinstance(constant, (int, float)) and constant == 0:
             return a if isinstance(a, Traced) else scaled
         fix = "Use a layer's bias."
         raise tape.refuse("must add nodes with infinitely many channels", "a constant or parameter added", fix)
+
+    # Both with the same channels and positions; the input itself enters beside a node that has channels.
     pair = [a, scaled]
     known = next(t.wide for t in pair if t.wide is not None)
     if tuple(pair[0].shape) != tuple(pair[1].shape):
@@ -484,36 +468,32 @@ def add(tape: Tape, a: Any, b: Any, *, alpha: float = 1.0, **_: Any) -> Traced:
     if (left.axes, left.positions) != (right.axes, right.positions):
         got = f"axes {left.axes} and {right.axes}, positions {left.positions} and {right.positions}"
         raise tape.refuse("must add nodes with the same channels and positions", got)
+
+    # The sum as a list of weighted nodes, each once; a sum of a node with itself is one term.
     weights: dict[int, float] = {}
     for node, weight in (*left.terms, *right.terms):
         weights[node] = weights.get(node, 0.0) + weight
     terms = tuple((node, weight) for node, weight in weights.items() if weight) or ((left.terms[0][0], 0.0),)
+
+    # Covariances add only where the nodes are uncorrelated: no shared weights, and at most one mean that is not 0.
     sources = [tape.nodes[node] for node, _ in terms]
-    for i, one in enumerate(sources):
-        for other in sources[:i]:
-            if one.carries & other.carries:
+    for i, later in enumerate(sources):
+        for earlier in sources[:i]:
+            if later.carries & earlier.carries:
                 got = "a sum of two nodes that share weights, such as x + relu(x)"
                 fix = "End one branch in a layer with weights of its own."
                 raise tape.refuse("must add uncorrelated nodes", got, fix)
     if sum(source.has_mean for source in sources) > 1:
         fix = "End one branch in a layer with weights."
         raise tape.refuse("must add uncorrelated nodes", "a sum of two activations' outputs", fix)
-    return Traced(
-        tape,
-        -1,
-        wide=replace(
-            left,
-            terms=terms,
-            gaussian=all(source.gaussian for source in sources),
-            has_mean=any(source.has_mean for source in sources),
-            carries=frozenset().union(*(source.carries for source in sources)),
-        ),
+    wide = replace(
+        left,
+        terms=terms,
+        gaussian=all(source.gaussian for source in sources),
+        has_mean=any(source.has_mean for source in sources),
+        carries=frozenset().union(*(source.carries for source in sources)),
     )
-
-
-def subtract(tape: Tape, a: Any, b: Any, *, alpha: float = 1.0) -> Traced:
-    """Differences."""
-    return add(tape, a, b, alpha=-alpha)
+    return Traced(tape, -1, wide=wide)
 
 
 def multiply(tape: Tape, a: Any, b: Any, **_: Any) -> Traced:
@@ -577,9 +557,7 @@ def group_norm(
 
 
 def _normalize(tape: Tape, input: Traced, over: tuple[int, ...], scale: float, eps: float, *, center: bool) -> Traced:
-    t = materialize(input)
-    wide = t.wide
-    assert wide is not None
+    node, wide = materialize(input)
     axes = wide.axes[len(wide.axes) - len(over) :]
     positions = len(axes) > 1 or axes == (ALL,)
     if not {CHANNEL, ALL} & set(axes) or (positions and len(axes) != len(wide.axes)):
@@ -590,7 +568,7 @@ def _normalize(tape: Tape, input: Traced, over: tuple[int, ...], scale: float, e
         raise tape.refuse("must follow a layer with weights", "a norm over positions after an activation", fix)
     center = center and wide.has_mean
     rule = Normalize(eps, scale, center, positions)
-    return tape.source(rule, (t.node,), replace(wide, has_mean=wide.has_mean and not center), fresh=False)
+    return tape.source(rule, (node,), replace(wide, has_mean=wide.has_mean and not center), fresh=False)
 
 
 def batch_norm(
@@ -625,9 +603,7 @@ def average_pool(
     divisor_override: int | None = None,
 ) -> Traced:
     """``torch.nn.functional.avg_pool1d`` and ``avg_pool2d``."""
-    t = materialize(input)
-    wide = t.wide
-    assert wide is not None
+    node, wide = materialize(input)
     count = len(wide.positions)
     if ceil_mode or divisor_override is not None or wide.axes != (CHANNEL, *range(count)):
         got = "ceil_mode, divisor_override or another order of axes"
@@ -636,7 +612,7 @@ def average_pool(
     steps = _each(kernel_size if stride is None or stride == () else stride, count)
     positions = tuple((p + 2 * a - k) // s + 1 for p, a, k, s in zip(wide.positions, pad, size, steps, strict=True))
     rule = Pool(size, steps, pad, count_include_pad)
-    return tape.source(rule, (t.node,), replace(wide, positions=positions), fresh=False)
+    return tape.source(rule, (node,), replace(wide, positions=positions), fresh=False)
 
 
 def adaptive_pool(tape: Tape, input: Traced, output_size: Any) -> Traced:
@@ -652,45 +628,37 @@ def adaptive_pool(tape: Tape, input: Traced, output_size: Any) -> Traced:
 
 def mean(tape: Tape, input: Traced, dim: Any = None, keepdim: bool = False, *, total: bool = False, **_: Any) -> Traced:
     """Means over positions, and sums."""
-    t = materialize(input)
-    wide = t.wide
-    assert wide is not None
+    node, wide = materialize(input)
     dims = {d % input.ndim for d in ((dim,) if isinstance(dim, int) else tuple(dim or range(input.ndim)))}
     axes = [wide.axes[d - 1] for d in dims if d > 0]
     if 0 in dims or not all(isinstance(axis, int) for axis in axes):
         fix = "Use a linear layer to read the channels."
         raise tape.refuse("must take means over positions only", f"a mean over axes {sorted(dims)}", fix)
+    # A kept axis has a window of its whole length; a dropped one leaves, and the axes behind it move up.
     count = len(wide.positions)
     if keepdim:
         window = tuple(p if axis in axes else 1 for axis, p in enumerate(wide.positions))
         positions = tuple(1 if axis in axes else p for axis, p in enumerate(wide.positions))
         rule = Pool(window, (1,) * count, (0,) * count, total=total)
-        return tape.source(rule, (t.node,), replace(wide, positions=positions), fresh=False)
+        return tape.source(rule, (node,), replace(wide, positions=positions), fresh=False)
     size = tuple(None if axis in axes else 1 for axis in range(count))
-    left = [p for axis, p in enumerate(wide.positions) if axis not in axes]
-    places = iter(range(len(left)))
+    positions = tuple(p for axis, p in enumerate(wide.positions) if axis not in axes)
+    places = iter(range(len(positions)))
     after_axes = tuple(a if isinstance(a, str) else next(places) for a in wide.axes if a not in axes)
     rule = Pool(size, (1,) * count, (0,) * count, total=total)
-    return tape.source(rule, (t.node,), replace(wide, axes=after_axes, positions=tuple(left)), fresh=False)
-
-
-def total(tape: Tape, input: Traced, dim: Any = None, keepdim: bool = False, **_: Any) -> Traced:
-    """Sums over positions."""
-    return mean(tape, input, dim, keepdim, total=True)
+    return tape.source(rule, (node,), replace(wide, axes=after_axes, positions=positions), fresh=False)
 
 
 def pad(tape: Tape, input: Traced, pad: Any, mode: str = "constant", value: float | None = None) -> Traced:
     """``torch.nn.functional.pad`` of positions."""
-    t = materialize(input)
-    wide = t.wide
-    assert wide is not None
+    node, wide = materialize(input)
     count = len(wide.positions)
     amounts = [(pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)][::-1]
     amounts = [(0, 0)] * (count - len(amounts)) + amounts
     if wide.axes != (CHANNEL, *range(count)) or len(amounts) > count or value or min(map(min, amounts)) < 0:
         raise tape.refuse("must pad positions", f"pad={tuple(pad)} with value {value}")
     positions = tuple(p + sum(a) for p, a in zip(wide.positions, amounts, strict=True))
-    return tape.source(Pad(tuple(amounts), mode), (t.node,), replace(wide, positions=positions), fresh=False)
+    return tape.source(Pad(tuple(amounts), mode), (node,), replace(wide, positions=positions), fresh=False)
 
 
 def permute(tape: Tape, input: Traced, *dims: Any) -> Traced:
@@ -726,6 +694,7 @@ def squeeze(tape: Tape, input: Traced, dim: Any = None) -> Traced:
 
 def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
     """Positions in another shape, or joined with the channels."""
+    # The sizes asked for, with -1 worked out.
     target = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
     wide = input.wide
     assert wide is not None
@@ -750,9 +719,8 @@ def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
     positions = tuple(sizes[1:] if place == 0 else sizes[:-1])
     numbers = tuple(range(len(positions)))
     axes = (CHANNEL, *numbers) if place == 0 else (*numbers, CHANNEL)
-    t = materialize(input)
-    rule = Reposition(positions)
-    return tape.source(rule, (t.node,), replace(wide, axes=axes, positions=positions), fresh=False)
+    node, _ = materialize(input)
+    return tape.source(Reposition(positions), (node,), replace(wide, axes=axes, positions=positions), fresh=False)
 
 
 def _each(value: Any, count: int) -> tuple[int, ...]:
@@ -761,22 +729,12 @@ def _each(value: Any, count: int) -> tuple[int, ...]:
     return values * count if len(values) == 1 else values
 
 
-def _leaky(tape: Tape, input: Traced, negative_slope: float = 0.01, *_: Any, **__: Any) -> Traced:
-    return activate(tape, LeakyReLU(float(negative_slope)), input)
-
-
-def _prelu(tape: Tape, input: Traced, weight: Tensor) -> Traced:
-    return activate(tape, LeakyReLU(_constant(tape, weight, "a slope")), input)
-
-
-def _gelu(tape: Tape, input: Traced, approximate: str = "none") -> Traced:
-    return activate(tape, GELU() if approximate == "none" else HermiteSeries("gelu_tanh"), input)
-
-
-def _softplus(tape: Tape, input: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
-    scaled = input if beta == 1 else multiply(tape, input, beta)
-    after = activate(tape, HermiteSeries("softplus"), scaled)
-    return after if beta == 1 else multiply(tape, after, 1 / beta)
+def softplus(tape: Tape, input: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
+    r"""``torch.nn.functional.softplus``: :math:`\mathrm{softplus}(\beta u) / \beta`."""
+    if beta == 1:
+        return activate(tape, HermiteSeries("softplus"), input)
+    after = activate(tape, HermiteSeries("softplus"), multiply(tape, input, beta))
+    return multiply(tape, after, 1 / beta)
 
 
 def _softmax(tape: Tape, *_: Any, **__: Any) -> Traced:
@@ -798,11 +756,20 @@ ACTIVATIONS: dict[str, Activation] = {
     "mish": HermiteSeries("mish"),
 }  # fmt: skip
 RULES: dict[str, Callable[..., Traced]] = {
-    "add": add, "sub": subtract, "mul": multiply, "div": divide, "true_divide": divide,
-    "leaky_relu": _leaky, "prelu": _prelu, "gelu": _gelu, "softplus": _softplus, "softmax": _softmax,
+    "add": add, "sub": lambda tape, a, b, *, alpha=1.0: add(tape, a, b, alpha=-alpha),
+    "mul": multiply, "div": divide, "true_divide": divide,
+    "leaky_relu": lambda tape, input, negative_slope=0.01, *_, **__: activate(
+        tape, LeakyReLU(float(negative_slope)), input
+    ),
+    "prelu": lambda tape, input, weight: activate(tape, LeakyReLU(_constant(tape, weight, "a slope")), input),
+    "gelu": lambda tape, input, approximate="none": activate(
+        tape, GELU() if approximate == "none" else HermiteSeries("gelu_tanh"), input
+    ),
+    "softplus": softplus, "softmax": _softmax,
     "layer_norm": layer_norm, "rms_norm": rms_norm, "group_norm": group_norm, "batch_norm": batch_norm,
     "avg_pool1d": average_pool, "avg_pool2d": average_pool,
-    "adaptive_avg_pool1d": adaptive_pool, "adaptive_avg_pool2d": adaptive_pool, "mean": mean, "sum": total,
+    "adaptive_avg_pool1d": adaptive_pool, "adaptive_avg_pool2d": adaptive_pool, "mean": mean,
+    "sum": functools.partial(mean, total=True),
     "pad": pad, "permute": permute, "transpose": transpose, "swapaxes": transpose, "flatten": flatten,
     "reshape": reshape, "view": reshape, "squeeze": squeeze,
 }  # fmt: skip

@@ -1,14 +1,18 @@
-"""Kernels the user brings: a Gram matrix, or a function."""
+"""What users bring: a kernel as a Gram matrix or a function, and rows of any kind, checked for a kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
+from ..rows.agreement import has_several_ranks
+from ..rows.loading import Data, as_tensor, is_loader, load_rows
+from ..rows.stored import Readable, StoredRows, open_rows
 from .base import Kernel
 
 _SYMMETRY = 1e-5  # relative; a float32 product of a matrix with its transpose is symmetric to about 1e-7
@@ -35,7 +39,16 @@ class Precomputed(Kernel):
         if gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
             raise ValueError(checks.sentence("Precomputed", "gram must have shape (n, n), n > 0", tuple(gram.shape)))
         if not gram.is_meta:
-            _check_gram(gram.detach())
+            # Symmetric, or an error; positive semi-definite, or a warning.
+            scale, gap = float(gram.detach().abs().max()), float((gram - gram.mT).detach().abs().max())
+            if gap > _SYMMETRY * scale:
+                fix = "Use (gram + gram.T) / 2 if the difference is noise."
+                got = f"a difference of {gap:.1e}"
+                raise ValueError(checks.sentence("Precomputed", "gram must be symmetric", got, fix))
+            if len(gram) <= 2000:
+                least = float(torch.linalg.eigvalsh(gram.detach().double())[0])
+                if least < -_SYMMETRY * scale * len(gram):
+                    checks.warn("Precomputed", f"gram is indefinite, with least eigenvalue {least:.2e}.")
         self.register_buffer("matrix", gram.detach().clone())
 
     @override
@@ -86,6 +99,52 @@ class FunctionKernel(Kernel):
         return gram
 
 
+def read_rows(estimator: object, kernel: Kernel | None, x: Data, *, reset: bool) -> Readable:
+    """Finite rows of the kernel's kind, with scikit-learn's checks of the columns' number and names.
+
+    Arrays, lists and frames go through scikit-learn's ``validate_data``. Tensors, loaders and files are checked here;
+    indices of a precomputed Gram matrix stay whole numbers.
+
+    Args:
+        estimator: Who asks; gets ``n_features_in_`` and, from a frame, ``feature_names_in_``.
+        kernel: Checks shape and device of the rows; None where it is still to be chosen.
+        x: Rows.
+        reset: Whether the columns are learned, in ``fit``; else they must be those of ``fit``.
+    """
+    from sklearn.utils.validation import validate_data
+
+    where = type(estimator).__name__
+    # Rows in a file stay there: only their shape is checked.
+    if isinstance(x, StoredRows | np.memmap):
+        stored = x if isinstance(x, StoredRows) else open_rows(x)
+        if kernel is not None:
+            kernel.prepare("x", stored[:0])
+        validate_data(estimator, stored, reset=reset, skip_check_array=True)
+        return stored
+
+    # Arrays and frames: scikit-learn's own checks. Indices of a Gram matrix would become floats there.
+    indices = kernel is not None and any(isinstance(part, Precomputed) for part in kernel.modules())
+    is_array = not isinstance(x, Tensor) and not is_loader(x)
+    if is_array and not indices:
+        least = 0 if has_several_ranks() else 1  # of several ranks some may have no rows
+        x = validate_data(estimator, x, reset=reset, dtype="numeric", allow_nd=True, ensure_min_samples=least)
+
+    # One tensor; whole numbers stay so where a kernel may read them as indices or tokens.
+    if is_array:
+        are_whole = np.asarray(x).dtype.kind in "iu"
+    else:
+        are_whole = isinstance(x, Tensor) and not x.is_floating_point()
+    if kernel is None:
+        data = checks.matrix(where, "x", load_rows(where, x))
+    else:
+        data = kernel.prepare("x", as_tensor(where, "x", x).detach() if are_whole else load_rows(where, x))
+    if not is_array or indices:
+        validate_data(estimator, data, reset=reset, skip_check_array=True)
+    if data.is_floating_point():
+        return checks.squarable(where, "x", data, empty=True)
+    return check_indices(where, kernel, data) if kernel is not None else data
+
+
 def check_indices(where: str, kernel: Kernel, x: Tensor) -> Tensor:
     """Indices that every Gram matrix within ``kernel`` has; ``forward`` cannot look, and a negative one would wrap."""
     rows = min((len(part.matrix) for part in kernel.modules() if isinstance(part, Precomputed)), default=None)
@@ -93,15 +152,3 @@ def check_indices(where: str, kernel: Kernel, x: Tensor) -> Tensor:
         need = f"x must hold indices in 0..{rows - 1}, the rows of the Gram matrix"
         raise ValueError(checks.sentence(where, need, f"{int(x.min())}..{int(x.max())}"))
     return x
-
-
-def _check_gram(gram: Tensor) -> None:
-    scale = float(gram.abs().max())
-    gap = float((gram - gram.mT).abs().max())
-    if gap > _SYMMETRY * scale:
-        fix = "Use (gram + gram.T) / 2 if the difference is noise."
-        raise ValueError(checks.sentence("Precomputed", "gram must be symmetric", f"a difference of {gap:.1e}", fix))
-    if len(gram) <= 2000:
-        least = float(torch.linalg.eigvalsh(gram.double())[0])
-        if least < -_SYMMETRY * scale * len(gram):
-            checks.warn("Precomputed", f"gram is indefinite, with least eigenvalue {least:.2e}.", stacklevel=4)

@@ -48,22 +48,23 @@ class Step:
 
 def plan(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps with all pairs of positions asked for where a later pooling needs them, the first convolution fused."""
+    # From the end: a step that pools, or that is asked for all pairs itself, asks its inputs for them.
     full = [False] * (len(steps) + 1)
     for place in range(len(steps) - 1, -1, -1):
-        step = steps[place]
-        if step.rule.ALL_PAIRS or full[place + 1]:
-            for node in step.inputs:
+        if steps[place].rule.ALL_PAIRS or full[place + 1]:
+            for node in steps[place].inputs:
                 full[node] = True
     planned = []
     for place, step in enumerate(steps):
         planned.append(dataclasses.replace(step, full=full[place + 1] and len(step.positions) > 0))
-    return tuple(_fuse(planned))
+    return tuple(fuse_first_convolution(planned))
 
 
-def _fuse(steps: Sequence[Step]) -> list[Step]:
-    """The steps with the input's entry and a convolution behind it, of a stride above 1, as one.
+def fuse_first_convolution(steps: Sequence[Step]) -> list[Step]:
+    """Make one step of the input's entry and a convolution behind it that leaves at most half of the positions.
 
-    Patches cost as many products as they have taps; a stride leaves so few of them that they cost less than pixels.
+    Products of whole patches cost as many products as they have taps; a stride leaves so few patches that they cost
+    less than products of single pixels.
     """
     readers = [node for step in steps for node in step.inputs]
     fused: list[Step] = []
@@ -137,6 +138,7 @@ class WideKernel(Kernel):
         steps = self.steps(tuple(x.shape[1:]))
         size, symmetric = _largest_state(steps), y is x
         self._check_memory(steps, size, x, y)
+
         # Follow single rows through all layers first: pairs read their deviations and factors.
         left = self._follow_rows(steps, x, tangent=self.tangent and symmetric)
         right = left if symmetric else self._follow_rows(steps, y, tangent=False)
@@ -147,21 +149,21 @@ class WideKernel(Kernel):
             if not symmetric or rows != columns:
                 return parts
             # Rows with themselves are known exactly; the rounding of a correlation near 1 would grow in an arc cosine.
-            own_pairs = torch.eye(parts[0].shape[0], dtype=torch.bool, device=x.device)
-            return tuple(torch.where(own_pairs, d[rows, None], part) for d, part in zip(diagonals, parts, strict=True))
+            diagonal = torch.eye(parts[0].shape[0], dtype=torch.bool, device=x.device)
+            return tuple(torch.where(diagonal, d[rows, None], part) for d, part in zip(diagonals, parts, strict=True))
 
         # Tiles of at most `block_bytes`, near square because a symmetric matrix leaves half of them out.
         side = self.tile if size == 1 else max(1, math.isqrt(self.block_bytes // (x.element_size() * size)))
-        whole = (slice(0, x.shape[0]), slice(0, y.shape[0]))
+        all_rows, all_columns = slice(0, x.shape[0]), slice(0, y.shape[0])
         if records_graph() or max(x.shape[0], y.shape[0]) <= side:
-            return pairs(*whole)
+            return pairs(all_rows, all_columns)
         if not differentiated(x, y) and x.device.type == "cpu":
             dtype = left[-1].r.dtype
             grams = tuple(x.new_empty(len(x), len(y), dtype=dtype) for _ in range(2 if both else 1))
             fill_tiles(grams, pairs, symmetric=symmetric, side=side)
             return grams
         if size == 1:  # tiles only save the cache
-            return pairs(*whole)
+            return pairs(all_rows, all_columns)
         strips = []
         for rows in slices(len(x), side):
             parts = zip(*(pairs(rows, columns) for columns in slices(len(y), side)), strict=True)
@@ -175,33 +177,45 @@ class WideKernel(Kernel):
         if not any(step.full for step in steps) or records_graph() or x.shape[0] <= rows:
             return self._follow_block(steps, x, tangent)
         blocks = [self._follow_block(steps, x[part], tangent) for part in slices(x.shape[0], rows)]
-        return [_join_rows(row_states) for row_states in zip(*blocks, strict=True)]
+
+        def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
+            known = [t for t in tensors if t is not None]
+            return torch.cat(known) if known else None
+
+        joined = []
+        for parts in zip(*blocks, strict=True):  # the blocks of one node
+            states = [row.state for row in parts if row.state is not None]
+            rho, theta = join([state.rho for state in states]), join([state.theta for state in states])
+            r, mean = torch.cat([row.r for row in parts]), torch.cat([row.mean for row in parts])
+            factors = tuple(map(torch.cat, zip(*(row.factors for row in parts), strict=True)))
+            state = None if rho is None else PairState(rho, theta)
+            joined.append(RowState(r, mean, join([row.unit for row in parts]), state, factors))
+        return joined
 
     def _follow_block(self, steps: Sequence[Step], x: Tensor, tangent: bool) -> list[RowState]:
-        means = any(getattr(step.rule, "center", False) for step in steps)
         last_use = _last_uses(steps)
-        row_states = [RowState(x)]
+        row_states = [RowState(x, x)]
         for place, step in enumerate(steps):
             before = [row_states[node] for node in step.inputs]
-            after = step.rule.advance_rows(before, means)
+            after = step.rule.advance_rows(before)
             if not isinstance(step.rule, RawCall) and (step.full or tangent):
-                # the state of each row with itself: correlations are 1 unless all pairs of positions are asked for
+                # The state of each row with itself, from those before.
                 full_before = step.full or step.rule.ALL_PAIRS
-                layout = Layout(full_before, zipped=True)
                 states = []
                 for node, row in zip(step.inputs, before, strict=True):
                     if row.state is not None:
-                        states.append(
-                            _take_equal_positions(row.state, _is_full(steps, node), full_before, row.r.ndim - 1)
-                        )
-                after = after._replace(state=step.rule.advance_pairs(states, (before, after), (before, after), layout))
+                        full = _is_full(steps, node)
+                        states.append(_take_equal_positions(row.state, full, full_before, row.r.ndim - 1))
+                sides = (before, after)
+                state = step.rule.advance_pairs(states, sides, sides, Layout(full_before, zipped=True))
                 if step.rule.ALL_PAIRS:
-                    assert after.state is not None
-                    after = after._replace(state=_take_equal_positions(after.state, True, step.full, after.r.ndim - 1))
+                    state = _take_equal_positions(state, True, step.full, after.r.ndim - 1)
+                # Correlations with itself are 1 unless all pairs of positions are asked for.
                 if not step.full:
-                    assert after.state is not None
-                    after = after._replace(state=PairState(torch.ones_like(after.r), after.state.theta))
+                    state = PairState(torch.ones_like(after.r), state.theta)
+                after = after._replace(state=state)
             row_states.append(after)
+            # States that no later step reads are let go: with all pairs of positions they are large.
             for node in step.inputs:
                 if last_use[node] == place:
                     row_states[node] = row_states[node]._replace(state=None)
@@ -233,17 +247,22 @@ class WideKernel(Kernel):
                     states[node] = None
         last = states[-1]
         assert last is not None
-        rx, ry = x[-1].r[:, None], y[-1].r[None]  # one after the other: their product may overflow
-        relative = [last.rho] if both or not self.tangent else []
+        relative = []
+        if both or not self.tangent:
+            relative.append(last.rho)
         if self.tangent:
             relative.append(torch.zeros_like(last.rho) if last.theta is None else last.theta)
+        rx, ry = x[-1].r[:, None], y[-1].r[None]  # one after the other: their product may overflow
         return tuple(t * rx * ry for t in relative)
 
     def _diagonals(self, row: RowState, both: bool) -> tuple[Tensor, ...]:
-        diagonals = [row.r.square()] if both or not self.tangent else []
-        if self.tangent:
-            theta = None if row.state is None else row.state.theta
-            diagonals.append(torch.zeros_like(row.r) if theta is None else theta * row.r * row.r)
+        diagonals = []
+        if both or not self.tangent:
+            diagonals.append(row.r.square())
+        if self.tangent and row.state is not None and row.state.theta is not None:
+            diagonals.append(row.state.theta * row.r * row.r)
+        elif self.tangent:
+            diagonals.append(torch.zeros_like(row.r))
         return tuple(diagonals)
 
     def _check_memory(self, steps: Sequence[Step], size: int, x: Tensor, y: Tensor) -> None:
@@ -260,21 +279,6 @@ class WideKernel(Kernel):
         if rows > _ASK_BYTES:
             fix = "Use kernel.matmul or the Gram matrix of fewer rows at a time."
             checks.memory(where, f"variances of {len(x) + len(y)} rows at all positions and layers", rows, fix)
-
-
-def _join_rows(row_states: Sequence[RowState]) -> RowState:
-    """Blocks of rows at one node, together."""
-
-    def cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        known = [t for t in tensors if t is not None]
-        return torch.cat(known) if known else None
-
-    rho = cat([row.state.rho for row in row_states if row.state is not None])
-    theta = cat([row.state.theta for row in row_states if row.state is not None])
-    state = None if rho is None else PairState(rho, theta)
-    r = torch.cat([row.r for row in row_states])
-    factors = tuple(map(torch.cat, zip(*(row.factors for row in row_states), strict=True)))
-    return RowState(r, cat([row.mean for row in row_states]), cat([row.unit for row in row_states]), state, factors)
 
 
 def _is_full(steps: Sequence[Step], node: int) -> bool:
@@ -302,4 +306,4 @@ def _take_equal_positions(state: PairState, full: bool, wanted: bool, positions:
     """Equal positions of a state of all pairs, where only those are wanted."""
     if not full or wanted or not positions:
         return state
-    return PairState(diagonal(state.rho, positions), None if state.theta is None else diagonal(state.theta, positions))
+    return state.map(lambda t: diagonal(t, positions))

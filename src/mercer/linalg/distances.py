@@ -189,7 +189,7 @@ def clamp_cosines(t: Tensor) -> Tensor:
     """Cosines, with values within rounding of +-1 set to +-1; the gradient passes as if nothing was set."""
     edge = 1.0 - _RESOLUTION * torch.finfo(t.dtype).eps
     snapped = torch.where(t.detach().abs() > edge, t.detach().sign(), t.detach())
-    return t + (snapped - t.detach())
+    return t + (snapped - t.detach()) if differentiated(t) else snapped
 
 
 def angles(t: Tensor) -> Tensor:

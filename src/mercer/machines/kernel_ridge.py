@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel
-from ..kernels.reading import read_rows
+from ..kernels.user_kernels import read_rows
 from ..rows import Rows
 from ..rows.agreement import share_generator
 from ..rows.loading import Data

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel
-from ..kernels.reading import read_rows
+from ..kernels.user_kernels import read_rows
 from ..rows import Rows
 from ..rows.loading import Data, as_tensor, is_loader, load_labelled_rows
 from ..rows.stored import Readable

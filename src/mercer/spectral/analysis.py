@@ -16,7 +16,7 @@ from ..kernels.user_kernels import check_indices
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, map_shared_rows, unite_values
 from ..rows.loading import Data, load_labelled_rows, load_rows
-from .gram_matrices import gram_matrices, precomputed
+from .gram_matrices import gram_matrices, read_matrix
 from .spectrum import Factor, Proof, Spectrum, proof
 
 DEFAULT_K = 50
@@ -70,10 +70,12 @@ def analyze(
         checks.positive(where, "floor", floor)
     checks.positive(where, "tolerance", tolerance)
     checks.integer(where, "max_products", max_products, 1)
+
+    # H: the user's matrix at the rows' indices, or the kernel on the rows, with a floor under its eigenvalues.
     if isinstance(kernel, Tensor):
         matrix = _check_symmetric(where, kernel)
         indices = _Indices(matrix)
-        gram = precomputed(where, matrix, check_indices(where, indices, indices.prepare("x", x)), storage)
+        gram = read_matrix(where, matrix, check_indices(where, indices, indices.prepare("x", x)), storage)
         least: float | Proof | None = floor
     else:
         kernel, points = resolve(where, kernel, x)

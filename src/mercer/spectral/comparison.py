@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,18 +60,27 @@ def spectra(
     if x.is_floating_point():
         x = x.double()  # cast once, so that kernels see that they share it
     columns = target_columns(where, targets, len(x)).to(x.device)
-    chosen = {name: _resolve(where, name, candidate, x) for name, candidate in candidates.items()}
+
+    # The kernel that is H, and the rows that it reads; embeddings are rows of their own.
+    resolved: dict[str, tuple[Kernel, Tensor]] = {}
+    for name, candidate in candidates.items():
+        if isinstance(candidate, Tensor | np.ndarray):
+            embeddings = Rows(checks.matrix(where, name, load_rows(where, candidate, name))).gather()
+            checks.same_length(where, name, embeddings, "x", x)
+            resolved[name] = ReLUGram(), checks.squarable(where, name, embeddings.double())
+        else:
+            resolved[name] = resolve(where, candidate, x)
 
     # Candidates that read the same rows share one pass over the tiles.
     groups: dict[int, list[str]] = {}
-    for name, (_, points) in chosen.items():
+    for name, (_, points) in resolved.items():
         groups.setdefault(id(points), []).append(name)
     named: dict[str, Spectrum] = {}
     for names in groups.values():
-        points = chosen[names[0]][1]
-        grams = gram_matrices(where, [chosen[name][0] for name in names], points, storage)
+        points = resolved[names[0]][1]
+        grams = gram_matrices(where, [resolved[name][0] for name in names], points, storage)
         for name, gram in zip(names, grams, strict=True):
-            floor = proof(chosen[name][0], points, gram)
+            floor = proof(resolved[name][0], points, gram)
             named[name] = Spectrum(gram, columns, k=min(k, len(x)), floor=floor, tolerance=tolerance)
     return {name: named[name] for name in candidates}
 
@@ -108,52 +117,32 @@ def compare(
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     named = spectra(candidates, x, targets, storage=storage, tolerance=tolerance, where="compare")
-    return rank_spectra(named, generator, _full_row)
+    frame = rank_spectra(named, generator)
+    ranked = [named[name] for name in frame.index.tolist()]
+    curves = [spectrum.convergence(0.5 * spectrum.largest_stable_lr, _STEPS) for spectrum in ranked]
+    return frame.assign(
+        scaled=[spectrum.complexity * spectrum.mean_diagonal for spectrum in ranked],
+        bound=[spectrum.bound for spectrum in ranked],
+        residual=[float(curve[-1] / curve[0]) for curve in curves],
+        largest_stable_lr=[spectrum.largest_stable_lr for spectrum in ranked],
+        alignment=[spectrum.alignment for spectrum in ranked],
+        effective_dimension=[spectrum.effective_dimension for spectrum in ranked],
+    )
 
 
-def _resolve(where: str, name: str, candidate: object, x: Tensor) -> tuple[Kernel, Tensor]:
-    if not isinstance(candidate, Tensor | np.ndarray):
-        return resolve(where, candidate, x)
-    embeddings = Rows(checks.matrix(where, name, load_rows(where, candidate, name))).gather()
-    checks.same_length(where, name, embeddings, "x", x)
-    return ReLUGram(), checks.squarable(where, name, embeddings.double())
-
-
-def rank_spectra(
-    named: Mapping[str, Spectrum],
-    generator: torch.Generator,
-    row: Callable[[Spectrum, torch.Generator], dict[str, float]],
-) -> pd.DataFrame:
-    """A row for each spectrum, all compared with the same shuffle; sorted by ``ratio``, singular kernels last."""
-    # The generator starts each spectrum's shuffle in the same state.
+def rank_spectra(named: Mapping[str, Spectrum], generator: torch.Generator) -> pd.DataFrame:
+    """``ratio`` and the two numbers it is made of, by name; sorted by ``ratio``, singular kernels last."""
+    # The generator starts each spectrum's shuffle in the same state, so that all meet the same order.
     state, table = generator.get_state(), {}
     for name, spectrum in named.items():
         generator.set_state(state)
-        table[name] = row(spectrum, generator)
+        control = spectrum.shuffled(generator).complexity
+        ratio = complexity_ratio(spectrum.complexity, control)
+        table[name] = {"ratio": ratio, "complexity": spectrum.complexity, "shuffled": control}
     frame = pd.DataFrame.from_dict(table, orient="index")
     singular = frame["complexity"].isin([math.inf])
     order = frame.assign(_singular=singular).sort_values(["_singular", "ratio"], kind="stable").index
     return frame.loc[order]
-
-
-def _full_row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float]:
-    curve = spectrum.convergence(0.5 * spectrum.largest_stable_lr, _STEPS)
-    return {
-        **ratio_row(spectrum, generator),
-        "scaled": spectrum.complexity * spectrum.mean_diagonal,
-        "bound": spectrum.bound,
-        "residual": float(curve[-1] / curve[0]),
-        "largest_stable_lr": spectrum.largest_stable_lr,
-        "alignment": spectrum.alignment,
-        "effective_dimension": spectrum.effective_dimension,
-    }
-
-
-def ratio_row(spectrum: Spectrum, generator: torch.Generator) -> dict[str, float]:
-    """The number to read and the two it is made of."""
-    control = spectrum.shuffled(generator).complexity
-    ratio = complexity_ratio(spectrum.complexity, control)
-    return {"ratio": ratio, "complexity": spectrum.complexity, "shuffled": control}
 
 
 def layers(
@@ -219,7 +208,7 @@ def layers(
         fix = f"Leave names out, or choose among {', '.join(find_blocks(model))}."
         raise ValueError(checks.sentence("layers", need, "no such output", fix))
     named = spectra(outputs, x, targets, storage=storage, tolerance=tolerance, where="layers")
-    return rank_spectra(named, seed, ratio_row)
+    return rank_spectra(named, seed)
 
 
 def find_blocks(model: nn.Module) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel, Precomputed
-from ..kernels.products import Products
+from ..kernels.base import Products
 from ..kernels.tiled_gram import TiledGram
 from ..linalg.operators import SymmetricOperator
 
@@ -61,19 +61,14 @@ def gram_matrices(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str
         where: The caller's name, for messages.
         kernels: Kernels; those that follow from scalar products share them.
         x: Checked rows of all ranks; each rank computes its share of the tiles.
-        storage: ``"auto"`` or one of :data:`float64``, ``float32``, ``int16`.
+        storage: ``"auto"``, ``"float64"``, ``"float32"`` or ``"int16"``.
     """
     if len(kernels) == 1 and isinstance(kernels[0], Precomputed):
-        return [precomputed(where, kernels[0].matrix, x, storage)]
+        return [read_matrix(where, kernels[0].matrix, x, storage)]
     storage = TiledGram.choose_storage(where, storage, len(x), matrices=len(kernels))
-    log.info(
-        "%s: H of %d rows in %s tiles takes %.2f GiB for each of %d kernels",
-        where,
-        len(x),
-        storage,
-        TiledGram.bytes_for(len(x), storage) / 2**30,
-        len(kernels),
-    )
+    size = TiledGram.bytes_for(len(x), storage) / 2**30
+    message = "%s: H of %d rows in %s tiles takes %.2f GiB for each of %d kernels"
+    log.info(message, where, len(x), storage, size, len(kernels))
     grams = [TiledGram(len(x), storage, x.device) for _ in kernels]
     # One small matrix gains nothing from sharing, and is then bit for bit what kernel(x) gives.
     sharing = x.ndim == 2 and x.is_floating_point() and (len(kernels) > 1 or len(x) > grams[0].side)
@@ -90,20 +85,20 @@ def gram_matrices(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str
     return [gram.settle() for gram in grams]
 
 
-def precomputed(where: str, matrix: Tensor, x: Tensor, storage: str) -> Gram:
+def read_matrix(where: str, matrix: Tensor, x: Tensor, storage: str) -> Gram:
     """The user's matrix, at the indices ``x``; read in place where they are all of it, in order.
 
     With a storage named, it is packed into tiles first: a float32 copy of the triangle is a quarter of a float64
     matrix, and is read four times as fast.
     """
-    whole = len(x) == len(matrix) and torch.equal(x, torch.arange(len(matrix), device=x.device))
+    in_order = len(x) == len(matrix) and torch.equal(x, torch.arange(len(matrix), device=x.device))
     if storage == "auto":
-        if whole:
+        if in_order:
             return DenseGram(matrix)
         checks.memory(where, f"H of {len(x)} rows", len(x) ** 2 * matrix.element_size(), "Use fewer rows.")
         return DenseGram(matrix[x[:, None], x[None]])
     gram = TiledGram(len(x), TiledGram.choose_storage(where, storage, len(x)), x.device)
     for i, j, rows, columns in gram.pairs():
-        tile = matrix[rows, columns] if whole else matrix[x[rows, None], x[None, columns]]
+        tile = matrix[rows, columns] if in_order else matrix[x[rows, None], x[None, columns]]
         gram.put(i, j, tile.to(torch.float64, copy=storage == "float64"))
     return gram.settle()

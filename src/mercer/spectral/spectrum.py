@@ -5,19 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import checks, figures
 from ..kernels import Kernel, ReLUGram
 from ..linalg.eigen import top_eigh
 from ..linalg.lanczos import Lanczos, gauss, radau
 from .gram_matrices import Gram
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _STRIDE = 5  # products between two looks at a rule
 _BRACKET = 1e-3  # relative width at which the bracket is called closed
@@ -26,6 +22,105 @@ _FINE_ROWS = 10_000  # and up to here less than two runs to an accuracy below _F
 _FINE = 1e-7
 _PRODUCT = 8.0  # flops of a product count so much beside those of a factor: they wait for memory
 _NULL = 1e-12  # share of the targets that must lie in the null space to call the complexity infinite
+
+
+class Proof:
+    """Bounds on a ``ReLUGram``, computed when they are first asked for and shared by all targets of one H.
+
+    Args:
+        kernel: The kernel.
+        x: Its rows, in float64.
+        gram: H as it is stored.
+    """
+
+    def __init__(self, kernel: ReLUGram, x: Tensor, gram: Gram) -> None:
+        self._kernel, self._x, self._gram = kernel, x, gram
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[float, float]:
+        floor, error = self._kernel.bounds(self._x)
+        # No entry of the diagonal is above its true value, 1/2: together they are wrong by what the trace lacks.
+        lacking = float(self._kernel.gram_diag(self._x).double().sum()) - self._gram.trace
+        return floor, error + abs(lacking)
+
+    @property
+    def floor(self) -> float:
+        """Lower bound on the least eigenvalue of the true H; 0 where none above 0 was found."""
+        return self._bounds[0]
+
+    @property
+    def error(self) -> float:
+        """Bound on the spectral norm of (H as computed in float64 - true H)."""
+        return self._bounds[1]
+
+
+def proof(kernel: Kernel, x: Tensor, gram: Gram) -> Proof | None:
+    """Bounds where the kernel has some; None for kernels that have none."""
+    return Proof(kernel, x, gram) if isinstance(kernel, ReLUGram) else None
+
+
+class Factor:
+    r"""H = L L^T in float64, computed when it pays: for few rows, or when as much was spent on products already.
+
+    Args:
+        gram: H.
+        tolerance: Relative accuracy that products would have to reach.
+        rows: Up to so many rows the factor pays at once; None takes what was measured.
+    """
+
+    def __init__(self, gram: Gram, tolerance: float, rows: int | None = None) -> None:
+        self._gram = gram
+        if rows is None:
+            rows = _FINE_ROWS if tolerance < _FINE else _DENSE_ROWS
+        self._rows = rows
+        self._spent = 0.0
+
+    def spend(self, products: int) -> None:
+        """Count products with one column each that a factor would have saved."""
+        self._spent += _PRODUCT * products * self._gram.n**2
+
+    @property
+    def pays(self) -> bool:
+        """Whether the factor is there, or worth its n^3 / 3 flops and fits the free memory."""
+        n, free = self._gram.n, checks.available_memory()
+        worth = "lower" in self.__dict__ or n <= self._rows or self._spent >= n**3 / 3
+        return worth and (free is None or 4 * 8 * n**2 <= free)
+
+    @functools.cached_property
+    def lower(self) -> Tensor | None:  # (n, n)
+        """L; None where H is singular to rounding, which Lanczos handles."""
+        lower, failed = torch.linalg.cholesky_ex(self._gram.dense())
+        if bool(failed):
+            return None
+        # A pivot that is rounding beside the largest one says that H is singular.
+        pivots = lower.diagonal().square()
+        return lower if float(pivots.min()) > 1e3 * self._gram.noise * float(pivots.max()) else None
+
+    def half(self, columns: Tensor) -> Tensor | None:  # (n, c) -> (n, c)
+        """L^-1 Y; None where there is no factor."""
+        if not self.pays or self.lower is None:
+            return None
+        half: Tensor = torch.linalg.solve_triangular(self.lower, columns, upper=False)
+        return half
+
+    def slack(self, floor: float, error: float) -> float:
+        r"""Bound on the relative error of :math:`\|L^{-1} y\|^2` where no eigenvalue of H is below the floor.
+
+        The factor is that of H + E with :math:`\|E\| \le \gamma \, \mathrm{tr} H`, the substitution adds
+        :math:`2 \gamma \|L\|_F / \sqrt{\text{floor}}`, with :math:`\gamma = (n + 1) u / (1 - (n + 1) u)` (Higham 2002,
+        Theorems 8.5 and 10.3).
+
+        Args:
+            floor: The least that an eigenvalue can be.
+            error: Bound on the spectral norm of (H as stored - true H).
+        """
+        # u is the unit roundoff of float64.
+        unit = (self._gram.n + 1) * 2.0**-53
+        gamma = unit / (1 - unit)
+        change = (gamma * self._gram.trace + error) / floor
+        if change >= 0.5:
+            return math.inf
+        return 2 * change + 4 * gamma * math.sqrt(self._gram.trace / floor)
 
 
 class Spectrum:
@@ -120,21 +215,13 @@ class Spectrum:
             self._run.extend(_STRIDE)
             sums.append(self._inverse_sum())
             if math.isinf(sums[-1]):
-                checks.warn(
-                    "Spectrum",
-                    "H is singular to rounding along the targets (duplicate rows with different targets?): "
-                    "the complexity is infinite.",
-                    stacklevel=4,
-                )
+                why = "H is singular to rounding along the targets (duplicate rows with different targets?)"
+                checks.warn("Spectrum", f"{why}: the complexity is infinite.", stacklevel=4)
                 return math.inf
             remainder = _estimate_remainder(sums)
         if remainder > self.tolerance and not self._run.finished:
-            checks.warn(
-                "Spectrum",
-                f"the complexity has not converged: it may grow by about {100 * remainder:.1g} % "
-                f"({self._run.steps} products).",
-                stacklevel=4,
-            )
+            growth = f"it may grow by about {100 * remainder:.1g} % ({self._run.steps} products)"
+            checks.warn("Spectrum", f"the complexity has not converged: {growth}.", stacklevel=4)
         return self._inverse_sum()
 
     @functools.cached_property
@@ -169,7 +256,7 @@ class Spectrum:
         # By Lanczos: the upper rule falls with every product, and is stopped when it is close to the lower one.
         high = math.inf
         while floor is not None:
-            high = self._radau_sum(floor)
+            high = sum(float((weights / nodes).sum()) for nodes, weights in self._rules(floor))
             closed = high <= (1 + _BRACKET) * self._inverse_sum()
             if closed or self._run.finished or self._run.steps >= self.max_products:
                 break
@@ -186,13 +273,15 @@ class Spectrum:
         Raises:
             ValueError: the floor given is disproved by a Rayleigh quotient below it.
         """
-        floor = self._given_floor.floor if isinstance(self._given_floor, Proof) else self._given_floor
-        if floor is None:
+        if self._given_floor is None:
             return None
-        if not isinstance(self._given_floor, Proof):
+        if isinstance(self._given_floor, Proof):
+            floor = self._given_floor.floor
+        else:
             # No Rayleigh quotient lies below the least eigenvalue: one below the floor disproves it.
+            floor = self._given_floor
             self._run.extend(_STRIDE - min(self._run.steps, _STRIDE))
-            least = min(float(self._rule(c)[0].min()) for c in self._live)
+            least = min(float(nodes.min()) for nodes, _ in self._rules())
             if floor > least * (1 + 1e-9):
                 need = "floor must not lie above the least eigenvalue"
                 came = f"{floor:g}, where a Rayleigh quotient is {least:g}"
@@ -251,9 +340,9 @@ class Spectrum:
         self._run.extend(1 - min(self._run.steps, 1))
         powers = torch.arange(steps + 1, dtype=torch.float64, device=self._columns.device)
         curve = self._sum_until_settled(lambda nodes: (1 - lr * nodes[:, None]).abs() ** (2 * powers), steps + 1).sqrt()
-        largest = max(float(self._rule(c)[0].max()) for c in self._live)
-        if lr * largest > 2:
-            checks.warn("Spectrum.convergence", f"lr {lr:g} is above the largest stable one, {2 / largest:.4g}.")
+        stable = 2 / self._largest_node()
+        if lr > stable:
+            checks.warn("Spectrum.convergence", f"lr {lr:g} is above the largest stable one, {stable:.4g}.")
         return curve
 
     def laziness(self, lr: float, steps: int, *, width: int, scale: float) -> float:
@@ -303,11 +392,18 @@ class Spectrum:
             max_products=self.max_products,
         )  # fmt: skip
 
-    def plot(self) -> Figure:
-        """Eigenvalues and cumulated projections, and the predicted loss (spectral2019, Figure 1)."""
-        from .picture import picture
-
-        return picture({"": self})
+    def plot(self) -> figures.Figure:
+        """Where H's mass lies, where the targets' mass lies, and how fast it is learned (spectral2019, Figure 1)."""
+        figure, (values, shares, losses) = figures.canvas(1, 3)
+        index = range(1, self.k + 1)
+        values.plot(index, self.eigenvalues.clamp_min(1e-300).cpu().numpy())
+        values.set(xlabel="eigenvalue, by rank", title="Eigenvalues of H", xscale="log", yscale="log")
+        shares.plot(index, self.projections.cumsum(0).cpu().numpy())
+        shares.set(xlabel="eigenvalues counted", title="Share of the targets they hold", ylim=(0, 1.02))
+        curve = self.convergence(0.5 * self.largest_stable_lr, 200)
+        losses.plot((curve / curve[0]).cpu().numpy())
+        losses.set(xlabel="step, at half the largest rate", title="Predicted residual", yscale="log")
+        return figure
 
     # --- quadrature -------------------------------------------------------------------------------------------
 
@@ -315,27 +411,38 @@ class Spectrum:
     def _squared_norm(self) -> float:
         return float(self._columns.square().sum())
 
-    @property
-    def _live(self) -> list[int]:
-        return [c for c in range(self._columns.shape[1]) if float(self._run.norms[c]) > 0]
-
     @functools.cached_property
     def _largest(self) -> float:
         if "_top" in self.__dict__:
             return float(self.eigenvalues[0])
         return float(top_eigh(self._gram, 1, start=self._start()).values[0])
 
-    def _rule(self, column: int) -> tuple[Tensor, Tensor]:
-        """Nodes and weights of one column's Gauss rule, the weights summing to its squared norm."""
-        nodes, weights = gauss(*self._run.tridiagonal(column))
-        return nodes, weights * self._run.norms[column].square()
+    def _rules(self, floor: float | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Nodes and weights of a rule for each column that is not 0; the weights sum to its squared norm.
+
+        Gauss rules, or with a floor Gauss-Radau rules that have a node there; a column whose Krylov space is exhausted
+        has an exact Gauss rule.
+        """
+        rules = []
+        for column, norm in enumerate(self._run.norms):
+            if float(norm) == 0:
+                continue
+            alphas, betas = self._run.tridiagonal(column)
+            if floor is None or float(betas[-1]) == 0.0:
+                nodes, weights = gauss(alphas, betas)
+            else:
+                nodes, weights = radau(alphas, betas, floor)
+            rules.append((nodes, weights * norm.square()))
+        return rules
+
+    def _largest_node(self) -> float:
+        return max(float(nodes.max()) for nodes, _ in self._rules())
 
     def _sum_until_settled(self, f: Callable[[Tensor], Tensor], exact: int) -> Tensor:
         """``sum_i w_i f(nodes)``, over rows of f, with products added until the rule settles or is exact."""
         previous: Tensor | None = None
         while True:
-            rules = [self._rule(c) for c in self._live]
-            total = torch.stack([weights @ f(nodes) for nodes, weights in rules]).sum(0)
+            total = torch.stack([weights @ f(nodes) for nodes, weights in self._rules()]).sum(0)
             if self._run.steps >= min(exact, self.max_products) or self._run.finished:
                 return total
             if previous is not None and bool(((total - previous).abs() <= 1e-10 * total).all()):
@@ -346,18 +453,12 @@ class Spectrum:
     def _inverse_sum(self) -> float:
         """Gauss rule of 1 / x; ``inf`` where the targets have a share at nodes that are 0 to rounding."""
         total, null = 0.0, 0.0
-        for column in self._live:
+        for nodes, weights in self._rules():
             # Nodes below the cut are 0 to rounding: what the targets have there makes the sum infinite.
-            nodes, weights = self._rule(column)
             cut = self._gram.noise * float(nodes.max())
             if float(nodes.min()) < -1e3 * cut:
-                raise ValueError(
-                    checks.sentence(
-                        "Spectrum",
-                        "H must be positive semi-definite",
-                        f"a Rayleigh quotient of {float(nodes.min()):.3e}",
-                    )
-                )
+                got = f"a Rayleigh quotient of {float(nodes.min()):.3e}"
+                raise ValueError(checks.sentence("Spectrum", "H must be positive semi-definite", got))
             above = nodes > cut
             null += float(weights[~above].sum())
             total += float((weights[above] / nodes[above]).sum())
@@ -365,27 +466,13 @@ class Spectrum:
 
     def _worst(self, floor: float) -> float:
         """Largest change of an eigenvalue by rounding in products and by the error of H as it is stored."""
-        largest = max(float(self._rule(c)[0].max()) for c in self._live)
-        return self._gram.rounding * (math.sqrt(self._gram.n) * floor + largest) + self._error
+        return self._gram.rounding * (math.sqrt(self._gram.n) * floor + self._largest_node()) + self._error
 
     def _low(self, worst: float) -> float:
         """The Gauss rule of 1 / (x + worst): below the complexity of every matrix that is no farther than that."""
         total = 0.0
-        for column in self._live:
-            nodes, weights = self._rule(column)
+        for nodes, weights in self._rules():
             total += float((weights / (nodes.clamp_min(self._gram.noise * float(nodes.max())) + worst)).sum())
-        return total
-
-    def _radau_sum(self, floor: float) -> float:
-        """Gauss-Radau rule of 1 / x with a node at the floor; of an exhausted column the exact Gauss rule."""
-        total = 0.0
-        for column in self._live:
-            alphas, betas = self._run.tridiagonal(column)
-            if float(betas[-1]) == 0.0:  # exhausted
-                nodes, weights = gauss(alphas, betas)
-            else:
-                nodes, weights = radau(alphas, betas, floor)
-            total += float((weights / nodes).sum() * self._run.norms[column].square())
         return total
 
 
@@ -400,6 +487,7 @@ def _estimate_remainder(sums: list[float]) -> float:
     """How much a growing sequence may still grow, relative to its last: twice a geometric series of its increments."""
     if len(sums) < 4:
         return math.inf
+    # The larger ratio of two increments in a row stands for all that follow.
     older, old, new = (b - a for a, b in zip(sums[-4:], sums[-3:], strict=False))
     ratio = 0.0
     if older > 0:
@@ -409,102 +497,3 @@ def _estimate_remainder(sums: list[float]) -> float:
     if ratio >= 1:
         return math.inf
     return 2 * new * ratio / (1 - ratio) / sums[-1]
-
-
-class Factor:
-    r"""H = L L^T in float64, computed when it pays: for few rows, or when as much was spent on products already.
-
-    Args:
-        gram: H.
-        tolerance: Relative accuracy that products would have to reach.
-        rows: Up to so many rows the factor pays at once; None takes what was measured.
-    """
-
-    def __init__(self, gram: Gram, tolerance: float, rows: int | None = None) -> None:
-        self._gram = gram
-        if rows is None:
-            rows = _FINE_ROWS if tolerance < _FINE else _DENSE_ROWS
-        self._rows = rows
-        self._spent = 0.0
-
-    def spend(self, products: int) -> None:
-        """Count products with one column each that a factor would have saved."""
-        self._spent += _PRODUCT * products * self._gram.n**2
-
-    @property
-    def pays(self) -> bool:
-        """Whether the factor is there, or worth its n^3 / 3 flops and fits the free memory."""
-        n, free = self._gram.n, checks.available_memory()
-        worth = "lower" in self.__dict__ or n <= self._rows or self._spent >= n**3 / 3
-        return worth and (free is None or 4 * 8 * n**2 <= free)
-
-    @functools.cached_property
-    def lower(self) -> Tensor | None:  # (n, n)
-        """L; None where H is singular to rounding, which Lanczos handles."""
-        lower, failed = torch.linalg.cholesky_ex(self._gram.dense())
-        if bool(failed):
-            return None
-        # A pivot that is rounding beside the largest one says that H is singular.
-        pivots = lower.diagonal().square()
-        return lower if float(pivots.min()) > 1e3 * self._gram.noise * float(pivots.max()) else None
-
-    def half(self, columns: Tensor) -> Tensor | None:  # (n, c) -> (n, c)
-        """L^-1 Y; None where there is no factor."""
-        if not self.pays or self.lower is None:
-            return None
-        half: Tensor = torch.linalg.solve_triangular(self.lower, columns, upper=False)
-        return half
-
-    def slack(self, floor: float, error: float) -> float:
-        r"""Bound on the relative error of :math:`\|L^{-1} y\|^2` where no eigenvalue of H is below the floor.
-
-        The factor is that of H + E with :math:`\|E\| \le \gamma \, \mathrm{tr} H`, the substitution adds
-        :math:`2 \gamma \|L\|_F / \sqrt{\text{floor}}`, with :math:`\gamma = (n + 1) u / (1 - (n + 1) u)` (Higham 2002,
-        Theorems 8.5 and 10.3).
-
-        Args:
-            floor: The least that an eigenvalue can be.
-            error: Bound on the spectral norm of (H as stored - true H).
-        """
-        # u is the unit roundoff of float64.
-        unit = (self._gram.n + 1) * 2.0**-53
-        gamma = unit / (1 - unit)
-        change = (gamma * self._gram.trace + error) / floor
-        if change >= 0.5:
-            return math.inf
-        return 2 * change + 4 * gamma * math.sqrt(self._gram.trace / floor)
-
-
-class Proof:
-    """Bounds on a ``ReLUGram``, computed when they are first asked for and shared by all targets of one H.
-
-    Args:
-        kernel: The kernel.
-        x: Its rows, in float64.
-        gram: H as it is stored.
-    """
-
-    def __init__(self, kernel: ReLUGram, x: Tensor, gram: Gram) -> None:
-        self._kernel, self._x, self._gram = kernel, x, gram
-
-    @functools.cached_property
-    def _bounds(self) -> tuple[float, float]:
-        floor, error = self._kernel.bounds(self._x)
-        # No entry of the diagonal is above its true value, 1/2: together they are wrong by what the trace lacks.
-        lacking = float(self._kernel.gram_diag(self._x).double().sum()) - self._gram.trace
-        return floor, error + abs(lacking)
-
-    @property
-    def floor(self) -> float:
-        """Lower bound on the least eigenvalue of the true H; 0 where none above 0 was found."""
-        return self._bounds[0]
-
-    @property
-    def error(self) -> float:
-        """Bound on the spectral norm of (H as computed in float64 - true H)."""
-        return self._bounds[1]
-
-
-def proof(kernel: Kernel, x: Tensor, gram: Gram) -> Proof | None:
-    """Bounds where the kernel has some; None for kernels that have none."""
-    return Proof(kernel, x, gram) if isinstance(kernel, ReLUGram) else None

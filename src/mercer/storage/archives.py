@@ -19,7 +19,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from .. import checks
-from .regular import check_replaceable, open_to_read
+from .files import check_replaceable, open_to_read
 
 FILE_LIMIT = 2**29  # bytes on disk
 DECODED_LIMIT = 2**30  # bytes after decompression, all arrays of a file together
@@ -65,7 +65,7 @@ def checked_size(path: Path, limit: int = FILE_LIMIT) -> Path:
     return path
 
 
-def decompressed(path: Path, *, limit: int = DECODED_LIMIT) -> bytes:
+def decompress(path: Path, *, limit: int = DECODED_LIMIT) -> bytes:
     """The content of a plain, ``.gz`` or ``.bz2`` file, of which at most ``limit`` bytes are ever decoded."""
     checked_size(path)
     try:
@@ -106,10 +106,19 @@ def text_table(path: Path, columns: Iterable[str], *, header: Iterable[str] | No
 
     A leading byte-order mark is dropped (the public MRPC files have one). A ragged line is refused by its number.
     """
-    lines = _text(path).split("\n")
+    content = decompress(path)
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4096]:
+        raise corrupt(path, "the text must be UTF-8", "UTF-16 or binary bytes", "Save it as UTF-8.")
+    try:
+        lines = content.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise corrupt(path, "the text must be UTF-8", f"another byte in line {line}", "Save it as UTF-8.") from error
     if lines[-1] == "":
         lines.pop()
-    head, first = [], 1  # the names of the columns, and the number of lines before the rows
+
+    # The names of the columns, and the number of lines before the rows.
+    head, first = [], 1
     if header is not None:
         head, first = list(header), 0
     elif lines:
@@ -117,6 +126,8 @@ def text_table(path: Path, columns: Iterable[str], *, header: Iterable[str] | No
     missing = [name for name in columns if name not in head]
     if missing:
         raise corrupt(path, f"line 1 must name the columns {', '.join(missing)}", ", ".join(head)[:80] or "nothing")
+
+    # Every row must have as many columns.
     rows = [line.removesuffix("\r").split("\t") for line in lines[first:]]
     for number, row in enumerate(rows, start=first + 1):
         if len(row) != len(head):
@@ -132,17 +143,6 @@ def whole_numbers(path: Path, column: str, texts: list[str]) -> npt.NDArray[np.i
         if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > 10:
             raise corrupt(path, f"{column} must be a whole number in row {row}", repr(text[:20]))
     return np.array([int(text) for text in texts], dtype=np.int64)
-
-
-def _text(path: Path) -> str:
-    content = decompressed(path)
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4096]:
-        raise corrupt(path, "the text must be UTF-8", "UTF-16 or binary bytes", "Save it as UTF-8.")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise corrupt(path, "the text must be UTF-8", f"another byte in line {line}", "Save it as UTF-8.") from error
 
 
 @contextlib.contextmanager
@@ -161,25 +161,20 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     """One array, after its header agreed with the bytes that are there: a header alone must not make us allocate."""
     with archive.open(info) as stream:
-        dtype, fortran, shape = _npy_header(path, info.filename, stream)
-        size, there = math.prod(shape) * dtype.itemsize, info.file_size - stream.tell()
-        if size != there:
-            raise corrupt(path, f"{info.filename} must hold the {size} bytes its header states", there)
+        try:
+            version = npy.read_magic(stream)
+            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, fortran, dtype = read_header(stream, max_header_size=HEADER_LIMIT)
+        except ValueError as error:
+            raise corrupt(path, f"{info.filename} must start like an npy array", _brief(error)) from error
+        if dtype.kind not in "biufUSM":
+            got = "pickled objects, which are never read" if dtype.hasobject else str(dtype)[:60]
+            raise corrupt(path, f"{info.filename} must be a plain array of numbers or text", got)
+        size, present = math.prod(shape) * dtype.itemsize, info.file_size - stream.tell()
+        if size != present:
+            raise corrupt(path, f"{info.filename} must hold the {size} bytes its header states", present)
         flat = np.frombuffer(stream.read(), dtype=dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def _npy_header(path: Path, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-    try:
-        version = npy.read_magic(stream)
-        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = reader(stream, max_header_size=HEADER_LIMIT)
-    except ValueError as error:
-        raise corrupt(path, f"{name} must start like an npy array", _brief(error)) from error
-    if dtype.kind not in "biufUSM":
-        got = "pickled objects, which are never read" if dtype.hasobject else str(dtype)[:60]
-        raise corrupt(path, f"{name} must be a plain array of numbers or text", got)
-    return dtype, fortran, shape
 
 
 def _brief(error: Exception) -> str:

@@ -72,18 +72,22 @@ class Encoder:
             items = [self.value(item, f"{path}.{i}", owned) for i, item in enumerate(value)]
             return items if type(value) is list else {"$tuple": items}
         if isinstance(value, Mapping):
-            return self._mapping(value, path, owned)
+            if all(type(key) is str and not key.startswith("$") for key in value):
+                return {key: self.value(item, f"{path}.{key}", owned) for key, item in value.items()}
+            pairs = ([self.value(k, path), self.value(v, f"{path}.{k}", owned)] for k, v in value.items())
+            return {"$items": list(pairs)}
         if isinstance(value, torch.dtype | torch.device):
             return {f"${type(value).__name__}": str(value).removeprefix("torch.")}
         if isinstance(value, torch.Generator):
             return {"$generator": str(value.device), "state": self._store(value.get_state(), path)}
-        raise TypeError(sentence("mercer.save", f"{path} must be data that a file can carry", *_refusal(value)))
-
-    def _mapping(self, value: Mapping[Any, Any], path: str, owned: set[int] | frozenset[int]) -> Any:
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.value(item, f"{path}.{key}", owned) for key, item in value.items()}
-        pairs = ([self.value(k, path), self.value(v, f"{path}.{k}", owned)] for k, v in value.items())
-        return {"$items": list(pairs)}
+        got, fix = f"a {type(value).__name__}", "Give numbers, strings, tensors, arrays, or objects of Mercer."
+        if isinstance(value, nn.Module):
+            got = f"the module {type(value).__name__}"
+            fix = "Keep your model's state_dict with your own code; Mercer saves its own objects."
+        elif callable(value):
+            got = f"the function {getattr(value, '__name__', type(value).__name__)}"
+            fix = "Code is never saved: construct the object again with your function."
+        raise TypeError(sentence("mercer.save", f"{path} must be data that a file can carry", got, fix))
 
     def _array(self, value: np.ndarray | np.generic, path: str) -> dict[str, Any]:
         kind = "$array" if isinstance(value, np.ndarray) else "$scalar"
@@ -142,6 +146,7 @@ class Decoder:
 
     def savable(self, document: Mapping[str, Any]) -> Savable:
         """The object, constructed and given its state."""
+        # Construct it, from arguments of the annotated types.
         cls = self._class(document["$object"])
         if not isinstance(document.get("arguments"), dict):
             raise self._wrong(f"the arguments of {cls.__name__}", document.get("arguments"))
@@ -152,6 +157,8 @@ class Decoder:
             result = cls.from_arguments(arguments)
         except TypeError as error:
             raise self._wrong(f"arguments that fit {cls.__name__}", error) from error
+
+        # Give it its state.
         if "state" in document:
             try:
                 state = self.value(document["state"])
@@ -244,16 +251,6 @@ def class_name(cls: type, path: str) -> str:
     return f"{package if public is cls else cls.__module__}.{cls.__name__}"
 
 
-def _refusal(value: Any) -> tuple[str, str]:
-    kind = type(value).__name__
-    if isinstance(value, nn.Module):
-        return (f"the module {kind}", "Keep your model's state_dict with your own code; Mercer saves its own objects.")
-    if callable(value):
-        name = getattr(value, "__name__", kind)
-        return f"the function {name}", "Code is never saved: construct the object again with your function."
-    return f"a {kind}", "Give numbers, strings, tensors, arrays, or objects of Mercer."
-
-
 class AllocationBudget(TorchFunctionMode):
     """While entered, torch's factories together make at most ``limit`` bytes.
 
@@ -321,7 +318,7 @@ def find_misfit(cls: type, values: Mapping[str, Any], *, arguments: bool) -> tup
 def _fits(value: Any, hint: Any) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inner)
+        return any(_fits(value, kind) for kind in inner)
     if origin is typing.Literal:
         return value in inner
     if isinstance(origin, type) and issubclass(origin, Mapping):

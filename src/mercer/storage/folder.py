@@ -20,9 +20,7 @@ from torch import Tensor
 from .. import __version__
 from ..checks import sentence
 from .encoding import Decoder, Encoder
-from .files import TEMPORARY, TEMPORARY_NAME, atomic_write, read_json, sha256
-from .locking import lock
-from .regular import open_to_read, system_error
+from .files import TEMPORARY, TEMPORARY_NAME, atomic_write, lock, open_to_read, read_json, sha256, system_error
 from .savable import Savable
 from .schema import check_schema
 
@@ -68,7 +66,26 @@ def save(obj: Savable, folder: str | os.PathLike[str]) -> None:
     except OSError as error:
         raise system_error("mercer.save", f"{target} must be a folder that can be written", error) from error
     with lock(target, ".mercer.save.lock"):
-        _write(target, document, encoder.tensors)
+        # The tensors are named by their content, and the description that names them is replaced last.
+        data = safetensors.torch.save(encoder.tensors)
+        digest = hashlib.sha256(data).hexdigest()
+        file = f"tensors-{digest[:16]}.safetensors"
+        body = {
+            "format": "mercer",
+            "version": VERSION,
+            "made_by": {"mercer": __version__, "torch": str(torch.__version__)},
+            "tensors": {"file": file, "bytes": len(data), "sha256": digest},
+            "object": document,
+        }
+        text = json.dumps({**body, "checksum": _checksum(body)}, indent=1, allow_nan=False)
+        atomic_write(target / file, data)
+        in_use = [file, *_keep_previous(target)]
+        atomic_write(target / CURRENT, text.encode())
+
+        # Delete tensors that neither version names, and what killed writers left.
+        for path in (*target.glob("tensors-*.safetensors"), *target.glob(TEMPORARY)):
+            if path.name not in in_use and not path.is_symlink() and path.is_file() and _is_ours(path):
+                path.unlink(missing_ok=True)
 
 
 def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
@@ -87,15 +104,15 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
     """
     path = Path(folder) / (PREVIOUS if previous else CURRENT)
     if not path.is_file():
-        raise FileNotFoundError(
-            sentence(
-                "mercer.load", f"{folder} must hold {path.name}", _listing(Path(folder)), "Was it made by mercer.save?"
-            )
-        )
+        got = "no such folder"
+        if path.parent.is_dir():
+            got = ", ".join(sorted(file.name for file in path.parent.iterdir())[:5]) or "an empty folder"
+        fix = "Was it made by mercer.save?"
+        raise FileNotFoundError(sentence("mercer.load", f"{folder} must hold {path.name}", got, fix))
     try:
         document = _read_description(path)
         _check_version(path, document)
-        tensors = _tensors(path.parent, document["tensors"])
+        tensors = _read_tensors(path.parent, document["tensors"])
     except ValueError as error:
         if previous or not (path.parent / PREVIOUS).is_file():
             raise
@@ -114,29 +131,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     document = _read_description(path)
     _check_version(path, document)
     return document
-
-
-def _write(folder: Path, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    # The tensors are named by their content, and the description that names them is replaced last.
-    data = safetensors.torch.save(tensors)
-    digest = hashlib.sha256(data).hexdigest()
-    file = f"tensors-{digest[:16]}.safetensors"
-    body = {
-        "format": "mercer",
-        "version": VERSION,
-        "made_by": {"mercer": __version__, "torch": str(torch.__version__)},
-        "tensors": {"file": file, "bytes": len(data), "sha256": digest},
-        "object": document,
-    }
-    text = json.dumps({**body, "checksum": _checksum(body)}, indent=1, allow_nan=False)
-    atomic_write(folder / file, data)
-    in_use = [file, *_keep_previous(folder)]
-    atomic_write(folder / CURRENT, text.encode())
-
-    # Delete tensors that neither version names, and what killed writers left.
-    for path in (*folder.glob("tensors-*.safetensors"), *folder.glob(TEMPORARY)):
-        if path.name not in in_use and not path.is_symlink() and path.is_file() and _is_ours(path):
-            path.unlink(missing_ok=True)
 
 
 def _keep_previous(folder: Path) -> list[str]:
@@ -182,7 +176,7 @@ def _check_version(path: Path, document: dict[str, Any]) -> None:
         raise ValueError(sentence("mercer.load", f"{path} must be written by mercer {ours}", f"mercer {theirs}", fix))
 
 
-def _tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
     path = folder / entry["file"]
     if not _TENSOR_FILE.fullmatch(path.name) or not os.path.lexists(path):
         raise ValueError(_describe_damage(path, "no such file"))
@@ -211,10 +205,3 @@ def _checksum(document: dict[str, Any]) -> str:
 
 def _describe_damage(path: Path, got: object) -> str:
     return sentence("mercer.load", f"{path} must be as it was saved", got, "The file is damaged: copy it again.")
-
-
-def _listing(folder: Path) -> str:
-    if not folder.is_dir():
-        return "no such folder"
-    names = sorted(path.name for path in folder.iterdir())[:5]
-    return ", ".join(names) or "an empty folder"

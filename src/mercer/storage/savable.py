@@ -83,7 +83,10 @@ class Savable:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take back what :meth:`get_state` gave."""
         if isinstance(self, nn.Module):
-            _match_dtypes(self, state)
+            # load_state_dict copies into the new tensors' dtype: float64 would come back rounded to float32.
+            for name, tensor in {**dict(self.named_parameters()), **dict(self.named_buffers())}.items():
+                if name in state and tensor.dtype != state[name].dtype:
+                    tensor.data = tensor.data.to(state[name].dtype)
             self.load_state_dict(state)
             return
         for name, value in state.items():
@@ -103,11 +106,3 @@ class SavableModule(Savable, nn.Module):
 
 def _signature(cls: type) -> inspect.Signature:
     return inspect.signature(cls.__init__)  # type: ignore[misc]
-
-
-def _match_dtypes(module: nn.Module, state: Mapping[str, Any]) -> None:
-    # load_state_dict copies into the new tensors' dtype: float64 would come back rounded to float32.
-    fresh = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name, tensor in fresh.items():
-        if name in state and tensor.dtype != state[name].dtype:
-            tensor.data = tensor.data.to(state[name].dtype)

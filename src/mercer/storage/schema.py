@@ -65,8 +65,9 @@ def check_schema(where: str, source: str, value: Any, shape: Any) -> Any:
 
 
 def _check(value: Any, shape: Any, path: str) -> None:
+    """Raise a mismatch where the value has not the shape; ``path`` is the place in the document."""
     if isinstance(shape, tuple):
-        if not any(_fits(value, one, path) for one in shape):
+        if not any(_fits(value, option, path) for option in shape):
             raise _Mismatch(path, " or ".join(map(_describe, shape)), value)
     elif isinstance(shape, set | frozenset):
         if not isinstance(value, str) or value not in shape:
@@ -88,7 +89,8 @@ def _check_record(value: Any, shape: dict[Any, Any], path: str) -> None:
         for name, item in value.items():
             _check(item, shape[str], f"{prefix}{name[:40]}")
         return
-    known = {name.removesuffix("?"): one for name, one in shape.items() if name != "..."}
+    # A record: all keys that are needed, and no others.
+    known = {name.removesuffix("?"): inner for name, inner in shape.items() if name != "..."}
     for name in shape:
         if name != "..." and not name.endswith("?") and name not in value:
             raise _Mismatch(path, f"the key {name!r}", sorted(value)[:5])

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mercer import checks
-from mercer.storage.files import atomic_write
-from mercer.storage.lines import append_line, read_lines
+from mercer.storage.files import append_line, atomic_write, read_lines
 
 from .compare import Line
 from .picture import draw

@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import count_option, device_option, examples, json_option
-from mercer.cli.output import check_one_document, closest, is_stream, number, progress, say, width
+from mercer.cli.output import (
+    check_output,
+    closest,
+    count_option,
+    device_option,
+    examples,
+    is_stream,
+    json_option,
+    number,
+    progress,
+    say,
+    width,
+)
 from mercer.user_text import shortened, shown
 
 if TYPE_CHECKING:
@@ -53,7 +64,8 @@ def bench(
     from mercer_papers.cli.growth import GROWTH, measure_growth
     from mercer_papers.cli.table_ranks import TABLES, rank_tables
 
-    check_one_document(output, as_json)
+    if output is not None:
+        check_output(output, {}, as_json)
     stream = is_stream(output)  # the JSON to standard output, the text to stderr
     output = None if stream else output
     if areas == (GROWTH,):
@@ -67,7 +79,7 @@ def bench(
         known = [*area_names(), GROWTH, TABLES]
         need = f"bench: AREA must be one of {', '.join(area_names())}, or alone {GROWTH} or {TABLES}"
         raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], known)}")
-    lines = _measured(areas, repeats, threads, _usable(device or "cpu"), output)
+    lines = _measure(areas, repeats, threads, _usable(device or "cpu"), output)
     if as_json or stream:
         click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
     if not as_json:
@@ -84,7 +96,7 @@ def _usable(device: str) -> str:
         raise click.UsageError(str(error)) from error
 
 
-def _measured(areas: tuple[str, ...], repeats: int, threads: int, device: str, output: Path | None) -> list[Line]:
+def _measure(areas: tuple[str, ...], repeats: int, threads: int, device: str, output: Path | None) -> list[Line]:
     from mercer.cli.process import Interrupted, Interruption
     from mercer_papers.bench import Record, run
     from mercer_papers.cli.growth import session

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import DATA, examples, json_option
-from mercer.cli.output import closest, wrap
+from mercer.cli.output import DATA, closest, examples, json_option, wrap
 from mercer.user_text import shown
 
 if TYPE_CHECKING:

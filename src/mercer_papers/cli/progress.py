@@ -26,7 +26,7 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, total: int, kept: int) -> None:
+    def report_plan(self, total: int, kept: int) -> None:
         """Say what is ahead."""
         self._total, self._count = total, kept
         say(f"{total} cells, {kept} done before")
@@ -34,7 +34,7 @@ class Lines:
     def began(self, cell: Cell) -> None:
         """Nothing: the line comes when the cell has ended."""
 
-    def ended(self, result: Result) -> None:
+    def report_end(self, result: Result) -> None:
         """One line for the cell."""
         self._count += 1
         if not _said_before(result, self._missing):
@@ -62,7 +62,7 @@ class Bar:
     ) -> None:
         self._progress.stop()
 
-    def planned(self, total: int, kept: int) -> None:
+    def report_plan(self, total: int, kept: int) -> None:
         """Set the bar's length."""
         self._progress.update(self._task, total=total, completed=kept)
 
@@ -71,7 +71,7 @@ class Bar:
         name = " ".join(part for part in (cell.entry, cell.row, cell.column) if part)
         self._progress.update(self._task, description=name)
 
-    def ended(self, result: Result) -> None:
+    def report_end(self, result: Result) -> None:
         """One step; a line of its own where it did not end well."""
         self._progress.advance(self._task)
         if result.status != "done" and not _said_before(result, self._missing):

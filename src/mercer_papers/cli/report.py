@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from mercer.cli.options import examples
-from mercer.cli.output import check_output, is_stream, opened_output
+from mercer.cli.output import check_output, examples, is_stream, opened_output
 
 
 @click.command(short_help="Rebuild the page of a run.", epilog=examples("mercer report runs/2026-11-16-0930"))
@@ -26,7 +25,7 @@ def report(run: Path, output: Path | None) -> None:
 
     read_run(run)
     page = output or run / "report.html"
-    check_output(page, {name: run / name for name in (RUN, RESULTS)})
+    check_output(page, {name: run / name for name in (RUN, RESULTS)}, as_json=False)
     with opened_output(page) as file:
         build(run, file)
     if not is_stream(page):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mercer import checks
-from mercer.storage.archives import corrupt, decompressed
+from mercer.storage.archives import corrupt, decompress
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -100,7 +100,7 @@ def _square(path: Path, side: int) -> Array:  # -> (side, side, 3), uint8
 
 def idx(path: Path) -> Array:
     """An array of unsigned bytes in MNIST's idx format, plain or gzipped."""
-    content = decompressed(path)
+    content = decompress(path)
     if len(content) < 4 or content[:3] != b"\0\0\x08" or not 1 <= content[3] <= 3:
         raise corrupt(path, "an idx file of bytes must start with 00 00 08", content[:4].hex(" ") or "nothing")
     head = 4 + 4 * content[3]
@@ -120,7 +120,7 @@ def cifar_binary(paths: Iterable[Path], *, label_bytes: int = 1) -> tuple[Array,
     record = label_bytes + 3 * 32 * 32
     tables = []
     for path in paths:
-        content = decompressed(path)
+        content = decompress(path)
         if not content or len(content) % record:
             raise corrupt(path, f"a binary batch must have records of {record} bytes", f"{len(content)} bytes")
         tables.append(np.frombuffer(content, np.uint8).reshape(-1, record))
@@ -131,7 +131,7 @@ def cifar_binary(paths: Iterable[Path], *, label_bytes: int = 1) -> tuple[Array,
 def usps_text(path: Path) -> tuple[Array, Array]:
     """Grey values ``(n, 16, 16)`` in [-1, 1] and labels ``(n,)`` of a ``zip.train`` file: 257 numbers a line."""
     try:
-        table = np.loadtxt(io.BytesIO(decompressed(path)), dtype=np.float32, ndmin=2)
+        table = np.loadtxt(io.BytesIO(decompress(path)), dtype=np.float32, ndmin=2)
     except (ValueError, UnicodeDecodeError) as error:
         raise corrupt(path, "each line must have a digit and 256 numbers", str(error).split("\n")[0][:80]) from error
     if table.shape[0] == 0 or table.shape[1] != 257 or not np.isfinite(table).all():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mercer.storage.archives import checked_size, corrupt, decompressed, read_npz, text_table, whole_numbers
+from mercer.storage.archives import checked_size, corrupt, decompress, read_npz, text_table, whole_numbers
 
 from .pictures import Array, cifar_binary, from_files, idx, usps_text
 from .raw import Part, Raw, fold_numbers, label_numbers, picture_part, strip_part, table_part, text_part
@@ -62,7 +62,7 @@ def cifar100(paths: list[Path], kept: bool) -> Raw:
     """The whole of CIFAR-100, fine labels, from the two binary files."""
     parts = [picture_part(*cifar_binary([p], label_bytes=2), p, (3, 32, 32), 100) for p in paths]
     names = paths[0].with_name("fine_label_names.txt")
-    lines = decompressed(names).decode("ascii", "replace").split() if names.is_file() else []
+    lines = decompress(names).decode("ascii", "replace").split() if names.is_file() else []
     return Raw(parts[0], parts[1], tuple(lines) if len(lines) == 100 else tuple(map(str, range(100))))
 
 
@@ -133,7 +133,7 @@ def imdb(paths: list[Path], kept: bool) -> Raw:
         ]
         if not files:
             raise corrupt(folder, "the folders neg and pos must hold one text file a review", "none")
-        texts = [decompressed(checked_size(path, 2**20)).decode("utf-8", "replace") for path, _ in files]
+        texts = [decompress(checked_size(path, 2**20)).decode("utf-8", "replace") for path, _ in files]
         parts.append(text_part(folder, [texts], np.array([label for _, label in files]), 2))
     return Raw(parts[0], parts[1], ("negative", "positive"))
 
@@ -233,7 +233,7 @@ READERS: dict[str, Callable[[list[Path], bool], Raw]] = {
 }
 
 
-def shipped(name: str) -> Raw:
+def load_shipped(name: str) -> Raw:
     """Digits ``(n, 1, 8, 8)``, wine ``(n, 13)`` and breast cancer ``(n, 30)`` as scikit-learn ships them."""
     from sklearn import datasets
 
@@ -282,4 +282,4 @@ def _strings(names: Array) -> tuple[str, ...]:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line for line in decompressed(path, limit=2**24).decode("utf-8-sig", "replace").splitlines() if line]
+    return [line for line in decompress(path, limit=2**24).decode("utf-8-sig", "replace").splitlines() if line]

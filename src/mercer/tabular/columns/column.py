@@ -67,6 +67,10 @@ class Column(Savable):
         """Whether the column is not used at all."""
         return not self.encoder.features
 
+    def summary(self) -> dict[str, str]:
+        """Name, kind and use, for a JSON document."""
+        return {"name": self.name, "kind": self.kind, "how": self.how}
+
 
 def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
     """The column's kind and encoder, by all of its values.

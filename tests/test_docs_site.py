@@ -82,8 +82,7 @@ def test_every_public_class_has_an_example_and_says_when_to_use_it(module):
     bases = {"Kernel", "NetworkKernel", "FeatureMap", "Posterior", "Spectrum"}
     algebra = {"Sum", "Product", "Scaled", "Power", "Normalized"}  # made by +, * and **
     package = importlib.import_module(f"mercer.{module}")
-    to_do = {"Trajectory"}
-    classes = {name for name in package.__all__ if inspect.isclass(getattr(package, name))} - bases - algebra - to_do
+    classes = {name for name in package.__all__ if inspect.isclass(getattr(package, name))} - bases - algebra
     for name in classes:
         text = vars(getattr(package, name)).get("__doc__") or ""
         assert ">>> " in text, f"{name} has no example"

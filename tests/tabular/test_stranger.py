@@ -24,8 +24,8 @@ def run(*arguments):
 def walk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stranger")
     table, model = folder / "orders.csv", folder / "model"
-    frame = ORDERS(1500)
-    assert frame["seller"].nunique() > 380 and 0.03 < (frame["fraud"] == "yes").mean() < 0.05
+    frame = ORDERS(1200)
+    assert frame["seller"].nunique() > 370 and 0.03 < (frame["fraud"] == "yes").mean() < 0.05
     frame.to_csv(table, index=False)
     printed = {
         "diagnose": run("diagnose", table, "--target", "fraud", "--rows", 600, "-o", folder / "diagnosis.html"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ _DRAWN = 1000  # pairs of value and prediction that are kept for the picture
 _BINS = 10
 _WIDE = 1000  # columns above which trees would take longer than everything else together
 _MANY = 30  # classes above which they would, too: each round grows a tree for each class
+_RARE = 0.2  # share of the rows below which a class is rare
 _BETTER = 0.02  # share of a score by which boosting must be ahead to be recommended
 
 
@@ -187,6 +188,43 @@ def best_beside(scores: Mapping[str, Any]) -> tuple[str, str]:
         return max(found, key=lambda name: float(f"{found[name]:.3g}")), "R2"
     found = {"this model": scores["log_loss"]} | {name: other["log_loss"] for name, other in others.items()}
     return min(found, key=lambda name: float(f"{found[name]:.3g}")), "log loss"
+
+
+class RareClass(NamedTuple):
+    """How a rare one of two classes fares on left-out rows.
+
+    Attributes:
+        number: Its place among the classes.
+        share: Of the rows that are of it.
+        in_first_tenth: Share of its rows in the tenth of all rows where it is likeliest.
+        hits: Rows of it that are predicted as it.
+        missed: Rows of it that are not.
+        false_alarms: Other rows that are predicted as it.
+    """
+
+    number: int
+    share: float
+    in_first_tenth: float
+    hits: int
+    missed: int
+    false_alarms: int
+
+
+def find_rare_class(scores: Mapping[str, Any]) -> RareClass | None:
+    """The rarer of two classes, where it is rare and its rows are ranked better than by chance; else None."""
+    in_first_tenth = scores.get("in_first_tenth")
+    if in_first_tenth is None:
+        return None
+    counts = scores["confusion"]
+    sizes = [sum(row) for row in counts]
+    rare = sizes.index(min(sizes))
+    by_chance = 0.1 + 2 * (0.1 * 0.9 / sizes[rare]) ** 0.5  # a tenth drawn blindly, and two standard errors
+    if sizes[rare] > _RARE * sum(sizes) or in_first_tenth < by_chance:
+        return None
+    hits, other = counts[rare][rare], 1 - rare
+    return RareClass(
+        rare, sizes[rare] / sum(sizes), in_first_tenth, hits, sizes[rare] - hits, false_alarms=counts[other][rare]
+    )
 
 
 def boosting_is_better(scores: dict[str, Any]) -> bool:

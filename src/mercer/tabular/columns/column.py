@@ -221,7 +221,7 @@ def _describe_levels(name: str, text: pd.Series[Any]) -> Column:
     flagged = missing >= _least_rows(len(text))  # fewer blank cells teach nothing
     features = [f"{name} is {level}" for level in kept]
     features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * flagged
-    how = f"one column for each of {len(kept)} categories" if len(kept) > 1 else f"a column for {_shown(kept[0])}"
+    how = f"one column for each of {len(kept)} categories" if len(kept) > 1 else f"a column for {_quote(kept[0])}"
     if len(kept) == 2 and not rare and not flagged:
         features, how = features[:1], f"1 where it is {_quote(kept[0])}, 0 where it is {_quote(kept[1])}"
     if rare:

@@ -19,7 +19,7 @@ from .values import Array, words
 _PRIOR = 3.0  # rows of the overall mean that every level is mixed with
 _SHOWN = 200  # rows from which on a word has both a mean and a column of its own
 _PENALTIES = np.logspace(-2, 3, 11)  # of the ridge on the directions of a text
-_NO_MEANS = "; a word's mean target says nothing about left-out rows"
+_NO_MEANS = "; the target's mean over a word does not help"
 _MOST_CLASSES = 5  # that get a column
 _MISSING = "\0missing"
 

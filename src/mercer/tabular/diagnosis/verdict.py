@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..scoring import find_rare_class
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -122,6 +123,10 @@ def _say_score(problem: Problem, best: Reading, fitted: Mapping[str, Any] | None
     if best.accuracy is None:
         share = best.explained if fitted is None else fitted["r2"]
         return f"{_percent(share)} of its variation is predicted on rows left out"
+    if fitted and (found := find_rare_class(fitted)):
+        rare = problem.classes[found.number]
+        tenth = f"the tenth of left-out rows that is likeliest to be {rare} holds {found.in_first_tenth:.0%} of them"
+        return f"{tenth} (10% by chance)"
     right = best.accuracy if fitted is None else fitted["accuracy"]
     guess = _percent(problem.guess)
     # Where no more rows are right than by the most frequent class, the ranking is what can be learned.
@@ -138,8 +143,9 @@ def _compare_with_others(fitted: Mapping[str, Any] | None) -> list[str]:
     measure, name = "r2", "of the variation"
     if "accuracy" in fitted:
         measure, name = "accuracy", "right"
-        if fitted["accuracy"] <= fitted["always_most_frequent"] and fitted.get("auroc") is not None:
-            measure, name = "auroc", "AUROC"
+        no_gain = fitted["accuracy"] <= fitted["always_most_frequent"] and fitted.get("auroc") is not None
+        if no_gain or find_rare_class(fitted):
+            measure, name = "auroc", "AUROC, 0.5 is chance and 1 perfect"
 
     def write(score: float | None) -> str:
         if score is None:

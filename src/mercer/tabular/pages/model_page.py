@@ -17,7 +17,7 @@ from ...storage.files import atomic_write
 from ...user_text import shown
 from ..effects import Effect, Reasons, correlated, effect_curves
 from ..importance import column_weights
-from ..scoring import best_beside, boosting_is_better
+from ..scoring import best_beside, boosting_is_better, find_rare_class
 from .diagnosis_page import column_lines, draw_picture
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ _CONFUSIONS = 6
 _UNUSED = 10  # dropped columns that are named at the top
 _PARTS = 5  # columns of a row that are listed
 _POINTS = 600
-_RARE = 0.2  # share of the rows below which a class is rare
 _HARDLY = 0.05  # R2 below which a model says hardly more than the mean
 _LONG_TREND = 1000  # days from which on the axis has years
 _TILES = {
@@ -128,13 +127,14 @@ def headline(model: TabularModel) -> str:
         return f"{name} is predicted from {_count_columns(model)}: {share}."
     right, alone = _percent(scores["accuracy"]), _percent(scores["always_most_frequent"])
     never = never_predicted(model)
-    if rare := rare_class(model):
+    if found := find_rare_class(scores):
         # the share of rows that are right says little where nearly all are of one class
-        hits, missed, false = _rare_counts(scores)
-        share = f"holds {scores['in_first_tenth']:.0%} of the {rare} rows (10% by chance)"
-        rarely = f"{rare} is rare ({_percent((hits + missed) / scores['rows'])})"
-        found = f"{hits:,} of {hits + missed:,} are predicted as {rare}, with {false:,} false alarms"
-        return f"{name}: the tenth of unseen rows that the model finds likeliest {share}. {rarely}: {found}."
+        rare = shown(str(model.target.classes[found.number]), 30)
+        tenth = f"holds {found.in_first_tenth:.0%} of the {rare} rows (10% by chance)"
+        rarely = f"{rare} is rare ({_percent(found.share)})"
+        hits = f"{found.hits:,} of {found.hits + found.missed:,} are predicted as {rare}"
+        alarms = f"with {found.false_alarms:,} false alarms"
+        return f"{name}: the tenth of unseen rows that the model finds likeliest {tenth}. {rarely}: {hits}, {alarms}."
     if never:
         listed = ", ".join([shown(one, 30) for one in never[:5]] + ["..."] * (len(never) > 5))
         verb = "is" if len(never) == 1 else "are"
@@ -150,10 +150,12 @@ def headline(model: TabularModel) -> str:
 
 def advice(model: TabularModel) -> str:
     """What to do where a class is hardly predicted or nothing is gained; else empty."""
-    scores, rare = model.scores, rare_class(model)
+    scores = model.scores
     if not scores["folds"] or model.target.classes is None:
         return ""
-    if rare and _rare_counts(scores)[0] < _rare_counts(scores)[1]:  # fewer are found than missed
+    found = find_rare_class(scores)
+    if found and found.hits < found.missed:
+        rare = shown(str(model.target.classes[found.number]), 30)
         cost = f"pass --cost {rare}=10 to mercer predict if a missed {rare} is as bad as 10 false alarms"
         other = f'or --threshold {rare}=P for a probability P; in Python class_weight="balanced"'
         return f"To predict {rare} sooner, {cost}, {other}."
@@ -186,26 +188,6 @@ def never_predicted(model: TabularModel) -> list[str]:
     counts = model.scores.get("confusion", [])
     names = [] if model.target.classes is None else map(str, model.target.classes)
     return [name for i, name in enumerate(names) if counts and sum(counts[i]) and not any(row[i] for row in counts)]
-
-
-def rare_class(model: TabularModel) -> str:
-    """The rarer of two classes, where it is rare and its rows are ranked better than by chance; else empty."""
-    share = model.scores.get("in_first_tenth")
-    if share is None:
-        return ""
-    sizes = [sum(row) for row in model.scores["confusion"]]
-    by_chance = 0.1 + 2 * (0.1 * 0.9 / min(sizes)) ** 0.5  # a tenth drawn blindly, and two standard errors
-    if min(sizes) > _RARE * sum(sizes) or share < by_chance:
-        return ""
-    assert model.target.classes is not None
-    return shown(str(model.target.classes[sizes.index(min(sizes))]), 30)
-
-
-def _rare_counts(scores: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Rows of the rarer of two classes that are found, that are missed, and false alarms."""
-    counts = scores["confusion"]
-    rare = min((0, 1), key=lambda i: sum(counts[i]))
-    return counts[rare][rare], counts[rare][1 - rare], counts[1 - rare][rare]
 
 
 def gains(scores: Mapping[str, Any]) -> bool:

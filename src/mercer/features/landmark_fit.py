@@ -24,8 +24,7 @@ from ..rows.stored import Readable
 from .bases import LandmarkBasis
 from .landmarks import LandmarkFeatures, resolution, sample, select, widen
 from .neuralef import Training
-from .rayleigh_ritz import Pairs, ritz
-from .task import Task, measure_center_and_spread, normalize_functions
+from .rayleigh_ritz import Pairs, Task, measure_center_and_spread, normalize_functions, ritz
 
 _EXACT_ROWS = 20_000  # by `mercer bench eigen`: up to here Lanczos is cheaper than Nystrom at equal error
 _SAMPLE_ROWS = 4096

@@ -14,8 +14,7 @@ from mercer import checks
 from mercer.distributed import broadcast_module, gather_rows
 from mercer.features.base import FeatureMap
 from mercer.features.parallel_networks import ParallelNetworks
-from mercer.features.rayleigh_ritz import kernel_operator
-from mercer.features.task import measure_center_and_spread
+from mercer.features.rayleigh_ritz import kernel_operator, measure_center_and_spread
 from mercer.kernels import Kernel
 from mercer.linalg.blocks import blockwise
 from mercer.linalg.cholesky import cholesky, shifted

@@ -101,7 +101,7 @@ def draw(out, curves, score, strange, pictures):
     right.set(title="known (top) and strange", xticks=[], yticks=[])
     right.grid(False)
     for ax in (left, middle):
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend(frameon=False, fontsize=8, labelcolor=figures.LIGHT.ink)  # a color that turns with the screen
     if out.suffix == ".svg":
         figures.write_svg(figure, out)
     else:

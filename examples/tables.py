@@ -1,7 +1,8 @@
-"""Five tables as CSV files, to try the commands on. Run: python examples/tables.py FOLDER
+"""Six tables as CSV files, to try the commands on. Run: python examples/tables.py FOLDER
 
-Wine, breast cancer and digits ship with scikit-learn; car (UCI) is taken from the folder that MERCER_DATA names; the
-messy table is made up: words, dates, yes and no, numbers with holes, a constant column, an identifier, a remark.
+Wine, breast cancer and digits ship with scikit-learn; car (UCI) is taken from the folder that MERCER_DATA names. Two
+are made up. Messy has words, dates, yes and no, numbers with holes, a constant column, an identifier, a remark; orders
+has money, a word of 400 levels, dates with hours, holes, and a rare class to predict.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from sklearn import datasets
 from mercer_papers import data
 from mercer_papers.data.readers import CAR_LEVELS
 
-TARGETS = {"car": "class", "wine": "class", "breast_cancer": "class", "digits": "digit", "messy": "churned"}
+TARGETS = {
+    "car": "class",
+    "wine": "class",
+    "breast_cancer": "class",
+    "digits": "digit",
+    "messy": "churned",
+    "orders": "fraud",
+}
 
 
 def shipped(name: str, target: str) -> pd.DataFrame:
@@ -68,11 +76,40 @@ def messy(rows: int = 1200, seed: int = 0) -> pd.DataFrame:
     return frame
 
 
+def orders(rows: int = 3000, seed: int = 0) -> pd.DataFrame:
+    """Orders of a shop, 4 % of them fraud: more of it at night, for large amounts, and with a few of 400 sellers."""
+    rng = np.random.default_rng(seed)
+    seller, amount = rng.integers(0, 400, rows), rng.lognormal(5, 1.2, rows)
+    placed = pd.Timestamp("2025-01-06") + pd.to_timedelta(rng.integers(0, 300 * 24 * 60, rows), unit="min")
+    night = np.isin(placed.hour, (23, 0, 1, 2, 3, 4))
+    score = 4 * (seller < 15) + 1.5 * night + np.log(amount / 150) + rng.logistic(0, 0.6, rows)
+    frame = pd.DataFrame(
+        {
+            "order": [f"A-{i:06}" for i in rng.permutation(rows)],
+            "placed": placed.strftime("%m/%d/%Y %I:%M %p"),
+            "amount": [f"${value:,.2f}" for value in amount],
+            "seller": [f"seller {i:03}" for i in seller],
+            "items": rng.poisson(2, rows) + 1,
+            "express": rng.choice(["yes", "no"], rows),
+            "currency": "USD",
+            "fraud": np.where(score > np.quantile(score, 0.96), "yes", "no"),
+        }
+    ).astype({"items": object})
+    for column, share, mark in (
+        ("amount", 0.07, ""),
+        ("seller", 0.03, "N/A"),
+        ("placed", 0.02, ""),
+        ("items", 0.1, "?"),
+    ):
+        frame.loc[rng.random(rows) < share, column] = mark
+    return frame
+
+
 def write(folder: Path) -> list[Path]:
     """All tables that can be had; the files."""
     folder.mkdir(parents=True, exist_ok=True)
     makers = {name: lambda name=name: shipped(name, TARGETS[name]) for name in ("wine", "breast_cancer", "digits")}
-    makers["messy"] = messy
+    makers |= {"messy": messy, "orders": orders}
     if data.available("car"):
         makers["car"] = car
     files = []

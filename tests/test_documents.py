@@ -91,6 +91,38 @@ def test_links_lead_somewhere(document):
             assert (document.parent / target).exists(), f"{document.name} points to {target}, which is not there"
 
 
+QUESTIONS = [  # what a reader asks, the pages to click on from README, and words of the answer on the last of them
+    ("How do I get it without CUDA?", [], "--index-url https://download.pytorch.org/whl/cpu"),
+    ("Which class do I take for my table?", ["docs/how-to/choose.md"], "`TabularClassifier`, `TabularRegressor`"),
+    ("Is it better than CatBoost?", ["docs/tables.md"], "| CatBoost |"),
+    ("What if my class is rare?", ["docs/commands/fit.md"], "## A rare class"),
+    ("How does it treat my dates, words and holes?", ["docs/tutorials/table.md", "docs/tables.md"], "| dates"),
+    ("Why does this row get its answer?", ["docs/commands/index.md", "docs/commands/explain.md"], "Why does one row"),
+    ("When is the model guessing?", ["docs/tutorials/table.md"], "`unfamiliar` says which rows are unlike"),
+    ("How do I save it, and is it safe to load?", ["docs/tutorials/table.md"], "no pickle"),
+    ("How many rows can it take, and how long?", ["docs/how-to/choose.md", "docs/how-to/million-rows.md"], "estimate"),
+    ("Does it run on my GPU?", ["docs/how-to/choose.md", "docs/how-to/gpu.md"], '.to("cuda")'),
+    ("How do I swap my optimizer?", ["docs/tutorials/network.md"], "`FunctionSpaceSGD` goes where Adam was"),
+    ("Are my network's probabilities right?", ["docs/how-to/calibrate.md"], "`TemperatureScaling`"),
+    ("Does the paper's claim hold?", ["docs/papers/chen2022.md"], "<!-- verdicts chen2022 -->"),
+    ("Does it work with Lightning or the Trainer?", ["docs/how-to/index.md", "docs/how-to/trainer.md"], "Trainer("),
+    ("When should I take something else?", ["docs/not-for.md"], "## Something else does better"),
+    ("How do I report a weakness?", ["SECURITY.md"], "## Reporting"),
+]
+
+
+@pytest.mark.parametrize(("question", "clicks", "answer"), QUESTIONS, ids=[question for question, *_ in QUESTIONS])
+def test_a_question_is_answered_within_two_clicks_of_the_readme(question, clicks, answer):
+    page = ROOT / "README.md"
+    assert len(clicks) <= 2
+    for click in clicks:
+        targets = re.findall(r"\]\(([^)#]+)", page.read_text())
+        linked = {(page.parent / target).resolve() for target in targets if not target.startswith("http")}
+        assert (ROOT / click).resolve() in linked, f"{named(page)} does not lead to {click}"
+        page = ROOT / click
+    assert answer in page.read_text(), f"{named(page)} does not say {answer!r}"
+
+
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 140
 

@@ -40,6 +40,13 @@ def test_letters_trains_flags_strangers_and_draws(tmp_path, monkeypatch, capsys)
     assert texts((tmp_path / "out.svg").read_text()) == texts(drawn)
 
 
+def test_every_word_of_a_picture_turns_light_on_a_dark_screen():
+    for path in (ROOT / "docs" / "img").rglob("*.svg"):
+        for element in ElementTree.fromstring(path.read_text()).iter("{http://www.w3.org/2000/svg}text"):
+            styles = [part.get("style", "") + part.get("fill", "") for part in element.iter()]
+            assert any("var(--mercer" in style for style in styles), (path.name, "".join(element.itertext()))
+
+
 def test_the_bands_of_the_gallery_are_drawn():
     drawn = figures.svg(runpy.run_path(str(ROOT / "examples" / "uncertainty.py"))["line"]())
     assert texts(drawn) == texts((ROOT / "docs" / "img" / "gallery" / "uncertainty_line.svg").read_text())

@@ -34,9 +34,15 @@ run() { # run NAME MINUTES ARGUMENTS of mercer reproduce
 run masoomi2020-theory 1 masoomi2020/thm2 masoomi2020/cor2 masoomi2020/claim6 --scale small
 run masoomi2020-exp1 1 masoomi2020/exp1 --scale small --seeds 10
 run jayasumana2021-sec5.2 1 jayasumana2021/sec5.2 --scale paper
-run deng2022-cost 2 deng2022/cost --scale small
+run deng2022-cost 2 deng2022/cost --scale small --seeds 3
 run deng2022-mlp-gp 4 deng2022/mlp-gp --scale small --seeds 3
 run deng2022-ntk-digits 3 deng2022/ntk --scale small --seeds 3 --bundled
+run chen2022-imdb 3 chen2022/table3 chen2022/table4 chen2022/fig2 chen2022/fig3 --scale small --seeds 3 --set rows=1000 --set test_rows=1000 --set epochs=5 --only "imdb, Kernel SGD" --only "imdb, AdaH" --only "imdb, ESGD" --only "imdb, L-BFGS" --only "imdb, R-L-BFGS" --only "imdb, SGD |" --only "imdb, SGD+M"
+run chen2022-s-cov-second-order 5 chen2022/table3 chen2022/fig2 chen2022/fig3 --scale small --seeds 3 --set epochs=8 --only "s-cov, Kernel SGD" --only "s-cov, AdaH" --only "s-cov, ESGD" --only "s-cov, L-BFGS" --only "s-cov, R-L-BFGS"
+run masoomi2020-exp4-default 2 masoomi2020/exp4 --scale paper --seeds 3 --only ", ISM" --only ", W_s |" --only default
+run deng2022-classic-64 6 deng2022/classic --scale paper --seeds 2 --only "N = 64"
+run jayasumana2021-ablations-short 5 jayasumana2021/table6 jayasumana2021/table11 jayasumana2021/table12 --scale small --seeds 3
+run jayasumana2021-table5-budgets 7 jayasumana2021/table5 --scale small --seeds 3
 run deng2022-lla-plane 8 deng2022/lla --scale small --seeds 5 --bundled
 run jayasumana2021-sphere-starts 12 jayasumana2021/table1 jayasumana2021/fig1 --scale small --seeds 40
 run jayasumana2021-sphere-rates 25 jayasumana2021/table1 jayasumana2021/fig1 --scale small --seeds 40 --set "rates=[0.03,0.1,0.3]"
@@ -45,10 +51,11 @@ run deng2022-fig6-algorithm-1 35 deng2022/fig6 --scale small --seeds 3
 # About an hour each
 run masoomi2020-exp4 40 masoomi2020/exp4 --scale paper
 run deng2022-classic 60 deng2022/classic --scale paper
+run chen2022-usps-60-epochs 40 chen2022/table1 chen2022/table3 chen2022/table4 chen2022/fig2 chen2022/fig3 --scale paper --seeds 3 --set epochs=60 --only usps
 run chen2022-usps 120 chen2022/table1 chen2022/table3 chen2022/table4 chen2022/fig2 chen2022/fig3 chen2022/fig4 chen2022/fig5 --scale paper --seeds 3 --only usps
 run chen2022-mnist 100 chen2022/table1 chen2022/table3 chen2022/table4 chen2022/fig2 chen2022/fig3 chen2022/fig4 --scale paper --seeds 3 --set epochs=50 --only mnist
-run chen2022-s-cov 40 chen2022/table4 chen2022/fig4 --scale small --seeds 3 --set rows=2000 --set epochs=20 --only s-cov
-run chen2022-imdb 60 chen2022/table4 chen2022/fig4 --scale small --seeds 3 --set rows=5000 --set epochs=10 --only imdb
+run chen2022-s-cov-long 40 chen2022/table4 chen2022/fig4 --scale small --seeds 3 --set rows=2000 --set epochs=20 --only s-cov
+run chen2022-imdb-long 60 chen2022/table4 chen2022/fig4 --scale small --seeds 3 --set rows=5000 --set epochs=10 --only imdb
 
 run deng2022-ntk-cifar10 30 deng2022/ntk --scale small --seeds 3 --only CIFAR-10
 

@@ -22,10 +22,11 @@ A number or a count inside a sentence::
 
     <!-- number RUN; ENTRY; ROW; COLUMN; .3f -->0.972<!-- end -->
     <!-- number tables.jsonl; table=salaries; method=xRFM; r2; .1% -->34.1 %<!-- end -->
+    <!-- printed masoomi2020/exp4; face, CE; test; .2f -->0.79<!-- end -->
     <!-- tally chen2022 -->mixed 2, does not 1; 40 of 120 cells<!-- end -->
 
-The last part is Python's format of the number and may be left out (``.4g``). ``--check`` changes nothing and fails
-where a page is out of date.
+``printed`` is the paper's own number, of ``src/mercer_papers/published``. The last part is Python's format of the
+number and may be left out (``.4g``). ``--check`` changes nothing and fails where a page is out of date.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ from typing import Any
 
 from mercer_papers import bench
 from mercer_papers.catalogue import entries, select
-from mercer_papers.recorded_runs import Recorded, recorded
+from mercer_papers.recorded_runs import Recorded, find_recorded
 from mercer_papers.results import Summary, summarise
 from mercer_papers.verdict import VERDICTS, recorded_verdict
 
 ROOT = Path(__file__).parents[1]
 LINES = Path(bench.__file__).parent / "results"
 MARKED = re.compile(
-    r"<!-- (?P<kind>verdicts|counts|recorded|lines|number|tally)(?: (?P<asked>(?!-->)[^\n]+?))? -->.*?<!-- end -->",
+    r"<!-- (?P<kind>verdicts|counts|recorded|lines|number|printed|tally)(?: (?P<asked>(?!-->)[^\n]+?))? -->"
+    r".*?<!-- end -->",
     re.S,
 )
 _FORMAT = re.compile(r"[,+]?\.\d+[efg%]")
@@ -74,22 +76,23 @@ def main(check: bool) -> int:
 def _fill(marked: re.Match[str]) -> str:
     kind, asked = marked["kind"], marked["asked"] or ""
     opening = f"<!-- {kind} {asked} -->" if asked else f"<!-- {kind} -->"
-    if kind in ("number", "tally"):
-        return f"{opening}{_find_number(asked) if kind == 'number' else _count_words(asked)}<!-- end -->"
+    inline = {"number": _find_number, "printed": _find_printed, "tally": _count_words}
+    if kind in inline:
+        return f"{opening}{inline[kind](asked)}<!-- end -->"
     table = {"verdicts": _verdicts, "counts": _counts, "recorded": _numbers, "lines": _lines}[kind](asked)
     return f"{opening}\n{table}\n<!-- end -->"
 
 
 def _verdicts(papers: str) -> str:
-    """One row a claim: its word, the numbers that decided, and how much of the paper's setting was run."""
-    lines = ["| entry | claim | word | numbers | setting |", "|---|---|---|---|---|"]
+    """An entry's row says how much of the paper's setting was run; below it each claim with its numbers."""
+    lines = ["| claim | word | numbers and setting |", "|---|---|---|"]
     for entry in select(papers.split()):
         verdict = recorded_verdict(entry)
-        lines.append(f"| `{entry.id}` | {entry.title} | **{verdict.word}** | | {verdict.setting.text} |")
+        lines.append(f"| `{entry.id}` {entry.title} | **{verdict.word}** | {verdict.setting.text} |")
         for claim in verdict.claims:
             word = claim.word if claim.comparisons else "not run"
             says = claim.says + (" (a detail)" if not claim.headline and not claim.finding else "")
-            lines.append(f"| | {says} | {word} | {claim.why.replace('|', '/')} | |")
+            lines.append(f"| {says} | {word} | {claim.why.replace('|', '/')} |")
     return "\n".join(lines)
 
 
@@ -125,12 +128,12 @@ def _numbers(asked: str) -> str:
     table = _grid(*(_pivoted(summaries, pivot) if pivot else _plain(summaries, ids.split())))
     cpu = sum(result.cpu_seconds for result in run.results)
     cost = f"{cpu / 60:.0f} CPU minutes" if cpu >= 90 else f"{cpu:.0f} CPU seconds"
-    return f"`{run.command}` ({cost})\n\n{table}"
+    return f"`{run.command}` ({cost}, version {run.version})\n\n{table}"
 
 
 def _run(name: str, ids: list[str]) -> Recorded:
     """What the recorded run of that name holds of these entries."""
-    own = [run for entry in ids for run in recorded(entry) if run.folder == name]
+    own = [run for entry in ids for run in find_recorded(entry) if run.folder == name]
     if not own:
         raise SystemExit(f"recorded/{name} must hold {', '.join(ids)}.")
     return replace(own[0], results=tuple(result for run in own for result in run.results))
@@ -201,6 +204,15 @@ def _find_number(asked: str) -> str:
     if not numbers:
         raise SystemExit(f"{asked}: no such number is stored.")
     return _formatted(statistics.fmean(numbers), form)
+
+
+def _find_printed(asked: str) -> str:
+    """The paper's own number, by entry, row and column."""
+    (name, row, column), form = _parts(asked)
+    numbers = {(number.row, number.column): number.value for number in select([name])[0].numbers}
+    if (row, column) not in numbers:
+        raise SystemExit(f"{asked}: the paper prints no such number.")
+    return _formatted(numbers[row, column], form)
 
 
 def _parts(asked: str) -> tuple[list[str], str]:

@@ -101,7 +101,7 @@ class Comparison:
         return FAILS if self.p_fails < LEVEL else OPEN
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether there is an error bar, or none is needed."""
         return self.seeds > 1 or self.claim.exact
 

@@ -25,51 +25,36 @@ _log = logging.getLogger("mercer")
 
 def execute(cell: Cell, scale: str) -> Result:
     """Run one cell. An error of the entry makes it *failed*, data or a package that is not there *missing*."""
+    from mercer_papers import data
+
     blank = blank_result(cell, scale)
     absent = missing(cell.data)
     if absent:
         return replace(blank, status="missing", note=" ".join(how_to_get(name) for name in absent))
     wall, cpu = time.perf_counter(), time.process_time()
-    result = _result(cell, blank)
-    return replace(result, seconds=time.perf_counter() - wall, cpu_seconds=time.process_time() - cpu)
-
-
-def _result(cell: Cell, blank: Result) -> Result:
     try:
         outcome = _run(cell)
+    except (data.MissingData, MissingPackage) as error:
+        result = replace(blank, status="missing", note=str(error))
     except Exception as error:
-        if _is_missing(error):
-            return replace(blank, status="missing", note=str(error))
         _log.info("%s %s %s failed", cell.entry, cell.row, cell.column, exc_info=error)
-        return replace(blank, status="failed", error=f"{type(error).__name__}: {error}")
-    return replace(
-        blank,
-        status="done",
-        value=outcome.value,
-        values=outcome.values,
-        curves={
-            name: {axis: list(numbers) for axis, numbers in curve.items()} for name, curve in outcome.curves.items()
-        },
-        arrays={name: list(numbers) for name, numbers in outcome.arrays.items()},
-        passed=outcome.passed,
-        note=outcome.note,
-    )
+        result = replace(blank, status="failed", error=f"{type(error).__name__}: {error}")
+    else:
+        curves = {name: {axis: list(part) for axis, part in curve.items()} for name, curve in outcome.curves.items()}
+        result = replace(
+            blank, status="done", value=outcome.value, values=outcome.values, curves=curves, passed=outcome.passed,
+            arrays={name: list(numbers) for name, numbers in outcome.arrays.items()}, note=outcome.note,
+        )  # fmt: skip
+    return replace(result, seconds=time.perf_counter() - wall, cpu_seconds=time.process_time() - cpu)
 
 
 def blank_result(cell: Cell, scale: str) -> Result:
     """The result of a cell before it is run: what it is, and when."""
     return Result(
-        entry=cell.entry,
-        key=cell.key(),
-        status="failed",
-        scale=scale,
-        row=cell.row,
-        column=cell.column,
-        seed=cell.seed,
-        settings=dict(cell.settings),
-        data=tuple(cell.data),
+        entry=cell.entry, key=cell.key(), status="failed", scale=scale, row=cell.row, column=cell.column,
+        seed=cell.seed, settings=dict(cell.settings), data=tuple(cell.data),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    )
+    )  # fmt: skip
 
 
 def missing(names: Iterable[str]) -> list[str]:
@@ -107,12 +92,6 @@ def _known(name: str) -> bool:
     except (ValueError, KeyError):
         return False
     return True
-
-
-def _is_missing(error: Exception) -> bool:
-    from mercer_papers import data
-
-    return isinstance(error, (data.MissingData, MissingPackage))
 
 
 @dataclass

@@ -62,7 +62,7 @@ def begin(folder: Path, keys: Sequence[str]) -> list[str]:
     return told
 
 
-def claimed(folder: Path, cells: Iterable[Cell]) -> Iterator[Cell]:
+def claim_cells(folder: Path, cells: Iterable[Cell]) -> Iterator[Cell]:
     """The cells that no other rank has begun, each when its turn comes."""
     for cell in cells:
         with contextlib.suppress(FileExistsError):

@@ -29,6 +29,7 @@ class Recorded:
         threads: of each process.
         results: the entry's lines.
         folder: the run's name in ``recorded``.
+        version: of Mercer that ran it; a later one may give other numbers for the rows that are ours.
     """
 
     asked: Mapping[str, Any]
@@ -36,6 +37,7 @@ class Recorded:
     threads: int | None
     results: tuple[Result, ...]
     folder: str = ""
+    version: str = ""
 
     @property
     def command(self) -> str:
@@ -55,7 +57,7 @@ class Recorded:
         return " ".join([*words, f"--seeds {seeds}"] if seeds > 1 or self.asked.get("seeds") else words)
 
 
-def recorded(entry: str) -> list[Recorded]:
+def find_recorded(entry: str) -> list[Recorded]:
     """The kept runs that hold done cells of this entry, by the name of their folder."""
     found = [_part(folder, entry) for folder in _folders(RECORDED)]
     return [part for part in found if part.results]
@@ -78,4 +80,5 @@ def _part(folder: Path, entry: str) -> Recorded:
     run, results = _read(folder)
     session = run["sessions"][-1]
     own = tuple(result for result in results if result.entry == entry and result.status == "done")
-    return Recorded(run["asked"], session["machine"], session.get("threads"), own, folder.name)
+    version = session.get("versions", {}).get("mercer", "")
+    return Recorded(run["asked"], session["machine"], session.get("threads"), own, folder.name, version)

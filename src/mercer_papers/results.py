@@ -130,7 +130,9 @@ def read_run(run: Path) -> dict[str, Any]:
 
     path = Path(run) / RUN
     if not path.exists():
-        raise FileNotFoundError(f"{run}: not a run folder, for it has no {RUN}; got {_contents(Path(run))}.")
+        names = sorted(inside.name for inside in Path(run).iterdir()) if Path(run).is_dir() else None
+        contents = "no folder of that name" if names is None else ", ".join(names[:5]) or "an empty folder"
+        raise FileNotFoundError(f"{run}: not a run folder, for it has no {RUN}; got {contents}.")
     try:
         with open_to_read(path) as file:
             document = json.loads(file.read(_LONGEST))
@@ -155,7 +157,13 @@ def summarise(results: Iterable[Result]) -> list[Summary]:
             numbers[result.column] = result.value
         for column, number in numbers.items():
             groups.setdefault((result.entry, result.row, column), []).append((number, result))
-    return [_summary(*name, group) for name, group in groups.items()]
+    summaries = []
+    for name, group in groups.items():
+        values = [number for number, _ in group]
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        seconds, cpu = (sum(getattr(result, kind) for _, result in group) for kind in ("seconds", "cpu_seconds"))
+        summaries.append(Summary(*name, statistics.fmean(values), deviation, len(values), seconds, cpu))
+    return summaries
 
 
 def entry_status(results: Sequence[Result]) -> str:
@@ -163,20 +171,6 @@ def entry_status(results: Sequence[Result]) -> str:
     statuses = {result.status for result in results}
     order = ("failed", "done", "missing", "paper_scale_only", "not_built")
     return next((status for status in order if status in statuses), "not_built")
-
-
-def _summary(entry: str, row: str, column: str, group: list[tuple[float, Result]]) -> Summary:
-    numbers = [number for number, _ in group]
-    return Summary(
-        entry=entry,
-        row=row,
-        column=column,
-        mean=statistics.fmean(numbers),
-        deviation=statistics.stdev(numbers) if len(numbers) > 1 else None,
-        seeds=len(numbers),
-        seconds=sum(result.seconds for _, result in group),
-        cpu_seconds=sum(result.cpu_seconds for _, result in group),
-    )
 
 
 def _parse(line: bytes, source: str) -> Result | None:
@@ -190,10 +184,3 @@ def _parse(line: bytes, source: str) -> Result | None:
     known = {f.name for f in fields(Result)}
     named = {name: value for name, value in document.items() if name in known}
     return Result(**{**named, "data": tuple(named.get("data", ()))})
-
-
-def _contents(folder: Path) -> str:
-    if not folder.is_dir():
-        return "no folder of that name"
-    names = sorted(path.name for path in folder.iterdir())
-    return ", ".join(names[:5]) or "an empty folder"

@@ -4,7 +4,7 @@ How to write an entry
 ---------------------
 An entry is declared in ``published/<paper>.toml`` (title, numbers, claims, doubts, stand-ins, ``scale``). Its ``run``
 table names the module of the paper's folder that runs it and holds what that module asks for; several entries may
-share one. ``mercer/experiments/spectral2019/spectra.py``::
+share one. ``mercer_papers/spectral2019/spectra.py``::
 
     from mercer_papers.cells import Cell, Outcome
 
@@ -71,7 +71,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -145,20 +145,22 @@ class Request:
 class Watcher(Protocol):
     """Told of the run's progress; the command line draws it."""
 
-    def planned(self, total: int, kept: int) -> None:
+    def report_plan(self, total: int, kept: int) -> None:
         """``total`` cells in all, ``kept`` of them done by an earlier session."""
 
     def began(self, cell: Cell) -> None:
         """A cell starts."""
 
-    def ended(self, result: Result) -> None:
+    def report_end(self, result: Result) -> None:
         """A line was written."""
 
 
 def create(request: Request, folder: Path | None = None) -> Path:
     """A new run folder, ``runs/<stamp>`` unless named; one that holds anything is refused."""
     if folder is None:
-        folder = _name_folder(Path("runs"))
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+        names = (stamp if i == 1 else f"{stamp}-{i}" for i in range(1, 10_000))
+        folder = next(Path("runs") / name for name in names if not (Path("runs") / name).exists())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
@@ -171,7 +173,7 @@ def create(request: Request, folder: Path | None = None) -> Path:
     return folder
 
 
-def asked(folder: Path) -> Request:
+def read_request(folder: Path) -> Request:
     """The request of a run folder."""
     document = read_run(folder)
     checks.integer("reproduce", f"schema of {folder / RUN}", document.get("schema", 0), 1, SCHEMA)
@@ -192,7 +194,7 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
     """
     most = 1 if distributed.world_size() > 1 else None
     checks.integer("reproduce", "jobs", jobs, 1, most, of="for each rank of torchrun runs one cell" if most else "")
-    request = asked(folder)
+    request = read_request(folder)
     with ranks.held(folder), Interruption() as interruption:
 
         def keep(result: Result) -> None:
@@ -200,41 +202,46 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
                 append(ranks.results_path(folder), result)
 
         lines, cells = plan(request)
-        todo = _begin(folder, jobs, lines, cells, keep)
-        watcher.planned(len(cells), len(cells) - len(todo))
-        for result in _results(ranks.claimed(folder, todo), request.scale, jobs, watcher.began):
-            keep(result)
-            watcher.ended(result)
-        ranks.finish(folder, [cell.key() for cell in todo])
+        # rank 0 makes the folder ready and says which cells are left
+        keys: list[str] = []
+        if distributed.rank() == 0:
+            ranks.collect(folder)
+            earlier = {result.key: result for result in read_results(folder)}
+            done = {key for key, result in earlier.items() if result.status == "done"}
+            _open_session(folder, jobs, cells)
+            keys = [cell.key() for cell in cells if cell.key() not in done]
+            for line in lines:
+                if earlier.get(line.key) != line:
+                    keep(line)
+        keys = ranks.begin(folder, keys)
+        todo = [cell for cell in cells if cell.key() in set(keys)]
+        watcher.report_plan(len(cells), len(cells) - len(todo))
+        # the cells, each written when it ends
+        claimed = ranks.claim_cells(folder, todo)
+        if jobs > 1:
+            results = execute_all(list(claimed), request.scale, jobs, _threads(jobs), watcher.began)
+        else:
+            results = _execute_one_by_one(claimed, request.scale, watcher.began)
+        with contextlib.closing(results):
+            for result in results:
+                keep(result)
+                watcher.report_end(result)
+        ranks.finish(folder, keys)
     return read_results(folder)
 
 
-def _begin(
-    folder: Path, jobs: int, lines: Sequence[Result], cells: Sequence[Cell], keep: Callable[[Result], None]
-) -> list[Cell]:
-    """Make the folder ready, on rank 0, and say what is left to do."""
-    left: list[str] = []
-    if distributed.rank() == 0:
-        ranks.collect(folder)
-        earlier = {result.key: result for result in read_results(folder)}
-        _open_session(folder, jobs, cells)
-        left = [cell.key() for cell in cells if not _is_done(earlier.get(cell.key()))]
-        for line in lines:
-            if earlier.get(line.key) != line:
-                keep(line)
-    left = ranks.begin(folder, left)
-    return [cell for cell in cells if cell.key() in set(left)]
+def _execute_one_by_one(
+    cells: Iterable[Cell], scale: str, began: Callable[[Cell], None]
+) -> Generator[Result, None, None]:
+    for cell in cells:
+        began(cell)
+        yield execute(cell, scale)
 
 
 def plan(request: Request) -> tuple[list[Result], list[Cell]]:
-    """What cannot or shall not run, as lines that say why, and the cells of the rest."""
-    lines: list[Result] = []
-    cells: list[Cell] = []
-    for entry in select(request.ids):
-        kept_out, own = _plan_entry(entry, request)
-        lines += kept_out
-        cells += own
-    return lines, cells
+    """Lines that say what cannot or shall not run, and the cells of the rest."""
+    parts = [_plan_entry(entry, request) for entry in select(request.ids)]
+    return [line for lines, _ in parts for line in lines], [cell for _, cells in parts for cell in cells]
 
 
 def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell]]:
@@ -250,23 +257,17 @@ def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell
     except Exception as error:
         _log.warning("%s: its cells could not be listed", entry.id, exc_info=error)
         return [line(status="failed", error=f"{type(error).__name__}: {error}")], []
-    kept_out = [] if request.download else [cell for cell in cells if cell.data]
-    chosen = cells if request.download else [cell for cell in cells if not cell.data]
-    changed = [replace(_with_settings(cell, request.settings), device=request.device) for cell in chosen]
-    seeded = [each for cell in changed for each in cell.over_seeds(request.seeds)]
+    lines, planned = [], []
+    for cell in cells:
+        if cell.data and not request.download:
+            note = f"Left out by --bundled: needs {', '.join(cell.data)}."
+            lines.append(replace(blank_result(cell, request.scale), status="missing", note=note, started=""))
+            continue
+        changes = {name: value for name, value in request.settings.items() if name in cell.settings}
+        changed = replace(cell, settings={**cell.settings, **changes}, device=request.device)
+        planned += changed.over_seeds(request.seeds)
     # Seed 0 of every cell first: a run that is cut short still has every row of its table.
-    seeded.sort(key=lambda cell: cell.seed)
-    return [_left_out(cell, request.scale) for cell in kept_out], seeded
-
-
-def _with_settings(cell: Cell, settings: Mapping[str, Any]) -> Cell:
-    new = {name: value for name, value in settings.items() if name in cell.settings}
-    return replace(cell, settings={**cell.settings, **new})
-
-
-def _left_out(cell: Cell, scale: str) -> Result:
-    note = f"Left out by --bundled: needs {', '.join(cell.data)}."
-    return replace(blank_result(cell, scale), status="missing", note=note, started="")
+    return lines, sorted(planned, key=lambda cell: cell.seed)
 
 
 def _check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
@@ -280,20 +281,6 @@ def _check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
         raise ValueError(checks.sentence(entry.id, "cells must differ from each other", "two alike"))
 
 
-def _results(cells: Iterable[Cell], scale: str, jobs: int, began: Callable[[Cell], None]) -> Iterator[Result]:
-    if jobs > 1:
-        with contextlib.closing(execute_all(list(cells), scale, jobs, _threads(jobs), began)) as results:
-            yield from results
-        return
-    for cell in cells:
-        began(cell)
-        yield execute(cell, scale)
-
-
-def _is_done(result: Result | None) -> bool:
-    return result is not None and result.status == "done"
-
-
 def _threads(jobs: int) -> int:
     return max(1, math.floor(torch.get_num_threads() / jobs))
 
@@ -301,21 +288,14 @@ def _threads(jobs: int) -> int:
 def _open_session(folder: Path, jobs: int, cells: Sequence[Cell]) -> None:
     document = read_run(folder)
     document["planned"] = dict(Counter(cell.entry for cell in cells))  # so that an interrupted entry is not called done
-    document["sessions"] = [*document.get("sessions", []), _session(jobs)]
+    session = {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "jobs": jobs, "ranks": distributed.world_size(), "threads": _threads(jobs),
+        "versions": versions(), "machine": machine(),
+    }  # fmt: skip
+    document["sessions"] = [*document.get("sessions", []), session]
     _write_run(folder, document)
-
-
-def _session(jobs: int) -> dict[str, Any]:
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    here = {"jobs": jobs, "ranks": distributed.world_size(), "threads": _threads(jobs)}
-    return {"started": started, **here, "versions": versions(), "machine": machine()}
 
 
 def _write_run(folder: Path, document: dict[str, Any]) -> None:
     atomic_write(folder / RUN, (json.dumps(document, indent=2) + "\n").encode())
-
-
-def _name_folder(parent: Path) -> Path:
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    names = (stamp if i == 1 else f"{stamp}-{i}" for i in range(1, 10_000))
-    return next(parent / name for name in names if not (parent / name).exists())

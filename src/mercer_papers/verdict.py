@@ -24,7 +24,7 @@ from typing import Any
 
 from .catalogue import Entry
 from .claims import ENOUGH, FAILS, HOLDS, OPEN, Comparison, compare, decide, numbers_by_seed, some_hold
-from .recorded_runs import recorded
+from .recorded_runs import find_recorded
 from .results import Result
 
 VERDICTS = ("reproduces", "reproduces in a smaller setting", "mixed", "does not", "not tested")
@@ -101,7 +101,7 @@ class Verdict:
 
 def recorded_verdict(entry: Entry, also: Sequence[Result] = ()) -> Verdict:
     """The verdict of the stored runs together; ``also`` are the lines of a run at hand, one more."""
-    return judge(entry, [run.results for run in recorded(entry.id)] + ([tuple(also)] if also else []))
+    return judge(entry, [run.results for run in find_recorded(entry.id)] + ([tuple(also)] if also else []))
 
 
 def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
@@ -148,30 +148,25 @@ def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
 
 def _with_setting(entry: Entry, comparison: Comparison, results: Sequence[Result]) -> Comparison:
     """The comparison with its run's share of the training and its stand-ins; either may leave it unable to refute."""
-    own = [r for r in results if any(_is_of(r, name) for name in comparison.names)]
+    own = []
+    for result in results:
+        place = f"{result.row} | {result.column}" if result.column else result.row
+        if any(name == place or name.startswith(f"{place} | ") for name in comparison.names):
+            own.append(result)
     size = min((_size(entry.paper_size, result.settings) for result in own), default=1.0)
     standing = [
         stand_in["says"]
         for stand_in in entry.not_the_papers
         for result in own
-        if (result.scale != "paper" or stand_in.get("always")) and _applies(stand_in, result)
+        if (result.scale != "paper" or stand_in.get("always"))
+        and all(result.settings.get(key) == value for key, value in stand_in.get("where", {}).items())
     ]
     p_fails = comparison.p_fails if size >= ENOUGH and not standing else 1.0
     return replace(comparison, size=size, stand_ins=tuple(dict.fromkeys(standing)), p_fails=p_fails)
 
 
-def _is_of(result: Result, name: str) -> bool:
-    place = f"{result.row} | {result.column}" if result.column else result.row
-    return name == place or name.startswith(f"{place} | ")
-
-
-def _applies(stand_in: Mapping[str, Any], result: Result) -> bool:
-    where = stand_in.get("where", {})
-    return all(result.settings.get(key) == value for key, value in where.items())
-
-
 def _weight(comparison: Comparison) -> tuple[bool, float, int]:
-    return comparison.settled, comparison.size, comparison.seeds
+    return comparison.is_settled, comparison.size, comparison.seeds
 
 
 def _find_setting(entry: Entry, runs: Sequence[Sequence[Result]], claims: Sequence[ClaimVerdict]) -> Setting:

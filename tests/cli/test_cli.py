@@ -260,6 +260,28 @@ def test_report_builds_the_page_again(fake):
     assert Path("run/report.html").exists()
 
 
+def test_a_dash_puts_the_page_on_standard_output(fake):
+    done = fake("reproduce", "fake2000/thmA", "--scale", "smoke", "-o", "-")
+    assert done.stdout.startswith("<!doctype html>") and done.stdout.endswith("</html>")
+    assert "the claim does not hold" in done.stderr
+    assert not Path("-").exists() and not Path("runs").exists()
+    fake("reproduce", "fake2000/thmA", "--scale", "smoke", "-o", "run")
+    assert fake("report", "run", "-o", "-").stdout == Path("run/report.html").read_text()
+    kept = Path("run/run.json").read_bytes()
+    refused = fake("report", "run", "-o", "run/run.json")
+    assert refused.exit_code == 2 and "-o must not name a file that is read" in refused.stderr
+    assert Path("run/run.json").read_bytes() == kept
+
+
+def test_data_that_is_missing_is_named_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MERCER_DATA", raising=False)
+    only = ("--only", "exact | MNIST", "--only", "no kernel | digits")
+    done = CliRunner().invoke(main, ["reproduce", "spectral2019/table1", "--scale", "smoke", *only, "-o", "run"])
+    assert done.stderr.count("Put mnist.npz") == 1
+    assert "3 without data or package, 1 done" in done.stdout
+
+
 # --- signals: the process is a real one
 
 
@@ -328,6 +350,10 @@ def test_bench_shows_costs_scores_and_goals_within_100_columns(monkeypatch):
     document = json.loads(CliRunner().invoke(main, ["bench", "--json"]).stdout)
     assert [line["who"] for line in document] == ["mercer", "peer", "other"]
     assert document[1]["ratios"] == {"cpu": 2.0} and document[0]["met"] == {"memory": False}
+    dashed = CliRunner().invoke(main, ["bench", "-o", "-"])  # the JSON, and the text on stderr
+    assert json.loads(dashed.stdout) == document and "goals met" in dashed.stderr
+    both = CliRunner().invoke(main, ["bench", "-o", "-", "--json"])
+    assert both.exit_code == 2 and "both write to standard output" in both.stderr
 
 
 def test_a_device_that_is_not_here_is_refused(fake):

@@ -30,7 +30,7 @@ from mercer.kernels import (
     Trajectory,
 )
 from mercer_papers.rivals import SpectralInference
-from mercer_papers.rivals.spin import masked
+from mercer_papers.rivals.spin import mask_gradients
 from tests.reference_deng2022 import neuralef_gradient, rayleigh
 
 
@@ -403,7 +403,7 @@ def test_masked_gradient_of_spin_is_that_of_each_function_with_earlier_ones_fixe
     u = torch.randn(20, 3, generator=seeded(), dtype=torch.float64)
     gram = RBF(1.0)(torch.randn(20, 2, generator=seeded(1), dtype=torch.float64))
     sigma, pi = u.mT @ u / 20, u.mT @ gram @ u / 400
-    by_pi, by_sigma = masked(sigma, pi)
+    by_pi, by_sigma = mask_gradients(sigma, pi)
     found = (gram @ u) @ by_pi / 400 + u @ by_sigma / 20  # gradient with respect to u, right factors only
     for j in range(3):
         mine = u[:, j].clone().requires_grad_()

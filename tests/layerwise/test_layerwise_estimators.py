@@ -116,6 +116,23 @@ def test_a_metric_is_learned_where_it_helps(generator):
     assert flat.n_layers_ == 1 and flat.score(x[300:].numpy(), y[300:].numpy()) < 0.85
 
 
+def test_the_default_is_one_stack_that_looks_through_the_stem(generator):
+    x = torch.randn(300, 12, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] * x[:, 1] > 0).long()  # a metric helps
+    (stack,) = KernelNetworkClassifier(random_state=0).fit(x, y).network_.layers
+    firsts = {type(branch[0]).__name__ for branch in stack.branches}
+    assert "Standardize" in firsts and firsts <= {"Standardize", "View"}
+    torch.testing.assert_close(float(stack.shares.sum()), 1.0)
+
+
+def test_labels_of_chance_get_probabilities_of_chance(generator):
+    """Rows that taught a metric are left out through a metric of other rows: else noise would look learned."""
+    x = torch.randn(400, 12, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 2, (400,), generator=generator)
+    p = KernelNetworkClassifier(random_state=0).fit(x[:200], y[:200]).predict_proba(x[200:].numpy())
+    assert -np.log(p[np.arange(200), y[200:]]).mean() < np.log(2) + 0.03
+
+
 # --- parts --------------------------------------------------------------------------------------------------
 
 

@@ -53,8 +53,8 @@ def test_adahessian_is_algorithm_1_with_the_spatial_average(generator):
 
 
 def test_batches_of_r_l_bfgs_share_a_fifth_of_their_rows_with_the_next():
-    plan = training.Plan("digits", 160, 80, 1, 1, method="R-L-BFGS", batch=10)
-    batches = list(training._batches(plan, torch.arange(50), torch.Generator().manual_seed(0)))
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    batches = list(training.overlapping(order, 10))
     assert {len(batch) for batch, _ in batches} == {10}
     for (_, shared), (following, _) in itertools.pairwise(batches):
         assert shared.tolist() == following[:2].tolist()
@@ -62,7 +62,7 @@ def test_batches_of_r_l_bfgs_share_a_fifth_of_their_rows_with_the_next():
 
 
 def test_cached_inverses_take_what_the_papers_hessian_column_says():
-    run = training.searched(training.Plan("digits", 160, 80, 2, 1))
+    run = training.search(training.Plan("digits", 160, 80, 2, 1))
     n = len(sets.rows_of("digits", 160, 80).x)
     assert run.state_mb == pytest.approx(n // 64 * 64 * 64 * 4 / 2**20 + (n % 64) ** 2 * 4 / 2**20)
 

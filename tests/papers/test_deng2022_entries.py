@@ -9,7 +9,7 @@ import torch
 from mercer.kernels import RBF
 from mercer_papers.backbones import LeNet5
 from mercer_papers.catalogue import entry
-from mercer_papers.deng2022 import cnn_gp, fig6, lla_resnet
+from mercer_papers.deng2022 import cnn_gp, fig6, lla
 from mercer_papers.deng2022.algorithm1 import LowRankLaplace, OneNetworkEach, algorithm_1, conv_net, small_mlp
 from mercer_papers.deng2022.measures import AllRowsNystrom
 from tests.papers.reference_entries import annealed_map, nystrom_of_all_rows
@@ -100,12 +100,12 @@ def test_the_paper_scale_of_cnn_gp_is_the_authors_script(monkeypatch):
 
 
 def test_resnet_20_is_read_by_algorithm_1(monkeypatch):
-    monkeypatch.setattr(lla_resnet, "load", _made_up)
-    monkeypatch.setattr(lla_resnet, "published_resnet20", LeNet5)
-    monkeypatch.setattr(lla_resnet, "_CHOOSE", 20)
+    monkeypatch.setattr(lla, "load", _made_up)
+    monkeypatch.setattr(lla, "published_resnet20", LeNet5)
+    monkeypatch.setattr(lla, "_CHOOSE", 20)
     chosen = entry("deng2022/lla")
     cells = {cell.row: cell for cell in chosen.load().cells(chosen, "small")}
     tiny = {"rows": 12, "test_rows": 12, "strangers": 8, "k": 3, "directions": 4, "function steps": 2}
     for row in ("ResNet-20, Algorithm 1, k = 20", "ResNet-20, k = 20, no complement"):
-        outcome = lla_resnet.run(replace(cells[row], settings={**cells[row].settings, **tiny}))
+        outcome = lla.run(replace(cells[row], settings={**cells[row].settings, **tiny}))
         assert outcome.values["NLL"] > 0

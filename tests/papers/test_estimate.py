@@ -214,6 +214,8 @@ def test_estimate_reads_growth_measured_elsewhere(tmp_path):
     (tmp_path / "growth.json").write_text(json.dumps(whole))
     done = cli("estimate", "nystrom", "--n", "7200", "--measured", str(tmp_path / "growth.json"))
     assert "2 h" in done.stdout
+    command = ["estimate", "nystrom", "--n", "7200", "--measured", "-"]
+    assert CliRunner().invoke(main, command, input=json.dumps(whole)).stdout == done.stdout
 
 
 def test_estimate_without_a_method_lists_them():
@@ -245,6 +247,8 @@ def test_bench_growth_writes_the_file_and_prints_the_exponents(tmp_path, monkeyp
     row = next(line for line in done.stdout.splitlines() if line.startswith("kernel-matmul"))
     assert f"{SHIPPED['kernel-matmul']['exponents']['seconds']['n']['exponent']:.2f}" in row
     assert max(map(len, done.stdout.splitlines())) <= 110
+    dashed = cli("bench", "growth", "-o", "-")
+    assert set(json.loads(dashed.stdout)["methods"]) == set(NAMES) and row in dashed.stderr
 
 
 def test_the_page_on_scaling_shows_the_shipped_figures():

@@ -15,7 +15,7 @@ import mercer_papers
 from mercer.storage.files import lock, mend_lines
 from mercer_papers import catalogue, recorded_runs, runner
 from mercer_papers.cells import SCALES, Cell, Outcome, non_finite
-from mercer_papers.recorded_runs import recorded
+from mercer_papers.recorded_runs import find_recorded
 from mercer_papers.results import Result, append, read_results, read_run, summarise
 from tests.papers import fake_entries
 
@@ -43,13 +43,13 @@ class Silent:
     def __init__(self):
         self.kept, self.begun, self.results = None, [], []
 
-    def planned(self, total, kept):
+    def report_plan(self, total, kept):
         self.kept = kept
 
     def began(self, cell):
         self.begun.append(cell)
 
-    def ended(self, result):
+    def report_end(self, result):
         self.results.append(result)
 
 
@@ -301,7 +301,7 @@ def test_a_setting_of_the_request_takes_the_place_of_the_cells_own(fake):
     folder = started("fake2000/count", settings={"i": 10})
     results = runner.run(folder, Silent())
     assert {r.settings["i"] for r in results} == {10} and all(r.value >= 10 for r in results)
-    assert runner.asked(folder).settings == {"i": 10}
+    assert runner.read_request(folder).settings == {"i": 10}
     assert [r.seed for r in results] == [0] * 4 + [1] * 4  # a run cut short has every row once
 
 
@@ -312,7 +312,7 @@ def test_a_setting_that_no_cell_has_is_refused(fake):
 
 def test_only_some_cells_of_an_entry_may_run(fake):
     folder = started("fake2000/count", only=("r1",))
-    assert {r.row for r in runner.run(folder, Silent())} == {"r1"} and runner.asked(folder).only == ("r1",)
+    assert {r.row for r in runner.run(folder, Silent())} == {"r1"} and runner.read_request(folder).only == ("r1",)
     one = runner.run(started("fake2000/count", only=("r1 | a",)), Silent())
     assert {(r.row, r.column) for r in one} == {("r1", "a")}
     with pytest.raises(ValueError, match=r"only must be a part of a cell's `row \| column`; got 'r9'"):
@@ -423,10 +423,10 @@ def test_a_kept_run_is_found_by_its_entry_with_its_command(fake, monkeypatch, tm
     for name in ("run.json", "results.jsonl"):
         (kept / name).write_bytes((folder / name).read_bytes())
     monkeypatch.setattr(recorded_runs, "RECORDED", tmp_path / "kept")
-    (found,) = recorded("fake2000/count")
+    (found,) = find_recorded("fake2000/count")
     assert list(found.results) == results and found.machine["cores"] >= 1
     assert found.command == "mercer reproduce fake2000/count --scale smoke --set i=3 --only r1 --seeds 1"
-    assert recorded("fake2000/thmA") == []
+    assert find_recorded("fake2000/thmA") == []
 
 
 def test_the_command_of_a_kept_run_says_all_rows_as_the_command_line_reads_it():

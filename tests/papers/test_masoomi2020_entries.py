@@ -63,13 +63,13 @@ def test_cells_are_spelled_as_published(scale):
 def test_theorem_1_counts_the_layers_that_do_not_raise_h(monkeypatch):
     """A layer that lowers H stays in the record, so that the check can fail."""
     parts = fold("wine", 0)
-    whole = solved.stacked(parts, 4, 0.999, 0)
+    whole = solved.stack_layers(parts, 4, 0.999, 0)
     assert len(whole) == 5 or whole[-1] >= 0.999
     heights = iter([0.5, *[0.4] * 40])
     record = solved.measure_gram(torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64),
                                  torch.arange(3), 3, 1.0)  # fmt: skip
     monkeypatch.setattr(solved, "measure_gram", lambda *_: dataclasses.replace(record, hsic=next(heights)))
-    assert solved.stacked(parts, 2, 0.999, 0) == [0.5, 0.4, 0.4]
+    assert solved.stack_layers(parts, 2, 0.999, 0) == [0.5, 0.4, 0.4]
 
 
 def test_claim_6_holds_with_signed_gamma_and_squared_norms(generator):

@@ -9,7 +9,7 @@ import pytest
 
 from mercer_papers.catalogue import entries
 from mercer_papers.cli.reproduce import _settings, reproduce
-from mercer_papers.recorded_runs import recorded
+from mercer_papers.recorded_runs import find_recorded
 from mercer_papers.runner import Request, plan
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +78,10 @@ def test_a_number_of_a_run_and_the_counts(tables):
     assert table[0] == "<!-- counts -->" and table[-2].startswith("| all | ") and table[-1] == "<!-- end -->"
     with pytest.raises(SystemExit, match="no such number"):
         tables.MARKED.sub(tables._fill, "<!-- number checks; chen2022/thm3.1; mini-batch; luck --><!-- end -->")
+    printed = tables.MARKED.sub(tables._fill, "<!-- printed masoomi2020/exp4; face, CE; test; .2f --><!-- end -->")
+    assert ">0.79<" in printed
+    with pytest.raises(SystemExit, match="prints no such number"):
+        tables.MARKED.sub(tables._fill, "<!-- printed masoomi2020/exp4; face, CE; luck --><!-- end -->")
 
 
 WITHOUT_TYPED_NUMBERS = [
@@ -86,26 +90,31 @@ WITHOUT_TYPED_NUMBERS = [
     *sorted((ROOT / "docs").glob("which-*.md")),
     *sorted((ROOT / "docs" / "papers").glob("*.md")),
 ]
-FENCED = re.compile(r"^```.*?^```", re.S | re.M)
-CODE = re.compile(r"`[^`\n]*`")
+CODE = re.compile(
+    r"^```.*?^```"  # a fenced block,
+    r"|^ {4}[^\s|].*?$"  # an indented one,
+    r"|`(?P<span>[^`\n]*)`"  # a setting or a formula in backticks,
+    r"|<!-- tables .*?<!-- end -->"  # what tools/table_ranks.py writes
+    r"|\]\([^)]*\)",  # where a link leads
+    re.S | re.M,
+)
 PLACE = re.compile(
-    r"(?:Section|Theorem|Proposition|Eq\.|Appendix \w|table|version) ?[\d.]+|\b(?:thm|prop|sec)\d+\.\d+", re.I
+    r"(?:Section|Theorem|Proposition|Eq\.|Appendix \w|table|version|Python|torch|release) ?\d[\d.]*(?: to [\d.]+)?"
+    r"|\b(?:thm|prop|sec)\d+\.\d+",
+    re.I,
 )
 DECIMAL = re.compile(r"(?<![\w.])\d*\.\d+")
 
 
 def typed_decimals(tables, text: str) -> list[str]:
-    """Decimals that a hand wrote where results stand.
+    """Decimals that a hand wrote, in a table or in a sentence.
 
-    In a row of a table (a line that begins with ``|``) every decimal counts. In a sentence those count that are shares
-    (``87.3 %``): a rate, a threshold or an exponent is a setting and may be typed. What is generated between markers,
-    what is code (a fenced block, a span in backticks) and the number of a section, theorem or equation do not count.
+    A result or a number of a paper is generated between markers. A setting is code and stands in backticks with its
+    name (``lr=0.1``). The number of a section, theorem, equation or release does not count.
     """
-    typed = CODE.sub("", FENCED.sub("", tables.MARKED.sub("", text)))
-    lines = [PLACE.sub("", line) for line in typed.splitlines()]
-    in_tables = [found for line in lines if line.lstrip().startswith("|") for found in DECIMAL.findall(line)]
-    shares = [found for line in lines for found in re.findall(r"(?<![\w.])\d*\.\d+(?= ?%)", line)]
-    return in_tables + shares
+    alone = re.compile(r"[\d., %]+")
+    typed = CODE.sub(lambda m: m["span"] if alone.fullmatch(m["span"] or "") else "", tables.MARKED.sub("", text))
+    return [found for line in typed.splitlines() for found in DECIMAL.findall(PLACE.sub("", line))]
 
 
 @pytest.mark.parametrize("document", WITHOUT_TYPED_NUMBERS, ids=lambda path: path.name)
@@ -118,10 +127,11 @@ def test_no_result_is_typed(tables, document):
     ("text", "found"),
     [
         ("| ours | .94 |", [".94"]),
-        ("It has 87.3 % of them.", ["87.3"]),
-        ("| Theorem 3.1, `lr=0.1` | Eq. 3 |\n```\n| 0.5 |\n```\nThe rate is 0.1.", []),
+        ("It has 87.3 % of them, and a loss of 0.25.", ["87.3", "0.25"]),
+        ("It ends at `0.97`.", ["0.97"]),
+        ("| Theorem 3.1, `lr=0.1` | Eq. 3 |\n```\n| 0.5 |\n```\nPython 3.11 to 3.13, at `|cos| > 0.9`.", []),
         ("<!-- lines x; y; z -->\n| a | 0.5 |\n<!-- end -->\n", []),
-        ("It has <!-- number x; y -->87.3 %<!-- end -->.", []),
+        ("It has <!-- number x; y -->87.3 %<!-- end -->, printed <!-- printed x; y -->0.5<!-- end -->.", []),
     ],
 )
 def test_what_counts_as_typed(tables, text, found):
@@ -130,7 +140,7 @@ def test_what_counts_as_typed(tables, text, found):
 
 def test_the_command_beside_a_recorded_run_asks_for_its_lines_and_no_others_but_new_rows():
     """By the command line's own parser; of sets that were not at hand there are no lines, nor of rows added since."""
-    runs = [run for entry in entries() for run in recorded(entry.id)]
+    runs = [run for entry in entries() for run in find_recorded(entry.id)]
     assert runs
     for run in runs:
         program, command, *words = shlex.split(run.command)

@@ -142,7 +142,7 @@ def test_what_bundled_leaves_out_is_not_called_missing(tmp_path):
 
 
 def test_what_has_no_section_says_once_that_it_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("mercer_papers.report.sections.recorded", lambda entry: [])
+    monkeypatch.setattr("mercer_papers.report.sections.find_recorded", lambda entry: [])
     note = "Left out by --bundled: needs mnist."
     left = Result(TABLE, "k", "missing", "small", "no kernel", "MNIST", note=note, data=("mnist",))
     page = report.build(write_run(tmp_path / "run", [left])).read_text(encoding="utf-8")

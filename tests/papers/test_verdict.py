@@ -8,7 +8,7 @@ import pytest
 from mercer_papers import catalogue, verdict
 from mercer_papers.catalogue import Entry, Number
 from mercer_papers.claims import FAILS, HOLDS, OPEN, Claim, Comparison, decide, numbers_by_seed
-from mercer_papers.recorded_runs import Recorded, recorded
+from mercer_papers.recorded_runs import Recorded, find_recorded
 from mercer_papers.results import Result
 from mercer_papers.verdict import VERDICTS, judge, recorded_verdict
 
@@ -201,6 +201,30 @@ def test_checks_are_judged_by_what_passed():
     assert judge(check, []).word == "not tested"
 
 
+OURS = (
+    "Mercer",
+    "distilled",
+    "prototypes",
+    "FunctionSpaceSGD",
+    "rotated",
+    "own last-layer",
+    "steeper",
+    "leave-one-out",
+)
+
+
+@pytest.mark.parametrize("entry", catalogue.entries(), ids=lambda entry: entry.id)
+def test_a_headline_is_of_the_papers_own_method_or_says_that_it_was_not_run(entry):
+    """Ours are findings, or details that say so; a headline without a run has no word but open."""
+    for claim in entry.claims:
+        if not (claim.finding or claim.detail):
+            about = f"{claim.higher} {claim.lower} {claim.near} {claim.value} {claim.rows}"
+            assert not any(name in about for name in OURS), claim.says
+    for judged in verdict.recorded_verdict(entry).claims:
+        if not judged.comparisons:
+            assert judged.word == "open" and judged.why == "No run of it is stored."
+
+
 def test_every_claim_names_cells_of_its_entry():
     """A pattern that matches nothing would leave its claim open for ever, without a word."""
     for entry in catalogue.entries():
@@ -249,7 +273,7 @@ def test_for_each_comparison_the_longest_run_counts_and_one_seed_does_not(monkey
         stored = [
             Recorded({}, {}, 1, tuple(lines(ours, theirs, name=name, rows=rows))) for name, rows, ours, theirs in runs
         ]
-        monkeypatch.setattr(verdict, "recorded", lambda _: stored)
+        monkeypatch.setattr(verdict, "find_recorded", lambda _: stored)
         return recorded_verdict(entry).word
 
     short, long = ("x", 60, [5.0, 5.1, 5.2], [4.0, 4.1, 4.2]), ("x", 80, [4.0, 5.1], [4.9, 4.1])
@@ -267,7 +291,7 @@ def test_stored_runs_settle_what_they_are_listed_for():
     words = {entry.id: recorded_verdict(entry) for entry in catalogue.entries()}
     for name, found in words.items():
         assert found.word in VERDICTS and found.why.endswith("."), name
-        stored = [run.results for run in recorded(name)]
+        stored = [run.results for run in find_recorded(name)]
         if found.word != "not tested":
             assert any(numbers_by_seed(run) or any(r.passed is not None for r in run) for run in stored), name
         if found.word.startswith("reproduces"):

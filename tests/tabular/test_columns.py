@@ -10,7 +10,7 @@ from mercer import load, save
 from mercer.cli import main
 from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor
 from mercer.tabular.columns.preparation import Preparation
-from mercer.tabular.pages.column_lines import column_lines
+from mercer.tabular.pages.diagnosis_page import column_lines
 
 GOOD = ["lovely and quiet", "clean, helpful people", "would come again", "splendid breakfast buffet"]
 BAD = ["dirty and loud", "broken shower, no towels", "never again", "smell of smoke everywhere"]

@@ -16,10 +16,9 @@ from mercer.cli.commands import main
 from mercer.kernels import RBF, Laplacian, Linear
 from mercer.spectral import analyze
 from mercer.tabular import TabularModel, diagnose
-from mercer.tabular.diagnosis.candidates import Candidate, of_embeddings
-from mercer.tabular.diagnosis.held_out import leave_folds_out
+from mercer.tabular.diagnosis.candidates import Candidate, leave_folds_out, list_embedding_kernels
 from mercer.tabular.diagnosis.problem import sample
-from mercer.tabular.diagnosis.ranking import NOISE, SHUFFLES, centred_columns, spectrum_of
+from mercer.tabular.diagnosis.ranking import NOISE, SHUFFLES, analyze_gram, centre_columns
 from mercer.tabular.pages import diagnosis_page
 from mercer.tabular.training import order_by_content
 from tests.tabular.cases import HOSTILE, check_page, measured
@@ -41,11 +40,11 @@ def found():
 
 
 def test_columns_are_centred_signs_or_standardised_numbers():
-    two = centred_columns(torch.tensor([0, 1, 1, 1]))
+    two = centre_columns(torch.tensor([0, 1, 1, 1]))
     torch.testing.assert_close(two, torch.tensor([[-1.5], [0.5], [0.5], [0.5]]).double())
-    three = centred_columns(torch.tensor([0, 1, 2]))
+    three = centre_columns(torch.tensor([0, 1, 2]))
     assert three.shape == (3, 3) and three.sum(0).abs().max() < 1e-12
-    numbers = centred_columns(torch.tensor([1.0, 2.0, 6.0]))
+    numbers = centre_columns(torch.tensor([1.0, 2.0, 6.0]))
     assert abs(float(numbers.mean())) < 1e-12 and float(numbers.square().mean()) == pytest.approx(1)
 
 
@@ -58,7 +57,7 @@ def test_numbers_are_those_of_analyze(found):
     stack = TabularModel().fit(frame, "kind").learner.machine
     gram = RBF(gamma)(stack.looks[0].view(stack.rows_))
     y = torch.from_numpy((frame["kind"] == "up").to_numpy().astype(np.int64))
-    columns = centred_columns(y)
+    columns = centre_columns(y)
     h = gram + NOISE * torch.eye(len(gram), dtype=torch.float64)
     spectrum = analyze(h, torch.arange(len(h)), columns)
     exact = float((columns * torch.linalg.solve(h, columns)).sum())
@@ -74,8 +73,8 @@ def test_numbers_are_those_of_analyze(found):
 
 def test_the_bracket_is_finite_and_holds_the_value_even_where_equal_rows_differ():
     gram = torch.ones(6, 6, dtype=torch.float64)  # all rows alike
-    columns = centred_columns(torch.tensor([0, 1, 0, 1, 1, 1]))
-    spectrum = spectrum_of(gram, columns)
+    columns = centre_columns(torch.tensor([0, 1, 0, 1, 1, 1]))
+    spectrum = analyze_gram(gram, columns)
     exact = float(columns.square().sum()) / NOISE
     assert spectrum.complexity == pytest.approx(exact)
     low, high = spectrum.bracket
@@ -86,7 +85,7 @@ def test_the_bracket_is_finite_and_holds_the_value_even_where_equal_rows_differ(
 def test_folds_are_predicted_by_kernel_ridge_on_the_others(noise):
     """Where the labels are clear the strong penalty is spared, the orders' as well."""
     x = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    columns = centred_columns(x[:, 0] + noise * torch.randn(40, generator=torch.Generator().manual_seed(2)))
+    columns = centre_columns(x[:, 0] + noise * torch.randn(40, generator=torch.Generator().manual_seed(2)))
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     kernel, part = RBF(0.1), torch.arange(0, 40, 2)
     penalties = [0.01, 1.0] if noise else [0.01]
@@ -178,9 +177,9 @@ def test_embeddings_are_candidates_beside_the_columns():
 def test_many_embeddings_get_one_kernel_each():
     x = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = x[:, :1]
-    many = of_embeddings({f"layer{i}": x for i in range(4)}, y)
+    many = list_embedding_kernels({f"layer{i}": x for i in range(4)}, y)
     assert [candidate.name for candidate in many] == [f"layer{i}: Two-layer ReLU network" for i in range(4)]
-    assert len(of_embeddings({"one": x}, y)) == 3
+    assert len(list_embedding_kernels({"one": x}, y)) == 3
 
 
 def test_directions_that_the_kernel_does_not_have_are_not_drawn():
@@ -188,7 +187,7 @@ def test_directions_that_the_kernel_does_not_have_are_not_drawn():
     for eigen in found.eigen.values():
         assert len(eigen.values) == len(eigen.shares) and min(eigen.values) > 0 and max(eigen.shares) <= 1 + 1e-9
     linear = Linear()(torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
-    assert int((spectrum_of(linear, centred_columns(torch.arange(30) % 2)).eigenvalues - NOISE > 1e-6).sum()) == 2
+    assert int((analyze_gram(linear, centre_columns(torch.arange(30) % 2)).eigenvalues - NOISE > 1e-6).sum()) == 2
 
 
 def test_the_same_seed_gives_the_same_answer_and_the_input_stays():
@@ -313,7 +312,7 @@ def test_json_is_one_document(csv, tmp_path):
     assert first["bracket"][0] <= first["bracket"][1] and "curve" not in first
 
 
-def test_an_npz_of_embeddings(tmp_path):
+def test_an_npz_list_embedding_kernels(tmp_path):
     wine = load_wine()
     rows = np.random.default_rng(0).permutation(178)[:60]
     path = tmp_path / "wine.npz"

@@ -18,7 +18,7 @@ from mercer.tabular.columns.column import Column
 from mercer.tabular.effects import correlated, effect_curves, reasons
 from mercer.tabular.importance import column_weights, permutation_losses
 from mercer.tabular.pages import model_page
-from mercer.tabular.pages.column_lines import ColumnLine, column_lines
+from mercer.tabular.pages.diagnosis_page import ColumnLine, column_lines
 from mercer.tabular.pages.model_page import confusions, headline, machine_lines
 from tests.tabular.cases import HOSTILE, check_page, measured
 

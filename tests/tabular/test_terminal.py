@@ -84,7 +84,8 @@ def test_a_diagnosis_of_a_rare_class_speaks_of_its_ranking_and_of_boosting():
     rare = rng.random(600) < 1 / (1 + np.exp(4 - 1.5 * x[:, 0]))
     frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(y=np.where(rare, "yes", "no"))
     found = diagnose(frame, "y")
-    assert "ranked with an AUROC of" in found.verdict.headline
+    assert "likeliest to be yes holds" in found.verdict.headline
+    assert any("(AUROC, 0.5 is chance and 1 perfect)" in reason for reason in found.verdict.reasons)
     assert any("HistGradientBoosting" in reason for reason in found.verdict.reasons)
     assert not any("kernel" in reason.lower() for reason in found.verdict.reasons)
 

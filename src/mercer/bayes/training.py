@@ -93,10 +93,19 @@ def _read_batches(
 class Snapshots:
     """Copies of a network during training. Call it whenever a copy should be kept.
 
+    Use it for an ensemble at the price of one training.
+
     Args:
         model: The network in training.
         every: Keep a copy at every call (1), every second call (2), and so on.
         most: Number of copies to keep, the latest ones; None keeps all.
+
+    >>> model = nn.Linear(2, 3)
+    >>> snapshots = Snapshots(model, every=10)
+    >>> for step in range(40):  # of a training
+    ...     snapshots()
+    >>> len(snapshots.models)
+    4
     """
 
     def __init__(self, model: nn.Module, *, every: int = 1, most: int | None = None) -> None:

@@ -27,6 +27,8 @@ _log = logging.getLogger("mercer")
 class TrajectoryGP(Ensemble):
     r"""Network with outputs :math:`f \sim GP(\bar g, \kappa_{SGD} / \tau)`, the kernel `mercer.kernels.Trajectory`.
 
+    Use it for error bars from one training in one forward pass; `DeepEnsemble` of the same snapshots takes M passes.
+
     .. math:: \kappa_{SGD}(x, x') = \tfrac1M \sum_i (g(x, \theta_i) - \bar g(x)) (g(x', \theta_i) - \bar g(x'))^\top,
         \qquad p(y | x) = \int N(f; \bar g(x), \kappa_{SGD}(x, x)) \, p(y | f) \, df
 
@@ -52,6 +54,13 @@ class TrajectoryGP(Ensemble):
     Attributes:
         precision_: The value used.
         noise_: Noise variance (regression only).
+
+    >>> from mercer.bayes import Snapshots
+    >>> x, y = torch.randn(60, 2), torch.randint(3, (60,))
+    >>> models = Snapshots.train(nn.Linear(2, 3), (x, y), 3, epochs=6).models
+    >>> posterior = TrajectoryGP(models, network_steps=20).fit((x, y))
+    >>> posterior.predict_proba(x[:5]).shape
+    torch.Size([5, 3])
     """
 
     def __init__(

@@ -18,8 +18,7 @@ from mercer import __version__
 from mercer.cli.diagnose import diagnose
 from mercer.cli.explain import explain
 from mercer.cli.fit import fit
-from mercer.cli.options import examples
-from mercer.cli.output import closest
+from mercer.cli.output import closest, examples
 from mercer.cli.predict import predict
 from mercer.user_text import shown
 

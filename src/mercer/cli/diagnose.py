@@ -10,22 +10,27 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import DATA, STANDARD_INPUT, examples, json_option, seed_option, task_option
 from mercer.cli.output import (
-    check_one_document,
+    DATA,
+    STANDARD_INPUT,
     check_output,
+    examples,
     is_stream,
+    json_option,
     note,
     opened_output,
     progress,
     seconds_since_start,
+    seed_option,
     table,
+    target_option,
+    task_option,
     wrap,
 )
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
-    from mercer.tabular.diagnosis.ranking import Diagnosis, Reading
+    from mercer.tabular.diagnosis.ranking import Diagnosis
 
 _NAME = 29
 _SHOWN = 5  # kernels that are listed
@@ -52,7 +57,7 @@ _COLUMNS = {"right": 8, "explained": 11, "of shuffled": 13, "steps": 7, "alignme
     ),
 )
 @click.argument("data", type=DATA)
-@click.option("--target", required=True, metavar="COLUMN", help="Column to predict.")
+@target_option
 @click.option(
     "-o",
     "--output",
@@ -76,8 +81,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     from mercer.tabular.pages import diagnosis_page
 
     page = output or Path(f"{data.name.split('.')[0]}-diagnosis.html")
-    check_one_document(output, as_json)
-    check_output(page, {"DATA": data})
+    check_output(page, {"DATA": data}, as_json)
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     with stoppable(), threads_set(1), progress() as report:
@@ -99,44 +103,47 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     if as_json:
         click.echo(json.dumps({"page": str(page), **diagnosis.record()}, indent=2, allow_nan=False))
         return
-    for line in _lines(diagnosis, page):
+    for line in _write_lines(diagnosis, page):
         click.echo(line, err=is_stream(output))
 
 
-def _lines(diagnosis: Diagnosis, page: Path) -> Iterator[str]:
+def _write_lines(diagnosis: Diagnosis, page: Path) -> Iterator[str]:
+    """What the command prints: the verdict, what to do next, and below, for those who know kernels, the table."""
     yield from wrap(diagnosis.verdict.headline, "")
     yield ""
-    yield from (line for text in diagnosis.verdict.reasons for line in wrap(text))
-    yield from (line for text in diagnosis.notes for line in note(text))
-    dropped = [column for column in diagnosis.columns if column.dropped]
-    yield from (line for column in dropped for line in note(f"{shown(column.name, 40)}: {column.how}."))
+    for text in diagnosis.verdict.reasons:
+        yield from wrap(text)
+    unused = [f"{shown(column.name, 40)}: {column.how}." for column in diagnosis.columns if column.dropped]
+    for text in (*diagnosis.notes, *unused):
+        yield from note(text)
     yield ""
-    yield from (line for text in diagnosis.verdict.advice for line in wrap(text))
+    for text in diagnosis.verdict.advice:
+        yield from wrap(text)
     yield from (f"  {shown(command, 1000)}" for command in diagnosis.verdict.commands)
     yield ""
-    # below, for those who know kernels
+
     first = diagnosis.readings[:_SHOWN]
     several = f"the best {len(first)} of {len(diagnosis.readings)}; the page has all"
     yield click.style(f"For those who know kernels ({several})", bold=True)
-    columns = {name: width for name, width in _COLUMNS.items() if diagnosis.classes or name != "right"}
-    rows = [(f"{place:>2} {reading.name}", _cells(reading)) for place, reading in enumerate(first, 1)]
-    yield from table(columns, [[name, *(cells[key] for key in columns)] for name, cells in rows], _NAME)
-    yield from (line for name in columns for line in _meaning(name, _MEANINGS[name]))
+    rows = []
+    for place, reading in enumerate(first, 1):
+        cells = [
+            "" if reading.accuracy is None else f"{reading.accuracy:.1%}",
+            f"{reading.explained:.1%}".replace("-0.0%", "0.0%"),
+            f"{reading.ratio:.1%}",
+            ">1000" if reading.steps is None else str(reading.steps),
+            f"{reading.alignment:.3f}",
+        ]
+        rows.append([f"{place:>2} {reading.name}", *cells])
+    columns = dict(_COLUMNS)
+    if not diagnosis.classes:  # of numbers, none is right or wrong
+        del columns["right"]
+        rows = [[name, *cells] for name, _, *cells in rows]
+    yield from table(columns, rows, _NAME)
     names = " ".join(reading.name for reading in first)
-    yield from (line for word, text in _WORDS.items() if word[:4] in names for line in _meaning(word, text))
+    meanings = {name: _MEANINGS[name] for name in columns}
+    meanings |= {word: text for word, text in _WORDS.items() if word[:4] in names}
+    for name, text in meanings.items():
+        yield from wrap(text, " " * 18, f"  {name:<16}")
     yield ""
     yield f"Page: {page} ({seconds_since_start():.0f} s; pictures, and more on every number)"
-
-
-def _meaning(name: str, text: str) -> list[str]:
-    return wrap(text, " " * 18, f"  {name:<16}")
-
-
-def _cells(reading: Reading) -> dict[str, str]:
-    return {
-        "right": "" if reading.accuracy is None else f"{reading.accuracy:.1%}",
-        "explained": f"{reading.explained:.1%}".replace("-0.0%", "0.0%"),
-        "of shuffled": f"{reading.ratio:.1%}",
-        "steps": ">1000" if reading.steps is None else str(reading.steps),
-        "alignment": f"{reading.alignment:.3f}",
-    }

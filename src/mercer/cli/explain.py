@@ -7,17 +7,26 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import DATA, MODEL, examples, json_option
-from mercer.cli.output import check_one_document, check_output, is_stream, opened_output, progress, width, wrap
+from mercer.cli.output import (
+    DATA,
+    MODEL,
+    check_output,
+    examples,
+    is_stream,
+    json_option,
+    opened_output,
+    progress,
+    width,
+    wrap,
+)
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
     from mercer.tabular import TabularModel
-    from mercer.tabular.effects import Reasons
 
 PAGE = "explain.html"
 _SHOWN = 10  # columns whose weights are listed
@@ -55,11 +64,11 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     from mercer.tabular.effects import EXPLAINED, reasons
     from mercer.tabular.importance import column_weights, permutation_losses
     from mercer.tabular.pages import model_page
+    from mercer.tabular.pages.model_page import confusions, headline, machine_lines, reason_lines
 
     page = output or model / PAGE
-    check_one_document(output, as_json)
+    check_output(page, {"ROWS": rows, "DATA": data}, as_json, model=model, page=PAGE)
     loaded = load_model(model)
-    check_output(page, {"ROWS": rows, "DATA": data}, model=model, page=PAGE)
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     explanations, weights, losses = [], {}, None
@@ -77,67 +86,57 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
             report("drawing the page")
             with opened_output(page) as file:
                 model_page(loaded, file, folder=str(model), losses=losses, weights=weights, reasons=explanations)
-    if rows is not None and as_json:
-        click.echo(json.dumps([asdict(row) for row in explanations], indent=2, allow_nan=False, default=str))
-    elif as_json:
-        click.echo(json.dumps(_document(loaded, page, weights, losses), indent=2, allow_nan=False))
-    elif rows is not None:
-        lines = (line for row in explanations for line in _explain_row(row))
-        click.echo("\n".join(lines), err=is_stream(output))
-    else:
-        click.echo("\n".join(_lines(loaded, page, weights, losses)), err=is_stream(output))
+    if rows is not None:
+        if as_json:
+            click.echo(json.dumps([asdict(row) for row in explanations], indent=2, allow_nan=False, default=str))
+            return
+        for title, parts in map(reason_lines, explanations):
+            click.echo(title, err=is_stream(output))
+            for name, value in parts:
+                click.echo(f"  {name:<42}{value:>15}", err=is_stream(output))
+        return
+    if as_json:
+        mistakes = confusions(loaded, 20)
+        document = {
+            "page": str(page),
+            "headline": headline(loaded),
+            "target": loaded.target.name,
+            "task": loaded.target.task,
+            "rows": loaded.rows,
+            "columns": [column.summary() for column in loaded.preparation.columns],
+            "weights": weights,
+            "shuffling_costs": losses,
+            "machines": [line["values"] for line in machine_lines(loaded)],
+            "mistakes": [{"true": a, "predicted": b, "rows": count, "of": of} for a, b, count, of in mistakes],
+            "scores": loaded.scores,
+            "notes": loaded.notes,
+        }
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    for line in _write_lines(loaded, page, weights, losses):
+        click.echo(line, err=is_stream(output))
 
 
-def _explain_row(why: Reasons) -> Iterator[str]:
-    from mercer.tabular.pages.model_page import reason_lines
-
-    title, parts = reason_lines(why)
-    yield title
-    yield from (f"  {name:<42}{value:>15}" for name, value in parts)
-
-
-def _document(
-    model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
-) -> dict[str, Any]:
-    from mercer.tabular.pages.model_page import confusions, headline, machine_lines
-
-    mistakes = confusions(model, 20)
-    return {
-        "page": str(page),
-        "headline": headline(model),
-        "target": model.target.name,
-        "task": model.target.task,
-        "rows": model.rows,
-        "columns": [{"name": c.name, "kind": c.kind, "how": c.how} for c in model.preparation.columns],
-        "weights": dict(weights),
-        "shuffling_costs": None if losses is None else dict(losses),
-        "machines": [line["values"] for line in machine_lines(model)],
-        "mistakes": [{"true": a, "predicted": b, "rows": count, "of": of} for a, b, count, of in mistakes],
-        "scores": model.scores,
-        "notes": model.notes,
-    }
-
-
-def _lines(
+def _write_lines(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> Iterator[str]:
     from mercer.tabular.effects import correlated
     from mercer.tabular.pages.model_page import confusions, headline, machine_lines, next_steps
 
-    yield from (line for text in (headline(model), *next_steps(model)) for line in wrap(text))
+    for text in (headline(model), *next_steps(model)):
+        yield from wrap(text)
     yield ""
     yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
-    yield from _bars(weights)
+    yield from _draw_bars(weights)
     for group in correlated(model, weights):
         yield from wrap(f"{', '.join(group)} say nearly the same: their shares belong together.", "    ", "  ")
     if losses is not None:
         yield click.style("What it needs", bold=True) + "  (points of the score lost when the column is shuffled)"
-        yield from _bars(losses)
+        yield from _draw_bars(losses)
     yield click.style("How it is built", bold=True)
     for place, line in enumerate(machine_lines(model), 1):
-        yield from textwrap.wrap(
-            f"  {place} {line['shown']['share']:>6}  {line['what']}", width(), subsequent_indent="    "
-        )
+        text = f"  {place} {line['shown']['share']:>6}  {line['what']}"
+        yield from textwrap.wrap(text, width(), subsequent_indent="    ")
     mistakes = confusions(model, 3)
     if mistakes:
         yield click.style("Its most frequent mistakes", bold=True)
@@ -147,7 +146,8 @@ def _lines(
     yield f"Page: {page}"
 
 
-def _bars(shares: Mapping[str, float]) -> Iterator[str]:
+def _draw_bars(shares: Mapping[str, float]) -> Iterator[str]:
+    """The largest shares, a line each, with bars beside them."""
     first = dict(list(shares.items())[:_SHOWN])
     largest = max([*first.values(), 1e-12])
     for name, share in first.items():

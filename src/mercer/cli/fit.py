@@ -6,23 +6,32 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import (
+from mercer.cli.output import (
     DATA,
     SMALL,
     STANDARD_INPUT,
+    command_line,
     device_option,
     examples,
+    is_stream,
     json_option,
+    note,
+    number,
+    progress,
+    seconds_since_start,
     seed_option,
+    table,
+    target_option,
     task_option,
+    width,
+    wrap,
 )
-from mercer.cli.output import command_line, is_stream, note, number, progress, seconds_since_start, table, width, wrap
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -31,7 +40,8 @@ if TYPE_CHECKING:
 PAGE = "explain.html"
 _SHOWN = 12  # classes up to which the confusion matrix is printed
 _ALIKE = 4  # columns treated alike up to which each has a line
-_NAME = 24
+_NAME = 24  # letters of a column's name
+_NAMES = 30  # names that are wrapped together
 _SCORES = {
     "accuracy": "accuracy",
     "always_most_frequent": "always the most frequent class",
@@ -63,7 +73,7 @@ _SHORT = {
     )
 )
 @click.argument("data", type=DATA)
-@click.option("--target", required=True, metavar="COLUMN", help="Column to predict.")
+@target_option
 @click.option(
     "-o",
     "--output",
@@ -75,7 +85,11 @@ _SHORT = {
 @click.option("--weight", metavar="COLUMN", help="Column with the rows' weights; it is not learned from.")
 @click.option("--no-trees", is_flag=True, help="Kernel machines alone, without boosted trees beside them.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Column that is not learned from; may be repeated.")
-@click.option("--time", metavar="COLUMN", help="Score the last fifth of the rows by this column, learned without them.")
+@click.option(
+    "--time",
+    metavar="COLUMN",
+    help="Choose and score by later rows, each period predicted from those before it by this column.",
+)
 @click.option("--group", metavar="COLUMN", help="Score whole groups named by this column, learned without them.")
 @click.option(
     "--minutes",
@@ -109,7 +123,9 @@ def fit(
     DATA is csv, tsv (plain, .gz or .bz2), parquet, npz or xlsx, of any length, or - for csv from standard input. Scores
     come from held-out rows. Under torchrun the processes share the rows.
     """
-    from mercer import distributed
+    import torch
+
+    from mercer import checks, distributed
     from mercer.cli.process import stoppable, threads_set
     from mercer.storage.folder import save
     from mercer.tabular import TabularModel
@@ -117,25 +133,27 @@ def fit(
 
     if time is not None and group is not None:
         raise click.UsageError("--time and --group both choose the rows that are scored. Drop one of them.")
-    device = _check_device(device or "cpu")
+    try:
+        device = checks.device("fit", device or "cpu", torch.float64)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     if is_stream(output):
         raise click.UsageError("MODEL must be a folder; got -, standard output. Choose a folder.")
     if output.resolve() in data.resolve().parents:
         raise click.UsageError(f"MODEL must be a folder of its own; got {output}, which holds DATA. Choose another.")
-    _check_output(output, target, force)
+    if not force:
+        _check_folder(output, target)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, contextlib.ExitStack() as reservation:
         with distributed.joined():
             trees = False if no_trees else "auto"
             model = TabularModel(task=task, trees=trees, random_state=seed, time=time, groups=group)
-            if distributed.rank():  # rank 0 keeps and shows what all learn
-                quiet = logging.getLogger("mercer").debug
-                fit_file(
-                    model, data, target, weight=weight, ignore=ignore, minutes=minutes, progress=quiet, device=device
-                )
-                return
-            reservation.enter_context(_reserve(output))
-            report = reservation.enter_context(progress())  # until the page is drawn
+            # Rank 0 keeps and shows what all learn.
+            is_first = not distributed.rank()
+            report: Callable[[str], None] = logging.getLogger("mercer").debug
+            if is_first:
+                reservation.enter_context(_reserve(output))
+                report = reservation.enter_context(progress())  # until the page is drawn
             fit_file(
                 model,
                 data,
@@ -143,10 +161,12 @@ def fit(
                 weight=weight,
                 ignore=ignore,
                 minutes=minutes,
-                compare=True,
+                compare=is_first,
                 progress=report,
                 device=device,
             )
+            if not is_first:
+                return
             model.made_with["data"] = fingerprint(data)
             report("saving the model")
             try:
@@ -155,32 +175,41 @@ def fit(
                 raise click.ClickException(str(error)) from error
         with distributed.alone():
             report("drawing the page")
-            page = _draw_page(model, output)
+            page = None
+            try:
+                from mercer.tabular.pages import model_page
+
+                page = model_page(model, output / PAGE, folder=str(output))
+            except Exception as error:  # a picture that fails does not take the model with it
+                logging.getLogger("mercer").error("the page could not be drawn; the model is kept", exc_info=error)
     if as_json:
-        click.echo(json.dumps({**_document(model, output), "page": page and str(page)}, indent=2, allow_nan=False))
+        document = {
+            "model": str(output),
+            "target": model.target.name,
+            "task": model.target.task,
+            "why": model.target.why,
+            "classes": None if model.target.classes is None else model.target.classes.tolist(),
+            "rows": model.rows,
+            "columns": [column.summary() for column in model.preparation.columns],
+            "features": len(model.preparation.feature_names),
+            "notes": model.notes,
+            "scores": model.scores,
+            "seconds": model.seconds,
+            "made_with": model.made_with,
+            "page": page and str(page),
+        }
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    for line in _lines(model, data, output, page):
+    for line in _write_lines(model, data, output, page):
         click.echo(line)
 
 
-def _check_device(device: str) -> str:
-    """The device, where it can factor in float64."""
-    import torch
-
-    from mercer import checks
-
-    try:
-        return checks.device("fit", device, torch.float64)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _check_output(folder: Path, target: str, force: bool) -> None:
+def _check_folder(folder: Path, target: str) -> None:
     """Refuse, before any work, a folder whose content would be lost."""
     from mercer.storage.folder import read_manifest
 
     way_out = "Pass --force to replace it, or choose another folder."
-    if force or not folder.exists():
+    if not folder.exists():
         return
     if not (folder / "mercer.json").exists():
         if (folder / PAGE).exists():
@@ -227,48 +256,21 @@ def _reserve(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _draw_page(model: TabularModel, folder: Path) -> Path | None:
-    """The page of `mercer explain`; a picture that fails does not take the model with it."""
-    try:
-        from mercer.tabular.pages import model_page
-
-        return model_page(model, folder / PAGE, folder=str(folder))
-    except Exception as error:
-        logging.getLogger("mercer").error("the page could not be drawn; the model is kept", exc_info=error)
-        return None
-
-
-def _document(model: TabularModel, folder: Path) -> dict[str, Any]:
-    target = model.target
-    return {
-        "model": str(folder),
-        "target": target.name,
-        "task": target.task,
-        "why": target.why,
-        "classes": None if target.classes is None else target.classes.tolist(),
-        "rows": model.rows,
-        "columns": [{"name": c.name, "kind": c.kind, "how": c.how} for c in model.preparation.columns],
-        "features": len(model.preparation.feature_names),
-        "notes": model.notes,
-        "scores": model.scores,
-        "seconds": model.seconds,
-        "made_with": model.made_with,
-    }
-
-
-def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> Iterator[str]:
+def _write_lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> Iterator[str]:
+    """What the command prints: how good the model is, what became of each column, the scores, what to do next."""
     from mercer.tabular.pages.model_page import advice, headline
 
     columns, target = model.preparation.columns, shown(model.target.name)
     title = f"{shown(data.name)}: {model.rows} rows, {len(columns)} columns beside {target}"
     yield click.style(title, bold=True)
-    yield from (line for text in (headline(model), advice(model)) for line in wrap(text))
-    yield from wrap(f"{model.target.why}.")
+    for text in (headline(model), advice(model), f"{model.target.why}."):
+        yield from wrap(text)
     yield ""
-    yield from _columns(model)
-    yield from (line for text in model.notes for line in note(text))
+    yield from _list_columns(model)
+    for text in model.notes:
+        yield from note(text)
     yield ""
-    yield from _scores(model)
+    yield from _list_scores(model)
     yield f"{seconds_since_start():.1f} seconds"
     yield ""
     yield f"Model: {folder}"
@@ -279,32 +281,30 @@ def _lines(model: TabularModel, data: Path, folder: Path, page: Path | None) -> 
     yield "       " + command_line("mercer", "explain", folder, "--data", name)
 
 
-def _columns(model: TabularModel) -> Iterator[str]:
+def _list_columns(model: TabularModel) -> Iterator[str]:
     """What is done with every column; where more than four are treated alike, they share a line."""
     from rich.cells import cell_len, set_cell_size
 
     groups: dict[tuple[str, str], list[str]] = {}
     for column in model.preparation.columns:
         groups.setdefault((column.kind, column.how), []).append(shown(column.name, _NAME))
-    alone = [names for names in groups.values() if len(names) <= _ALIKE]
-    room = max((cell_len(name) for names in alone for name in names), default=0) + 2
+    alone = [name for names in groups.values() if len(names) <= _ALIKE for name in names]
+    room = max(map(cell_len, alone), default=0) + 2
     for (kind, how), names in groups.items():
         if len(names) <= _ALIKE:
             for name in names:
                 first = f"  {set_cell_size(name, room)}{kind:<13}"
                 yield from wrap(how, " " * len(first), first)
             continue
-        first = f"  {len(names)} columns, {kind}: each {how}"
-        yield from wrap(first, "    ", "  ")
-        yield from (line for part in _parts(names) for line in wrap(part, "    ", "    "))
+        yield from wrap(f"  {len(names)} columns, {kind}: each {how}", "    ", "  ")
+        for start in range(0, len(names), _NAMES):
+            yield from wrap(", ".join(names[start : start + _NAMES]), "    ", "    ")
 
 
-def _parts(names: list[str], size: int = 30) -> list[str]:
-    """Names in sentences short enough to be wrapped whole."""
-    return [", ".join(names[at : at + size]) for at in range(0, len(names), size)]
+def _list_scores(model: TabularModel) -> Iterator[str]:
+    """The scores on held-out rows, those of other models beside them, and the confusion matrix."""
+    from mercer.tabular.scoring import best_beside, boosting_is_better
 
-
-def _scores(model: TabularModel) -> Iterator[str]:
     scores = model.scores
     if not scores["folds"]:
         yield from wrap(f"No scores: {scores['note']}.")
@@ -321,34 +321,27 @@ def _scores(model: TabularModel) -> Iterator[str]:
     for name, words in _SCORES.items():
         if scores.get(name) is not None:
             yield f"  {words:<38}{number(scores[name])}"
-    yield from _beside(scores)
+
+    # Other models on the same folds, and a plain word where one of them is better.
+    others = scores.get("beside")
+    if others:
+        measures = list(next(iter(others.values())))
+        rows = [["  always the mean", "0"]]
+        if scores.get("always_most_frequent") is not None:
+            rows = [["  most frequent class", number(scores["always_most_frequent"]), *[""] * (len(measures) - 1)]]
+        best, by = best_beside(scores)
+        for name, theirs in [("this model", scores), *others.items()]:
+            rows.append([f"  {name}{' *' * (name == best)}", *(number(theirs[measure], 3) for measure in measures)])
+        yield click.style("Beside others, on the same folds", bold=True)
+        yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
+        yield f"  * best by {by}"
+        if boosting_is_better(scores):
+            yield from wrap("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
     if model.target.classes is not None:
-        yield from _confusion([str(name) for name in model.target.classes], scores["confusion"])
+        yield from _draw_confusion([str(name) for name in model.target.classes], scores["confusion"])
 
 
-def _beside(scores: dict[str, Any]) -> Iterator[str]:
-    """Other models on the same folds, and a plain word where one of them is better."""
-    from mercer.tabular.scoring import best_beside, boosting_is_better
-
-    others = scores.get("beside") or {}
-    if not others:
-        return
-    measures = list(next(iter(others.values())))
-    guess = scores.get("always_most_frequent")
-    rows = [["  always the mean", "0"]]
-    if guess is not None:
-        rows = [["  most frequent class", number(guess), *[""] * (len(measures) - 1)]]
-    best, by = best_beside(scores)
-    for name, found in [("this model", scores), *others.items()]:
-        rows.append([f"  {name}{' *' * (name == best)}", *(number(found[measure], 3) for measure in measures)])
-    yield click.style("Beside others, on the same folds", bold=True)
-    yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
-    yield f"  * best by {by}"
-    if boosting_is_better(scores):
-        yield from wrap("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
-
-
-def _confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
+def _draw_confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
     if len(classes) > _SHOWN:
         return
     from rich.cells import cell_len, set_cell_size  # a letter of some scripts takes two columns

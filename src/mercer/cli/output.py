@@ -1,7 +1,8 @@
-"""What commands print: lines for terminals of 80 to 120 columns, progress, names that cannot steer the terminal."""
+"""What the commands share: options, lines for terminals of 80 to 120 columns, progress, where output may go."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -11,11 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
+from typing_extensions import override
 
 from mercer.user_text import shown
 
+SMALL = 10_000_000  # bytes of a table whose matrices are too small to share among threads
+STANDARD_INPUT = "standard-input.csv"  # the file that the rows of DATA "-" are put into, to be read twice
+Command = Callable[..., Any]
 _NARROW, _WIDE = 80, 120  # columns of a terminal that lines are made for
 _BEGAN = time.perf_counter()
 
@@ -80,21 +86,26 @@ def table(columns: Mapping[str, int], rows: Sequence[Sequence[str]], name: int) 
         yield f"{shown(first, name - 1):<{name}}{numbers}".rstrip()
 
 
-def check_output(output: Path, inputs: Mapping[str, Path | None], *, model: Path | None = None, page: str = "") -> None:
+def check_output(
+    output: Path, inputs: Mapping[str, Path | None], as_json: bool, *, model: Path | None = None, page: str = ""
+) -> None:
     """Refuse, before any work, an output that would replace a table that is read or a part of the model.
 
     Args:
         output: What ``-o`` names; ``-`` is standard output.
         inputs: Argument -> file that is read.
+        as_json: Whether a JSON document goes to standard output, too.
         model: Folder of the model, where there is one.
         page: Name of the one file in that folder that may be replaced.
     """
     if is_stream(output):
+        if as_json:
+            raise click.UsageError("-o - and --json both write to standard output. Drop one of them.")
         return
     target = output.resolve()
     for name, path in inputs.items():
         if path is not None and (target == path.resolve() or (output.exists() and output.samefile(path))):
-            need = "-o must not name a table that is read"
+            need = "-o must not name a file that is read"
             raise click.UsageError(f"{need}; got {output}, which is {name}. Choose another file.")
     if model is None or (page and target == (model / page).resolve()):
         return
@@ -122,12 +133,6 @@ def opened_output(output: Path) -> Iterator[Path]:
         sys.stdout.flush()
 
 
-def check_one_document(output: Path | None, as_json: bool) -> None:
-    """Refuse to write two documents to standard output."""
-    if as_json and is_stream(output):
-        raise click.UsageError("-o - and --json both write to standard output. Drop one of them.")
-
-
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
     """A function to report progress with: a moving bar with the last message on a terminal, a line each elsewhere."""
@@ -141,3 +146,66 @@ def progress() -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda message: bar.update(task, description=shown(message, 40))
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+class _Existing(click.Path):
+    """A path that is there; where it is not, the nearest name beside it is in the sentence. A file may be ``-``."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) == "-" and self.file_okay:
+            # A csv file with what standard input holds; it is gone when the command ends.
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                self.fail("standard input reaches one process only; under torchrun give a file.", param, ctx)
+            folder = tempfile.TemporaryDirectory(prefix="mercer-")
+            (ctx or click.get_current_context()).call_on_close(folder.cleanup)
+            copy = Path(folder.name) / STANDARD_INPUT
+            with copy.open("xb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            return copy
+        path = Path(value)
+        if not path.exists():
+            beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+            self.fail(f"{str(path)!r} does not exist.{closest(path.name, sorted(beside))}", param, ctx)
+        if not self.file_okay and path.is_file():
+            self.fail(f"{str(path)!r} is a file; give the folder that `mercer fit` wrote.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+DATA = _Existing(path_type=Path, exists=True, dir_okay=False)
+MODEL = _Existing(path_type=Path, exists=True, file_okay=False)
+
+task_option = click.option(
+    "--task",
+    type=click.Choice(("auto", "classification", "regression")),
+    default="auto",
+    show_default=True,
+    help="auto: inferred from the target column.",
+)
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),  # as large as scikit-learn takes it
+    default=0,
+    show_default=True,
+    help="Random seed.",
+)
+target_option = click.option("--target", required=True, metavar="COLUMN", help="Column to predict.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def device_option(meaning: str) -> Callable[[Command], Command]:
+    """An option that names a device of torch."""
+    return click.option("--device", metavar="DEVICE", help=f"{meaning}  [default: cpu]")
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help; click keeps the lines after a backspace as they are."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+def count_option(name: str, default: int, meaning: str) -> Callable[[Command], Command]:
+    """An option that takes a positive number."""
+    return click.option(name, type=click.IntRange(1), default=default, show_default=True, help=meaning)

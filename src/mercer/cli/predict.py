@@ -6,15 +6,18 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import DATA, MODEL, SMALL, examples, json_option
 from mercer.cli.output import (
-    check_one_document,
+    DATA,
+    MODEL,
+    SMALL,
     check_output,
+    examples,
     is_stream,
+    json_option,
     note,
     opened_output,
     progress,
@@ -95,10 +98,9 @@ def predict(
     from mercer.cli.process import stoppable, threads_set
     from mercer.tabular.streaming import predict_file
 
-    check_one_document(output, as_json)
+    check_output(output, {"DATA": data}, as_json, model=model)
     loaded = load_model(model)
     rule = _read_threshold(threshold, cost)
-    check_output(output, {"DATA": data}, model=model)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, progress() as report, opened_output(output) as file:
         answers = predict_file(
@@ -113,10 +115,24 @@ def predict(
         )
     for what, rows in answers.surprises.items():
         say(f"Warning: {what} ({rows} rows).")
+    score_name = "accuracy" if loaded.target.task == "classification" else "r2"
     if as_json:
-        click.echo(json.dumps(_document(loaded, answers, output), indent=2, allow_nan=False))
+        document = {
+            "output": str(output),
+            "rows": answers.rows,
+            "target": loaded.target.name,
+            "task": loaded.target.task,
+            "kept": answers.kept,
+            "predicted": dict(answers.classes),
+            "unfamiliar_above_half": answers.far,
+            "warnings": dict(answers.surprises),
+            "training_rows": answers.trained,
+            "scored_rows": answers.scored,
+            score_name: answers.score,
+        }
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    for line in _page(loaded, answers, output, level):
+    for line in _write_lines(loaded, answers, output, level, score_name.replace("r2", "R2")):
         click.echo(line, err=is_stream(output))
 
 
@@ -160,43 +176,28 @@ def load_model(folder: Path) -> TabularModel:
     return model
 
 
-def _document(model: TabularModel, answers: Answers, output: Path) -> dict[str, Any]:
-    return {
-        "output": str(output),
-        "rows": answers.rows,
-        "target": model.target.name,
-        "task": model.target.task,
-        "kept": answers.kept,
-        "predicted": dict(answers.classes),
-        "unfamiliar_above_half": answers.far,
-        "warnings": dict(answers.surprises),
-        "training_rows": answers.trained,
-        "scored_rows": answers.scored,
-        _score_name(model): answers.score,
-    }
-
-
-def _page(model: TabularModel, answers: Answers, output: Path, level: float) -> Iterator[str]:
-    name = shown(model.target.name)
+def _write_lines(model: TabularModel, answers: Answers, output: Path, level: float, score_name: str) -> Iterator[str]:
+    """What the command prints: what was predicted, how familiar the rows are, how good the answers are."""
+    target = shown(model.target.name)
     yield click.style(f"{answers.rows} rows predicted: {output}", bold=True)
     if answers.kept:
         yield from wrap(f"kept columns: {', '.join(shown(column, 30) for column in answers.kept)}")
     if answers.classes:
-        most = answers.classes.most_common(_SHOWN)
-        more = ", ..." if len(answers.classes) > _SHOWN else ""
-        yield from wrap(f"{name}: " + ", ".join(f"{shown(one, 30)} {count}" for one, count in most) + more)
+        listed = [f"{shown(name, 30)} {count}" for name, count in answers.classes.most_common(_SHOWN)]
+        listed += ["..."] * (len(answers.classes) > _SHOWN)
+        yield from wrap(f"{target}: {', '.join(listed)}")
+        classes = [] if model.target.classes is None else [str(name) for name in model.target.classes]
+        missing = [name for name in classes if name not in answers.classes]
+        if len(classes) == 2 and missing:
+            name = shown(missing[0], 30)
+            yield from wrap(f"no row is predicted as {name}: --cost {name}=10 predicts it sooner")
     else:
         yield from wrap(f"low, high: {level:.0%} of the true values lie between them, for rows like the training rows")
     share = answers.far / answers.rows
-    yield from wrap(
-        f"unfamiliar at least 0.5: {answers.far} rows ({share:.1%}; about 5% where rows are like the training rows)"
-    )
+    familiar = "about 5% where rows are like the training rows"
+    yield from wrap(f"unfamiliar at least 0.5: {answers.far} rows ({share:.1%}; {familiar})")
     if answers.score is not None:
-        what = _score_name(model).replace("r2", "R2")
-        yield from wrap(f"{what} on the {answers.scored} rows whose {name} is in the file: {answers.score:.4g}")
+        rows = f"the {answers.scored} rows whose {target} is in the file"
+        yield from wrap(f"{score_name} on {rows}: {answers.score:.4g}")
     if answers.trained:
         yield from note(_TRAINED)
-
-
-def _score_name(model: TabularModel) -> str:
-    return "accuracy" if model.target.task == "classification" else "r2"

@@ -189,6 +189,12 @@ class Trajectory(NetworkKernel):
     Args:
         models: The M >= 2 networks, say snapshots of one run; held, not registered.
         outputs: ``"trace"``, ``"full"`` or the number of one output.
+
+    Use it to see on which rows a training run went on changing its mind.
+
+    >>> models = [nn.Linear(2, 3) for _ in range(4)]
+    >>> Trajectory(models)(torch.randn(5, 2)).shape
+    torch.Size([5, 5])
     """
 
     def __init__(self, models: Sequence[nn.Module], *, outputs: str | int = "trace") -> None:

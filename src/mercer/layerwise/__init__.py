@@ -1,7 +1,6 @@
 """Networks that learn layer by layer, without back-propagation (masoomi2020)."""
 
-from .classifier import KernelNetworkClassifier
-from .regressor import KernelNetworkRegressor
+from .estimators import KernelNetworkClassifier, KernelNetworkRegressor
 
 __all__ = [
     "KernelNetworkClassifier",

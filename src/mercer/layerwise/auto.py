@@ -1,9 +1,9 @@
-r"""The default solver: stacked kernel ridge that may look through a metric it learns, all chosen by leave-one-out.
+r"""The default solver: a door to the stacked learner of the tables, with metrics learned layer by layer as a view.
 
-The network has a stem and machines. The *stem* puts the columns on one scale and may hold metrics: the square root of
-the average gradient outer product of the kernel machine fitted in the metric before it, or of its diagonal. The
-*machines* are kernel ridges on what the stem makes of the rows. Where nothing else was asked for, stem and machines
-join a :class:`~mercer.machines.StackedRidge`, the learner of the tables, as one more member.
+The *stem* puts the columns on one scale and may hold metrics: the square root of the average gradient outer product of
+the kernel machine fitted in the metric before it, or of its diagonal. What it makes of the rows is one more view of a
+:class:`~mercer.machines.StackedRidge`, whose members are weighed on rows left out. Where a kernel is asked for, or rows
+are too many for a Gram matrix, one machine stands on the stem instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..machines.landmarks import Landmarks
 from ..machines.metric import average_gradient_outer_product, metric_root
 from ..machines.selection import candidate_kernels, median_distance, rank_kernels
 from ..machines.solution import Solution
-from ..machines.trials import convex_weights
+from ..machines.trials import Look
 from ..rows import Rows
 from ..rows.rows import BLOCK_BYTES
 from .dependence import gaussian
@@ -42,19 +42,16 @@ _MULTIPLES = [0.15, 0.25, 0.4, 0.65, 1.1]  # bandwidths tried, over the median d
 _LEVELS = 8  # values a feature may take for its levels to be tried as columns of their own
 _HALF = 500  # rows of a half that decides on the metric
 _METRIC_ROWS = 1000  # rows a metric is learned from
+_PARTS = 2  # of these rows, each left out through a metric that the others teach
 _FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
 _NEAR = 1.0  # standard errors within which losses count as equal: the simpler network is taken
 _METRIC_WIDTH = 50  # columns beyond which many rows need no learned metric: they tell the directions apart themselves
 _COMPONENTS_FROM, _COMPONENTS = 150, 100  # columns from which many rows are projected on so many directions
 _BLOCK = 5000  # rows of a block
 
-# The machines.
-_LEAST_SHARE = 0.03  # a machine of less weight goes
-_SHRINK = 0.05  # of the shares towards equal ones
-_HEDGE = 0.1  # the same between the network and the stack: leave-one-out is too good for a learned metric
-_MACHINES, _LARGE = 3, 1500  # machines that stay; two beyond so many rows
-_WIDE = 200  # columns beyond which the distance column by column costs more than it gives
-_REFINING_ROWS = 1500  # rows on which the kernels that few rows chose are compared again, narrower too
+# One machine on it.
+_MOST_COLUMNS = 200  # beyond which the distance column by column costs more than it gives
+_REFINING_ROWS = 1500  # rows on which the kernels that fewer rows chose are compared again, narrower too
 _NARROWER = (1.0, 0.7, 0.5)
 _GAUSSIAN_STEP = 0.75  # by which the Gaussian's bandwidth shrinks for many rows, while the error falls
 _PAIR, _WORK = 30, 2e12  # cost of a kernel value beside its columns; of a pass over all pairs that is affordable
@@ -107,89 +104,80 @@ def fit_auto(
     exact = n <= exact_rows and landmarks is None
     many = n > exact_rows and landmarks is None and kernel != "gaussian"
 
-    # Few rows make all choices, the same on all ranks.
-    order = torch.randperm(n, generator=generator)
-    few, few_y = rows.take(order[:exact_rows])
-    if not bool(Rows(x).sum(lambda part: (part != few[0]).sum())):
+    # A subset of the rows makes all choices, the same on all ranks.
+    order = torch.randperm(n, generator=generator)[:exact_rows]
+    x_subset, y_subset = rows.take(order)
+    if not bool(Rows(x).sum(lambda part: (part != x_subset[0]).sum())):
         checks.warn("KernelNetwork", "all rows of X are equal; the Gram matrix has rank 1.")
 
     # The stem: columns on one scale, principal components of many wide rows, metrics where they help.
-    depth = 0 if many and few.shape[1] > _METRIC_WIDTH else max_layers - 1
-    encoding, kinds, setting = choose_stem(few, few_y, task, depth)
-    if many and nn.Sequential(*encoding)(few[:1]).shape[1] > _COMPONENTS_FROM:
+    depth = 0 if many and x.shape[1] > _METRIC_WIDTH else max_layers - 1
+    encoding, kinds, setting = choose_stem(x_subset, y_subset, task, depth)
+    if many and nn.Sequential(*encoding)(x_subset[:1]).shape[1] > _COMPONENTS_FROM:
         encoding.append(find_components(nn.Sequential(*encoding), x))
-    few_z = nn.Sequential(*encoding)(few)
-    metrics = learn_metrics(few_z[:_METRIC_ROWS], few_y[:_METRIC_ROWS], kinds, setting)
-    few_z = nn.Sequential(*metrics)(few_z)
-    stem = nn.Sequential(*encoding, *metrics)
-    if metrics:
-        setting = search_gaussian(few_z[:_PILOT], few_y[:_PILOT])
 
-    # Kernels of the machines, each with the penalty to start from; one where all rows cannot share a Gram matrix.
-    bandwidth = setting.multiple * median_distance(few_z)
-    choices: list[tuple[Kernel, float]]
-    if kernel == "gaussian":
-        if n > exact_rows:
-            bandwidth = narrow_gaussian(few_z, few_y, bandwidth, setting.penalty)
-        choices = [(gaussian(bandwidth), setting.penalty)]
-    elif exact:
-        choices = choose_kernels(few_z, few_y, [kernel] if isinstance(kernel, Kernel) else None)
-    else:
-        choices = [(kernel if isinstance(kernel, Kernel) else choose_one_kernel(few_z, few_y), 0.0)]
+    def learn_stem(part: Tensor) -> tuple[list[MetricLayer], nn.Sequential]:
+        """The metrics that these rows of the subset teach, and the encoding with them."""
+        metrics = learn_metrics(nn.Sequential(*encoding)(x_subset[part]), y_subset[part], kinds, setting)
+        return metrics, nn.Sequential(*encoding, *metrics)
 
-    # The machines: on every row by a Gram matrix, or by EigenPro while a pass over all pairs is affordable, or from
-    # landmarks, whose sums over rows can go on.
-    if exact:
-        z, every_y = stem(x), Rows(y).gather()
-        machines = [Exact(start=penalty).solve(choice, z, y) for choice, penalty in choices]
-        if kernel == "gaussian":
-            narrower = Exact(machines[0].penalty).solve(gaussian(0.7 * bandwidth), z, y)
-            errors = [(get_left_out(machine) - every_y).square().mean() for machine in (narrower, machines[0])]
-            if errors[0] < errors[1]:
-                machines, bandwidth = [narrower], 0.7 * bandwidth
-        shares = convex_weights([get_left_out(machine) for machine in machines], every_y, shrink=_SHRINK)
+    teachers = torch.arange(min(len(order), _METRIC_ROWS))
+    metrics, stem = learn_stem(teachers)
+
+    if kernel == "auto" and exact:
+        # The stem is a view of the stack. Rows that taught its metrics are left out through metrics of the others.
+        look = Look(stem, [])  # type: ignore[arg-type]  # any module of rows is a view
+        for part in teachers.chunk(_PARTS) if metrics else ():
+            without = learn_stem(teachers[~torch.isin(teachers, part)])[1]
+            look.honest.append((order[part], without))  # type: ignore[arg-type]
+        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        stack = StackedRidge(random_state=seed).fit(*rows.gather(), looks=[look])
+        left_out, numbers = stack.loo_, stack.left_out_
+
+        # Its members as torch modules, each behind its view. Later rows are added to the heaviest.
+        branches: list[list[nn.Module]] = []
+        through_stem = False
+        for member in stack.machines_:
+            view: nn.Module = stack.views_[member.view]
+            through_stem |= view is stem
+            anchors, weights = view(stack.rows_).double(), member.weights.double()
+            before = [*stem] if view is stem else [view]
+            branches.append([*before, Solution(member.kernel, anchors, weights, stack.mean_, member.penalty)])
+        modules: list[nn.Module] = [AverageLayer(branches, stack.shares_)]
+        *before, machine = branches[int(stack.shares_.argmax())]
+        if not through_stem:
+            metrics = []  # no member sees them
     else:
-        solver: EigenPro | Landmarks = Landmarks(landmarks, generator=generator)
-        if many and n**2 * (few_z.shape[1] + _PAIR) <= _WORK:
+        # One machine: on every row by a Gram matrix, or by EigenPro while a pass over all pairs is affordable, or from
+        # landmarks, whose sums over rows can go on.
+        z_subset = stem(x_subset)
+        chosen, penalty = choose_kernel(z_subset, y_subset, kernel)
+        solver: Exact | EigenPro | Landmarks
+        if many and n**2 * (z_subset.shape[1] + _PAIR) <= _WORK:
             seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
             solver = EigenPro(generator=seeded(seed))
             z = Rows(x).map(lambda part: stem(part).float(), row_bytes=BLOCK_BYTES // _BLOCK)
         else:
+            solver = Exact(start=penalty) if exact else Landmarks(landmarks, generator=generator)
             z = stem(x)
-        machines, shares = [solver.solve(choices[0][0], z, y)], torch.ones(1, dtype=torch.float64)
-
-    # Those of next to no weight go. The heaviest is the one that later rows are added to.
-    stay = [i for i, share in enumerate(shares.tolist()) if share > _LEAST_SHARE]
-    machines, shares = [machines[i] for i in stay], shares[stay] / shares[stay].sum()
-    heaviest = machines[int(shares.argmax())]
-    head = _average([machine.bare() for machine in machines], shares)
-    left_out = torch.stack([s * get_left_out(m) for s, m in zip(shares, machines, strict=True)]).sum(0)
-    numbers = torch.arange(n) if heaviest.rows is None else heaviest.rows
-    if kernel != "gaussian":
-        bandwidth = measure_length_scale(heaviest.kernel, heaviest.anchors)
-
-    # Where nothing was prescribed, the network joins the learner of the tables.
-    modules: list[nn.Module] = [*stem, head]
-    layers: list[nn.Module] = [*metrics, head]
-    if kernel == "auto" and exact:
-        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-        every_x, every_y = rows.gather()
-        stack = StackedRidge(random_state=seed).fit(every_x, every_y)
-        numbers = stack.left_out_
-        pair = [left_out[numbers], stack.loo_]
-        own, theirs = convex_weights(pair, every_y[numbers], shrink=_HEDGE).tolist()
-        left_out = own * pair[0] + theirs * pair[1]
-        joined = join_stack(modules, own, stack, theirs)
-        modules, layers = [joined], [*metrics, joined]
+        machine = solver.solve(chosen, z, y)
+        predicted = machine.predict_left_out() if machine.left_out is None else machine.left_out
+        assert predicted is not None
+        left_out, before = predicted.double(), [*stem]
+        numbers = torch.arange(n) if machine.rows is None else machine.rows
+        modules = [*stem, machine.bare()]
+    assert isinstance(machine, Solution)
 
     # What each layer achieved.
+    bandwidth = measure_length_scale(machine.kernel, machine.anchors)
     if task == "classes":
         history = measure_layers(encoding, metrics, modules, bandwidth, rows)
     else:
         error = float((Rows(y).take(numbers) - left_out).square().mean())
-        last = {"bandwidth": bandwidth, "width": 1.0, "penalty": heaviest.penalty, "mse": error}
+        last = {"bandwidth": bandwidth, "width": 1.0, "penalty": machine.penalty, "mse": error}
         history = [*({"width": float(x.shape[1])} for _ in metrics), last]
-    return FittedNetwork(modules, layers, history, left_out, numbers, heaviest.penalty, list(stem), heaviest)
+    layers = [*metrics, modules[-1]]
+    return FittedNetwork(modules, layers, history, left_out, numbers, machine.penalty, before, machine)
 
 
 # --- the stem ---------------------------------------------------------------------------------------------------------
@@ -233,7 +221,12 @@ def choose_stem(
             metrics = learn_metrics(z[learn], y[learn], stacks[-1], setting)
             for i, stack in enumerate(stacks):
                 through = nn.Sequential(*metrics[: len(stack)])(z[judge])
-                total[i] += _measure_loss(through, y[judge], setting, task) / 2
+                # At the setting, or at a narrower bandwidth and lower penalty if that has less error.
+                middle = setting.multiple * median_distance(through)
+                wide = dual_fit(gaussian(middle)(through), y[judge], setting.penalty)
+                narrow = dual_fit(gaussian(0.6 * middle)(through), y[judge], setting.penalty / 5)
+                better = min(wide, narrow, key=lambda fit: fit.error)
+                total[i] += measure_loss(y[judge], better.held_out, task) / 2
         plans += [(encoding, stack, setting) for stack in stacks]
         losses += total
 
@@ -267,16 +260,6 @@ def learn_metrics(z: Tensor, y: Tensor, kinds: tuple[str, ...], setting: Setting
     return metrics
 
 
-def _measure_loss(z: Tensor, y: Tensor, setting: Setting, task: str) -> float:
-    """Leave-one-out loss at the setting, or at a narrower bandwidth and lower penalty if that has less error."""
-    middle = median_distance(z)
-    fits = [
-        dual_fit(gaussian(share * setting.multiple * middle)(z), y, penalty)
-        for share, penalty in ((1.0, setting.penalty), (0.6, setting.penalty / 5))
-    ]
-    return measure_loss(y, min(fits, key=lambda fit: fit.error).held_out, task)
-
-
 def measure_loss(y: Tensor, left_out: Tensor, task: str) -> float:
     r"""What decides between networks: mean squared error, or for classes a smooth count of errors.
 
@@ -307,71 +290,31 @@ def find_components(encoding: nn.Module, x: Tensor) -> MetricLayer:
     return MetricLayer(vectors[:, -_COMPONENTS:].flip(1).contiguous())
 
 
-# --- the machines -----------------------------------------------------------------------------------------------------
+# --- one machine ------------------------------------------------------------------------------------------------------
 
 
-def choose_kernels(z: Tensor, y: Tensor, kernels: list[Kernel] | None) -> list[tuple[Kernel, float]]:
-    """The kernels that carry weight on the first 400 rows, heaviest first, with their penalties."""
-    ranked = rank_kernels(z, y, kernels or _list_candidates(z))
-    shares = convex_weights([choice.fit.held_out for choice in ranked], y[: len(ranked[0].fit.held_out)])
-    heavy = [i for i in shares.argsort(descending=True).tolist() if float(shares[i]) > _LEAST_SHARE]
-    most = _MACHINES if len(z) <= _LARGE else _MACHINES - 1
-    return [(ranked[i].kernel, ranked[i].fit.penalty) for i in (heavy or [0])[:most]]
-
-
-def choose_one_kernel(z: Tensor, y: Tensor) -> Kernel:
-    """The kernel for many rows: those that few rows chose, as they are and narrower, compared on more rows."""
+def choose_kernel(z: Tensor, y: Tensor, kernel: Kernel | str) -> tuple[Kernel, float | None]:
+    """The kernel of one machine, and where the search for its penalty starts, by rows ``(n, q)`` as it sees them."""
+    if isinstance(kernel, Kernel):
+        return kernel, None
+    if kernel == "gaussian":
+        # Few rows give bandwidth and penalty; for more, the bandwidth shrinks while the leave-one-out error falls.
+        setting = search_gaussian(z[:_PILOT], y[:_PILOT])
+        bandwidth = setting.multiple * median_distance(z)
+        z, y, least = z[:_REFINING_ROWS], y[:_REFINING_ROWS], math.inf
+        while (error := dual_fit(gaussian(bandwidth)(z), y, setting.penalty).error) < least:
+            least, bandwidth = error, bandwidth * _GAUSSIAN_STEP
+        return gaussian(bandwidth / _GAUSSIAN_STEP), setting.penalty
+    # The best three that have a bandwidth on few rows, as they are and narrower, are compared on more.
     z, y = z[:_REFINING_ROWS].double(), y[:_REFINING_ROWS]
-    falling = [kernel for kernel in _list_candidates(z) if kernel.rescaled(1.0) is not None]
     trials = []
-    for choice in rank_kernels(z, y, falling)[:3]:
+    candidates = candidate_kernels(z, most_columns=_MOST_COLUMNS)
+    for choice in rank_kernels(z, y, [one for one in candidates if one.rescaled(1.0) is not None])[:3]:
         for factor in _NARROWER:
-            kernel = choice.kernel.rescaled(factor)
-            assert kernel is not None
-            trials.append((tune_penalty(kernel(z), y, choice.fit.penalty).error, kernel))
-    return min(trials, key=lambda trial: trial[0])[1]
-
-
-def _list_candidates(z: Tensor) -> list[Kernel]:
-    candidates = candidate_kernels(z)
-    return candidates if z.shape[1] <= _WIDE else candidates[3:]  # the first three go column by column
-
-
-def narrow_gaussian(z: Tensor, y: Tensor, bandwidth: float, penalty: float) -> float:
-    """The bandwidth for many rows, from one found on few: shrunk while the leave-one-out error falls."""
-    z, y, least = z[:_REFINING_ROWS], y[:_REFINING_ROWS], math.inf
-    while True:
-        error = dual_fit(gaussian(bandwidth)(z), y, penalty).error
-        if error >= least:
-            return bandwidth / _GAUSSIAN_STEP
-        least, bandwidth = error, bandwidth * _GAUSSIAN_STEP
-
-
-def join_stack(modules: list[nn.Module], own: float, stack: StackedRidge, theirs: float) -> AverageLayer:
-    """The network and the stack's machines, averaged by their shares; machines on one view share a branch."""
-    branches, shares = [modules], [own]
-    for number, view in enumerate(stack.views_):
-        members = [i for i, machine in enumerate(stack.machines_) if machine.view == number]
-        anchors = view(stack.rows_).double()
-        solutions = [
-            Solution(machine.kernel, anchors, machine.weights.double(), stack.mean_, machine.penalty)
-            for machine in (stack.machines_[i] for i in members)
-        ]
-        total = float(stack.shares_[members].sum())
-        branches.append([view, _average(solutions, stack.shares_[members] / total)])
-        shares.append(theirs * total)
-    return AverageLayer(branches, torch.tensor(shares, dtype=torch.float64))
-
-
-def _average(machines: list[Solution], shares: Tensor) -> nn.Module:
-    return machines[0] if len(machines) == 1 else AverageLayer([[machine] for machine in machines], shares)
-
-
-def get_left_out(machine: Solution) -> Tensor:
-    """Predictions of rows left out, in float64."""
-    predictions = machine.predict_left_out() if machine.left_out is None else machine.left_out
-    assert predictions is not None
-    return predictions.double()
+            rescaled = choice.kernel.rescaled(factor)
+            assert rescaled is not None
+            trials.append((tune_penalty(rescaled(z), y, choice.fit.penalty).error, rescaled))
+    return min(trials, key=lambda trial: trial[0])[1], None
 
 
 def measure_length_scale(kernel: Kernel, z: Tensor) -> float:

@@ -13,21 +13,6 @@ from torch import Tensor
 from ..kernels import RBF
 from ..linalg.blocks import block_rows, slices
 
-__all__ = [
-    "class_sums",
-    "degrees",
-    "feature_degrees",
-    "feature_hsic",
-    "feature_ism_matrix",
-    "gamma_table",
-    "gaussian",
-    "hsic",
-    "ism_matrix",
-    "linear_ism_matrix",
-    "one_hot",
-    "polynomial_ism_matrix",
-]
-
 
 def one_hot(labels: Tensor, c: int, dtype: torch.dtype = torch.float64) -> Tensor:  # (n,) -> (n, c)
     """Y: a column for each class."""
@@ -110,15 +95,6 @@ def linear_ism_matrix(r: Tensor, labels: Tensor, c: int) -> Tensor:  # (n, d), (
     r""":math:`R^T \Gamma R`: the linear kernel's Q, constant in W, so that one eigendecomposition solves it."""
     sums = class_sums(r, labels, c)
     return _symmetric(sums.mT @ gamma_table(labels, c).to(r.dtype) @ sums)
-
-
-def polynomial_ism_matrix(r: Tensor, w: Tensor, labels: Tensor, c: int, degree: int, coef0: float) -> Tensor:
-    r""":math:`R^T (\Gamma \odot (R W W^T R^T + b)^{p - 1}) R`: the polynomial kernel's Q, (d, d)."""
-    z, table, total = r @ w, gamma_table(labels, c).to(r.dtype), r.new_zeros(r.shape[1], r.shape[1])
-    for rows in slices(len(r), block_rows(2 * len(r) * r.element_size())):
-        weight = table[labels[rows]][:, labels] * (z[rows] @ z.mT + coef0).pow(degree - 1)
-        total += r[rows].mT @ (weight @ r)
-    return _symmetric(total)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -15,15 +15,7 @@ from ..features.random_fourier import phased_cosines
 from ..linalg.blocks import block_rows, blockwise
 from .bandwidths import median_distance, most_dependent
 from .closed_form import Chain, ChainLayer
-from .dependence import (
-    feature_hsic,
-    feature_ism_matrix,
-    gaussian,
-    hsic,
-    ism_matrix,
-    linear_ism_matrix,
-    polynomial_ism_matrix,
-)
+from .dependence import feature_hsic, feature_ism_matrix, gaussian, hsic, ism_matrix, linear_ism_matrix
 from .record import LayerRecord, measure_features
 
 _ENOUGH = 0.99  # normalised HSIC at which the stack is done
@@ -64,11 +56,8 @@ def ism(
     c: int,
     bandwidth: float = 1.0,
     *,
-    width: int | None = None,
-    share: float = 0.95,
+    width: int,
     kernel: str = "gaussian",
-    degree: int = 3,
-    coef0: float = 1.0,
     features: Callable[[Tensor], Tensor] | None = None,
     max_iterations: int = 30,
     tolerance: float = 1e-9,
@@ -84,33 +73,25 @@ def ism(
         labels: Classes ``0..c - 1``.
         c: Number of classes.
         bandwidth: :math:`\sigma` of the Gaussian.
-        width: Columns q of W, fewer where the rows span fewer directions; None takes the least that holds ``share``
-            of the positive eigenvalues of the first Q and c - 1 at least.
-        share: See ``width``.
-        kernel: ``"gaussian"``, ``"linear"`` or ``"polynomial"``, each with its own Q.
-        degree: Degree of the polynomial.
-        coef0: Constant of the polynomial.
+        width: Columns q of W, fewer where the rows span fewer directions.
+        kernel: ``"gaussian"`` or ``"linear"``, each with its own Q.
         features: Maps ``r @ w`` to features whose products are the Gaussian kernel, ``(n, D)``; nothing n x n is formed
             then. None uses the Gram matrix.
         max_iterations: Most eigendecompositions.
         tolerance: Residual that counts as a fixed point.
     """
-    checks.choice("ism", "kernel", kernel, ("gaussian", "linear", "polynomial"))
+    checks.choice("ism", "kernel", kernel, ("gaussian", "linear"))
     basis = torch.linalg.qr(r.mT)[0] if r.shape[1] > len(r) else None  # (d, n): W lies in the span of the rows
     rows = r if basis is None else r @ basis
 
     # HSIC as a function of W, and its Q.
     def measure(w: Tensor) -> float:
         z = rows @ w
-        if kernel == "polynomial":
-            return float(hsic((z @ z.mT + coef0).pow(degree), labels, c))
         if features is not None:
             return float(feature_hsic(features(z), labels, c))
         return float(hsic(gaussian(bandwidth)(z), labels, c))
 
     def compute_q(w: Tensor) -> Tensor:
-        if kernel == "polynomial":
-            return polynomial_ism_matrix(rows, w, labels, c, degree, coef0)
         if features is not None:
             return feature_ism_matrix(features(rows @ w), rows, labels, c)
         return ism_matrix(gaussian(bandwidth)(rows @ w), rows, labels, c)
@@ -118,11 +99,7 @@ def ism(
     # Start at the linear kernel's eigenvectors: its Q does not depend on W.
     matrix = linear_ism_matrix(rows, labels, c)
     values, vectors = torch.linalg.eigh(matrix)
-    q = checks.integer("ism", "width", width, 1, len(matrix)) if width is not None else 0
-    if not q:  # the least width that holds the share, and c - 1 at least
-        positive = values.flip(0).clamp_min(0)
-        holding = int((positive.cumsum(0) < share * positive.sum()).sum()) + 1
-        q = min(max(holding, c - 1), len(values))
+    q = checks.integer("ism", "width", width, 1, len(matrix))
     if kernel == "linear" or not max_iterations:
         w = _fix_basis(matrix, vectors[:, -q:])
         return Ism(w if basis is None else basis @ w, _residual(matrix, w), 1, values)
@@ -139,6 +116,7 @@ def ism(
         w = torch.cat((_fix_signs(further), w), 1)
         q = w.shape[1]
 
+    # Turn to the eigenvectors of Q at W, until W spans them.
     value, spent = measure(w), 0
     while spent < max_iterations:
         matrix = compute_q(w)

@@ -37,6 +37,9 @@ _SOLVERS = ("auto", "exact", "landmarks", "eigenpro")
 class KernelRidge(Savable, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     r"""The f that minimises :math:`\sum_i w_i (y_i - f(x_i))^2 + \lambda |f|^2`; targets are centred by their mean.
 
+    Use it for one kernel of your own, error bars and leave-one-out predictions; for a raw table take
+    `mercer.tabular.TabularRegressor`.
+
     By the representer theorem :math:`f(x) = \bar y + \sum_i \alpha_i k(x_i, x)` with
     :math:`(K + \lambda W^{-1}) \alpha = y - \bar y`. The same numbers are the mean of a Gaussian process with
     covariance k and noise :math:`\lambda / w_i`, whose variance is :meth:`variance`. Without weights W is I. A row of

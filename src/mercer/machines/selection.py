@@ -48,14 +48,18 @@ def table_kernels(x: Tensor, *, linear: bool = True) -> list[Kernel]:  # (n, d)
     return kernels
 
 
-def candidate_kernels(x: Tensor) -> list[Kernel]:  # (n, d)
-    """Those of :func:`table_kernels`, with Matern, network and polynomial kernels and more bandwidths."""
+def candidate_kernels(x: Tensor, *, most_columns: float = math.inf) -> list[Kernel]:  # (n, d)
+    """Those of :func:`table_kernels`, with Matern, network and polynomial kernels and more bandwidths.
+
+    Of rows with more than ``most_columns`` those that go column by column are left out.
+    """
     two = median_distance(x)
     kernels: list[Kernel] = [Matern(nu, _clip_to_float32(two)) for nu in (1.5, 2.5)]
     kernels += [_gaussian(multiple * two) for multiple in _MORE_GAUSSIAN]
     kernels += [NTK(depth, bias_var=0.1).normalized() for depth in (1, 3)]
     kernels += [Polynomial(degree, _clip_to_float32(1 / _typical(x)), 1.0) for degree in (2, 3)]
-    return [*table_kernels(x), *kernels]
+    first = table_kernels(x) if x.shape[1] <= most_columns else table_kernels(x)[len(_PER_COLUMN) :]
+    return [*first, *kernels]
 
 
 def rank_kernels(

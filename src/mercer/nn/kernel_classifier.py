@@ -38,6 +38,8 @@ _MANY = 1000  # classes, where a second weight matrix starts to count; docs/whic
 class KernelClassifier(SavableModule):
     r"""Logits of an embedding z by a learned kernel k between it and weights :math:`w_{jp}`, all on the unit sphere.
 
+    Use it in place of the last ``nn.Linear``: it costs more a step, and pays where classes are many for the width.
+
     .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + b_j
 
     With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default a linear layer stands

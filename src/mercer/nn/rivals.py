@@ -82,6 +82,8 @@ class CosineClassifier(SavableModule):
 class SecondOrderPooling(SavableModule):
     r"""A linear classifier on the pooled outer product of the embedding with itself.
 
+    Use it as a rival to `KernelClassifier` on feature maps, where pairs of channels tell classes apart.
+
     .. math:: A = \frac{1}{s} \sum_{\text{places}} z z^T, \quad
         B = \mathrm{sign}(A) \sqrt{|A|}, \quad \text{logits} = W \, \mathrm{vec}(B) / \|B\|_F + b
 
@@ -95,6 +97,10 @@ class SecondOrderPooling(SavableModule):
         bias: Learn b.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
+
+    >>> head = SecondOrderPooling(8, 10)
+    >>> head(torch.randn(4, 8, 6, 6)).shape  # feature maps of four pictures
+    torch.Size([4, 10])
     """
 
     def __init__(

@@ -3,8 +3,8 @@ r"""How predictions move: with one column over all rows, and with every column o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -97,19 +97,28 @@ class Reasons:
 
 def effect_curves(model: TabularModel, weights: Mapping[str, float] | None = None) -> list[Effect]:
     """Curves of the columns that move the prediction most; ``weights`` are `column_weights`, where they are known."""
-    rows, numbers = _drawn(model, _ROWS)
-    predict = _without_own(model, numbers)
+    rows, numbers = _draw_rows(model, _ROWS)
+    predict = _leave_own_row_out(model, numbers)
+    classes = model.target.classes
+    middle = torch.tensor([0.1, 0.9], dtype=torch.float64)
     effects = []
     for name in list(column_weights(model) if weights is None else weights)[:_COLUMNS]:
-        for grid in _grids(model, name):
+        for grid in _list_grids(model, name):
+            if not len(grid.encoded):
+                continue
+            # The answers of all rows, with each value of the grid in the column.
             answers = []
             for value in grid.encoded:
                 changed = rows.clone()
                 changed[:, grid.features] = value
                 answers.append(predict(changed))
-            if answers:
-                effect = _effect(model, name, grid.values, torch.stack(answers))  # (g, r, c)
-                effects.append(replace(effect, part=grid.part, counts=grid.counts))
+            stacked = torch.stack(answers)  # (g, r, c)
+            # Of several classes, the one whose probability moves most; of two, the second.
+            mean = stacked.mean(1)  # (g, c)
+            place = 1 if mean.shape[1] == 2 else int((mean.amax(0) - mean.amin(0)).argmax())
+            low, high = stacked[:, :, place].quantile(middle.to(stacked), dim=1).tolist()
+            of = "" if classes is None else str(classes[place])
+            effects.append(Effect(name, of, grid.values, mean[:, place].tolist(), low, high, grid.part, grid.counts))
     return effects
 
 
@@ -124,28 +133,42 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
     frame = name_by_text(frame.iloc[:EXPLAINED])
     x, answers = model.encode(frame), model.predict_with_surprises(frame)[0]["prediction"]
     holes = model.holes(model.preparation.prepare(frame))
-    features = list(model.column_features().items())
+    features = model.column_features()
+    groups, classes = list(features.values()), model.target.classes
     generator = torch.Generator().manual_seed(0)
-    rows, _ = _drawn(model, _STARTS)
-    usual = _outputs(model, rows)  # (r, c)
-    found = []
-    for place, (row, own, unknown, answer) in enumerate(zip(frame.index, x, holes, answers, strict=True)):
-        column, of = _followed(model, answer)
-        starts = rows[_spread_by_answer(usual[:, column], _WALKS)]  # the same for all rows of one answer
-        walks = [(start, torch.randperm(len(features), generator=generator).tolist()) for start in starts]
+    rows = _draw_rows(model, _STARTS)[0]
+    usual = _predict_columns(model, rows)  # (r, c)
+    explanations = []
+    for place, (row, end, unknown, answer) in enumerate(zip(frame.index, x, holes, answers, strict=True)):
+        # The class that is followed, and training rows to start from: the same for all rows of one answer.
+        column, of = 0, ""
+        if classes is not None:
+            column, of = int(np.flatnonzero(classes == answer)[0]), str(answer)
+        starts = rows[_spread_by_answer(usual[:, column], _WALKS)]
+        walks = [(start, torch.randperm(len(groups), generator=generator).tolist()) for start in starts]
         walks += [(start, order[::-1]) for start, order in walks]
-        ends = [torch.where(unknown, start, own) for start, _ in walks]
-        paths = [_path(start, end, order, features) for (start, order), end in zip(walks, ends, strict=True)]
-        path = torch.stack([step for steps in paths for step in steps])
-        values = _outputs(model, path)[:, column].reshape(len(walks), -1)  # (w, columns + 1)
-        parts = torch.zeros(len(features), dtype=torch.float64)
+
+        # Each walk goes from its start to the row, column by column.
+        steps = []
+        for start, order in walks:
+            now = start
+            steps.append(now)
+            for group in order:
+                now = now.clone()
+                now[groups[group]] = torch.where(unknown, start, end)[groups[group]]
+                steps.append(now)
+        values = _predict_columns(model, torch.stack(steps))[:, column].reshape(len(walks), -1)  # (w, columns + 1)
+
+        # A column's part: what its steps move the answer by, on average.
+        parts = torch.zeros(len(groups), dtype=torch.float64)
         for (_, order), gains in zip(walks, values.diff(dim=1), strict=True):
             parts[order] += gains / len(walks)
-        named = {name: float(part) for (name, _), part in zip(features, parts, strict=True)}
+        named = dict(zip(features, parts.tolist(), strict=True))
         ranked = dict(sorted(named.items(), key=lambda pair: -abs(pair[1])))
-        cells = {name: _cell(frame[name].iloc[place]) for name in ranked}
-        found.append(Reasons(row, answer, of, float(values[:, -1].mean()), float(values[:, 0].mean()), ranked, cells))
-    return found
+        cells = {name: _write_cell(frame[name].iloc[place]) for name in ranked}
+        value, average = float(values[:, -1].mean()), float(values[:, 0].mean())
+        explanations.append(Reasons(row, answer, of, value, average, ranked, cells))
+    return explanations
 
 
 def _spread_by_answer(answers: Tensor, most: int) -> list[int]:  # (r,)
@@ -165,7 +188,7 @@ def _spread_by_answer(answers: Tensor, most: int) -> list[int]:  # (r,)
     return chosen
 
 
-def _cell(value: Any) -> str:
+def _write_cell(value: Any) -> str:
     """A cell as people write it: at most four digits after the point, and nothing where it is missing."""
     if value is None or value is pd.NaT or value is pd.NA or (isinstance(value, float) and value != value):
         return ""
@@ -186,9 +209,9 @@ def correlated(model: TabularModel, weights: Mapping[str, float] | None = None) 
     names = list(features)
     if len(names) > _LOOKED_AT:
         names = list(column_weights(model) if weights is None else weights)[:_LOOKED_AT]
-    own = torch.tensor([feature for name in names for feature in features[name]])
+    chosen = torch.tensor([feature for name in names for feature in features[name]])
     column = torch.tensor([i for i, name in enumerate(names) for _ in features[name]])  # (p,): of each feature
-    rows = _drawn(model, 1000)[0][:, own]
+    rows = _draw_rows(model, 1000)[0][:, chosen]
     spread = rows.std(0)
     scaled = (rows - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
     one, other = ((scaled.mT @ scaled / max(1, len(rows) - 1)).abs() >= _TOGETHER).nonzero().unbind(1)
@@ -201,64 +224,38 @@ def correlated(model: TabularModel, weights: Mapping[str, float] | None = None) 
     return [group for group in groups if len(group) > 1]
 
 
-def _drawn(model: TabularModel, most: int) -> tuple[Tensor, Tensor]:
+def _draw_rows(model: TabularModel, most: int) -> tuple[Tensor, Tensor]:
     """Training rows, evenly spaced, and their numbers."""
     rows = model.learner.rows
     numbers = torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()
     return rows[numbers], numbers
 
 
-def _outputs(model: TabularModel, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
-    found = model.learner.predict(x)
-    return found if found.ndim == 2 else found[:, None]
+def _predict_columns(model: TabularModel, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+    answers = model.learner.predict(x)
+    return answers if answers.ndim == 2 else answers[:, None]
 
 
-def _without_own(model: TabularModel, numbers: Tensor) -> Any:
-    """Predictions of changed training rows, each by the machines without the row it was made from."""
+def _leave_own_row_out(model: TabularModel, numbers: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function that predicts changed training rows, each by the machines without the row it was made from."""
     machine = getattr(model.learner, "machine", None)
     if not isinstance(machine, StackedRidge) or len(machine.rows_) > _EXACT:
-        return lambda x: _outputs(model, x)
-    correction = machine.without(numbers)
+        return lambda x: _predict_columns(model, x)
+    predict = machine.without(numbers)
 
-    def predict(x: Tensor) -> Tensor:
-        found = model.learner.answer(correction(x))
-        return found if found.ndim == 2 else found[:, None]
+    def predict_columns(x: Tensor) -> Tensor:
+        answers = model.learner.answer(predict(x))
+        return answers if answers.ndim == 2 else answers[:, None]
 
-    return predict
-
-
-def _effect(model: TabularModel, name: str, values: list[Any], answers: Tensor) -> Effect:
-    mean = answers.mean(1)  # (g, c)
-    column = int((mean.amax(0) - mean.amin(0)).argmax()) if answers.shape[2] != 2 else 1
-    classes = model.target.classes
-    low, high = answers[:, :, column].quantile(torch.tensor([0.1, 0.9], dtype=answers.dtype), dim=1).tolist()
-    of = "" if classes is None else str(classes[column])
-    return Effect(name, of, values, mean[:, column].tolist(), low, high)
+    return predict_columns
 
 
-def _followed(model: TabularModel, answer: Any) -> tuple[int, str]:
-    classes = model.target.classes
-    if classes is None:
-        return 0, ""
-    return int(np.flatnonzero(classes == answer)[0]), str(answer)
-
-
-def _path(start: Tensor, end: Tensor, order: list[int], features: list[tuple[str, list[int]]]) -> list[Tensor]:
-    """From one row to the other, column by column."""
-    steps, now = [start], start
-    for place in order:
-        now = now.clone()
-        now[features[place][1]] = end[features[place][1]]
-        steps.append(now)
-    return steps
-
-
-def _grids(model: TabularModel, name: str) -> list[Grid]:
+def _list_grids(model: TabularModel, name: str) -> list[Grid]:
     """Values of a column that the training rows span; of a date one grid for each part that varies."""
     column = next(c for c in model.preparation.columns if c.name == name)
     encoder, features = column.encoder, model.column_features()[name]
     if isinstance(encoder, Dates):
-        return _date_grids(encoder, features, model.learner.rows)
+        return _list_date_grids(encoder, features, model.learner.rows)
     first = model.learner.rows[:, features[0]]
     counts: list[int] = []
     if isinstance(encoder, Levels):
@@ -279,7 +276,7 @@ def _grids(model: TabularModel, name: str) -> list[Grid]:
     return [Grid("", values, counts, features, encoded)]
 
 
-def _date_grids(encoder: Dates, features: list[int], rows: Tensor) -> list[Grid]:
+def _list_date_grids(encoder: Dates, features: list[int], rows: Tensor) -> list[Grid]:
     """The trend, the season by months, the weekday and the hour, each with the others as the rows have them."""
     place = dict(zip(encoder.parts, features, strict=False))
     grids = []

@@ -151,6 +151,8 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[misc]
     """Classes from raw columns (numbers, words, dates, missing values), by stacked kernel machines without tuning.
 
+    Use it for classes in a table of your own. Words, money, dates and holes go in as they are.
+
     Args:
         trees: Whether boosted trees may join the kernel machines, as of :class:`TabularModel`.
         random_state: Random seed of folds and subsets; None draws one at each fit.
@@ -222,6 +224,8 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
 
 class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
     """Numbers from raw columns, with the interval each may lie in.
+
+    Use it for numbers in a table of your own. Words, money, dates and holes go in as they are.
 
     Args:
         trees: Whether boosted trees may join the kernel machines, as of :class:`TabularModel`.

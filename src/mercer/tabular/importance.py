@@ -2,7 +2,7 @@ r"""Which columns a model looks at: by exchanging their values between training 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +14,6 @@ from .columns import name_by_text, present
 
 if TYPE_CHECKING:
     from .model import TabularModel
-
-__all__ = ["column_weights", "permutation_losses"]
 
 _POINTS = 300  # training rows whose values are exchanged
 _ROUNDS = 2
@@ -39,34 +37,36 @@ def column_weights(model: TabularModel) -> dict[str, float]:
     before = model.learner.scores(rows)
     features = model.column_features()
 
-    def moved(group: list[str]) -> float:
-        own = [feature for name in group for feature in features[name]]
+    def exchange(group: list[str]) -> float:
+        """How far the function moves when a group's values come from other rows."""
+        chosen = [feature for name in group for feature in features[name]]
         total = 0.0
         for _ in range(_ROUNDS):
             changed = rows.clone()
-            changed[:, own] = rows[torch.randperm(len(rows), generator=generator)][:, own]
+            changed[:, chosen] = rows[torch.randperm(len(rows), generator=generator)][:, chosen]
             total += float((model.learner.scores(changed) - before).square().sum(1).mean())
         return total
 
-    groups = _groups(moved, list(features))
-    found = {name: total / len(group) for group, total in groups for name in group}
-    whole = sum(found.values())
-    shares = {name: value / whole if whole > 0 else 1 / len(found) for name, value in found.items()}
-    return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
-
-
-def _groups(moved: Callable[[list[str]], float], names: list[str]) -> list[tuple[list[str], float]]:
-    """Groups of columns and how far each moves the function; one column each where they are few."""
+    # One column each, or groups where there are many columns, of which the heaviest is halved time after time.
+    names = list(features)
     size = 1 if len(names) <= _ALONE else -(-len(names) // _GROUPS)
-    groups = [(group, moved(group)) for group in (names[i : i + size] for i in range(0, len(names), size))]
+    moves = [(group, exchange(group)) for group in (names[i : i + size] for i in range(0, len(names), size))]
     for _ in range(_SPLITS):
-        heaviest = max(range(len(groups)), key=lambda i: groups[i][1] if len(groups[i][0]) > 1 else -1.0)
-        group = groups[heaviest][0]
+        heaviest = max(range(len(moves)), key=lambda i: moves[i][1] if len(moves[i][0]) > 1 else -1.0)
+        group = moves[heaviest][0]
         if len(group) == 1:
             break
         halves = (group[: len(group) // 2], group[len(group) // 2 :])
-        groups[heaviest : heaviest + 1] = [(half, moved(half)) for half in halves]
-    return groups
+        moves[heaviest : heaviest + 1] = [(half, exchange(half)) for half in halves]
+
+    # Columns that stay together share their group's weight.
+    weights = {name: move / len(group) for group, move in moves for name in group}
+    total = sum(weights.values())
+    if total > 0:
+        shares = {name: weight / total for name, weight in weights.items()}
+    else:
+        shares = dict.fromkeys(weights, 1 / len(weights))
+    return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
 
 
 def permutation_losses(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ _DRAWN = 1000  # pairs of value and prediction that are kept for the picture
 _BINS = 10
 _WIDE = 1000  # columns above which trees would take longer than everything else together
 _MANY = 30  # classes above which they would, too: each round grows a tree for each class
+_RARE = 0.2  # share of the rows below which a class is rare
 _BETTER = 0.02  # share of a score by which boosting must be ahead to be recommended
 
 
@@ -70,7 +71,8 @@ def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
 def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
     """AUROC and average precision of probabilities ``(n, c)``: of two classes the rarer one's, else the classes' means.
 
-    None where a class has no row, or all of them.
+    None where a class has no row, or all of them. Of two classes ``in_first_tenth`` is the share of the rarer one's
+    rows among the tenth of all rows with its highest probabilities.
     """
     from sklearn.metrics import average_precision_score
 
@@ -80,13 +82,24 @@ def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
     classes = range(p.shape[1]) if p.shape[1] > 2 else [1 if int(counts[1]) <= int(counts[0]) else 0]
     areas = [metrics.auroc(p[y != i, i], p[y == i, i]) for i in classes]
     precisions = [float(average_precision_score((y == i).numpy(), p[:, i].numpy())) for i in classes]
-    return {"auroc": sum(areas) / len(areas), "average_precision": sum(precisions) / len(precisions)}
+    scores: dict[str, float | None] = {
+        "auroc": sum(areas) / len(areas),
+        "average_precision": sum(precisions) / len(precisions),
+    }
+    if len(classes) == 1 and len(y) >= 10:
+        first = p[:, classes[0]].topk(len(y) // 10).indices
+        scores["in_first_tenth"] = int((y[first] == classes[0]).sum()) / int(counts[classes[0]])
+    return scores
 
 
-def score_values(predicted: Tensor, y: Tensor) -> dict[str, Any]:
-    """Scores of predicted numbers ``(n,)`` for numbers ``(n,)``."""
+def score_values(predicted: Tensor, y: Tensor, period: Tensor | None = None) -> dict[str, Any]:
+    """Scores of predicted numbers ``(n,)`` for numbers ``(n,)``; with ``period`` against the mean of each period."""
     residual = y - predicted
-    spread = (y - y.mean()).square().mean()
+    middle = y.mean().expand_as(y)
+    if period is not None:
+        same = period[:, None] == period.unique()  # (n, p)
+        middle = (same * (y @ same.double() / same.sum(0))).sum(1)
+    spread = (y - middle).square().mean()
     drawn = torch.linspace(0, len(y) - 1, min(len(y), _DRAWN)).round().long()
     return {
         "r2": float(1 - residual.square().mean() / spread) if float(spread) > 0 else None,
@@ -105,6 +118,8 @@ def beside(
     classes: Array | None,
     progress: Callable[[str], None],
     weight: Tensor | None = None,
+    *,
+    forward: bool = False,
 ) -> dict[str, dict[str, float | None]]:
     """A linear model and boosted trees on the same folds: accuracy, balanced too, log loss and ranks, or R2.
 
@@ -116,6 +131,7 @@ def beside(
         classes: The classes; None for numbers.
         progress: Callback that receives progress messages.
         weight: Weights of all rows in the fits, ``(n,)``; None for 1.
+        forward: Whether a fold is predicted by the folds before it alone.
     """
     found = {}
     c = 0 if classes is None else len(classes)
@@ -126,12 +142,13 @@ def beside(
         outputs = torch.zeros(len(y), max(c, 1), dtype=torch.float64)
         for number in fold[left_out].unique():
             held = fold == number
+            learned = fold < number if forward else ~held
             model = make(c)
             last = f"{model.steps[-1][0]}__" if name == "linear" else ""
-            weights = {} if weight is None else {f"{last}sample_weight": weight[~held].numpy()}
+            weights = {} if weight is None else {f"{last}sample_weight": weight[learned].numpy()}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a solver that stops early says so at every fold
-                model.fit(x[~held].numpy(), y[~held].numpy(), **weights)
+                model.fit(x[learned].numpy(), y[learned].numpy(), **weights)
             if c:
                 outputs[held.nonzero(), torch.from_numpy(model.classes_)] = torch.from_numpy(
                     model.predict_proba(x[held].numpy())
@@ -144,8 +161,7 @@ def beside(
             scores = score_classes(p / p.sum(1, True), truth)
             found[name] = {measure: scores[measure] for measure in MEASURES}
         else:
-            error = (truth - scored[:, 0]).square().mean() / (truth - truth.mean()).square().mean().clamp_min(1e-300)
-            found[name] = {"r2": float(1 - error)}
+            found[name] = {"r2": score_values(scored[:, 0], truth, fold[left_out] if forward else None)["r2"]}
     return found
 
 
@@ -172,6 +188,43 @@ def best_beside(scores: Mapping[str, Any]) -> tuple[str, str]:
         return max(found, key=lambda name: float(f"{found[name]:.3g}")), "R2"
     found = {"this model": scores["log_loss"]} | {name: other["log_loss"] for name, other in others.items()}
     return min(found, key=lambda name: float(f"{found[name]:.3g}")), "log loss"
+
+
+class RareClass(NamedTuple):
+    """How a rare one of two classes fares on left-out rows.
+
+    Attributes:
+        number: Its place among the classes.
+        share: Of the rows that are of it.
+        in_first_tenth: Share of its rows in the tenth of all rows where it is likeliest.
+        hits: Rows of it that are predicted as it.
+        missed: Rows of it that are not.
+        false_alarms: Other rows that are predicted as it.
+    """
+
+    number: int
+    share: float
+    in_first_tenth: float
+    hits: int
+    missed: int
+    false_alarms: int
+
+
+def find_rare_class(scores: Mapping[str, Any]) -> RareClass | None:
+    """The rarer of two classes, where it is rare and its rows are ranked better than by chance; else None."""
+    in_first_tenth = scores.get("in_first_tenth")
+    if in_first_tenth is None:
+        return None
+    counts = scores["confusion"]
+    sizes = [sum(row) for row in counts]
+    rare = sizes.index(min(sizes))
+    by_chance = 0.1 + 2 * (0.1 * 0.9 / sizes[rare]) ** 0.5  # a tenth drawn blindly, and two standard errors
+    if sizes[rare] > _RARE * sum(sizes) or in_first_tenth < by_chance:
+        return None
+    hits, other = counts[rare][rare], 1 - rare
+    return RareClass(
+        rare, sizes[rare] / sum(sizes), in_first_tenth, hits, sizes[rare] - hits, false_alarms=counts[other][rare]
+    )
 
 
 def boosting_is_better(scores: dict[str, Any]) -> bool:

@@ -14,8 +14,8 @@ from mercer import figures
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .sets import KINDS, needed, size
-from .training import Plan, Run, searched
+from .sets import KINDS, required_data, size
+from .training import Plan, Run, search
 
 _SHOWN: dict[str, Callable[[Run], float]] = {
     "training accuracy": lambda run: run.train,
@@ -30,39 +30,31 @@ _SHOWN: dict[str, Callable[[Run], float]] = {
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """One training for each data set and variant; the variants of Table 1 are columns, of the others rows."""
-    return [
-        _cell(entry, scale, name, variant, dict(changes))
-        for name, kind in KINDS.items()
-        for variant, changes in entry.run["variants"].items()
-        if kind in changes.get("kinds", (kind,)) and (scale == "paper" or changes.get("scale") != "paper")
-    ]
-
-
-def _cell(entry: Entry, scale: str, name: str, variant: str, changes: dict[str, Any]) -> Cell:
-    changes.pop("kinds", None)
-    changes.pop("scale", None)
-    suffix = f", {variant}" if entry.run.get("layout") == "columns" else ""
-    settings = {
-        "data": name,
-        "method": "Kernel SGD",
-        "matrix": "RBF",
-        "layers": "last",
-        "batch": 64,
-        **size(name, scale),
-        **changes,
-        "variant": variant,
-        "shows": [f"{shown}{suffix}" for shown in entry.run["shows"]],
-    }
-    seeds = {"smoke": 1, "small": 3 if name in ("mnist", "usps") else 1, "paper": 5}[scale]
-    row = name if suffix else f"{name}, {variant}"
-    return Cell(entry.id, row=row, settings=settings, data=needed(name), seeds=seeds)
+    suffixed = entry.run.get("layout") == "columns"
+    cells = []
+    for name, kind in KINDS.items():
+        seeds = {"smoke": 1, "small": 3 if name in ("mnist", "usps") else 1, "paper": 5}[scale]
+        for variant, changes in entry.run["variants"].items():
+            if kind not in changes.get("kinds", (kind,)) or (changes.get("scale") == "paper" != scale):
+                continue
+            suffix = f", {variant}" if suffixed else ""
+            settings = {
+                "data": name, "method": "Kernel SGD", "matrix": "RBF", "layers": "last", "batch": 64,
+                **size(name, scale),
+                **{key: value for key, value in changes.items() if key not in ("kinds", "scale")},
+                "variant": variant,
+                "shows": [f"{shown}{suffix}" for shown in entry.run["shows"]],
+            }  # fmt: skip
+            row = name if suffixed else f"{name}, {variant}"
+            cells.append(Cell(entry.id, row, "", settings, required_data(name), seeds))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
     """The best try's numbers, and its loss and validation accuracy by epoch."""
     known = {f.name for f in fields(Plan)}
     settings = {name: value for name, value in cell.settings.items() if name in known}
-    best = searched(Plan(**settings, seed=cell.seed, device=cell.device))
+    best = search(Plan(**settings, seed=cell.seed, device=cell.device))
     values = {name: _SHOWN[name.split(",")[0]](best) for name in cell.settings["shows"]}
     epochs = [float(i + 1) for i in range(len(best.losses))]
     curves = {

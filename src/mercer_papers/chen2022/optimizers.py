@@ -111,7 +111,14 @@ def make(
     parameters = [p for p in model.parameters() if p.requires_grad]
     lr = choice.lr
     if method == KERNEL_SGD:
-        gram = _gram(matrix, choice)
+        matrices: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+            "RBF": lambda: RBF(choice.other),
+            "linear": Linear,
+            "polynomial": lambda: Polynomial(int(choice.other)),
+            "random PSD": RandomPSD,
+            "rotated RBF": lambda: Rotated(RBF(choice.other)),
+        }
+        gram = matrices[checks.choice("chen2022", "matrix", matrix, matrices)]()
         return KernelSGD(parameters, lr, model=model, kernel=gram, layers=layers, inputs=inputs, cache=True)
     if method == LAST_LAYER:
         last = list(last_linear(model)[1].parameters())
@@ -129,17 +136,6 @@ def make(
         FUNCTION_SPACE: lambda: FunctionSpaceSGD(parameters, lr, model=model),
     }
     return simple[checks.choice("chen2022", "method", method, simple)]()
-
-
-def _gram(matrix: str, choice: Choice) -> Callable[[Tensor], Tensor]:
-    made: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
-        "RBF": lambda: RBF(choice.other),
-        "linear": Linear,
-        "polynomial": lambda: Polynomial(int(choice.other)),
-        "random PSD": RandomPSD,
-        "rotated RBF": lambda: Rotated(RBF(choice.other)),
-    }
-    return made[checks.choice("chen2022", "matrix", matrix, made)]()
 
 
 def advance(
@@ -160,51 +156,28 @@ def advance(
         change: What to do to the gradients before the step.
     """
     graph = method == "AdaH" or (method == "ESGD" and optimizer.due)
-    closure = _Closure(optimizer, loss, change, graph)
-    _STEPS.get(method, _after_one_loss)(optimizer, closure, overlap)
-    optimizer.zero_grad()  # a gradient with a graph must not outlive the step
-    return closure.seen[0]
+    seen: list[float] = []
 
-
-class _Closure:
-    """Evaluates the loss and its gradients, and remembers each loss."""
-
-    def __init__(
-        self, optimizer: Any, loss: Callable[[], Tensor], change: Callable[[], None] | None, graph: bool
-    ) -> None:
-        self.seen: list[float] = []
-        self._optimizer, self._loss, self._change, self._graph = optimizer, loss, change, graph
-
-    def __call__(self) -> Tensor:
-        return self.of(self._loss)
-
-    def of(self, part: Callable[[], Tensor]) -> Tensor:
-        """The loss of other rows."""
-        self._optimizer.zero_grad()
+    def evaluate(part: Callable[[], Tensor] = loss) -> Tensor:
+        optimizer.zero_grad()
         value = part()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, on graphs that gradients hold
-            value.backward(create_graph=self._graph)
-        if self._change is not None:
-            self._change()
-        self.seen.append(float(value.detach()))
+            value.backward(create_graph=graph)
+        if change is not None:
+            change()
+        seen.append(float(value.detach()))
         return value
 
-
-def _after_one_loss(optimizer: Any, closure: _Closure, _: Callable[[], Tensor] | None) -> None:
-    closure()
-    optimizer.step()
-
-
-def _by_closure(optimizer: Any, closure: _Closure, _: Callable[[], Tensor] | None) -> None:
-    optimizer.step(closure)
-
-
-def _by_overlap(optimizer: Any, closure: _Closure, overlap: Callable[[], Tensor] | None) -> None:
-    optimizer.step(closure, None if overlap is None else lambda: closure.of(overlap))
-
-
-_STEPS = {"L-BFGS": _by_closure, "R-L-BFGS": _by_overlap}  # the others need one loss before the step
+    if method == "L-BFGS":
+        optimizer.step(evaluate)
+    elif method == "R-L-BFGS":
+        optimizer.step(evaluate, None if overlap is None else lambda: evaluate(overlap))
+    else:
+        evaluate()
+        optimizer.step()
+    optimizer.zero_grad()  # a gradient with a graph must not outlive the step
+    return seen[0]
 
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-4  # of AdaHessian, as its authors have them

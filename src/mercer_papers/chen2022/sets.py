@@ -58,8 +58,8 @@ _SIZES: dict[str, dict[str, dict[str, int | str | None]]] = {
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """One cell for each data set; smoke counts only what needs no download."""
-    names = [name for name in KINDS if scale != "smoke" or not needed(name)]
-    return [Cell(entry.id, row=name, settings={"data": name}, data=needed(name)) for name in names]
+    names = [name for name in KINDS if scale != "smoke" or not required_data(name)]
+    return [Cell(entry.id, row=name, settings={"data": name}, data=required_data(name)) for name in names]
 
 
 def run(cell: Cell) -> Outcome:
@@ -97,7 +97,7 @@ def size(name: str, scale: str) -> dict[str, int | str | None]:
     return {**found, "tries": 4} if scale == "small" and name in _BUNDLED else found
 
 
-def needed(name: str) -> list[str]:
+def required_data(name: str) -> list[str]:
     """What the runner must find in MERCER_DATA for a set."""
     return [] if name in _BUNDLED else [name]
 

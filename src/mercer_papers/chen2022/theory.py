@@ -43,18 +43,16 @@ def run(cell: Cell) -> Outcome:
     if s["check"] == "hessian":
         return _affine(generator)
     if s["check"] == "rise":
-        return _rises(s["m"], torch.tensor([_rise(s["m"], generator) for _ in range(s["draws"])]))
+        rises = torch.tensor([_rise(s["m"], generator) for _ in range(s["draws"])])
+        worst, share = float(rises.max()), float((rises > 1e-12).double().mean())
+        of_a_batch = f"The proof is for one instance; a batch of {s['m']}: "
+        note = "Proved, and found, for one instance. " if s["m"] == 1 else of_a_batch
+        note += f"The loss rose in {100 * share:.1f} % of {len(rises)} draws, by at most {worst:.3g}."
+        return Outcome(worst, {"share of draws with a rise": share}, passed=share == 0, note=note)
     ratios = torch.tensor([_ratio(s["trace"], s["direction"], generator) for _ in range(s["draws"])])
     worst, share = float(ratios.max()), float((ratios > 1).double().mean())
     note = f"The distance grew in {100 * share:.1f} % of {len(ratios)} draws; the largest ratio is {worst:.3g}."
     return Outcome(worst, {"share of draws with growth": share}, passed=worst <= 1, note=note)
-
-
-def _rises(m: int, rises: Tensor) -> Outcome:
-    share = float((rises > 1e-12).double().mean())
-    rose = f"The loss rose in {100 * share:.1f} % of {len(rises)} draws, by at most {float(rises.max()):.3g}."
-    note = "Proved, and found, for one instance. " if m == 1 else f"The proof is for one instance; a batch of {m}: "
-    return Outcome(float(rises.max()), {"share of draws with a rise": share}, passed=share == 0, note=note + rose)
 
 
 def _rise(m: int, generator: torch.Generator) -> float:

@@ -7,9 +7,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ _OVERLAP = 0.2  # share of a batch of R-L-BFGS that the next one has too (Beraha
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: the whole input of `searched`, by the names of a cell's settings."""
+    """What is trained: the whole input of `search`, by the names of a cell's settings."""
 
     data: str
     rows: int | None
@@ -78,7 +77,7 @@ class Run:
 
 
 @functools.lru_cache(maxsize=4096)
-def searched(plan: Plan) -> Run:
+def search(plan: Plan) -> Run:
     """Train with each of the method's settings; the best on the validation rows.
 
     The tables and figures of one run share these trainings, so a later cell may take no time.
@@ -101,62 +100,54 @@ def searched(plan: Plan) -> Run:
 
 
 def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
+    """Train once, as Section 4.1 has it; the model with the best validation accuracy is scored."""
     model = make_network(rows.kind, rows.x, rows.classes, rows.words, plan.network, plan.seed, rows.vectors)
     model.to(plan.device)
     inputs = functools.partial(bag_of_words, rows.words) if rows.kind == "text" else None
     optimizer = make(plan.method, choice, model, matrix=plan.matrix, layers=plan.layers, inputs=inputs)
     generator = torch.Generator().manual_seed(plan.seed)
     order = torch.randperm(len(rows.x), generator=generator)  # fixed: H^-1 is kept for each batch
+
+    def loss(batch: Tensor) -> Tensor:
+        x = rows.x[batch]
+        return F.cross_entropy(model(mirror_some(x, generator) if plan.augment else x), rows.y[batch])
+
     losses: list[float] = []
     validation: list[float] = []
     best: dict[str, Tensor] = {}
     clock = time.process_time if plan.device == "cpu" else time.perf_counter
     began = clock()
     for _ in range(plan.epochs):
-        losses.append(_epoch(plan, model, optimizer, rows, order, generator))
+        # batches in a new order each epoch; those of R-L-BFGS share a fifth of their rows with the next
+        if plan.method == "R-L-BFGS":
+            batches: Iterable[tuple[Tensor, Tensor | None]] = overlapping(
+                order[torch.randperm(len(order), generator=generator)], plan.batch
+            )
+        else:
+            parts = order.split(plan.batch)
+            batches = [(parts[i], None) for i in torch.randperm(len(parts), generator=generator).tolist()]
+        model.train()
+        total, count = 0.0, 0
+        for batch, shared in batches:
+            overlap = None if shared is None else functools.partial(loss, shared)
+            value = advance(plan.method, optimizer, functools.partial(loss, batch), overlap=overlap)
+            if not math.isfinite(value):
+                raise FloatingPointError("loss became NaN")
+            total += value * len(batch)
+            count += len(batch)
+        losses.append(total / count)
         validation.append(_accuracy(model, rows.x_val, rows.y_val))
         if validation[-1] >= max(validation):
-            best = {name: value.clone() for name, value in model.state_dict().items()}
-        if _has_settled(losses):
+            best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        # the paper's end: the loss has hardly changed in three epochs running
+        changes = [abs(a - b) for a, b in itertools.pairwise(losses[-_PATIENCE - 1 :])]
+        if len(changes) == _PATIENCE and max(changes) < _TOLERANCE:
             break
     seconds = clock() - began
     held = state_bytes(optimizer) / 2**20
     model.load_state_dict(best)  # the paper's "best model"
     scores = (_accuracy(model, rows.x, rows.y), _accuracy(model, rows.x_test, rows.y_test))
     return Run(choice, *scores, seconds, held, tuple(losses), tuple(validation), 1, 0)
-
-
-def _epoch(
-    plan: Plan, model: nn.Module, optimizer: Any, rows: Rows, order: Tensor, generator: torch.Generator
-) -> float:
-    model.train()
-    total, count = 0.0, 0
-
-    def loss(batch: Tensor) -> Tensor:
-        x = rows.x[batch]
-        return F.cross_entropy(model(flipped(x, generator) if plan.augment else x), rows.y[batch])
-
-    for batch, shared in _batches(plan, order, generator):
-        value = advance(
-            plan.method,
-            optimizer,
-            functools.partial(loss, batch),
-            overlap=None if shared is None else functools.partial(loss, shared),
-        )
-        if not math.isfinite(value):
-            raise FloatingPointError("loss became NaN")
-        total += value * len(batch)
-        count += len(batch)
-    return total / count
-
-
-def _batches(plan: Plan, order: Tensor, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Batches in a new order each epoch; those of R-L-BFGS share a fifth of their rows with the next."""
-    if plan.method != "R-L-BFGS":
-        batches = order.split(plan.batch)
-        yield from ((batches[i], None) for i in torch.randperm(len(batches), generator=generator).tolist())
-        return
-    yield from overlapping(order[torch.randperm(len(order), generator=generator)], plan.batch)
 
 
 def overlapping(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -167,16 +158,10 @@ def overlapping(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield batch, batch[-shared:]
 
 
-def flipped(x: Tensor, generator: torch.Generator) -> Tensor:
+def mirror_some(x: Tensor, generator: torch.Generator) -> Tensor:
     """Pictures mirrored by chance: the paper's example of the pre-processing that it leaves out."""
     chosen = torch.rand(len(x), generator=generator).to(x.device) < 0.5
     return torch.where(chosen[:, None, None, None], x.flip(3), x)
-
-
-def _has_settled(losses: list[float]) -> bool:
-    recent = losses[-_PATIENCE - 1 :]
-    changes = [abs(a - b) for a, b in itertools.pairwise(recent)]
-    return len(changes) == _PATIENCE and max(changes) < _TOLERANCE
 
 
 def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:

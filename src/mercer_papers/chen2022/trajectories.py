@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +17,8 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .optimizers import Choice, advance, make, tries
-from .sets import needed, rows_of, size
+from .sets import required_data, rows_of, size
 from .training import mlp, overlapping
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 METHODS = ("Kernel SGD", "AdaH", "ESGD", "L-BFGS", "R-L-BFGS", "SGD", "SGD+M")
 STEPS = {"smoke": 8, "small": 120, "paper": 500}
@@ -57,7 +52,13 @@ def problem(name: str, rows: int | None, seed: int, device: str = "cpu") -> Prob
     x, y = found.x[:512], found.y[:512]
     torch.manual_seed(seed)
     model = mlp(x.shape[1], found.classes, hidden=3).to(device)
-    _train(model, x, y)
+    # a few epochs of Adam: the loss of an untrained network is flat in any two weights
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(10):
+        for batch in torch.arange(len(x)).split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
     model.requires_grad_(False)
     weight = model[-1].weight
     assert isinstance(weight, Tensor)
@@ -72,36 +73,15 @@ def problem(name: str, rows: int | None, seed: int, device: str = "cpu") -> Prob
     return Problem(model, weight, mask, x, y)
 
 
-def _train(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
-    """A few epochs of Adam: the loss of an untrained network is flat in any two weights."""
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(10):
-        for rows in torch.arange(len(x)).split(BATCH):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-
-
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """One trajectory for each optimizer, and the loss around the start."""
-    return [
-        Cell(
-            entry.id,
-            row=row,
-            column=name,
-            settings={
-                "data": name,
-                "shows": row,
-                "rows": size(name, scale)["rows"],
-                "tries": size(name, scale)["tries"],
-                "steps": STEPS[scale],
-            },
-            data=needed(name),
-            seeds=1 if scale == "smoke" or (scale == "small" and not needed(name)) else 5,
-        )
-        for name in ("usps", "digits")
-        for row in (*METHODS, SURFACE)
-    ]
+    cells = []
+    for name in ("usps", "digits"):
+        data, sizes = required_data(name), size(name, scale)
+        seeds = 1 if scale == "smoke" or (scale == "small" and not data) else 5
+        settings = {"data": name, "rows": sizes["rows"], "tries": sizes["tries"], "steps": STEPS[scale]}
+        cells += [Cell(entry.id, row, name, {**settings, "shows": row}, data, seeds) for row in (*METHODS, SURFACE)]
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -187,16 +167,11 @@ def draw(results: list[Result]) -> figures.Figure:
             colour = handles[method].get_color()
             ax.plot(path["x"][-1], path["y"][-1], "x", color=colour, markersize=8, markeredgewidth=2, zorder=20)
             ax.plot(path["x"][0], path["y"][0], "^", color=figures.LIGHT.ink, markersize=8, zorder=21)
-        _frame(ax, list(paths.values()))
+        for axis, limit in (("x", ax.set_xlim), ("y", ax.set_ylim)):  # every path, with a margin
+            numbers = [value for path in paths.values() for value in path[axis]]
+            margin = 0.1 * (max(numbers) - min(numbers)) + 0.1
+            limit(min(numbers) - margin, max(numbers) + margin)
         ax.grid(False)
         ax.set(title=name, xlabel="$w_0$", ylabel="$w_1$")
     figures.legend_below(figure, handles)
     return figure
-
-
-def _frame(ax: Axes, paths: Sequence[Mapping[str, list[float]]]) -> None:
-    """Axes that hold every path, with a margin."""
-    for axis, limit in (("x", ax.set_xlim), ("y", ax.set_ylim)):
-        numbers = [value for path in paths for value in path[axis]]
-        margin = 0.1 * (max(numbers) - min(numbers)) + 0.1
-        limit(min(numbers) - margin, max(numbers) + margin)

@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import count_option, device_option, examples, json_option
-from mercer.cli.output import closest, number, progress, say, width
+from mercer.cli.output import (
+    check_output,
+    closest,
+    count_option,
+    device_option,
+    examples,
+    is_stream,
+    json_option,
+    number,
+    progress,
+    say,
+    width,
+)
 from mercer.user_text import shortened, shown
 
 if TYPE_CHECKING:
@@ -35,9 +46,10 @@ _UNITS = {"cpu": " s", "wall": " s", "memory": " MiB"}
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, allow_dash=True),
     metavar="RUN",
-    help="Folder for the results, the JSON and the picture. An existing folder is resumed.",
+    help="Folder for the results, the JSON and the picture; an existing folder is resumed. - puts the JSON on standard "
+    "output.",
 )
 @json_option
 def bench(
@@ -52,23 +64,27 @@ def bench(
     from mercer_papers.cli.growth import GROWTH, measure_growth
     from mercer_papers.cli.table_ranks import TABLES, rank_tables
 
+    if output is not None:
+        check_output(output, {}, as_json)
+    stream = is_stream(output)  # the JSON to standard output, the text to stderr
+    output = None if stream else output
     if areas == (GROWTH,):
-        measure_growth(output, as_json)
+        measure_growth(output, as_json, stream)
         return
     if areas == (TABLES,):
-        rank_tables(output, threads, as_json)
+        rank_tables(output, threads, as_json, stream)
         return
     unknown = [area for area in areas if area not in area_names()]
     if unknown:
         known = [*area_names(), GROWTH, TABLES]
         need = f"bench: AREA must be one of {', '.join(area_names())}, or alone {GROWTH} or {TABLES}"
         raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], known)}")
-    lines = _measured(areas, repeats, threads, _usable(device or "cpu"), output)
-    if as_json:
+    lines = _measure(areas, repeats, threads, _usable(device or "cpu"), output)
+    if as_json or stream:
         click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
-    else:
+    if not as_json:
         for text in _page(lines):
-            click.echo(text)
+            click.echo(text, err=stream)
 
 
 def _usable(device: str) -> str:
@@ -80,7 +96,7 @@ def _usable(device: str) -> str:
         raise click.UsageError(str(error)) from error
 
 
-def _measured(areas: tuple[str, ...], repeats: int, threads: int, device: str, output: Path | None) -> list[Line]:
+def _measure(areas: tuple[str, ...], repeats: int, threads: int, device: str, output: Path | None) -> list[Line]:
     from mercer.cli.process import Interrupted, Interruption
     from mercer_papers.bench import Record, run
     from mercer_papers.cli.growth import session

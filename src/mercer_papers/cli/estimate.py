@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mercer.cli.options import examples, json_option
-from mercer.cli.output import closest, wrap
+from mercer.cli.output import DATA, closest, examples, json_option, wrap
 from mercer.user_text import shown
 
 if TYPE_CHECKING:
@@ -35,9 +34,9 @@ _UNITS = (("years", 365.25 * 86400), ("days", 86400.0), ("h", 3600.0), ("min", 6
 )
 @click.option(
     "--measured",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=DATA,
     metavar="FILE",
-    help="growth.json of `mercer bench growth -o RUN` on your own machine.",
+    help="growth.json of `mercer bench growth -o RUN` on your own machine; - is standard input.",
 )
 @json_option
 def estimate(

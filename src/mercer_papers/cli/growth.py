@@ -18,8 +18,8 @@ _NAME = 23
 _LETTERS = ("n", "d", "c", "k")
 
 
-def measure_growth(output: Path | None, as_json: bool) -> None:
-    """Measure every method at every size, write ``growth.json`` to the folder, print the exponents."""
+def measure_growth(output: Path | None, as_json: bool, stream: bool = False) -> None:
+    """Measure every method at every size, write ``growth.json`` to the folder or the stream, print the exponents."""
     from mercer.cli.process import Interrupted, Interruption
     from mercer.storage.files import atomic_write
     from mercer_papers.bench.cost_model import document, measure
@@ -38,11 +38,11 @@ def measure_growth(output: Path | None, as_json: bool) -> None:
     text = json.dumps(found, allow_nan=False, indent=1)
     if output is not None:
         atomic_write(output / "growth.json", f"{text}\n".encode())
-    if as_json:
+    if as_json or stream:
         click.echo(text)
-    else:
+    if not as_json:
         for line in exponent_table(found):
-            click.echo(line)
+            click.echo(line, err=stream)
 
 
 def session() -> dict[str, Any]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from mercer.cli.options import examples
-from mercer.cli.output import width
+from mercer.cli.output import examples, width
 
 WORDS = {
     "ready": "ready",
@@ -47,17 +45,18 @@ def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
     for paper in dict.fromkeys(row["paper"] for row in rows):
         click.echo(click.style(paper, bold=True))
         for row in (row for row in rows if row["paper"] == paper):
-            _print(row)
-    click.echo(_totals(rows))
-
-
-def _print(row: dict[str, Any]) -> None:
-    click.echo(f"  {row['id']:<24}{row['verdict']:<33}{WORDS[row['state']]}")
-    data = ", ".join(row["data"]) or "none"
-    for text in (row["what"], row["why"], f"{row['kind']}; data: {data}; scale: {', '.join(row['scale'])}"):
-        click.echo(
-            click.style(textwrap.fill(text, width() + 1, initial_indent="    ", subsequent_indent="    "), dim=True)
-        )
+            click.echo(f"  {row['id']:<24}{row['verdict']:<33}{WORDS[row['state']]}")
+            data = ", ".join(row["data"]) or "none"
+            for text in (row["what"], row["why"], f"{row['kind']}; data: {data}; scale: {', '.join(row['scale'])}"):
+                lines = textwrap.fill(text, width() + 1, initial_indent="    ", subsequent_indent="    ")
+                click.echo(click.style(lines, dim=True))
+    kinds, states = [row["kind"] for row in rows], [row["state"] for row in rows]
+    counts = ", ".join(f"{states.count(state)} {word}" for state, word in WORDS.items() if state in states)
+    verdicts = ", ".join(f"{count} {word}" for word, count in Counter(row["verdict"] for row in rows).most_common())
+    filled, cells = (sum(row["cells"][i] for row in rows) for i in (0, 1))
+    total = f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}. Verdicts: {verdicts}. "
+    total += f"{filled} of {cells} published numbers have one of ours beside them."
+    click.echo(textwrap.fill(total, width() + 1))
 
 
 def _row(entry: Any) -> dict[str, Any]:
@@ -82,25 +81,11 @@ def _row(entry: Any) -> dict[str, Any]:
 
 
 def _state(entry: Any) -> str:
+    from mercer_papers.data_files import data_folder, is_here  # no wait for torch
+
     if not entry.built:
         return "not_built"
     if entry.scale == "paper":
         return "paper_scale_only"
-    return "ready" if not entry.needs or _has_data(entry.needs) else "missing"
-
-
-def _has_data(needs: Sequence[str]) -> bool:
-    """Whether one of the data sets is on this machine, without a wait for torch."""
-    from mercer_papers.data_files import data_folder, is_here
-
-    return any(is_here(name, data_folder(None)) for name in needs)
-
-
-def _totals(rows: Sequence[dict[str, Any]]) -> str:
-    kinds = [row["kind"] for row in rows]
-    states = [row["state"] for row in rows]
-    counts = ", ".join(f"{states.count(state)} {word}" for state, word in WORDS.items() if state in states)
-    verdicts = ", ".join(f"{count} {word}" for word, count in Counter(row["verdict"] for row in rows).most_common())
-    filled, cells = (sum(row["cells"][i] for row in rows) for i in (0, 1))
-    lines = f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}. Verdicts: {verdicts}. "
-    return textwrap.fill(lines + f"{filled} of {cells} published numbers have one of ours beside them.", width() + 1)
+    here = not entry.needs or any(is_here(name, data_folder(None)) for name in entry.needs)
+    return "ready" if here else "missing"

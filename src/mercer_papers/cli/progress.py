@@ -18,6 +18,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._total = self._count = 0
+        self._missing: set[str] = set()  # what was said to be missing
 
     def __enter__(self) -> Lines:
         return self
@@ -25,7 +26,7 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, total: int, kept: int) -> None:
+    def report_plan(self, total: int, kept: int) -> None:
         """Say what is ahead."""
         self._total, self._count = total, kept
         say(f"{total} cells, {kept} done before")
@@ -33,10 +34,11 @@ class Lines:
     def began(self, cell: Cell) -> None:
         """Nothing: the line comes when the cell has ended."""
 
-    def ended(self, result: Result) -> None:
+    def report_end(self, result: Result) -> None:
         """One line for the cell."""
         self._count += 1
-        say(f"[{self._count}/{self._total}] {describe(result)}")
+        if not _said_before(result, self._missing):
+            say(f"[{self._count}/{self._total}] {describe(result)}")
 
 
 class Bar:
@@ -49,6 +51,7 @@ class Bar:
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self._progress = Progress(*columns, console=Console(stderr=True))
         self._task = self._progress.add_task("")
+        self._missing: set[str] = set()  # what was said to be missing
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -59,7 +62,7 @@ class Bar:
     ) -> None:
         self._progress.stop()
 
-    def planned(self, total: int, kept: int) -> None:
+    def report_plan(self, total: int, kept: int) -> None:
         """Set the bar's length."""
         self._progress.update(self._task, total=total, completed=kept)
 
@@ -68,16 +71,25 @@ class Bar:
         name = " ".join(part for part in (cell.entry, cell.row, cell.column) if part)
         self._progress.update(self._task, description=name)
 
-    def ended(self, result: Result) -> None:
+    def report_end(self, result: Result) -> None:
         """One step; a line of its own where it did not end well."""
         self._progress.advance(self._task)
-        if result.status != "done":
+        if result.status != "done" and not _said_before(result, self._missing):
             self._progress.console.print(describe(result), markup=False, highlight=False, soft_wrap=True)
 
 
 def watcher() -> Bar | Lines:
     """A bar where stderr is a terminal, else lines."""
     return Bar() if sys.stderr is not None and sys.stderr.isatty() else Lines()
+
+
+def _said_before(result: Result, missing: set[str]) -> bool:
+    """Whether the same data or package was named before: cells without it are counted at the end, not listed."""
+    if result.status != "missing":
+        return False
+    known = result.note in missing
+    missing.add(result.note)
+    return known
 
 
 def describe(result: Result) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.options import count_option, device_option, examples, json_option
+from mercer.cli.output import check_output, count_option, device_option, examples, is_stream, json_option
 
 if TYPE_CHECKING:
     from mercer_papers.catalogue import Entry
     from mercer_papers.results import Result
-    from mercer_papers.runner import Request
 
 WORDS = {
     "done": "done",
@@ -44,7 +44,13 @@ _SCALES = ("smoke", "small", "paper")
     metavar="RUN",
     help="Resume a run with its original options.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="RUN", help="Folder.  [default: runs/<time>]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="RUN",
+    help="Folder; - puts the page on standard output and keeps nothing.  [default: runs/<time>]",
+)
 @click.option("--bundled", is_flag=True, help="Run only what needs no data from MERCER_DATA.")
 @click.option("--no-download", is_flag=True, hidden=True, help="The old name of --bundled.")
 @click.option("--seeds", type=click.IntRange(1), help="Override the number of seeds.")
@@ -74,44 +80,47 @@ def reproduce(
     ID is an entry (spectral2019/table1) or a paper (spectral2019); default: all. `mercer list` shows them.
     """
     from mercer import distributed
+    from mercer_papers import runner
 
     bundled = bundled or no_download
     if resume is not None and (ids or scale or output or seeds or bundled or changes or only or device):
         raise click.UsageError("--resume takes only --jobs and --json: the run keeps its own ID and options.")
+    if output is not None:
+        check_output(output, {}, as_json)
+    stream = is_stream(output)
+    if stream:
+        output = Path(click.get_current_context().with_resource(tempfile.TemporaryDirectory(prefix="mercer-")))
     with distributed.joined():
+        # the run's folder, made by rank 0
         if resume is None:
-            resume = _create(
-                (ids, scale or "small", seeds, not bundled, _settings(changes), only, device or "cpu"), output
-            )
-        results = _run(resume, jobs)
+            settings = _settings(changes)
+            try:
+                request = runner.Request(ids, scale or "small", seeds, not bundled, settings, only, device or "cpu")
+            except ValueError as error:
+                raise click.UsageError(str(error)) from error
+            folder = str(runner.create(request, output)) if distributed.rank() == 0 else ""
+            resume = Path(distributed.gather_json(folder)[0])
+        results = _run(resume, jobs, stream)
         if distributed.rank():
             return  # rank 0 shows what all did
-    with distributed.alone():
-        page = _page(resume)
-    code = _verdict(results)
-    _show(resume, page, results, as_json)
-    raise click.exceptions.Exit(code)
+    # the page; the results are safe whatever becomes of it
+    try:
+        from mercer_papers.report import build
 
-
-def _create(asked: tuple[Any, ...], output: Path | None) -> Path:
-    """The run's folder, made by rank 0."""
-    from mercer import distributed
-    from mercer_papers import runner
-
-    request = _request(asked)
-    folder = str(runner.create(request, output)) if distributed.rank() == 0 else ""
-    return Path(distributed.gather_json(folder)[0])
-
-
-def _verdict(results: list[Result]) -> int:
+        with distributed.alone():
+            page = build(resume)
+    except Exception as error:
+        logging.getLogger("mercer").error("the page could not be built", exc_info=error)
+        click.echo(f"The results are kept in {resume}. Build the page with: mercer report {resume}", err=True)
+        raise click.exceptions.Exit(1) from error
     failed = sum(result.status == "failed" for result in results)
+    nothing = not any(result.status == "done" for result in results)
     if failed:
         click.echo(f"{failed} of {len(results)} cells failed; -v shows their tracebacks.", err=True)
-        return 1
-    if not any(result.status == "done" for result in results):
+    elif nothing:
         click.echo("Nothing could be run: `mercer list` shows what can be, and why the rest cannot.", err=True)
-        return 1
-    return 0
+    _show(resume, page, results, as_json, stream)
+    raise click.exceptions.Exit(int(failed > 0 or nothing))
 
 
 def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
@@ -128,16 +137,7 @@ def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
-def _request(asked: tuple[Any, ...]) -> Request:
-    from mercer_papers.runner import Request
-
-    try:
-        return Request(*asked)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-
-def _run(folder: Path, jobs: int) -> list[Result]:
+def _run(folder: Path, jobs: int, stream: bool) -> list[Result]:
     from mercer.cli.process import Interrupted
     from mercer_papers import runner
     from mercer_papers.cli.progress import watcher
@@ -146,35 +146,25 @@ def _run(folder: Path, jobs: int) -> list[Result]:
         with watcher() as watch:
             return runner.run(folder, watch, jobs=jobs)
     except Interrupted as interrupted:
-        click.echo(f"Interrupted: finished cells are kept. Resume with: mercer reproduce --resume {folder}", err=True)
+        kept = f": finished cells are kept. Resume with: mercer reproduce --resume {folder}"
+        click.echo(f"Interrupted{'.' if stream else kept}", err=True)
         raise click.exceptions.Exit(interrupted.exit_code) from None
     except RuntimeError as error:  # the folder's lock; an entry's own errors are results
         raise click.ClickException(str(error)) from error
 
 
-def _page(folder: Path) -> Path:
-    try:
-        from mercer_papers.report import build
-
-        return build(folder)
-    except Exception as error:
-        logging.getLogger("mercer").error("the page could not be built", exc_info=error)
-        click.echo(f"The results are kept in {folder}. Build the page with: mercer report {folder}", err=True)
-        raise click.exceptions.Exit(1) from error
-
-
-def _show(folder: Path, page: Path, results: list[Result], as_json: bool) -> None:
+def _show(folder: Path, page: Path, results: list[Result], as_json: bool, stream: bool) -> None:
     from mercer_papers.catalogue import select
-    from mercer_papers.runner import asked
+    from mercer_papers.runner import read_request
 
-    entries = select(asked(folder).ids)
+    entries = select(read_request(folder).ids)
     outline = [_outline(entry, [r for r in results if r.entry == entry.id]) for entry in entries]
     if as_json:
         click.echo(json.dumps({"run": str(folder), "report": str(page), "entries": outline}, indent=2))
         return
     for item in outline:
-        click.echo(f"{item['id']:<25}{WORDS[item['status']]:<18}{_counts(item)}".rstrip())
-    click.echo(page)
+        click.echo(f"{item['id']:<25}{WORDS[item['status']]:<18}{_counts(item)}".rstrip(), err=stream)
+    click.echo(page.read_text("utf-8") if stream else page, nl=not stream)
 
 
 def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ TABLES = "tables"
 _LINES = "tables.jsonl"
 
 
-def rank_tables(output: Path | None, threads: int, as_json: bool) -> None:
+def rank_tables(output: Path | None, threads: int, as_json: bool, stream: bool = False) -> None:
     """Measure what the folder does not have yet, then print ranks, wins and losses, and costs."""
     from mercer.cli.process import Interrupted, Interruption, threads_set
     from mercer_papers.bench.record import read_rows
@@ -34,10 +34,10 @@ def rank_tables(output: Path | None, threads: int, as_json: bool) -> None:
         except Interrupted as interrupted:
             say("Interrupted." if output is None else f"Interrupted. The same command resumes {output}.")
             raise click.exceptions.Exit(interrupted.exit_code) from None
-        if as_json:
+        if as_json or stream:
             click.echo(json.dumps(read_rows(folder / _LINES), allow_nan=False))
-        else:
-            click.echo(page(folder / _LINES))
+        if not as_json:
+            click.echo(page(folder / _LINES), err=stream)
 
 
 def _progress(row: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from mercer import checks
 from mercer.storage.archives import read_npz
 
 from .raw import Part, Raw
-from .readers import READERS, shipped
+from .readers import READERS, load_shipped
 from .sources import RESNET20, SOURCES, Source, canonical, data_folder, locate, missing
 from .splits import Dataset, split_rows, stratified_split
 from .text_files import verify_checksum
@@ -82,9 +82,13 @@ def load(
     train, test, held_out = _parts(known, raw, fold, kept, seed)
     own = train[train >= len(raw.train.y) - raw.validation]  # validation rows that the set brings
     train = train[: len(train) - len(own)]
-    train, test = _first(train, test, rows)
+    if rows is not None:
+        n_train, n_test = rows if isinstance(rows, tuple) and len(rows) == 2 else (rows, rows)
+        train = train[: checks.integer("data.load", "rows", n_train, 1)]
+        test = test[: checks.integer("data.load", "rows", n_test, 1)]
     x_val, y_val = None, None
-    part, order = raw.train, _order(kept, len(raw.classes))
+    part, order = raw.train, torch.full((len(raw.classes),), -1)  # new label of each old one, -1 for those left out
+    order[torch.tensor(kept)] = torch.arange(len(kept))
     if len(own):
         x_val, y_val = _fetch(part, own[: len(train)], order)
     elif validation:
@@ -114,7 +118,7 @@ def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str,
 
 def _raw(name: str, folder: Path | None, check: bool) -> Raw:
     if name not in READERS:
-        return shipped(name)
+        return load_shipped(name)
     found = locate(SOURCES[name], folder)
     if found is None:
         raise missing(name, SOURCES[name], folder)
@@ -159,22 +163,6 @@ def _parts(name: str, raw: Raw, fold: int | None, kept: list[int], seed: int) ->
         )
     wanted = torch.tensor(kept)
     return train[torch.isin(raw.train.y[train], wanted)], test[torch.isin(held_out.y[test], wanted)], held_out
-
-
-def _first(train: Tensor, test: Tensor, rows: int | tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-    if rows is None:
-        return train, test
-    n_train, n_test = rows if isinstance(rows, tuple) and len(rows) == 2 else (rows, rows)
-    for n in (n_train, n_test):
-        checks.integer("data.load", "rows", n, 1)
-    return train[:n_train], test[:n_test]
-
-
-def _order(kept: list[int], c: int) -> Tensor:
-    """New label of each old one, -1 for classes left out."""
-    order = torch.full((c,), -1)
-    order[torch.tensor(kept)] = torch.arange(len(kept))
-    return order
 
 
 def _fetch(part: Part, rows: Tensor, order: Tensor) -> tuple[Any, Tensor]:

@@ -234,7 +234,7 @@ READERS: dict[str, Callable[[list[Path], bool], Raw]] = {
 }
 
 
-def shipped(name: str) -> Raw:
+def load_shipped(name: str) -> Raw:
     """Digits ``(n, 1, 8, 8)``, wine ``(n, 13)`` and breast cancer ``(n, 30)`` as scikit-learn ships them."""
     from sklearn import datasets
 

@@ -72,7 +72,10 @@ def stratified_split(y: Tensor, *, test: float = 0.2, validation: float = 0.0, s
     draws = StableRandom(seed)
     parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for rows in rows_of_each_class(labels, draws):
-        n_test, n_val = _counts(len(rows), test, validation)
+        n_test = min(int(len(rows) * test + 0.5), len(rows) - 1)
+        if test > 0 and len(rows) >= 2:
+            n_test = max(n_test, 1)
+        n_val = min(int(len(rows) * validation + 0.5), len(rows) - n_test - 1)
         parts[0].append(rows[n_test + n_val :])
         parts[1].append(rows[n_test : n_test + n_val])
         parts[2].append(rows[:n_test])
@@ -92,14 +95,6 @@ def split_rows(y: Tensor, fold_of: Tensor | None, fold: int | None, seed: int) -
     checks.integer("data", "fold", fold, 1, int(folds.max()), of="the folds of this set")
     order = StableRandom(seed).permutation(len(y))
     return order[folds[order] != fold], order[folds[order] == fold]
-
-
-def _counts(n: int, test: float, validation: float) -> tuple[int, int]:
-    n_test = min(int(n * test + 0.5), n - 1)
-    if test > 0 and n >= 2:
-        n_test = max(n_test, 1)
-    n_val = min(int(n * validation + 0.5), n - n_test - 1)
-    return n_test, n_val
 
 
 def _share(where: str, name: str, value: float) -> None:

@@ -90,13 +90,8 @@ def adversarial(n: int = 80, d: int = 2, *, gap: float = 0.01, fold: int | None 
 
 def _split(name: str, x: Tensor, y: Tensor, fold: int | None, seed: int) -> Dataset:
     train, test = split_rows(y, None, fold, seed)
-    return Dataset(
-        name=name,
-        x_train=x[train].float(),
-        y_train=y[train],
-        x_test=x[test].float(),
-        y_test=y[test],
-        classes=tuple(str(label) for label in range(int(y.max()) + 1)),
-        features=tuple(f"x{j}" for j in range(x.shape[1])),
-        note="Our generator: masoomi2020 names this set and gives none.",
-    )
+    classes = tuple(str(label) for label in range(int(y.max()) + 1))
+    features = tuple(f"x{j}" for j in range(x.shape[1]))
+    note = "Our generator: masoomi2020 names this set and gives none."
+    parts = (x[train].float(), y[train], x[test].float(), y[test])
+    return Dataset(name, *parts, classes=classes, features=features, note=note)

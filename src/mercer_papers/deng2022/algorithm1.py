@@ -15,7 +15,7 @@ from mercer.kernels import Kernel
 
 from ..backbones import LeNet5
 from ..data import CifarResNet
-from .measures import seeded
+from .measures import rng
 
 LR = 1e-3  # of all the authors' scripts; ours falls along a cosine to a tenth of it, theirs to 0 or not at all
 RESNET = "ResNet-20, 32 channels"  # of a function, in the authors' scripts for CIFAR-10
@@ -59,7 +59,7 @@ def algorithm_1(
     """The k leading eigenfunctions by Algorithm 1, to be fitted; ``make`` gives the network of one function."""
     return NeuralEigenfunctions(
         kernel, k, network=OneNetworkEach(make, k, outputs, seed), method="neuralef", ritz=False, deflation=deflation,
-        steps=steps, lr=LR, batch_size=batch_size, generator=seeded(seed),
+        steps=steps, lr=LR, batch_size=batch_size, generator=rng(seed),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from ..rivals import SpectralInference
-from .measures import AllRowsNystrom, cosines, reference, seeded
+from .measures import AllRowsNystrom, cosines, reference, rng
 
 KERNELS: dict[str, tuple[Kernel, float, int]] = {  # kernel, reach of the uniform density, functions
     "RBF": (RBF(0.5), 2.0, 10),
@@ -27,25 +27,21 @@ _DRAWN = 5
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every method on every kernel and size."""
+    seeds = 3 if scale == "paper" else 1
     return [
-        Cell(
-            entry.id,
-            row=method,
-            column=f"{kernel}, N = {n}",
-            seeds=3 if scale == "paper" else 1,
-            settings={"kernel": kernel, "method": method, "rows": n, "k": KERNELS[kernel][2], "steps": STEPS[scale]},
-        )
+        Cell(entry.id, method, f"{kernel}, N = {n}", seeds=seeds,
+             settings={"kernel": kernel, "method": method, "rows": n, "k": KERNELS[kernel][2], "steps": STEPS[scale]})
         for n in SIZES[scale]
         for kernel in KERNELS
         for method in METHODS
         if method != "SpIN" or scale != "small"  # its 2,000 steps take minutes
-    ]
+    ]  # fmt: skip
 
 
 def run(cell: Cell) -> Outcome:
     """Mean |cos| with the true eigenfunctions on a grid, of all and of three, how many exceed 0.99; five are drawn."""
     kernel, reach, k = KERNELS[cell.settings["kernel"]]
-    x = (2 * torch.rand(cell.settings["rows"], 1, generator=seeded(cell.seed), dtype=torch.float64) - 1) * reach
+    x = (2 * torch.rand(cell.settings["rows"], 1, generator=rng(cell.seed), dtype=torch.float64) - 1) * reach
     grid = torch.linspace(-reach, reach, 101, dtype=torch.float64)[:, None]
     values, true = reference(kernel, reach, grid, k)
     found, eigenvalues = _solve(cell, kernel, x, grid)
@@ -69,7 +65,7 @@ def run(cell: Cell) -> Outcome:
 
 def _solve(cell: Cell, kernel: Kernel, x: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:  # -> (g, k), (k,)
     method, k, steps = cell.settings["method"], cell.settings["k"], cell.settings["steps"]
-    generator = seeded(cell.seed + 1)
+    generator = rng(cell.seed + 1)
     f: NeuralEigenfunctions | AllRowsNystrom | SpectralInference
     if method == "Nystrom":
         f = AllRowsNystrom(kernel, k)

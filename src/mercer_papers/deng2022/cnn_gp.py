@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..data import load
 from .algorithm1 import LR, algorithm_1, conv_net
-from .measures import AllRowsNystrom, linear_accuracy, seeded
+from .measures import AllRowsNystrom, linear_accuracy, rng
 
 ROWS = {  # the map and the kernel; NeuralEF is Algorithm 1, Nystrom decomposes all rows
     "NeuralEF, CNN-GP": ("NeuralEF", "CNN-GP"),
@@ -46,15 +47,9 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     settings: dict[str, Any] = {"rows": train, "test_rows": test, "samples": samples, "steps": steps, "k": K}
     if scale == "paper":
         settings |= {"setup": AUTHORS, "nystrom_rows": NYSTROM_ROWS}
+    seeds = {"smoke": 1, "small": 3, "paper": 5}[scale]
     return [
-        Cell(
-            entry.id,
-            row=row,
-            column="test accuracy",
-            data=["mnist"],
-            seeds=1 if scale == "smoke" else 3 if scale == "small" else 5,
-            settings={**settings, "map": made, "kernel": kernel},
-        )
+        Cell(entry.id, row, "test accuracy", {**settings, "map": made, "kernel": kernel}, ["mnist"], seeds)
         for row, (made, kernel) in ROWS.items()
     ]
 
@@ -67,7 +62,7 @@ def run(cell: Cell) -> Outcome:
     if s.get("setup") == AUTHORS:
         x, test = 2 * x - 1, 2 * test - 1
     if s["kernel"] == "analytic":
-        x, test = _shrunk(x), _shrunk(test)
+        x, test = _shrink(x), _shrink(test)
     elif s["kernel"] != "CNN-GP":
         x, test = x.flatten(1), test.flatten(1)
     x, test = x.to(cell.device), test.to(cell.device)
@@ -82,8 +77,14 @@ def run(cell: Cell) -> Outcome:
     else:
         rows = x
         if s["map"] == "Nystrom" and "nystrom_rows" in s:
-            rows = x[torch.randperm(len(x), generator=seeded(cell.seed))[: s["nystrom_rows"]].to(x.device)]
-        f = _map(s, kernel, len(x), cell.seed).fit(rows)
+            rows = x[torch.randperm(len(x), generator=rng(cell.seed))[: s["nystrom_rows"]].to(x.device)]
+        generator = rng(cell.seed)
+        if s["map"] == "Nystrom":
+            f = AllRowsNystrom(kernel, s["k"]).fit(rows)
+        elif s["map"] == "landmarks":
+            f = NeuralEigenfunctions(kernel, s["k"], landmarks=min(len(x), 20 * s["k"]), generator=generator).fit(rows)
+        else:
+            f = NeuralEigenfunctions(kernel, s["k"], steps=s["steps"], generator=generator).fit(rows)
     return Outcome(value=linear_accuracy(f, (x, data.y_train), (test, data.y_test)), note=note)
 
 
@@ -146,24 +147,15 @@ def _fit_conv_nets(s: Any, kernel: Kernel, x: Tensor, seed: int) -> Callable[[Te
 def _kernel(s: Any, x: Tensor, seed: int) -> Kernel:
     authors = s.get("setup") == AUTHORS
     if s["kernel"] == "CNN-GP":
-        make = _authors_network if authors else _network
-        return MonteCarloNNGP(lambda: make().to(x.device), s["samples"], generator=seeded(seed + 1))
+        make = partial(_draw_network, authors)
+        return MonteCarloNNGP(lambda: make().to(x.device), s["samples"], generator=rng(seed + 1))
     if s["kernel"] == "analytic":
         return ConvNNGP(2, bias_var=0.1)
     if s["kernel"] == "polynomial":
         return Polynomial(10, 0.001, 1.0) if authors else Polynomial(4, 1.0 / x.shape[1], 1.0)
     if authors:
         return RBF(1 / (2 * 100))  # length scale squared 100
-    return RBF.from_data(x, generator=seeded(seed))
-
-
-def _map(s: Any, kernel: Kernel, n: int, seed: int) -> NeuralEigenfunctions | AllRowsNystrom:
-    k, generator = s["k"], seeded(seed)
-    if s["map"] == "Nystrom":
-        return AllRowsNystrom(kernel, k)
-    if s["map"] == "landmarks":
-        return NeuralEigenfunctions(kernel, k, landmarks=min(n, 20 * k), generator=generator)
-    return NeuralEigenfunctions(kernel, k, steps=s["steps"], generator=generator)
+    return RBF.from_data(x, generator=rng(seed))
 
 
 _DEFLATIONS = {"NeuralEF": "first_order", "exact deflation": "cholesky"}
@@ -176,44 +168,33 @@ def _best_rate(s: Any, kernel: Kernel, x: Tensor, y: Tensor, seed: int) -> tuple
     for rate in RATES:
         f = NeuralEigenfunctions(
             kernel, s["k"], method="neuralef", ritz=False, deflation=_DEFLATIONS[s["map"]],
-            steps=s["steps"], lr=rate, generator=seeded(seed),
+            steps=s["steps"], lr=rate, generator=rng(seed),
         ).fit(x)  # fmt: skip
         chosen[rate] = (linear_accuracy(f, (x[:-held], y[:-held]), (x[-held:], y[-held:])), f)
     best = max(chosen, key=lambda rate: chosen[rate][0])
     return chosen[best][1], best
 
 
-def _network() -> nn.Module:
-    network = nn.Sequential(
-        nn.Conv2d(1, 16, 5, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(800, 8),
-    )
+def _draw_network(authors: bool) -> nn.Module:
+    """Our random ConvNet, or the authors': widths 16, max-pooling, variances 2 / fan-in and 0.01."""
+    if authors:
+        network = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 36, 16), nn.ReLU(), nn.Linear(16, 1),
+        )  # fmt: skip
+    else:
+        network = nn.Sequential(
+            nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(800, 8),
+        )  # fmt: skip
     for layer in network:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             assert layer.bias is not None
-            nn.init.normal_(layer.bias, std=0.3)
+            nn.init.normal_(layer.bias, std=0.1 if authors else 0.3)
     return network
 
 
-def _authors_network() -> nn.Module:
-    """Their random ConvNet: widths 16, max-pooling, no normalization, variances 2 / fan-in and 0.01."""
-    network = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(16 * 36, 16), nn.ReLU(), nn.Linear(16, 1),
-    )  # fmt: skip
-    for layer in network:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            assert layer.bias is not None
-            nn.init.normal_(layer.bias, std=0.1)
-    return network
-
-
-def _shrunk(x: Tensor) -> Tensor:
+def _shrink(x: Tensor) -> Tensor:
     pictures: Tensor = torch.nn.functional.interpolate(x, size=(SIDE, SIDE), mode="area")
     return pictures

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from ..results import Result
 from ..rivals import SWAG
 from .algorithm1 import LENET, algorithm_1, picture_network
 from .algorithm1 import RESNET as RESNET_FUNCTIONS
-from .measures import seeded
+from .measures import rng
 
 MAP, SWA, SWAG_ROW, ENSEMBLE = "MAP", "SWA", "SWAG", "Ensemble of snapshots"
 ALGORITHM_1 = "Algorithm 1, k = 10"  # the paper's
@@ -40,28 +40,18 @@ RESNET_SIZES = {"small": (5000, 2000, 2, 10), "paper": (50_000, 10_000, 100, 100
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Seven predictions from one run of each network; rows, epochs and snapshots are in the settings."""
-    sizes = {"": SIZES[scale]} | ({RESNET: RESNET_SIZES[scale]} if scale in RESNET_SIZES else {})
-    return [
-        Cell(
-            entry.id,
-            row=f"{network}, {row}" if network else row,
-            data=["cifar10"],
-            seeds=1 if scale == "smoke" else 3,
-            settings={
-                **dict(zip(("rows", "test_rows", "epochs", "kept"), size, strict=True)),
-                "method": row,
-                **({"network": network} if network else {}),
-                **(_function_settings(scale) if row == ALGORITHM_1 else {}),
-            },
-        )
-        for network, size in sizes.items()
-        for row in ROWS
-    ]
-
-
-def _function_settings(scale: str) -> dict[str, Any]:
-    """The networks of the eigenfunctions: the authors' at paper scale, smaller ones below it."""
-    return {"functions": RESNET_FUNCTIONS if scale == "paper" else LENET, "function steps": FUNCTION_STEPS[scale]}
+    networks = {"": SIZES[scale]} | ({RESNET: RESNET_SIZES[scale]} if scale in RESNET_SIZES else {})
+    # the networks of Algorithm 1's functions: the authors' at paper scale, smaller ones below it
+    functions = {"functions": RESNET_FUNCTIONS if scale == "paper" else LENET, "function steps": FUNCTION_STEPS[scale]}
+    cells = []
+    for network, size in networks.items():
+        sizes = dict(zip(("rows", "test_rows", "epochs", "kept"), size, strict=True))
+        for method in ROWS:
+            settings = {**sizes, "method": method, **({"network": network} if network else {})}
+            settings |= functions if method == ALGORITHM_1 else {}
+            row = f"{network}, {method}" if network else method
+            cells.append(Cell(entry.id, row, "", settings, ["cifar10"], seeds=1 if scale == "smoke" else 3))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -72,7 +62,12 @@ def run(cell: Cell) -> Outcome:
     x, test = (normalised(part) if network else part - 0.45 for part in (data.x_train, data.x_test))
     held = max(16, s["rows"] // 10)
     train, val = (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:])
-    trained = _train_once(*train, network, s["epochs"], s["kept"], cell.seed, cell.device)
+    store = _remember((network, len(train[0]), s["epochs"], s["kept"], cell.seed))
+    if "run" not in store:
+        rows, labels = (part.to(cell.device) for part in train)
+        descend = _train_published if network else _train_from_scratch
+        store["run"] = descend(rows, labels, s["epochs"], s["kept"], cell.seed)
+    trained = store["run"]
     if s["method"] == ALGORITHM_1:
         proba = _algorithm_1(cell, trained.snapshots.models, train[0], test)
     else:
@@ -111,9 +106,9 @@ def _predict(
         if method == ENSEMBLE:
             return torch.stack([_softmax(model, test) for model in snapshots.models]).mean(0)
     if method == SWAG_ROW:
-        return SWAG(snapshots.models, samples=20, generator=seeded(0)).predict_proba(test)
+        return SWAG(snapshots.models, samples=20, generator=rng(0)).predict_proba(test)
     functions = "network" if method == DISTILLED else "models"
-    gp = TrajectoryGP(snapshots.models, eigenfunctions=functions, precision=1.0, link="samples", generator=seeded(0))
+    gp = TrajectoryGP(snapshots.models, eigenfunctions=functions, precision=1.0, link="samples", generator=rng(0))
     return gp.fit(train, val).predict_proba(test)
 
 
@@ -125,7 +120,7 @@ def _algorithm_1(cell: Cell, models: Sequence[nn.Module], x: Tensor, test: Tenso
     psi = algorithm_1(kernel, 10, make, steps=s["function steps"], seed=cell.seed, outputs=10).fit(x)
     parts = []
     with torch.no_grad():
-        link = link_named("samples", seeded(0))
+        link = link_named("samples", rng(0))
         for rows in test.split(500):
             features = psi(rows)  # (n, c, k)
             parts.append(Softmax().proba(kernel.mean(rows), features @ features.mT, link))
@@ -142,33 +137,25 @@ def _remember(key: tuple[str, int, int, int, int]) -> dict[str, Trajectory]:
     return {}
 
 
-def _train_once(x: Tensor, y: Tensor, network: str, epochs: int, kept: int, seed: int, device: str) -> Trajectory:
-    store = _remember((network, len(x), epochs, kept, seed))
-    if "run" not in store:
-        train = _train_published if network else _train_from_scratch
-        store["run"] = train(x.to(device), y.to(device), epochs, kept, seed)
-    return store["run"]
-
-
 def _train_from_scratch(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LeNet5().to(x.device)
     steps = epochs * max(1, len(x) // 64)
     warm = steps // 2  # the second half of the run, at a constant step size, is the trajectory
-    generator = seeded(seed)
+    generator = rng(seed)
     _descend(model, x, y, [0.05] * warm, generator)
     annealed = copy.deepcopy(model)
     left = steps - warm
     cosine = [0.025 * (1 + math.cos(math.pi * step / left)) for step in range(left)]
-    _descend(annealed, x, y, cosine, seeded(seed + 1))
+    _descend(annealed, x, y, cosine, rng(seed + 1))
     return _trajectory(model, annealed, x, y, left, kept, generator)
 
 
 def _train_published(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
     model = published_resnet20().to(x.device)
     annealed = copy.deepcopy(model).eval()
-    return _trajectory(model, annealed, x, y, epochs * max(1, len(x) // 64), kept, seeded(seed))
+    return _trajectory(model, annealed, x, y, epochs * max(1, len(x) // 64), kept, rng(seed))
 
 
 def _trajectory(

@@ -12,7 +12,7 @@ from torch import Tensor
 from mercer.kernels import Kernel
 
 
-def seeded(seed: int) -> torch.Generator:
+def rng(seed: int) -> torch.Generator:
     """A generator of its own for each use."""
     return torch.Generator().manual_seed(seed)
 

@@ -13,7 +13,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .algorithm1 import algorithm_1, small_mlp
-from .measures import best_rank, linear_accuracy, relative_error, seeded
+from .measures import best_rank, linear_accuracy, relative_error, rng
 
 ROWS = {  # what is decomposed, and how
     "relu, analytic, landmarks": ("relu", False),
@@ -30,27 +30,14 @@ DEPTH = 3
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Two kernels, analytic and sampled, on two sets of points."""
-    n, samples, steps = SIZES[scale]
-    return [
-        Cell(
-            entry.id,
-            row=row,
-            column=column,
-            seeds=3 if scale == "paper" else 1,
-            settings={
-                "rows": n,
-                "samples": samples,
-                "steps": steps,
-                "k": K,
-                "set": column,
-                "activation": activation,
-                "sampled": sampled,
-                **({"method": ALGORITHM_1} if row.endswith(ALGORITHM_1) else {}),
-            },
-        )
-        for column in ("two moons", "circles")
-        for row, (activation, sampled) in ROWS.items()
-    ]
+    sizes = dict(zip(("rows", "samples", "steps"), SIZES[scale], strict=True))
+    cells = []
+    for column in ("two moons", "circles"):
+        for row, (activation, sampled) in ROWS.items():
+            settings = {**sizes, "k": K, "set": column, "activation": activation, "sampled": sampled}
+            settings |= {"method": ALGORITHM_1} if row.endswith(ALGORITHM_1) else {}
+            cells.append(Cell(entry.id, row, column, settings, seeds=3 if scale == "paper" else 1))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -63,12 +50,12 @@ def run(cell: Cell) -> Outcome:
         return Outcome(value=linear_accuracy(lambda rows: rows, train, test), arrays=_drawn(x[half:], y[half:]))
     kernel: Kernel = NNGP(DEPTH, activation, 2.0, 0.5)
     if sampled:
-        kernel = MonteCarloNNGP(lambda: _network().to(x.device), cell.settings["samples"], generator=seeded(cell.seed))
+        kernel = MonteCarloNNGP(lambda: _network().to(x.device), cell.settings["samples"], generator=rng(cell.seed))
     steps = cell.settings["steps"] if sampled else None
     if "method" in cell.settings:  # the authors' batch is 128
         f = algorithm_1(kernel, K, lambda: small_mlp(2), steps=steps or 0, seed=cell.seed, batch_size=128)
     else:
-        f = NeuralEigenfunctions(kernel, K, steps=steps, generator=seeded(cell.seed))
+        f = NeuralEigenfunctions(kernel, K, steps=steps, generator=rng(cell.seed))
     f.fit(train[0])
     gram = kernel(test[0]).detach()
     return Outcome(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,7 +18,7 @@ from ..data import load, normalised, published_resnet20
 from ..results import Result
 from .algorithm1 import CONVNET, algorithm_1, picture_network
 from .algorithm1 import RESNET as RESNET_FUNCTIONS
-from .measures import best_rank, relative_error, seeded
+from .measures import best_rank, relative_error, rng
 
 ALGORITHM_1 = "Algorithm 1, k = 10"
 OURS, RANDOM, EXACT, LOW = "Mercer, k = 10", "Random features, S = 10", "Exact", "Low rank by VJP and JVP, S = 10"
@@ -34,42 +33,22 @@ STEPS = {"smoke": 3, "small": 400, "paper": 8000}  # the authors' 200 epochs of 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Digits, which need no download, and CIFAR-10; two classes of each, by a small network and by ResNet-20."""
     train, test, fit, steps = SIZES[scale]
-    settings = {"rows": train, "test_rows": test, "network steps": fit, "steps": steps, "k": K}
-    small = [
-        Cell(
-            entry.id,
-            row=row,
-            column=column,
-            data=data,
-            seeds=1 if scale == "smoke" or (scale == "small" and not data) else 3,
-            settings={**settings, "set": column, "method": row},
-        )
-        for column, data in (("digits", []), ("CIFAR-10", ["cifar10"]))
-        for row in (OURS, RANDOM, LOW, EXACT)
-    ]
-    alone = {"method": ALGORITHM_1, "directions": DIRECTIONS[scale], "steps": STEPS[scale], "functions": CONVNET}
-    small += [replace(cell, row=ALGORITHM_1, settings={**cell.settings, **alone}) for cell in small if cell.row == OURS]
-    if scale not in RESNET_SIZES:
-        return small
-    train, test, directions = RESNET_SIZES[scale]
-    own = {"set": RESNET, "rows": train, "test_rows": test, "directions": directions, "steps": steps, "k": K}
-    return (
-        small
-        + [
-            Cell(entry.id, row=row, column=RESNET, data=["cifar10"], seeds=3, settings={**own, "method": row})
-            for row in (OURS, RANDOM, EXACT)
-        ]
-        + [
-            Cell(
-                entry.id,
-                row=ALGORITHM_1,
-                column=RESNET,
-                data=["cifar10"],
-                seeds=3,
-                settings={**own, **alone, "functions": RESNET_FUNCTIONS if scale == "paper" else CONVNET},
-            )
-        ]
-    )
+    alone = {"directions": DIRECTIONS[scale], "steps": STEPS[scale], "functions": CONVNET}
+    cells = []
+    for column, data in (("digits", []), ("CIFAR-10", ["cifar10"])):
+        settings = {"rows": train, "test_rows": test, "network steps": fit, "steps": steps, "k": K, "set": column}
+        seeds = 1 if scale == "smoke" or (scale == "small" and not data) else 3
+        for row in (OURS, RANDOM, LOW, EXACT, ALGORITHM_1):
+            extra = alone if row == ALGORITHM_1 else {}
+            cells.append(Cell(entry.id, row, column, {**settings, "method": row, **extra}, data, seeds))
+    if scale in RESNET_SIZES:
+        train, test, directions = RESNET_SIZES[scale]
+        settings = {"set": RESNET, "rows": train, "test_rows": test, "directions": directions, "steps": steps, "k": K}
+        alone["functions"] = RESNET_FUNCTIONS if scale == "paper" else CONVNET
+        for row in (OURS, RANDOM, EXACT, ALGORITHM_1):
+            extra = alone if row == ALGORITHM_1 else {}
+            cells.append(Cell(entry.id, row, RESNET, {**settings, "method": row, **extra}, ["cifar10"], 3))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -86,22 +65,28 @@ def run(cell: Cell) -> Outcome:
     else:
         network = _train(x, data.y_train, settings["network steps"], cell)
     exact = EmpiricalNTK(network, outputs=0)(test).detach()
-    found = exact if settings["method"] == EXACT else _approximation(cell, network, x, test)
-    error = best_rank(exact, K) if settings["method"] == EXACT else relative_error(found, exact)
-    return Outcome(
-        value=error,
-        arrays={"matrix": _thin(found / exact.diagonal().mean())},
-        note="error of the best approximation of rank 10" if settings["method"] == EXACT else "",
-    )
+    if settings["method"] == EXACT:
+        matrix, error, note = exact, best_rank(exact, K), "error of the best approximation of rank 10"
+    else:
+        matrix = _approximate(cell, network, x, test)
+        error, note = relative_error(matrix, exact), ""
+    step = -(-len(matrix) // 60)  # at most 60 rows are drawn
+    thin = (matrix / exact.diagonal().mean())[::step, ::step].double().tolist()
+    return Outcome(value=error, arrays={"matrix": thin}, note=note)
 
 
-def _approximation(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> Tensor:
-    generator = seeded(cell.seed + 1)
+def _approximate(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> Tensor:
+    """The NTK matrix of the test rows by the cell's method."""
+    generator = rng(cell.seed + 1)
     if cell.settings["method"] == ALGORITHM_1:
         s = cell.settings
         # the kernel by finite differences, as the slide has it
         kernel = EmpiricalNTK(
-            network, outputs=0, method="finite_difference", samples=s["directions"], generator=seeded(cell.seed + 2)
+            network,
+            outputs=0,
+            method="finite_difference",
+            samples=s["directions"],
+            generator=rng(cell.seed + 2),
         )
         make = partial(picture_network, s["functions"], x.shape[1], 1)
         return algorithm_1(kernel, K, make, steps=s["steps"], seed=cell.seed).fit(x).kernel(test).detach()
@@ -109,7 +94,7 @@ def _approximation(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> T
         kernel = EmpiricalNTK(network, outputs=0)
         if "directions" in cell.settings:  # Monte Carlo, as the slide has it
             samples = cell.settings["directions"]
-            kernel = EmpiricalNTK(network, outputs=0, method="jvp", samples=samples, generator=seeded(cell.seed + 2))
+            kernel = EmpiricalNTK(network, outputs=0, method="jvp", samples=samples, generator=rng(cell.seed + 2))
         f = NeuralEigenfunctions(kernel, K, steps=cell.settings["steps"], generator=generator)
         return f.fit(x).kernel(test).detach()
     method = "finite_difference" if cell.settings["method"] == RANDOM else "low_rank"
@@ -120,18 +105,14 @@ def _train(x: Tensor, y: Tensor, steps: int, cell: Cell) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(cell.seed)
         network = nn.Sequential(
-            nn.Conv2d(x.shape[1], 16, 3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(128, 1),
-        )
+            nn.Conv2d(x.shape[1], 16, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 1),
+        )  # fmt: skip
     network.to(cell.device)
     x, y = x.to(cell.device), y.to(cell.device).float()
     optimizer = torch.optim.Adam(network.parameters(), 1e-3)
-    generator = seeded(cell.seed)
+    generator = rng(cell.seed)
     for _ in range(steps):
         rows = torch.randint(len(x), (64,), generator=generator)
         loss = F.binary_cross_entropy_with_logits(network(x[rows])[:, 0], y[rows])
@@ -143,12 +124,6 @@ def _train(x: Tensor, y: Tensor, steps: int, cell: Cell) -> nn.Module:
 
 def _pictures(x: Tensor) -> Tensor:
     return x if x.ndim == 4 else x.reshape(-1, 1, 8, 8)
-
-
-def _thin(matrix: Tensor, most: int = 60) -> list[list[float]]:
-    step = -(-len(matrix) // most)
-    thin: list[list[float]] = matrix[::step, ::step].double().tolist()
-    return thin
 
 
 def draw(results: list[Result]) -> figures.Figure:

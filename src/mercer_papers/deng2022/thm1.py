@@ -9,7 +9,7 @@ from mercer.kernels import NNGP, RBF, Kernel, Polynomial
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .measures import seeded
+from .measures import rng
 
 KERNELS: dict[str, Kernel] = {"RBF": RBF(1.0), "polynomial": Polynomial(3, 0.5, 1.0), "NNGP": NNGP(2, bias_var=0.2)}
 K = 5
@@ -18,29 +18,21 @@ K = 5
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Three kernels on random points."""
     n = {"smoke": 12, "small": 60, "paper": 200}[scale]
-    return [
-        Cell(
-            entry.id,
-            row=name,
-            column="gap",
-            seeds=3 if scale != "smoke" else 1,
-            settings={"rows": n, "k": K, "kernel": name},
-        )
-        for name in KERNELS
-    ]
+    seeds = 1 if scale == "smoke" else 3
+    return [Cell(entry.id, name, "gap", {"rows": n, "k": K, "kernel": name}, seeds=seeds) for name in KERNELS]
 
 
 def run(cell: Cell) -> Outcome:
     """Largest gap between the maximal R_jj found under the constraints and the j-th eigenvalue, relative to it."""
     n = cell.settings["rows"]
-    x = torch.randn(n, 3, generator=seeded(cell.seed), dtype=torch.float64)
+    x = torch.randn(n, 3, generator=rng(cell.seed), dtype=torch.float64)
     gram = KERNELS[cell.settings["kernel"]](x)
     values, vectors = torch.linalg.eigh(gram / n)
     values, vectors = values.flip(0)[:K], vectors.flip(1)[:, :K]
     found: list[Tensor] = []
     gaps, angles = [], []
     for j in range(K):
-        psi = _maximise(gram / n, found, seeded(cell.seed + j))
+        psi = _maximise(gram / n, found, rng(cell.seed + j))
         gaps.append(abs(float(psi @ gram @ psi) / n**2 - float(values[j])) / float(values[j]))
         angles.append(abs(float(psi @ vectors[:, j])) / n**0.5)
         found.append(psi)

@@ -82,6 +82,7 @@ _MAKERS: dict[str, Make] = {
     "RBF fixed": partial(_make_scaled, lambda: Scaled(RBF(1.0), SCALE, learnable=True)),
     "RBF learned": partial(_make_scaled, lambda: Scaled(RBF(1.0, learnable=True), SCALE, learnable=True)),
     "Polynomial": partial(_make_scaled, lambda: Scaled(Polynomial(10, 0.5, 0.5), SCALE, learnable=True)),
+    "Polynomial, steeper": partial(_make_scaled, lambda: Scaled(Polynomial(10, 0.1, 0.9), SCALE, learnable=True)),
     "MKL": partial(_make_scaled, _mkl),
     **{f"Kernelized, {name}": partial(_series, positivity=name) for name in ("sigmoid", "softmax", "relu", "none")},
 }

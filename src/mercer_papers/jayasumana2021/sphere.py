@@ -42,27 +42,16 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     """Several draws of the centres: the paper prints one, and its difficulty depends on them."""
     seeds = {"smoke": 1, "small": 3, "paper": 10}[scale]
     starts = 2 if scale == "smoke" else 12
-    if "maps" in entry.run:
-        settings = {**_SIZES[scale], "grid": list(_GRID)}
-        return [
-            Cell(entry.id, row=row, settings={**settings, "shows": row, **_starts(row, starts)}, seeds=min(5, seeds))
-            for row in entry.run["maps"]
-        ]
-    return [
-        Cell(
-            entry.id,
-            row=head,
-            column="accuracy",
-            settings={**_SIZES[scale], "head": head, **_starts(head, starts)},
-            seeds=seeds,
-        )
-        for head in entry.run["heads"]
-    ]
-
-
-def _starts(row: str, count: int) -> dict[str, int]:
-    """The setting of the rows with several starts; the others are as they were, so that stored runs repeat."""
-    return {"starts": count} if row.endswith(_STARTS) else {}
+    sizes: dict[str, Any] = {**_SIZES[scale], **({"grid": list(_GRID)} if "maps" in entry.run else {})}
+    cells = []
+    for row in entry.run.get("maps", ()) or entry.run["heads"]:
+        # only the rows with several starts have that setting, so that stored runs of the others repeat
+        settings = {**sizes, **({"starts": starts} if row.endswith(_STARTS) else {})}
+        if "maps" in entry.run:
+            cells.append(Cell(entry.id, row, "", {**settings, "shows": row}, seeds=min(5, seeds)))
+        else:
+            cells.append(Cell(entry.id, row, "accuracy", {**settings, "head": row}, seeds=seeds))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:

@@ -53,41 +53,29 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     networks: Mapping[str, str] = run.get("networks", {}).get(
         scale, {"": "ResNet-56" if scale == "paper" else STAND_IN}
     )
-    return [
-        _cell(entry, scale, label, network, name, variant, changes)
-        for label, network in networks.items()
-        for name in sets
-        for variant, changes in run["variants"].items()
-        if scale in changes.get("scales", (scale,))
-    ]
-
-
-def _cell(
-    entry: Entry, scale: str, label: str, network: str, name: str, variant: str, changes: Mapping[str, Any]
-) -> Cell:
-    stored = {"smoke": "synthetic", "small": "cifar100_subset" if name == "CIFAR-100" else "cifar10"}
-    chosen = stored.get(scale, _SETS[name])
-    settings = {
-        **SIZES[scale],
-        "set": chosen,
-        "classes": 100 if name == "CIFAR-100" and scale != "smoke" else 10,
-        "network": network,
-        "loss": "cross_entropy",
-        "rectify": False,
-        "lr": 0.1,
-        "rates": RATES[scale],
-        "schedules": SCHEDULES[scale],
-        **{key: value for key, value in changes.items() if key != "scales"},
-    }
-    names = {"network": label, "set": name, "variant": variant}
-    return Cell(
-        entry.id,
-        row=entry.run["row"].format(**names),
-        column=entry.run["column"].format(**names),
-        settings=settings,
-        data=() if scale == "smoke" else (chosen,),
-        seeds=1 if scale == "smoke" else 3,
-    )
+    stored = {"smoke": "synthetic", "small": "cifar100_subset"}
+    cells = []
+    for label, network in networks.items():
+        for name in sets:
+            chosen = _SETS[name]
+            if scale == "smoke" or (scale == "small" and name == "CIFAR-100"):
+                chosen = stored[scale]
+            settings = {
+                **SIZES[scale], "set": chosen, "classes": 100 if name == "CIFAR-100" and scale != "smoke" else 10,
+                "network": network, "loss": "cross_entropy", "rectify": False, "lr": 0.1,
+                "rates": RATES[scale], "schedules": SCHEDULES[scale],
+            }  # fmt: skip
+            for variant, changes in run["variants"].items():
+                if scale not in changes.get("scales", (scale,)):
+                    continue
+                own = {key: value for key, value in changes.items() if key != "scales"}
+                row, column = (
+                    run[place].format(network=label, set=name, variant=variant) for place in ("row", "column")
+                )
+                data_needed = () if scale == "smoke" else (chosen,)
+                seeds = 1 if scale == "smoke" else 3
+                cells.append(Cell(entry.id, row, column, {**settings, **own}, data_needed, seeds))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:

@@ -72,7 +72,7 @@ def run(cell: Cell) -> Outcome:
     if "labels" not in cell.settings:
         return _fine_tuned(cell)
     s = cell.settings
-    z, y, z_test, y_test = _embed(s["labels"], s["rows"])
+    z, y, z_test, y_test = _compute_embeddings(s["labels"], s["rows"])
     classes = int(y.max()) + 1
     rate = _rate(s["head"], s["labels"], s["rows"], s["epochs"], s["batch"], cell.device)
     logits = fit_head(
@@ -138,7 +138,7 @@ def resized_crops(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, 3, h,
 @lru_cache(maxsize=64)
 def _rate(head: str, labels: str, rows: int, epochs: int, batch: int, device: str) -> float:
     """The rate of most accuracy on a fifth of the training rows that the others predict."""
-    z, y, _, _ = _embed(labels, rows)
+    z, y, _, _ = _compute_embeddings(labels, rows)
     classes = int(y.max()) + 1
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(99))
     held, rest = order[: len(z) // 5], order[len(z) // 5 :]
@@ -211,7 +211,7 @@ def _head(name: str, width: int, classes: int, n: int) -> nn.Module:
 
 
 @lru_cache(maxsize=3)
-def _embed(labels: str, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compute_embeddings(labels: str, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if labels == "synthetic":
         generator = torch.Generator().manual_seed(0)
         z, y = torch.randn(80, 8, generator=generator), torch.arange(80) % 4

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mercer import figures
 from mercer.layerwise.bandwidths import most_dependent
-from mercer.layerwise.closed_form import Chain
 from mercer.layerwise.dependence import gaussian
 
 from ..catalogue import Entry
@@ -37,7 +36,9 @@ def run(cell: Cell) -> Outcome:
     chain = solve(s["by"], s["set"], parts.x_train, parts.y_train, parts.c, 0)
     order = parts.y_train.argsort(stable=True)
     rows = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long()]
-    places = _places(chain, parts.x_train)
+    # outputs in IDS of every layer
+    inputs = [parts.x_train, *passed_through(chain, parts.x_train)[:-1]]
+    places = [layer.project(seen) for layer, seen in zip(chain.layers, inputs, strict=True)]
     stages = sorted({0, len(chain.layers) // 2, len(chain.layers) - 1})
     shown = torch.arange(len(order)) % max(1, len(order) // POINTS) == 0
     arrays: dict[str, list[object]] = {"labels": parts.y_train[shown].tolist(), "stages": [i + 1 for i in stages]}
@@ -48,12 +49,6 @@ def run(cell: Cell) -> Outcome:
         arrays[f"rkhs {i + 1}"] = gram[rows][:, rows].tolist()
     last = chain.history[-1]
     return Outcome(value=last.hsic, values={"C": last.c, "T": last.t}, arrays=arrays)
-
-
-def _places(chain: Chain, x: Tensor) -> list[Tensor]:
-    """Outputs in IDS of every layer."""
-    inputs = [x, *passed_through(chain, x)[:-1]]
-    return [layer.project(rows) for layer, rows in zip(chain.layers, inputs, strict=True)]
 
 
 def _plane(z: Tensor) -> Tensor:

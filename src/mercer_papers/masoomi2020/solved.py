@@ -75,7 +75,7 @@ def solve(method: str, name: str, x: Tensor, y: Tensor, c: int, seed: int) -> Ch
     return fit_closed_form(x, y, c, rule="authors", restarts=restarts)
 
 
-def stacked(parts: Fold, layers: int, enough: float, halvings: int) -> list[float]:
+def stack_layers(parts: Fold, layers: int, enough: float, halvings: int) -> list[float]:
     """H of the inputs and after every layer of W_s; none is left out.
 
     Each layer takes the first of ten falling bandwidths that raises H, or else the one of greatest H. The walk begins

@@ -19,7 +19,7 @@ from mercer.layerwise.spectral import fit_spectral, ism, riemannian_gradient
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .solved import RESTARTED, Fold, fold, stacked
+from .solved import RESTARTED, Fold, fold, stack_layers
 
 ZERO = 1e-5  # HSIC is flat at its maximum: steps below the root of rounding cannot be told apart
 EQUAL = 1e-8
@@ -56,7 +56,7 @@ def _follow_layers(parts: Fold, s: Any) -> Outcome:
     """
     H: list[float] = []
     for halvings in range(s["restarts"] + 1):
-        tried = stacked(parts, s["layers"], 1 - s["delta"], halvings)
+        tried = stack_layers(parts, s["layers"], 1 - s["delta"], halvings)
         H = tried if not H or tried[-1] > H[-1] else H
         if H[-1] >= 1 - s["delta"] and _count_falls(H) == 0:
             break
@@ -130,19 +130,14 @@ def _measure_gradients(parts: Fold, _: Any) -> Outcome:
     sigma = most_dependent(r, y, c)
     embedded = torch.linalg.svd(class_sums(r, y, c).mT, full_matrices=False)[0][:, :width]
     star = ism(r, y, c, sigma, width=width, max_iterations=300, tolerance=ZERO / 10)
-    at_embedding = _relative(r, y, c, sigma, embedded)
+    q = ism_matrix(gaussian(sigma)(r @ embedded), r, y, c)
+    at_embedding = float(riemannian_gradient(q, embedded).norm() / (q @ embedded).norm())
     note = f"Gradient, relative: {at_embedding:.2g} at W_s, {star.residual:.1g} at W* after {star.iterations} steps."
     return Outcome(
         values={"at W_s": at_embedding, "at W*": star.residual, "sigma": sigma},
         passed=at_embedding > 1e-3 and star.residual < ZERO,
         note=note,
     )
-
-
-def _relative(r: Tensor, y: Tensor, c: int, sigma: float, w: Tensor) -> float:
-    z = r @ w
-    q = ism_matrix(gaussian(sigma)(z), r, y, c)
-    return float(riemannian_gradient(q, w).norm() / (q @ w).norm())
 
 
 def _compare_equations(parts: Fold, s: Any) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mercer.figures import numbers
@@ -40,7 +40,7 @@ class Matrix:
     rows: tuple[tuple[str, tuple[MatrixCell, ...]], ...] = ()
 
     @property
-    def paired(self) -> int:
+    def pairs(self) -> int:
         """How many cells hold a number of ours beside a published one."""
         return sum(cell.tone not in ("", "timed") for _, cells in self.rows for cell in cells)
 
@@ -61,44 +61,29 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
     for result in (*results, *(kept if not results else ())):
         if result.row or result.column or result.status == "done":
             cells.setdefault((result.row, result.column), []).append(result)
-    lone = [place for place in cells if _adds_a_place(place, cells[place], [*theirs, *ours, *longer])]
-    places = list(dict.fromkeys([*theirs, *ours, *longer, *lone]))
-    rows = list(dict.fromkeys(row for row, _ in places))
-    columns = list(dict.fromkeys(column for _, column in places))
-    known = set(places)
-    return Matrix(
-        tuple(columns),
-        tuple(
-            (
-                row,
-                tuple(
-                    _cell(
-                        theirs.get((row, c)),
-                        ours.get((row, c)),
-                        longer.get((row, c)),
-                        _own(cells, row, c),
-                        _claim(cells.get((row, c), [])),  # once a row, where a cell gives the whole row
-                    )
-                    if (row, c) in known
-                    else MatrixCell()
-                    for c in columns
-                ),
-            )
-            for row in rows
-        ),
-    )
-
-
-def _own(cells: dict[tuple[str, str], list[Result]], row: str, column: str) -> list[Result]:
-    """The results behind a place: of its column, or of a cell that gives the whole row."""
-    return cells.get((row, column)) or cells.get((row, ""), [])
-
-
-def _adds_a_place(place: tuple[str, str], cell: list[Result], covered: Iterable[tuple[str, str]]) -> bool:
-    """A cell with no number of its own has a place where it failed or only checks a claim; else the notes name it."""
-    if any(result.passed is not None for result in cell):
-        return True
-    return not any(row == place[0] for row, _ in covered) and any(result.status == "failed" for result in cell)
+    # a cell with no number of its own has a place where it only checks a claim, or failed in a row that has none
+    covered = {row for row, _ in (*theirs, *ours, *longer)}
+    lone = [
+        place
+        for place, own in cells.items()
+        if any(result.passed is not None for result in own)
+        or (place[0] not in covered and any(result.status == "failed" for result in own))
+    ]
+    places = dict.fromkeys([*theirs, *ours, *longer, *lone])
+    columns = tuple(dict.fromkeys(column for _, column in places))
+    rows = []
+    for row in dict.fromkeys(row for row, _ in places):
+        line = []
+        for column in columns:
+            place = (row, column)
+            if place not in places:
+                line.append(MatrixCell())
+                continue
+            own = cells.get(place) or cells.get((row, ""), [])  # or of a cell that gives the whole row
+            claim = _claim(cells.get(place, []))  # once a row, where a cell gives the whole row
+            line.append(_cell(theirs.get(place), ours.get(place), longer.get(place), own, claim))
+        rows.append((row, tuple(line)))
+    return Matrix(columns, tuple(rows))
 
 
 def _cell(

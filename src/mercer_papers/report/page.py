@@ -15,7 +15,7 @@ from mercer.figures.pages import fill, own_text, words
 from mercer.storage.files import atomic_write
 
 from ..catalogue import entries
-from ..results import Result, read_results, read_run
+from ..results import read_results, read_run
 from ..verdict import VERDICTS
 from .pictures import pictures
 from .sections import STATES, VERDICT_MARKS, Section, sections, unknown_entries
@@ -55,17 +55,18 @@ class Paper:
         return numbers.duration(sum(section.seconds for section in self.sections))
 
 
-def build(run_folder: Path) -> Path:
-    """Write ``report.html`` in the run's folder and return its path.
+def build(run_folder: Path, page: Path | None = None) -> Path:
+    """Write the page of a run and return its path.
 
     Args:
         run_folder: holds ``run.json`` and ``results.jsonl``, as ``mercer reproduce`` leaves them.
+        page: the file; None for ``report.html`` in the run's folder.
     """
     run_folder = Path(run_folder)
     run, results = read_run(run_folder), read_results(run_folder)
     catalogue = [*entries(), *unknown_entries(entries(), results)]
     found = sections(catalogue, results, run.get("planned"))
-    page = run_folder / "report.html"
+    page = page or run_folder / "report.html"
     atomic_write(page, render(found, run).encode())
     return page
 
@@ -73,13 +74,27 @@ def build(run_folder: Path) -> Path:
 def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
     """The page's text. All that comes from results or published files is escaped by the template."""
     script = own_text("sort.js", _HERE) + own_text("run.js", _HERE)
+    keys = dict.fromkeys([*PAPERS, *(section.entry.paper for section in found)])
+    grouped = {key: tuple(section for section in found if section.entry.paper == key) for key in keys}
     values = {
-        "verdicts": _tally(found),
+        "verdicts": [
+            {
+                "word": word,
+                "tone": word.replace(" ", "_"),
+                "mark": VERDICT_MARKS[word],
+                "sections": [section for section in found if section.verdict.word == word],
+            }
+            for word in VERDICTS
+        ],
         "counts": [(state, sum(section.state == state for section in found)) for state in STATES.values()],
         "total": len(found),
         "ran": sum(section.ran for section in found),
         "facts": _facts(run, found),
-        "papers": _papers(found),
+        "papers": [
+            Paper(key, PAPERS.get(key, key), f"paper-{number}", own)
+            for number, (key, own) in enumerate(grouped.items())
+            if own
+        ],
         "pictures": {section.entry.id: pictures(section) for section in found},
         "states": STATES,
         "style": own_text("style.css") + own_text("run.css", _HERE),
@@ -89,70 +104,35 @@ def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
     return fill("mercer_papers.report", "run.html", values)
 
 
-def _tally(found: Sequence[Section]) -> list[dict[str, Any]]:
-    """Each verdict with its mark, its count and its entries."""
-    return [
-        {
-            "word": word,
-            "tone": word.replace(" ", "_"),
-            "mark": VERDICT_MARKS[word],
-            "sections": [section for section in found if section.verdict.word == word],
-        }
-        for word in VERDICTS
-    ]
-
-
-def _papers(found: Sequence[Section]) -> list[Paper]:
-    keys = dict.fromkeys([*PAPERS, *(section.entry.paper for section in found)])
-    grouped = {key: tuple(section for section in found if section.entry.paper == key) for key in keys}
-    return [
-        Paper(key, PAPERS.get(key, key), f"paper-{number}", own)
-        for number, (key, own) in enumerate(grouped.items())
-        if own
-    ]
-
-
 def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
     """What was asked, found, where and when, as pairs to show; what ``run.json`` does not say is left out."""
     past = run.get("sessions") or [{}]
     session, asked = past[-1], run.get("asked", {})
     results = [result for section in found for result in section.results]
     starts = [result.started for result in results if result.started]
+    statuses = [result.status for result in results]
+    seconds, cpu = (sum(getattr(result, name) for result in results) for name in ("seconds", "cpu_seconds"))
     shown = {
         "Asked": ", ".join(asked.get("ids", ())) or "every entry",
         "Scale": str(asked.get("scale", "")),
-        "Cells": f"{_count(results, 'done')} done, {_count(results, 'failed')} failed, "
-        f"{_count(results, 'missing')} not run",
-        "Time": f"{numbers.duration(sum(result.seconds for result in results))} in the cells, "
-        f"{numbers.duration(sum(result.cpu_seconds for result in results))} CPU",
+        "Cells": f"{statuses.count('done')} done, {statuses.count('failed')} failed, "
+        f"{statuses.count('missing')} not run",
+        "Time": f"{numbers.duration(seconds)} in the cells, {numbers.duration(cpu)} CPU",
         "Started": min(starts, default=str(session.get("started", ""))).replace("T", " ").replace("+00:00", " UTC"),
         "Machine": numbers.machine(session.get("machine", {})),
         "Threads": words(session.get("threads", "")),
         "Versions": words(session.get("versions", "")),
         "Sessions": f"{len(past)}; machine and versions are the last one's" if len(past) > 1 else "",
     }
-    pairs = [(name, value) for name, value in shown.items() if value]
-    texts = [text for text in (_claims(found), _agreement(found)) if text]
-    return {"version": __version__, "scale": str(asked.get("scale", "unknown")), "shown": pairs, "found": texts}
-
-
-def _count(results: Sequence[Result], status: str) -> int:
-    return sum(result.status == status for result in results)
-
-
-def _agreement(found: Sequence[Section]) -> str:
-    """How many of our numbers stand beside a published one."""
-    paired = sum(section.matrix.paired for section in found)
-    tables = sum(bool(section.matrix.paired) for section in found)
-    return f"{paired} numbers of ours stand beside a published one, in {tables} tables" if paired else ""
-
-
-def _claims(found: Sequence[Section]) -> str:
-    """How the comparisons that the verdicts rest on came out."""
+    # how the comparisons came out, and how many of our numbers stand beside a published one
+    texts = []
     outcomes = [c.outcome for section in found for c in section.verdict.comparisons if not c.claim.finding]
-    return (
-        f"{outcomes.count('holds')} of {len(outcomes)} comparisons hold, {outcomes.count('fails')} fail, "
-        f"{outcomes.count('open')} are open"
-        if outcomes
-        else ""
-    )
+    if outcomes:
+        fails, still_open = outcomes.count("fails"), outcomes.count("open")
+        holds = f"{outcomes.count('holds')} of {len(outcomes)} comparisons hold"
+        texts.append(f"{holds}, {fails} fail, {still_open} are open")
+    pairs = [section.matrix.pairs for section in found]
+    if any(pairs):
+        texts.append(f"{sum(pairs)} numbers of ours stand beside a published one, in {sum(map(bool, pairs))} tables")
+    facts = [(name, value) for name, value in shown.items() if value]
+    return {"version": __version__, "scale": str(asked.get("scale", "unknown")), "shown": facts, "found": texts}

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from mercer import figures
 from mercer.figures.pages import Picture, inline
 
-from ..catalogue import Entry
 from ..results import Result
 from .sections import Section
 
@@ -22,9 +21,17 @@ def pictures(section: Section) -> list[Picture]:
     entry = section.entry
     if not done:
         return []
-    alt = f"{entry.title}: {_describe(done)}"
+    # what a reader who cannot see the figure should know: each curve with its first and last height
+    curves = mean_curves(done)
+    heights = [f"{name} from {c['y'][0]:.4g} to {c['y'][-1]:.4g}" for name, c in curves.items() if c.get("y")]
+    alt = f"{entry.title}: {'; '.join(heights) or 'drawn from the numbers below'}"
     try:
-        figure = _figure(entry, done)
+        draw = getattr(entry.load(), "draw", None) if entry.built else None
+        figure = None
+        if draw is not None:
+            figure = draw(done)
+        elif curves:
+            figure = figures.lines(curves, y_label=entry.metric)
         if figure is None:
             return []
         caption = f"Ours, for {entry.source}." if entry.source else "Ours."
@@ -34,15 +41,6 @@ def pictures(section: Section) -> list[Picture]:
         return [Picture(alt, "", why=f"{type(error).__name__}: {error}")]
 
 
-def _figure(entry: Entry, done: list[Result]) -> figures.Figure | None:
-    draw = getattr(entry.load(), "draw", None) if entry.built else None
-    if draw is not None:
-        drawn: figures.Figure = draw(done)
-        return drawn
-    curves = mean_curves(done)
-    return figures.lines(curves, y_label=entry.metric) if curves else None
-
-
 def mean_curves(done: Iterable[Result]) -> dict[str, dict[str, list[float]]]:
     """The curves by row, column and name; over seeds with the same x, the mean with a band of one deviation."""
     groups: dict[tuple[str, str, str], list[dict[str, list[float]]]] = {}
@@ -50,16 +48,14 @@ def mean_curves(done: Iterable[Result]) -> dict[str, dict[str, list[float]]]:
         for name, curve in result.curves.items():
             place = (result.row, result.column, name)
             groups.setdefault(place, []).append({key: list(values) for key, values in curve.items()})
-    return {label: _mean(groups[place]) for place, label in _labels(list(groups)).items()}
-
-
-def _labels(places: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
-    """What tells the curves apart: a part that all of them share is left out."""
-    differs = [len(set(parts)) > 1 for parts in zip(*places, strict=True)]
+    # what tells the curves apart: a part of the name that all of them share is left out
+    differs = [len(set(parts)) > 1 for parts in zip(*groups, strict=True)]
     kept = differs if any(differs) else [True] * 3
-    return {
-        place: ", ".join(part for part, keep in zip(place, kept, strict=False) if keep and part) for place in places
-    }
+    means = {}
+    for place, curves in groups.items():
+        label = ", ".join(part for part, keep in zip(place, kept, strict=False) if keep and part)
+        means[label] = _mean(curves)
+    return means
 
 
 def _mean(curves: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -79,13 +75,3 @@ def _mean(curves: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
         "low": [mean - spread for mean, spread in zip(means, spreads, strict=True)],
         "high": [mean + spread for mean, spread in zip(means, spreads, strict=True)],
     }
-
-
-def _describe(done: Sequence[Result]) -> str:
-    """What a reader who cannot see the figure should know: each curve with its first and last height."""
-    parts = [
-        f"{name} from {curve['y'][0]:.4g} to {curve['y'][-1]:.4g}"
-        for name, curve in mean_curves(done).items()
-        if curve.get("y")
-    ]
-    return "; ".join(parts) or "drawn from the numbers below"

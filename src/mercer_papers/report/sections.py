@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from mercer.figures import numbers
 
 from ..catalogue import Entry
-from ..recorded_runs import Recorded, recorded
+from ..recorded_runs import Recorded, find_recorded
 from ..results import Result
 from ..verdict import Verdict, recorded_verdict
 from .matrix import Matrix, matrix
@@ -122,8 +122,13 @@ def sections(
     grouped: dict[str, list[Result]] = {}
     for result in results:
         grouped.setdefault(result.entry, []).append(result)
-    cells = planned or {}
-    return [_section(entry, _current(grouped.get(entry.id, [])), cells.get(entry.id, 0)) for entry in entries]
+    found = []
+    for entry in entries:
+        lines = grouped.get(entry.id, [])
+        # the line of a whole entry (its key is its id) says why nothing ran; cells that ran since outdate it
+        cells = [result for result in lines if result.key != result.entry]
+        found.append(_section(entry, cells or lines, (planned or {}).get(entry.id, 0)))
+    return found
 
 
 def unknown_entries(entries: Iterable[Entry], results: Iterable[Result]) -> list[Entry]:
@@ -133,17 +138,12 @@ def unknown_entries(entries: Iterable[Entry], results: Iterable[Result]) -> list
     return [Entry(id=name, paper=name.split("/", 1)[0], kind="result", title=name, source="") for name in strange]
 
 
-def _current(results: list[Result]) -> list[Result]:
-    """The line of a whole entry (its key is its id) says why nothing ran; cells that ran since outdate it."""
-    cells = [result for result in results if result.key != result.entry]
-    return cells or results
-
-
 def _section(entry: Entry, results: list[Result], planned: int) -> Section:
-    runs = recorded(entry.id)
+    runs = find_recorded(entry.id)
     kept = max(runs, key=lambda run: len(run.results)) if runs else None
     longer = list(kept.results) if kept else []
     ran = any(result.status in ("done", "failed") for result in results)
+    ended = f"The run ended after {len(results)} of {planned} cells; --resume goes on with it."
     return Section(
         entry=entry,
         state=STATES[_state(entry, results, planned)],
@@ -152,7 +152,7 @@ def _section(entry: Entry, results: list[Result], planned: int) -> Section:
         matrix=matrix(entry, results if ran else [], longer) if ran or longer else Matrix(),
         details=tuple(_details(results)),
         notes=tuple(dict.fromkeys(result.note for result in results if result.status == "done" and result.note)),
-        reasons=(*_reasons(results), *_say_where_it_ended(results, planned)),
+        reasons=(*_reasons(results), *([ended] if len(results) < planned else [])),
         seconds=sum(result.seconds for result in results),
         cpu_seconds=sum(result.cpu_seconds for result in results),
         kept=kept,
@@ -183,11 +183,6 @@ def _reasons(results: Iterable[Result]) -> Iterable[str]:
     sets = [reason.removeprefix(_LEFT_OUT).rstrip(".") for reason in reasons if reason.startswith(_LEFT_OUT)]
     left_out = [f"{_LEFT_OUT}{', '.join(sets)}."] if sets else []
     return [*left_out, *(reason for reason in reasons if not reason.startswith(_LEFT_OUT))]
-
-
-def _say_where_it_ended(results: list[Result], planned: int) -> list[str]:
-    done = len(results)
-    return [f"The run ended after {done} of {planned} cells; --resume goes on with it."] if done < planned else []
 
 
 def _details(results: Iterable[Result]) -> Iterable[Detail]:

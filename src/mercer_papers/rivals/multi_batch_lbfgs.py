@@ -79,7 +79,7 @@ class MultiBatchLBFGS(CheckedOptimizer):
             y = -y  # the curvature is that of -J, the direction H g the same
         if bool(y @ s > self.caution * (s @ s)):
             self._remember(s, y)
-        _unflatten(live, gradient)
+        _split_like(live, gradient)
 
     def _rates(self, live: list[Tensor]) -> Tensor:  # (N,)
         """What multiplies the direction: minus each group's rate, or plus where all maximize."""
@@ -140,6 +140,6 @@ def _add(live: list[Tensor], flat: Tensor) -> None:
         p.add_(part.reshape(p.shape))
 
 
-def _unflatten(live: list[Tensor], flat: Tensor) -> None:
+def _split_like(live: list[Tensor], flat: Tensor) -> None:
     for p, part in zip(live, flat.split([p.numel() for p in live]), strict=True):
         p.grad = part.reshape(p.shape).to(p.dtype)

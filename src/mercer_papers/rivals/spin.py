@@ -154,7 +154,7 @@ class SpectralInference(FeatureMap):
     ) -> dict[str, Tensor]:
         left = self.exact(x).to(sigma.dtype) @ self._outputs(x, weights)
         value, pull, *_ = vjp(lambda w: left.mT @ self._outputs(x, w) / len(left) ** 2, weights)
-        by_pi, by_sigma = masked(sigma, value)
+        by_pi, by_sigma = mask_gradients(sigma, value)
         (through_pi,) = pull(by_pi)
         return {n: through_pi[n] + torch.tensordot(by_sigma, jacobian[n], dims=2) for n in weights}
 
@@ -192,7 +192,7 @@ class SpectralInference(FeatureMap):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def masked(sigma: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:  # (k, k), (k, k) -> (k, k), (k, k)
+def mask_gradients(sigma: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:  # (k, k), (k, k) -> (k, k), (k, k)
     r"""The masked derivatives of :math:`\mathrm{tr} \Lambda` with respect to :math:`\Pi` and :math:`\Sigma`."""
     eye = torch.eye(len(sigma), dtype=sigma.dtype, device=sigma.device)
     ridge = 1e-6 * sigma.diagonal().mean().clamp_min(torch.finfo(sigma.dtype).tiny)  # two outputs may start alike

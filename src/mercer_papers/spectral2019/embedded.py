@@ -47,7 +47,7 @@ def pair(name: str, rows: int | None, test_rows: int = 0, *, last: bool = False)
     return Pair(flat[0], signs[0], flat[1], signs[1])
 
 
-def embedded(settings: Mapping[str, Any], generator: torch.Generator) -> Pair:
+def embed_pair(settings: Mapping[str, Any], generator: torch.Generator) -> Pair:
     """The pair that a cell names, in its embedding.
 
     ``trained_on`` of a neural embedding is ``"same"`` (the first half; the second is left to analyse), ``"other"``

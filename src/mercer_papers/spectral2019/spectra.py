@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mercer import figures
 from mercer.features import RandomFourier
-from mercer.kernels import RBF, Kernel, ReLUGram
+from mercer.kernels import RBF, ReLUGram
 from mercer.spectral import analyze
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .embedded import COLUMNS, SIZES, embedded, pair
+from .embedded import COLUMNS, SIZES, embed_pair, pair
 
 TOP = {"smoke": 10, "small": 100, "paper": 100}
 TOLERANCE = 1e-5
@@ -30,24 +29,16 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         common |= {"rows": 150 if scale == "smoke" else None, "tolerance": TOLERANCE}
     else:
         common |= {**SIZES[scale], "top": TOP[scale]}
+    one = scale == "smoke" or (complexity and scale == "small")
     return [
         Cell(
-            entry.id,
-            row=name,
-            column=COLUMNS[chosen],
+            entry.id, name, COLUMNS[chosen], {"set": chosen, **common, **made},
             data=() if chosen == "digits" else (chosen,),
-            seeds=_seeds(made["kind"], scale, complexity),
-            settings={"set": chosen, **common, **made},
+            seeds=None if made["kind"] in ("none", "exact") else 1 if one else 3,
         )
         for chosen in entry.run["sets"]
         for name, made in entry.run["embeddings"].items()
-    ]
-
-
-def _seeds(kind: str, scale: str, complexity: bool) -> int | None:
-    if kind in ("none", "exact"):
-        return None
-    return 1 if scale == "smoke" or (complexity and scale == "small") else 3
+    ]  # fmt: skip
 
 
 def run(cell: Cell) -> Outcome:
@@ -55,10 +46,12 @@ def run(cell: Cell) -> Outcome:
     s, generator = cell.settings, torch.Generator().manual_seed(cell.seed)
     if s["shows"] == "complexity":
         both = pair(s["set"], s["rows"])
-        kernel, x = _gram_kernel(s, both.x, generator)
+        kernel, x = ReLUGram(RBF(s["gamma"]) if s["kind"] == "exact" else None), both.x
+        if s["kind"] == "rff":
+            x = RandomFourier(RBF(s["gamma"]), s["m"], generator=generator).fit_transform(x)
         spectrum = analyze(kernel, x, both.y, tolerance=s["tolerance"])
         return Outcome(value=spectrum.complexity, values={"bound": spectrum.bound}, note=f"{len(x)} rows.")
-    both = embedded(s, generator)
+    both = embed_pair(s, generator)
     spectrum = analyze(ReLUGram(), both.x, both.y, k=s["top"])
     index = [float(i + 1) for i in range(s["top"])]
     share = spectrum.projections.cumsum(0).tolist()
@@ -70,15 +63,6 @@ def run(cell: Cell) -> Outcome:
     values = {"first 10": share[9], "complexity / n": spectrum.complexity / len(both.x)}
     note = f"{len(both.x)} rows; eigenvector {largest} holds most, {100 * float(spectrum.projections.max()):.0f} %."
     return Outcome(value=share[-1], values=values, curves=curves, note=note)
-
-
-def _gram_kernel(s: Any, x: Tensor, generator: torch.Generator) -> tuple[Kernel, Tensor]:
-    """H of a row of table 1, with the rows it reads."""
-    if s["kind"] == "none":
-        return ReLUGram(), x
-    if s["kind"] == "exact":
-        return ReLUGram(RBF(s["gamma"])), x
-    return ReLUGram(), RandomFourier(RBF(s["gamma"]), s["m"], generator=generator).fit_transform(x)
 
 
 def draw(results: Sequence[Result]) -> figures.Figure | None:

@@ -18,7 +18,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from ..rivals import TwoLayerNet, train_two_layer
-from .embedded import COLUMNS, SIZES, embedded
+from .embedded import COLUMNS, SIZES, embed_pair
 
 SCALE = 1e-2  # the paper's k, the deviation of the first weights; ``--set k=0.2`` trains lazily
 RATE = 2e-4  # the paper's eta, for the sum over all its rows
@@ -30,29 +30,17 @@ _STEPS = (1, 5, 20, 100)
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """One training for each set and embedding."""
+    shows = entry.run["shows"]
+    sizes = {**SIZES[scale], **({} if scale == "smoke" else entry.run.get("settings", {}))}
     return [
         Cell(
-            entry.id,
-            row=name,
-            column="" if entry.run["shows"] == "table" else COLUMNS[chosen],
-            data=() if chosen == "digits" else (chosen,),
-            seeds=1 if scale == "smoke" else 3,
-            settings={
-                "set": chosen,
-                "shows": entry.run["shows"],
-                "k": SCALE,
-                **SIZES[scale],
-                **_test_rows(entry, scale),
-                **made,
-            },
+            entry.id, name, "" if shows == "table" else COLUMNS[chosen],
+            {"set": chosen, "shows": shows, "k": SCALE, **sizes, **made},
+            data=() if chosen == "digits" else (chosen,), seeds=1 if scale == "smoke" else 3,
         )
         for chosen in entry.run["sets"]
         for name, made in entry.run["embeddings"].items()
-    ]
-
-
-def _test_rows(entry: Entry, scale: str) -> dict[str, int]:
-    return {} if scale == "smoke" else dict(entry.run.get("settings", {}))
+    ]  # fmt: skip
 
 
 class Trained(NamedTuple):
@@ -97,7 +85,7 @@ def _train(settings: str, seed: int, device: str) -> Trained:
     """
     s: dict[str, Any] = json.loads(settings)
     generator = torch.Generator().manual_seed(seed)
-    both = embedded(s, generator)
+    both = embed_pair(s, generator)
     lr = RATE * PAPER_ROWS[s["set"]] / len(both.x)  # on half the rows this doubles eta, as the paper does
     spectrum = analyze(ReLUGram(), both.x, both.y)
     predicted = spectrum.convergence(lr, s["steps"]).square() / (2 * len(both.x))

@@ -67,6 +67,10 @@ class Column(Savable):
         """Whether the column is not used at all."""
         return not self.encoder.features
 
+    def summary(self) -> dict[str, str]:
+        """Name, kind and use, for a JSON document."""
+        return {"name": self.name, "kind": self.kind, "how": self.how}
+
 
 def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
     """The column's kind and encoder, by all of its values.
@@ -80,25 +84,29 @@ def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
     if is_nested(series):
         hint = f"To use {name}, turn it into embeddings and give them as columns or in an npz file."
         return Column(name, "nested", "dropped: its values are lists or records, not single values", notes=[hint])
-    text = words(series) if is_text(series) else None
-    values = series.where(text.notna()) if text is not None else series
+    # A column of one value, or none, says nothing, unless cells without it are many.
+    text = None
+    if is_text(series):
+        text = words(series)
+    values = series if text is None else series.where(text.notna())
     missing = int(values.isna().sum())
-    different = int((text if text is not None else values).nunique())
+    different = int((values if text is None else text).nunique())
     if different == 0:
         return Column(name, "constant", "dropped: every value is missing")
-    if different == 1 and missing < _few(len(series)):
-        return Column(name, "constant", f"dropped: every value is {_shown(_first(values))}")
+    if different == 1 and missing < _least_rows(len(series)):
+        return Column(name, "constant", f"dropped: every value is {_quote(_first_value(values))}")
     if different == 1:
-        level = str(_first(words(series)))
-        how = f"1 where it is {_shown(level)}, 0 where it is missing ({_rows(missing)})"
+        level = str(_first_value(words(series)))
+        how = f"1 where it is {_quote(level)}, 0 where it is missing ({_count_rows(missing)})"
         return Column(name, "boolean", how, Levels([f"{name} is {level}"], [level], [], with_missing=False))
+    # Else by what its values are.
     if text is not None:
-        return _of_words(name, series, text, writing)
+        return _describe_words(name, series, text, writing)
     if series.dtype.kind == "b" or isinstance(series.dtype, pd.BooleanDtype):
-        return _boolean(name, series)
+        return _describe_truths(name, series)
     if series.dtype.kind == "M":
-        return _date(name, series, "ISO8601", writing)
-    return _numeric(name, series, writing)
+        return _describe_dates(name, series, "ISO8601", writing)
+    return _describe_numbers(name, series, writing)
 
 
 def are_strays(present: pd.Series[Any], strange: pd.Series[Any]) -> bool:
@@ -107,65 +115,67 @@ def are_strays(present: pd.Series[Any], strange: pd.Series[Any]) -> bool:
     return len(strange) <= most and strange.nunique() <= _STRAYS
 
 
-def _of_words(name: str, series: pd.Series[Any], text: pd.Series[Any], writing: Writing) -> Column:
+def _describe_words(name: str, series: pd.Series[Any], text: pd.Series[Any], writing: Writing) -> Column:
+    # Numbers and truth values that came as text; codes such as 00501 are none.
     present = text.dropna()
     codes = isinstance(series.dtype, pd.CategoricalDtype) or bool(present.str.fullmatch(r"0\d+").any())
     if not codes and are_strays(present, present[np.isnan(numbers(present, writing.decimal))]):
-        return _numeric(name, series, writing)
+        return _describe_numbers(name, series, writing)
     if set(present.str.lower().unique()) <= TRUTHS.keys():
-        return _boolean(name, series)
+        return _describe_truths(name, series)
     pattern = date_format(present, writing)
     if pattern is not None:
-        return _date(name, series, pattern, writing)
+        return _describe_dates(name, series, pattern, writing)
     # words that differ in most rows: sentences, or names that share some of their words, are text; others name the row
     unlike = present.nunique() / len(present)
     if len(present) >= _NAMED and unlike > 1 - _UNIQUE:
         long = float(present.str.count(r"\S+").mean()) >= _WORDS or float(present.str.len().mean()) >= _LETTERS
         if long or (unlike >= _UNIQUE and _share_words(present)):
-            flagged = int(text.isna().sum()) >= _few(len(text))
-            encoder = Texts.of(name, text, flagged)
+            encoder = Texts.of(name, text, int(text.isna().sum()) >= _least_rows(len(text)))
             if encoder is not None:
                 how = f"free text ({present.nunique()} different ones) by its runs of three and four letters"
                 return Column(name, "text", how, encoder)
         if unlike >= _UNIQUE:
             how = f"dropped: it names the row ({present.nunique()} different words in {len(present)} rows)"
             return Column(name, "identifier", how)
-    return _categorical(name, text)
+    return _describe_levels(name, text)
 
 
 def _share_words(present: pd.Series[Any]) -> bool:
     """Whether some word of three letters or more is in a hundredth of the values, but not in nearly all of them."""
     inside = present.str.lower().str.findall(r"[^\W\d_]{3,}").map(set)
     counts = inside.explode().value_counts()
-    return bool(((counts >= _few(len(present))) & (counts <= _UNIQUE * len(present))).any())
+    return bool(((counts >= _least_rows(len(present))) & (counts <= _UNIQUE * len(present))).any())
 
 
-def _numeric(name: str, series: pd.Series[Any], writing: Writing) -> Column:
+def _describe_numbers(name: str, series: pd.Series[Any], writing: Writing) -> Column:
     values = numbers(series, writing.decimal)
     if not np.isfinite(values).any():
         need = f"column {name!r} must hold a finite number below {LARGEST:.0e}"
         fix = "Take its logarithm or give it another unit."
-        raise ValueError(checks.sentence("Preparation", need, shown(_first(series), 30), fix))
+        raise ValueError(checks.sentence("Preparation", need, shown(_first_value(series), 30), fix))
     if len(np.unique(values[np.isfinite(values)])) == 1 and np.isfinite(values).all():
         return Column(name, "constant", f"dropped: every value is {values[0]:g}")
-    if _counts_rows(name, series, values):
+    if _is_row_number(name, series, values):
         how = "dropped: it numbers the rows"
         return Column(name, "identifier", how)
     found = Numbers([name], 0.0, flagged=False, decimal=writing.decimal)(series)
     missing, strange = int(found.missing.sum()), int(found.unreadable.sum())
     fill = float(np.median(values[np.isfinite(values)]))
-    flagged = missing >= _few(len(values))
-    how = f"a number{_missing_words(missing, f'the median {fill:.6g}', flagged)}"
+    flagged = missing >= _least_rows(len(values))
+    how = f"a number{_say_missing(missing, f'the median {fill:.6g}', flagged)}"
     notes = writing.notes(name)
     if strange:
         where = int(np.flatnonzero(found.unreadable)[0])
         first = f"first {shown(series.iloc[where], 30)!r} in row {series.index[where]}"
-        notes.append(f"{name}: values that are infinite or no numbers count as missing ({_rows(strange)}, {first}).")
-    features = [name, f"{name} is missing"] if flagged else [name]
+        notes.append(
+            f"{name}: values that are infinite or no numbers count as missing ({_count_rows(strange)}, {first})."
+        )
+    features = [name] + [f"{name} is missing"] * flagged
     return Column(name, "numeric", how, Numbers(features, fill, flagged, writing.decimal), notes)
 
 
-def _counts_rows(name: str, series: pd.Series[Any], values: Array) -> bool:
+def _is_row_number(name: str, series: pd.Series[Any], values: Array) -> bool:
     """Whole numbers, each once, that run on without a gap, follow the rows, or are called an id."""
     if len(values) < _NAMED or not np.isfinite(values).all() or (values % 1).any():
         return False
@@ -177,25 +187,25 @@ def _counts_rows(name: str, series: pd.Series[Any], values: Array) -> bool:
     return place.dtype.kind in "iu" and bool((values - place == values[0] - place[0]).all())
 
 
-def _boolean(name: str, series: pd.Series[Any]) -> Column:
+def _describe_truths(name: str, series: pd.Series[Any]) -> Column:
     values = truths(series)
     missing = int(np.isnan(values).sum())
-    flagged = missing >= _few(len(values))
+    flagged = missing >= _least_rows(len(values))
     fill = float(np.nanmean(values))
     no, yes = (_word(series[values == truth], truth) for truth in (0.0, 1.0))
-    how = f"1 for {yes}, 0 for {no}{_missing_words(missing, f'the mean {fill:.3g}', flagged)}"
-    features = [name, f"{name} is missing"] if flagged else [name]
+    how = f"1 for {yes}, 0 for {no}{_say_missing(missing, f'the mean {fill:.3g}', flagged)}"
+    features = [name] + [f"{name} is missing"] * flagged
     return Column(name, "boolean", how, Truths(features, fill, flagged, [no, yes]))
 
 
 def _word(same: pd.Series[Any], truth: float) -> str:
     """What the column itself says for true or false, as it says it most often."""
     if not len(same) or not is_text(same):
-        return "true" if truth else "false"
+        return str(bool(truth)).lower()
     return shown(words(same).mode().iloc[0], 30)
 
 
-def _categorical(name: str, text: pd.Series[Any]) -> Column:
+def _describe_levels(name: str, text: pd.Series[Any]) -> Column:
     counts = text.value_counts()
     least = max(2, round(_RARE * len(text)))
     if int(counts.iloc[0]) < least:  # no level is frequent: those that repeat stay, and the target's means tell them
@@ -208,22 +218,23 @@ def _categorical(name: str, text: pd.Series[Any]) -> Column:
     if len(rare) == 1 and len(kept) < MOST_LEVELS:
         kept, rare = sorted(kept + rare), []
     missing = int(text.isna().sum())
-    flagged = missing >= _few(len(text))  # fewer blank cells teach nothing
+    flagged = missing >= _least_rows(len(text))  # fewer blank cells teach nothing
     features = [f"{name} is {level}" for level in kept]
     features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * flagged
-    how = f"one column for each of {len(kept)} categories"
+    how = f"one column for each of {len(kept)} categories" if len(kept) > 1 else f"a column for {_quote(kept[0])}"
     if len(kept) == 2 and not rare and not flagged:
-        features, how = features[:1], f"1 where it is {_shown(kept[0])}, 0 where it is {_shown(kept[1])}"
-    how += f"; {len(rare)} rare ones share one" if rare else ""
+        features, how = features[:1], f"1 where it is {_quote(kept[0])}, 0 where it is {_quote(kept[1])}"
+    if rare:
+        how += f"; {len(rare)} rare ones share one"
     if len(kept) + len(rare) > MOST_LEVELS:
         how += MEANS
     if missing:
-        how += f"; missing ({_rows(missing)}) is " + ("a category of its own" if flagged else "none of them")
+        how += f"; missing ({_count_rows(missing)}) is " + ("a category of its own" if flagged else "none of them")
     rows = [int(counts[level]) for level in kept]
     return Column(name, "categorical", how, Levels(features, kept, rare, flagged, rows))
 
 
-def _date(name: str, series: pd.Series[Any], pattern: str, writing: Writing) -> Column:
+def _describe_dates(name: str, series: pd.Series[Any], pattern: str, writing: Writing) -> Column:
     found = dates(series, pattern)
     present = found.dropna()
     origin = present.min().normalize()
@@ -232,10 +243,10 @@ def _date(name: str, series: pd.Series[Any], pattern: str, writing: Writing) -> 
     if not parts:
         return Column(name, "constant", f"dropped: every value is {present.iloc[0]}")
     missing = len(found) - len(present)
-    flagged = missing >= _few(len(found))
+    flagged = missing >= _least_rows(len(found))
     fill = float(np.median(every["days"]))
     named = ", ".join(dict.fromkeys(part.split()[0] for part in parts))
-    how = f"a date as {named}{_missing_words(missing, 'the middle date', flagged)}"
+    how = f"a date as {named}{_say_missing(missing, 'the middle date', flagged)}"
     features = [f"{name} {part}" for part in parts] + [f"{name} is missing"] * flagged
     notes = []
     if pattern.startswith(MONTH_FIRST + DAY_FIRST) and writing.days == writing.months:
@@ -244,23 +255,25 @@ def _date(name: str, series: pd.Series[Any], pattern: str, writing: Writing) -> 
     return Column(name, "date", how, encoder, notes)
 
 
-def _few(rows: int) -> float:
+def _least_rows(rows: int) -> float:
+    """Rows without a value from which on they can be learned from."""
     return max(_FEW, _FLAGGED * rows)
 
 
-def _missing_words(missing: int, fill: str, flagged: bool) -> str:
-    flag = ", with a column that says so" if flagged else ""
-    return f"; where missing ({_rows(missing)}) {fill}{flag}" if missing else ""
+def _say_missing(missing: int, fill: str, flagged: bool) -> str:
+    if not missing:
+        return ""
+    return f"; where missing ({_count_rows(missing)}) {fill}" + ", with a column that says so" * flagged
 
 
-def _rows(count: int) -> str:
+def _count_rows(count: int) -> str:
     return f"{count} row" + "s" * (count != 1)
 
 
-def _first(values: pd.Series[Any]) -> object:
+def _first_value(values: pd.Series[Any]) -> object:
     return values.dropna().iloc[0]
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     text = str(value)
     return repr(text if len(text) <= 30 else text[:27] + "...")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...linalg.blocks import slices
 from ...storage.savable import Savable
@@ -39,85 +41,87 @@ class Encoded(NamedTuple):
     missing: Array
 
 
-@runtime_checkable
-class Encoder(Protocol):
-    """A fitted encoder."""
+class Encoder(Savable, ABC):
+    """A fitted encoder: a column in, numbers out.
 
-    @property
-    def features(self) -> list[str]:
-        """Names of the p columns."""
+    Attributes:
+        features: Names of the p columns.
+    """
+
+    features: list[str]
 
     @property
     def knows_blanks(self) -> bool:
-        """Whether training rows taught what a blank cell means."""
+        """Whether training rows taught what a blank cell means: a flag says that a value is missing."""
+        return bool(getattr(self, "flagged", True))
 
+    @abstractmethod
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         """The column as numbers."""
 
 
 @dataclass(frozen=True)
-class Dropped(Savable):
+class Dropped(Encoder):
     """No feature at all."""
 
     features: list[str] = field(default_factory=list)
 
-    @property
-    def knows_blanks(self) -> bool:
-        """True: the column has no say."""
-        return True
-
+    @override
     def __call__(self, series: pd.Series[Any]) -> Encoded:
-        """Nothing, for every row."""
         none = np.zeros(len(series), dtype=bool)
         return Encoded(np.zeros((len(series), 0)), none, none, none)
 
 
 @dataclass(frozen=True)
-class Numbers(Savable):
-    """The number itself, ``fill`` where it is missing or infinite, and a flag of that where ``flagged``.
-
-    ``decimal`` is the decimal mark of numbers that come as text.
-    """
+class Filled(Encoder):
+    """One number for each value, ``fill`` where it is missing or infinite, and a flag of that where ``flagged``."""
 
     features: list[str]
     fill: float
     flagged: bool
+
+    @abstractmethod
+    def read(self, series: pd.Series[Any]) -> Array:  # (n,)
+        """The numbers; not finite where there is none."""
+
+    @override
+    def __call__(self, series: pd.Series[Any]) -> Encoded:
+        values = self.read(series)
+        missing = ~np.isfinite(values)
+        x = np.where(missing, self.fill, values)[:, None]
+        if self.flagged:
+            x = np.column_stack((x, missing))
+        # What is there, but no value of this kind, is unreadable.
+        unreadable = np.zeros(len(x), dtype=bool)
+        if missing.any():
+            unreadable[missing] = words(series[missing]).notna().to_numpy()
+        return Encoded(x, unreadable, np.zeros(len(x), dtype=bool), missing)
+
+
+@dataclass(frozen=True)
+class Numbers(Filled):
+    """The number itself; ``decimal`` is the decimal mark of numbers that come as text."""
+
     decimal: str = "."
 
-    @property
-    def knows_blanks(self) -> bool:
-        """Whether a flag says that a value is missing."""
-        return self.flagged
-
-    def __call__(self, series: pd.Series[Any]) -> Encoded:
-        """One or two columns."""
-        return _filled(series, numbers(series, self.decimal), self.fill, self.flagged)
+    @override
+    def read(self, series: pd.Series[Any]) -> Array:
+        return numbers(series, self.decimal)
 
 
 @dataclass(frozen=True)
-class Truths(Savable):
-    """1 for true, 0 for false, ``fill`` where it is missing, and a flag of that where ``flagged``.
+class Truths(Filled):
+    """1 for true, 0 for false; ``words`` are what the column says for false and for true."""
 
-    ``words`` are what the column says for false and for true.
-    """
-
-    features: list[str]
-    fill: float
-    flagged: bool
     words: list[str] = field(default_factory=lambda: ["false", "true"])
 
-    @property
-    def knows_blanks(self) -> bool:
-        """Whether a flag says that a value is missing."""
-        return self.flagged
-
-    def __call__(self, series: pd.Series[Any]) -> Encoded:
-        """One or two columns."""
-        return _filled(series, truths(series), self.fill, self.flagged)
+    @override
+    def read(self, series: pd.Series[Any]) -> Array:
+        return truths(series)
 
 
 @dataclass(frozen=True)
-class Levels(Savable):
+class Levels(Encoder):
     """One column for each of ``levels``, one for all ``others``, one for a missing value, where there were such.
 
     A level never seen gives the column of the others, or none. Two levels and nothing else need one column. ``counts``
@@ -139,12 +143,13 @@ class Levels(Savable):
         return replace(self, features=features, hidden=hidden)
 
     @property
+    @override
     def knows_blanks(self) -> bool:
         """Whether a missing value has a column, or is all that the one level is told from."""
         return self.with_missing or len(self.levels) + len(self.others) == 1
 
+    @override
     def __call__(self, series: pd.Series[Any]) -> Encoded:
-        """Indicators."""
         text = words(series)
         missing = text.isna().to_numpy()
         place = text.map({level: i for i, level in enumerate(self.levels)}).to_numpy(dtype=np.float64, na_value=np.nan)
@@ -163,7 +168,7 @@ class Levels(Savable):
 
 
 @dataclass(frozen=True)
-class Dates(Savable):
+class Dates(Encoder):
     """Of the parts of a date those that vary: days since ``origin``, year, season, weekday, time of day.
 
     Circles (season, weekday, time of day) are a sine and a cosine. A missing date is put at ``fill`` days.
@@ -176,22 +181,15 @@ class Dates(Savable):
     fill: float
     flagged: bool
 
-    @property
-    def knows_blanks(self) -> bool:
-        """Whether a flag says that a value is missing."""
-        return self.flagged
-
+    @override
     def __call__(self, series: pd.Series[Any]) -> Encoded:
-        """The parts, side by side."""
-        found = dates(series, self.pattern)
-        missing = found.isna().to_numpy()
-        origin = pd.Timestamp(self.origin)
-        found = found.fillna(self.moment(self.fill))
-        every = date_parts(found, origin)
+        moments = dates(series, self.pattern)
+        missing = moments.isna().to_numpy()
+        every = date_parts(moments.fillna(self.moment(self.fill)), pd.Timestamp(self.origin))
         x = np.column_stack([every[part] for part in self.parts])
         if self.flagged:
             x = np.column_stack((x, missing))
-        none = np.zeros(len(found), dtype=bool)
+        none = np.zeros(len(moments), dtype=bool)
         return Encoded(x, missing & words(series).notna().to_numpy(), none, missing)
 
     def moment(self, days: float) -> pd.Timestamp:
@@ -200,7 +198,7 @@ class Dates(Savable):
 
 
 @dataclass(frozen=True)
-class Texts(Savable):
+class Texts(Encoder):
     r"""Free text by its runs of three and four letters: directions of largest variance of their tf-idf weights.
 
     A text is the unit vector of :math:`(1 + \log t_g) \log\frac{1 + n}{1 + n_g}`, t counting the run g in the text
@@ -243,6 +241,7 @@ class Texts(Savable):
         return cls(features, grams, torch.from_numpy(counter.idf_.copy()), directions, flagged)
 
     @property
+    @override
     def knows_blanks(self) -> bool:
         """True: a missing text is one without letters."""
         return True
@@ -255,8 +254,8 @@ class Texts(Savable):
         rows = [counter.transform(text.iloc[part]) @ self.directions.numpy() for part in slices(len(text), _BLOCK)]
         return np.concatenate([np.zeros((0, self.directions.shape[1])), *rows])
 
+    @override
     def __call__(self, series: pd.Series[Any]) -> Encoded:
-        """The first directions, and the flag."""
         missing = words(series).isna().to_numpy()
         x = self.locate(series)[:, : len(self.features) - self.flagged]
         if self.flagged:
@@ -271,26 +270,15 @@ def _count_grams(**arguments: Any) -> Any:
     return TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True, **arguments)
 
 
-def date_parts(found: pd.Series[Any], origin: pd.Timestamp) -> dict[str, Array]:
+def date_parts(moments: pd.Series[Any], origin: pd.Timestamp) -> dict[str, Array]:
     """Every part of a date by name, ``(n,)`` each."""
-    day = found.dt.day_of_year.to_numpy(dtype=np.float64)
-    clock = (found - found.dt.normalize()).dt.total_seconds().to_numpy(dtype=np.float64) / 86_400
-    weekday = found.dt.day_of_week.to_numpy(dtype=np.float64)
+    day = moments.dt.day_of_year.to_numpy(dtype=np.float64)
+    clock = (moments - moments.dt.normalize()).dt.total_seconds().to_numpy(dtype=np.float64) / 86_400
+    weekday = moments.dt.day_of_week.to_numpy(dtype=np.float64)
     parts = {
-        "days": (found - origin).dt.total_seconds().to_numpy(dtype=np.float64) / 86_400,
-        "year": found.dt.year.to_numpy(dtype=np.float64),
+        "days": (moments - origin).dt.total_seconds().to_numpy(dtype=np.float64) / 86_400,
+        "year": moments.dt.year.to_numpy(dtype=np.float64),
     }
     for name, share in (("season", day / _YEAR), ("weekday", weekday / 7), ("time", clock)):
         parts |= {f"{name} sin": np.sin(2 * np.pi * share), f"{name} cos": np.cos(2 * np.pi * share)}
     return parts
-
-
-def _filled(series: pd.Series[Any], values: Array, fill: float, flagged: bool) -> Encoded:
-    missing = ~np.isfinite(values)
-    x = np.where(missing, fill, values)[:, None]
-    if flagged:
-        x = np.column_stack((x, missing))
-    unreadable = np.zeros(len(x), dtype=bool)
-    if missing.any():
-        unreadable[missing] = words(series[missing]).notna().to_numpy()
-    return Encoded(x, unreadable, np.zeros(len(x), dtype=bool), missing)

@@ -62,17 +62,17 @@ class Preparation(Savable):
     @property
     def feature_names(self) -> list[str]:
         """Names of the d features, in the order of the matrix's columns."""
-        return [feature for column in self._fitted() for feature in column.encoder.features]
+        return [feature for column in self._get_columns() for feature in column.encoder.features]
 
     @property
     def notes(self) -> list[str]:
         """What the user should know about the columns."""
-        return [note for column in self._fitted() for note in column.notes]
+        return [note for column in self._get_columns() for note in column.notes]
 
     @property
     def text_columns(self) -> list[str]:
         """Columns that a file's parts must not turn into numbers: words, and numbers with a decimal comma."""
-        return [column.name for column in self._fitted() if column.kind in _WORDED or _has_comma(column)]
+        return [column.name for column in self._get_columns() if column.kind in _WORDED or _has_comma(column)]
 
     def fit(self, frame: pd.DataFrame, writings: Mapping[str, Writing] | None = None) -> Self:
         """Learn from a table without its target.
@@ -93,10 +93,10 @@ class Preparation(Savable):
 
     def transform(self, frame: pd.DataFrame) -> Tensor:
         """The table as float64 ``(n, d)``; unexpected values are logged as warnings."""
-        found = self.prepare(frame)
-        for what, rows in found.surprises.items():
+        prepared = self.prepare(frame)
+        for what, rows in prepared.surprises.items():
             _log.warning("%s (%d rows)", what, rows)
-        return found.x
+        return prepared.x
 
     def prepare(self, frame: pd.DataFrame) -> Prepared:
         """The matrix, with the surprises counted.
@@ -105,37 +105,41 @@ class Preparation(Savable):
             ValueError: A column that is used is missing, or holds no value of its kind.
         """
         frame = name_by_text(frame)
-        used = [column for column in self._fitted() if not column.dropped]
+        used = [column for column in self._get_columns() if not column.dropped]
         self._check_columns(frame, used)
         surprises: Counter[str] = Counter()
         holes: dict[str, Array] = {}
         unseen, blank, parts = np.zeros(len(frame), dtype=bool), np.ones(len(frame), dtype=bool), []
         for column in used:
-            series = frame[column.name]
-            found = column.encoder(series)
-            _check_kind(column, series, found.unreadable)
-            if found.unreadable.any():
-                where = int(np.flatnonzero(found.unreadable)[0])
+            name, series = column.name, frame[column.name]
+            encoded = column.encoder(series)
+            _check_kind(column, series, encoded.unreadable)
+            parts.append(encoded.x)
+
+            # What the user should know: values of another kind, words never seen, another decimal mark.
+            if encoded.unreadable.any():
+                where = int(np.flatnonzero(encoded.unreadable)[0])
                 first = f"first {shown(series.iloc[where], 30)!r} in row {series.index[where]}"
-                what = f"{column.name}: values that are no {_plural(column)} count as missing, {first}"
-                surprises[what] += int(found.unreadable.sum())
-            if found.unseen.any():
-                surprises[f"{column.name}: categories that no training row had"] += int(found.unseen.sum())
-            other = _written_otherwise(column, series)
-            if other:
-                surprises[other] += len(series)
-            unseen |= found.unseen | found.unreadable
-            blank &= found.missing
-            if found.missing.any() and not column.encoder.knows_blanks:
-                holes[column.name] = found.missing
-            parts.append(found.x)
+                what = f"{name}: values that are no {_plural(column)} count as missing, {first}"
+                surprises[what] += int(encoded.unreadable.sum())
+            if encoded.unseen.any():
+                surprises[f"{name}: categories that no training row had"] += int(encoded.unseen.sum())
+            other_mark = _find_other_mark(column, series)
+            if other_mark:
+                surprises[other_mark] += len(series)
+
+            # What the answer should know: rows unlike training, and cells that are blank where training had none.
+            unseen |= encoded.unseen | encoded.unreadable
+            blank &= encoded.missing
+            if encoded.missing.any() and not column.encoder.knows_blanks:
+                holes[name] = encoded.missing
         if blank.any():
             surprises["rows without a value in any column get the most frequent answer"] += int(blank.sum())
         return Prepared(torch.from_numpy(np.column_stack(parts)), surprises, unseen, blank, holes)
 
     def extra_columns(self, frame: pd.DataFrame) -> list[str]:
         """Columns that were not there at :meth:`fit`."""
-        known = {column.name for column in self._fitted()}
+        known = {column.name for column in self._get_columns()}
         return [str(name) for name in frame.columns if str(name) not in known]
 
     def get_state(self) -> dict[str, Any]:
@@ -147,7 +151,7 @@ class Preparation(Savable):
         if "columns" in state:
             self.columns = state["columns"]
 
-    def _fitted(self) -> list[Column]:
+    def _get_columns(self) -> list[Column]:
         if not hasattr(self, "columns"):
             raise ValueError(checks.sentence("Preparation", "fit must come first", "no columns yet"))
         return self.columns
@@ -166,9 +170,8 @@ class Preparation(Savable):
 
 def _check_kind(column: Column, series: pd.Series[Any], unreadable: Array) -> None:
     """Refuse a column none of whose values is of the kind it was at fit."""
-    if is_nested(series):
-        got: object = "lists or records"
-    else:
+    got = "lists or records"
+    if not is_nested(series):
         if not unreadable.any():
             return
         text = words(series)
@@ -182,7 +185,7 @@ def _has_comma(column: Column) -> bool:
     return isinstance(column.encoder, Numbers) and column.encoder.decimal == ","
 
 
-def _written_otherwise(column: Column, series: pd.Series[Any]) -> str:
+def _find_other_mark(column: Column, series: pd.Series[Any]) -> str:
     """A sentence where numbers come with another decimal mark than at fit; else nothing."""
     if not isinstance(column.encoder, Numbers):
         return ""

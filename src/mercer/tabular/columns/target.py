@@ -63,14 +63,15 @@ class Target(Savable):
             raise ValueError(checks.sentence("Target", f"column {name!r} must hold classes or numbers", got))
         writing = Writing.of(series) if writing is None else writing
         values = numbers(series, writing.decimal)
-        chosen, why = _choose(series, values) if task == "auto" else (task, f"{task}, as asked")
+        chosen, why = _choose_task(series, values) if task == "auto" else (task, f"{task}, as asked")
         if chosen == "classification":
-            return cls(name, chosen, _classes(name, series), why)
+            return cls(name, chosen, _list_classes(name, series), why)
         if len(values) and np.isinf(values).any() and np.isfinite(values[~np.isinf(values)]).all():
             need = f"column {name!r} must hold numbers below {LARGEST:.0e} for regression"
             where = int(np.flatnonzero(np.isinf(values))[0])
             got = f"{shown(series.iloc[where], 30)} in row {series.index[where]}"
             raise ValueError(checks.sentence("Target", need, got, "Take its logarithm or give it another unit."))
+        # A stray word among numbers is left out, with a note; more of them are refused.
         text, notes = words(series), writing.notes(name)
         strange = text[~np.isfinite(values)]
         if len(strange) and are_strays(text, strange) and not np.isinf(values).any():
@@ -102,7 +103,8 @@ class Target(Savable):
         places = np.searchsorted(self.classes, values).clip(max=len(self.classes) - 1)
         wrong = self.classes[places] != values
         if wrong.any():
-            need = f"column {self.name!r} must hold the classes {_listed(self.classes)}"
+            listed = [*map(str, self.classes[:8]), *["..."] * (len(self.classes) > 8)]
+            need = f"column {self.name!r} must hold the classes {', '.join(listed)}"
             raise ValueError(checks.sentence("Target", need, repr(str(values[wrong][0]))[:40]))
         return torch.from_numpy(places.astype(np.int64))
 
@@ -125,8 +127,9 @@ class Target(Savable):
 
 def present(series: pd.Series[Any]) -> Array:  # (n,)
     """Which rows have a value."""
-    found: Array = (words(series) if is_text(series) else series).notna().to_numpy()
-    return found
+    values = words(series) if is_text(series) else series
+    is_there: Array = values.notna().to_numpy()
+    return is_there
 
 
 def find_target(columns: Iterable[object], target: object, asked: str = "target") -> str:
@@ -136,11 +139,11 @@ def find_target(columns: Iterable[object], target: object, asked: str = "target"
         return target
     near = difflib.get_close_matches(target, names, 1, 0.4)
     fix = f"Did you mean {near[0]!r}?" if near else ""
-    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    listed = ", ".join(names[:8] + ["..."] * (len(names) > 8))
     raise ValueError(checks.sentence(asked, f"must be one of the columns {listed}", repr(target), fix))
 
 
-def _choose(series: pd.Series[Any], values: Array) -> tuple[str, str]:
+def _choose_task(series: pd.Series[Any], values: Array) -> tuple[str, str]:
     different = int(words(series).nunique())
     if series.dtype.kind == "b" or isinstance(series.dtype, pd.CategoricalDtype):
         return "classification", f"classification: {series.name} holds {different} categories"
@@ -158,7 +161,7 @@ def _choose(series: pd.Series[Any], values: Array) -> tuple[str, str]:
     return "regression", f"regression: {series.name} holds {different} different whole numbers, more than classes do"
 
 
-def _classes(name: str, series: pd.Series[Any]) -> Array:
+def _list_classes(name: str, series: pd.Series[Any]) -> Array:
     if date_format(series) is not None:
         raise ValueError(checks.sentence("Target", f"column {name!r} must hold classes or numbers", "dates"))
     plain = series
@@ -166,19 +169,14 @@ def _classes(name: str, series: pd.Series[Any]) -> Array:
         plain = pd.to_numeric(words(series), errors="coerce")
     values = numbers(plain)
     numeric = np.isfinite(values).all() and series.dtype.kind != "b"
-    found: Array = np.unique(values if numeric else words(series).to_numpy(dtype=str))
-    if numeric and not (found % 1).any() and np.abs(found).max() < 2**53:
-        found = found.astype(np.int64)
-    if len(found) < 2:
+    classes: Array = np.unique(values if numeric else words(series).to_numpy(dtype=str))
+    if numeric and not (classes % 1).any() and np.abs(classes).max() < 2**53:
+        classes = classes.astype(np.int64)
+    if len(classes) < 2:
         fix = "A classifier needs rows of at least two classes."
-        raise ValueError(checks.sentence("Target", f"column {name!r} must hold two classes", f"only {found[0]}", fix))
-    if len(series) < _REPEATED * len(found) and len(found) > _WHOLE:
-        got = f"{len(found)} different ones in {len(series)} rows"
+        raise ValueError(checks.sentence("Target", f"column {name!r} must hold two classes", f"only {classes[0]}", fix))
+    if len(series) < _REPEATED * len(classes) and len(classes) > _WHOLE:
+        got = f"{len(classes)} different ones in {len(series)} rows"
         fix = "Is it an identifier? For numbers, ask for regression."
         raise ValueError(checks.sentence("Target", f"classes in column {name!r} must repeat", got, fix))
-    return found
-
-
-def _listed(classes: Array) -> str:
-    shown = ", ".join(map(str, classes[:8]))
-    return shown + (", ..." if len(classes) > 8 else "")
+    return classes

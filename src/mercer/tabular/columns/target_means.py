@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -19,6 +19,8 @@ from .values import Array, words
 _PRIOR = 3.0  # rows of the overall mean that every level is mixed with
 _SHOWN = 200  # rows from which on a word has both a mean and a column of its own
 _PENALTIES = np.logspace(-2, 3, 11)  # of the ridge on the directions of a text
+_NO_MEANS = "; the target's mean over a word does not help"
+_MOST_CLASSES = 5  # that get a column
 _MISSING = "\0missing"
 
 
@@ -61,42 +63,57 @@ class TargetMeans(Savable):
         it is all there is.
         ``weight`` are the rows' weights ``(n,)`` in all sums; None for 1.
         """
-        y = y[:, : _outputs(y.shape[1])]
+        # One column of a number or of two classes; of more classes all but one, at most five.
+        y = y[:, : max(1, min(y.shape[1] - 1, _MOST_CLASSES))]
         weight = y.new_ones(len(y)) if weight is None else weight
         self.mean_, self.tables_, self.ridges_ = (weight[:, None] * y).sum(0) / weight.sum(), {}, {}
         features = [y.new_zeros(len(y), 0)]
+
+        def encode_by_others(fit: Callable[[Tensor], Tensor]) -> Tensor | None:
+            """Each row by a fit of the other folds; None where that explains no more than luck would, 1 / sqrt(n)."""
+            encoded = self.mean_.expand_as(y).clone()
+            for number in fold.unique():
+                inside = fold == number
+                if int((~inside).sum()) > 1:
+                    encoded[inside] = fit(inside)
+            left = (encoded - y).square().sum(0) / (self.mean_ - y).square().sum(0)
+            return encoded if bool((left < 1 - len(y) ** -0.5).any()) else None
+
+        # Words of many levels.
         for place, column in enumerate(columns):
-            if _has_many(column):
-                text = _text(frame[column.name])
-                encoded = torch.zeros_like(y)
-                for number in fold.unique():
-                    inside = fold == number
-                    others = self._means(text[~inside.numpy()], y[~inside], weight[~inside])
-                    encoded[inside] = _looked_up(others, text[inside.numpy()], self.mean_)
-                # means that explain no more of left-out rows than luck would, 1 / sqrt(n), add noise
-                left = (encoded - y).square().sum(0) / (self.mean_ - y).square().sum(0)
-                if bool((left < 1 - len(y) ** -0.5).any()):
-                    self.tables_[column.name] = self._means(text, y, weight)
-                    features.append(encoded)
-                    columns[place] = _hide_words(column)
-                else:
-                    columns[place] = replace(column, how=column.how.replace(MEANS, ""))
+            encoder = column.encoder
+            if not isinstance(encoder, Levels) or len(encoder.levels) + len(encoder.others) <= MOST_LEVELS:
+                continue
+            text = _to_text(frame[column.name])
+
+            def look_up(inside: Tensor, text: Array = text) -> Tensor:
+                others = self._average(text[~inside.numpy()], y[~inside], weight[~inside])
+                return _look_up(others, text[inside.numpy()], self.mean_)
+
+            encoded = encode_by_others(look_up)
+            if encoded is None:
+                columns[place] = replace(column, how=column.how.replace(MEANS, _NO_MEANS))
+            else:
+                self.tables_[column.name] = self._average(text, y, weight)
+                features.append(encoded)
+                columns[place] = _hide_words(column, encoder)
+
+        # Texts.
         for place, column in enumerate(columns):
-            if isinstance(column.encoder, Texts):
-                z = torch.from_numpy(column.encoder.locate(frame[column.name]))
-                encoded = self.mean_.expand_as(y).clone()
-                for number in fold.unique():
-                    inside = fold == number
-                    if int((~inside).sum()) > 1:
-                        encoded[inside] = _apply(_solve(z[~inside], y[~inside], weight[~inside]), z[inside])
-                # a text that explains no more of left-out rows than luck would, 1 / sqrt(n), adds noise
-                left = (encoded - y).square().sum(0) / (self.mean_ - y).square().sum(0)
-                if bool((left < 1 - len(y) ** -0.5).any()):
-                    self.ridges_[column.name] = (column.encoder, _solve(z, y, weight))
-                    features.append(encoded)
-                elif sum(not one.dropped for one in columns) > 1:
-                    how = "dropped: free text that says nothing about the target of left-out rows"
-                    columns[place] = Column(column.name, "text", how)
+            if not isinstance(column.encoder, Texts):
+                continue
+            z = torch.from_numpy(column.encoder.locate(frame[column.name]))
+
+            def regress(inside: Tensor, z: Tensor = z) -> Tensor:
+                return _apply(_solve(z[~inside], y[~inside], weight[~inside]), z[inside])
+
+            encoded = encode_by_others(regress)
+            if encoded is not None:
+                self.ridges_[column.name] = (column.encoder, _solve(z, y, weight))
+                features.append(encoded)
+            elif sum(not one.dropped for one in columns) > 1:
+                how = "dropped: free text that says nothing about the target of left-out rows"
+                columns[place] = Column(column.name, "text", how)
         return torch.cat(features, 1)
 
     def transform(self, frame: pd.DataFrame) -> Tensor:
@@ -108,7 +125,7 @@ class TargetMeans(Savable):
     def transform_column(self, name: str, series: pd.Series[Any]) -> Tensor:
         """Encode values of one column: ``(n, p)``, p = 0 where it is no text and has few words."""
         if name in self.tables_:
-            return _looked_up(self.tables_[name], _text(series), self.mean_)
+            return _look_up(self.tables_[name], _to_text(series), self.mean_)
         if name in self.ridges_:
             encoder, coefficients = self.ridges_[name]
             return _apply(coefficients, torch.from_numpy(encoder.locate(series)))
@@ -131,7 +148,7 @@ class TargetMeans(Savable):
         self.ridges_ = {name: (one["encoder"], one["coefficients"]) for name, one in state.get("ridges", {}).items()}
         self.mean_ = state["mean"]
 
-    def _means(self, text: Array, y: Tensor, weight: Tensor) -> tuple[list[str], Tensor]:
+    def _average(self, text: Array, y: Tensor, weight: Tensor) -> tuple[list[str], Tensor]:
         levels, place = np.unique(text, return_inverse=True)
         index = torch.from_numpy(place)
         count = torch.bincount(index, weight, minlength=len(levels)).double()
@@ -153,15 +170,9 @@ def _apply(coefficients: Tensor, z: Tensor) -> Tensor:  # (k + 1, c), (n, k) -> 
     return z @ coefficients[:-1] + coefficients[-1]
 
 
-def _has_many(column: Column) -> bool:
-    encoder = column.encoder
-    return isinstance(encoder, Levels) and len(encoder.levels) + len(encoder.others) > MOST_LEVELS
-
-
-def _hide_words(column: Column) -> Column:
+def _hide_words(column: Column, encoder: Levels) -> Column:
     """The column with indicators of frequent words only, described anew."""
-    assert isinstance(column.encoder, Levels)
-    encoder = column.encoder.hide(column.name, _SHOWN)
+    encoder = encoder.hide(column.name, _SHOWN)
     if not encoder.hidden:
         return column
     shown = len(encoder.levels) - len(encoder.hidden)
@@ -171,16 +182,11 @@ def _hide_words(column: Column) -> Column:
     return replace(column, encoder=encoder, how=how + after)
 
 
-def _outputs(c: int) -> int:
-    """Of c target columns those that are encoded: one number; all classes but one, at most five."""
-    return 1 if c <= 2 else min(c - 1, 5)
-
-
-def _text(series: pd.Series[Any]) -> Array:
+def _to_text(series: pd.Series[Any]) -> Array:
     return words(series).fillna(_MISSING).to_numpy(dtype=str)
 
 
-def _looked_up(table: tuple[list[str], Tensor], text: Array, mean: Tensor) -> Tensor:  # (n, c)
+def _look_up(table: tuple[list[str], Tensor], text: Array, mean: Tensor) -> Tensor:  # (n, c)
     levels = np.array(table[0], dtype=str)
     if not len(levels):
         return mean.expand(len(text), -1).clone()

@@ -123,8 +123,10 @@ class Writing:
         """The counts of one column; none where it is not text."""
         if not is_text(series):
             return cls()
+        # Different values with a digit in them, and how often each comes.
         tally = words(series[_are_strings(series)]).value_counts(sort=False)
-        tally = tally[tally.index.str.contains(r"\d").astype(bool)] if len(tally) else tally
+        if len(tally):
+            tally = tally[tally.index.str.contains(r"\d").astype(bool)]
         if not len(tally):
             return cls()
         text, counts = pd.Series(tally.index, dtype=object), tally.to_numpy()
@@ -133,6 +135,7 @@ class Writing:
         marked = digits.str.contains("[.,]").to_numpy(dtype=bool)
         plain = pd.to_numeric(text, errors="coerce").notna().to_numpy()
         both = point & comma & marked & ~plain
+        # Of dates such as 31/12/2024, which of the first two numbers no month can be.
         first, second = (
             pd.to_numeric(part, errors="coerce").to_numpy(dtype=np.float64) > 12
             for _, part in text.str.extract(r"^(\d{1,2})[-/](\d{1,2})[-/]\d").items()
@@ -188,7 +191,8 @@ def numbers(series: pd.Series[Any], decimal: str = ".") -> Array:  # (n,)
     if series.dtype.kind == "m":
         return np.asarray(series.dt.total_seconds(), dtype=np.float64)
     if not is_text(series):
-        return _sane(np.array(series.to_numpy(dtype=np.float64, na_value=np.nan)))
+        return _bound(np.array(series.to_numpy(dtype=np.float64, na_value=np.nan)))
+    # Plain numbers first; what they leave, and with a decimal comma what could be thousands, is taken apart.
     text = words(series)
     values = np.array(pd.to_numeric(text, errors="coerce"), dtype=np.float64)
     odd = np.isnan(values) & text.notna().to_numpy()
@@ -199,14 +203,14 @@ def numbers(series: pd.Series[Any], decimal: str = ".") -> Array:  # (n,)
         parts = _take_apart(text[odd])
         digits = parts["digits"].fillna("")
         point, comma = (digits.str.fullmatch(form).to_numpy(dtype=bool) for form in (_POINT, _COMMA))
+        # Marks between thousands go, the decimal mark becomes a point; what both explain goes by ``decimal``.
         with_comma = comma & (~point | (decimal == ","))
-        code = digits.str.replace(",", "").where(
-            ~with_comma, digits.str.replace(".", "").str.replace(",", ".", regex=False)
-        )
+        by_comma = digits.str.replace(".", "").str.replace(",", ".", regex=False)
+        code = digits.str.replace(",", "").where(~with_comma, by_comma)
         size = pd.to_numeric(code.where(point | comma) + parts["power"].fillna(""), errors="coerce")
         minus = parts[["sign", "late"]].isin(["-", "\u2212"]).any(axis=1) | parts["paid"].notna()
         values[odd] = np.where(minus, -1.0, 1.0) * size.to_numpy(dtype=np.float64, na_value=np.nan)
-    return _sane(values)
+    return _bound(values)
 
 
 def _take_apart(text: pd.Series[Any]) -> pd.DataFrame:
@@ -225,7 +229,7 @@ def _are_strings(series: pd.Series[Any]) -> Array:  # (n,)
     return np.array([isinstance(value, str) for value in series.to_numpy(dtype=object)], dtype=bool)
 
 
-def _sane(values: Array) -> Array:
+def _bound(values: Array) -> Array:
     """Infinite beyond 1e140, where sums of squares overflow; 0 for denormal numbers, which cost tenfold and mean 0."""
     size = np.abs(values)
     values[size < np.finfo(np.float64).tiny] = 0.0
@@ -266,7 +270,7 @@ def date_format(series: pd.Series[Any], writing: Writing | None = None) -> str |
     for pattern in _FORMATS:
         if excluded and pattern.startswith(excluded):
             continue
-        if all(float(_parsed(part, pattern).notna().mean()) >= _DATES for part in (head, text)):
+        if all(float(_parse(part, pattern).notna().mean()) >= _DATES for part in (head, text)):
             return pattern
     return None
 
@@ -278,12 +282,12 @@ def dates(series: pd.Series[Any], pattern: str) -> pd.Series[Any]:
             series = series.dt.tz_convert("UTC").dt.tz_localize(None)
         moments: pd.Series[Any] = series.dt.as_unit("us")  # nanoseconds end in 2262
         return moments
-    return _parsed(words(series) if is_text(series) else words(series.astype(object)), pattern)
+    return _parse(words(series) if is_text(series) else words(series.astype(object)), pattern)
 
 
-def _parsed(text: pd.Series[Any], pattern: str) -> pd.Series[Any]:
+def _parse(text: pd.Series[Any], pattern: str) -> pd.Series[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a value that does not fit is missing; pandas would also say so
-        found = pd.to_datetime(text, format=pattern, errors="coerce", utc=True)
-    moments: pd.Series[Any] = found.dt.tz_localize(None).dt.as_unit("us")
+        read = pd.to_datetime(text, format=pattern, errors="coerce", utc=True)
+    moments: pd.Series[Any] = read.dt.tz_localize(None).dt.as_unit("us")
     return moments

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +13,14 @@ from ...kernels import RBF, Kernel, Laplacian, Matern, ReLUGram
 from ...machines import StackedRidge
 from ...machines.dual import dual_path
 from ...machines.selection import table_kernels
-from ...machines.trials import Trial
-from ...machines.views import View
+from ...machines.stacking import ridge_factor, solve_left_out
 
-_FEW = 3  # embeddings up to which each gets several kernels
+_SEVERAL_KERNELS = 3  # embeddings up to which each gets several kernels
 _PILOT = 500  # rows that choose an embedding's ridge
+_CLEAR = 0.3  # share explained that no random order reaches
+_STRONG = 1.0  # ridge, over the mean of k(x, x), that noise asks for
 _WIDTHS = {"near": "close by only", "mid": "at the typical distance", "far": "far around"}
+_NETWORK = "A wide network with one hidden layer whose first weights learn; the length of a row does not count."
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Candidate:
         meaning: What it assumes, for a reader who does not know kernels.
         call: The Python that makes the kernel.
         family: ``linear``, ``gaussian``, ``laplacian``, ``matern`` or ``network``.
-        kernel: It.
+        kernel: k.
         x: The rows it reads, ``(n, d)``.
         penalty: Its ridge.
         source: The embedding's name; empty for the table's columns.
@@ -52,93 +55,115 @@ class Candidate:
         """Its Gram matrix ``(n, n)``, scaled to a mean diagonal of 1."""
         with torch.no_grad():
             gram = self.kernel(self.x)
-        size = float(gram.diagonal().mean())
-        return gram / size if size > 0 else gram
+        return gram / (float(gram.diagonal().mean()) or 1.0)
 
 
-def of_stack(stack: StackedRidge) -> list[Candidate]:
+def list_machines(stack: StackedRidge) -> list[Candidate]:
     """Every machine that a stack has tried on its rows."""
-    shares = {id(m.kernel): float(s) for m, s in zip(stack.machines_, stack.shares_, strict=True)}
-    seen = [look.view(stack.rows_) for look in stack.looks]
-    honest = [tuple((rows, view(stack.rows_)) for rows, view in look.honest) for look in stack.looks]
-    words = [_words([trial.kernel for trial in stack.trials if trial.look == i]) for i in range(len(seen))]
-    found = []
-    for trial in stack.trials:
-        name, meaning, call, family = words[trial.look].pop(0)
-        what, how = _view(stack, trial)
-        share = shares.get(id(trial.kernel), 0.0)
-        found.append(
-            Candidate(
-                f"{name}{what}",
-                f"{meaning}{how}.",
-                call,
-                family,
-                trial.kernel,
-                seen[trial.look],
-                trial.penalty,
-                "",
-                share,
-                honest[trial.look],
-            )
-        )
-    return found
+    shares = {id(machine.kernel): float(share) for machine, share in zip(stack.machines_, stack.shares_, strict=True)}
+    candidates = []
+    for number, look in enumerate(stack.looks):
+        # What the view does, for the name and for the meaning.
+        title = explanation = ""
+        if look.view.weight.ndim == 2:
+            title, explanation = ", rotated", "; sums of columns that matter count more"
+        elif look.honest:
+            title, explanation = ", weighted", "; columns that matter count more"
+        elif len(look.view.columns):
+            title, explanation = ", straight", "; long tails are straightened"
+
+        x = look.view(stack.rows_)
+        honest = tuple((rows, view(stack.rows_)) for rows, view in look.honest)
+        trials = [trial for trial in stack.trials if trial.look == number]
+        descriptions = _describe_kernels([trial.kernel for trial in trials])
+        for trial, (name, meaning, call, family) in zip(trials, descriptions, strict=True):
+            share = shares.get(id(trial.kernel), 0.0)
+            words = (name + title, f"{meaning}{explanation}.", call, family)
+            candidates.append(Candidate(*words, trial.kernel, x, trial.penalty, "", share, honest))
+    return candidates
 
 
-def of_embeddings(embeddings: Mapping[str, Tensor], columns: Tensor) -> list[Candidate]:
+def list_embedding_kernels(embeddings: Mapping[str, Tensor], columns: Tensor) -> list[Candidate]:
     """Kernels on each embedding ``(n, m)``, centred with one scale: three of them, or one where there are many.
 
     Args:
         embeddings: By name.
         columns: Centred targets, ``(n, c)``, for the ridge.
     """
-    found = []
-    for name, rows in embeddings.items():
+    candidates = []
+    for source, rows in embeddings.items():
         centred = rows - rows.mean(0)
         x = centred / (float(centred.square().mean().sqrt()) or 1.0)
-        network = "A wide network with one hidden layer whose first weights learn; the length of a row does not count."
         menu: list[tuple[Kernel, str, str, str, str]] = [
-            (ReLUGram(), "Two-layer ReLU network", network, "ReLUGram()", "network")
+            (ReLUGram(), "Two-layer ReLU network", _NETWORK, "ReLUGram()", "network")
         ]
-        if len(embeddings) <= _FEW:
+        if len(embeddings) <= _SEVERAL_KERNELS:
             kernels = table_kernels(x)
-            known = zip(kernels, _words(kernels), strict=True)
-            menu += [(k, n, f"{m}.", c, f) for k, (n, m, c, f) in known][-2:]  # the Gaussian, and the linear one
-        for kernel, title, meaning, call, family in menu:
+            described = zip(kernels, _describe_kernels(kernels), strict=True)
+            every = [(kernel, name, f"{meaning}.", call, family) for kernel, (name, meaning, call, family) in described]
+            menu += every[-2:]  # the Gaussian, and the linear one
+        for kernel, name, meaning, call, family in menu:
             with torch.no_grad():
                 penalty = dual_path(kernel(x[:_PILOT]), columns[:_PILOT]).penalty
-            found.append(Candidate(f"{name}: {title}", meaning, call, family, kernel, x, penalty, name))
-    return found
+            candidates.append(Candidate(f"{source}: {name}", meaning, call, family, kernel, x, penalty, source))
+    return candidates
 
 
-def _words(kernels: list[Kernel]) -> list[tuple[str, str, str, str]]:
-    """Name, meaning, call and family of each kernel of :func:`~mercer.machines.table_kernels`."""
+def _describe_kernels(kernels: list[Kernel]) -> Iterator[tuple[str, str, str, str]]:
+    """Name, meaning, call and family of each kernel of :func:`~mercer.machines.selection.table_kernels`."""
     widths = {Laplacian: ["near", "mid", "far"], Matern: ["mid", "far"], RBF: ["near", "mid"]}
-    found = []
     for kernel in kernels:
-        if isinstance(kernel, Laplacian):
-            width = widths[Laplacian].pop(0)
-            name, how = f"Laplacian {width}", f", column by column, with sharp edges, {_WIDTHS[width]}"
-            call, family = f"Laplacian(gamma={kernel.gamma.number:.4g})", "laplacian"
-        elif isinstance(kernel, Matern):
-            width = widths[Matern].pop(0)
-            name, how = f"Matern {width}", f", with sharp edges, {_WIDTHS[width]}"
-            call, family = f"Matern(nu=0.5, lengthscale={kernel.lengthscale.number:.4g})", "matern"
-        elif isinstance(kernel, RBF):
-            width = widths[RBF].pop(0)
-            name, how = f"Gaussian {width}", f", smoothly, {_WIDTHS[width]}"
-            call, family = f"RBF(gamma={kernel.gamma.number:.4g})", "gaussian"
-        else:
-            found.append(("Linear", "A weighted sum of the columns", "Linear()", "linear"))
+        if type(kernel) not in widths:
+            yield "Linear", "A weighted sum of the columns", "Linear()", "linear"
             continue
-        found.append((name, f"Near rows have near labels{how}", call, family))
-    return found
+        width = widths[type(kernel)].pop(0)
+        words = kernel.describe()
+        meaning = words.meaning.replace("near rows have near answers", "Near rows have near labels")
+        yield f"{words.name} {width}", f"{meaning}, {_WIDTHS[width]}", words.call, words.name.lower()
 
 
-def _view(stack: StackedRidge, trial: Trial) -> tuple[str, str]:
-    """What its view does, for the name and for the meaning."""
-    view: View = stack.looks[trial.look].view
-    if view.weight.ndim == 2:
-        return ", rotated", "; sums of columns that matter count more"
-    if stack.looks[trial.look].honest:
-        return ", weighted", "; columns that matter count more"
-    return (", straight", "; long tails are straightened") if len(view.columns) else ("", "")
+class HeldOut(NamedTuple):
+    """What kernel ridge predicts of rows left out.
+
+    Attributes:
+        predicted: ``(n, c)``, each row by the fit without its fold.
+        explained: Share of the columns' variance that it predicts.
+        controls: ``(s,)``, the same for each random order of the columns.
+    """
+
+    predicted: Tensor
+    explained: float
+    controls: Tensor
+
+
+def leave_folds_out(candidate: Candidate, columns: Tensor, fold: Tensor, orders: list[Tensor]) -> HeldOut:
+    """The machine at its own ridge; where it predicts so badly that an order might compete, at a strong one too.
+
+    Args:
+        candidate: With its rows and its ridge.
+        columns: Centred targets, ``(n, c)``.
+        fold: Fold of each row, ``(n,)``, as ``fit`` scores.
+        orders: s orders of the rows, ``(n,)`` each.
+    """
+    # The targets and their random orders are columns of one system.
+    targets = torch.stack([columns, *(columns[order] for order in orders)], 1)  # (n, 1 + s, c)
+    variance, every_row = columns.square().mean(), torch.arange(len(columns))
+
+    def predict(x: Tensor, penalty: float) -> Tensor:  # (n, d) -> (n, 1 + s, c)
+        with torch.no_grad():
+            factor = ridge_factor(candidate.kernel, x, penalty)
+            return solve_left_out(factor, targets.flatten(1), every_row, fold)[2].reshape(targets.shape)
+
+    predictions, errors = [], []
+    for penalty in (candidate.penalty, _STRONG * float(candidate.kernel.diag(candidate.x).mean())):
+        predicted = predict(candidate.x, penalty)
+        # Rows that taught the view are predicted through a view without them.
+        for rows, x in candidate.honest:
+            predicted[rows] = predict(x, penalty)[rows]
+        predictions.append(predicted[:, 0])
+        errors.append((targets - predicted).square().mean((0, 2)))
+        if float(errors[0][0]) <= (1 - _CLEAR) * float(variance):
+            break
+    best = min(range(len(errors)), key=lambda i: float(errors[i][0]))
+    explained = 1 - torch.stack(errors).amin(0) / variance
+    return HeldOut(predictions[best], float(explained[0]), explained[1:])

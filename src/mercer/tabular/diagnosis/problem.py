@@ -48,7 +48,6 @@ class Problem:
     Attributes:
         target: What is predicted.
         x: The prepared columns, ``(n, d)``; None where the table has embeddings only.
-        training: What prepared them, ready to learn.
         embeddings: By name, ``(n, m)``.
         y: Classes ``0..c - 1`` or numbers, ``(n,)``.
         classes: Names of the classes that are left.
@@ -61,7 +60,6 @@ class Problem:
 
     target: Target
     x: Tensor | None
-    training: Training
     embeddings: dict[str, Tensor]
     y: Tensor
     classes: list[str]
@@ -76,7 +74,7 @@ class Problem:
         """Share of the rows in the most common class."""
         return max(self.counts) / sum(self.counts) if self.counts else 0.0
 
-    def accuracy(self, predicted: Tensor) -> float | None:  # (n, c)
+    def measure_accuracy(self, predicted: Tensor) -> float | None:  # (n, c)
         """Share of rows whose centred -1/+1 columns are largest at their class; None for regression."""
         if not self.classes:
             return None
@@ -104,7 +102,7 @@ def sample(path: str | Path) -> Sample:
     return Sample(frame[[name for name in frame.columns if name not in inside]], wide, [])
 
 
-def problem(
+def pose_problem(
     frame: pd.DataFrame,
     target: str,
     *,
@@ -115,27 +113,42 @@ def problem(
     training: Training,
 ) -> Problem:
     """Choose rows, read the target, prepare the columns, as a fit of these rows would."""
-    where = "diagnose"
-    checks.integer(where, "rows", rows, FEWEST)
-    frame = name_by_text(as_pandas(where, frame))
+    checks.integer("diagnose", "rows", rows, FEWEST)
+    frame = name_by_text(as_pandas("diagnose", frame))
     name = find_target(frame.columns, target)
     series = frame[name]
+
+    # The target, by all rows that have one.
     blank = int((~present(series)).sum())
     notes = [f"{blank:,} rows without a value in {name} were left out."] * bool(blank)
     writings = {column: Writing.of(frame[column]) for column in frame.columns}
     asked = Target.of(series, task=task, writing=writings[name])
     notes += asked.notes
-    known = np.flatnonzero(asked.known(series))
-    kept = _frequent(asked, series, known, notes)
+    kept = np.flatnonzero(asked.known(series))
+
+    # Rows of the most frequent classes, and a draw of them.
+    if asked.classes is not None and len(asked.classes) > MOST_CLASSES:
+        codes = asked.encode(series.iloc[kept])
+        counts = torch.bincount(codes, minlength=len(asked.classes))
+        largest = counts.argsort(descending=True, stable=True)[:MOST_CLASSES]
+        notes.append(f"Of {len(asked.classes)} classes the {MOST_CLASSES} with most rows were read.")
+        kept = kept[torch.isin(codes, largest).numpy()]
     if len(kept) < FEWEST:
         need = f"at least {FEWEST} rows must have a value in {name!r}"
-        raise ValueError(checks.sentence(where, need, len(kept)))
+        raise ValueError(checks.sentence("diagnose", need, len(kept)))
     if len(kept) > rows:
         notes.append(f"A random {rows:,} of {len(kept):,} rows were read.")
         kept = np.sort(kept[torch.randperm(len(kept), generator=generator)[:rows].numpy()])
     kept = kept[order_by_content(frame.iloc[kept])]  # as a fit orders them
     part = frame.iloc[kept]
-    _check_variety(asked, part[name])
+    y = asked.encode(part[name])
+    if len(y.unique()) == 1:
+        need, got = f"column {name!r} must vary in the rows that were drawn", f"{float(y[0]):g} in each"
+        if asked.classes is not None:
+            need, got = f"the rows that were drawn must hold two classes of {name!r}", f"only {asked.classes[y[0]]}"
+        raise ValueError(checks.sentence("diagnose", need, got, "Use more rows."))
+
+    # The columns, where there are any beside the target.
     training.task = asked.task
     x, columns = None, []
     if part.shape[1] > 1 or not embeddings:
@@ -146,47 +159,24 @@ def problem(
         training.target = Target.of(part[name], task=asked.task, writing=writings[name])
         y = training.target.encode(part[name])
     classes = [] if training.target.classes is None else [str(label) for label in training.target.classes]
-    counts = torch.bincount(y).tolist() if classes else []
-    seen = {str(key): _embedding(where, str(key), value, len(frame))[kept] for key, value in embeddings.items()}
-    conflicts, copies = _repeated(torch.cat([part for part in (x, *seen.values()) if part is not None], 1), y)
-    return Problem(asked, x, training, seen, y, classes, counts, columns, notes, conflicts, copies)
+    counts_by_class = torch.bincount(y).tolist() if classes else []
 
+    # The embeddings of the same rows.
+    chosen = {}
+    for key, value in embeddings.items():
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+        matrix = torch.as_tensor(np.array(array)).double()  # a copy: torch warns of arrays that are read-only
+        matrix = checks.squarable("diagnose", str(key), checks.matrix("diagnose", str(key), matrix))
+        if len(matrix) != len(frame):
+            need = f"{key} must have a row for each of the table's {len(frame)}"
+            raise ValueError(checks.sentence("diagnose", need, len(matrix)))
+        chosen[str(key)] = matrix[kept]
 
-def _frequent(asked: Target, series: pd.Series[Any], known: Any, notes: list[str]) -> Any:
-    """Rows of the most frequent classes."""
-    if asked.classes is None or len(asked.classes) <= MOST_CLASSES:
-        return known
-    codes = asked.encode(series.iloc[known])
-    counts = torch.bincount(codes, minlength=len(asked.classes))
-    largest = counts.argsort(descending=True, stable=True)[:MOST_CLASSES]
-    notes.append(f"Of {len(asked.classes)} classes the {MOST_CLASSES} with most rows were read.")
-    return known[torch.isin(codes, largest).numpy()]
-
-
-def _check_variety(asked: Target, series: pd.Series[Any]) -> None:
-    y = asked.encode(series)
-    if len(y.unique()) > 1:
-        return
-    if asked.classes is None:
-        need, got = f"column {asked.name!r} must vary in the rows that were drawn", f"{float(y[0]):g} in each"
-    else:
-        need, got = f"the rows that were drawn must hold two classes of {asked.name!r}", f"only {asked.classes[y[0]]}"
-    raise ValueError(checks.sentence("diagnose", need, got, "Use more rows."))
-
-
-def _embedding(where: str, name: str, value: Any, n: int) -> Tensor:
-    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-    rows = torch.as_tensor(np.array(array)).double()  # a copy: what a table lends is read-only, which torch warns of
-    rows = checks.squarable(where, name, checks.matrix(where, name, rows))
-    if len(rows) != n:
-        raise ValueError(checks.sentence(where, f"{name} must have a row for each of the table's {n}", len(rows)))
-    return rows
-
-
-def _repeated(x: Tensor, y: Tensor) -> tuple[int, int]:
-    """Rows that equal another in their features: with another label, and with the same."""
-    _, group = x.unique(dim=0, return_inverse=True)
-    sizes = torch.bincount(group)[group]
-    _, exact = torch.stack([group.double(), y.double()], 1).unique(dim=0, return_inverse=True)
-    alike = torch.bincount(exact)[exact]
-    return int((sizes > alike).sum()), int((alike > 1).sum())
+    # Rows that equal another in all features: with another label no model gets both right.
+    features = torch.cat([part for part in (x, *chosen.values()) if part is not None], 1)
+    group = features.unique(dim=0, return_inverse=True)[1]
+    pair = torch.stack([group.double(), y.double()], 1).unique(dim=0, return_inverse=True)[1]
+    alike, copies = torch.bincount(group)[group], torch.bincount(pair)[pair]
+    conflicts = int((alike > copies).sum())
+    repeated = int((copies > 1).sum())
+    return Problem(asked, x, chosen, y, classes, counts_by_class, columns, notes, conflicts, repeated)

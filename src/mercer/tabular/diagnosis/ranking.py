@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -28,9 +28,8 @@ from ...kernels.functionals import sign_columns
 from ...spectral import Spectrum, analyze
 from ..columns import Column
 from ..training import Training
-from .candidates import Candidate, of_embeddings, of_stack
-from .held_out import leave_folds_out
-from .problem import Problem, problem
+from .candidates import Candidate, leave_folds_out, list_embedding_kernels, list_machines
+from .problem import pose_problem
 from .verdict import Verdict, judge
 
 NOISE = 0.01
@@ -42,6 +41,8 @@ DRAWN = 3
 
 SHUFFLES = 20
 """Random orders of the labels: the least p-value is 1 in 21."""
+_NOT_PLAIN = ("columns", "readings", "eigen", "shuffled_shares", "verdict")
+_CURVES = ("curve", "shuffled_curve")  # too long to print
 _NULL = 1e-6  # an eigenvalue of K below it is 0, beside a mean diagonal of 1
 _ALIKE = 0.005  # a difference in ``explained`` that nobody would act on
 
@@ -145,25 +146,18 @@ class Diagnosis:
 
     def table(self) -> pd.DataFrame:
         """The readings as a table, by name."""
-        rows = [asdict(reading) for reading in self.readings]
-        left_out = ["name", "meaning", "curve", "shuffled_curve"]
-        names = pd.Index([row["name"] for row in rows])
-        return pd.DataFrame([{k: v for k, v in row.items() if k not in left_out} for row in rows], index=names)
+        table = pd.DataFrame([asdict(reading) for reading in self.readings]).set_index("name").rename_axis(None)
+        return table.drop(columns=["meaning", *_CURVES])
 
     def record(self) -> dict[str, Any]:
         """Everything but the curves as plain JSON values; what is infinite is None."""
-        left_out = ("curve", "shuffled_curve")
-        readings = [{k: v for k, v in asdict(r).items() if k not in left_out} for r in self.readings]
-        own = {
-            k: v
-            for k, v in vars(self).items()
-            if k not in ("columns", "readings", "eigen", "shuffled_shares", "verdict")
-        }
-        columns = [{"name": c.name, "kind": c.kind, "how": c.how} for c in self.columns]
-        found: dict[str, Any] = _finite(
-            {"verdict": asdict(self.verdict), **own, "columns": columns, "readings": readings}
-        )
-        return found
+        fields: dict[str, Any] = {"verdict": asdict(self.verdict)}
+        fields |= {name: value for name, value in vars(self).items() if name not in _NOT_PLAIN}
+        fields["columns"] = [column.summary() for column in self.columns]
+        readings = [asdict(reading) for reading in self.readings]
+        fields["readings"] = [{k: v for k, v in row.items() if k not in _CURVES} for row in readings]
+        document: dict[str, Any] = _replace_infinite(fields)
+        return document
 
 
 def diagnose(
@@ -200,148 +194,125 @@ def diagnose(
     """
     began = time.perf_counter()
     generator = torch.Generator().manual_seed(checks.integer("diagnose", "random_state", random_state, 0, 2**32 - 1))
-    training = Training(task, random_state, progress or _quiet)
-    asked = problem(
+    report = progress or (lambda message: None)
+    training = Training(task, random_state, report)
+    problem = pose_problem(
         frame, target, task=task, embeddings=embeddings or {}, rows=rows, generator=generator, training=training
     )
-    columns = centred_columns(asked.y)
-    menu = of_embeddings(asked.embeddings, columns)
-    if asked.x is not None:
-        menu = [*of_stack(training.stack(asked.x, asked.y, compare=True)), *menu]
+
+    # The candidates: every machine that a fit of these rows tries, and kernels on the embeddings.
+    columns = centre_columns(problem.y)
+    menu = list_embedding_kernels(problem.embeddings, columns)
+    fit_scores, fit_score = None, None
+    if problem.x is not None:
+        menu = [*list_machines(training.stack(problem.x, problem.y, compare=True)), *menu]
+        if training.scores["folds"]:  # else the rows were too few
+            fit_scores = training.scores
+            fit_score = fit_scores.get("accuracy" if problem.classes else "r2")
+    fold = training.fold(problem.y)
     orders = [torch.randperm(len(columns), generator=generator) for _ in range(SHUFFLES)]
 
-    def one(place: int, candidate: Candidate) -> _Read:
-        if progress is not None:
-            progress(f"kernel {place} of {len(menu)}: {candidate.name}")
-        return _read(candidate, asked, columns, orders)
+    def read(place: int, candidate: Candidate) -> tuple[Reading, Tensor, Tensor]:
+        """The candidate's line, each row's held-out squared error ``(n,)``, and ``explained`` of every shuffle."""
+        report(f"kernel {place} of {len(menu)}: {candidate.name}")
+        held_out = leave_folds_out(candidate, columns, fold, orders)
+        gram = candidate.gram()
+        spectrum, control = analyze_gram(gram, columns), analyze_gram(gram, columns[orders[0]])
+        # Gradient descent at half the largest stable rate: the loss left after each step, and when it is halved.
+        curves, halvings = [], []
+        for one in (spectrum, control):
+            norms = one.convergence(0.5 * spectrum.largest_stable_lr, STEPS)
+            curves.append([float(loss) for loss in (norms / norms[0]).square()])
+            halvings.append(next((step for step, loss in enumerate(curves[-1]) if loss <= 0.5), None))
+        reading = Reading(
+            name=candidate.name,
+            meaning=candidate.meaning,
+            call=candidate.call,
+            family=candidate.family,
+            source=candidate.source,
+            share=candidate.share,
+            explained=held_out.explained,
+            accuracy=problem.measure_accuracy(held_out.predicted),
+            tied=False,
+            control=float(held_out.controls.max()),
+            alignment=spectrum.alignment,
+            complexity=spectrum.complexity,
+            bracket=spectrum.bracket,
+            shuffled=control.complexity,
+            ratio=spectrum.complexity / control.complexity,
+            steps=halvings[0],
+            shuffled_steps=halvings[1],
+            effective_dimension=spectrum.effective_dimension,
+            curve=curves[0],
+            shuffled_curve=curves[1],
+        )
+        return reading, (columns - held_out.predicted).square().sum(1), held_out.controls
 
     with ThreadPoolExecutor(checks.integer("diagnose", "jobs", jobs, 1)) as pool:
-        found = list(pool.map(one, range(1, len(menu) + 1), menu))
-    readings = _ranked(found)
-    chance = torch.stack([read.controls for read in found]).amax(0)  # (s,) each shuffle's best candidate
-    p_value = (1 + int((chance >= readings[0].explained).sum())) / (1 + len(chance))
-    drawn = [next(candidate for candidate in menu if candidate.name == r.name) for r in readings[:DRAWN]]
+        lines = list(pool.map(read, range(1, len(menu) + 1), menu))
+    # The p-value: how often the best candidate of a shuffle explains as much as the best of the labels.
+    chance = torch.stack([controls for _, _, controls in lines]).amax(0)  # (s,)
+    lines = sorted(lines, key=lambda line: -line[0].explained)
+    best, best_errors, _ = lines[0]
+    p_value = (1 + int((chance >= best.explained).sum())) / (1 + len(chance))
+
+    # A candidate is tied with the best where their rows' errors do not tell them apart.
+    readings = []
+    for reading, errors, _ in lines:
+        gap = errors - best_errors
+        told_apart = float(gap.mean()) > 2 * float(gap.std()) / math.sqrt(len(gap))
+        readings.append(replace(reading, tied=not told_apart or best.explained - reading.explained <= _ALIKE))
+
+    # Eigenvalues of the first few, for the pictures.
+    drawn = [next(candidate for candidate in menu if candidate.name == reading.name) for reading in readings[:DRAWN]]
     return Diagnosis(
-        asked.target.name,
-        asked.target.task,
-        asked.target.why,
-        asked.classes,
-        asked.counts,
-        len(asked.y),
-        0 if asked.x is None else asked.x.shape[1],
-        asked.columns,
-        [*notes, *asked.notes],
-        readings,
-        {candidate.name: _eigen(candidate, columns) for candidate in drawn},
-        _eigen(drawn[0], columns[orders[0]]).shares,
-        p_value,
-        _fit_score(asked),
-        judge(asked, readings, p_value, _fit_scores(asked), source),
-        time.perf_counter() - began,
+        target=problem.target.name,
+        task=problem.target.task,
+        why=problem.target.why,
+        classes=problem.classes,
+        counts=problem.counts,
+        rows=len(problem.y),
+        features=0 if problem.x is None else problem.x.shape[1],
+        columns=problem.columns,
+        notes=[*notes, *problem.notes],
+        readings=readings,
+        eigen={candidate.name: _decompose(candidate, columns) for candidate in drawn},
+        shuffled_shares=_decompose(drawn[0], columns[orders[0]]).shares,
+        p_value=p_value,
+        fit_score=fit_score,
+        verdict=judge(problem, readings, p_value, fit_scores, source),
+        seconds=time.perf_counter() - began,
     )
 
 
-def _fit_scores(asked: Problem) -> dict[str, Any] | None:
-    """The scores of what ``fit`` makes of these rows; None without columns, or where the rows were too few."""
-    if asked.x is None or not asked.training.scores["folds"]:
-        return None
-    return asked.training.scores
-
-
-def _fit_score(asked: Problem) -> float | None:
-    found: float | None = (_fit_scores(asked) or {}).get("accuracy" if asked.classes else "r2")
-    return found
-
-
-def _quiet(message: str) -> None:
-    """No progress is reported."""
-
-
-def centred_columns(y: Tensor) -> Tensor:  # (n,) -> (n, c)
+def centre_columns(y: Tensor) -> Tensor:  # (n,) -> (n, c)
     """Classes as -1/+1 columns without their mean; numbers without mean and scale."""
     columns = sign_columns(y).double()
     columns = columns - columns.mean(0)
     return columns / columns.std(0, correction=0) if y.is_floating_point() else columns
 
 
-def spectrum_of(gram: Tensor, columns: Tensor) -> Spectrum:  # (n, n), (n, c)
+def analyze_gram(gram: Tensor, columns: Tensor) -> Spectrum:  # (n, n), (n, c)
     r"""Targets by :math:`H = K + \epsilon I`, K of mean diagonal 1, whose least eigenvalue is known to be above 0."""
     h = gram.clone()
     h.diagonal().add_(NOISE)
     return analyze(h, torch.arange(len(h)), columns, floor=0.99 * NOISE, tolerance=1e-4)
 
 
-class _Read(NamedTuple):
-    reading: Reading
-    lost: Tensor  # (n,) each row's held-out squared error
-    controls: Tensor  # (s,) ``explained`` of every shuffle
-
-
-def _read(candidate: Candidate, asked: Problem, columns: Tensor, orders: list[Tensor]) -> _Read:
-    gram = candidate.gram()
-    held = leave_folds_out(candidate, columns, asked.training.fold(asked.y), orders)
-    spectrum, control = spectrum_of(gram, columns), spectrum_of(gram, columns[orders[0]])
-    rate = 0.5 * spectrum.largest_stable_lr
-    curve, shuffled_curve = _loss(spectrum, rate), _loss(control, rate)
-    reading = Reading(
-        name=candidate.name,
-        meaning=candidate.meaning,
-        call=candidate.call,
-        family=candidate.family,
-        source=candidate.source,
-        share=candidate.share,
-        explained=held.explained,
-        accuracy=asked.accuracy(held.predicted),
-        tied=False,
-        control=float(held.controls.max()),
-        alignment=spectrum.alignment,
-        complexity=spectrum.complexity,
-        bracket=spectrum.bracket,
-        shuffled=control.complexity,
-        ratio=spectrum.complexity / control.complexity,
-        steps=_halved(curve),
-        shuffled_steps=_halved(shuffled_curve),
-        effective_dimension=spectrum.effective_dimension,
-        curve=curve,
-        shuffled_curve=shuffled_curve,
-    )
-    return _Read(reading, (columns - held.predicted).square().sum(1), held.controls)
-
-
-def _ranked(found: list[_Read]) -> list[Reading]:
-    """By held-out error; a candidate is tied with the best where their rows' errors do not tell them apart."""
-    found = sorted(found, key=lambda read: -read.reading.explained)
-    best = found[0]
-    ranked = []
-    for reading, lost, _ in found:
-        gap = lost - best.lost
-        told_apart = float(gap.mean()) > 2 * float(gap.std()) / math.sqrt(len(gap))
-        near = best.reading.explained - reading.explained <= _ALIKE
-        ranked.append(replace(reading, tied=near or not told_apart))
-    return ranked
-
-
-def _eigen(candidate: Candidate, columns: Tensor) -> Eigen:
-    """Of K: directions that only the added diagonal tells from 0 are left out, for any vector there is one of them."""
-    spectrum = spectrum_of(candidate.gram(), columns)
+def _decompose(candidate: Candidate, columns: Tensor) -> Eigen:
+    """Eigenvalues of K above 0: beyond, only the added diagonal chooses the vectors."""
+    spectrum = analyze_gram(candidate.gram(), columns)
     values = spectrum.eigenvalues - NOISE
-    kept = max(1, int((values > _NULL).sum()))
-    return Eigen(values[:kept].tolist(), spectrum.projections[:kept].cumsum(0).tolist())
+    count = max(1, int((values > _NULL).sum()))
+    return Eigen(values[:count].tolist(), spectrum.projections[:count].cumsum(0).tolist())
 
 
-def _loss(spectrum: Spectrum, rate: float) -> list[float]:
-    """Predicted loss over the loss at the start."""
-    curve = spectrum.convergence(rate, STEPS)
-    return [float(value) for value in (curve / curve[0]).square()]
-
-
-def _halved(curve: list[float]) -> int | None:
-    return next((step for step, loss in enumerate(curve) if loss <= 0.5), None)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+def _replace_infinite(value: Any) -> Any:
+    """Plain JSON values, with None for a number that is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(name): _replace_infinite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_infinite(item) for item in value]
+    return value

@@ -4,122 +4,158 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ... import __version__, figures
 from ...figures.pages import Picture, fill, inline, label, own_text
 from ...storage.files import atomic_write
 from ..diagnosis import SHUFFLES, STEPS
-from .column_lines import column_lines
 
 if TYPE_CHECKING:
+    from ..columns.column import Column
     from ..diagnosis.ranking import Diagnosis
 
 _log = logging.getLogger("mercer")
 _MOODS = {"very well": "good", "well": "good", "in part": "middling", "weakly": "middling", "not shown": "bad"}
 _CLASSES = 12  # classes that are named
 _RANDOM = "the first, shuffled labels"
+_ALONE = 4  # columns alike up to which each has a line
+_NAMED = 8  # names of a shared line
 _SIZE = (5.9, 3.7)  # inches: two fit side by side on a desk
 
 
-def diagnosis_page(found: Diagnosis, path: str | Path, *, source: str = "the table") -> Path:
+def diagnosis_page(diagnosis: Diagnosis, path: str | Path, *, source: str = "the table") -> Path:
     """Write the page and return its path.
 
     Args:
-        found: What :func:`mercer.tabular.diagnose` gave.
+        diagnosis: What :func:`mercer.tabular.diagnose` gave.
         path: Where the page goes.
         source: What the table is called.
     """
     path = Path(path)
-    shown = list(zip(found.classes, found.counts, strict=True))
+    shown = list(zip(diagnosis.classes, diagnosis.counts, strict=True))
     values = {
-        "d": found,
-        "columns": column_lines(found.columns),
+        "d": diagnosis,
+        "columns": column_lines(diagnosis.columns),
         "source": source,
-        "title": f"{found.target}: {found.verdict.learnable}",
+        "title": f"{diagnosis.target}: {diagnosis.verdict.learnable}",
         "version": __version__,
-        "seconds": found.seconds,
+        "seconds": diagnosis.seconds,
         "style": own_text("style.css") + own_text("pages.css"),
-        "mood": _MOODS[found.verdict.learnable],
-        "guess": max(found.counts, default=0) / found.rows,
+        "mood": _MOODS[diagnosis.verdict.learnable],
+        "guess": max(diagnosis.counts, default=0) / diagnosis.rows,
         "shown_classes": shown[:_CLASSES],
         "more_classes": max(0, len(shown) - _CLASSES),
         "shuffles": SHUFFLES,
-        "pictures": _pictures(found),
+        "pictures": _draw_pictures(diagnosis),
     }
     atomic_write(path, fill("mercer.tabular.pages", "diagnosis.html", values).encode())
     return path
 
 
-def _pictures(found: Diagnosis) -> dict[str, Picture]:
+def _draw_pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
+    names = ", ".join(diagnosis.eigen)
+    chosen = [reading for reading in diagnosis.readings if reading.name in diagnosis.eigen]
+
+    def draw_curves() -> figures.Figure:
+        curves = {label(reading.name): _thin_out(reading.curve) for reading in chosen}
+        curves[_RANDOM] = _thin_out(chosen[0].shuffled_curve)
+        return figures.lines(curves, x_label="steps", y_label="loss left", x_log=True, control=_RANDOM)
+
+    def draw_shares() -> figures.Figure:
+        curves = {label(name): _by_rank(eigen.shares) for name, eigen in diagnosis.eigen.items()}
+        curves[_RANDOM] = _by_rank(diagnosis.shuffled_shares)
+        x_label, y_label = "directions counted, strongest first", "share of the labels"
+        figure = figures.lines(curves, x_label=x_label, y_label=y_label, control=_RANDOM)
+        figure.axes[0].set_ylim(0, 1.02)
+        return figure
+
+    def draw_eigenvalues() -> figures.Figure:
+        curves = {label(name): _by_rank(eigen.values) for name, eigen in diagnosis.eigen.items()}
+        return figures.lines(curves, x_label="direction, by rank", y_label="eigenvalue", x_log=True, y_log=True)
+
     return {
-        "curves": drawn(
+        "curves": draw_picture(
             "curves",
-            lambda: _curves(found),
-            f"Predicted loss over {STEPS} steps for {', '.join(found.eigen)}, and for shuffled labels.",
+            draw_curves,
+            f"Predicted loss over {STEPS} steps for {names}, and for shuffled labels.",
             "How gradient descent would learn the labels, predicted. A curve well below the dashed control: there is "
             "structure to learn. The control falls late and slowly, for it has to be learned by heart.",
+            size=_SIZE,
         ),
-        "shares": drawn(
+        "shares": draw_picture(
             "shares",
-            lambda: _shares(found),
-            f"Share of the labels held by the first directions of {', '.join(found.eigen)}.",
+            draw_shares,
+            f"Share of the labels held by the first directions of {names}.",
             "How much of the labels the kernel's strongest directions hold. The earlier it rises, the fewer directions "
             "have to be learned, and the fewer rows are needed.",
+            size=_SIZE,
         ),
-        "eigenvalues": drawn(
+        "eigenvalues": draw_picture(
             "eigenvalues",
-            lambda: _values(found),
-            f"The largest eigenvalues of {', '.join(found.eigen)}.",
+            draw_eigenvalues,
+            f"The largest eigenvalues of {names}.",
             "How strong these directions are. A steep fall: a smooth, stiff kernel; a flat line: one that treats every "
             "row as its own case.",
+            size=_SIZE,
         ),
     }
 
 
-def drawn(anchor: str, draw: Callable[[], figures.Figure], alt: str, caption: str) -> Picture:
-    """A picture; one that fails is named on the page, for it must not cost the reader the rest."""
+def _thin_out(losses: list[float]) -> dict[str, list[float]]:
+    """About 80 points of a curve, evenly spaced in the logarithm of the step."""
+    last = max(len(losses) - 1, 1)
+    steps = sorted({round(math.exp(i / 80 * math.log(last))) for i in range(81)})
+    return {"x": [float(step) for step in steps], "y": [losses[step] for step in steps]}
+
+
+def _by_rank(values: list[float]) -> dict[str, list[float]]:
+    return {"x": [float(i) for i in range(1, len(values) + 1)], "y": values}
+
+
+# --- what both pages have ---------------------------------------------------------------------------------------------
+
+
+def draw_picture(
+    anchor: str,
+    draw: Callable[[], figures.Figure],
+    alt: str,
+    caption: str,
+    size: tuple[float, float] | None = None,
+) -> Picture:
+    """A picture, of ``size`` in inches; one that fails is named on the page, and the rest of the page stays."""
     try:
-        return Picture(alt, caption, inline(draw(), anchor, alt))
+        figure = draw()
+        if size is not None:
+            figure.set_size_inches(*size)
+        return Picture(alt, caption, inline(figure, anchor, alt))
     except Exception as error:
         _log.warning("%s: the figure could not be drawn", anchor, exc_info=error)
         return Picture(alt, "", why=f"{type(error).__name__}: {error}")
 
 
-def _curves(found: Diagnosis) -> figures.Figure:
-    chosen = [reading for reading in found.readings if reading.name in found.eigen]
-    curves = {label(r.name): _curve(r.curve) for r in chosen}
-    curves[_RANDOM] = _curve(chosen[0].shuffled_curve)
-    return _sized(figures.lines(curves, x_label="steps", y_label="loss left", x_log=True, control=_RANDOM))
+class ColumnLine(NamedTuple):
+    """One line: the columns' names, what they are and what is done with them."""
+
+    names: str
+    kind: str
+    how: str
 
 
-def _curve(losses: list[float]) -> dict[str, list[float]]:
-    """About 80 points, evenly spaced in the logarithm of the step."""
-    last = len(losses) - 1
-    steps = sorted({round(math.exp(i / 80 * math.log(last))) for i in range(81)}) if last else [0]
-    return {"x": [float(step) for step in steps], "y": [losses[step] for step in steps]}
-
-
-def _shares(found: Diagnosis) -> figures.Figure:
-    curves = {label(name): _by_rank(eigen.shares) for name, eigen in found.eigen.items()}
-    curves[_RANDOM] = _by_rank(found.shuffled_shares)
-    x_label, y_label = "directions counted, strongest first", "share of the labels"
-    figure = figures.lines(curves, x_label=x_label, y_label=y_label, control=_RANDOM)
-    figure.axes[0].set_ylim(0, 1.02)
-    return _sized(figure)
-
-
-def _values(found: Diagnosis) -> figures.Figure:
-    curves = {label(name): _by_rank(eigen.values) for name, eigen in found.eigen.items()}
-    return _sized(figures.lines(curves, x_label="direction, by rank", y_label="eigenvalue", x_log=True, y_log=True))
-
-
-def _sized(figure: figures.Figure) -> figures.Figure:
-    figure.set_size_inches(*_SIZE)
-    return figure
-
-
-def _by_rank(values: list[float]) -> dict[str, list[float]]:
-    return {"x": [float(i) for i in range(1, len(values) + 1)], "y": values}
+def column_lines(columns: Sequence[Column]) -> list[ColumnLine]:
+    """What is done with each column, in the table's order; columns that are treated alike share a line."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for column in columns:
+        groups.setdefault((column.kind, column.how), []).append(column.name)
+    lines = []
+    for column in columns:
+        alike = groups[column.kind, column.how]
+        if len(alike) <= _ALONE:
+            lines.append(ColumnLine(column.name, column.kind, column.how))
+        elif column.name == alike[0]:
+            named = len(alike) if column.dropped else _NAMED  # a column that is not used is named
+            more = f" and {len(alike) - named} more" if len(alike) > named else ""
+            lines.append(ColumnLine(", ".join(alike[:named]) + more, column.kind, f"each {column.how}"))
+    return lines

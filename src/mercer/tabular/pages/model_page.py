@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,8 @@ from ...storage.files import atomic_write
 from ...user_text import shown
 from ..effects import Effect, Reasons, correlated, effect_curves
 from ..importance import column_weights
-from ..scoring import best_beside, boosting_is_better
-from .column_lines import column_lines
-from .diagnosis_page import drawn
+from ..scoring import best_beside, boosting_is_better, find_rare_class
+from .diagnosis_page import column_lines, draw_picture
 
 if TYPE_CHECKING:
     from ..model import TabularModel
@@ -67,6 +67,8 @@ def model_page(
     """
     path = Path(path)
     weights = column_weights(model) if weights is None else weights
+    measures = [name for name in _TILES if model.scores.get(name) is not None]
+    tiles = [(_write_score(model.scores[name], name), *_TILES[name]) for name in measures]
     values = {
         "m": model,
         "columns": column_lines(model.preparation.columns),
@@ -77,12 +79,12 @@ def model_page(
         "version": __version__,
         "seconds": 0.0,
         "style": own_text("style.css") + own_text("pages.css"),
-        "tiles": _tiles(model.scores),
-        "beside": _beside(model.scores),
+        "tiles": tiles,
+        "beside": _list_others(model.scores),
         "confused": confusions(model, _CONFUSIONS),
         "machines": machine_lines(model),
         "features": len(model.feature_names),
-        "pictures": _pictures(model, weights, losses),
+        "pictures": _draw_pictures(model, weights, losses),
         "losses": losses,
         "because": [reason_lines(why) for why in reasons],
         "together": [", ".join(group) for group in correlated(model, weights)],
@@ -95,12 +97,12 @@ def reason_lines(why: Reasons) -> tuple[str, list[tuple[str, str]]]:
     """A row and its answer in words, and what each of its five largest columns adds; the others in one line."""
     parts = list(why.parts.items())
     more = f"{len(parts) - _PARTS} more column" + "s" * (len(parts) != _PARTS + 1)
-    # each column with the row's value in it, so that one need not look it up
-    lines = [
-        (f"{shown(name, 40)} = {shown(why.cells[name], 24)}" if why.cells.get(name) else name, value)
-        for name, value in parts[:_PARTS]
-    ]
-    lines += [(more, sum(value for _, value in parts[_PARTS:]))] * (len(parts) > _PARTS)
+    lines = []
+    for name, value in parts[:_PARTS]:
+        cell = why.cells.get(name)  # the row's value, so that one need not look it up
+        lines.append((f"{shown(name, 40)} = {shown(cell, 24)}" if cell else name, value))
+    if len(parts) > _PARTS:
+        lines.append((more, sum(value for _, value in parts[_PARTS:])))
     if why.of:
         title = f"row {why.row}: {shown(why.answer, 30)} ({why.value:.1%}; on average {why.average:.1%})"
         return title, [(shown(name, 40), f"{100 * value:+.1f} points") for name, value in lines]
@@ -115,18 +117,26 @@ def headline(model: TabularModel) -> str:
     """How good the model is, in a sentence."""
     name, scores = model.target.name, model.scores
     if not scores["folds"]:
-        return f"{name} is predicted from {_used(model)}; the rows were too few to say how well."
+        return f"{name} is predicted from {_count_columns(model)}; the rows were too few to say how well."
     if model.target.classes is None:
         share = f"{_percent(scores['r2'])} of its variation on unseen rows"
         if scores["r2"] <= 0:
             return f"{name}: no better than always predicting the mean, on unseen rows."
         if scores["r2"] < _HARDLY:
             return f"{name}: hardly better than always predicting the mean; {share}."
-        return f"{name} is predicted from {_used(model)}: {share}."
+        return f"{name} is predicted from {_count_columns(model)}: {share}."
     right, alone = _percent(scores["accuracy"]), _percent(scores["always_most_frequent"])
     never = never_predicted(model)
+    if found := find_rare_class(scores):
+        # the share of rows that are right says little where nearly all are of one class
+        rare = shown(str(model.target.classes[found.number]), 30)
+        tenth = f"holds {found.in_first_tenth:.0%} of the {rare} rows (10% by chance)"
+        rarely = f"{rare} is rare ({_percent(found.share)})"
+        hits = f"{found.hits:,} of {found.hits + found.missed:,} are predicted as {rare}"
+        alarms = f"with {found.false_alarms:,} false alarms"
+        return f"{name}: the tenth of unseen rows that the model finds likeliest {tenth}. {rarely}: {hits}, {alarms}."
     if never:
-        listed = ", ".join(shown(one, 30) for one in never[:5]) + (", ..." if len(never) > 5 else "")
+        listed = ", ".join([shown(one, 30) for one in never[:5]] + ["..."] * (len(never) > 5))
         verb = "is" if len(never) == 1 else "are"
         other = "as many as" if right == alone else alone
         score = f"{right} right on unseen rows, {other} by the most frequent class alone"
@@ -135,17 +145,26 @@ def headline(model: TabularModel) -> str:
         other = "" if right == alone else f" ({right} by the model)"
         return f"{name}: no more rows right than by the most frequent class alone, {alone} on unseen rows{other}."
     guess = f"where the most frequent class alone gives {alone}"
-    return f"{name} is predicted from {_used(model)}: {right} right on unseen rows, {guess}."
+    return f"{name} is predicted from {_count_columns(model)}: {right} right on unseen rows, {guess}."
 
 
 def advice(model: TabularModel) -> str:
-    """What to do where a class is never predicted or nothing is gained; else empty."""
+    """What to do where a class is hardly predicted or nothing is gained; else empty."""
     scores = model.scores
-    if not scores["folds"] or model.target.classes is None or (gains(scores) and not never_predicted(model)):
+    if not scores["folds"] or model.target.classes is None:
         return ""
-    ranks = f"Its ranking of rows has an AUROC of {scores['auroc']:.2f}; " if scores.get("auroc") is not None else ""
-    what = 'for rare classes, pass --threshold to mercer predict, or class_weight="balanced" in Python.'
-    return f"{ranks}{what}" if ranks else what.capitalize()
+    found = find_rare_class(scores)
+    if found and found.hits < found.missed:
+        rare = shown(str(model.target.classes[found.number]), 30)
+        cost = f"pass --cost {rare}=10 to mercer predict if a missed {rare} is as bad as 10 false alarms"
+        other = f'or --threshold {rare}=P for a probability P; in Python class_weight="balanced"'
+        return f"To predict {rare} sooner, {cost}, {other}."
+    if gains(scores) and not never_predicted(model):
+        return ""
+    what = 'or rare classes, pass --threshold to mercer predict, or class_weight="balanced" in Python.'
+    if scores.get("auroc") is None:
+        return f"F{what}"
+    return f"Its ranking of rows has an AUROC of {scores['auroc']:.2f}; f{what}"
 
 
 def next_steps(model: TabularModel) -> list[str]:
@@ -185,13 +204,12 @@ def confusions(model: TabularModel, most: int) -> list[tuple[str, str, int, int]
     if table is None or model.target.classes is None:
         return []
     names = [str(name) for name in model.target.classes]
-    found = [
-        (names[i], names[j], count, sum(row))
-        for i, row in enumerate(table)
-        for j, count in enumerate(row)
-        if i != j and count
-    ]
-    return sorted(found, key=lambda mistake: -mistake[2])[:most]
+    mistakes = []
+    for true, row in zip(names, table, strict=True):
+        mistakes += [
+            (true, name, count, sum(row)) for name, count in zip(names, row, strict=True) if name != true and count
+        ]
+    return sorted(mistakes, key=lambda mistake: -mistake[2])[:most]
 
 
 def machine_lines(model: TabularModel) -> list[dict[str, Any]]:
@@ -204,12 +222,7 @@ def machine_lines(model: TabularModel) -> list[dict[str, Any]]:
     return lines
 
 
-def _tiles(scores: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    known = [name for name in _TILES if scores.get(name) is not None]
-    return [(_shown(scores[name], name), *_TILES[name]) for name in known]
-
-
-def _beside(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+def _list_others(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     """Other models on the same folds: the measures, and a line for each model, ours first."""
     others = scores.get("beside")
     if not others:
@@ -217,70 +230,84 @@ def _beside(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     measures = list(next(iter(others.values())))
     best, by = best_beside(scores)
     lines = [
-        (name, name == best, [_shown(found[measure], measure) for measure in measures])
-        for name, found in {"this model": scores, **others}.items()
+        (name, name == best, [_write_score(theirs[measure], measure) for measure in measures])
+        for name, theirs in {"this model": scores, **others}.items()
     ]
     return {"measures": [_SHORT.get(m, _TILES[m][0]) for m in measures], "lines": lines, "by": by}
 
 
-def _shown(score: float | None, measure: str) -> str:
+def _write_score(score: float | None, measure: str) -> str:
     if score is None:
         return "–"
     return _percent(score) if measure in _SHARES else numbers.plain(score, 3)
 
 
-def _pictures(
+def _draw_pictures(
     model: TabularModel, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> dict[str, Picture]:
-    scores, found = model.scores, {}
-    found["weights"] = drawn(
+    scores, pictures = model.scores, {}
+
+    def add(anchor: str, draw: Callable[[], figures.Figure], alt: str, caption: str) -> None:
+        pictures[anchor] = draw_picture(anchor, draw, alt, caption)
+
+    add(
         "weights",
-        lambda: _bars({"": dict(weights)}, "share, %"),
+        lambda: _draw_bars(weights, "share, %"),
         f"Weights of the columns: {next(iter(weights))} is first.",
         "How far the prediction moves when a column's values are exchanged between training rows.",
     )
     for number, effect in enumerate(effect_curves(model, weights)):
-        found[f"effect{number}"] = drawn(
+        what = _name_effect(effect)
+        band = ". The band holds the middle 80% of the rows." if _is_curve(effect) else "."
+        add(
             f"effect{number}",
-            lambda effect=effect: _effect(effect, model.target.name),  # type: ignore[misc]
-            f"How the prediction moves with {_moved(effect)}.",
-            f"The average prediction for each value of {_moved(effect)}"
-            + (". The band holds the middle 80% of the rows." if _is_curve(effect) else "."),
+            partial(_draw_effect, effect, model.target.name),
+            f"How the prediction moves with {what}.",
+            f"The average prediction for each value of {what}{band}",
         )
     if losses:
-        found["losses"] = drawn(
+        add(
             "losses",
-            lambda: _bars({"": dict(losses)}, "points lost, %"),
+            lambda: _draw_bars(losses, "points lost, %"),
             "What shuffling each column of the given data costs.",
             "How much the score on the given rows falls when one column is shuffled: what the model really needs.",
         )
     if "reliability" in scores:
-        found["reliability"] = drawn(
+        bins = scores["reliability"]
+        # JSON has no NaN: a bin without rows holds None.
+        confidence, accuracy = (
+            [math.nan if value is None else value for value in bins[name]] for name in ("confidence", "accuracy")
+        )
+        add(
             "reliability",
-            lambda: _reliability(scores["reliability"]),
+            lambda: figures.reliability(bins["rows"], confidence, accuracy, title="Confidence beside accuracy"),
             f"Reliability diagram, calibration error {scores['ece']:.3f}.",
             "Can its probabilities be believed? Bars on the dashed line: of the rows it calls 80% sure, 80% are "
             "right. Below, how many rows there are of each confidence; pale bars have fewer than ten.",
         )
-    if "confusion" in scores and len(scores["confusion"]) <= _CLASSES:
-        found["confusion"] = drawn(
+    if model.target.classes is not None and len(scores.get("confusion", ())) in range(1, _CLASSES + 1):
+        names = [label(str(name)) for name in model.target.classes]
+        add(
             "confusion",
-            lambda: _confusion(model),
+            lambda: figures.confusion(scores["confusion"], names),
             "Confusion matrix: rows are the true classes, columns the predicted ones.",
             "Rows it had not seen, counted: the true class down, the predicted class across. All on the diagonal would "
             "be perfect. Colours are shares of the true class.",
         )
     if "pairs" in scores:
-        found["pairs"] = drawn(
+        step = max(1, len(scores["pairs"]["value"]) // _POINTS)
+        values, predictions = (scores["pairs"][name][::step] for name in ("value", "prediction"))
+        x_label, y_label = f"true {label(model.target.name)}", "predicted, rows left out"
+        add(
             "pairs",
-            lambda: _pairs(model),
+            lambda: figures.scatter(values, predictions, x_label=x_label, y_label=y_label),
             "Predicted value against true value for rows the model had not seen.",
             "Each point is a row it had not seen. On the dashed line the prediction is exact.",
         )
-    return found
+    return pictures
 
 
-def _moved(effect: Effect) -> str:
+def _name_effect(effect: Effect) -> str:
     return f"the {effect.part} of {effect.column}" if effect.part else effect.column
 
 
@@ -288,16 +315,15 @@ def _is_curve(effect: Effect) -> bool:
     return effect.part in ("trend", "season") or all(isinstance(value, float) for value in effect.values)
 
 
-def _effect(effect: Effect, target: str) -> figures.Figure:
+def _draw_effect(effect: Effect, target: str) -> figures.Figure:
+    """Bars for words, weekdays and truth values; a curve with its band for numbers and dates."""
     y_label = f"probability of {label(effect.of)}" if effect.of else f"predicted {label(target)}"
+    x, x_label = effect.values, label(_name_effect(effect))
     if not _is_curve(effect):
         names = [label(str(value)) for value in effect.values]
         if effect.counts:
             names = [f"{name} ({count:,} rows)" for name, count in zip(names, effect.counts, strict=True)]
-        return figures.bars(
-            {"": dict(zip(names, effect.mean, strict=True))}, x_label=f"{y_label}, by {label(_moved(effect))}"
-        )
-    x, x_label = effect.values, label(_moved(effect))
+        return figures.bars({"": dict(zip(names, effect.mean, strict=True))}, x_label=f"{y_label}, by {x_label}")
     if effect.part == "season":
         x, x_label = [float(month) for month in range(1, 13)], f"month of {label(effect.column)}"
     if effect.part == "trend":
@@ -306,43 +332,16 @@ def _effect(effect: Effect, target: str) -> figures.Figure:
         x, x_label = (days - days[0]).tolist(), f"{label(effect.column)}, days since {effect.values[0]}"
         if days[-1] - days[0] > _LONG_TREND:
             x, x_label = (1970 + days / 365.2425).tolist(), f"{label(effect.column)}, year"
-    return figures.lines(
-        {"average": {"x": x, "y": effect.mean, "low": effect.low, "high": effect.high}},
-        x_label=x_label,
-        y_label=y_label,
-    )
+    curve = {"x": x, "y": effect.mean, "low": effect.low, "high": effect.high}
+    return figures.lines({"average": curve}, x_label=x_label, y_label=y_label)
 
 
-def _bars(shares: Mapping[str, Mapping[str, float]], x_label: str) -> figures.Figure:
-    first = {name: {label(k): 100 * v for k, v in list(values.items())[:_WEIGHTS]} for name, values in shares.items()}
-    return figures.bars(first, x_label=x_label)
+def _draw_bars(shares: Mapping[str, float], x_label: str) -> figures.Figure:
+    first = {label(name): 100 * share for name, share in list(shares.items())[:_WEIGHTS]}
+    return figures.bars({"": first}, x_label=x_label)
 
 
-def _reliability(bins: Mapping[str, Any]) -> figures.Figure:
-    confidence, accuracy = (
-        [float("nan") if value is None else value for value in bins[name]] for name in ("confidence", "accuracy")
-    )
-    return figures.reliability(bins["rows"], confidence, accuracy, title="Confidence beside accuracy")
-
-
-def _confusion(model: TabularModel) -> figures.Figure:
-    assert model.target.classes is not None
-    names = [label(str(name)) for name in model.target.classes]
-    return figures.confusion(model.scores["confusion"], names)
-
-
-def _pairs(model: TabularModel) -> figures.Figure:
-    pairs = model.scores["pairs"]
-    step = max(1, len(pairs["value"]) // _POINTS)
-    return figures.scatter(
-        pairs["value"][::step],
-        pairs["prediction"][::step],
-        x_label=f"true {label(model.target.name)}",
-        y_label="predicted, rows left out",
-    )
-
-
-def _used(model: TabularModel) -> str:
+def _count_columns(model: TabularModel) -> str:
     used = sum(not column.dropped for column in model.preparation.columns)
     return f"{used} column" + "s" * (used != 1)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -17,7 +18,6 @@ import pandas as pd
 from typing_extensions import override
 
 from ...storage.archives import corrupt, open_decompressed
-from .limits import Limits
 
 MISSING_MARKS = ("?", "-", "--", ".", "na", "Na", "N.A.", "n.a.", "NONE", "Null", "missing", "Missing")
 """What counts as missing besides pandas' own list: an empty field, NA, N/A, NaN, null, None."""
@@ -30,6 +30,23 @@ _END = re.compile(r"\r+(\n|\Z)")
 _SAVE = "Save it as UTF-8 text."
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that a file must keep, so that a small one cannot fill the memory.
+
+    Attributes:
+        line: Bytes of one line of text: what is read ahead of a line break stays bounded.
+        in_memory: Characters that are read at once; beyond, part by part.
+        text: Bytes of text in one part of a parquet file, each value counted as often as it occurs.
+        columns: Columns of one array.
+    """
+
+    line: int = 2**24
+    in_memory: int = 2**31
+    text: int = 2**29
+    columns: int = 2**20
+
+
 class DelimitedFile:
     """A csv or tsv file, plain or compressed as ``.gz`` or ``.bz2``: its delimiter, its header, its rows.
 
@@ -40,7 +57,7 @@ class DelimitedFile:
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self.path, self.limits = path, limits
-        with self._lines() as lines:
+        with self._open_lines() as lines:
             head: list[str] = []
             size = 0
             for line in lines:
@@ -48,29 +65,44 @@ class DelimitedFile:
                 size += len(line)
                 if size > _SNIFFED and len(head) > _FEWEST:  # a header may be longer than that alone
                     break
-        self.delimiter = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else _delimiter(head)
-        with self._well_formed():
+        is_tsv = ".tsv" in [suffix.lower() for suffix in path.suffixes]
+        self.delimiter = "\t" if is_tsv else _find_delimiter(head)
+        with self._name_faults():
             rows = [row for row in csv.reader(iter(head), delimiter=self.delimiter) if row]
-        self.header = self._checked_header(rows)
-        self.codes = _codes(self.header, rows[1:])
+
+        # The header names each column once.
+        if not rows:
+            raise corrupt(path, "the table must have a header and at least one row", "an empty file", "")
+        self.header = [name.strip() or f"column {i + 1}" for i, name in enumerate(rows[0])]
+        if all(map(_is_number, rows[0])):
+            got = ", ".join(rows[0][:3]) + ", ..."
+            raise corrupt(path, "line 1 must name the columns", got, "Add a header line.")
+        twice = [name for name, count in Counter(self.header).items() if count > 1]
+        if twice:
+            raise corrupt(path, "line 1 must name each column once", f"{twice[0]!r} twice", "Rename one of them.")
+        if len(rows) == 1:
+            raise corrupt(path, "the table must have at least one row", "a header only", "")
+
+        # Columns such as postcodes stay text: a number would lose their leading zeros.
+        codes = {
+            i for row in rows[1:] for i, text in enumerate(row) if len(text) > 1 and text[0] == "0" and text.isdigit()
+        }
+        self.codes = [name for i, name in enumerate(self.header) if i in codes]
 
     def frame(self, rows: int | None, text: list[str]) -> pd.DataFrame:
         """The first ``rows`` rows, or all; ``text`` columns as they are written."""
-        with self._checked_stream(limit=self.limits.in_memory) as stream:
-            return self._named(pd.read_csv(stream, nrows=rows, **self._options(text)))
+        with self._open_records(limit=self.limits.in_memory) as stream:
+            frame: pd.DataFrame = pd.read_csv(stream, nrows=rows, **self._options(text))
+        return frame.set_axis(self.header, axis=1)
 
     def chunks(self, rows: int, text: list[str]) -> Iterator[pd.DataFrame]:
         """All rows, ``rows`` at a time."""
         with (
-            self._checked_stream(limit=None) as stream,
+            self._open_records(limit=None) as stream,
             pd.read_csv(stream, chunksize=rows, **self._options(text)) as chunks,
         ):
             for chunk in chunks:
-                yield self._named(chunk)
-
-    def _named(self, frame: pd.DataFrame) -> pd.DataFrame:
-        frame.columns = pd.Index(self.header)
-        return frame
+                yield chunk.set_axis(self.header, axis=1)
 
     def _options(self, text: list[str]) -> dict[str, Any]:
         written = {*text, *self.codes}
@@ -85,36 +117,22 @@ class DelimitedFile:
             "dtype": {i: str for i, name in enumerate(self.header) if name in written},
         }
 
-    def _checked_header(self, rows: list[list[str]]) -> list[str]:
-        if not rows:
-            raise corrupt(self.path, "the table must have a header and at least one row", "an empty file", "")
-        header = [name.strip() or f"column {i + 1}" for i, name in enumerate(rows[0])]
-        if all(map(_is_number, rows[0])):
-            got = ", ".join(rows[0][:3]) + ", ..."
-            raise corrupt(self.path, "line 1 must name the columns", got, "Add a header line.")
-        twice = [name for name, count in Counter(header).items() if count > 1]
-        if twice:
-            raise corrupt(self.path, "line 1 must name each column once", f"{twice[0]!r} twice", "Rename one of them.")
-        if len(rows) == 1:
-            raise corrupt(self.path, "the table must have at least one row", "a header only", "")
-        return header
-
-    @contextmanager
-    def _checked_stream(self, limit: int | None) -> Iterator[_Records]:
-        with self._well_formed(), self._lines() as lines:
+    @contextlib.contextmanager
+    def _open_records(self, limit: int | None) -> Iterator[_Records]:
+        with self._name_faults(), self._open_lines() as lines:
             yield _Records(self.path, lines, self.delimiter, len(self.header), limit)
 
-    @contextmanager
-    def _well_formed(self) -> Iterator[None]:
+    @contextlib.contextmanager
+    def _name_faults(self) -> Iterator[None]:
         try:
             yield
         except (pd.errors.ParserError, csv.Error, UnicodeError) as error:
             raise corrupt(self.path, "the table must be well formed", str(error).strip(), "") from error
 
-    @contextmanager
-    def _lines(self) -> Iterator[Iterator[str]]:
+    @contextlib.contextmanager
+    def _open_lines(self) -> Iterator[Iterator[str]]:
         with open_decompressed(self.path) as stream:
-            yield _decoded(self.path, stream, self.limits.line)
+            yield _decode(self.path, stream, self.limits.line)
 
 
 class _Records(io.TextIOBase):
@@ -123,13 +141,13 @@ class _Records(io.TextIOBase):
     def __init__(self, path: Path, lines: Iterator[str], delimiter: str, columns: int, limit: int | None) -> None:
         self._path, self._columns, self._limit = path, columns, limit
         self._pending: list[str] = []
-        self._rows = csv.reader(self._noted(lines), delimiter=delimiter)
+        self._rows = csv.reader(self._note_lines(lines), delimiter=delimiter)
         self._left, self._size = "", 0
         while not next(self._rows):  # blank lines, then the header
             pass
         self._pending.clear()
 
-    def _noted(self, lines: Iterator[str]) -> Iterator[str]:
+    def _note_lines(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
             self._pending.append(line)
             yield line
@@ -149,30 +167,26 @@ class _Records(io.TextIOBase):
             self._pending.clear()
             parts.append(text)
             there += len(text)
-            self._count(len(text))
+            self._size += len(text)
+            if self._limit is not None and self._size > self._limit:
+                fix = "Use mercer fit or tabular.read_chunks, which stream; or pass rows."
+                raise corrupt(self._path, f"at most {self._limit} characters are read at once", "more", fix)
         whole = "".join(parts)
-        cut = len(whole) if wanted < 0 else wanted
-        self._left = whole[cut:]
-        return whole[:cut]
-
-    def _count(self, characters: int) -> None:
-        self._size += characters
-        if self._limit is not None and self._size > self._limit:
-            fix = "Use mercer fit or tabular.read_chunks, which stream; or pass rows."
-            raise corrupt(self._path, f"at most {self._limit} characters are read at once", "more", fix)
+        if wanted < 0:
+            wanted = len(whole)
+        self._left = whole[wanted:]
+        return whole[:wanted]
 
 
-def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
+def _decode(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
     """Lines of text, a byte-order mark dropped; what is not text is refused by its line.
 
     The text is UTF-8, or as Excel saves it: UTF-16 with its mark, or Windows-1252 where the first line beyond ASCII is
     no UTF-8. A file that has lines of both is refused. A lone CR within a line is read as a space.
     """
-    start = stream.read(2)
-    stream = cast(IO[bytes], io.BufferedReader(_Joined(start, stream)))
-    if start in _UTF16:
+    if cast(io.BufferedReader, stream).peek(2)[:2] in _UTF16:
         stream = cast(IO[bytes], io.BufferedReader(_Recoded(stream)))
-    lines = _split(stream, limit)
+    lines = _split_lines(stream, limit)
     number = 0
     encoding = ""  # until a line beyond ASCII decides
     while True:
@@ -189,43 +203,18 @@ def _decoded(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
             raise corrupt(path, "the text must be UTF-8", f"a NUL byte in line {number}", _SAVE)
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
+        # The first line beyond ASCII decides; a later line of the other kind is refused.
+        text = None
+        for reads_as in ("utf-8", "cp1252"):
+            with contextlib.suppress(UnicodeDecodeError):  # five bytes mean nothing in Windows-1252
+                text = line.decode(reads_as)
+                break
         if not line.isascii():
-            reads_as = "utf-8" if _is_utf8(line) else "cp1252"
             encoding = encoding or reads_as
-            if encoding != reads_as:
-                raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE)
-        try:
-            text = line.decode(encoding or "ascii")
-        except UnicodeDecodeError as error:  # five bytes mean nothing in Windows-1252
-            raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE) from error
+        if text is None or (not line.isascii() and encoding != reads_as):
+            raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE)
         # lines end with LF here, so a CR elsewhere is part of a field, which the parser would take for a line's end
         yield _END.sub("\n", text).replace("\r", " ")
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-class _Joined(io.RawIOBase):
-    """A stream with the bytes that were already read from it put back."""
-
-    def __init__(self, start: bytes, stream: IO[bytes]) -> None:
-        self._start, self._stream = start, stream
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def readinto(self, buffer: Any, /) -> int:
-        data = self._start[: len(buffer)] or self._stream.read(len(buffer))
-        self._start = self._start[len(buffer) :]
-        buffer[: len(data)] = data
-        return len(data)
 
 
 class _Recoded(io.RawIOBase):
@@ -252,7 +241,7 @@ class _Recoded(io.RawIOBase):
         return size
 
 
-def _split(stream: IO[bytes], limit: int) -> Iterator[bytes]:
+def _split_lines(stream: IO[bytes], limit: int) -> Iterator[bytes]:
     """Lines with their ends, at most ``limit + 1`` bytes each; a file whose only line ends are CR has them as LF."""
     first = stream.readline(limit + 1)
     if b"\r" not in first or b"\n" in first:
@@ -271,7 +260,7 @@ def _split(stream: IO[bytes], limit: int) -> Iterator[bytes]:
         rest += more
 
 
-def _delimiter(head: list[str]) -> str:
+def _find_delimiter(head: list[str]) -> str:
     """The delimiter that cuts the first lines into the most fields, as many in each; a comma where none does."""
 
     def fields(delimiter: str) -> int:
@@ -285,14 +274,6 @@ def _delimiter(head: list[str]) -> str:
     if fields(best) > 1 or not head:
         return best if head else ","
     return max(_DELIMITERS, key=lambda delimiter: head[0].count(delimiter))  # ragged: by the header
-
-
-def _codes(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Columns such as postcodes, whose leading zeros a number would lose."""
-    codes = set()
-    for row in rows:
-        codes |= {i for i, text in enumerate(row) if len(text) > 1 and text[0] == "0" and text.isdigit()}
-    return [name for i, name in enumerate(header) if i in codes]
 
 
 def _is_number(text: str) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ... import checks
-from ...storage.archives import corrupt
+from ...storage.archives import corrupt, read_npz
 from ...storage.files import check_replaceable
-from .arrays import npz_frame
-from .delimited import MISSING_MARKS, DelimitedFile
-from .limits import Limits
+from .delimited import MISSING_MARKS, DelimitedFile, Limits
 from .parquet import parquet_chunks, parquet_frame
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz", ".xlsx")
@@ -37,11 +37,11 @@ def read(
     Raises:
         CorruptData: The file is not such a table; the message says where.
     """
-    path, kind = _checked(path)
+    path, kind = _find_kind(path)
     if rows is not None:
         checks.integer("read", "rows", rows, 1)
     if kind == ".npz":
-        return npz_frame(path, limits).iloc[:rows]
+        return _read_arrays(path, limits).iloc[:rows]
     if kind == ".xlsx":
         return _read_sheet(path, limits).iloc[:rows]
     if kind == ".parquet":
@@ -62,14 +62,49 @@ def read_chunks(
         text: Columns of a csv or tsv that stay text.
         limits: Largest sizes that the file may have.
     """
-    path, kind = _checked(path)
+    path, kind = _find_kind(path)
     checks.integer("read_chunks", "rows", rows, 1)
     if kind in (".npz", ".xlsx"):
-        frame = npz_frame(path, limits) if kind == ".npz" else _read_sheet(path, limits)
+        frame = _read_arrays(path, limits) if kind == ".npz" else _read_sheet(path, limits)
         return (frame.iloc[start : start + rows] for start in range(0, len(frame), rows))
     if kind == ".parquet":
         return parquet_chunks(path, rows, limits)
     return DelimitedFile(path, limits).chunks(rows, list(text))
+
+
+def _read_arrays(path: Path, limits: Limits) -> pd.DataFrame:
+    """An array ``(n, d)`` becomes d columns ``name_0``, ``name_1``, ...; an array ``(n,)`` becomes one."""
+    columns: dict[str, Any] = {}
+    rows: dict[str, int] = {}
+    for name, array in read_npz(path).items():
+        if array.ndim == 0:
+            raise corrupt(path, f"the array {name} must have rows", "a single number", "Leave it out.")
+        rows[name] = len(array)
+        # Text for bytes, this machine's byte order, and no wider floats than pandas and torch have.
+        if array.dtype.kind == "S":
+            try:
+                array = np.char.decode(array, "utf-8")
+            except UnicodeDecodeError as error:
+                need = f"the array {name} must hold UTF-8 text"
+                raise corrupt(path, need, "other bytes", "Write it as text.") from error
+        elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
+            array = array.astype(np.float64)
+        elif not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        wide = array.reshape(len(array), -1 if array.size else 0)
+        if wide.shape[1] > limits.columns:
+            raise corrupt(path, f"the array {name} must have at most {limits.columns} columns", wide.shape[1], "")
+        names = [name] if array.ndim == 1 and array.size else [f"{name}_{i}" for i in range(wide.shape[1])]
+        twice = next((one for one in names if one in columns), None)
+        if twice is not None:
+            raise corrupt(path, "each column must have a name of its own", f"{twice!r} twice", "Rename an array.")
+        columns |= dict(zip(names, wide.T, strict=True))
+    if len(set(rows.values())) > 1:
+        got = ", ".join(f"{count} in {name}" for name, count in list(rows.items())[:4])
+        raise corrupt(path, "all arrays must have as many rows", got, "Save the arrays of one table only.")
+    if not columns or not next(iter(rows.values())):
+        raise corrupt(path, "the table must have at least one row and one column", "none", "")
+    return pd.DataFrame(columns)
 
 
 def _read_sheet(path: Path, limits: Limits) -> pd.DataFrame:
@@ -88,7 +123,8 @@ def _read_sheet(path: Path, limits: Limits) -> pd.DataFrame:
     return frame.set_axis([str(name) for name in frame.columns], axis=1)
 
 
-def _checked(path: str | Path) -> tuple[Path, str]:
+def _find_kind(path: str | Path) -> tuple[Path, str]:
+    """The file, where it is one that can be read, and the ending that names its reader."""
     path = Path(path)
     plain = path.with_suffix("") if path.suffix.lower() in (".gz", ".bz2") else path
     kind = _OTHERS.get(plain.suffix.lower(), plain.suffix.lower())

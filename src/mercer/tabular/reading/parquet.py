@@ -13,7 +13,7 @@ import pandas as pd
 from ... import checks
 from ...storage.archives import corrupt
 from ...storage.files import open_to_read
-from .limits import Limits
+from .delimited import Limits
 
 _PYARROW = 'Install it: pip install "mercer[data]".'
 
@@ -21,7 +21,7 @@ _PYARROW = 'Install it: pip install "mercer[data]".'
 def parquet_frame(path: Path, rows: int | None, limits: Limits) -> pd.DataFrame:
     """The first ``rows`` rows, or all."""
     if rows is None:
-        with _opened(path) as (file, _):
+        with _open(path) as (file, _):
             needed = 10 * file.metadata.num_rows * file.metadata.num_columns
         checks.memory("read", path.name, needed, "Use mercer fit or tabular.read_chunks, which stream; or pass rows.")
     parts, there = [], 0
@@ -36,27 +36,28 @@ def parquet_frame(path: Path, rows: int | None, limits: Limits) -> pd.DataFrame:
 def parquet_chunks(path: Path, rows: int, limits: Limits) -> Iterator[pd.DataFrame]:
     """All rows, ``rows`` at a time, numbered on."""
     start = 0
-    with _opened(path) as (file, texts), _whole(path):
+    with _open(path) as (file, texts), _name_faults(path):
         for batch in file.iter_batches(batch_size=rows):
             _check_text(path, batch, limits.text)
             part = batch.to_pandas().reset_index(drop=True)
             for name in texts:  # values that occur often are one object each
-                part[name] = _text(path, name, part[name].astype(object))
+                part[name] = _decode(path, name, part[name].astype(object))
             part.index = pd.RangeIndex(start, start + len(part))
             start += len(part)
             yield part
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, list[str]]]:
-    """The file, and its columns of text or bytes."""
+def _open(path: Path) -> Iterator[tuple[Any, list[str]]]:
+    """The file, and its columns of text or bytes, as a dictionary: a long value that repeats is held once."""
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise ValueError(checks.sentence("read", f"{path.name} needs pyarrow", "none", _PYARROW)) from error
     with open_to_read(path) as stream:
-        with _whole(path):
-            texts = _texts(parquet.ParquetFile(stream).schema_arrow)
+        with _name_faults(path):
+            schema = parquet.ParquetFile(stream).schema_arrow
+            texts = [field.name for field in schema if _is_text(field.type)]
             stream.seek(0)
             file = parquet.ParquetFile(stream, read_dictionary=texts)
         twice = [name for name, count in Counter(file.schema_arrow.names).items() if count > 1]
@@ -68,7 +69,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, list[str]]]:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def _name_faults(path: Path) -> Iterator[None]:
+    """What pyarrow says of a damaged file, in our sentence."""
     import pyarrow
 
     try:
@@ -80,33 +82,20 @@ def _whole(path: Path) -> Iterator[None]:
         raise corrupt(path, "the parquet file must be whole", text) from error
 
 
-def _texts(schema: Any) -> list[str]:
-    """Columns of text or bytes, which are read as a dictionary: a long value that repeats is held once."""
-    from pyarrow import types
-
-    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return [field.name for field in schema if any(is_kind(field.type) for is_kind in kinds)]
-
-
-def _is_encoded(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_dictionary(kind)) and bool(_is_text(kind.value_type))
-
-
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(test(kind) for test in tests)
 
 
 def _check_text(path: Path, batch: Any, limit: int) -> None:
     """Count what the texts come to before they are there."""
-    from pyarrow import compute
+    from pyarrow import compute, types
 
     size = 0
     for column in batch.columns:
-        if _is_encoded(column.type):
+        if types.is_dictionary(column.type) and _is_text(column.type.value_type):
             lengths = compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
             places = column.indices.drop_null().to_numpy(zero_copy_only=False)
             size += int(lengths[places].sum()) if len(lengths) else 0
@@ -115,7 +104,7 @@ def _check_text(path: Path, batch: Any, limit: int) -> None:
         raise corrupt(path, need, f"{size / 2**30:.3g} GiB", "Is it a decompression bomb? Else shorten the texts.")
 
 
-def _text(path: Path, name: str, values: pd.Series[Any]) -> pd.Series[Any]:
+def _decode(path: Path, name: str, values: pd.Series[Any]) -> pd.Series[Any]:
     """Bytes as text, for a column that was written without a type."""
     if not isinstance(next((value for value in values if value is not None), None), bytes):
         return values

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import checks
 from ..kernels import Kernel
 from ..kernels.tiled_gram import TiledGram
-from ..linalg.cholesky import cholesky, shifted
+from ..linalg.cholesky import cholesky, shift_diagonal
 from ..linalg.eigen import TopEigh, top_eigh
 from ..linalg.operators import SymmetricOperator
 from ..rows import Rows
@@ -269,7 +269,7 @@ def _move_landmarks(
                 # The Nystrom features of a minibatch, L^-1 K(z, batch) with K(z, z) = L L^T, and their spectrum.
                 inner = kernel(z)
                 ridge = 1e-8 * inner.detach().diagonal().mean()
-                factor = cholesky(shifted(inner, ridge)).factor
+                factor = cholesky(shift_diagonal(inner, ridge)).factor
                 phi = torch.linalg.solve_triangular(factor, kernel(z, batch), upper=False)  # (m, b)
                 values = torch.linalg.eigvalsh(phi @ phi.mT / size)
                 # Minus the sum of squares, relative to its own size, so that the step does not depend on the kernel's.

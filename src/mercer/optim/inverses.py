@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import distributed
-from ..linalg.cholesky import cholesky, shifted
+from ..linalg.cholesky import cholesky, shift_diagonal
 from .layers import Layer
 
 _STRIP = 16  # directions are taken so many at a time, or nearly: products of such widths are a third cheaper
@@ -181,7 +181,7 @@ def invert_by_samples(rows: Tensor, damping: float, *, where: str) -> Inverse:  
     g = distributed.gather_rows(rows.double())
     n, d = g.shape
     lam = ridge(float(g.square().sum()) / (n * min(n, d)), damping)
-    core = torch.cholesky_inverse(cholesky(shifted(g @ g.mT, n * lam), where=where).factor)
+    core = torch.cholesky_inverse(cholesky(shift_diagonal(g @ g.mT, n * lam), where=where).factor)
     return Inverse(g.mT, core, lam, 0.0)
 
 

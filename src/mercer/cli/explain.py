@@ -134,9 +134,11 @@ def _write_lines(
         yield click.style("What it needs", bold=True) + "  (points of the score lost when the column is shuffled)"
         yield from _draw_bars(losses)
     yield click.style("How it is built", bold=True)
-    for place, line in enumerate(machine_lines(model), 1):
-        text = f"  {place} {line['shown']['share']:>6}  {line['what']}"
-        yield from textwrap.wrap(text, width(), subsequent_indent="    ")
+    shares: dict[str, float] = {}  # machines that differ in their numbers only share a line; the page has each
+    for line in machine_lines(model):
+        shares[line["what"]] = shares.get(line["what"], 0.0) + line["values"]["share"]
+    for what, share in shares.items():
+        yield from textwrap.wrap(f"  {f'{share:.1%}':>6}  {what}", width(), subsequent_indent=" " * 10)
     mistakes = confusions(model, 3)
     if mistakes:
         yield click.style("Its most frequent mistakes", bold=True)

@@ -9,9 +9,9 @@ import mercer
 from mercer.kernels import RBF
 from mercer.machines import StackedRidge
 from mercer.machines.calibration import Calibration
-from mercer.machines.dual import dual_fit, dual_path
+from mercer.machines.dual import Folds, dual_fit, dual_path
 from mercer.machines.metric import learn_rotation
-from mercer.machines.stacking import ridge_factor, solve_left_out
+from mercer.machines.stacking import ridge_factor, solve_forward, solve_left_out
 from mercer.machines.trials import _PLANS, convex_weights, relevance, try_machines, try_metric
 from mercer.machines.views import View
 from tests.machines import reference_machines as reference
@@ -43,6 +43,56 @@ def test_rows_and_folds_left_out_equal_literal_refits(part):
         torch.testing.assert_close(single[place], without({row}, [row])[0], rtol=1e-8, atol=1e-8)
         mates = set(left_out[fold == fold[place]].tolist())
         torch.testing.assert_close(whole[place], without(mates, [row])[0], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("forward", [False, True])
+def test_folds_left_out_together_equal_literal_refits(forward):
+    """Of weighted rows, with the mean of the rows that are left; then the same through the factor of all rows."""
+    x, y = rows(40)
+    weight = torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    gram, penalty = RBF(0.3)(x), 0.05
+    number = torch.arange(40) // 10 if forward else torch.arange(40) % 4
+    fit = dual_fit(gram, y, penalty, weight=weight, folds=Folds(number, forward))
+    _, whole = solve_forward(ridge_factor(RBF(0.3), x, penalty, weight=weight), y, torch.arange(40), number)
+    for one in range(forward, 4):
+        stay, inside = number < one if forward else number != one, number == one
+        mean = (weight[stay, None] * y[stay]).sum(0) / weight[stay].sum()
+        system = gram[stay][:, stay] + torch.diag(penalty / weight[stay])
+        expected = mean + gram[inside][:, stay] @ torch.linalg.solve(system, y[stay] - mean)
+        torch.testing.assert_close(fit.held_out[inside], expected, rtol=1e-8, atol=1e-8)
+        if forward:
+            expected = gram[inside][:, stay] @ torch.linalg.solve(system, y[stay])
+            torch.testing.assert_close(whole[inside], expected, rtol=1e-8, atol=1e-8)
+
+
+def test_whole_groups_choose_machines_and_shares():
+    """Rows of a group are alike: left out alone each is known, which says nothing about new groups."""
+    g = torch.Generator().manual_seed(0)
+    group = torch.arange(480) // 6
+    x = torch.randn(80, 3, generator=g, dtype=torch.float64)[group]
+    y = 2 * x[:, :1] + torch.randn(80, 1, generator=g, dtype=torch.float64)[group]
+    new = torch.randn(400, 3, generator=g, dtype=torch.float64)
+    errors = []
+    for choose_by in ("rows", "folds"):
+        machine = StackedRidge(random_state=0).fit(x, y, group % 5, choose_by=choose_by)
+        errors.append(float((machine.predict(new) - 2 * new[:, :1]).square().mean()))
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_later_rows_choose_machines_and_shares():
+    """A straight line goes on as before; what is near in time is no guide to the next period."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.cat((torch.linspace(0, 3, 600)[:, None], torch.randn(600, 2, generator=g)), 1).double()
+    y = 2 * x[:, :1] + (20 * x[:, :1]).sin() + 0.1 * torch.randn(600, 1, generator=g, dtype=torch.float64)
+    errors = {}
+    for choose_by in ("rows", "earlier folds"):
+        machine = StackedRidge(random_state=0).fit(x[:500], y[:500], torch.arange(500) // 100, choose_by=choose_by)
+        errors[choose_by] = float((machine.predict(x[500:]) - y[500:]).square().mean())
+        known = 300 if choose_by == "earlier folds" else 500  # little comes before the second fold
+        assert len(machine.left_out_) == len(machine.held_out_) == known
+    assert errors["earlier folds"] < 0.8 * errors["rows"]
+    with pytest.raises(ValueError, match="fold must ascend"):
+        StackedRidge().fit(x, y, torch.arange(600) % 5, choose_by="earlier folds")
 
 
 def test_weighted_rows_left_out_equal_literal_refits():

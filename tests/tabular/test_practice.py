@@ -115,7 +115,9 @@ def test_scores_of_whole_groups_and_of_later_rows(tmp_path):
     long = TabularModel(groups="shop").fit(frame, "sales", sizes=Sizes(exact=100, leaf=50, left_out=20))
     assert long.scores["r2"] < 0.8 and 0.1 * ROWS < long.scores["rows"] < 0.4 * ROWS and long.rows == ROWS
     later = TabularModel(time="day").fit(frame, "sales")
-    assert later.scores["rows"] == ROWS // 5 and "the last fifth by day" in later.notes[-1]
+    assert later.scores["rows"] == ROWS * 3 // 5 and "each period predicted from those before it" in later.notes[-1]
+    long = TabularModel(time="day").fit(frame, "sales", sizes=Sizes(exact=100, leaf=50, left_out=20))
+    assert long.scores["rows"] == ROWS // 5 and "the last fifth by day" in long.notes[-1]
     save(grouped, tmp_path / "model")
     again = load(tmp_path / "model")
     for option in ({"groups": "shop"}, {"time": "day"}):  # the same scores for the same rows in another order
@@ -134,12 +136,12 @@ def test_the_command_scores_later_rows_and_ignores_columns(tmp_path):
     drifting(80).to_csv(tmp_path / "t.csv", index=False)
     words = ("fit", tmp_path / "t.csv", "--target", "sales", "-o", tmp_path / "m", "--time", "day", "--ignore", "floor")
     document = json.loads(run(*words, "--json"))
-    assert document["scores"]["of"].startswith("the last fifth by day")
+    assert document["scores"]["of"].startswith("later rows by day")
     assert {"name": "floor", "kind": "ignored", "how": "dropped: as asked"} in document["columns"]
     out = run("predict", tmp_path / "m", tmp_path / "t.csv", "-o", tmp_path / "p.csv")
     assert "floor" not in out
     page = (tmp_path / "m" / "explain.html").read_text()
-    assert "Measured on the last fifth by day" in page and "cross-validation" not in page
+    assert "Measured on later rows by day" in page and "cross-validation" not in page
 
 
 def test_thresholds(unlearnable, tmp_path):
@@ -201,16 +203,21 @@ def test_intervals_cover_rows_of_new_groups():
 
 
 def test_intervals_of_later_rows_are_those_of_the_worse_half():
+    """Of a long table the worse half of the last fifth sets the widths; of a short one the last period, if worse."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"day": np.arange(400), "x": rng.normal(size=400)})
     frame["y"] = frame["x"] + np.where(frame["day"] >= 360, 1.0, 0.1) * rng.normal(size=400)
     shuffled = frame.sample(frac=1, random_state=1)
-    model = TabularModel(time="day", trees=False).fit(shuffled, "y")
+    model = TabularModel(time="day", trees=False).fit(shuffled, "y", sizes=Sizes(exact=100, leaf=80, left_out=40))
     assert len(model.learner.errors) == 40 and model.scores["rows"] == 80
     errors = (frame["y"] - frame["x"]).abs()[360:]
     assert model.learner.errors.median() > 0.5 * errors.median()  # not of the calm half, where it is .07
     assert "the errors of their worse half" in model.notes[-1]
-    assert TabularModel(time="day", trees=False).fit(frame, "y").scores == model.scores
+    short = TabularModel(time="day", trees=False).fit(shuffled, "y")
+    assert (
+        len(short.learner.errors) == 80 and short.scores["rows"] == 240
+    )  # 80 rows of the last period, 40 of them calm
+    assert TabularModel(time="day", trees=False).fit(frame, "y").scores == short.scores
 
 
 def test_folds_of_groups_are_even_and_keep_groups_whole():

@@ -75,7 +75,11 @@ _SHORT = {
 @click.option("--weight", metavar="COLUMN", help="Column with the rows' weights; it is not learned from.")
 @click.option("--no-trees", is_flag=True, help="Kernel machines alone, without boosted trees beside them.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Column that is not learned from; may be repeated.")
-@click.option("--time", metavar="COLUMN", help="Score the last fifth of the rows by this column, learned without them.")
+@click.option(
+    "--time",
+    metavar="COLUMN",
+    help="Choose and score by later rows, each period predicted from those before it by this column.",
+)
 @click.option("--group", metavar="COLUMN", help="Score whole groups named by this column, learned without them.")
 @click.option(
     "--minutes",

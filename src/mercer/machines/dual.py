@@ -29,7 +29,25 @@ PENALTIES = tuple(10.0**e for e in (-7, -6, -5, -4, -3.5, -3, -2.5, -2, -1.5, -1
 _PATH_ROWS = 1000  # rows up to which one eigendecomposition costs less than the Cholesky factors of a walk
 _STEP = 4.0  # ratio of neighbouring penalties in the walk
 _TRIES = 4
+_LEAST_ROOT = 1e-150  # of a row's weight: the square of it is above 0
 _NEGATIVE = 1e-7  # share of the largest eigenvalue below which a negative one is more than rounding
+
+
+class Folds(NamedTuple):
+    """Rows that are left out together, because rows to come are like none of the rows learned from.
+
+    Attributes:
+        number: Fold of each row, ``(n,)``.
+        forward: Whether a fold is predicted by the folds before it alone, the first one by the mean of all rows. Then
+            the numbers must ascend.
+    """
+
+    number: Tensor
+    forward: bool = False
+
+    def of(self, rows: Tensor) -> Folds:
+        """The folds of some rows."""
+        return Folds(self.number[rows], self.forward)
 
 
 class DualFit(NamedTuple):
@@ -38,8 +56,9 @@ class DualFit(NamedTuple):
     Attributes:
         weights: :math:`\alpha = (K + \lambda W^{-1})^{-1} (y - \bar y)`, ``(n, c)``.
         mean: :math:`\bar y`, ``(c,)``.
-        held_out: ``(n, c)``, prediction of each row by the fit to the others; the mean where there are none.
-        error: Mean squared leave-one-out error, of weighted rows the weighted mean.
+        held_out: ``(n, c)``, prediction of each row by the fit without it, or without its fold; the mean where no row
+            is left.
+        error: Mean squared error of these predictions, of weighted rows the weighted mean.
         penalty: :math:`\lambda`.
     """
 
@@ -51,39 +70,62 @@ class DualFit(NamedTuple):
 
 
 def dual_fit(
-    gram: Tensor, y: Tensor, penalty: float, *, weight: Tensor | None = None, where: str = "KernelRidge"
+    gram: Tensor,
+    y: Tensor,
+    penalty: float,
+    *,
+    weight: Tensor | None = None,
+    where: str = "KernelRidge",
+    folds: Folds | None = None,
 ) -> DualFit:
     r"""The fit for one penalty, by Cholesky: ``(n, n)``, ``(n, c)``; n cubed operations.
 
     A matrix that is singular to rounding gets a jitter, with one warning (:func:`mercer.linalg.cholesky`). ``weight``
-    are the rows' weights ``(n,)``, 0 or more.
+    are the rows' weights ``(n,)``, 0 or more; ``folds`` are left out together, None for one row at a time.
     """
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
     system = gram.clone() if weight is None else root[:, None] * gram * root
     system.diagonal().add_(penalty)
     factor, jitter = cholesky(system, where=where)
     mean = weighted_mean(y, weight)
-    solved = torch.cholesky_solve(root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1), factor)
-    held_out = leave_one_out(solved, inverse_diagonal(factor), y, weight)
+    targets = root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1)
+    solved = torch.cholesky_solve(targets, factor)
+    if folds is None:
+        held_out = leave_one_out(solved, inverse_diagonal(factor), y, weight)
+    elif folds.forward:
+        held_out = _predict_forward(factor, targets, y, root, folds.number)
+    else:
+        held_out = _leave_folds_out(factor, solved, y, root, folds.number)
     error = float(weighted_mean((y - held_out).square(), weight).mean())
     return DualFit(root[:, None] * solved[:, :-1], mean, held_out, error, penalty + jitter)
 
 
 def dual_path(
-    gram: Tensor, y: Tensor, penalties: Sequence[float] | None = None, *, weight: Tensor | None = None
+    gram: Tensor,
+    y: Tensor,
+    penalties: Sequence[float] | None = None,
+    *,
+    weight: Tensor | None = None,
+    folds: Folds | None = None,
 ) -> DualFit:
     r"""The fit at the penalty of least leave-one-out error: one eigendecomposition serves all of them.
+
+    With ``folds`` each penalty has a Cholesky factor of its own.
 
     Args:
         gram: K, ``(n, n)``.
         y: Targets, ``(n, c)``.
         penalties: :math:`\lambda > 0`; None for :data:`PENALTIES` times the mean of K's diagonal.
         weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
+        folds: Rows that are left out together; None for one at a time.
     """
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
-    gram = gram if weight is None else root[:, None] * gram * root
-    scale = _scale(gram)
+    scale = _scale(gram.diagonal() if weight is None else weight * gram.diagonal())
     grid = [share * scale for share in PENALTIES] if penalties is None else list(penalties)
+    if folds is not None:
+        fits = [dual_fit(gram, y, penalty, weight=weight, folds=folds) for penalty in grid]
+        return min(fits, key=lambda fit: fit.error)
+    gram = gram if weight is None else root[:, None] * gram * root
     values, vectors = torch.linalg.eigh(gram)
     if float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
         least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
@@ -111,23 +153,24 @@ def tune_penalty(
     *,
     weight: Tensor | None = None,
     where: str = "KernelRidge",
+    folds: Folds | None = None,
 ) -> DualFit:
     """The fit at a penalty of least leave-one-out error: ``(n, n)``, ``(n, c)``.
 
     Up to 1,000 rows by :func:`dual_path`; beyond, a walk by factors of four from ``start``, or from the best penalty
-    of 1,000 rows.
+    of 1,000 rows. ``folds`` are left out together, None for one row at a time.
     """
     if len(gram) <= _PATH_ROWS and start is None:
-        return dual_path(gram, y, weight=weight)
+        return dual_path(gram, y, weight=weight, folds=folds)
     if start is None:
         few = torch.linspace(0, len(gram) - 1, _PATH_ROWS, device=gram.device).round().long()
         start = dual_path(gram[few][:, few], y[few], weight=None if weight is None else weight[few]).penalty
 
     def attempt(penalty: float) -> tuple[float, DualFit]:
-        fit = dual_fit(gram, y, penalty, weight=weight, where=where)
+        fit = dual_fit(gram, y, penalty, weight=weight, where=where, folds=folds)
         return fit.error, fit
 
-    return walk(attempt, start, PENALTIES[0] * _scale(gram))
+    return walk(attempt, start, PENALTIES[0] * _scale(gram.diagonal()))
 
 
 def walk(attempt: Callable[[float], tuple[float, T]], start: float, floor: float) -> T:
@@ -177,8 +220,42 @@ def relative_norm(left: Tensor, right: Tensor) -> float:
     return float(left.norm()) / (float(right.norm()) or 1.0)
 
 
-def _scale(gram: Tensor) -> float:
-    scale = float(gram.diagonal().mean())
+def _leave_folds_out(factor: Tensor, solved: Tensor, y: Tensor, root: Tensor, number: Tensor) -> Tensor:  # (n, c)
+    r"""Predictions of each fold B by the other rows, which miss it by :math:`([A^{-1}]_{BB})^{-1} [A^{-1} y]_B`.
+
+    The mean is that of the other rows, too. Arguments are as in :func:`dual_fit`.
+    """
+    inverse, weight = torch.cholesky_inverse(factor), root.square()
+    mean = weighted_mean(y, weight)
+    held_out = mean.expand_as(y).clone()
+    for one in number.unique():
+        rows, others = (number == one).nonzero()[:, 0], number != one
+        if bool(others.any()):
+            shift = weighted_mean(y[others], weight[others]) - mean
+            missed = torch.linalg.solve(inverse[rows][:, rows], solved[rows, :-1] - solved[rows, -1:] * shift)
+            held_out[rows] = y[rows] - missed / root[rows, None].clamp_min(_LEAST_ROOT)
+    return held_out
+
+
+def _predict_forward(factor: Tensor, targets: Tensor, y: Tensor, root: Tensor, number: Tensor) -> Tensor:  # (n, c)
+    r"""Predictions of each fold by the folds before it.
+
+    The leading part of a Cholesky factor L is the factor of the leading rows, so with :math:`v = L^{-1} y` the rows
+    before p predict those after by :math:`L_{B, :p} v_{:p}`. Arguments are as in :func:`dual_fit`.
+    """
+    half, weight = torch.linalg.solve_triangular(factor, targets, upper=False), root.square()
+    mean = weighted_mean(y, weight)
+    held_out = mean.expand_as(y).clone()
+    for one in number.unique()[1:]:
+        rows, p = (number == one).nonzero()[:, 0], int((number < one).sum())
+        earlier = weighted_mean(y[:p], weight[:p])
+        step = factor[rows, :p] @ (half[:p, :-1] - half[:p, -1:] * (earlier - mean))
+        held_out[rows] = earlier + step / root[rows, None].clamp_min(_LEAST_ROOT)
+    return held_out
+
+
+def _scale(diagonal: Tensor) -> float:
+    scale = float(diagonal.mean())
     if not math.isfinite(scale):
         raise ValueError(checks.sentence("KernelRidge", "k(x, x) must be finite", scale, "Standardise x first."))
     return scale if scale > 0 else 1.0

@@ -33,13 +33,14 @@ from ..linalg.cholesky import cholesky
 from ..rows.loading import Data
 from ..storage.savable import Savable
 from .calibration import Calibration
-from .dual import weighted_mean
+from .dual import Folds, weighted_mean
 from .kernel_ridge import seeded
 from .trees import Boosting, are_classes, check_trees, shrunk_share
-from .trials import Look, Trial, carrying, convex_weights, refined, try_machines, try_metric, weight_of
+from .trials import Look, Trial, convex_weights, keep_heavy, retry, try_machines, try_metric, weight_of
 from .validation import read_training
 from .views import View
 
+CHOOSE_BY = ("rows", "folds", "earlier folds")
 CHOOSING_ROWS = 500
 _METRIC_ROWS = 1000  # rows that teach a metric
 MOST_ROWS = 12_000
@@ -137,6 +138,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         y: Data,
         fold: Tensor | None = None,
         *,
+        choose_by: str = "rows",
         sample_weight: Any = None,
         device: torch.device | str = "cpu",
     ) -> Self:
@@ -146,6 +148,9 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             x: Rows: a tensor, an array or a frame.
             y: Targets ``(n,)`` or ``(n, c)``: numbers, or one column of 0 and 1 for each class.
             fold: Fold of each row, ``0..4``; None deals them in turn.
+            choose_by: Predictions that choose kernels, ridges and shares: of each row without it, ``rows``; without its
+                fold, ``folds``, where rows of a fold are alike and rows to come are not; or by the folds before it,
+                ``earlier folds``, where rows to come are later. Then folds must ascend.
             sample_weight: Weights ``(n,)``: row i has the ridge over its weight as noise, and counts so many times
                 in means, errors and shares; only ratios matter. A row of weight 2 is not two rows: leave-one-out would
                 leave only one of these out.
@@ -156,6 +161,13 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         if len(x) < 2:
             raise ValueError(checks.sentence("StackedRidge", "x must have at least two rows", tuple(x.shape)))
         fold = torch.arange(len(x)) % _FOLDS if fold is None else fold
+        checks.choice("StackedRidge", "choose_by", choose_by, CHOOSE_BY)
+        forward = choose_by == "earlier folds"
+        folds = None if choose_by == "rows" else Folds(fold, forward)
+        if forward and (bool((fold.diff() < 0).any()) or int(fold[0]) == int(fold[-1])):
+            raise ValueError(
+                checks.sentence("StackedRidge", "fold must ascend, and hold several numbers", fold.tolist())
+            )
         if isinstance(self.random_state, numbers.Integral):
             generator = torch.Generator().manual_seed(int(self.random_state))
         else:
@@ -174,24 +186,35 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         with torch.no_grad():
             order = torch.randperm(len(x), generator=generator)
             few, untaught = order[:CHOOSING_ROWS], order[CHOOSING_ROWS:]
-            self.looks, self.trials = try_machines(x, y, few, weight)
-            metric = try_metric(x, y, order[:_METRIC_ROWS], len(few), self.looks, self.trials, weight)
+            if forward:
+                few, untaught = few.sort().values, untaught.sort().values
+            self.looks, self.trials = try_machines(x, y, few, weight, folds)
+            metric = None
+            if not forward:  # a metric is judged on random halves
+                metric = try_metric(x, y, order[:_METRIC_ROWS], len(few), self.looks, self.trials, weight, folds)
             if metric is not None:
                 self.looks.append(metric[0])
                 self.trials += metric[1]
                 untaught = order[_METRIC_ROWS:]
-            stay = carrying(self.trials, y[few], weight_of(weight, few))
+            stay = keep_heavy(self.trials, y[few], weight_of(weight, few))
             left_out = torch.arange(len(x))
             if len(x) >= _REFINED_FROM:
                 more = untaught[:_REFINING_ROWS]
-                stay = refined(self.looks, stay[:_MACHINES], x[more], y[more], weight_of(weight, more))
+                if forward:
+                    more = untaught[torch.linspace(0, len(untaught) - 1, _REFINING_ROWS).long().unique()]
+                again = None if folds is None else folds.of(more)
+                stay = retry(self.looks, stay[:_MACHINES], x[more], y[more], weight_of(weight, more), again)
                 left_out = untaught.sort().values
-            if len(x) > self.every_row:
+            if forward:  # nothing comes before the first fold, and little before the second
+                periods = fold.unique()
+                left_out = left_out[fold[left_out] > periods[0 if len(periods) == 2 else 1]]
+                left_out = left_out[torch.linspace(0, len(left_out) - 1, self.every_row).long().unique()]
+            elif len(x) > self.every_row:
                 left_out = left_out[fold[left_out] == fold[left_out[0]]][:_LEFT_OUT]
             stay = stay[: _MACHINES if len(x) <= self.every_row else _LARGE_MACHINES]
             self.left_out_ = left_out
-            boosted = self._grow_without_folds(x, raw, fold) if trees else None
-            self._learn(x, y, stay, fold[left_out], boosted, are_classes(raw), torch.device(device))
+            boosted = self._grow_without_folds(x, raw, fold, forward) if trees else None
+            self._learn(x, y, stay, fold, choose_by, boosted, are_classes(raw), torch.device(device))
             if self.tree_share_:
                 self.trees_ = Boosting.grow(x, raw, weight)
         return self
@@ -260,11 +283,13 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         seen: list[Tensor] = self.__dict__["_seen"]
         return seen
 
-    def _grow_without_folds(self, x: Tensor, y: Tensor, fold: Tensor) -> Tensor:  # (n, d), (n, c), (n,) -> (r, c)
-        """Predictions of the rows left out, less the mean, by trees that were grown without their fold."""
+    def _grow_without_folds(
+        self, x: Tensor, y: Tensor, fold: Tensor, forward: bool
+    ) -> Tensor:  # (n, d), (n, c), (n,) -> (r, c)
+        """Predictions of the rows left out, less the mean, by trees grown without their fold, or on those before it."""
         out = torch.zeros(len(self.left_out_), y.shape[1], dtype=torch.float64)
         for number in fold[self.left_out_].unique():
-            others = fold != number
+            others = fold < number if forward else fold != number
             rows = fold[self.left_out_] == number
             if bool(others.any()):
                 trees = Boosting.grow(x[others], y[others], weight_of(self.weight_, others))
@@ -277,6 +302,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         y: Tensor,
         stay: list[Trial],
         fold: Tensor,
+        choose_by: str,
         boosted: Tensor | None,
         classes: bool,
         device: torch.device,
@@ -286,14 +312,15 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         used = sorted({trial.look for trial in stay})
         self.views_ = [self.looks[i].view for i in used]
         truth, weight = y[self.left_out_], weight_of(self.weight_, self.left_out_)
+        forward = choose_by == "earlier folds"
         self.machines_, singles, folds = [], [], []
         for trial in stay:
             look = self.looks[trial.look]
-            weights, single, whole = self._solved(look.view, trial, y, fold, device)
+            weights, single, whole = self._solve(look.view, trial, y, fold, forward, device)
             for rows, view in look.honest:
                 own = torch.isin(self.left_out_, rows)[:, None]
                 if bool(own.any()):
-                    _, other, others = self._solved(view, trial, y, fold, device)
+                    _, other, others = self._solve(view, trial, y, fold, forward, device)
                     single, whole = torch.where(own, other, single), torch.where(own, others, whole)
             error = float(weighted_mean((truth - single).square(), weight).mean())
             number = used.index(trial.look)
@@ -301,7 +328,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             singles.append(single)
             folds.append(whole)
         self.trees_, self.tree_share_ = None, 0.0
-        self.shares_ = convex_weights(singles, truth, weight, shrink=_SHRINK)
+        judges = singles if choose_by == "rows" else folds
+        self.shares_ = convex_weights(judges, truth, weight, shrink=_SHRINK)
         if boosted is not None:
             blend = torch.einsum("m,mrc->rc", self.shares_, torch.stack(folds))
             self.tree_share_ = shrunk_share(blend, boosted, truth, weight)
@@ -315,15 +343,20 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         if not self.tree_share_:
             boosted = None
         self.shares_ = (1 - self.tree_share_) * self.shares_
-        self.loo_, self.held_out_ = _cross_fit(singles, folds, boosted, truth, weight)
+        part = torch.arange(len(truth)) % _FOLDS if choose_by == "rows" else fold[self.left_out_]
+        self.loo_, self.held_out_ = _cross_fit(judges, singles, folds, boosted, truth, weight, part)
         self.loo_, self.held_out_ = self.mean_ + self.loo_, self.mean_ + self.held_out_
         self.__dict__.pop("_seen", None)
 
-    def _solved(
-        self, view: View, trial: Trial, y: Tensor, fold: Tensor, device: torch.device
+    def _solve(
+        self, view: View, trial: Trial, y: Tensor, fold: Tensor, forward: bool, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights of a machine, and predictions of the rows left out: without the row, and without its fold."""
         factor = ridge_factor(trial.kernel, view(self.rows_).to(device), trial.penalty, weight=self.weight_)
-        weights, single, whole = solve_left_out(factor, y, self.left_out_, fold)
+        if forward:
+            weights, whole = solve_forward(factor, y, self.left_out_, fold)
+            return weights.cpu(), whole.cpu(), whole.cpu()
+        weights, single, whole = solve_left_out(factor, y, self.left_out_, fold[self.left_out_])
         return weights.cpu(), single.cpu(), whole.cpu()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -376,6 +409,23 @@ def solve_left_out(
     return weights, single, whole
 
 
+def solve_forward(
+    factor: Tensor, y: Tensor, left_out: Tensor, fold: Tensor
+) -> tuple[Tensor, Tensor]:  # (n, n), (n, c), (r,), (n,) -> (n, c), (r, c)
+    r"""Weights as of :func:`solve_left_out`, and predictions of rows left out by all rows of the folds before theirs.
+
+    The leading part of the factor L is the factor of the leading rows: with :math:`v = L^{-1} y` the rows before p
+    predict row i by :math:`L_{i, :p} v_{:p}`. Folds ascend; rows of the first one get 0.
+    """
+    half = torch.linalg.solve_triangular(factor, y.to(factor), upper=False)
+    weights = torch.cholesky_solve(y.to(factor), factor).contiguous()
+    whole = torch.zeros(len(left_out), y.shape[1], dtype=torch.float64)
+    for number in fold[left_out].unique():
+        rows, p = fold[left_out] == number, int((fold < number).sum())
+        whole[rows] = (factor[left_out[rows], :p] @ half[:p]).double().cpu()
+    return weights, whole
+
+
 def log_losses(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:  # (r, c), (r,) -> (r,)
     """The log loss of each row left out, times its weight, after calibration; one column stands for two classes."""
     full = scores if scores.shape[1] > 1 else torch.cat((1 - scores, scores), 1)
@@ -385,16 +435,21 @@ def log_losses(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> 
 
 
 def _cross_fit(
-    singles: Sequence[Tensor], folds: Sequence[Tensor], boosted: Tensor | None, y: Tensor, weight: Tensor | None
+    judges: Sequence[Tensor],
+    singles: Sequence[Tensor],
+    folds: Sequence[Tensor],
+    boosted: Tensor | None,
+    y: Tensor,
+    weight: Tensor | None,
+    part: Tensor,
 ) -> tuple[Tensor, Tensor]:  # (r, c), (r, c)
-    """Averages of predictions without the row, and without its fold; each row by shares that other rows gave."""
-    part = torch.arange(len(y)) % _FOLDS
+    """Averages of predictions without the row, and without its fold; each by shares of other parts' ``judges``."""
     single, whole = torch.zeros_like(y), torch.zeros_like(y)
     for i in part.unique():
         own, others = part == i, part != i
         use = others if others.any() else own
         w = weight_of(weight, use)
-        shares = convex_weights([p[use] for p in singles], y[use], w, shrink=_SHRINK)
+        shares = convex_weights([p[use] for p in judges], y[use], w, shrink=_SHRINK)
         lone = torch.einsum("m,mrc->rc", shares, torch.stack(list(singles)))
         blend = torch.einsum("m,mrc->rc", shares, torch.stack(list(folds)))
         if boosted is not None:

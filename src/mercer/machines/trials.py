@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from ..kernels import RBF, Kernel
-from .dual import dual_fit, dual_path, tune_penalty, weighted_mean
+from .dual import Folds, dual_fit, dual_path, tune_penalty, weighted_mean
 from .metric import learn_rotation
 from .selection import median_distance, table_kernels
 from .trees import shrunk_share
@@ -56,7 +56,9 @@ class Trial(NamedTuple):
     held_out: Tensor
 
 
-def try_machines(x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None = None) -> tuple[list[Look], list[Trial]]:
+def try_machines(
+    x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None = None, folds: Folds | None = None
+) -> tuple[list[Look], list[Trial]]:
     """Every kernel of :func:`table_kernels` on every view of the columns.
 
     The views: columns on one scale; long tails straightened, where there are any; columns weighted by how much the
@@ -67,22 +69,49 @@ def try_machines(x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None = None
         y: Centred targets, ``(n, c)``.
         few: Numbers of the rows that are used, in random order; all rows teach the scales, which know no weights.
         weight: Weights of all rows, ``(n,)``; None for 1.
+        folds: Folds of all rows, that are left out together; None for one row at a time.
     """
     looks = [Look(View.of(x), [])]
     straight = View.of(x, straighten=True)
     if len(straight.columns):
         looks.append(Look(straight, []))
     rows, target, weight = x[few], y[few], weight_of(weight, few)
-    tried = [trial for i, look in enumerate(looks) for trial in _tried(i, look, rows, target, few, weight, linear=True)]
+    folds = None if folds is None else folds.of(few)
+    tried = [
+        trial
+        for i, look in enumerate(looks)
+        for trial in _try_kernels(i, look, rows, target, few, weight, folds, linear=True)
+    ]
     smooth = min((trial for trial in tried if isinstance(trial.kernel, RBF)), key=lambda trial: trial.error)
     if x.shape[1] > 1:
-        looks.append(_weighted(looks[smooth.look].view, smooth, rows, target, few, weight))
-        tried += _tried(len(looks) - 1, looks[-1], rows, target, few, weight, linear=False)
+        # columns weighted by all few rows; each half of them is predicted through the weights of the other
+        view = looks[smooth.look].view
+        z, half = view(rows), torch.arange(len(few)) < len(few) // 2
+        if folds is not None and folds.number.min() < folds.number.max():
+            half = folds.number < folds.number.unique().double().quantile(0.5)
+
+        def weigh(part: Tensor) -> View:
+            return view.weighted(
+                relevance(smooth.kernel, z[part], target[part], smooth.penalty, weight_of(weight, part))
+            )
+
+        honest = []
+        if min(int(half.sum()), int((~half).sum())) > 1:
+            honest = [(few[half], weigh(~half)), (few[~half], weigh(half))]
+        looks.append(Look(weigh(torch.ones_like(half)), honest))
+        tried += _try_kernels(len(looks) - 1, looks[-1], rows, target, few, weight, folds, linear=False)
     return looks, tried
 
 
 def try_metric(
-    x: Tensor, y: Tensor, order: Tensor, few: int, looks: list[Look], tried: list[Trial], weight: Tensor | None = None
+    x: Tensor,
+    y: Tensor,
+    order: Tensor,
+    few: int,
+    looks: list[Look],
+    tried: list[Trial],
+    weight: Tensor | None = None,
+    folds: Folds | None = None,
 ) -> tuple[Look, list[Trial]] | None:
     """The view that turns the columns to the directions along which the target moves, and machines on it.
 
@@ -97,6 +126,7 @@ def try_metric(
         looks: The other views.
         tried: The machines on them.
         weight: Weights of all rows, ``(n,)``; None for 1.
+        folds: Folds of all rows, that are left out together; None for one row at a time.
     """
     if len(order) < _ROTATED_ROWS or x.shape[1] > _ROTATED_COLUMNS:
         return None
@@ -105,6 +135,7 @@ def try_metric(
     numbers, half = order[:few], len(order) // 2
     first, second = order[:half], order[half:]
     rows, target, own = x[numbers], y[numbers], weight_of(weight, numbers)
+    folds = None if folds is None else folds.of(numbers)
     # It starts from the view on which a Gaussian machine did best.
     plain = [trial for trial in tried if isinstance(trial.kernel, RBF) and not looks[trial.look].honest]
     if not plain:
@@ -125,7 +156,7 @@ def try_metric(
         middle = median_distance(z)
         for multiple, penalty in _JUDGES:
             gram = RBF(1 / (2 * (multiple * middle) ** 2))(z)
-            other = dual_fit(gram, target, penalty, weight=own).held_out[:half]
+            other = dual_fit(gram, target, penalty, weight=own, folds=folds).held_out[:half]
             error = float(weighted_mean((target[:half] - other).square(), weight_of(weight, first)).mean())
             judged.append((error, plan, rotated, other))
     _, plan, by_second, other = min(judged, key=lambda judgment: judgment[0])
@@ -146,24 +177,32 @@ def try_metric(
     if by_first is None or by_all is None:
         return None
     look = Look(by_all, [(first, by_second), (second, by_first)])
-    return look, _tried(len(looks), look, rows, target, numbers, own, linear=False)
+    return look, _try_kernels(len(looks), look, rows, target, numbers, own, folds, linear=False)
 
 
-def carrying(tried: Sequence[Trial], y: Tensor, weight: Tensor | None = None) -> list[Trial]:
+def keep_heavy(tried: Sequence[Trial], y: Tensor, weight: Tensor | None = None) -> list[Trial]:
     """The machines that carry weight in the best convex combination of predictions, the heaviest first."""
     shares = convex_weights([trial.held_out for trial in tried], y, weight)
     kept = [tried[i] for i in shares.argsort(descending=True).tolist() if float(shares[i]) > _LEAST_SHARE]
     return kept or [min(tried, key=lambda trial: trial.error)]
 
 
-def refined(looks: list[Look], tried: list[Trial], x: Tensor, y: Tensor, weight: Tensor | None = None) -> list[Trial]:
-    """The machines with ridges and weights from other, and more, rows."""
+def retry(
+    looks: list[Look],
+    tried: list[Trial],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None = None,
+    folds: Folds | None = None,
+) -> list[Trial]:
+    """The machines that carry weight on other, and more, rows, with ridges tuned there."""
     seen = [look.view(x) for look in looks]
-    found = []
+    again = []
     for trial in tried:
-        fit = tune_penalty(trial.kernel(seen[trial.look]), y, trial.penalty, weight=weight, where="StackedRidge")
-        found.append(Trial(trial.look, trial.kernel, fit.penalty, fit.error, fit.held_out))
-    return carrying(found, y, weight)
+        gram = trial.kernel(seen[trial.look])
+        fit = tune_penalty(gram, y, trial.penalty, weight=weight, where="StackedRidge", folds=folds)
+        again.append(Trial(trial.look, trial.kernel, fit.penalty, fit.error, fit.held_out))
+    return keep_heavy(again, y, weight)
 
 
 def convex_weights(
@@ -192,35 +231,30 @@ def convex_weights(
     return torch.from_numpy((1 - shrink) * w + shrink / m)
 
 
-def _tried(
-    number: int, look: Look, x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None, *, linear: bool
+def _try_kernels(
+    number: int,
+    look: Look,
+    x: Tensor,
+    y: Tensor,
+    few: Tensor,
+    weight: Tensor | None,
+    folds: Folds | None,
+    *,
+    linear: bool,
 ) -> list[Trial]:
+    """Every kernel on one view; rows whose targets taught the view are predicted through that of other rows."""
     z = look.view(x)
-    found = []
+    trials = []
     for kernel in table_kernels(z, linear=linear):
-        fit = dual_path(kernel(z), y, weight=weight)
+        fit = dual_path(kernel(z), y, weight=weight, folds=folds)
         held_out = fit.held_out
         for rows, view in look.honest:
-            own = torch.isin(few, rows)
-            other = dual_fit(kernel(view(x)), y, fit.penalty, weight=weight).held_out
-            held_out = torch.where(own[:, None], other, held_out)
+            inside = torch.isin(few, rows)
+            other = dual_fit(kernel(view(x)), y, fit.penalty, weight=weight, folds=folds).held_out
+            held_out = torch.where(inside[:, None], other, held_out)
         error = float(weighted_mean((y - held_out).square(), weight).mean())
-        found.append(Trial(number, kernel, fit.penalty, error, held_out))
-    return found
-
-
-def _weighted(view: View, smooth: Trial, x: Tensor, y: Tensor, few: Tensor, weight: Tensor | None) -> Look:
-    """The view with columns weighted by all few rows, and by each half of them for the rows of the other."""
-    z = view(x)
-
-    def weighed(part: slice) -> View:
-        own = None if weight is None else weight[part]
-        return view.weighted(relevance(smooth.kernel, z[part], y[part], smooth.penalty, own))
-
-    half = len(few) // 2
-    first, second = slice(0, half), slice(half, None)
-    honest = [(few[first], weighed(second)), (few[second], weighed(first))] if half > 1 else []
-    return Look(weighed(slice(None)), honest)
+        trials.append(Trial(number, kernel, fit.penalty, error, held_out))
+    return trials
 
 
 def weight_of(weight: Tensor | None, rows: Tensor) -> Tensor | None:  # (n,), (r,) -> (r,)

@@ -23,6 +23,7 @@ _FOLDS = 5
 _SPREAD_FROM, _SPREAD_ROWS = 60, 600  # left-out rows from which, and up to which, errors teach how wide intervals are
 _SPREAD_FLOOR = 0.1  # of the median error, added to each: an error of 0 has no logarithm
 _SPREAD_MOST = 2.0
+_PERIOD_ROWS = 20  # of the last period, that are enough for the widths of intervals
 
 
 class Machine(Protocol):
@@ -134,6 +135,8 @@ class Learner(Savable):
         classes: int,
         weight: Tensor | None = None,
         apart: tuple[Tensor, Tensor] | None = None,
+        *,
+        forward: bool = False,
     ) -> Learner:
         """Learn from predictions ``(r, c)`` of rows left out.
 
@@ -147,6 +150,8 @@ class Learner(Savable):
             weight: Weights of the rows left out, ``(r,)``; None for 1.
             apart: Folds of the rows left out, ``(r,)``, and predictions ``(r, c)`` without the whole fold, which
                 calibrate and set the widths where rows to come are like no row of another fold. None elsewhere.
+            forward: Whether folds are periods. Rows of one period err alike: where those of the last one err more than
+                all, they alone set the widths.
         """
         view = View.of(machine.rows_)
         fold, without_fold = (None, left_out) if apart is None else apart
@@ -161,7 +166,12 @@ class Learner(Savable):
         spread, scale = Spread.of(view(x), errors, fold)
         if apart is not None:
             errors = (truth - without_fold[:, 0].clamp(least, high + reach)).abs()
-        errors, order = (errors / scale).sort()
+        errors = errors / scale
+        if forward and fold is not None:
+            last = fold == fold.max()
+            if int(last.sum()) >= _PERIOD_ROWS and errors[last].quantile(0.9) > errors.quantile(0.9):
+                errors, weight = errors[last], None if weight is None else weight[last]
+        errors, order = errors.sort()
         weight = None if weight is None else (weight / weight.mean())[order]
         return cls(machine, view, None, errors, least, high + reach, spread, weight)
 

@@ -23,7 +23,7 @@ from .familiarity import Familiarity
 from .frames import as_pandas
 from .holes import widen
 from .learner import Learner
-from .splits import choose_scored_rows, name_groups, score_split, weigh_classes
+from .splits import choose_scored_rows, name_groups, read_moments, score_split, weigh_classes
 from .training import LEVEL, STATE, Progress, Sizes, Training
 
 _UNSEEN = 0.5  # a row with a category that no training row had, or with no value at all, is at least so unfamiliar
@@ -41,10 +41,12 @@ class TabularModel(Savable):
         random_state: Random seed of folds and subsets; None draws one.
         class_weight: ``balanced`` weights rows by the inverse of their class's frequency; a dict gives the weight of
             each class, 1 where it has none. Probabilities are then those of a table with such classes.
-        time: Column by which rows come: scores are of the last fifth, predicted by a model of the earlier rows;
-            intervals are as wide as its worse half asks for.
+        time: Column by which rows come. Machines are chosen, scored and given intervals by how they predict each of
+            five periods from those before it; scores are of the last three. Above 12,000 rows scores are of the last
+            fifth, predicted by a model of the earlier rows; intervals are as wide as its worse half asks for.
         groups: Column that names groups of rows: a row is scored, and intervals are made, without its whole group. Up
-            to 4,000 rows every group is left out in turn, beyond a fifth of them. It is not learned from.
+            to 4,000 rows every group is left out in turn, beyond a fifth of them. Up to 12,000 rows machines are chosen
+            so, too. It is not learned from.
 
     Attributes:
         preparation: What was made of the columns.
@@ -152,13 +154,15 @@ class TabularModel(Savable):
         frame = name_by_text(as_pandas("TabularModel", frame))
         if self.class_weight is not None:
             weight = weigh_classes(frame[find_target(frame.columns, target)], self.class_weight, weight)
-        table, names = frame, None
+        table, names, moments = frame, None, None
         if self.groups is not None:
             names = name_groups(frame, self.groups)
             table = frame.drop(columns=find_target(frame.columns, self.groups, "groups"))
-        # groups of a table that is not long are left out in turn, as folds of the model's own
-        together = names is not None and len(table) <= (sizes or Sizes()).exact
-        apart = self.time is not None or (names is not None and not together)
+        if self.time is not None:
+            moments = read_moments(frame, self.time)
+        # groups and periods of a table that is not long are left out in turn, as folds of the model's own
+        split = names is not None or moments is not None
+        apart = split and len(table) > (sizes or Sizes()).exact
         training = Training(self.task, self.random_state, progress, sizes, device, self.trees)
         training.learn(
             table,
@@ -166,16 +170,20 @@ class TabularModel(Savable):
             weight,
             writings=writings,
             compare=compare and not apart,
-            groups=names if together else None,
+            groups=None if apart else names,
+            moments=None if apart else moments,
         )
         self.set_state(training.state())
-        if together:
-            self.scores["of"] = f"whole groups of {self.groups}, left out together"
+        if split and not apart:
+            which = f"whole groups of {self.groups}, left out together"
+            if self.groups is None:
+                which = f"later rows by {self.time}, each period predicted from those before it"
+            self.scores["of"] = which
             widths = "; intervals are as wide as their errors ask for" * (self.target.classes is None)
-            self.notes.append(f"Scores are of {self.scores['of']}{widths}.")
+            self.notes.append(f"Scores are of {which}{widths}.")
         if apart:
             # a second model, of the earlier rows or the other groups, is what the scores are of
-            scored, moments = choose_scored_rows(frame, self.time, self.groups, self.random_state)
+            scored = choose_scored_rows(names, moments, self.random_state)
             other = Training(self.target.task, self.random_state, progress, sizes, device, self.trees)
             others = None if weight is None else np.asarray(weight)[~scored]
             other.learn(table[~scored], target, others, writings=writings, compare=False)
@@ -183,9 +191,9 @@ class TabularModel(Savable):
             earlier.set_state(other.state())
             moments = None if moments is None else moments[scored]
             self.scores, more = score_split(self, earlier, table[scored], moments)
-            which = (
-                f"the last fifth by {self.time}" if self.groups is None else f"a fifth of the groups of {self.groups}"
-            )
+            which = f"a fifth of the groups of {self.groups}"
+            if self.groups is None:
+                which = f"the last fifth by {self.time}"
             self.scores["of"] = f"{which}, by a model fitted without them"
             self.notes.append(f"Scores are of {self.scores['of']}{'; ' * bool(more)}{more}.")
         if self.groups is not None:

@@ -42,36 +42,39 @@ def weigh_classes(target: pd.Series[Any], class_weight: str | Mapping[Any, float
     return by_class if weight is None else by_class * np.asarray(weight, dtype=np.float64)
 
 
-def choose_scored_rows(
-    frame: pd.DataFrame, time: str | None, groups: str | None, seed: int
-) -> tuple[Array, Array | None]:  # (n,), (n,)
-    """The last fifth of the rows by ``time``, rows of one moment together; or groups drawn until they have a fifth.
-
-    And the moment of each row; None where groups are drawn.
-    """
-    if time is not None:
-        series = frame[find_target(frame.columns, time, "time")]
-        pattern = date_format(series)
-        if pattern is None:
-            values = numbers(series)
-        else:
-            moments = dates(series, pattern)
-            values = np.where(moments.isna(), np.nan, moments.to_numpy().astype(np.int64).astype(np.float64))
-        if not np.isfinite(values).any():
-            need = f"column {time!r} must hold dates or numbers"
-            raise ValueError(checks.sentence("time", need, repr(words(series).iloc[0])[:40]))
-        scored: Array = values > np.nanquantile(values, 1 - _SHARE, method="lower")
+def read_moments(frame: pd.DataFrame, time: str) -> Array:  # (n,)
+    """When each row came, by a column of dates or numbers; NaN where it says nothing."""
+    series = frame[find_target(frame.columns, time, "time")]
+    pattern = date_format(series)
+    if pattern is None:
+        values = numbers(series)
     else:
-        names = name_groups(frame, groups)
-        different, place = np.unique(names, return_inverse=True)
-        order = np.random.default_rng(seed).permutation(len(different))
-        counts = np.bincount(place)[order].cumsum()
-        chosen = order[:-1][: 1 + int(np.searchsorted(counts, _SHARE * len(names)))]  # one group at least teaches
-        return np.isin(place, chosen), None
-    if not scored.any() or scored.all():
+        moments = dates(series, pattern)
+        values = np.where(moments.isna(), np.nan, moments.to_numpy().astype(np.int64).astype(np.float64))
+    if not np.isfinite(values).any():
+        need = f"column {time!r} must hold dates or numbers"
+        raise ValueError(checks.sentence("time", need, repr(words(series).iloc[0])[:40]))
+    if not (values > np.nanquantile(values, 1 - _SHARE, method="lower")).any():
         need = f"column {time!r} must tell earlier from later rows"
         raise ValueError(checks.sentence("time", need, "rows that are all alike"))
-    return scored, values
+    return np.asarray(values, dtype=np.float64)
+
+
+def choose_scored_rows(names: Array | None, moments: Array | None, seed: int) -> Array:  # (n,)
+    """The last fifth of the rows by ``moments``, rows of one moment together; or groups drawn until they have a fifth.
+
+    Args:
+        names: Names of the groups, ``(n,)``; None where rows come by time.
+        moments: When each row came, ``(n,)``; None where groups are drawn.
+        seed: Random seed of the draw.
+    """
+    if moments is not None:
+        return np.asarray(moments > np.nanquantile(moments, 1 - _SHARE, method="lower"))
+    different, place = np.unique(np.asarray(names), return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(different))
+    counts = np.bincount(place)[order].cumsum()
+    chosen = order[:-1][: 1 + int(np.searchsorted(counts, _SHARE * len(place)))]  # one group at least teaches
+    return np.isin(place, chosen)
 
 
 def name_groups(frame: pd.DataFrame, groups: str | None) -> Array:  # (n,)

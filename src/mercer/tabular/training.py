@@ -21,7 +21,7 @@ from ..machines.stacking import MOST_ROWS, TREE_CLASSES, TREE_COLUMNS
 from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
 from .learner import Learner, Machine, cross_calibrated, one_hot
-from .scoring import beside, deal, deal_groups, score_classes, score_values, why_no_boosting
+from .scoring import FOLDS, beside, deal, deal_groups, score_classes, score_values, why_no_boosting
 
 STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
 """What a model holds."""
@@ -72,6 +72,7 @@ class Training:
     scores: dict[str, Any]
     weight: Tensor | None  # of the rows that `read` has read
     groups: NDArray[Any] | None = None  # names of the groups of the rows that `read` is given
+    periods: NDArray[Any] | None = None  # numbers of the periods of these rows, ascending
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class Training:
         writings: Mapping[str, Writing] | None = None,
         compare: bool = False,
         groups: NDArray[Any] | None = None,
+        moments: NDArray[Any] | None = None,
     ) -> None:
         """Learn from a table.
 
@@ -109,6 +111,8 @@ class Training:
             writings: For each column how it writes numbers and dates, where ``frame`` is a part of the table.
             compare: Score a linear model and boosted trees on the same rows, too.
             groups: Names of the rows' groups, ``(n,)``: rows of a group are left out together. None for no groups.
+            moments: When the rows came, ``(n,)``: five periods, each predicted by those before it, choose the machines.
+                None where time does not matter.
         """
         weight = checks.weights("TabularModel", "sample_weight", weight, len(frame))
         content = frame
@@ -116,6 +120,12 @@ class Training:
             content = pd.concat((frame.reset_index(drop=True), pd.Series(groups)), axis=1)
         order = order_by_content(content, weight)
         self.groups = None if groups is None else groups[order]
+        if moments is not None:
+            # periods of equal numbers of rows, the earliest first
+            ends = np.nanquantile(moments, np.arange(1, FOLDS) / FOLDS, method="lower")
+            periods = np.searchsorted(np.unique(ends), np.nan_to_num(moments, nan=-np.inf))
+            order = order[np.argsort(periods[order], kind="stable")]
+            self.periods = periods[order]
         x, y = self.read(frame.iloc[order], target, None if weight is None else weight[order], writings)
         if len(x) <= self.sizes.exact:
             self.stack(x, y, self.weight, compare=compare)
@@ -182,7 +192,12 @@ class Training:
         fold = self.fold(y)
         self.progress(_announce(x, self.sizes.exact))
         stack = StackedRidge(every_row=self.sizes.every_row, trees=self.trees, random_state=self.random_state)
-        stack.fit(x, self._targets(y), fold, sample_weight=weight, device=self.device)
+        choose_by = "rows"
+        if self.groups is not None:
+            choose_by = "folds"
+        elif self.periods is not None and len(fold.unique()) > 1:
+            choose_by = "earlier folds"
+        stack.fit(x, self._targets(y), fold, choose_by=choose_by, sample_weight=weight, device=self.device)
         out = stack.left_out_
         self._finish(stack, stack.loo_, stack.held_out_, x, y, fold, out, stack.weight_, compare)
         return stack
@@ -223,15 +238,17 @@ class Training:
         """Calibrate a machine by its predictions ``left_out`` of some rows, and score it by ``held_out``."""
         own = None if weight is None else weight[rows]
         # a row alone is predicted by the rest of its group; rows to come have groups of their own
-        apart = None if self.groups is None else (fold[rows], held_out)
-        self.learner = Learner.of(machine, left_out, x[rows], y[rows], y, self._classes, own, apart)
+        apart = None if self.groups is None and self.periods is None else (fold[rows], held_out)
+        forward = self.periods is not None
+        self.learner = Learner.of(machine, left_out, x[rows], y[rows], y, self._classes, own, apart, forward=forward)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
         self.scores = self._scores(held_out, y, rows, fold, own)
         if not self._classes:
             endless = self.learner.why_endless(LEVEL)
             self.notes += [f"{endless}."] * bool(endless)
         if compare and self.scores["folds"]:
-            self.scores["beside"] = beside(x, y, fold, rows, self.target.classes, self.progress, weight)
+            classes = self.target.classes
+            self.scores["beside"] = beside(x, y, fold, rows, classes, self.progress, weight, forward=forward)
             reason = why_no_boosting(x.shape[1], self._classes)
             self.notes += [reason] * bool(reason)
 
@@ -241,12 +258,15 @@ class Training:
         counts = {"rows": len(rows), "folds": len(fold[rows].unique())}
         if self._classes:
             return {**counts, **score_classes(cross_calibrated(held_out, y[rows], len(y), weight), y[rows])}
-        return {**counts, **score_values(self.learner.answer(held_out), y[rows])}
+        period = None if self.periods is None else fold[rows]
+        return {**counts, **score_values(self.learner.answer(held_out), y[rows], period)}
 
     def fold(self, y: Tensor) -> Tensor:  # (n,) -> (n,)
         """The fold of each row."""
         if self.groups is not None:
             return deal_groups(self.groups[self._used], self.random_state)
+        if self.periods is not None:
+            return torch.from_numpy(self.periods[self._used])
         return deal(y, self._classes, self.random_state)
 
     @property

@@ -83,7 +83,7 @@ _PLAN = (1, 1, 0, 2, 2, 0, 4, 4, 4, 0, 8, 8, 8, 0, 8, 8, 8, 0)  # widths over th
 class Vgg16(Backbone):
     """VGG-16 for CIFAR (jayasumana2021, Appendix D.1).
 
-    Thirteen convolutions with batch normalisation, one hidden layer, a linear head.
+    Thirteen convolutions with batch normalization, one hidden layer, a linear head.
 
     Args:
         num_classes: outputs.

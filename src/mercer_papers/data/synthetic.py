@@ -45,7 +45,7 @@ def spiral(
 def random_labels(n: int = 80, d: int = 2, *, fold: int | None = None, seed: int = 0) -> Dataset:
     """Rows uniform in [-1, 1]^d with labels that have nothing to do with them: half 0, half 1, in random order.
 
-    No classifier can do better than 0.5 on new rows; one that memorises scores 1 on its own.
+    No classifier can do better than 0.5 on new rows; one that memorizes scores 1 on its own.
 
     Args:
         n: rows in all.
@@ -62,7 +62,7 @@ def random_labels(n: int = 80, d: int = 2, *, fold: int | None = None, seed: int
 
 
 def adversarial(n: int = 80, d: int = 2, *, gap: float = 0.01, fold: int | None = None, seed: int = 0) -> Dataset:
-    """Pairs of near-identical rows with opposite labels: a row's nearest neighbour is its twin, of the other class.
+    """Pairs of near-identical rows with opposite labels: a row's nearest neighbor is its twin, of the other class.
 
     The first row of a pair is uniform in [-1, 1]^d, the second lies at distance ``gap`` in a random direction, and a
     coin decides which of them is class 0. A smooth function cannot fit it, and a twin in the training part pulls a row

@@ -91,7 +91,7 @@ def picture_network(name: str, channels: int, outputs: int) -> nn.Module:
 
 
 class LowRankLaplace:
-    r"""Linearised Laplace as on the slide, in k eigenfunctions of the NTK and nothing beside them.
+    r"""Linearized Laplace as on the slide, in k eigenfunctions of the NTK and nothing beside them.
 
     .. math:: f(x) \sim N\big(g(x), \; \Psi(x) \big[\textstyle\sum_i \Psi(x_i)^\top \Lambda_i \Psi(x_i) +
         \tfrac{1}{\sigma_0^2} I_k\big]^{-1} \Psi(x)^\top\big), \qquad \Psi = (\sqrt{\mu_j} \, \psi_j)_{j \le k}

@@ -1,4 +1,4 @@
-"""Linearised Laplace: log-loss, calibration and far rows, of a network on two moons and of the published ResNet-20."""
+"""Linearized Laplace: log-loss, calibration and far rows, of a network on two moons and of the published ResNet-20."""
 
 from __future__ import annotations
 

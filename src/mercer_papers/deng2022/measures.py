@@ -80,7 +80,7 @@ def best_rank(gram: Tensor, k: int) -> float:
 def linear_accuracy(
     features: Callable[[Tensor], Tensor], train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
 ) -> float:
-    """Test accuracy in % of logistic regression on standardised features."""
+    """Test accuracy in % of logistic regression on standardized features."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -1,4 +1,4 @@
-"""Theorem 1 on a finite measure: solve the chain of constrained maximisations and compare with the eigenpairs."""
+"""Theorem 1 on a finite measure: solve the chain of constrained maximizations and compare with the eigenpairs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(cell: Cell) -> Outcome:
     found: list[Tensor] = []
     gaps, angles = [], []
     for j in range(K):
-        psi = _maximise(gram / n, found, rng(cell.seed + j))
+        psi = _maximize(gram / n, found, rng(cell.seed + j))
         gaps.append(abs(float(psi @ gram @ psi) / n**2 - float(values[j])) / float(values[j]))
         angles.append(abs(float(psi @ vectors[:, j])) / n**0.5)
         found.append(psi)
@@ -44,7 +44,7 @@ def run(cell: Cell) -> Outcome:
     )
 
 
-def _maximise(operator: Tensor, earlier: list[Tensor], generator: torch.Generator) -> Tensor:  # -> (n,)
+def _maximize(operator: Tensor, earlier: list[Tensor], generator: torch.Generator) -> Tensor:  # -> (n,)
     """Ascent of R_jj on the sphere C_j = 1 within the subspace R_ij = 0, i < j; nothing is said of eigenvectors."""
     n = len(operator)
     constraints = (

@@ -93,8 +93,8 @@ def _seed_model(
     settings = {"set": name, "rows": rows, "test_rows": test_rows, "classes": classes}
     x, y, _, _ = pictures_of(settings, seed, device)
     generator = torch.Generator().manual_seed(1000 + seed)
-    labelled = torch.randperm(len(x), generator=generator)[: max(batch, round(_SEED_SHARE * len(x)))]
+    labeled = torch.randperm(len(x), generator=generator)[: max(batch, round(_SEED_SHARE * len(x)))]
     torch.manual_seed(1000 + seed)
     model: nn.Module = build(network, "Softmax", classes)
-    fit(model, x[labelled], y[labelled], epochs=epochs, batch=batch, lr=lr, generator=generator)
+    fit(model, x[labeled], y[labeled], epochs=epochs, batch=batch, lr=lr, generator=generator)
     return logits(model, x).cpu(), embeddings(model, list(x.split(500)), layer="pool").cpu()

@@ -1,4 +1,4 @@
-"""Section 5.2: the parameters, operations and memory that the kernelised head adds to softmax, counted."""
+"""Section 5.2: the parameters, operations and memory that the kernelized head adds to softmax, counted."""
 
 from __future__ import annotations
 

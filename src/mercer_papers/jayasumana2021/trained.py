@@ -163,7 +163,7 @@ def draw(results: Sequence[Result]) -> figures.Figure | None:
         return None
     means = {order: sum(values) / len(values) for order, values in sorted(by_order.items())}
     curve = {"x": [float(order) for order in means], "y": list(means.values())}
-    figure = figures.lines({"kernelised head": curve}, x_label="order M of the series", y_label="test accuracy, %")
+    figure = figures.lines({"kernelized head": curve}, x_label="order M of the series", y_label="test accuracy, %")
     figure.axes[0].set_xticks(list(means))
     return figure
 
@@ -255,7 +255,7 @@ def squared_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    """All parameters; those of a kernelised head by its own groups, so that alpha is decayed too (Appendix A)."""
+    """All parameters; those of a kernelized head by its own groups, so that alpha is decayed too (Appendix A)."""
     heads = [m for m in model.modules() if isinstance(m, KernelClassifier)]
     own = {id(p) for head in heads for p in head.parameters()}
     rest = [p for p in model.parameters() if id(p) not in own and p.requires_grad]

@@ -171,7 +171,7 @@ def fit_head(
     batch: int = 64,
     device: str = "cpu",
 ) -> Callable[[Tensor], Tensor]:
-    """Train a head on standardised embeddings by Adam with a one-cycle rate; returns embeddings -> logits.
+    """Train a head on standardized embeddings by Adam with a one-cycle rate; returns embeddings -> logits.
 
     Mercer's head has as many prototypes as the rows of a class can carry, started by k-means, and a bias; the default
     head is ``KernelClassifier(d, c)`` as it comes.

@@ -47,7 +47,7 @@ class Fold(NamedTuple):
 def fold(name: str, number: int) -> Fold:
     """Fold ``number`` of 0..9 as the test part.
 
-    The authors standardise their test folds by the folds' own statistics; here both parts are standardised by the
+    The authors standardize their test folds by the folds' own statistics; here both parts are standardized by the
     training part's.
     """
     parts = _MADE[name](fold=number + 1) if name in _MADE else data.load(_LOADED[name], fold=number + 1)

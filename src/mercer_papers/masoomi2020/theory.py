@@ -163,7 +163,7 @@ def _compare_equations(parts: Fold, s: Any) -> Outcome:
     }
     note = (
         f"Eq. 1 is {eq1:.4g} and Eq. 11 {eq11:.4g}: not equal. With squared norms and signed Gamma, Eq. 11 equals "
-        f"Tr(W^T Q W) / sigma^2 = {ours.objective:.4g}, what a step of ISM maximises."
+        f"Tr(W^T Q W) / sigma^2 = {ours.objective:.4g}, what a step of ISM maximizes."
     )
     gap = abs(eq11 - eq1) / abs(eq1)
     return Outcome(value=gap, values=values, passed=gap < EQUAL, note=note)
@@ -196,7 +196,7 @@ class ImplicitPenalty(NamedTuple):
         penalties: :math:`D_i`, ``(n,)``.
         attraction: :math:`\sum_{ij} \sigma^{-2} \hat\Gamma_{ij} r_i^T W W^T r_j`.
         charge: :math:`\sum_i D_i \|W^T r_i\|^2`.
-        objective: :math:`\mathrm{Tr}(W^T Q W) / \sigma^2`, what a step of ISM maximises.
+        objective: :math:`\mathrm{Tr}(W^T Q W) / \sigma^2`, what a step of ISM maximizes.
     """
 
     penalties: Tensor

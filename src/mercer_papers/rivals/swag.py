@@ -22,7 +22,7 @@ class SWAG(Ensemble):
     .. math:: \theta = \bar\theta + \sqrt{\tfrac{s}{2}} \Big(\sigma \odot z_1 + \tfrac{1}{\sqrt{M - 1}} D z_2\Big),
         \qquad D_i = \theta_i - \bar\theta, \quad \sigma^2 = \tfrac1M \sum_i D_i^2
 
-    with :math:`z_1, z_2` standard normal. Statistics of batch normalisation are drawn along with the weights' mean.
+    with :math:`z_1, z_2` standard normal. Statistics of batch normalization are drawn along with the weights' mean.
     A classifier, ready without ``fit``.
 
     Args:

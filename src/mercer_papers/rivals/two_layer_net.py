@@ -124,7 +124,7 @@ def neural_embedding(
     and draws the rest again. The paper does not say how it trained them; we use Adam in mini-batches.
 
     Args:
-        x: Rows to train on, ``(n, d)``: other rows than those to be analysed, or of another domain.
+        x: Rows to train on, ``(n, d)``: other rows than those to be analyzed, or of another domain.
         targets: Their targets, -1/+1, ``(n,)`` or ``(n, c)``.
         width: Units of the embedding.
         hidden: Units of the layer above, thrown away.

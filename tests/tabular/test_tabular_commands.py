@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import mercer
 from mercer.cli import main
-from mercer.cli.fit import _beside
+from mercer.cli.fit import _list_others
 from mercer.cli.process import stoppable
 from mercer.kernels import RBF
 from mercer.storage.files import lock
@@ -410,9 +410,9 @@ def test_fit_shows_others_on_the_same_folds(home):
 def test_fit_says_when_boosting_is_better():
     scores = {"accuracy": 0.8, "log_loss": 0.5, "always_most_frequent": 0.6}
     worse = {"linear": {"accuracy": 0.7, "log_loss": 0.6}, "HistGradientBoosting": {"accuracy": 0.9, "log_loss": 0.3}}
-    assert any("Boosted trees are better on this table" in line for line in _beside({**scores, "beside": worse}))
+    assert any("Boosted trees are better on this table" in line for line in _list_others({**scores, "beside": worse}))
     alike = {"HistGradientBoosting": {"accuracy": 0.8, "log_loss": 0.5}}
-    assert not any("Boosted" in line for line in _beside({**scores, "beside": alike}))
+    assert not any("Boosted" in line for line in _list_others({**scores, "beside": alike}))
 
 
 def test_predict_passes_the_level_on(home, tmp_path):

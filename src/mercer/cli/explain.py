@@ -67,8 +67,8 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     from mercer.tabular.pages.model_page import confusions, headline, machine_lines, reason_lines
 
     page = output or model / PAGE
-    check_output(page, {"ROWS": rows, "DATA": data}, as_json, model=model, page=PAGE)
     loaded = load_model(model)
+    check_output(page, {"ROWS": rows, "DATA": data}, as_json, model=model, page=PAGE)
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
     explanations, weights, losses = [], {}, None

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -303,8 +303,6 @@ def _list_columns(model: TabularModel) -> Iterator[str]:
 
 def _list_scores(model: TabularModel) -> Iterator[str]:
     """The scores on held-out rows, those of other models beside them, and the confusion matrix."""
-    from mercer.tabular.scoring import best_beside, boosting_is_better
-
     scores = model.scores
     if not scores["folds"]:
         yield from wrap(f"No scores: {scores['note']}.")
@@ -322,23 +320,30 @@ def _list_scores(model: TabularModel) -> Iterator[str]:
         if scores.get(name) is not None:
             yield f"  {words:<38}{number(scores[name])}"
 
-    # Other models on the same folds, and a plain word where one of them is better.
-    others = scores.get("beside")
-    if others:
-        measures = list(next(iter(others.values())))
-        rows = [["  always the mean", "0"]]
-        if scores.get("always_most_frequent") is not None:
-            rows = [["  most frequent class", number(scores["always_most_frequent"]), *[""] * (len(measures) - 1)]]
-        best, by = best_beside(scores)
-        for name, theirs in [("this model", scores), *others.items()]:
-            rows.append([f"  {name}{' *' * (name == best)}", *(number(theirs[measure], 3) for measure in measures)])
-        yield click.style("Beside others, on the same folds", bold=True)
-        yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
-        yield f"  * best by {by}"
-        if boosting_is_better(scores):
-            yield from wrap("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
+    yield from _list_others(scores)
     if model.target.classes is not None:
         yield from _draw_confusion([str(name) for name in model.target.classes], scores["confusion"])
+
+
+def _list_others(scores: dict[str, Any]) -> Iterator[str]:
+    """Other models on the same folds, and a plain word where one of them is better."""
+    from mercer.tabular.scoring import best_beside, boosting_is_better
+
+    others = scores.get("beside")
+    if not others:
+        return
+    measures = list(next(iter(others.values())))
+    rows = [["  always the mean", "0"]]
+    if scores.get("always_most_frequent") is not None:
+        rows = [["  most frequent class", number(scores["always_most_frequent"]), *[""] * (len(measures) - 1)]]
+    best, by = best_beside(scores)
+    for name, theirs in [("this model", scores), *others.items()]:
+        rows.append([f"  {name}{' *' * (name == best)}", *(number(theirs[measure], 3) for measure in measures)])
+    yield click.style("Beside others, on the same folds", bold=True)
+    yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
+    yield f"  * best by {by}"
+    if boosting_is_better(scores):
+        yield from wrap("Boosted trees are better on this table: use scikit-learn's HistGradientBoosting for it.")
 
 
 def _draw_confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:

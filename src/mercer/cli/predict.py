@@ -98,8 +98,8 @@ def predict(
     from mercer.cli.process import stoppable, threads_set
     from mercer.tabular.streaming import predict_file
 
-    check_output(output, {"DATA": data}, as_json, model=model)
     loaded = load_model(model)
+    check_output(output, {"DATA": data}, as_json, model=model)
     rule = _read_threshold(threshold, cost)
     threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
     with stoppable(), threads, progress() as report, opened_output(output) as file:

@@ -259,6 +259,9 @@ def _draw_pictures(
     for number, effect in enumerate(effect_curves(model, weights)):
         what = _name_effect(effect)
         band = ". The band holds the middle 80% of the rows." if _is_curve(effect) else "."
+        if effect.column in model.means.tables_:
+            count = len(model.means.tables_[effect.column][0])
+            band = f": of {count:,} words, those with the lowest and the highest mean of the target."
         add(
             f"effect{number}",
             partial(_draw_effect, effect, model.target.name),

@@ -11,10 +11,11 @@ What stands between a marker and its end is generated and never typed::
     <!-- tables cost: CatBoost -->                     in a sentence: CPU of our fit over its
     <!-- tables honesty -->                            in a sentence: reported minus held-out scores
     <!-- tables coverage -->                           in a sentence: coverage of our intervals
+    <!-- tables changes: CatBoost -->                  in a sentence: tables whose folds name different winners
     <!-- end -->
 
-The picture ``docs/img/tables.svg`` has the methods of the first ``ranks`` in docs/tables.md. ``--check`` changes
-nothing and fails where a page is out of date.
+The pictures ``tables.svg`` and ``tables_duels.svg`` of docs/img have the methods of the first ``ranks`` and of the
+first ``duels`` in docs/tables.md. ``--check`` changes nothing and fails where a page is out of date.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from mercer import figures
 from mercer_papers.bench import table_ranks
 from mercer_papers.bench.tables import STORED
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "tables.md", ROOT / "docs" / "index.md", ROOT / "README.md")
-PICTURE = ROOT / "docs" / "img" / "tables.svg"
+PICTURES = ROOT / "docs" / "img"
 _BLOCK = re.compile(r"<!-- tables (\w+)(?:: (.+?))? -->(\n?).*?<!-- end -->", re.S)
 
 
@@ -49,8 +51,13 @@ def main(check: bool) -> int:
         if stale:
             sys.stdout.write(f"Out of date: {', '.join(stale)}. Run python tools/table_ranks.py.\n")
         return int(bool(stale))
-    first = next(block for block in _BLOCK.finditer(PAGES[0].read_text(encoding="utf-8")) if block[1] == "ranks")
-    table_ranks.write_picture(lines, _names(first), PICTURE)
+    blocks = list(_BLOCK.finditer(PAGES[0].read_text(encoding="utf-8")))
+    for kind, draw, name in (
+        ("ranks", table_ranks.draw, "tables.svg"),
+        ("duels", table_ranks.draw_duels, "tables_duels.svg"),
+    ):
+        methods = next(_names(block) for block in blocks if block[1] == kind)
+        figures.write_svg(draw(lines, methods), PICTURES / name)
     return 0
 
 
@@ -64,6 +71,8 @@ def fill(lines: pd.DataFrame, block: re.Match[str]) -> str:
         ratio = table_ranks.cost_ratios(lines, names[0])
         worst = f"{table_ranks.times(ratio.iloc[-1])} times at worst (`{ratio.index[-1]}`)"
         text = f"{table_ranks.times(ratio.median())} times {names[0]}'s in the median and {worst}"
+    elif kind == "changes":
+        text = table_ranks.changing_winners(lines, names[0])
     else:
         makers = {
             "ranks": table_ranks.ranks_by_length,

@@ -80,7 +80,8 @@ def test_the_command_says_that_there_are_no_tables(tmp_path, monkeypatch):
 
 def lines_of(*rows):
     names = ["table", "rows", "fold", "method", "log_loss", "cpu_fit"]
-    return pd.DataFrame(rows, columns=names).assign(classes=2, cpu_predict=0.0, accuracy=0.5, auroc=0.5, r2=np.nan)
+    lines = pd.DataFrame(rows, columns=names)
+    return lines.assign(cpu=lines["cpu_fit"], classes=2, cpu_predict=0.0, accuracy=0.5, auroc=0.5, r2=np.nan)
 
 
 def test_methods_are_compared_on_the_folds_that_all_of_them_have():
@@ -103,24 +104,49 @@ def test_methods_are_compared_on_the_folds_that_all_of_them_have():
     assert row in table_ranks.losses(lines, both)
 
 
+def test_a_count_is_bold_where_chance_would_rarely_make_it():
+    rows = [
+        (f"table {i}", 100, 0, name, loss, 1.0) for i in range(6) for name, loss in (("mercer", 0.2), ("linear", 0.3))
+    ]
+    assert "| linear | 6 | 6 | 0 : 0 (6 equal) | **6 : 0** |" in table_ranks.duels(lines_of(*rows), ["linear"])
+    assert "| linear | 5 | 5 | 0 : 0 (5 equal) | 5 : 0 |" in table_ranks.duels(lines_of(*rows[2:]), ["linear"])
+
+
+def test_folds_of_a_table_may_name_different_winners():
+    lines = lines_of(
+        ("sure", 100, 0, "mercer", 0.2, 1.0), ("sure", 100, 0, "linear", 0.3, 1.0),
+        ("sure", 100, 1, "mercer", 0.1, 1.0), ("sure", 100, 1, "linear", 0.3, 1.0),
+        ("open", 100, 0, "mercer", 0.2, 1.0), ("open", 100, 0, "linear", 0.3, 1.0),
+        ("open", 100, 1, "mercer", 0.4, 1.0), ("open", 100, 1, "linear", 0.3, 1.0),
+        ("one fold", 100, 0, "mercer", 0.2, 1.0), ("one fold", 100, 0, "linear", 0.3, 1.0),
+    )  # fmt: skip
+    assert table_ranks.changing_winners(lines, "linear") == "1 of 2"
+
+
+def test_a_band_without_tables_is_left_out():
+    lines = lines_of(("short", 100, 0, "mercer", 0.2, 2.0), ("short", 100, 0, "linear", 0.3, 1.0))
+    text = table_ranks.ranks_by_length(lines, ["mercer", "linear"])
+    assert text.startswith("**Below 3,000 rows** (1 tables of classes, 0 of numbers)") and "12,000" not in text
+    assert "| mercer | **1.50** | **1.00** | **1.50** |  |" in text
+    assert table_ranks.ranks_by_length(lines, ["mercer", "CatBoost"]) == "No table that all of them have."
+
+
 def test_intervals_are_scored_by_width_and_by_what_they_miss():
     y = np.array([0.0, 1.0, 2.0, 3.0])
     answer = np.column_stack([y, y - 0.5, y + 0.5])
     answer[3] = [3.0, 1.5, 2.5]
-    found = tables.score(y, answer, 0)
-    assert found["coverage"] == 0.75 and found["r2"] == 1.0
-    assert found["interval_score"] == pytest.approx((1 + 20 * 0.5 / 4) / y.std())
+    scores = tables.score(y, answer, 0)
+    assert scores["coverage"] == 0.75 and scores["r2"] == 1.0
+    assert scores["interval_score"] == pytest.approx((1 + 20 * 0.5 / 4) / y.std())
 
 
 def test_rivals_get_dates_as_numbers_and_words_as_categories():
     frame = pd.DataFrame({"a": ["2016/01/01 06:47:36", None], "b": ["9/30/1990 0:00:00", "10/1/1990 0:00:00"]})
-    found = readable(frame.assign(c=["x", "2016"], d=[1, 2]))
-    assert list(found) == [f"{name}{part}" for name in "ab" for part in ("", " day of year", " weekday", " hour")] + [
-        "c",
-        "d",
-    ]
-    assert found["a hour"][0] == 6 and np.isnan(found["a"][1]) and found["b"].tolist() == [0.0, 1.0]
-    assert isinstance(found["c"].dtype, pd.CategoricalDtype)
+    columns = readable(frame.assign(c=["x", "2016"], d=[1, 2]))
+    parts = [f"{name}{part}" for name in "ab" for part in ("", " day of year", " weekday", " hour")]
+    assert list(columns) == [*parts, "c", "d"]
+    assert columns["a hour"][0] == 6 and np.isnan(columns["a"][1]) and columns["b"].tolist() == [0.0, 1.0]
+    assert isinstance(columns["c"].dtype, pd.CategoricalDtype)
 
 
 def test_the_documents_print_what_the_lines_say(capsys):

@@ -15,7 +15,7 @@ from mercer.features import NeuralEigenfunctions, Nystrom
 from mercer.features.landmark_fit import fit_sample
 from mercer.features.neuralef import Training, compute_gradient, deflate, train
 from mercer.features.parallel_networks import L2BatchNorm, ParallelNetworks
-from mercer.features.task import Task
+from mercer.features.rayleigh_ritz import Task
 from mercer.kernels import (
     NNGP,
     RBF,

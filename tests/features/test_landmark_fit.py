@@ -6,7 +6,7 @@ import torch
 from mercer.features.landmark_fit import fit_sample
 from mercer.features.landmarks import LandmarkFeatures
 from mercer.features.neuralef import Training
-from mercer.features.task import Task
+from mercer.features.rayleigh_ritz import Task
 from mercer.kernels import RBF, Kernel, Laplacian
 
 

@@ -449,7 +449,7 @@ def test_wide_layers_are_inverted_by_samples(monkeypatch):
     for x, y in batches(3):
         advance(CASES["function_space"], model, optimizer, x, y)
     assert "moment" in optimizer.state_of(model[0].weight)["layer"]
-    assert optimizer.state_of(model[2].weight)["layer"]["core"].shape == (12, 12)
+    assert optimizer.state_of(model[2].weight)["layer"]["factor"].shape == (11, 12)  # d x n
 
 
 DDP = """

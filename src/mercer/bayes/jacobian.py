@@ -86,7 +86,7 @@ class NetworkJacobian(Jacobian):
     @override
     def pull(self, x: Tensor, u: Tensor) -> Tensor:
         with one_thread_at_a_time():
-            return self._tangents(x).transposed(x, u)
+            return self._tangents(x).pull_back(x, u)
 
     @override
     def parts(self, x: Tensor, q: Tensor, *, diagonal: bool, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,22 +76,11 @@ def stoppable() -> Iterator[None]:
     """Exit 130 or 143 where the block is stopped, after half-written files are deleted; print warnings in one line."""
     try:
         with Interruption(), warnings.catch_warnings():
-            warnings.showwarning = _say_warning
+            warnings.showwarning = lambda message, *_, **__: say(f"Warning: {message}")
             yield
     except Interrupted as interrupted:
         click.echo("Interrupted: nothing was written.", err=True)
         raise click.exceptions.Exit(interrupted.exit_code) from None
-
-
-def _say_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: object = None,
-    line: object = None,
-) -> None:
-    say(f"Warning: {message}")
 
 
 @contextlib.contextmanager
@@ -124,29 +113,18 @@ def machine() -> dict[str, Any]:
     """System, processor, cores this process may use, memory in GiB, and the accelerator if there is one."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    # What a system does not say stays as it is here.
+    processor, memory = platform.processor() or platform.machine(), None
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        named = next(line for line in lines if line.startswith(("model name", "Model")))
+        processor = named.split(":", 1)[1].strip()
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _processor(),
-        "cores": cores,
-        "memory_gib": _memory(),
-        "gpu": gpu,
+        "cpu": processor,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": memory,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
     }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _memory() -> float | None:
-    try:
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
-        return None

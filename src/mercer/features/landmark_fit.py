@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import checks
 from ..kernels import Kernel
 from ..kernels.tiled_gram import TiledGram
-from ..linalg.cholesky import cholesky, shifted
+from ..linalg.cholesky import cholesky, shift_diagonal
 from ..linalg.eigen import TopEigh, top_eigh
 from ..linalg.operators import SymmetricOperator
 from ..rows import Rows
@@ -24,8 +24,7 @@ from ..rows.stored import Readable
 from .bases import LandmarkBasis
 from .landmarks import LandmarkFeatures, resolution, sample, select, widen
 from .neuralef import Training
-from .rayleigh_ritz import Pairs, ritz
-from .task import Task, measure_center_and_spread, normalize_functions
+from .rayleigh_ritz import Pairs, Task, measure_center_and_spread, normalize_functions, ritz
 
 _EXACT_ROWS = 20_000  # by `mercer bench eigen`: up to here Lanczos is cheaper than Nystrom at equal error
 _SAMPLE_ROWS = 4096
@@ -270,7 +269,7 @@ def _move_landmarks(
                 # The Nystrom features of a minibatch, L^-1 K(z, batch) with K(z, z) = L L^T, and their spectrum.
                 inner = kernel(z)
                 ridge = 1e-8 * inner.detach().diagonal().mean()
-                factor = cholesky(shifted(inner, ridge)).factor
+                factor = cholesky(shift_diagonal(inner, ridge)).factor
                 phi = torch.linalg.solve_triangular(factor, kernel(z, batch), upper=False)  # (m, b)
                 values = torch.linalg.eigvalsh(phi @ phi.mT / size)
                 # Minus the sum of squares, relative to its own size, so that the step does not depend on the kernel's.

@@ -17,8 +17,7 @@ from .landmark_fit import decompose
 from .landmarks import widen
 from .neuralef import Training, train
 from .parallel_networks import L2BatchNorm, ParallelNetworks, Trunk
-from .rayleigh_ritz import Pairs, exact_functions, ritz
-from .task import Task, measure_center_and_spread, normalize_functions
+from .rayleigh_ritz import Pairs, Task, exact_functions, measure_center_and_spread, normalize_functions, ritz
 
 _log = logging.getLogger("mercer")
 _HIDDEN = 1024  # functions that Rayleigh-Ritz takes from a network at most

@@ -20,8 +20,7 @@ from .bases import Basis, LandmarkBasis, NetworkBasis, ProductBasis
 from .landmark_fit import fit_landmarks
 from .network_fit import blank_network_basis, fit_distilled, fit_neuralef
 from .neuralef import DEFLATIONS, Training
-from .rayleigh_ritz import Pairs
-from .task import Task
+from .rayleigh_ritz import Pairs, Task
 
 STRATEGIES = ("joint", "factorized")
 METHODS = ("auto", "neuralef", "landmarks", "distill")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..kernels import Kernel, NetworkKernel
 from ..linalg.blocks import slices
-from ..linalg.cholesky import shifted
+from ..linalg.cholesky import shift_diagonal
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_weights
 from ..rows.stored import Readable
@@ -56,7 +56,7 @@ def deflate(psi: Tensor, gram: Tensor, deflation: str) -> Tensor:  # (b, k), (b,
         divisor = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal))
         return psi - psi @ torch.triu(r / divisor[:, None], 1)
     jitter = 1e-6 * r.diagonal().mean().clamp_min(torch.finfo(r.dtype).tiny)
-    factor, info = torch.linalg.cholesky_ex(shifted(r, jitter))
+    factor, info = torch.linalg.cholesky_ex(shift_diagonal(r, jitter))
     if int(info):
         return deflate(psi, gram, "first_order")
     inverse = torch.linalg.solve_triangular(factor.mT, torch.diag(factor.diagonal()), upper=True)

@@ -9,8 +9,7 @@ from typing_extensions import override
 from .. import checks
 from ..linalg.distances import safe_sqrt
 from ..linalg.torch_internals import readable
-from .base import Kernel, Products
-from .positive import Positive
+from .base import Kernel, Positive, Products
 
 
 class _Pair(Kernel):

@@ -8,8 +8,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.distances import angles, clamp_cosines, cosines, norms_and_units, scalar_products
-from .base import Kernel, Products
-from .positive import Positive
+from .base import Kernel, Positive, Products
 
 
 class Linear(Kernel):

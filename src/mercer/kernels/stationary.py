@@ -16,8 +16,7 @@ from ..linalg.torch_internals import differentiated
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_generator
 from ..rows.loading import Data, load_rows
-from .base import Description, Kernel, Products
-from .positive import Positive
+from .base import Description, Kernel, Positive, Products
 
 _MEDIAN_ROWS = 1000
 _FAR = 2000.0  # e^-s is 0 from here on in every dtype, and s e^-s would be NaN at infinity

@@ -105,7 +105,7 @@ class Tangents:
             parts.append((self.call(moved, x) - base) / step)
         return torch.stack(parts, 2)
 
-    def transposed(self, x: Tensor, u: Tensor) -> Tensor:  # (n, ...), (n, c, r) -> (p, r)
+    def pull_back(self, x: Tensor, u: Tensor) -> Tensor:  # (n, ...), (n, c, r) -> (p, r)
         """J(x)^T times u, by reverse-mode derivatives."""
         _, pull, *_ = vjp(lambda theta: self.call(theta, x), self.theta)
 
@@ -127,9 +127,9 @@ class Tangents:
         zero = torch.zeros(self.size, rank, dtype=self.dtype, device=x.device)
 
         def gram(q: Tensor) -> Tensor:  # J^T J q
-            return sum((self.transposed(x[p], self.along(x[p], q)) for p in parts), zero)
+            return sum((self.pull_back(x[p], self.along(x[p], q)) for p in parts), zero)
 
-        start = sum((self.transposed(x[p], probes[p]) for p in parts), zero)
+        start = sum((self.pull_back(x[p], probes[p]) for p in parts), zero)
         operator = SymmetricOperator(gram, self.size, dtype=self.dtype, device=x.device)
         return randomized_range(operator, start, iterations=iterations)
 

@@ -129,10 +129,6 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         self.layers_ = [*self.layers_[:-1], head]
 
 
-def _is_auto(estimator: KernelNetworkClassifier) -> bool:
-    return bool(estimator.solver == "auto")
-
-
 class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type: ignore[misc]
     r"""A network of kernels, learned layer by layer in closed form: no gradient descent, nothing to tune.
 
@@ -208,7 +204,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         labels: Array = self.classes_[numbers]
         return labels
 
-    @available_if(_is_auto)  # type: ignore[untyped-decorator]
+    @available_if(lambda estimator: estimator.solver == "auto")  # type: ignore[untyped-decorator]
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Add rows, exactly: the ridge afterwards is that of all rows so far.
 

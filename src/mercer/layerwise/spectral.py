@@ -235,7 +235,42 @@ def fit_spectral(
     history: list[LayerRecord] = []
     r, z, reached = x, x, 0.0
     for _ in range(max_layers):
-        layer, record = _fit_layer(r, labels, c, features, reached, generator)
+        # The bandwidth of greatest HSIC on the linear kernel's directions, of which there are c - 1.
+        centre = r.mean(0)
+        centred = r - centre
+        linear = centred @ ism(centred, labels, c, kernel="linear", width=min(c - 1, *r.shape)).w
+        sigma = most_dependent(linear, labels, c, middle=median_distance(linear, where="spectral", rows=400))
+
+        # One draw of frequencies for all bandwidths: a narrower one scales them.
+        width = min(c, *r.shape)
+        fourier = RandomFourier(gaussian(sigma), features, paired=False, generator=generator).fit(r.new_zeros(1, width))
+
+        # Walk the bandwidth down till a layer closes enough of the gap to H* = 1; the layer of greatest H is taken.
+        candidates: list[tuple[SpectralLayer, LayerRecord]] = []
+        for halvings in range(_HALVINGS):
+            bandwidth, frequencies, phase = sigma / 2**halvings, fourier.omega * 2**halvings, fourier.phase
+
+            def map_outputs(z: Tensor, frequencies: Tensor = frequencies, phase: Tensor = phase) -> Tensor:
+                return phased_cosines(z, frequencies[: z.shape[1]], phase)
+
+            # W at its fixed point for this bandwidth; with few rows the Gram matrix is the cheaper and the exact way.
+            w = ism(
+                centred,
+                labels,
+                c,
+                bandwidth,
+                width=width,
+                features=None if len(r) <= 2 * features else map_outputs,
+                max_iterations=_STEPS,
+                tolerance=_CLOSE,
+            ).w
+            layer = SpectralLayer(w, frequencies[: w.shape[1]], phase, centre)
+            candidates.append((layer, measure_features(layer(r), layer.project(r), labels, c, bandwidth)))
+            if candidates[-1][1].hsic >= reached + _SHARE * (1 - reached):
+                break
+        layer, record = max(candidates, key=lambda candidate: candidate[1].hsic)
+
+        # Layers while H grows; a network has at least one.
         if layers and record.hsic <= reached + _GROWTH:
             break
         layers.append(layer)
@@ -244,44 +279,3 @@ def fit_spectral(
         if reached >= enough:
             break
     return Chain(layers, history, z, history[-1].bandwidth, r)
-
-
-def _fit_layer(
-    r: Tensor, labels: Tensor, c: int, features: int, reached: float, generator: torch.Generator | None
-) -> tuple[SpectralLayer, LayerRecord]:
-    """Walk the bandwidth down from the one of greatest HSIC till a layer closes enough of the gap to H* = 1."""
-    # The bandwidth of greatest HSIC on the linear kernel's directions, of which there are c - 1.
-    centre = r.mean(0)
-    centred = r - centre
-    z = centred @ ism(centred, labels, c, kernel="linear", width=min(c - 1, *r.shape)).w
-    sigma = most_dependent(z, labels, c, middle=median_distance(z, where="spectral", rows=400))
-
-    # One draw of frequencies for all bandwidths: a narrower one scales them.
-    width = min(c, *r.shape)
-    fourier = RandomFourier(gaussian(sigma), features, paired=False, generator=generator).fit(r.new_zeros(1, width))
-    best: tuple[SpectralLayer, LayerRecord] | None = None
-    for halvings in range(_HALVINGS):
-        bandwidth, frequencies = sigma / 2**halvings, fourier.omega * 2**halvings
-
-        def map_outputs(z: Tensor, frequencies: Tensor = frequencies) -> Tensor:
-            return phased_cosines(z, frequencies[: z.shape[1]], fourier.phase)
-
-        # W at its fixed point for this bandwidth; with few rows the Gram matrix is the cheaper and the exact way.
-        w = ism(
-            centred,
-            labels,
-            c,
-            bandwidth,
-            width=width,
-            features=None if len(r) <= 2 * features else map_outputs,
-            max_iterations=_STEPS,
-            tolerance=_CLOSE,
-        ).w
-        layer = SpectralLayer(w, frequencies[: w.shape[1]], fourier.phase, centre)
-        record = measure_features(layer(r), layer.project(r), labels, c, bandwidth)
-        if best is None or record.hsic > best[1].hsic:
-            best = layer, record
-        if record.hsic >= reached + _SHARE * (1 - reached):
-            break
-    assert best is not None
-    return best

@@ -51,7 +51,7 @@ def cholesky(matrix: Tensor, *, where: str = "cholesky") -> Cholesky:
     relative = 10 * eps
     while relative <= eps**0.4:
         jitter = relative * scale
-        factor, info = torch.linalg.cholesky_ex(shifted(matrix, jitter))
+        factor, info = torch.linalg.cholesky_ex(shift_diagonal(matrix, jitter))
         if not bool(info.any()):
             checks.warn(where, f"the matrix is singular to rounding; added jitter {jitter:.1e} to its diagonal.")
             return Cholesky(factor, jitter)
@@ -112,7 +112,7 @@ def inverse_diagonal(factor: Tensor) -> Tensor:  # (n, n) -> (n,)
     return lengths.square()
 
 
-def shifted(matrix: Tensor, shift: float | Tensor) -> Tensor:  # (..., n, n) -> (..., n, n)
+def shift_diagonal(matrix: Tensor, shift: float | Tensor) -> Tensor:  # (..., n, n) -> (..., n, n)
     r""":math:`A + \varepsilon I`."""
     return matrix + shift * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 

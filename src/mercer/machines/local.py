@@ -1,20 +1,24 @@
-r"""Many rows: a kernel machine in each leaf of a shallow tree, two such trees, and boosted trees beside them.
+r"""Many rows: a kernel machine in each leaf of a shallow tree, several such trees, and boosted trees beside them.
 
-A Gram matrix of n rows costs :math:`n^3`. Shallow trees cut the rows into leaves of some 2,500; in each leaf a machine
-is solved exactly. Each tree sees half of the columns, so the trees cut at different places and their average has no
-sharp edges. Rows left out weigh the members; they can calibrate and score the whole, too: no member learned from them.
+A Gram matrix of n rows costs :math:`n^3`. Shallow trees cut the rows into leaves of some 2,500, others into leaves of
+half as many; in each leaf a machine is solved exactly. Each tree sees half of the columns, so the trees cut at
+different places and their average has no sharp edges. Rows left out weigh the members, and light ones go. They can
+calibrate and score the whole, too: no member learned from them. Where they are more than a twentieth of the table, the
+members that stay learn once more, from all rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..kernels import Kernel, Linear
+from ..kernels import RBF, Kernel, Laplacian, Matern
 from ..storage.savable import Savable, SavableModule
 from .dual import dual_path, weighted_mean
 from .stacking import CHOOSING_ROWS, ridge_factor
@@ -23,11 +27,14 @@ from .trials import convex_weights, try_machines, weight_of
 from .views import View
 
 LEAF = 2500
+_CURVED = (Laplacian, Matern, RBF)  # of the kernels for tables, all but the linear one
 _MOST = 2  # times LEAF: rows of a leaf that are learned from
 _TUNING_ROWS = 400  # of a leaf, that choose its ridge and length scale
 _SCALES = (1.0, 0.5)  # of the length scale of all rows: leaves are narrower than the table
 _SHRINK = 0.05  # of the weights towards equal ones
-_ROUNDS, _LEAVES = 300, 31  # of the boosted trees: many rows teach more
+_BOOSTED = ((300, 31, 0.06), (400, 62, 0.04))  # rounds, leaves and rates of boosted trees: many rows teach more
+_LEAST_SHARE = 0.05  # a member of less weight goes
+_LEARN_AGAIN = 0.05  # share of the rows left out from which on they are worth learning from
 _FOLDS = 5
 _DOUBLE = 1000  # rows of a leaf up to which float64 costs next to nothing
 _AT_ONCE = 4096  # rows of a leaf that are predicted together
@@ -173,6 +180,10 @@ class Local:
         return LocalMachine(view, cut, kernels, penalties, anchors, weights, torch.stack(means))
 
 
+Member = LocalMachine | Boosting
+Plan = Callable[[Tensor, Tensor, Tensor | None], Member]  # from rows (n, d), targets (n, c) and weights (n,)
+
+
 class LocalStack(Savable):
     """Local machines and boosted trees, weighed on rows that none of them learned from.
 
@@ -183,13 +194,14 @@ class LocalStack(Savable):
 
     Attributes:
         left_out_: Numbers of the rows left out, ``(r,)``; not saved.
-        held_out_: Their predictions, by shares that come from other rows, ``(r, c)``; not saved.
+        held_out_: Their predictions, by members that did not learn from them and shares that come from other rows,
+            ``(r, c)``; not saved.
     """
 
     left_out_: Tensor
     held_out_: Tensor
 
-    def __init__(self, members: list[LocalMachine | Boosting], shares: Tensor, rows: Tensor) -> None:
+    def __init__(self, members: list[Member], shares: Tensor, rows: Tensor) -> None:
         self.members, self.shares, self.rows_ = members, shares, rows
 
     @classmethod
@@ -205,7 +217,7 @@ class LocalStack(Savable):
         seed: int = 0,
         device: str = "cpu",
     ) -> LocalStack:  # (n, d), (n, c), (n,)
-        """Choose, learn from all rows but those left out, and weigh by these.
+        """Choose, learn from all rows but those left out, weigh by these, and learn from them, too, if they count.
 
         Args:
             x: Rows in an order that says nothing about them.
@@ -224,26 +236,46 @@ class LocalStack(Savable):
             # few rows choose two kernels on views of the columns; a sum of columns has no use for leaves
             order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
             looks, trials = try_machines(rows, target - weighted_mean(target, w), order[:CHOOSING_ROWS], w)
-            curved = sorted((t for t in trials if not isinstance(t.kernel, Linear)), key=lambda trial: trial.error)
-            second = next((t for t in curved if type(t.kernel) is not type(curved[0].kernel)), curved[0])
-            members: list[LocalMachine | Boosting] = [
-                Local(leaf, seed + i, device).solve(looks[trial.look].view, trial.kernel, rows, target, w)
-                for i, trial in enumerate((curved[0], second))
-            ]
-        if trees:
-            members.append(Boosting.grow(rows, target, w, rounds=_ROUNDS, leaves=_LEAVES, stopping=True, seed=seed))
-        # the rows left out weigh; each of them is predicted by shares from the others
+        curved = sorted((t for t in trials if isinstance(t.kernel, _CURVED)), key=lambda trial: trial.error)
+        second = next((t for t in curved if type(t.kernel) is not type(curved[0].kernel)), curved[0])
+
+        # each kernel in large and in small leaves, and boosted trees of large and of small steps
+        plans: list[Plan] = [
+            partial(Local(size, seed + i, device).solve, looks[trial.look].view, trial.kernel)
+            for size in (leaf, max(1, leaf // 2))
+            for i, trial in enumerate((curved[0], second))
+        ]
+        for rounds, leaves, rate in _BOOSTED * trees:
+            plans.append(partial(Boosting.grow, rounds=rounds, leaves=leaves, rate=rate, stopping=True, seed=seed))
+        members = [learn(rows, target, w) for learn in plans]
+
+        # the rows left out weigh; light members go
         truth, own = y[left_out], weight_of(weight, left_out)
         predictions = [member.predict(x[left_out]) for member in members]
-        kept = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _KEPT)).round().long()]
-        stack = cls(members, convex_weights(predictions, truth, own, shrink=_SHRINK), kept.contiguous())
+        shares = convex_weights(predictions, truth, own)
+        heavy = (shares >= min(_LEAST_SHARE, float(shares.max()))).nonzero()[:, 0].tolist()
+        plans, members, predictions = ([every[i] for i in heavy] for every in (plans, members, predictions))
+        shares = convex_weights(predictions, truth, own, shrink=_SHRINK)
+
+        # each row left out is predicted by shares from the others
         part = torch.arange(len(truth)) % _FOLDS
-        stack.left_out_, stack.held_out_ = left_out, torch.zeros_like(truth)
+        held_out = torch.zeros_like(truth)
         for i in part.unique():
             others = part != i
-            shares = convex_weights([p[others] for p in predictions], truth[others], weight_of(own, others))
-            shares = (1 - _SHRINK) * shares + _SHRINK / len(shares)
-            stack.held_out_[part == i] = torch.einsum("m,mrc->rc", shares, torch.stack(predictions))[part == i]
+            weights = convex_weights(
+                [p[others] for p in predictions], truth[others], weight_of(own, others), shrink=_SHRINK
+            )
+            held_out[part == i] = torch.einsum("m,mrc->rc", weights, torch.stack(predictions))[part == i]
+
+        # of a shorter table they are worth learning from, too; boosted trees then know when to stop
+        if len(left_out) > _LEARN_AGAIN * len(x):
+            for i, (learn, member) in enumerate(zip(plans, members, strict=True)):
+                if isinstance(member, Boosting):
+                    learn = partial(learn, rounds=member.rounds, stopping=False)
+                members[i] = learn(x, y, weight)
+        kept = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _KEPT)).round().long()]
+        stack = cls(members, shares, kept.contiguous())
+        stack.left_out_, stack.held_out_ = left_out, held_out
         return stack
 
     def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)

@@ -16,7 +16,7 @@ from ..storage.savable import Savable, SavableModule
 
 LINKS = ("identity", "logistic", "softmax")
 ROUNDS = 120
-_AT_ONCE = 128  # trees whose masks are looked up together
+_AT_ONCE = 256  # trees whose masks are looked up together
 _LEAVES = 62  # leaves of a tree that fit the bits of one whole number
 
 Array = NDArray[Any]
@@ -102,7 +102,12 @@ class Trees(SavableModule):
                 values = rows[:, column]
                 place = np.searchsorted(thresholds, values)  # thresholds below the value: there it goes right
                 place[np.isnan(values)] = len(thresholds) + 1
-                possible &= masks[place]
+                # at 0 no threshold is below, and all leaves stay: most rows of a column that marks one word
+                passed = place.nonzero()[0]
+                if 2 * len(passed) < len(place):
+                    possible[passed] &= masks[place[passed]]
+                else:
+                    possible &= masks[place]
             # the first leaf left is the lowest bit: its place is the exponent of m & -m
             first = np.frexp((possible & -possible).astype(np.float64))[1] - 1
             values = leaves[np.arange(len(trees)), first]
@@ -214,6 +219,11 @@ class Boosting(Savable):
                 model.fit(x.numpy(), output.numpy(), None if weight is None else weight.numpy())
             models.append(Trees.of_boosting(model))
         return cls(models, columns, c)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were grown, the most of all outputs; at least 1."""
+        return max([1, *((len(model.start) - 1) // len(model.baseline) for model in self.models)])
 
     def predict(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
         """Numbers, or probabilities of classes; a class that the rows did not have gets 0."""

@@ -16,7 +16,7 @@ from .. import checks, distributed
 from ..linalg.torch_internals import add_in_place, leave_uncompiled, norms, scale_in_place
 
 KEPT = "mercer"  # the one key of a parameter's state: a dictionary of all that is kept with the parameter
-FORMAT, CURRENT = "format", 2  # kept with every parameter: what the other keys mean
+FORMAT, CURRENT = "format", 3  # kept with every parameter: what the other keys mean
 STEPS = "steps"  # kept with the first trainable parameter
 
 Closure = Callable[[], Any]  # evaluates the loss, calls backward, returns the loss

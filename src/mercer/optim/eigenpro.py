@@ -105,7 +105,8 @@ class EigenProSGD(ListeningOptimizer):
             state = self.state_of(layer.weight).get(layer.part)
             if state is not None:
                 outside = 1 / min(state[RATE], state[SAFE]) if self.automatic else 1.0
-                u = Inverse(state[VECTORS], state[SHRINK], outside, 0.0).precondition(*layer.gradients())
+                inverse = Inverse(state[VECTORS] * state[SHRINK].sqrt(), outside)
+                u = inverse.precondition(*layer.gradients())
                 moves.append(Move(layer, state, u, float(groups[id(layer.weight)]["lr"])))
         self.warn_unheard(unheard)
 

@@ -12,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks, distributed
+from ..linalg.torch_internals import add_in_place
 from ..signals.layers import find_layers
 from .base import Closure, step_factor
 from .inverses import (
@@ -45,10 +46,10 @@ REFRESHES = "refreshes"  # how often the moment was renewed
 INTERVAL, NEXT = "interval", "next"  # steps between two renewals; the step of the next one
 BATCH = "batch"  # the most rows that came at once
 MOMENT = "moment"  # EMA of G^T G / n
-VECTORS, CORE, OUTSIDE, ERROR = "vectors", "core", "outside", "error"  # its damped inverse: see Inverse
-TERMS = "terms"  # what the sum of directions is divided by to be a mean: 1 + momentum + momentum^2 + ...
+FACTOR, OUTSIDE, ERROR = "factor", "outside", "error"  # its damped inverse: see Inverse
+TERMS = "terms"  # weight of all directions in their mean, the latest 1: 1 + momentum + momentum^2 + ...
 # Keys of a parameter's state.
-MOMENTUM = "momentum"  # sum of the preconditioned directions, older ones less and less
+MOMENTUM = "momentum"  # mean of the preconditioned directions, older ones less and less
 FIRST, SECOND, COUNT = "first", "second", "count"  # moments of the gradient and number of adaptive steps
 RATE = "rate"  # of an embedding's adaptive steps, over lr
 
@@ -69,8 +70,9 @@ class FunctionSpaceSGD(ListeningOptimizer):
     take Adam's steps at the rate ``0.01 lr``.
 
     Every layer but the read-out, which is the last linear layer, gets a direction of such a length that its outputs
-    move, relative to their size, four times as far as the logits in the mean over steps. No step moves hidden outputs
-    by more than a tenth of their size, or logits by more than three times theirs (or 3).
+    move, relative to their size, four times as far as the logits in the mean over steps, and rows of such lengths that
+    all its units move nearly alike; each gate of a recurrent layer counts as a layer. No step moves hidden outputs by
+    more than a tenth of their size, or logits by more than three times theirs (or 3).
 
     It needs a plain ``backward()`` and acts on ``p.grad``: clipping, accumulation, loss scaling, frozen parameters and
     DDP keep their meaning. Layers are chosen at construction; parameters of groups added later take Adam's steps
@@ -142,8 +144,9 @@ class FunctionSpaceSGD(ListeningOptimizer):
             if not self._recorder.inputs[layer.name] and (state is None or state.get(NEXT, 0) <= step):
                 unheard.append(layer)
             if state is not None:
-                inverse = Inverse(state[VECTORS], state[CORE], state[OUTSIDE], state[ERROR])
-                direction = inverse.precondition(*layer.gradients())
+                direction = Inverse(state[FACTOR], state[OUTSIDE]).precondition(*layer.gradients())
+                if layer.name != self._readout:
+                    direction = direction.level(state)
                 moves.append(Move(layer, state, direction, float(groups[id(layer.weight)]["lr"])))
         self.warn_unheard(unheard)
 
@@ -153,27 +156,30 @@ class FunctionSpaceSGD(ListeningOptimizer):
             if group["weight_decay"]:
                 p.mul_(1 - ADAPTIVE * float(group["lr"]) * group["weight_decay"])
 
-        # Move the layers: p += alpha * length * direction, or along the mean of these directions over steps.
+        # Move the layers along their directions, or along the mean of these over steps, in one call for each rate.
         moved: set[int] = set()
+        pending: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         lengths = choose_lengths(moves, self._readout, BALANCE) if moves else []
         for (layer, state, direction, _), length in zip(moves, lengths, strict=True):
             targets = layer.targets()
             moved.update(map(id, targets))
             group = groups[id(layer.weight)]
-            momentum = group["momentum"]
-            if not momentum:
-                direction.add_to([layer.take(p) for p in targets], step_factor(group) * length)
+            blocks = [layer.take(p) for p in targets]
+            if not group["momentum"]:
+                direction.add_to(blocks, step_factor(group) * length)
                 continue
-            sums = []
+            means = []
             for p in targets:
                 kept = self.state_of(p)
                 if MOMENTUM not in kept:
                     kept[MOMENTUM] = torch.zeros_like(p)
-                sums.append(layer.take(kept[MOMENTUM]))
-            direction.add_to(sums, length, keep=momentum)
-            terms = state[TERMS] = momentum * state.get(TERMS, 0.0) + 1
-            for p, total in zip(targets, sums, strict=True):
-                layer.take(p).add_(total, alpha=step_factor(group) / terms)
+                means.append(layer.take(kept[MOMENTUM]))
+            terms = state[TERMS] = group["momentum"] * state.get(TERMS, 0.0) + 1
+            direction.add_to(means, length / terms, keep=1 - 1 / terms)  # mean += (u - mean) / terms
+            for parts, new in zip(pending.setdefault(step_factor(group), ([], [])), (blocks, means), strict=True):
+                parts.extend(new)
+        for alpha, (blocks, means) in pending.items():
+            add_in_place(blocks, means, alpha)
 
         # All other parameters take bounded adaptive steps, because nothing is known of their inputs. An embedding's
         # rate follows from its size.
@@ -245,23 +251,23 @@ class FunctionSpaceSGD(ListeningOptimizer):
         if g.shape[1] > MAX_WIDTH:
             inverse = invert_by_samples(g, self.damping, where=where)
         else:
-            # Average the moment, and see by how much of its norm the average moved.
-            a = moment(g)
-            if MOMENT in state:
-                before = state[MOMENT].to(a.dtype)
-                a = torch.lerp(before, a, weight)
+            # Average the moment in place, because new memory costs as much as the sums, and see how far it moved.
+            latest = moment(g)
+            a = state.setdefault(MOMENT, latest)
+            if a is not latest:
+                change = latest.sub_(a)
+                a.add_(change, alpha=weight)
                 norm = float(a.norm())
                 drift = 0.0
                 if norm:
-                    drift = float((a - before).norm()) / norm
-            state[MOMENT] = a
+                    drift = weight * float(change.norm()) / norm
 
             # Lambda: a batch of n < d rows has n eigenvalues. The mean over all d would be too small: the inverse
             # would lengthen directions that no batch measures, and the network would learn their noise.
             n = state[BATCH] = max(state.get(BATCH, 0), distributed.global_slice(len(g))[1])
             lam = ridge(float(a.diagonal().sum()) / min(n, len(a)), self.damping)
-            inverse = invert_by_directions(a, lam, RANK_TOLERANCE, state.get(VECTORS), count)
-        state.update({VECTORS: inverse.vectors, CORE: inverse.core, OUTSIDE: inverse.outside, ERROR: inverse.error})
+            inverse = invert_by_directions(a, lam, RANK_TOLERANCE, state.get(FACTOR), count)
+        state.update({FACTOR: inverse.factor, OUTSIDE: inverse.outside, ERROR: inverse.error})
         measure_outputs(state, layer, inputs, g, weight)
 
         # The next renewal: steps 0, 1, 2, 4, ...; beyond update_every more rarely while the moment is settled.

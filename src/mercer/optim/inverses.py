@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import distributed
-from ..linalg.cholesky import cholesky, shifted
+from ..linalg.cholesky import cholesky, shift_diagonal
 from .layers import Layer
 
 _STRIP = 16  # directions are taken so many at a time, or nearly: products of such widths are a third cheaper
@@ -18,31 +18,46 @@ _SPARE = 8  # random columns beside the directions of last time: they find what 
 TRUST = 0.1  # a step that moves hidden outputs by more of their size than this is shortened
 _TRUST_READOUT = 3.0  # the same for logits, or a regression's outputs, which have to get where the targets are
 _NEW_STEP = 0.05  # weight of a new step in the mean of a factor
+_LEVEL = 0.1  # of the mean over rows, added to a row's product: no row moves more than 3 times as far as it would
 
 # Keys of a layer's state; all are checkpointed.
 OUTPUT = "output"  # EMA of the mean square of the outputs
 PLACES = "places"  # rows of one sample
+ROWS = "rows"  # EMA of the products of the direction's and the gradient's rows
 BALANCE, BALANCED = "balance", "balanced"  # mean logarithm of the layer's factor, and of how many steps
 
 
 class Direction(NamedTuple):
-    r"""A layer's direction :math:`u = (g - B V^\top) / \mu`, added to parameters without being formed first.
+    r"""A layer's direction :math:`u = R (g - B F^\top) / \mu`, added to parameters without being formed first.
 
     Attributes:
-        gradient: g of the weight, ``(c, d - 1)``.
-        bias: u of the bias, ``(c,)``.
-        back: B, ``(c, q)``.
-        vectors: V of the weight's columns, ``(d - 1, q)``.
-        outside: :math:`\mu`.
-        product: u times the gradient: no less than the squared change of the outputs.
+        weight: g of the weight, ``(c, d - 1)``.
+        bias: g of the bias, ``(c,)``.
+        along: :math:`B = g F`, ``(c, q)``.
+        inverse: F and :math:`\mu`.
+        squares: Products of the rows of u and g, ``(c,)``: no less than the squared change of each output.
+        scale: The diagonal of R, ``(c,)``; None for ones.
     """
 
-    gradient: Tensor
+    weight: Tensor
     bias: Tensor | None
-    back: Tensor
-    vectors: Tensor
-    outside: float
-    product: Tensor
+    along: Tensor
+    inverse: Inverse
+    squares: Tensor
+    scale: Tensor | None = None
+
+    def level(self, state: dict[str, Any]) -> Direction:
+        """The same with rows of like products: units with small gradients move nearly as far as the others.
+
+        Args:
+            state: The layer's; it keeps the mean of the rows' products over steps.
+        """
+        weight = max(1 / (state.get(BALANCED, 0) + 1), _NEW_STEP)
+        mean = state.setdefault(ROWS, self.squares.clone()).lerp_(self.squares, weight)  # (c,)
+        size = mean.mean()
+        ratio = size / (mean + _LEVEL * size).clamp(min=torch.finfo(mean.dtype).tiny)
+        scale = ratio.sqrt()
+        return self._replace(along=self.along * scale[:, None], squares=self.squares * ratio, scale=scale)
 
     def add_to(self, targets: Sequence[Tensor], alpha: float, keep: float = 1.0) -> None:
         """Multiply weight, or weight and bias, by ``keep`` and add alpha times the direction, in place.
@@ -54,67 +69,67 @@ class Direction(NamedTuple):
             alpha: Factor of the direction.
             keep: Factor of the targets.
         """
-        weight, by = targets[0], alpha / self.outside
-        if weight.dtype == self.gradient.dtype and weight.is_contiguous():
-            flat = weight.view(self.gradient.shape)
-            flat.addmm_(self.back, self.vectors.mT, beta=keep, alpha=-by).add_(self.gradient, alpha=by)
-        else:
-            u = torch.addmm(self.gradient, self.back, self.vectors.mT, beta=by, alpha=-by)
-            weight.mul_(keep).add_(u.reshape(weight.shape))
-        if len(targets) > 1 and self.bias is not None:
-            targets[1].mul_(keep).add_(self.bias, alpha=alpha)
+        factor, by = self.inverse.factor, alpha / self.inverse.outside
+        for target, gradient in zip(targets, (self.weight, self.bias), strict=False):
+            assert gradient is not None
+            # Half precision, and weights in another order of memory, are summed in a copy.
+            direct = target.dtype == factor.dtype and target.is_contiguous()
+            total = (target if direct else target.to(factor.dtype).contiguous()).view(gradient.shape)
+            if gradient.ndim == 2:
+                scale = None if self.scale is None else self.scale[:, None]
+                total.addmm_(self.along, factor[: gradient.shape[1]].mT, beta=keep, alpha=-by)
+            else:
+                scale = self.scale
+                total.addmv_(self.along, factor[-1], beta=keep, alpha=-by)
+            if scale is None:
+                total.add_(gradient, alpha=by)
+            else:
+                total.addcmul_(gradient, scale, value=by)
+            if not direct:
+                target.copy_(total.view(target.shape))
 
 
 class Inverse(NamedTuple):
-    r"""The inverse :math:`P = (I - V C V^\top) / \mu` of :math:`A + \lambda I`, nearly.
+    r"""The inverse :math:`P = (I - F F^\top) / \mu` of :math:`A + \lambda I`, nearly.
 
-    By leading directions: V are eigenvectors of A, :math:`\mu = \lambda + \rho` with :math:`\rho` the mean of all other
-    eigenvalues, and C is diagonal, :math:`1 - \mu / (s + \lambda)` for the leading eigenvalues s. It is the exact
-    inverse for the matrix :math:`\hat A` that has :math:`\rho` in place of those others, and
+    By leading directions: :math:`F = V C^{1/2}` with eigenvectors V of A, :math:`\mu = \lambda + \rho` with
+    :math:`\rho` the mean of all other eigenvalues, and :math:`C = 1 - \mu / (s + \lambda)` for the leading eigenvalues
+    s. It is the exact inverse for the matrix :math:`\hat A` that has :math:`\rho` in place of those others, and
     :math:`\|P (A + \lambda I) - I\| \le` ``error`` :math:`= \|A - \hat A\|_F / \min(\mu, \min s + \lambda)`.
 
-    By samples: :math:`V = G^\top`, :math:`C = (G G^\top + n \lambda I)^{-1}` and :math:`\mu = \lambda`, exactly.
+    By samples: :math:`F = G^\top L^{-\top}` with :math:`L L^\top = G G^\top + n \lambda I`, and
+    :math:`\mu = \lambda`, exactly.
     """
 
-    vectors: Tensor  # V, (d, q)
-    core: Tensor  # C, (q,) or (q, q)
+    factor: Tensor  # F, (d, q)
     outside: float  # mu
-    error: float
+    error: float = 0.0
 
     def dense(self) -> Tensor:  # (d, d)
         """P as a matrix."""
-        eye = torch.eye(len(self.vectors), dtype=self.vectors.dtype, device=self.vectors.device)
-        core = self.core if self.core.ndim == 2 else torch.diag(self.core)
-        return (eye - self.vectors @ core @ self.vectors.mT) / self.outside
+        eye = torch.eye(len(self.factor), dtype=self.factor.dtype, device=self.factor.device)
+        return (eye - self.factor @ self.factor.mT) / self.outside
 
     def precondition(self, weight: Tensor, bias: Tensor | None) -> Direction:  # (c, d - 1), (c,)
         """The gradient times P; weight and bias apart, because joining them costs as much as a product."""
-        vectors, mu = self.vectors, self.outside
-        inner = vectors if bias is None else vectors[:-1]
-
-        # The gradient in the directions V, and its squared norm.
-        w = weight.to(vectors.dtype)
-        flat = w.flatten()
-        along, total = w @ inner, torch.dot(flat, flat)  # (c, q)
-        if bias is not None:
-            b, last = bias.to(vectors.dtype), vectors[-1]
-            total = total + torch.dot(b, b)
-            along.addr_(b, last)
-
-        # B = along C is what the step loses in them; the weight's part of u = (g - B V^T) / mu is formed on adding.
-        back = along * self.core if self.core.ndim == 1 else along @ self.core
-        product = (total - torch.dot(along.flatten(), back.flatten())) / mu
-        column = None
-        if bias is not None:
-            column = torch.addmv(b, back, last, beta=1 / mu, alpha=-1 / mu)
-        return Direction(w, column, back, inner, mu, product)
+        weight = weight.to(self.factor.dtype)
+        if bias is None:
+            along = weight @ self.factor  # (c, q)
+            squares = weight.norm(dim=1).square_()  # (c,)
+        else:
+            bias = bias.to(self.factor.dtype)
+            along = (weight @ self.factor[:-1]).addr_(bias, self.factor[-1])
+            squares = weight.norm(dim=1).square_().addcmul_(bias, bias)
+        # u g = (|g|^2 - |g F|^2) / mu, for each row
+        squares = squares.sub_(along.norm(dim=1).square_()).clamp_(min=0).div_(self.outside)
+        return Direction(weight, bias, along, self, squares)
 
 
 def moment(rows: Tensor) -> Tensor:  # (n, d) -> (d, d)
     r"""Second moment :math:`G^\top G / n` over the rows of all ranks."""
     total = distributed.sum_over_ranks(rows.mT @ rows)
     n = distributed.sum_over_ranks(torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device))
-    return total / float(n)
+    return total.div_(float(n))
 
 
 def ridge(mean: float, damping: float) -> float:
@@ -134,7 +149,8 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
     """
     d = len(a)
     generator = torch.Generator().manual_seed(seed)
-    total, square = float(a.diagonal().sum()), float(a.double().square().sum())
+    total = float(a.diagonal().sum())
+    square = float(a.norm(dim=1).double().square().sum())
     iterations = 1
     spare = _SPARE
     block = a.new_zeros(d, 0)
@@ -163,7 +179,7 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
                 q = min(max(1, round(q / _STRIP)) * _STRIP, len(values))
             break
         iterations, spare = 1, max(_SPARE, block.shape[1])
-    values, vectors = values[:q], block[:, :q].contiguous()
+    values, vectors = values[:q], block[:, :q]
 
     # All other eigenvalues count as their mean rho. The trace and the squares of A give rho, and how far that is off.
     rho = off = 0.0
@@ -173,7 +189,7 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
     outside = least = lam + rho
     if q:
         least = min(outside, float(values[-1]) + lam)
-    return Inverse(vectors, 1 - outside / (values + lam), outside, off / least)
+    return Inverse(vectors * (1 - outside / (values + lam)).clamp(min=0).sqrt(), outside, off / least)
 
 
 def invert_by_samples(rows: Tensor, damping: float, *, where: str) -> Inverse:  # (n, d)
@@ -181,8 +197,8 @@ def invert_by_samples(rows: Tensor, damping: float, *, where: str) -> Inverse:  
     g = distributed.gather_rows(rows.double())
     n, d = g.shape
     lam = ridge(float(g.square().sum()) / (n * min(n, d)), damping)
-    core = torch.cholesky_inverse(cholesky(shifted(g @ g.mT, n * lam), where=where).factor)
-    return Inverse(g.mT, core, lam, 0.0)
+    lower = cholesky(shift_diagonal(g @ g.mT, n * lam), where=where).factor
+    return Inverse(torch.linalg.solve_triangular(lower, g, upper=False).mT.contiguous(), lam)
 
 
 class Move(NamedTuple):
@@ -213,14 +229,13 @@ def choose_lengths(moves: Sequence[Move], readout: str | None, balance: float) -
     a tenth of their size, or logits by more than three times theirs.
 
     Args:
-        moves: The directions, each with a product that is no less than the squared change of the outputs.
+        moves: The directions. A direction times the gradient is no less than the squared change of the outputs.
         readout: Name of the layer that makes the logits. If it is not among the layers, the last one takes its place.
         balance: How far other layers' outputs move where the logits move by 1.
     """
     # The mean squared change of each layer's outputs for a step at rate 1, and the outputs' own mean square. One call
-    # brings all products from the device.
-    products = torch.stack([move.direction.product.double() for move in moves]).tolist()
-    squares = [max(0.0, product) / move.layer.outputs for move, product in zip(moves, products, strict=True)]
+    # brings all numbers from the device.
+    squares = torch.stack([move.direction.squares.double().mean() for move in moves]).tolist()
     sizes = [float(move.state[OUTPUT]) for move in moves]
     # The reference: the read-out, whose logits count as of size 1 at least. A layer in its place has a gradient that is
     # a sum over places.

@@ -30,7 +30,7 @@ class Layer:
     r"""A block of weights as :math:`\tilde W`, ``(c, d)``: outputs are :math:`G \tilde W^\top` with rows G of inputs.
 
     A linear layer or a convolution is one; attention's packed projection is three, with the queries', keys' and
-    values' inputs; each weight of a recurrent layer is one.
+    values' inputs; each gate in a weight of a recurrent layer is one.
 
     Args:
         name: Unique in the model.
@@ -156,12 +156,17 @@ def find_trained_layers(
             if not is_excluded(f"{name}.out_proj"):
                 add(f"{name}.out_proj", module.out_proj, "weight", "bias", read_attended, heard=module)
         elif isinstance(module, nn.RNNBase):
-            # The input of the first layer and the states of the last are seen; what is between them is not.
+            # The input of the first layer and the states of the last are seen; what is between them is not. Each gate
+            # is a layer, because their gradients are of very different sizes.
+            gates = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", "update", "new")}
             for back, suffix in enumerate(("", "_reverse")[: 1 + module.bidirectional]):
-                first, top = f"_l0{suffix}", f"_l{module.num_layers - 1}{suffix}"
-                add(f"{name}.ih{first}", module, f"weight_ih{first}", f"bias_ih{first}", read_input)
-                read = functools.partial(read_state, bool(back))
-                add(f"{name}.hh{top}", module, f"weight_hh{top}", f"bias_hh{top}", read)
+                first, top = f"ih_l0{suffix}", f"hh_l{module.num_layers - 1}{suffix}"
+                read_states = functools.partial(read_state, bool(back))
+                for kind, read in ((first, read_input), (top, read_states)):
+                    for i, gate in enumerate(gates.get(module.mode, (LAYER,))):
+                        block = slice(i * module.hidden_size, (i + 1) * module.hidden_size)
+                        label = f"{name}.{kind}.{gate}"
+                        add(label, module, f"weight_{kind}", f"bias_{kind}", read, part=gate, block=block)
     return layers
 
 

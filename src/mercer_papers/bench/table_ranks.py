@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from mercer import figures
-
 from .record import read_rows
 from .table_rivals import RIVALS
 from .tables import KERNELS, OURS
@@ -73,24 +71,23 @@ def cost_ratios(lines: pd.DataFrame, rival: str, ours: str = OURS, cost: str = "
 
 
 def ranks_by_length(lines: pd.DataFrame, methods: Sequence[str]) -> str:
-    """Mean ranks of ``methods`` in each band of rows, a table for each, the best first by the mean of the four."""
+    """Mean ranks of ``methods``, a table for each band of rows that has any, the best first by the mean of the four."""
     parts = []
     for band, rows in BANDS.items():
-        ranks = pd.DataFrame({name: mean_ranks(lines, metric, methods, rows) for metric, name in METRICS.items()})
         counts = {name: len(scores(lines, metric, methods, rows)) for metric, name in METRICS.items()}
-        if not sum(counts.values()):
-            parts.append(f"**{band[0].upper()}{band[1:]}**: no table that all of them have.")
+        if not any(counts.values()):
             continue
-        order = ranks.mean(axis=1).sort_values().index
-        best = ranks.min()
+        ranks = pd.DataFrame({name: mean_ranks(lines, metric, methods, rows) for metric, name in METRICS.items()})
         cells = []
-        for method in order:
-            row = ranks.loc[method].dropna()
-            shown = {name: f"**{rank:.2f}**" if rank == best[name] else f"{rank:.2f}" for name, rank in row.items()}
-            cells.append([method, *(shown.get(name, "") for name in ranks)])
+        for method in ranks.mean(axis=1).sort_values(kind="stable").index:
+            row = [
+                f"**{rank:.2f}**" if rank == ranks[name].min() else f"{rank:.2f}"
+                for name, rank in ranks.loc[method].items()
+            ]
+            cells.append([method, *(cell.replace("nan", "") for cell in row)])
         tables = f"{counts['log loss']} tables of classes, {counts['R2']} of numbers"
-        parts.append(f"**{band[0].upper()}{band[1:]}** ({tables}):\n\n" + _grid(["method", *ranks], cells))
-    return "\n\n".join(parts)
+        parts.append(f"**{band[0].upper()}{band[1:]}** ({tables}):\n\n" + _grid(["mean rank", *ranks], cells))
+    return "\n\n".join(parts) or "No table that all of them have."
 
 
 def sentence(lines: pd.DataFrame, methods: Sequence[str]) -> str:
@@ -109,7 +106,13 @@ def times(ratio: float) -> str:
 
 
 def duels(lines: pd.DataFrame, rivals: Sequence[str], ours: str = OURS) -> str:
-    """Ours against one rival at a time: tables won and lost, and CPU of fit and prediction."""
+    """Ours against one rival at a time: tables won and lost, in bold where chance would rarely do it, and CPU.
+
+    The bold ones have a sign test below 5 %: so uneven a count would come in fewer than one of twenty cases if either
+    were as likely to win a table.
+    """
+    from scipy.stats import binomtest
+
     cells = []
     for rival in rivals:
         both = pd.concat([scores(lines, metric, [ours, rival]) for metric in ("log_loss", "r2")])
@@ -118,12 +121,30 @@ def duels(lines: pd.DataFrame, rivals: Sequence[str], ours: str = OURS) -> str:
         row = [rival, str(len(both)), str(_folds(lines, [ours, rival]))]
         for metric in METRICS:
             won, lost, equal = wins(lines, metric, rival, ours)
-            row.append((f"{won} : {lost}" + (f" ({equal} equal)" if equal else "")) if won + lost + equal else "")
+            count = f"{won} : {lost}"
+            if won + lost and binomtest(won, won + lost).pvalue < 0.05:
+                count = f"**{count}**"
+            if equal:
+                count += f" ({equal} equal)"
+            row.append(count if won + lost + equal else "")
         ratio = cost_ratios(lines, rival, ours, "cpu")
         row += [times(ratio.median()), f"{times(ratio.iloc[-1])} (`{ratio.index[-1]}`)"]
         cells.append(row)
-    head = ["against", "tables", "fits", *METRICS.values(), "our CPU over its, median", "at worst"]
+    head = ["against", "tables", "folds", *METRICS.values(), "our CPU over its, median", "at worst"]
     return _grid(head, cells)
+
+
+def changing_winners(lines: pd.DataFrame, rival: str, ours: str = OURS) -> str:
+    """``3 of 15``: tables of two folds or more where not every fold names the same winner by log loss or R2."""
+    tables = changes = 0
+    for metric in ("log_loss", "r2"):
+        used = lines[lines["method"].isin([ours, rival])]
+        folds = used.pivot(index=["table", "fold"], columns="method", values=metric).dropna()
+        signs = np.sign(folds[ours] - folds[rival]).groupby("table").agg(["size", "nunique"])
+        several = signs[signs["size"] > 1]
+        tables += len(several)
+        changes += int((several["nunique"] > 1).sum())
+    return f"{changes} of {tables}"
 
 
 def losses(lines: pd.DataFrame, methods: Sequence[str], count: int = 5) -> str:
@@ -160,22 +181,22 @@ def intervals(lines: pd.DataFrame, methods: Sequence[str]) -> str:
 
 def honesty(lines: pd.DataFrame) -> str:
     """``+0.002 in accuracy (16 tables), ...``: what our fits reported minus what held-out rows gave, the mean gap."""
-    own = lines[(lines["method"] == OURS) & lines["error"].isna()]
+    fits = lines[lines["method"] == OURS]
     parts = []
     for metric in ("accuracy", "log_loss", "r2"):
-        if f"reported_{metric}" in own:
-            gap = (own[f"reported_{metric}"] - own[metric]).dropna().groupby(own["table"]).mean()
+        if f"reported_{metric}" in fits:
+            gap = (fits[f"reported_{metric}"] - fits[metric]).dropna().groupby(fits["table"]).mean()
             parts += [f"{gap.mean():+.3f} in {METRICS[metric]} ({len(gap)} tables)"] if len(gap) else []
     return ", ".join(parts)
 
 
 def coverage(lines: pd.DataFrame) -> str:
     """``90.1 % of the held-out rows of 12 tables of numbers (...)``: of our intervals of level 0.9."""
-    own = lines[lines["method"] == OURS].dropna(subset=["coverage"])
-    inside = own.groupby("table")["coverage"].mean().sort_values()
-    mean = (own["coverage"] * own["new_rows"]).sum() / own["new_rows"].sum()
+    fits = lines[lines["method"] == OURS].dropna(subset=["coverage"])
+    inside = fits.groupby("table")["coverage"].mean().sort_values()
+    mean = (fits["coverage"] * fits["new_rows"]).sum() / fits["new_rows"].sum()
     ends = f"least {inside.iloc[0]:.1%} on `{inside.index[0]}`, most {inside.iloc[-1]:.1%} on `{inside.index[-1]}`"
-    text = f"{mean:.1%} of {int(own['new_rows'].sum()):,} held-out rows of {len(inside)} tables of numbers ({ends})"
+    text = f"{mean:.1%} of {int(fits['new_rows'].sum()):,} held-out rows of {len(inside)} tables of numbers ({ends})"
     return text.replace("%", " %")
 
 
@@ -183,30 +204,24 @@ def runs(lines: pd.DataFrame) -> str:
     """What was run: tables, fits, versions and settings of each method, and the CPU of its fits."""
     cells = []
     for method in [OURS, KERNELS, *RIVALS]:
-        own = lines[lines["method"] == method]
-        good = own[own["error"].isna()]
-        if own.empty:
+        fits = lines[lines["method"] == method]
+        if fits.empty:
             continue
-        versions = dict(own["versions"].iloc[-1])
-        version = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "commit")
-        commits = sorted({one.get("commit", "") for one in own["versions"]} - {""})
-        version += f", commit {', '.join(commits)}" if commits else ""
-        failed = len(own) - len(good)
-        fits = f"{len(good)}" + (f" ({failed} failed)" if failed else "")
-        classes = good.loc[good["classes"] > 0, "table"].nunique()
-        numbers = good.loc[good["classes"] == 0, "table"].nunique()
-        cpu = good["cpu_fit"]
-        cells.append(
-            [
-                method,
-                f"{classes} + {numbers}",
-                fits,
-                f"{cpu.median():.2g}",
-                f"{cpu.max():.3g}",
-                version,
-                str(own["settings"].iloc[-1]),
-            ]
-        )
+        finished = fits[fits["error"].isna()]
+        count = f"{len(finished)}"
+        if len(finished) < len(fits):
+            count += f" ({len(fits) - len(finished)} failed)"
+        of_classes = finished.loc[finished["classes"] > 0, "table"].nunique()
+        of_numbers = finished.loc[finished["classes"] == 0, "table"].nunique()
+        cpu = finished["cpu_fit"]
+        cost = [f"{cpu.median():.2g}", f"{cpu.max():.3g}"]
+        versions = {name: number for name, number in fits["versions"].iloc[-1].items() if name != "commit"}
+        version = ", ".join(f"{name} {number}" for name, number in versions.items())
+        commits = sorted({one.get("commit", "") for one in fits["versions"]} - {""})
+        if commits:
+            version += f", commit {', '.join(commits)}"
+        settings = str(fits["settings"].iloc[-1])
+        cells.append([method, f"{of_classes} + {of_numbers}", count, *cost, version, settings])
     head = [
         "method",
         "tables of classes + of numbers",
@@ -246,8 +261,8 @@ def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
         losses = scores(lines, "log_loss", methods, rows).rank(axis=1)
         shares = scores(lines, "r2", methods, rows).rank(axis=1, ascending=False)
         if len(losses) + len(shares) >= _FEWEST:
-            bands[f"{band} ({len(losses) + len(shares)} tables)"] = pd.concat([losses, shares]).mean()
-    figure, panels = canvas(1, len(bands), width=4.4 * len(bands), height=0.9 + 0.3 * len(methods))
+            bands[f"{band}\n{len(losses) + len(shares)} tables"] = pd.concat([losses, shares]).mean()
+    figure, panels = canvas(1, len(bands), width=3.2 * len(bands), height=0.9 + 0.3 * len(methods))
     for ax, (band, ranks) in zip(panels, bands.items(), strict=True):
         mean = ranks.sort_values(kind="stable")
         colors = [LIGHT.series[0] if name in (OURS, KERNELS) else LIGHT.soft for name in mean.index]
@@ -257,7 +272,7 @@ def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
                         color=LIGHT.ink)  # fmt: skip
         ax.set_yticks(range(len(mean)), list(mean.index))
         ax.set_ylim(len(mean) - 0.5, -0.5)
-        ax.set_xlim(0, len(methods))
+        ax.set_xlim(0, len(methods) + 0.4)  # room for the number of the last one
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(False, axis="y")
         ax.set_title(band, loc="left", fontsize=9, color=LIGHT.ink)
@@ -265,9 +280,37 @@ def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
     return figure
 
 
-def write_picture(lines: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
-    """Write :func:`draw` to ``path`` and, laid out for a phone, beside it."""
-    figures.write_svg(draw(lines, methods), path)
+def draw_duels(lines: pd.DataFrame, rivals: Sequence[str]) -> Figure:
+    """Tables won, equal and lost against each rival by log loss or R2, as shares, with our CPU over its."""
+    from mercer.figures import LIGHT, canvas, legend_below
+
+    counts = {}
+    for rival in rivals:
+        won, lost, equal = np.add(wins(lines, "log_loss", rival), wins(lines, "r2", rival))
+        if won + lost + equal:
+            counts[rival] = [int(won), int(equal), int(lost)]
+    figure, (ax,) = canvas(width=8.8, height=1.2 + 0.3 * len(counts))
+    colors = dict(zip(["won", "equal", "lost"], [LIGHT.series[0], LIGHT.line, LIGHT.series[1]], strict=True))
+    handles = {}
+    for i, (rival, parts) in enumerate(counts.items()):
+        left = 0.0
+        for (name, color), count in zip(colors.items(), parts, strict=True):
+            share = count / sum(parts)
+            if count:
+                handles[f"{name} by {OURS}"] = ax.barh(i, share, 0.66, left=left, color=color)
+                ink = LIGHT.ink if name == "equal" else LIGHT.paper
+                ax.annotate(str(count), (left + share / 2, i), ha="center", va="center", fontsize=8.5, color=ink)
+            left += share
+        ratio = times(cost_ratios(lines, rival, cost="cpu").median())
+        ax.annotate(f"{ratio} × its CPU", (1, i), (5, 0), textcoords="offset points", va="center", fontsize=8.5,
+                    color=LIGHT.ink, annotation_clip=False)  # fmt: skip
+    ax.set_yticks(range(len(counts)), list(counts))
+    ax.set_ylim(len(counts) - 0.5, -0.5)
+    ax.set_xlim(0, 1)
+    ax.set_xticks([0, 0.5, 1], ["0", "half of the tables", "all"])
+    ax.grid(False, axis="y")
+    legend_below(figure, handles)
+    return figure
 
 
 def _folds(lines: pd.DataFrame, methods: Sequence[str]) -> int:

@@ -186,29 +186,6 @@ def _svm(x: pd.DataFrame, y: Array, c: int) -> Predict:
     return _predictor(model.fit(rows, y), c, lambda frame: columns.transform(_words(frame)))
 
 
-def _xrfm(x: pd.DataFrame, y: Array, c: int) -> Predict:
-    """A fifth of the training rows is the validation part that xRFM needs."""
-    import torch
-    from xrfm import xRFM
-
-    columns = _columns(one_hot=True)
-    data = torch.tensor(columns.fit_transform(_words(x)), dtype=torch.float32)
-    order = np.random.default_rng(0).permutation(len(y))
-    validation, training = order[: len(y) // 5], order[len(y) // 5 :]
-    mean, size = (0.0, 1.0) if c else (y.mean(), y.std())
-    target = torch.tensor(y) if c else torch.tensor((y - mean) / size, dtype=torch.float32)[:, None]
-    model = xRFM(device="cpu", tuning_metric="logloss" if c else "mse", verbose=False)
-    model.fit(data[training], target[training], data[validation], target[validation])
-
-    def predict(frame: pd.DataFrame) -> Array:
-        points = torch.tensor(columns.transform(_words(frame)), dtype=torch.float32)
-        if c:
-            return np.asarray(model.predict_proba(points))
-        return np.asarray(model.predict(points)).ravel() * size + mean
-
-    return predict
-
-
 def _tabpfn(members: int) -> Callable[[pd.DataFrame, Array, int], Predict]:
     def fit(x: pd.DataFrame, y: Array, c: int) -> Predict:
         """TabPFN v1 on numbers and ordinal codes; its code of 2023 asks for names that libraries have changed since."""
@@ -256,10 +233,12 @@ def _pytabkit(name: str) -> Callable[[pd.DataFrame, Array, int], Predict]:
             return _words(frame).fillna(medians).astype(dict.fromkeys(_categories(x), "category"))
 
         make = getattr(pytabkit, f"{name}_{'Classifier' if c else 'Regressor'}")
-        # As its authors say for log loss: stop by it, no smoothed labels.
-        by_loss = {"val_metric_name": "cross_entropy", "use_ls": False} if c and name == "RealMLP_TD" else {}
-        model = make(device="cpu", n_threads=1, random_state=0, verbosity=0, **by_loss)
-        return _predictor(model.fit(fill(x), y), c, fill)
+        options: dict[str, Any] = {"device": "cpu", "n_threads": 1, "random_state": 0, "verbosity": 0}
+        if c:  # for good probabilities: stop by log loss, and smooth no labels
+            options["val_metric_name"] = "cross_entropy"
+            if name == "RealMLP_TD":
+                options["use_ls"] = False
+        return _predictor(make(**options).fit(fill(x), y), c, fill)
 
     return fit
 
@@ -272,15 +251,15 @@ def _autogluon(x: pd.DataFrame, y: Array, c: int) -> Predict:
     metric = "log_loss" if c else "root_mean_squared_error"
     folder = tempfile.TemporaryDirectory()
     model = TabularPredictor(label, problem_type=task, eval_metric=metric, path=folder.name, verbosity=0)
-    model.fit(x.assign(**{label: y}), presets="medium_quality", time_limit=60, num_cpus=1, num_gpus=0)
+    model.fit(x.assign(**{label: y}), presets="medium_quality", time_limit=300, num_cpus=1, num_gpus=0)
 
     def predict(frame: pd.DataFrame) -> Array:
-        if c == 0:
-            return np.asarray(model.predict(frame), dtype=float)
+        with folder:  # its models are files: they go when the rows are predicted
+            if c == 0:
+                return np.asarray(model.predict(frame), dtype=float)
+            answer = model.predict_proba(frame)
         p = np.zeros((len(frame), c))
-        answer = model.predict_proba(frame)
         p[:, [int(name) for name in answer.columns]] = answer.to_numpy()
-        folder.cleanup()
         return p
 
     return predict
@@ -343,7 +322,6 @@ RIVALS = {
     "random forest": Rival(_forest, settings="300 trees, ordinal codes", most_rows=30_000),
     "SVM": Rival(_svm, settings="RBF, cost by 3 folds, one-hot", most_rows=4_000),
     "linear": Rival(_linear, settings="ridge or logistic, penalty by cross-validation, one-hot of 60 levels"),
-    "xRFM": Rival(_xrfm, ("xrfm",), "defaults, a fifth for validation, one-hot", most_rows=4_000),
     "TabPFN v1": Rival(
         _tabpfn(3),
         ("tabpfn",),
@@ -363,10 +341,18 @@ RIVALS = {
     "RealMLP": Rival(
         _pytabkit("RealMLP_TD"),
         ("pytabkit", "torch"),
-        "RealMLP-TD, its defaults; classes by log loss, no label smoothing",
+        "RealMLP-TD, its defaults; classes stop by log loss, no label smoothing",
     ),
-    "TabM": Rival(_pytabkit("TabM_D"), ("pytabkit", "torch"), "TabM-D, its defaults"),
-    "AutoGluon": Rival(_autogluon, ("autogluon.tabular",), "medium_quality, 60 s by the clock, one core", raw=True),
+    "TabM": Rival(_pytabkit("TabM_D"), ("pytabkit", "torch"), "TabM-D, its defaults; classes stop by log loss"),
+    "xRFM": Rival(
+        _pytabkit("XRFM_D"),
+        ("pytabkit", "xrfm"),
+        "XRFM-D of pytabkit, its defaults; classes by log loss",
+        most_rows=12_000,
+    ),
+    "AutoGluon": Rival(
+        _autogluon, ("autogluon.tabular",), "medium_quality, at most 300 s by the clock, one core", raw=True
+    ),
     "NGBoost": Rival(_ngboost, ("ngboost",), "defaults, normal, one-hot", task="regression", most_rows=12_000),
     "MAPIE CV+": Rival(_cross_conformal, ("mapie", "lightgbm"), "CV+ of 5 folds around LightGBM", task="regression"),
     "MAPIE CQR": Rival(

@@ -64,10 +64,11 @@ def index(folder: Path | None = None) -> pd.DataFrame:
     """
     data = Path(os.environ.get("MERCER_DATA", ""))
     folders = [data / name for name in _FOLDERS] if folder is None else [folder]
-    parts = [pd.read_csv(one / "index.csv").assign(folder=str(one)) for one in folders if (one / "index.csv").is_file()]
-    if not parts:
+    paths = [place / "index.csv" for place in folders]
+    lists = [pd.read_csv(path).assign(folder=str(path.parent)) for path in paths if path.is_file()]
+    if not lists:
         raise MissingData("The folder tables is not in MERCER_DATA.")
-    return pd.concat(parts).sort_values("rows", kind="stable")
+    return pd.concat(lists).sort_values("rows", kind="stable")
 
 
 def load(folder: str | Path, name: str, target: str, task: str, seed: int = 0) -> Table:
@@ -135,46 +136,45 @@ def measure(
         progress: Called with each line.
     """
     done = set() if again else {(row["table"], row["fold"], row["method"]) for row in read_rows(path)}
-    for one in index(folder).to_dict("records"):
-        if tables and one["table"] not in tables:
+    for entry in index(folder).to_dict("records"):
+        if tables and entry["table"] not in tables:
             continue
         table: Table | None = None
         for name in methods or METHODS:
             method = METHODS[checks.choice("tables", "method", name, METHODS)]
-            missing = [fold for fold in folds if (one["table"], fold, name) not in done]
+            missing = [fold for fold in folds if (entry["table"], fold, name) not in done]
             versions = _versions(method)
-            if versions is None or not missing or method.task not in ("", one["task"]):
+            if versions is None or not missing or method.task not in ("", entry["task"]):
                 continue
-            table = table or load(one["folder"], one["table"], one["target"], one["task"])
+            table = table or load(entry["folder"], entry["table"], entry["target"], entry["task"])
             if len(table.pairs[0][0]) > method.most_rows or table.classes > method.most_classes:
                 continue
             frame = table.frame if method.raw else readable(table.frame)
             for fold in missing:
                 train, test = table.pairs[fold]
-                row = {"table": one["table"], "rows": len(table.y), "classes": table.classes, "fold": fold}
+                row = {"table": entry["table"], "rows": len(table.y), "classes": table.classes, "fold": fold}
                 row |= {"method": name, "settings": method.settings, "versions": versions}
-                learn, new = (frame.iloc[train], table.y[train]), (frame.iloc[test], table.y[test])
-                row |= _fit_and_score(method, *learn, *new, table.classes)
+                row |= _fit_and_score(method, table.classes, frame, table.y, train, test)
                 append_row(path, row)
                 progress(row)
 
 
-def _fit_and_score(method: Rival, x: pd.DataFrame, y: Array, new: pd.DataFrame, y_new: Array, c: int) -> dict[str, Any]:
+def _fit_and_score(method: Rival, c: int, x: pd.DataFrame, y: Array, train: Array, test: Array) -> dict[str, Any]:
     """The scores of one fit with the CPU seconds of fitting and of predicting, or the error it ended with."""
     times = [sum(os.times()[:4])]
     clock = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a rival that does not converge says so at each fold
-            predict = method.fit(x, y, c)
+            predict = method.fit(x.iloc[train], y[train], c)
             times.append(sum(os.times()[:4]))
-            answer = predict(new)
+            answer = predict(x.iloc[test])
             times.append(sum(os.times()[:4]))
-        scores: dict[str, Any] = score(y_new, answer, c)
+        scores: dict[str, Any] = score(y[test], answer, c)
     except Exception as error:  # a rival that fails is a result, and others go on
         return {"error": f"{type(error).__name__}: {error}"[:300], "cpu_fit": sum(os.times()[:4]) - times[0]}
     cost = {"cpu_fit": times[1] - times[0], "cpu_predict": times[2] - times[1], "wall": time.perf_counter() - clock}
-    scores |= {name: round(value, 3) for name, value in cost.items()} | {"new_rows": len(new)}
+    scores |= {name: round(value, 3) for name, value in cost.items()} | {"new_rows": len(test)}
     return scores | {f"reported_{name}": value for name, value in getattr(predict, "reported", {}).items()}
 
 

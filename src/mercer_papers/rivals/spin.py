@@ -14,11 +14,10 @@ from mercer import checks
 from mercer.distributed import broadcast_module, gather_rows
 from mercer.features.base import FeatureMap
 from mercer.features.parallel_networks import ParallelNetworks
-from mercer.features.rayleigh_ritz import kernel_operator
-from mercer.features.task import measure_center_and_spread
+from mercer.features.rayleigh_ritz import kernel_operator, measure_center_and_spread
 from mercer.kernels import Kernel
 from mercer.linalg.blocks import blockwise
-from mercer.linalg.cholesky import cholesky, shifted
+from mercer.linalg.cholesky import cholesky, shift_diagonal
 from mercer.rows.stored import Readable
 
 _BLOCK = 4096
@@ -197,7 +196,7 @@ def mask_gradients(sigma: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:  # (k, k
     r"""The masked derivatives of :math:`\mathrm{tr} \Lambda` with respect to :math:`\Pi` and :math:`\Sigma`."""
     eye = torch.eye(len(sigma), dtype=sigma.dtype, device=sigma.device)
     ridge = 1e-6 * sigma.diagonal().mean().clamp_min(torch.finfo(sigma.dtype).tiny)  # two outputs may start alike
-    factor = torch.linalg.cholesky_ex(shifted(sigma, ridge))[0]
+    factor = torch.linalg.cholesky_ex(shift_diagonal(sigma, ridge))[0]
     inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
     lam = inverse @ pi @ inverse.mT
     own = 1 / factor.diagonal()

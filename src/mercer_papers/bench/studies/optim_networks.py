@@ -1,10 +1,18 @@
-"""FunctionSpaceSGD as it comes beside tuned optimizers of torch, on seven kinds of network.
+"""FunctionSpaceSGD as it comes beside tuned optimizers, on seven kinds of network.
 
     python -m mercer_papers.bench.studies.optim_networks --seeds 3
+    python -m mercer_papers.bench.studies.optim_networks --show
 
-Every optimizer trains for the same epochs at a constant rate, batch 64 unless the task says otherwise. The rate of a
-rival is the best of four on validation rows (a sixth of the training rows, seed 100); the table has test accuracies.
-FunctionSpaceSGD has no rate.
+Every optimizer trains for the same epochs, batch 64. A rival has its usual schedule (5 % warm-up, then linear decay
+to 0; schedule-free AdamW the warm-up alone) and the best of at least four rates on validation rows (a sixth of the
+training rows, seed 100): where the best is the least or the largest, the next one is tried, too. FunctionSpaceSGD has
+no rate and no schedule; "FunctionSpaceSGD, decay" has the rivals' schedule. The table has test accuracies, and CPU
+seconds until the accuracy is within a point of the best rival's last one: steps to there (looked up three times an
+epoch) times the CPU time of a step (the least of several rounds in which all optimizers take turns).
+
+Finished runs are appended to src/mercer_papers/bench/results/optim_networks.jsonl, and a second call goes on where the
+first one stopped; ``--show`` prints the table of the stored lines. SOAP and schedule-free AdamW need
+``pytorch-optimizer`` and ``schedulefree``.
 """
 
 from __future__ import annotations
@@ -12,11 +20,14 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +35,15 @@ from torch.nn import functional as F
 
 from mercer.optim import FunctionSpaceSGD
 from mercer.signals.layers import last_linear
+from mercer_papers.bench.record import append_row, read_rows
 from mercer_papers.data import load
 
-Make = Callable[[nn.Module], list[torch.optim.Optimizer]]
+RESULTS = Path(__file__).parents[1] / "results" / "optim_networks.jsonl"
+LOOKS = 3  # looks at the test rows in an epoch
+TIMED = 60  # steps of a round
+WARM_UP = 0.05  # share of the steps
+
+Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -137,21 +154,32 @@ TASKS: dict[str, Callable[[], Task]] = {
     "LSTM, mnist": pictures("mnist", (3000, 2000), (28, 28), lambda: Recurrent(28), 4),
 }
 
-RATES = {
+RATES = {  # each a third of the next, about
     "SGD, momentum": (0.01, 0.03, 0.1, 0.3),
     "AdamW": (1e-3, 3e-3, 1e-2, 3e-2),
     "Muon": (3e-3, 1e-2, 3e-2, 0.1),
+    "SOAP": (1e-3, 3e-3, 1e-2, 3e-2),
+    "schedule-free": (1e-3, 3e-3, 1e-2, 3e-2),
 }
+OURS = ("FunctionSpaceSGD", "FunctionSpaceSGD, decay")
 
 
-def make_optimizers(who: str, lr: float, model: nn.Module) -> list[torch.optim.Optimizer]:
+def make_optimizers(who: str, lr: float, model: nn.Module, steps: int) -> list[torch.optim.Optimizer]:
     """The optimizers that together train a network; Muon leaves vectors, embeddings and the read-out to AdamW."""
-    if who == "FunctionSpaceSGD":
+    if who in OURS:
         return [FunctionSpaceSGD(model.parameters(), model=model)]
     if who == "SGD, momentum":
         return [torch.optim.SGD(model.parameters(), lr, momentum=0.9)]
     if who == "AdamW":
         return [torch.optim.AdamW(model.parameters(), lr)]
+    if who == "SOAP":
+        from pytorch_optimizer import SOAP
+
+        return [SOAP(model.parameters(), lr=lr)]
+    if who == "schedule-free":
+        from schedulefree import AdamWScheduleFree
+
+        return [AdamWScheduleFree(model.parameters(), lr=lr, warmup_steps=math.ceil(WARM_UP * steps))]
     head = last_linear(model)[1].weight
     tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
     hidden = [p for p in model.parameters() if p.ndim == 2 and all(p is not q for q in (head, *tables))]
@@ -159,49 +187,148 @@ def make_optimizers(who: str, lr: float, model: nn.Module) -> list[torch.optim.O
     return [torch.optim.Muon(hidden, lr), torch.optim.AdamW(others, 0.1 * lr)]
 
 
-def train(task: Task, make: Make, seed: int) -> tuple[float, float]:
-    """Test accuracy in percent after the task's epochs, and CPU seconds."""
+def accuracy(model: nn.Module, optimizers: Sequence[Any], task: Task) -> float:
+    """Test accuracy in percent; schedule-free optimizers put their mean into the parameters meanwhile."""
+    averaging = [optimizer for optimizer in optimizers if hasattr(optimizer, "eval")]
+    for each in (model, *averaging):
+        each.eval()
+    with torch.no_grad():
+        score = 100 * float((model(task.x_test).argmax(1) == task.y_test).double().mean())
+    for each in (model, *averaging):
+        each.train()
+    return score
+
+
+def train(task: Task, who: str, lr: float = 0.0, seed: int = 0, *, looks: int = 0, most: int | None = None) -> Line:
+    """A run: ``steps`` and the ``accuracy`` there, the last after the task's epochs; CPU ``seconds`` of the steps.
+
+    Args:
+        task: What is learned.
+        who: Name of the optimizer.
+        lr: Its rate, where it has one.
+        seed: Of the start and the order of rows.
+        looks: Accuracies in an epoch, beside the last.
+        most: End after so many steps, with no accuracy.
+    """
     torch.manual_seed(seed)
     model = task.network()
-    optimizers = make(model)
+    batches = math.ceil(len(task.x) / task.batch)
+    steps = task.epochs * batches
+    optimizers: list[Any] = make_optimizers(who, lr, model, steps)
+    if who not in ("FunctionSpaceSGD", "schedule-free"):
+        warm = max(1, math.ceil(WARM_UP * steps))
+
+        def share(step: int) -> float:
+            return min((step + 1) / warm, (steps - step) / (steps - warm))
+
+        schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share) for optimizer in optimizers]
+    else:
+        schedules = []
+    for optimizer in optimizers:
+        if hasattr(optimizer, "train"):
+            optimizer.train()
     generator = torch.Generator().manual_seed(seed)
-    start = time.process_time()
-    for _ in range(task.epochs):
-        for rows in torch.randperm(len(task.x), generator=generator).split(task.batch):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            F.cross_entropy(model(task.x[rows]), task.y[rows]).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-    seconds = time.process_time() - start
-    model.eval()
-    with torch.no_grad():
-        return 100 * float((model(task.x_test).argmax(1) == task.y_test).double().mean()), seconds
+    order = torch.cat([torch.randperm(len(task.x), generator=generator) for _ in range(task.epochs)])
+    epochs = [part.split(task.batch) for part in order.split(len(task.x))]
+    line: Line = {"steps": [], "accuracy": []}
+    seconds = 0.0
+    for step, rows in enumerate(itertools.islice(itertools.chain(*epochs), most), 1):
+        start = time.process_time()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(model(task.x[rows]), task.y[rows]).backward()
+        for each in (*optimizers, *schedules):
+            each.step()
+        seconds += time.process_time() - start
+        if step == steps or (looks and step * looks // batches > (step - 1) * looks // batches):
+            line["steps"].append(step)
+            line["accuracy"].append(round(accuracy(model, optimizers, task), 2))
+    return {**line, "seconds": seconds}
+
+
+def choose_rate(task: Task, who: str) -> tuple[float, dict[str, float]]:
+    """The rate with the best accuracy on validation rows, and all accuracies; no end of the rates is the best."""
+    check = task.on_validation()
+    rates, scores = list(RATES[who]), {}
+    while True:
+        for lr in rates:
+            if lr not in scores:
+                try:
+                    scores[lr] = train(check, who, lr, 100)["accuracy"][-1]
+                except (RuntimeError, FloatingPointError):  # a run that is no longer finite
+                    scores[lr] = 0.0
+        best = max(scores, key=scores.__getitem__)
+        if best == max(scores):
+            rates.append(3 * best)
+        elif best == min(scores):
+            rates.append(best / 3)
+        else:
+            return best, {f"{lr:g}": score for lr, score in sorted(scores.items())}
+
+
+def show(lines: Sequence[Line]) -> None:
+    """Print for each task and optimizer the rate, test accuracies, the cost of a step and CPU seconds to the target."""
+    for task in dict.fromkeys(line["task"] for line in lines):
+        runs: dict[str, list[Line]] = {}
+        costs: dict[str, float] = {}
+        for line in lines:
+            if line["task"] == task and "who" in line:
+                runs.setdefault(line["who"], []).append(line)
+            elif line["task"] == task:
+                costs |= line["costs"]
+        finals = {who: statistics.mean(run["accuracy"][-1] for run in each) for who, each in runs.items()}
+        target = max([final for who, final in finals.items() if who not in OURS], default=math.inf) - 1
+        print(f"{task}: CPU seconds to {target:.1f} %")
+        for who, each in runs.items():
+            scores = ", ".join(f"{run['accuracy'][-1]:.1f}" for run in each)
+            counts = []
+            for run in each:
+                reached = [s for s, score in zip(run["steps"], run["accuracy"], strict=True) if score >= target]
+                counts.append(min(reached, default=math.inf))
+            cost = costs.get(who, math.nan)
+            name = who if who in OURS else f"{who} at {each[0]['lr']:g}"
+            times = f"{1000 * cost:6.2f} ms a step, {cost / costs.get('SGD, momentum', math.nan):.2f} of SGD's"
+            print(f"  {name:24s} {finals[who]:.1f} ({scores}); {times}; {statistics.mean(counts) * cost:.2f} CPU s")
 
 
 def main() -> None:
-    """Print for each task and optimizer the chosen rate, the test accuracies and CPU seconds."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Train what is not stored yet, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="All by default.")
-    parser.add_argument("--only", nargs="*", default=["FunctionSpaceSGD", *RATES], help="Optimizers.")
+    parser.add_argument("--only", nargs="*", default=[*OURS, *RATES], help="Optimizers.")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=0, help="Measure the cost of steps in so many rounds, too.")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--show", action="store_true", help="Train nothing.")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    for name in chosen.tasks or TASKS:
-        task = replace(TASKS[name](), batch=chosen.batch)
+    lines = read_rows(chosen.results)
+    for name in [] if chosen.show else chosen.tasks or TASKS:
+        task = TASKS[name]()
         for who in chosen.only:
-            lr = 0.0
-            if who in RATES:
-                check = task.on_validation()
-                trials = {lr: train(check, functools.partial(make_optimizers, who, lr), 100)[0] for lr in RATES[who]}
-                lr = max(trials, key=trials.__getitem__)
-            results = [train(task, functools.partial(make_optimizers, who, lr), seed) for seed in range(chosen.seeds)]
-            scores = ", ".join(f"{score:.1f}" for score, _ in results)
-            mean = statistics.mean(score for score, _ in results)
-            seconds = statistics.mean(seconds for _, seconds in results)
-            rate = f" at {lr:g}" if lr else ""
-            print(f"{name:20s} {who + rate:24s} {mean:.1f} ({scores}), {seconds:.1f} CPU s", flush=True)
+            stored = {line["seed"]: line for line in lines if (line["task"], line.get("who")) == (name, who)}
+            missing = [seed for seed in range(chosen.seeds) if seed not in stored]
+            choice: Line = {}
+            if missing and who in RATES:
+                line = next(iter(stored.values()), None)
+                lr, scores = (line["lr"], line["validation"]) if line else choose_rate(task, who)
+                choice = {"lr": lr, "validation": scores}
+            for seed in missing:
+                line = {"task": name, "who": who, "seed": seed, **choice}
+                line |= train(task, who, choice.get("lr", 0.0), seed, looks=LOOKS)
+                append_row(chosen.results, line)
+                lines.append(line)
+        # All take turns, so that other work on the machine hits all alike; the least of the rounds counts.
+        costs = dict.fromkeys(chosen.only, math.inf)
+        for _ in range(chosen.rounds):
+            for who in costs:
+                costs[who] = min(costs[who], train(task, who, 1e-3, most=TIMED)["seconds"] / TIMED)
+        if chosen.rounds:
+            append_row(chosen.results, {"task": name, "costs": costs})
+            lines.append({"task": name, "costs": costs})
+        show([line for line in lines if line["task"] == name])
+    if chosen.show:
+        show([line for line in lines if not chosen.tasks or line["task"] in chosen.tasks])
 
 
 if __name__ == "__main__":

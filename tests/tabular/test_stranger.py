@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 import mercer
 from mercer.cli import main
+from mercer.tabular.effects import effect_curves
 
 ROOT = Path(__file__).parents[2]
 ORDERS = runpy.run_path(str(ROOT / "examples" / "tables.py"))["orders"]
@@ -68,3 +69,12 @@ def test_lines_fit_a_terminal_of_80_columns(walk):
     for command, printed in walk[1].items():
         long = [line for line in printed.splitlines() if len(line) > 80 and str(walk[0]) not in line]
         assert not long, (command, long)
+
+
+def test_of_400_words_the_page_draws_those_that_move_the_prediction(walk):
+    model = mercer.load(walk[0] / "model")
+    (effect,) = (one for one in effect_curves(model) if one.column == "seller")
+    assert len(effect.values) == 8 and effect.mean[0] < 0.05
+    bad = [int(word.split()[1]) < 15 for word in effect.values]
+    assert sum(bad[4:]) >= 3 and not any(bad[:4])
+    assert "words, those with the lowest and the highest mean" in (walk[0] / "model" / "explain.html").read_text()

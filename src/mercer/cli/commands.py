@@ -82,7 +82,7 @@ class _Commands(click.Group):
 @click.option("-v", "--verbose", count=True, help="Log more to stderr; twice for everything.")
 @click.pass_context
 def main(context: click.Context, verbose: int) -> None:
-    """Kernels in deep networks: fit your tables, reproduce the papers, benchmark against other libraries.
+    """Fit your own tables, run the claims of five papers again, compare with other libraries.
 
     Results go to stdout, progress and logs to stderr. Exit codes: 0 done, 1 the work or its data failed, 2 bad usage,
     130 or 143 interrupted.

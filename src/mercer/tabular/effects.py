@@ -15,6 +15,7 @@ from torch import Tensor
 from ..machines import StackedRidge
 from .columns import Array, Dates, Levels, Numbers, Truths, name_by_text
 from .columns.encoders import date_parts
+from .columns.target_means import MISSING
 from .importance import column_weights
 
 if TYPE_CHECKING:
@@ -265,6 +266,11 @@ def _list_grids(model: TabularModel, name: str) -> list[Grid]:
             places = sorted(sorted(range(len(encoder.levels)), key=lambda i: -encoder.counts[i])[:_LEVELS])
             counts = [encoder.counts[i] for i in places]
         values: list[Any] = [encoder.levels[i] for i in places]
+        if name in model.means.tables_:
+            # of many words, which the model knows by the target's mean, those of the lowest and the highest mean
+            words, means = model.means.tables_[name]
+            order = [words[i] for i in means[:, 0].argsort(stable=True).tolist() if words[i] != MISSING]
+            values, counts = [*order[: _LEVELS // 2], *order[len(order) - _LEVELS // 2 :]], []
     elif isinstance(encoder, Truths):
         values = list(encoder.words)
     elif isinstance(encoder, Numbers):

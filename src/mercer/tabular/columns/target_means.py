@@ -21,7 +21,7 @@ _SHOWN = 200  # rows from which on a word has both a mean and a column of its ow
 _PENALTIES = np.logspace(-2, 3, 11)  # of the ridge on the directions of a text
 _NO_MEANS = "; the target's mean over a word does not help"
 _MOST_CLASSES = 5  # that get a column
-_MISSING = "\0missing"
+MISSING = "\0missing"
 
 
 class TargetMeans(Savable):
@@ -185,7 +185,7 @@ def _hide_words(column: Column, encoder: Levels) -> Column:
 
 
 def _to_text(series: pd.Series[Any]) -> Array:
-    return words(series).fillna(_MISSING).to_numpy(dtype=str)
+    return words(series).fillna(MISSING).to_numpy(dtype=str)
 
 
 def _look_up(table: tuple[list[str], Tensor], text: Array, mean: Tensor) -> Tensor:  # (n, c)

@@ -15,6 +15,7 @@ from ...figures import numbers
 from ...figures.pages import Picture, fill, label, own_text
 from ...storage.files import atomic_write
 from ...user_text import shown
+from ..columns.target_means import MISSING
 from ..effects import Effect, Reasons, correlated, effect_curves
 from ..importance import column_weights
 from ..scoring import best_beside, boosting_is_better, find_rare_class
@@ -259,6 +260,9 @@ def _draw_pictures(
     for number, effect in enumerate(effect_curves(model, weights)):
         what = _name_effect(effect)
         band = ". The band holds the middle 80% of the rows." if _is_curve(effect) else "."
+        if effect.column in model.means.tables_:
+            count = len(set(model.means.tables_[effect.column][0]) - {MISSING})
+            band = f": of {count:,} words, those with the lowest and the highest mean of the target."
         add(
             f"effect{number}",
             partial(_draw_effect, effect, model.target.name),

@@ -152,7 +152,10 @@ class CheckedOptimizer(Optimizer):
 
         # One call gives all norms, and one look says whether they are finite. A norm may overflow where every number
         # is finite, so the numbers are looked at before anything is refused.
-        if gradients and not _all_finite(gradients):
+        sizes = norms(gradients) if gradients else []
+        alike = len({(size.dtype, size.device) for size in sizes}) == 1
+        total = float(torch.stack(sizes).sum()) if alike else sum(map(float, sizes))
+        if not math.isfinite(total):
             named = [pair for group in self.param_groups for pair in _name_parameters(group)]
             bad = [name for name, p in named if p.grad is not None and not bool(p.grad.isfinite().all())]
             if bad:
@@ -240,13 +243,6 @@ def _open_tensors(value: Any, device: torch.device) -> Any:
         return value
     tensor = value.tensor.detach()
     return tensor.to(device, copy=True) if tensor.ndim else tensor.clone()
-
-
-def _all_finite(gradients: list[Tensor]) -> bool:
-    sizes = norms(gradients)
-    if len({(n.dtype, n.device) for n in sizes}) == 1:
-        return math.isfinite(float(torch.stack(sizes).sum()))
-    return math.isfinite(sum(map(float, sizes)))
 
 
 def step_factor(group: dict[str, Any], lr: float | None = None) -> float:

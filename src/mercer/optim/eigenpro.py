@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +127,7 @@ class EigenProSGD(ListeningOptimizer):
         self._recorder.clear()
 
     def _learn(self, layer: Layer, inputs: list[Tensor]) -> None:
+        """Add the rows of the passes since the last step, and decompose the moment where its rows have doubled."""
         g = layer.rows(inputs, _ROWS).double()  # (n, d)
         if bool(distributed.sum_over_ranks((~g.square().sum().isfinite()).long())):  # what one rank omits, all omit
             checks.warn("EigenProSGD", f"the input of layer {layer.name!r} is not finite; it was not learned from.")
@@ -139,23 +139,16 @@ class EigenProSGD(ListeningOptimizer):
         if state.get(ROWS, 0) < self.max_samples:
             state[TOTAL] = total if TOTAL not in state else state[TOTAL] + total
             state[ROWS] = state.get(ROWS, 0) + int(rows)
-            self._decompose(layer, state, g)
+            if state[ROWS] >= state.get(NEXT, 0):
+                # The features are fixed where nothing is trained but the read-out.
+                ours = {id(p) for each in self._layers for p in (each.weight, each.bias)}
+                fixed = len(self._layers) == 1 and all(id(p) in ours for p in self.parameters if p.requires_grad)
+                state[NEXT] = 2 * state[ROWS]
+                a, batch, dtype = state[TOTAL] / state[ROWS], distributed.gather_rows(g), layer.weight.dtype
+                k, vectors, shrink, rate = eigenpro_plan(a, batch, state[ROWS], self.k, fixed=fixed)
+                state.update({VECTORS: vectors[:, :k].to(dtype), SHRINK: shrink.to(dtype), RATE: rate})
         if self.automatic:
             state[SAFE] = safe_rate(total / float(rows), state[VECTORS], state[SHRINK])
-
-    def _fixed(self) -> bool:
-        """Whether the features are: nothing is trained but the read-out."""
-        own = {id(p) for layer in self._layers for p in (layer.weight, layer.bias)}
-        return len(self._layers) == 1 and all(id(p) in own for p in self.parameters if p.requires_grad)
-
-    def _decompose(self, layer: Layer, state: dict[str, Any], g: Tensor) -> None:
-        if state[ROWS] >= state.get(NEXT, 0):
-            state[NEXT] = 2 * state[ROWS]
-            batch = distributed.gather_rows(g)
-            a, fixed = state[TOTAL] / state[ROWS], self._fixed()
-            k, vectors, shrink, rate = eigenpro_plan(a, batch, state[ROWS], self.k, fixed=fixed)
-            dtype = layer.weight.dtype
-            state.update({VECTORS: vectors[:, :k].to(dtype), SHRINK: shrink.to(dtype), RATE: rate})
 
 
 def safe_rate(a: Tensor, vectors: Tensor, shrink: Tensor) -> float:  # (d, d), (d, k), (k,)

@@ -304,6 +304,20 @@ def test_probabilities_are_calibrated_and_never_sure():
     assert sure(1e9 * torch.eye(3, dtype=torch.float64)).min() >= 1 / (2 * 303) - 1e-12
 
 
+def test_scores_that_speak_for_other_classes_are_mixed_and_others_are_not():
+    """One class's score is high for its neighbor, too, as of pictures that look alike; noise brings no mixing."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 4, (2000,), generator=g)
+    plain = torch.eye(4, dtype=torch.float64)[y] + 0.4 * torch.randn(2000, 4, generator=g, dtype=torch.float64)
+    mixed = plain @ (torch.eye(4, dtype=torch.float64) + 0.8 * torch.eye(4, dtype=torch.float64).roll(1, 1))
+    assert not len(Calibration.of(plain[:1000], y[:1000]).mixing)
+    calibration = Calibration.of(mixed[:1000], y[:1000])
+    assert calibration.mixing.shape == (4, 4)
+    best = Calibration.of(plain[:1000], y[:1000])(plain[1000:])
+    losses = [-p.gather(1, y[1000:, None]).log().mean() for p in (calibration(mixed[1000:]), best)]
+    assert float(losses[0]) < 1.05 * float(losses[1])
+
+
 def test_weights_calibrate_to_the_weighted_shares():
     labels = torch.arange(400) % 2
     scores = torch.full((400, 2), 0.5, dtype=torch.float64)

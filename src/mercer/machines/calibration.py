@@ -1,4 +1,4 @@
-"""From scores to probabilities: a scale, a power and one bias for each class, fitted to scores of rows left out."""
+"""From scores to probabilities: a scale or a matrix, a power and one bias for each class, fitted to rows left out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing_extensions import override
 from ..storage.savable import SavableModule
 
 _SHRINK = 1e-4  # of the logits' squares: scores that separate the classes must not make the scale infinite
+_SHRINK_MIXING = 0.1  # of the squares of D
+_MIXING_ROWS, _SURE = 50, 3.0  # rows for each class from which on D is tried; standard errors that it must gain
 _LEAST = 0.01  # scores below it count as it in the logarithm
 
 
@@ -22,21 +24,25 @@ class Calibration(SavableModule):
 
     Least squares on targets 0 and 1 gives scores that are nearly probabilities, which q = 1 keeps, where a alone would
     make rare classes too rare. The floor :math:`\epsilon = 1 / (2 (n + c))` is what n rows can tell at best of a class
-    they never showed there.
+    they never showed there. Of several classes, :math:`s D` may join: a score may speak for or against other classes.
 
     Args:
         scale: a.
         bias: b, ``(c,)``.
         floor: :math:`\epsilon`.
         power: q.
+        mixing: D, ``(c, c)``; empty where each score speaks for its own class alone.
     """
 
     bias: Tensor
+    mixing: Tensor
 
-    def __init__(self, scale: float, bias: Tensor, floor: float, power: float = 0.0) -> None:
+    def __init__(
+        self, scale: float, bias: Tensor, floor: float, power: float = 0.0, mixing: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.scale, self.floor, self.power = scale, floor, power
-        self.hold(bias=bias)
+        self.hold(bias=bias, mixing=bias.new_zeros(0, 0) if mixing is None else mixing)
 
     @classmethod
     def of(
@@ -55,45 +61,86 @@ class Calibration(SavableModule):
             labels: Their classes, ``0..c - 1``.
             rows: n of the floor, where more rows were learned from than are scored.
             shares: Whether scores estimate 0 and 1. Then q is fitted too, and kept where it lowers the log loss of all
-                rows by more than :math:`\frac12 \log n`, as the Bayesian information criterion asks.
+                rows by more than :math:`\frac12 \log n`, as the Bayesian information criterion asks. D of three classes
+                or more is kept where one half of the rows says, by three standard errors, that D of the other helps.
             weight: Weights of the rows in the log loss, ``(n,)``; None for 1.
         """
         s, (n, c) = scores.double().numpy(), scores.shape
         truth, floor = np.eye(c)[labels.numpy()], 1 / (2 * ((rows or n) + c))
         w = np.ones(n) if weight is None else (weight / weight.mean()).numpy()
-        loss, found = _fitted([s], truth, w)
+        features, (loss, fit) = [s], _fit([s], truth, w)
         if shares:
-            lower, both = _fitted([s, np.log(s.clip(_LEAST))], truth, w)
+            both = [s, np.log(s.clip(_LEAST))]
+            lower, better = _fit(both, truth, w)
             if n * (loss - lower) > 0.5 * math.log(n):
-                return cls(float(both[0]), torch.from_numpy(both[2:]), floor, float(both[1]))
-        return cls(float(found[0]), torch.from_numpy(found[1:]), floor)
+                features, loss, fit = both, lower, better
+        k, mixing = len(features), None
+        if c > 2 and n >= _MIXING_ROWS * c and _mixing_pays(features, truth, w):
+            _, fit = _fit(features, truth, w, mix=True)
+            fit, mixing = fit[: k + c], torch.from_numpy(fit[k + c :].reshape(c, c).copy())
+        power = float(fit[1]) if k > 1 else 0.0
+        return cls(float(fit[0]), torch.from_numpy(fit[k:].copy()), floor, power, mixing)
 
     @override
     def forward(self, scores: Tensor) -> Tensor:  # (n, c) -> (n, c)
         logits = self.scale * scores + self.bias.to(scores)
+        if len(self.mixing):
+            logits = logits + scores @ self.mixing.to(scores)
         if self.power:
             logits = logits + self.power * scores.clamp_min(_LEAST).log()
         p = torch.softmax(logits, 1)
         return (1 - scores.shape[1] * self.floor) * p + self.floor
 
 
-def _fitted(features: Sequence[np.ndarray], truth: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
-    """The mean log loss, and non-negative weights of the features ``(n, c)`` followed by the biases.
+def _mixing_pays(features: Sequence[np.ndarray], truth: np.ndarray, weight: np.ndarray) -> bool:
+    """Whether D, learned from one half of the rows, surely lowers the log loss of the other."""
+    (n, c), k = truth.shape, len(features)
+    gains = np.zeros(n)
+    for half in (0, 1):
+        learned, scored = np.arange(n) % 2 == half, np.arange(n) % 2 != half
+        losses = []
+        for mix in (False, True):
+            _, t = _fit(
+                [f[learned] for f in features], truth[learned], weight[learned] / weight[learned].mean(), mix=mix
+            )
+            z = np.tensordot(t[:k], np.stack([f[scored] for f in features]), 1) + t[k : k + c]
+            if mix:
+                z = z + features[0][scored] @ t[k + c :].reshape(c, c)
+            z = z - z.max(1, keepdims=True)
+            losses.append(np.log(np.exp(z).sum(1)) - (truth[scored] * z).sum(1))
+        gains[scored] = weight[scored] * (losses[0] - losses[1])
+    return bool(gains.mean() > _SURE * gains.std() / n**0.5)
+
+
+def _fit(
+    features: Sequence[np.ndarray], truth: np.ndarray, weight: np.ndarray, *, mix: bool = False
+) -> tuple[float, np.ndarray]:
+    """The mean log loss, and non-negative weights of the features ``(n, c)``, then the biases, then D where asked for.
 
     ``weight`` are the rows' weights ``(n,)``, of mean 1.
     """
     (n, c), k = truth.shape, len(features)
     sizes = [float(np.abs(f - f.mean(0)).mean()) or 1.0 for f in features]
     unit = np.stack([f / size for f, size in zip(features, sizes, strict=True)])  # (k, n, c)
+    scores = unit[0]
+    shrink = np.append(np.full(k + c, _SHRINK), np.full(c * c * mix, _SHRINK_MIXING))
 
     def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
-        z = np.tensordot(t[:k], unit, 1) + t[k:]
+        z = np.tensordot(t[:k], unit, 1) + t[k : k + c]
+        if mix:
+            z = z + scores @ t[k + c :].reshape(c, c)
         z = z - z.max(1, keepdims=True)
         logp = z - np.log(np.exp(z).sum(1, keepdims=True))
         error = weight[:, None] * (np.exp(logp) - truth) / n
-        gradient = np.append((unit * error).sum((1, 2)), error.sum(0)) + 2 * _SHRINK * t / n
-        return float(-(weight @ (truth * logp)).sum() / n + _SHRINK * (t @ t) / n), gradient
+        gradient = np.append((unit * error).sum((1, 2)), error.sum(0))
+        if mix:
+            gradient = np.append(gradient, (scores.T @ error).ravel())
+        gradient = gradient + 2 * shrink * t / n
+        return float(-(weight @ (truth * logp)).sum() / n + shrink @ np.square(t) / n), gradient
 
     start = np.append(np.ones(k), np.log((weight @ truth / n).clip(1 / (n + c))))
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * k + [(None, None)] * c)
-    return float(found.fun), np.append(found.x[:k] / sizes, found.x[k:])
+    start = np.append(start, np.zeros(c * c * mix))
+    bounds = [(0, None)] * k + [(None, None)] * (len(start) - k)
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    values = np.append(best.x[:k] / sizes, best.x[k : k + c])
+    return float(best.fun), np.append(values, best.x[k + c :] / sizes[0])

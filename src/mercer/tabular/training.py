@@ -21,6 +21,7 @@ from ..machines.stacking import MOST_ROWS, TREE_CLASSES, TREE_COLUMNS
 from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
 from .learner import Learner, Machine, cross_calibrated, one_hot
+from .pair_means import PairMeans
 from .scoring import FOLDS, beside, deal, deal_groups, score_classes, score_values, why_no_boosting
 
 STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
@@ -182,7 +183,7 @@ class Training:
         self.preparation = Preparation().fit(columns, known)
         y = self.target.encode(frame[target])
         self.notes += [*self.target.notes, *self.preparation.notes, *_lonely(self.target, y)]
-        self.means = TargetMeans()
+        self.means = PairMeans()
         fold = self.fold(y)
         more = self.means.fit_transform(columns, self.preparation.columns, self._targets(y), fold, self.weight)
         return torch.cat((self.preparation.prepare(columns).x, more), 1), y

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from .columns import Array, Column, TargetMeans
 from .columns.encoders import Levels, Numbers, Truths
-from .columns.target_means import _MISSING, _outputs, _text
+from .columns.target_means import MISSING, keep_encoded, to_text
 
 _PRIOR = 1.0  # rows of the word's mean that every pair is mixed with
 _VALUES = 200  # different values of the other column, at most
@@ -41,12 +41,12 @@ class PairMeans(TargetMeans):
         self, frame: pd.DataFrame, columns: list[Column], y: Tensor, fold: Tensor, weight: Tensor | None = None
     ) -> Tensor:
         singles = super().fit_transform(frame, columns, y, fold, weight)
-        y = y[:, : _outputs(y.shape[1])]
+        y = keep_encoded(y)
         weight = y.new_ones(len(y)) if weight is None else weight
         self.pairs_ = {}
         parts = list(singles.split(y.shape[1], 1))  # of each word column, then of each text
         for part, (name, (levels, means)) in enumerate(self.tables_.items()):
-            word, encoded_words = _find_places(levels, _text(frame[name])), parts[part]
+            word, encoded_words = _find_places(levels, to_text(frame[name])), parts[part]
             best: tuple[float, str, list[str], Tensor] | None = None
             for column in columns:
                 if column.name == name or not isinstance(column.encoder, Levels | Numbers | Truths):
@@ -86,7 +86,7 @@ class PairMeans(TargetMeans):
             parts.append(base)
             if name in self.pairs_:
                 other, values, keys, means = self.pairs_[name]
-                word = _find_places(self.tables_[name][0], _text(frame[name]))
+                word = _find_places(self.tables_[name][0], to_text(frame[name]))
                 value = _find_places(values, _write(frame[other]))
                 pair = torch.where((word < 0) | (value < 0), -1, word * len(values) + value)
                 place = torch.searchsorted(keys, pair).clamp(max=len(keys) - 1)
@@ -134,8 +134,8 @@ def _explain(features: Tensor, y: Tensor, weight: Tensor) -> float:  # (n, p), (
 def _write(series: pd.Series[Any]) -> Array:  # (n,)
     """Values as text, numbers of any type alike: 2017 and 2017.0 are one."""
     if series.dtype.kind in "iuf":
-        return np.where(series.isna(), _MISSING, series.astype(float).map(repr)).astype(str)
-    return _text(series)
+        return np.where(series.isna(), MISSING, series.astype(float).map(repr)).astype(str)
+    return to_text(series)
 
 
 def _find_places(values: list[str], text: Array) -> Tensor:  # (n,)

@@ -65,8 +65,7 @@ class TargetMeans(Savable):
         it is all there is.
         ``weight`` are the rows' weights ``(n,)`` in all sums; None for 1.
         """
-        # One column of a number or of two classes; of more classes all but one, at most five.
-        y = y[:, : max(1, min(y.shape[1] - 1, _MOST_CLASSES))]
+        y = keep_encoded(y)
         weight = y.new_ones(len(y)) if weight is None else weight
         self.mean_, self.tables_, self.ridges_ = (weight[:, None] * y).sum(0) / weight.sum(), {}, {}
         features = [y.new_zeros(len(y), 0)]
@@ -86,7 +85,7 @@ class TargetMeans(Savable):
             encoder = column.encoder
             if not isinstance(encoder, Levels) or len(encoder.levels) + len(encoder.others) <= MOST_LEVELS:
                 continue
-            text = _to_text(frame[column.name])
+            text = to_text(frame[column.name])
 
             def look_up(inside: Tensor, text: Array = text) -> Tensor:
                 others = self._average(text[~inside.numpy()], y[~inside], weight[~inside])
@@ -127,7 +126,7 @@ class TargetMeans(Savable):
     def transform_column(self, name: str, series: pd.Series[Any]) -> Tensor:
         """Encode values of one column: ``(n, p)``, p = 0 where it is no text and has few words."""
         if name in self.tables_:
-            return _look_up(self.tables_[name], _to_text(series), self.mean_)
+            return _look_up(self.tables_[name], to_text(series), self.mean_)
         if name in self.ridges_:
             encoder, coefficients = self.ridges_[name]
             return _apply(coefficients, torch.from_numpy(encoder.locate(series)))
@@ -184,7 +183,13 @@ def _hide_words(column: Column, encoder: Levels) -> Column:
     return replace(column, encoder=encoder, how=how + after)
 
 
-def _to_text(series: pd.Series[Any]) -> Array:
+def keep_encoded(y: Tensor) -> Tensor:  # (n, c) -> (n, p)
+    """The target columns that get means: that of a number or of two classes; of more all but one, at most five."""
+    return y[:, : max(1, min(y.shape[1] - 1, _MOST_CLASSES))]
+
+
+def to_text(series: pd.Series[Any]) -> Array:
+    """Words as they are looked up, ``(n,)``."""
     return words(series).fillna(MISSING).to_numpy(dtype=str)
 
 

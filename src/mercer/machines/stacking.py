@@ -192,7 +192,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             stay = carrying(self.trials, y[few], weight_of(weight, few))
             left_out = torch.arange(len(x))
             if len(x) >= _REFINED_FROM:
-                more = untaught[:_REFINING_ROWS]
+                # A caller's views come with few thousand rows: all of them choose the ridges.
+                more = untaught if looks else untaught[:_REFINING_ROWS]
                 stay = refined(self.looks, stay[:_MACHINES], x[more], y[more], weight_of(weight, more))
                 left_out = untaught.sort().values
             if len(x) > self.every_row:

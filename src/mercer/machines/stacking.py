@@ -219,7 +219,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             stay = keep_heavy(self.trials, y[few], weight_of(weight, few))
             left_out = torch.arange(len(x))
             if len(x) >= _REFINED_FROM:
-                more = untaught[:_REFINING_ROWS]
+                # A caller's views come with few thousand rows: all of them choose the ridges.
+                more = untaught if looks else untaught[:_REFINING_ROWS]
                 if forward:
                     more = untaught[torch.linspace(0, len(untaught) - 1, _REFINING_ROWS).long().unique()]
                 again = None if folds is None else folds.of(more)

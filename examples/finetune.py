@@ -27,7 +27,7 @@ HEADS = {
     "shared units": lambda model, loader: kernelize(model, head=lambda d, c: KernelClassifier(d, c, shared=64)),
     "before pooling": lambda model, loader: kernelize(model, place="before_pooling"),
     "second order": lambda model, loader: kernelize(
-        model, place="before_pooling", rectify=True, head=lambda d, c: SecondOrderPooling(d, c, rank=32)
+        model, place="before_pooling", head=lambda d, c: SecondOrderPooling(d, c, rank=32)
     ),
 }
 

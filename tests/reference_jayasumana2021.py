@@ -66,8 +66,8 @@ def plain_logits(z, weight, alpha, *, prototypes=1, bias=None, temperature=1.0, 
     return scores if bias is None else scores + bias
 
 
-def scaled_logits(z, weight, alpha, scale, center, linear, *, lift=0.5, prototypes=1, bias=None, dim=None):
-    """log sum_p exp(s_j k((w_jp, 0), (z - mu, lift))) + v_j z + b_j, one number at a time."""
+def scaled_logits(z, weight, alpha, scale, center, linear, radius, *, lift=0.5, prototypes=1, bias=None, dim=None):
+    """log sum_p exp(s_j k((w_jp, 0), (x, lift)) / k(1)) + v_j x / (1 + |x|^2 / radius^2)^(3/8) + b_j, x = z - mu."""
     result = []
     for embedding in z.tolist():
         moved, row = [value - shift for value, shift in zip(embedding, center.tolist(), strict=True)], []
@@ -76,17 +76,22 @@ def scaled_logits(z, weight, alpha, scale, center, linear, *, lift=0.5, prototyp
             for w in weight[j * prototypes : (j + 1) * prototypes].tolist():
                 pair = unit([*moved, lift]), unit([*w, 0.0])
                 k = equation_6(*pair, alpha) if dim is None else gegenbauer_series(*pair, alpha, dim)
-                total += math.exp(scale[j] * k)
-            row.append(math.log(total) + dot(linear[j].tolist(), embedding) + (0.0 if bias is None else bias[j]))
+                total += math.exp(scale[j] * k / sum(alpha))
+            shortened = [value * (1 + dot(moved, moved) / radius**2) ** (-3 / 8) for value in moved]
+            row.append(math.log(total) + dot(linear[j].tolist(), shortened) + (0.0 if bias is None else bias[j]))
         result.append(row)
     return torch.tensor(result, dtype=torch.float64)
 
 
-def plain_scaled_logits(z, weight, alpha, scale, center, linear, *, lift=0.5, prototypes=1, bias=None, dim=None):
+def plain_scaled_logits(
+    z, weight, alpha, scale, center, linear, radius, *, lift=0.5, prototypes=1, bias=None, dim=None
+):
     """The same by torch operations alone, for gradients."""
-    moved, weight = torch.nn.functional.pad(z - center, (0, 1), value=lift), torch.nn.functional.pad(weight, (0, 1))
-    scores = plain_logits(moved, weight, alpha, dim=dim) * scale.repeat_interleave(prototypes)
-    scores = torch.logsumexp(scores.reshape(len(z), -1, prototypes), 2) + z @ linear.T
+    x = z - center
+    moved, weight = torch.nn.functional.pad(x, (0, 1), value=lift), torch.nn.functional.pad(weight, (0, 1))
+    scores = plain_logits(moved, weight, alpha / alpha.sum(), dim=dim) * scale.repeat_interleave(prototypes)
+    shortened = x * (1 + x.square().sum(1, keepdim=True) / radius**2) ** (-3 / 8)
+    scores = torch.logsumexp(scores.reshape(len(z), -1, prototypes), 2) + shortened @ linear.T
     return scores if bias is None else scores + bias
 
 

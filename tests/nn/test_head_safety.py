@@ -46,12 +46,59 @@ def test_coefficients_that_a_step_drove_below_0_come_back():
     assert head.kernel.alpha.grad[1] < 0  # a descent step raises the linear term, which tells the two apart
 
 
-def test_the_head_starts_near_a_linear_layer():
-    """The linear part starts as nn.Linear's, the kernel beside it with three tenths of its share alone."""
+def test_a_seed_gives_the_head_what_it_gives_a_linear_layer():
+    """The linear part is that of nn.Linear, bit for bit; the kernel beside it has three tenths of its share alone."""
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 10)
     torch.manual_seed(0)
     head, alone = KernelClassifier(64, 10), KernelClassifier(64, 10, linear=False)
+    torch.testing.assert_close(head.linear, linear.weight, rtol=0, atol=0)
+    torch.testing.assert_close(head.bias, linear.bias, rtol=0, atol=0)
     torch.testing.assert_close(head.scale, 0.3 * alone.scale)
-    assert 0.9 / 8 < head.linear.abs().max() <= 1 / 8  # uniform in +-d^(-1/2)
+
+
+def test_only_the_scale_has_a_size():
+    """Coefficients that grow together change nothing, and no step has a part that makes them grow."""
+    head, z = KernelClassifier(8, 4), torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    before = head(z)
+    F.cross_entropy(before, torch.arange(20) % 4).backward()
+    alpha = head.kernel.alpha
+    assert abs(torch.dot(alpha.grad, alpha.detach())) < 1e-5 * alpha.grad.norm() * alpha.norm()
+    with torch.no_grad():
+        alpha.mul_(7.0)
+    torch.testing.assert_close(head(z), before)
+
+
+def test_gradients_of_the_linear_part_hardly_grow_with_the_length_of_embeddings():
+    """A large step makes embeddings long; where the next gradient grows with them, a network is lost."""
+    head, plain, growth = KernelClassifier(16, 10), nn.Linear(16, 10), []
+    z = F.normalize(torch.randn(30, 16, generator=torch.Generator().manual_seed(0)))
+    for layer, parameter in ((head, "linear"), (plain, "weight")):
+        sizes = []
+        for length in (1e3, 1e7):
+            layer.zero_grad()
+            (layer(length * z) * torch.eye(10).repeat(3, 1)).sum().backward()
+            sizes.append(getattr(layer, parameter).grad.norm().item())
+        growth.append(sizes[1] / sizes[0])
+    assert growth[0] < 11 < 9e3 < growth[1]  # the fourth root of 10^4, and 10^4
+
+
+def test_a_network_survives_a_rate_that_breaks_a_linear_layer():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 8, generator=generator), torch.arange(200) % 5
+    x[torch.arange(200), y] += 4.0  # classes that are easy to tell apart
+    scores = {}
+    for name, make in {"linear": nn.Linear, "kernel": KernelClassifier}.items():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3), make(3, 5))
+        optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=0.9)
+        for _ in range(100):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        logits = model(x)
+        scores[name] = ((logits.argmax(1) == y) & logits.isfinite().all(1)).double().mean().item()
+    assert scores["linear"] < 0.3 and scores["kernel"] > 0.5, scores
 
 
 def test_short_embeddings_have_bounded_gradients():

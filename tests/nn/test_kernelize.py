@@ -209,13 +209,13 @@ def test_nothing_but_the_last_layer_changes_by_default():
 
 
 def test_the_relu_on_the_embedding_is_taken_off_where_that_is_asked_for():
-    assert isinstance(kernelize(plain(), rectify=False)[1], nn.Identity)
+    assert isinstance(kernelize(plain(), rectify="off")[1], nn.Identity)
     x = pictures(4)
     for make in (lambda: CifarResNet(8, C), lambda: LeNet5(C), lambda: DenseNet(7, 2, C)):
         torch.manual_seed(0)
-        assert kernelize(make(), rectify=False).features(x).min() < 0
+        assert kernelize(make(), rectify="off").features(x).min() < 0
         assert kernelize(make()).features(x).min() >= 0
-    resnet = kernelize(CifarResNet(14, C, width=4), rectify=False)
+    resnet = kernelize(CifarResNet(14, C, width=4), rectify="off")
     assert isinstance(resnet.layer3[1].relu2, nn.Identity)  # that one and no other
     assert sum(isinstance(m, nn.ReLU) for m in resnet.modules()) == 1 + 2 * 6 - 1
 
@@ -233,14 +233,14 @@ def test_a_relu_that_cannot_be_taken_off_is_left_and_reported(caplog):
     for functional in (False, True):
         model = Shared(functional)
         with caplog.at_level(logging.INFO, "mercer"):
-            kernelize(model, rectify=False)
+            kernelize(model, rectify="off")
         assert "left on (not a module that is called once)" in caplog.messages[-1]
         assert functional or isinstance(model.relu, nn.ReLU)
 
 
 def test_reports_what_it_did(caplog):
     with caplog.at_level(logging.INFO, "mercer"):
-        kernelize(plain(), rectify=False)
+        kernelize(plain(), rectify="off")
     expected = "kernelize: 3, Linear(16, 3), became KernelClassifier; weights taken over; ReLU before it: 1, taken off."
     assert caplog.messages == [expected]
 
@@ -268,6 +268,7 @@ def test_sentences():
     for make, error, match in [
         (lambda: kernelize(nn.Conv2d(1, 1, 1)), ValueError, "model must hold an nn.Linear to swap; got Conv2d"),
         (lambda: kernelize(nn.Linear(2, 2)), ValueError, "put it into an nn.Sequential"),
+        (lambda: kernelize(plain(), rectify="on"), ValueError, "rectify must be False or 'off'; got 'on'"),
         (lambda: kernelize("resnet"), TypeError, "model must be an nn.Module; got str"),
         (lambda: kernelize(plain(), layer="fc"), ValueError, "name must be a layer of Sequential; got 'fc'"),
         (lambda: kernelize(plain(), layer="1"), TypeError, "layer '1' must be an nn.Linear; got ReLU"),

@@ -20,6 +20,7 @@ from mercer.nn import (
     SecondOrderPooling,
     distillation_loss,
 )
+from mercer.nn.kernel_classifier import FixedTemperature
 from mercer.nn.shared_units import SharedUnits
 from tests import reference_jayasumana2021 as reference
 from tests.nn.cases import HEADS, C, D, randomised, rows
@@ -32,7 +33,7 @@ def head(request):
 
 
 def test_no_public_head_escapes_the_contract():
-    made = {type(make()) for make in HEADS.values()} - {SharedUnits}  # what KernelClassifier(shared=m) makes
+    made = {type(make()) for make in HEADS.values()} - {FixedTemperature, SharedUnits}  # what KernelClassifier makes
     public = {getattr(heads, name) for name in heads.__all__ if isinstance(getattr(heads, name), type)}
     assert public == made | {Kervolution2d, L2BatchNorm}  # a layer and a normalisation, not heads
 
@@ -109,6 +110,26 @@ def test_copies_states_and_folders(head, request, tmp_path):
     torch.testing.assert_close(fresh(z), head(z))
     mercer.save(head, tmp_path / "folder")
     torch.testing.assert_close(mercer.load(tmp_path / "folder")(z), head(z))
+
+
+def test_a_state_of_the_old_formula_is_refused_in_a_sentence():
+    state = KernelClassifier(D, C).state_dict()
+    state["gain"] = state.pop("gate")
+    with pytest.raises(RuntimeError, match=r"the state must have a gate; got gain, of 0.3 or older\. Its formula"):
+        nn.Sequential(KernelClassifier(D, C)).load_state_dict({f"0.{name}": value for name, value in state.items()})
+
+
+def test_one_constructor_makes_three_classes():
+    assert type(KernelClassifier(D, C)) is KernelClassifier
+    assert type(KernelClassifier(D, C, temperature=1.0)) is FixedTemperature
+    assert type(KernelClassifier(D, C, shared=2, temperature=1.0)) is SharedUnits
+
+    class Derived(KernelClassifier):
+        pass
+
+    assert Derived(D, C)(rows()).shape == (6, C)
+    with pytest.raises(TypeError, match=r"Derived: a subclass .* leave shared and temperature out; got None and 1"):
+        Derived(D, C, temperature=1.0)
 
 
 def test_a_replaced_kernel_is_saved(tmp_path):
@@ -208,7 +229,7 @@ def test_param_groups_decay_the_kernel_and_neither_scale_nor_bias():
         undecayed = [dict(head.named_parameters())[name] for name in head.no_weight_decay()]
         assert {id(p) for p in undecayed} <= {id(p) for p in groups[2]["params"]}
         torch.optim.SGD(groups, lr=0.1).step()
-    assert KernelClassifier(D, C).no_weight_decay() == {"gain", "bias"}
+    assert KernelClassifier(D, C).no_weight_decay() == {"gate", "bias"}
     assert len(KernelClassifier(D, C, Linear(), bias=False, temperature=1.0).param_groups()) == 1
 
 

@@ -20,11 +20,11 @@ def test_the_learned_scale_equals_the_literal_transcription(basis, prototypes):
     with torch.no_grad():
         head.weight.copy_(rows(C * prototypes, seed=1))
         head.start.fill_(0.2)
-    z = rows().requires_grad_()
-    scale, dim = head.start + head.gain, D + 1 if basis == "gegenbauer" else None
+    z = (10 * rows()).requires_grad_()  # half as long as the radius
+    scale, dim = head.start + 6 * head.gate, D + 1 if basis == "gegenbauer" else None
     logits, alpha = head(z), head.kernel.coefficients
     settings = {"prototypes": prototypes, "dim": dim}
-    read = (head.center, head.linear)
+    read = (head.center, head.linear, 8 * D**0.5)
     slow = reference.scaled_logits(
         z, head.weight, alpha.tolist(), scale.tolist(), *read, bias=head.bias.tolist(), **settings
     )
@@ -130,10 +130,13 @@ def test_the_scale_starts_where_a_matching_embedding_has_probability_nine_tenths
 def test_the_default_head_contains_the_linear_one():
     linear, head = nn.Linear(D, C).double(), KernelClassifier(D, C).double()
     with torch.no_grad():
-        head.kernel.alpha.zero_()
+        head.start.zero_()
         head.linear.copy_(linear.weight)
         head.bias.copy_(linear.bias)
-    torch.testing.assert_close(head(rows()), linear(rows()))
+    short = 1e-6 * rows()
+    torch.testing.assert_close(head(short), linear(short))
+    shortened = (1 + rows().square().sum(1, keepdim=True) / (64 * D)) ** (-3 / 8)
+    torch.testing.assert_close(head(rows()), linear(rows() * shortened))
 
 
 def test_heads_with_a_learned_scale_have_a_linear_part_below_1000_classes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,22 +20,44 @@ from ..rows.loading import Data, load_labelled_rows, load_rows
 from ..rows.rows import Rows
 from ..storage.savable import SavableModule
 from .before_pooling import masked_mean
-from .prototypes import checked_labels, class_directions, prototypes_for
-from .series_logits import series_logits
+from .prototypes import check_labels, class_directions, prototypes_for
+from .series_logits import series_logits, shorten_long_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 fx.wrap("unit_rows")  # symbolic traces keep these whole
 fx.wrap("series_logits")
+fx.wrap("shorten_long_rows")
 
 _FULL = (torch.float32, torch.float64)
-_LIFT = 0.5  # l; the study head_safety.py measures it and the share
+# The study head_safety.py measures these four; docs/which-head.md says how they were chosen.
+_LIFT = 0.5
+_RADIUS = 8.0  # times the root of the width: beyond, embeddings count as shorter for the linear part
 _SHARE = 0.3  # of the kernel beside a linear part, at the start
+_SPEED = 6.0  # of the scale: a gate of 1 adds as much
 _MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
 
 
-class KernelClassifier(SavableModule):
+class _OneConstructor(SavableModule):
+    """Three heads behind one constructor: ``KernelClassifier(...)`` makes the class that its arguments ask for.
+
+    A class of its own, because ``inspect.signature`` would show this ``__new__`` beside an ``__init__``.
+    """
+
+    def __new__(cls, *args: Any, **arguments: Any) -> Self:
+        kind: type[Any] = cls
+        if cls is KernelClassifier and arguments.get("shared") is not None:
+            from .shared_units import SharedUnits
+
+            kind = SharedUnits
+        elif cls is KernelClassifier and arguments.get("temperature") is not None:
+            kind = FixedTemperature
+        head: Self = super().__new__(kind, *args, **arguments)
+        return head
+
+
+class KernelClassifier(_OneConstructor):
     r"""Logits of an embedding z by a learned kernel k between it and weights :math:`w_{jp}`, all on the unit sphere.
 
     Use it in place of the last ``nn.Linear``: it costs more a step, and pays where classes are many for the width.
@@ -43,15 +65,21 @@ class KernelClassifier(SavableModule):
     .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + b_j
 
     With T given, one prototype p a class and no bias this is jayasumana2021, Eq. 3-5. By default a linear layer stands
-    beside the kernel, the scale is learned, and embeddings are lifted onto the sphere of one dimension more:
+    beside the kernel and the scale is learned:
 
-    .. math:: \text{logit}_j = \log \sum_{p} \exp ((0.3 S + g_j) \, k((w_{jp}, 0), (z - \mu, 0.5)))
-        + v_j^T z + b_j
+    .. math:: \text{logit}_j = \log \sum_{p} \exp \Bigl(s_j \frac{k((w_{jp}, 0), (x, 0.5))}{k(1)}\Bigr)
+        + v_j^T \frac{x}{(1 + |x|^2 / 64 d)^{3/8}} + b_j, \quad x = z - \mu, \; s_j = 0.3 S + 6 g_j
 
-    v starts as that of ``nn.Linear`` does, so that the head trains where a linear layer trains. g starts at 0. At
-    :math:`S = \log(9 (c - 1)) / (k(1) - k(0))` the kernel alone gives an embedding on the weight of its class, at right
-    angles to the others, probability 0.9; without a linear part the scale is :math:`S + g_j`.
-    The lift bounds gradients: near the origin, where a small step turns an embedding round, all cosines are near 0.
+    It is made to train wherever ``nn.Linear`` does, and at rates where that breaks:
+
+    - v and b are drawn as ``nn.Linear`` draws them, from the same state of the generator. g starts at 0.
+    - Only the scale has a size: k is divided by k(1), else eleven coefficients grow at once at every step.
+    - Embeddings longer than :math:`8 \sqrt d` count as shorter for v: its gradients do not grow with their length.
+    - The lift to (x, 0.5) bounds gradients: near the origin, where a small step turns an embedding round, all cosines
+      are near 0.
+
+    At :math:`S = \log(9 (c - 1)) k(1) / (k(1) - k(0))` the kernel alone gives an embedding on the weight of its class,
+    at right angles to the others, probability 0.9; without a linear part :math:`s_j = S + 6 g_j`.
     :math:`\mu` is 0 until :meth:`init_from` sets it to the mean of its rows: the cosines of embeddings behind a ReLU
     are all near 1 otherwise. It is not learned: a learned one leaves the embeddings behind, and then all look alike.
 
@@ -61,15 +89,16 @@ class KernelClassifier(SavableModule):
     Args:
         in_features: d, the width of the embedding.
         num_classes: c.
-        kernel: k; None for :class:`mercer.kernels.RadialSeries`, learned with the weights. Any kernel goes in.
+        kernel: k; None for :class:`mercer.kernels.RadialSeries`, learned with the weights. Any kernel goes in; one that
+            is no such series is not divided by k(1).
         prototypes: Weight vectors of each class. ``"auto"``: one, until :meth:`init_from` sees the rows of a class.
         shared: m units that all classes read: logits :math:`A \, \mathrm{LN}(k(u, z)) + B z + b`, with layer norm LN.
             For many classes, or in place of a small MLP.
         bias: Learn b.
         temperature: T. None: the learned scale and the center (``shared`` needs no scale). The paper's are 0.1 for
             ``RadialSeries(positivity="sigmoid")`` and 0.005 for ``"softmax"``.
-        linear: Add :math:`v_j^T z`, at the cost of an ``nn.Linear``; ``shared`` has its own. None: where T is
-            None and there are fewer than 1000 classes.
+        linear: Add the linear part, at the cost of an ``nn.Linear``; ``shared`` has its own. None: where T is
+            None and there are fewer than 1000 classes. With T it is :math:`v_j^T z`.
         device: Where the parameters are made, as for ``nn.Linear``.
         dtype: Their dtype.
 
@@ -79,10 +108,10 @@ class KernelClassifier(SavableModule):
     """
 
     bias: nn.Parameter | None
-    gain: nn.Parameter | None  # (c,): g, 0 at the start, so that weight decay pulls to the start
-    center: Tensor | None  # (d,)
     linear: nn.Parameter | None  # (c, d): v
+    gate: nn.Parameter | None  # (c,): g, 0 at the start, so that weight decay pulls to the start
     start: Tensor | None  # (1,): the scale at g = 0
+    center: Tensor | None  # (d,): mu
 
     def __init__(
         self,
@@ -100,10 +129,6 @@ class KernelClassifier(SavableModule):
     ) -> None:
         super().__init__()
         where = "KernelClassifier"
-        if shared is not None and type(self) is KernelClassifier:
-            from .shared_units import SharedUnits
-
-            self.__class__ = SharedUnits  # one constructor, two classes: all that differs is overridden there
         self.in_features = checks.integer(where, "in_features", in_features, 1)
         self.num_classes = checks.integer(where, "num_classes", num_classes, 1)
         self.auto = prototypes == "auto"
@@ -118,25 +143,31 @@ class KernelClassifier(SavableModule):
             need, fix = "kernel must be a mercer.kernels.Kernel", "Use FunctionKernel for a function of your own."
             raise TypeError(checks.sentence(where, need, type(kernel).__name__, fix))
         self.kernel = (RadialSeries() if kernel is None else kernel).to(device=device, dtype=dtype)
-        learned = temperature is None
-        if linear is None:
-            linear = learned and num_classes < _MANY
-        self.lift = _LIFT if learned and shared is None else 0.0
-        self.share = _SHARE if linear else 1.0
+        self.lift = self.radius = 0.0
+        self.share = 1.0
+        self._make_parameters(bias, linear, {"device": device, "dtype": dtype})
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
                 part.fill_dim(in_features + 1 if self.lift else in_features)  # the sphere that rows are put on
-        self._make_parameters(bias, linear, {"device": device, "dtype": dtype})
         self.reset_parameters()
 
-    def _make_parameters(self, bias: bool, linear: bool, place: dict[str, Any]) -> None:
-        c, d, learned = self.num_classes, self.in_features, self.temperature is None
+    def _make_parameters(self, bias: bool, linear: bool | None, place: dict[str, Any]) -> None:
+        if self.shared is not None or self.temperature is not None:
+            need = "a subclass of KernelClassifier must leave shared and temperature out"
+            got, fix = f"{self.shared} and {self.temperature}", "Derive it from SharedUnits or FixedTemperature."
+            raise TypeError(checks.sentence(type(self).__name__, need, got, fix))
+        c, d = self.num_classes, self.in_features
+        if linear is None:
+            linear = c < _MANY
+        self.lift = _LIFT
         self.weight = nn.Parameter(torch.empty(c * self.prototypes, d, **place))
         self.bias = nn.Parameter(torch.empty(c, **place)) if bias else None
         self.linear = nn.Parameter(torch.empty(c, d, **place)) if linear else None
-        self.gain = nn.Parameter(torch.empty(c, **place)) if learned else None
-        self.register_buffer("center", torch.empty(d, **place) if learned else None)
-        self.register_buffer("start", torch.empty(1, **place) if learned else None)
+        self.gate = nn.Parameter(torch.empty(c, **place))
+        self.register_buffer("center", torch.empty(d, **place))
+        self.register_buffer("start", torch.empty(1, **place))
+        if linear:
+            self.radius, self.share = _RADIUS * d**0.5, _SHARE
 
     @property
     def out_features(self) -> int:
@@ -145,36 +176,42 @@ class KernelClassifier(SavableModule):
 
     @property
     def scale(self) -> Tensor:  # (c,)
-        """What multiplies k for each class: the learned scale, or 1 / T."""
-        if self.gain is None or self.start is None:
+        """What multiplies k / k(1) for each class; with a temperature, what multiplies k: 1 / T."""
+        if self.start is None or self.gate is None:  # of shared units
             return self.weight.new_full((self.num_classes,), 1 / (self.temperature or 1.0))
-        return self.start + self.gain
+        return torch.add(self.start, self.gate, alpha=_SPEED)
 
     def reset_parameters(self) -> None:
-        """Weights uniform on the sphere, the linear part as nn.Linear's, the kernel and the scale at their start."""
-        for part in self.children():
-            getattr(part, "reset_parameters", lambda: None)()
+        """The linear part as nn.Linear's, weights uniform on the sphere, the kernel and the scale at their start."""
         with torch.no_grad():
+            # First and in this order, so that a seed gives the head what it gives nn.Linear.
+            if self.linear is not None:
+                nn.init.kaiming_uniform_(self.linear, a=math.sqrt(5))
+            if self.bias is not None:
+                bound = self.in_features**-0.5 if self.linear is not None else 0.0
+                self.bias.uniform_(-bound, bound)
+            for part in self.children():
+                getattr(part, "reset_parameters", lambda: None)()
             self.weight.normal_()
             self.weight.copy_(unit_rows(self.weight))
-            for parameter in (self.bias, self.gain, self.center):
-                if parameter is not None:
-                    parameter.zero_()
-            if self.linear is not None:  # as nn.Linear starts
-                bound = self.in_features**-0.5
-                self.linear.uniform_(-bound, bound)
+            for tensor in (self.gate, self.center):
+                if tensor is not None:
+                    tensor.zero_()
             if self.start is not None and not self.weight.is_meta:
-                self.start.fill_(self.share * self._start())
+                self.start.fill_(self.share * self._find_scale())
 
-    def _start(self) -> float:
+    def _find_scale(self) -> float:
         """The scale at which an embedding on its class's weight, at right angles to the others, has probability 0.9."""
         width = self.in_features + 1 if self.lift else self.in_features
-        own = torch.eye(1, max(2, width), dtype=torch.float64, device=self.weight.device)
-        other = own.roll(1, 1)
+        pole = torch.eye(1, max(2, width), dtype=torch.float64, device=self.weight.device)
+        across = pole.roll(1, 1)
         if width == 1:
-            own, other = own[:, :1], -own[:, :1]
+            pole, across = pole[:, :1], -pole[:, :1]
         with torch.no_grad():
-            gap = float(self.kernel(own, own) - self.kernel(own, other))
+            top, middle = float(self.kernel(pole, pole)), float(self.kernel(pole, across))
+        gap = top - middle
+        if isinstance(self.kernel, RadialSeries) and top > 0:
+            gap = gap / top
         return math.log(9 * max(1, self.num_classes - 1)) / gap if math.isfinite(gap) and gap > 1e-6 else 1.0
 
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
@@ -182,8 +219,8 @@ class KernelClassifier(SavableModule):
         if isinstance(z, fx.Proxy):  # a symbol has no sizes to check
             logits = self._logits(z.reshape(-1, self.in_features), self.weight)
             return logits.reshape(z.shape[:-1] + (self.num_classes,))  # noqa: RUF005 - a symbol cannot be unpacked
-        z, weight = self._checked(z)
-        with _full_precision(z):
+        z, weight = self._check_embeddings(z)
+        with _without_autocast(z):
             if z.ndim == 2:  # sharded training refuses needless views
                 return self._logits(z, weight)
             return self._logits(z.reshape(-1, self.in_features), weight).reshape(*z.shape[:-1], self.num_classes)
@@ -197,81 +234,92 @@ class KernelClassifier(SavableModule):
             places: What was pooled, ``(n, s, d)``.
             mask: ``(n, s)``, True where a place counts; None where all do.
         """
-        z, weight = self._checked(z)
+        z, weight = self._check_embeddings(z)
         if z.ndim not in (2, 3) or places.ndim != 3 or places.shape[::2] != z.shape[:: z.ndim - 1]:
             need = "places must have shape (n, s, d) where z has (n, d) or (n, t, d)"
             raise ValueError(checks.sentence("KernelClassifier", need, f"{tuple(places.shape)} and {tuple(z.shape)}"))
-        with _full_precision(z):
+        with _without_autocast(z):
             each = self._kernel_values(places.to(z.dtype).reshape(-1, self.in_features), weight)
-            value = masked_mean(each.unflatten(0, places.shape[:2]), mask)  # (n, m)
+            values = masked_mean(each.unflatten(0, places.shape[:2]), mask)  # (n, m)
             if z.ndim == 2:
-                return self._read_values(z, value)
-            value = value[:, None].expand(-1, z.shape[1], -1).flatten(0, 1)
-            logits: Tensor = self._read_values(z.reshape(-1, self.in_features), value).unflatten(0, z.shape[:2])
+                return self._read_values(z, values)
+            values = values[:, None].expand(-1, z.shape[1], -1).flatten(0, 1)
+            logits: Tensor = self._read_values(z.reshape(-1, self.in_features), values).unflatten(0, z.shape[:2])
             return logits
 
     def of_classes(self, z: Tensor, classes: Tensor) -> Tensor:  # (n, d), (k,) -> (n, k)
         """``self(z)[:, classes]`` at the cost of k classes; not for shared units."""
-        z, _ = self._checked(z)
+        z, _ = self._check_embeddings(z)
         chosen = (classes[:, None] * self.prototypes + torch.arange(self.prototypes, device=classes.device)).flatten()
-        with _full_precision(z):
+        with _without_autocast(z):
             return self._logits(z, self.weight[chosen].to(z.dtype), classes)
 
     def _logits(self, z: Tensor, weight: Tensor, classes: Tensor | None = None) -> Tensor:
         """Logits of all classes, or of some whose weights these are: (n, d), (m, d) -> (n, c)."""
-        kernel = self.kernel
-        if self.prototypes > 1 or not isinstance(kernel, RadialSeries) or not kernel.is_polynomial:
-            return self._read_values(z, self._kernel_values(z, weight, classes), classes)
+        if self.prototypes > 1 or not self._is_plain_series():
+            return self._read_values(z, self._kernel_values(z, weight), classes)
         # One weight a class and a plain series: everything in one pass.
-        bias, linear = _rows_like(self.bias, z, classes), _rows_like(self.linear, z, classes)
-        return self._evaluate_series(z, weight, kernel, self._column_scale(weight, classes), bias, linear)
+        return self._evaluate_series(z, weight, *self._pick_parts(z, classes))
 
-    def _evaluate_series(
-        self, z: Tensor, weight: Tensor, kernel: RadialSeries, scale: Tensor | None,
-        bias: Tensor | None = None, linear: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        # With a learned scale, coefficients that a large step drove below 0 keep a gradient and can return.
-        revived = kernel.positivity == "relu" and self.temperature is None
-        a = _rows_like(kernel.alpha if revived else kernel.coefficients[2:], z)
-        return series_logits(z, weight, a, scale, bias, linear, _rows_like(self.center, z), self.lift, revived)
-
-    def _column_scale(self, weight: Tensor, classes: Tensor | None) -> Tensor | None:
-        """What multiplies the kernel values of each weight, ``(m,)``; None for 1."""
-        if self.temperature is not None:
-            count = self.prototypes * (self.num_classes if classes is None else len(classes))
-            return None if self.temperature == 1.0 else weight.new_full((count,), 1 / self.temperature)
-        scale = _rows_like(self.scale, weight, classes)
-        return scale.repeat_interleave(self.prototypes) if self.prototypes > 1 else scale
-
-    def _kernel_values(self, z: Tensor, weight: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Kernel values between centered embeddings and weights, times the scale: (n, d), (m, d) -> (n, m)."""
-        scale, kernel = self._column_scale(weight, classes), self.kernel
-        if isinstance(kernel, RadialSeries) and kernel.is_polynomial:
-            return self._evaluate_series(z, weight, kernel, scale)
+    def _kernel_values(self, z: Tensor, weight: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
+        """K between embeddings, as seen from the center and lifted, and weights."""
+        kernel = self.kernel
+        if self._is_plain_series():
+            return self._evaluate_series(z, weight)
         if self.center is not None:
             z = z - self.center.to(z.dtype)
         if self.lift:
             z, weight = F.pad(z, (0, 1), value=self.lift), F.pad(weight, (0, 1))
         scale_free = isinstance(kernel, Cosine)
         rows = (z, weight) if scale_free else (unit_rows(z), unit_rows(weight))
-        value: Tensor
+        values: Tensor
         if isinstance(z, fx.Proxy):  # other kernels ask for sizes: kept whole
-            value = z.tracer.create_proxy("call_module", z.tracer.path_of_module(kernel), rows, {})
+            values = z.tracer.create_proxy("call_module", z.tracer.path_of_module(kernel), rows, {})
         else:
             # The call checks its arguments, by sizes that an exported graph must not know.
-            value = (kernel.gram if scale_free or records_graph() else kernel)(*rows)
-        return value if scale is None else value * scale
+            values = (kernel.gram if scale_free or records_graph() else kernel)(*rows)
+        if self.gate is not None and isinstance(kernel, RadialSeries) and kernel.positivity != "none":
+            values = values / kernel.coefficients.sum().clamp(min=0.1).to(values.dtype)
+        return values
 
-    def _read_values(self, z: Tensor, value: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Logits of scaled kernel values: join the prototypes, add the linear part and the bias."""
+    def _read_values(self, z: Tensor, values: Tensor, classes: Tensor | None = None) -> Tensor:  # (n, m) -> (n, c)
+        """Logits of kernel values: scale them, join the prototypes, add the bias and the linear part."""
+        scale, bias, linear = self._pick_parts(z, classes)
         if self.prototypes > 1:
-            value = value.unflatten(1, (-1, self.prototypes)).logsumexp(2)
-        bias, linear = _rows_like(self.bias, z, classes), _rows_like(self.linear, z, classes)
+            values = values.unflatten(1, (-1, self.prototypes))  # (n, c, p)
+            values = (values if scale is None else values * scale.unsqueeze(1)).logsumexp(2)
+        elif scale is not None:
+            values = values * scale
         if bias is not None:
-            value = value + bias
+            values = values + bias
         if linear is not None:
-            value = torch.addmm(value, z, linear.mT)
-        return value
+            x = z if self.center is None else z - self.center.to(z.dtype)
+            values = torch.addmm(values, shorten_long_rows(x, self.radius), linear.mT)
+        return values
+
+    def _pick_parts(self, z: Tensor, classes: Tensor | None) -> list[Tensor | None]:
+        """Scale, bias and linear part of all classes, or of some, in the dtype of z."""
+        parts: list[Tensor | None] = [self.scale, self.bias, self.linear]
+        if classes is not None:
+            parts = [None if part is None else part[classes] for part in parts]
+        same = not isinstance(z, fx.Proxy) and z.dtype == self.weight.dtype
+        return parts if same else [None if part is None else part.to(z.dtype) for part in parts]
+
+    def _is_plain_series(self) -> bool:
+        return isinstance(self.kernel, RadialSeries) and self.kernel.is_polynomial
+
+    def _evaluate_series(
+        self, z: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None,
+        linear: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        kernel = self.kernel
+        assert isinstance(kernel, RadialSeries)
+        normalized = self.gate is not None and kernel.positivity != "none"
+        # A normalized series rectifies its coefficients itself, with a gradient for those below 0.
+        a = kernel.alpha if normalized and kernel.positivity == "relu" else kernel.coefficients[2:]
+        center = None if self.center is None else self.center.to(z.dtype)
+        options = (self.lift, self.radius, normalized)
+        return series_logits(z, weight, a.to(z.dtype), scale, bias, linear, center, *options)
 
     def init_from(
         self, embeddings: Data, labels: Tensor | None = None, *, generator: torch.Generator | None = None
@@ -296,7 +344,7 @@ class KernelClassifier(SavableModule):
         z = checks.matrix(where, "embeddings", z, columns=self.in_features)
         checks.squarable(where, "embeddings", z, empty=has_several_ranks())  # of several ranks some may have no row
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)
-        labels = checked_labels(where, labels, z, self.num_classes)
+        labels = check_labels(where, labels, z, self.num_classes)
         if self.center is not None:
             self.center.copy_(Rows(z).mean(lambda block: block.double().sum(0)))
             z = z - self.center.to(z.dtype)
@@ -316,7 +364,7 @@ class KernelClassifier(SavableModule):
             if self.linear is not None:
                 self.linear.zero_()
             if self.start is not None:
-                self.start.fill_(self._start())
+                self.start.fill_(self._find_scale())
         return self
 
     def _group_rows(self, labels: Tensor) -> tuple[Tensor, int, int]:
@@ -330,6 +378,12 @@ class KernelClassifier(SavableModule):
             self.weight = nn.Parameter(unit_rows(fresh), requires_grad=self.weight.requires_grad)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        errors: list[str] = args[-1]
+        if f"{prefix}gain" in state_dict:
+            fix = "Its formula has changed: train the head again."
+            errors.append(
+                checks.sentence("KernelClassifier", "the state must have a gate", "gain, of 0.3 or older", fix)
+            )
         weight = state_dict.get(f"{prefix}weight")
         if weight is not None and self.auto and weight.ndim == 2 and len(weight) % self.num_classes == 0:
             self._set_prototypes(len(weight) // self.num_classes)
@@ -354,11 +408,11 @@ class KernelClassifier(SavableModule):
         if kernel_lr is not None:
             kernel["lr"] = checks.positive("KernelClassifier.param_groups", "kernel_lr", kernel_lr)
         undecayed = self.no_weight_decay()
-        own = [(name, p) for name, p in self.named_parameters() if not name.startswith("kernel.")]
+        others = [(name, p) for name, p in self.named_parameters() if not name.startswith("kernel.")]
         groups = [
-            {"params": [p for name, p in own if name not in undecayed], "weight_decay": weight_decay},
+            {"params": [p for name, p in others if name not in undecayed], "weight_decay": weight_decay},
             kernel,
-            {"params": [p for name, p in own if name in undecayed], "weight_decay": 0.0},
+            {"params": [p for name, p in others if name in undecayed], "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
 
@@ -393,7 +447,8 @@ class KernelClassifier(SavableModule):
             f"shared={self.shared}, bias={self.bias is not None}, temperature={self.temperature}"
         )
 
-    def _checked(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _check_embeddings(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and weights in one dtype, float32 or float64."""
         weight: Tensor = self.weight
         if z.ndim < 1 or z.shape[-1] != self.in_features or z.is_complex():
             need = f"z must be real, of shape (..., {self.in_features})"
@@ -406,23 +461,31 @@ class KernelClassifier(SavableModule):
         return z.to(common), weight.to(common)
 
 
-@overload
-def _rows_like(parameter: Tensor, z: Tensor, classes: Tensor | None = None) -> Tensor: ...
-@overload
-def _rows_like(parameter: None, z: Tensor, classes: Tensor | None = None) -> None: ...
-@overload
-def _rows_like(parameter: Tensor | None, z: Tensor, classes: Tensor | None = None) -> Tensor | None: ...
-def _rows_like(parameter: Tensor | None, z: Tensor, classes: Tensor | None = None) -> Tensor | None:
-    """A parameter in the dtype of z; only the rows of some classes, where they are given."""
-    if parameter is None:
-        return None
-    if isinstance(z, fx.Proxy) or parameter.dtype != z.dtype:
-        parameter = parameter.to(z.dtype)
-    return parameter if classes is None else parameter[classes]
+class FixedTemperature(KernelClassifier):
+    r"""The paper's head: what ``KernelClassifier(d, c, temperature=T)`` makes.
+
+    .. math:: \text{logit}_j = \log \sum_{p} \exp \frac{k(w_{jp}, z)}{T} + v_j^T z + b_j
+
+    v only where ``linear=True``; jayasumana2021, Eq. 3-5, has neither v nor b and one p.
+    """
+
+    temperature: float
+
+    @override
+    def _make_parameters(self, bias: bool, linear: bool | None, place: dict[str, Any]) -> None:
+        c, d = self.num_classes, self.in_features
+        self.weight = nn.Parameter(torch.empty(c * self.prototypes, d, **place))
+        self.bias = nn.Parameter(torch.empty(c, **place)) if bias else None
+        self.linear = nn.Parameter(torch.empty(c, d, **place)) if linear else None
+        self.gate = self.center = self.start = None
+
+    @property
+    @override
+    def scale(self) -> Tensor:  # (c,)
+        return self.weight.new_full((self.num_classes,), 1 / self.temperature)
 
 
-def _full_precision(z: Tensor) -> AbstractContextManager[Any]:
-    """Autocast off, where it is on."""
+def _without_autocast(z: Tensor) -> AbstractContextManager[Any]:
     if z.is_meta or not torch.is_autocast_enabled(z.device.type):
         return nullcontext()
     return torch.autocast(z.device.type, enabled=False)

@@ -34,7 +34,7 @@ def kernelize(
     *,
     layer: str | None = None,
     head: Callable[[int, int], nn.Module] | None = None,
-    rectify: bool = True,
+    rectify: bool | str = False,
     place: str = "head",
     loader: Data | None = None,
 ) -> nn.Module:
@@ -52,10 +52,10 @@ def kernelize(
             timm's ``get_classifier()`` gives, else the last of the model.
         head: ``head(in_features, num_classes)`` makes the new one; None for ``KernelClassifier``, before pooling with
             128 shared units.
-        rectify: Leave the embedding rectified, as the model has it: nothing but the last layer changes. False takes the
-            last ReLU off, so that embeddings use the whole sphere (jayasumana2021, Appendix D.4). It must be a module
-            that is called once and stand before the head, with nothing but pooling, dropout and flattening between
-            them. The layer before it becomes linear then.
+        rectify: False (and True) leave the embedding as the model has it: nothing but the last layer changes.
+            ``"off"`` takes the last ReLU off, so that embeddings use the whole sphere (jayasumana2021, Appendix D.4).
+            It must be a module that is called once and stand before the head, with nothing but pooling, dropout and
+            flattening between them. The layer before it becomes linear then.
         place: ``"head"``: the head reads the pooled embedding. ``"before_pooling"``: kernel values are taken at every
             place of a map, or at every token that is not masked, and averaged; the first pass finds where (a plain one,
             not a compiled one). The head is then found at ``<layer>.head``. A model whose head reads every token, and
@@ -71,6 +71,8 @@ def kernelize(
     if not isinstance(model, nn.Module):
         raise TypeError(checks.sentence("kernelize", "model must be an nn.Module", type(model).__name__))
     checks.choice("kernelize", "place", place, ("head", "before_pooling"))
+    if not isinstance(rectify, bool) and rectify != "off":
+        raise ValueError(checks.sentence("kernelize", "rectify must be False or 'off'", repr(rectify)))
     inner = unwrap(model)
     name, old = _find(inner) if layer is None else (layer, _checked(inner, layer))
     pooled = place == "head"
@@ -82,7 +84,7 @@ def kernelize(
     outer.to(device=old.weight.device, dtype=old.weight.dtype)
     outer.train(old.training)
     warm = _warm_start(new, old)
-    relu = "left as it is" if rectify else take_relu_off(inner, name)
+    relu = take_relu_off(inner, name) if rectify == "off" else "left as it is"
     parent, _, own = name.rpartition(".")
     setattr(inner.get_submodule(parent), own, outer)
     if isinstance(outer, BeforePooling):

@@ -74,7 +74,7 @@ def _find_centers(rows: Rows, count: int, generator: torch.Generator | None) -> 
     return unit_rows(torch.from_numpy(machine.cluster_centers_).to(unit))
 
 
-def checked_labels(where: str, labels: Any, z: Tensor, classes: int) -> Tensor:
+def check_labels(where: str, labels: Any, z: Tensor, classes: int) -> Tensor:
     """Labels as whole numbers on the rows' device."""
     labels = torch.as_tensor(labels).to(z.device)
     if labels.ndim != 1:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .. import checks
 from .kernel_classifier import KernelClassifier
-from .prototypes import checked_labels
+from .prototypes import check_labels
 
 
 def sampled_cross_entropy(
@@ -36,7 +36,7 @@ def sampled_cross_entropy(
     if not isinstance(head, KernelClassifier) or head.shared is not None:
         got = "shared units" if isinstance(head, KernelClassifier) else type(head).__name__
         raise TypeError(checks.sentence(where, "head must be a KernelClassifier with weights for each class", got))
-    labels = checked_labels(where, labels, z, head.num_classes)
+    labels = check_labels(where, labels, z, head.num_classes)
     own = labels.unique()  # sorted
     others = torch.ones(head.num_classes, dtype=torch.bool, device=z.device)
     others[own] = False

@@ -14,11 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..kernels.radial_series import gram_of_series
+from ..linalg.distances import norms_and_units
 from ..linalg.torch_internals import in_batched_backward, records_graph, transformed
 
 _BLOCK = 2**15  # cosines worked on at a time: on a CPU their powers stay in the cache
 _BLOCK_GPU = 2**21
 _USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
+_LEAST_SUM = 0.1  # of coefficients that are divided by their sum
+_SHORTENING = 0.75  # a row of length r >> radius is read as one of length radius^(3/4) r^(1/4)
 
 
 def series_logits(
@@ -30,9 +33,12 @@ def series_logits(
     linear: Tensor | None = None,
     center: Tensor | None = None,
     lift: float = 0.0,
-    rectified: bool = False,
+    radius: float = 0.0,
+    normalized: bool = False,
 ) -> Tensor:  # (n, d), (m, d) -> (n, m)
-    r"""Logits :math:`s_j \sum_k a_k t_{ij}^k + v_j^T z_i + b_j`, with :math:`t_{ij} = \cos(z_i - \mu, w_j)`.
+    r"""Logits :math:`s_j \sum_k a_k t_{ij}^k + v_j^T h(x_i) + b_j`, with :math:`x = z - \mu`.
+
+    :math:`t_{ij} = \cos((x_i, \ell), (w_j, 0))`, and h is :func:`shorten_long_rows`.
 
     Args:
         z: Embeddings. A row at the center has the cosine 0 with every weight.
@@ -42,47 +48,69 @@ def series_logits(
         bias: b, ``(m,)``; None for 0.
         linear: v, ``(m, d)``; None for 0.
         center: :math:`\mu`, ``(d,)``, a constant; None for 0.
-        lift: :math:`\ell`: take the cosine between :math:`(z_i - \mu, \ell)` and :math:`(w_j, 0)`.
-        rectified: Coefficients below 0 count as 0; they keep their gradient, so that they can return.
+        lift: :math:`\ell`.
+        radius: :math:`\rho` of h; 0 for h(x) = x. It needs a lift.
+        normalized: Divide the coefficients by their sum, so that only the scale has a size. Those below 0 count as 0;
+            they keep their gradient, so that they can return.
     """
     # Compilers fuse the plain form themselves; torch.func and forward mode need operations that they can see through.
     if records_graph() or transformed() or z.is_meta:
-        return plain_series_logits(z, w, a, scale, bias, linear, center, lift, rectified)
-    logits: Tensor = _SeriesLogits.apply(z, w, a, scale, bias, linear, center, lift, rectified)  # type: ignore[no-untyped-call]
+        return plain_series_logits(z, w, a, scale, bias, linear, center, lift, radius, normalized)
+    logits: Tensor = _SeriesLogits.apply(z, w, a, scale, bias, linear, center, lift, radius, normalized)  # type: ignore[no-untyped-call]
     return logits
 
 
 def plain_series_logits(
     z: Tensor, w: Tensor, a: Tensor, scale: Tensor | None, bias: Tensor | None, linear: Tensor | None,
-    center: Tensor | None, lift: float, rectified: bool,
+    center: Tensor | None, lift: float, radius: float, normalized: bool,
 ) -> Tensor:  # fmt: skip
     """The same by operations that torch differentiates itself, to any order."""
     x = z if center is None else z - center
-    if lift:
-        x, w = F.pad(x, (0, 1), value=lift), F.pad(w, (0, 1))
-    if rectified:
+    if normalized:
         a = a + (a.relu() - a).detach()
-    logits = gram_of_series(x, w, a, None)
+        a = a / a.sum().clamp(min=_LEAST_SUM)
+    if lift:
+        w = F.pad(w, (0, 1))
+    logits = gram_of_series(F.pad(x, (0, 1), value=lift) if lift else x, w, a, None)
     if scale is not None:
         logits = logits * scale
     if bias is not None:
         logits = logits + bias
     if linear is not None:
-        logits = torch.addmm(logits, z, linear.mT)
+        logits = torch.addmm(logits, shorten_long_rows(x, radius), linear.mT)
     return logits
+
+
+def shorten_long_rows(x: Tensor, radius: float) -> Tensor:  # (n, d) -> (n, d)
+    r"""Rows :math:`h(x) = x (1 + |x|^2 / \rho^2)^{-3/8}`: short ones as they are, long ones shorter; 0 for h(x) = x.
+
+    No two rows become one: the length of h(x) grows with that of x, as its fourth root in the end.
+    """
+    if radius == 0:
+        return x
+    length = norms_and_units(F.pad(x, (0, 1), value=radius))[0]
+    return x * (length / radius).pow(-_SHORTENING).unsqueeze(1)
 
 
 class _SeriesLogits(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, w: Tensor, a: Tensor, scale: Tensor | None, bias: Tensor | None, linear: Tensor | None,
-        center: Tensor | None, lift: float, rectified: bool,
+        center: Tensor | None, lift: float, radius: float, normalized: bool,
     ) -> Tensor:  # fmt: skip
         x = z if center is None else z - center
-        (inverse_x, _), (inverse_w, ctx.usual) = _inverse_norms(x, lift), _inverse_norms(w, 0.0)
-        t = torch.mm(x * inverse_x, w.mT)  # cosines, once each block has been divided by the lengths of the weights
+        inverse_x, inverse_far, _ = _inverse_norms(x, lift, radius)
+        inverse_w, _, ctx.usual = _inverse_norms(w, 0.0, 0.0)
+        unit_x = x * inverse_x
+        t = torch.mm(unit_x, w.mT)  # cosines, once each block has been divided by the lengths of the weights
         blocks, powers, value = _row_blocks(t), None, None
-        positive = a.relu() if rectified else a
+        if normalized:
+            positive = a.relu()
+            ctx.sum = positive.sum()
+            ctx.divisor = ctx.sum.clamp(min=_LEAST_SUM)
+            positive.div_(ctx.divisor)
+        else:
+            positive = a
         if len(blocks) == 1 and len(a) > 1 and t.device.type == "cpu":
             # A small head: one product with the powers, which the backward pass reads again.
             powers = _make_powers(t.mul_(inverse_w.mT).clamp_(-1, 1), len(a) - 1)
@@ -106,16 +134,24 @@ class _SeriesLogits(torch.autograd.Function):
                     out.mul_(scale)
         if bias is not None:
             logits.add_(bias)
+        read, factor = x, None
+        if inverse_far is not None:
+            factor = (radius * inverse_far).pow_(_SHORTENING)  # |h(x)| / |x|
+            read = x * factor
         if linear is not None:
-            logits.addmm_(z, linear.mT)
-        ctx.save_for_backward(z, w, a, scale, bias, linear, center, t, inverse_x, inverse_w, positive, powers, value)
-        ctx.options = (lift, rectified)
+            logits.addmm_(read, linear.mT)
+        # A small head keeps its rows too; a large one makes them again.
+        kept = (unit_x, read) if powers is not None else (None, None)
+        lengths = (inverse_x, inverse_w, inverse_far, factor)
+        ctx.save_for_backward(z, w, a, scale, bias, linear, center, t, *lengths, positive, powers, value, *kept)
+        ctx.options = (lift, radius, normalized)
         return logits
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors  # read once: checkpointing frees them afterwards
-        z, w, a, scale, _, linear, center, t, inverse_x, inverse_w, positive, powers, value = saved
+        z, w, a, scale, _, linear, center, t, inverse_x, inverse_w, inverse_far, factor = saved[:12]
+        positive, powers, value, unit_x, read = saved[12:]
         wanted = ctx.needs_input_grad[:6]
         # A second derivative, or many gradients at once: differentiate the plain form.
         if torch.is_grad_enabled() or in_batched_backward(grads[0]):
@@ -124,7 +160,7 @@ class _SeriesLogits(torch.autograd.Function):
                 logits = plain_series_logits(*saved[:7], *ctx.options)
             asked = [each for each, want in zip(saved, wanted, strict=False) if want]
             slopes = iter(torch.autograd.grad(logits, asked, grads[0], create_graph=twice, materialize_grads=True))
-            return *(next(slopes) if want else None for want in wanted), None, None, None
+            return *(next(slopes) if want else None for want in wanted), None, None, None, None
 
         grad, order, sums = grads[0].contiguous(), len(a) - 1, []
         # The derivative of the series has the coefficients k a_k of t^(k-1).
@@ -151,13 +187,27 @@ class _SeriesLogits(torch.autograd.Function):
             radial_w = torch.stack([each[1] for each in sums]).sum(0)
             grad_a = torch.stack([each[2] for each in sums]).sum(0)
             grad_scale = torch.stack([each[3] for each in sums]).sum(0)
+        if ctx.options[2]:
+            # p / sum(p): the slope along p is 0, unless the sum is held at its least.
+            along = torch.dot(grad_a, positive) * (ctx.sum >= _LEAST_SUM)
+            grad_a = grad_a.sub_(along).div_(ctx.divisor)
 
         grad_z = grad_w = grad_bias = grad_linear = None
-        unit_x = (z if center is None else z - center) * inverse_x
+        if unit_x is None:
+            x = z if center is None else z - center
+            unit_x, read = x * inverse_x, x if factor is None else x * factor
         if wanted[0]:
-            grad_z = torch.mm(grad_t, w).addcmul_(unit_x, radial_x, value=-1).mul_(inverse_x)
-            if linear is not None:
+            radial_x = radial_x * inverse_x
+            grad_z = torch.mm(grad_t, w).mul_(inverse_x)
+            if linear is not None and factor is None:
                 grad_z.addmm_(grad, linear)
+            elif linear is not None:
+                # h(x) = x |(x, rho) / rho|^(-3/4) grows less along x than across it.
+                flow = torch.mm(grad, linear)
+                grad_z.addcmul_(flow, factor)
+                along = flow.mul_(unit_x).sum(1, keepdim=True).mul_(factor)
+                radial_x.addcmul_(along, (inverse_far / inverse_x).square_(), value=_SHORTENING)
+            grad_z.addcmul_(unit_x, radial_x, value=-1)
         if wanted[1]:
             grad_w, pull = torch.mm(grad_t.mT, unit_x), radial_w[:, None] * inverse_w
             if ctx.usual:
@@ -167,8 +217,10 @@ class _SeriesLogits(torch.autograd.Function):
         if wanted[4]:
             grad_bias = grad.sum(0)
         if wanted[5]:
-            grad_linear = torch.mm(grad.mT, z)
-        return grad_z, grad_w, grad_a, None if scale is None else grad_scale, grad_bias, grad_linear, None, None, None
+            grad_linear = torch.mm(grad.mT, read)
+        if scale is None:
+            grad_scale = None
+        return grad_z, grad_w, grad_a, grad_scale, grad_bias, grad_linear, None, None, None, None
 
 
 def _make_powers(t: Tensor, order: int, buffer: Tensor | None = None) -> Tensor:  # (n, m) -> (order + 1, n m)
@@ -194,16 +246,17 @@ def _row_blocks(t: Tensor) -> list[slice]:
     return [slice(start, min(start + rows, n)) for start in range(0, max(1, n), rows)]
 
 
-def _inverse_norms(x: Tensor, lift: float) -> tuple[Tensor, bool]:  # (n, d) -> (n, 1)
-    """1 / |(x, lift)| of each row, 0 where it is too short to have a direction; and whether all lengths are usual."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+def _inverse_norms(x: Tensor, lift: float, radius: float) -> tuple[Tensor, Tensor | None, bool]:
+    """1 / |(x, lift)| of each row, 0 where that is too short for a direction; 1 / |(x, radius)|; are lengths usual?"""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # (n, 1)
     # Where values may be read without waiting for a device, rows of usual lengths need no more than this.
     if x.device.type == "cpu" and norm.numel():
         least, most = torch.aminmax(norm)
         if most.item() < _USUAL[1] and lift > 0:
-            return norm.square_().add_(lift**2).rsqrt_(), True
+            far = (norm.square_() + radius**2).rsqrt_() if radius else None
+            return norm.add_(lift**2).rsqrt_(), far, True
         if most.item() < _USUAL[1] and least.item() > _USUAL[0]:
-            return norm.reciprocal_(), True
+            return norm.reciprocal_(), None, True
     # Squares of very long or very short rows over- or underflow: a wider dtype, or rows scaled by their largest entry.
     if x.dtype == torch.float64:
         largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
@@ -211,7 +264,8 @@ def _inverse_norms(x: Tensor, lift: float) -> tuple[Tensor, bool]:  # (n, d) -> 
         norm = length * torch.linalg.vector_norm(x / length, dim=1, keepdim=True)
     else:
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
+    far = torch.hypot(norm, torch.full_like(norm, radius)).reciprocal().to(x.dtype) if radius else None
     if lift > 0:
         norm = torch.hypot(norm, torch.full_like(norm, lift))
     inverse: Tensor = torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0)
-    return inverse.to(x.dtype), False
+    return inverse.to(x.dtype), far, False

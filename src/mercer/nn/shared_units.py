@@ -22,24 +22,19 @@ class SharedUnits(KernelClassifier):
     shared: int
 
     @override
-    def _make_parameters(self, bias: bool, linear: bool, place: dict[str, Any]) -> None:
+    def _make_parameters(self, bias: bool, linear: bool | None, place: dict[str, Any]) -> None:
         c, d, m = self.num_classes, self.in_features, self.shared
         self.weight = nn.Parameter(torch.empty(m, d, **place))
         self.bias = nn.Parameter(torch.empty(c, **place)) if bias else None
-        self.linear = self.gain = None
+        self.linear = self.gate = self.start = None
         self.norm = nn.LayerNorm(m, **place)
         self.readout = nn.Linear(m, c, bias=False, **place)
         self.skip = nn.Linear(d, c, bias=False, **place)
         self.register_buffer("center", torch.empty(d, **place) if self.temperature is None else None)
-        self.register_buffer("start", None)
 
     @override
     def _logits(self, z: Tensor, weight: Tensor, classes: Tensor | None = None) -> Tensor:
         return self._read_values(z, self._kernel_values(z, weight))
-
-    @override
-    def _column_scale(self, weight: Tensor, classes: Tensor | None) -> Tensor | None:
-        return None
 
     @override
     def _read_values(self, z: Tensor, value: Tensor, classes: Tensor | None = None) -> Tensor:

@@ -160,7 +160,7 @@ def build(network: str, head: str, num_classes: int, *, rectify: bool = False, o
     model = backbone(network, num_classes, kervolution=head == "KERVO")
     if head in KERVOLUTIONS and head != "KERVO":
         kervolve(model, *KERVOLUTIONS[head])
-    model = kernelize(model, head=partial(make_head, head, order=order), rectify=rectify)
+    model = kernelize(model, head=partial(make_head, head, order=order), rectify=rectify or "off")
     if head == "SOP" and isinstance(model, CifarResNet | DenseNet):
         model.pool = nn.Identity()
     return model

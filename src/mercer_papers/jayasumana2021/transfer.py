@@ -92,7 +92,7 @@ def _fine_tuned(cell: Cell) -> Outcome:
     def train(rows: Tensor, rate: float) -> nn.Module:
         torch.manual_seed(cell.seed)
         # the ReLU off the embedding, as for every network of the paper (Appendix A)
-        model = kernelize(imagenet_resnet50(classes), head=partial(make_head, s["head"]), rectify=False)
+        model = kernelize(imagenet_resnet50(classes), head=partial(make_head, s["head"]), rectify="off")
         if s["head"] == "SOP":
             model.pool = nn.Identity()
         generator = torch.Generator().manual_seed(cell.seed)

@@ -13,7 +13,9 @@ linear layer is within 10 points of the best that linear layers reach on the tas
 
 Runs train side by side (torch.func). Each finished group of seeds is appended to
 src/mercer_papers/bench/results/head_safety.jsonl, and a second call goes on where the first one stopped; ``--show``
-prints the stored lines and trains nothing. The data sets come with the library.
+prints the stored lines, trains nothing and stores the comparison in head_safety_summary.jsonl, which
+docs/which-head.md quotes. A run counts as trained where it ends within 10 points of linear layers at their best rate.
+The data sets come with the library.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ from mercer_papers.bench.record import append_row, read_rows
 from mercer_papers.data import load, sphere
 
 RESULTS = Path(__file__).parents[1] / "results" / "head_safety.jsonl"
+SUMMARY = RESULTS.with_name("head_safety_summary.jsonl")
 RATES = {"SGD": (0.05, 0.1, 0.2, 0.5, 1.0), "AdamW": (1e-4, 1e-3, 3e-3, 1e-2)}
 STEPS = {"sphere": 300, "mlp3": 400, "mlp8": 400, "cnn": 300, "transformer": 150}
 DECAY = {"SGD": 1e-4, "AdamW": 1e-2}
 BATCH = 50
-GROUP = 10  # seeds that train side by side
+GROUP = 20  # seeds that train side by side
 FAR = 10.0  # points that make a collapse
 
 Head = Callable[[int, int, int], nn.Module]  # of width, classes and prototypes
@@ -168,8 +171,9 @@ def train(task: str, head: str, optimizer: str, seeds: Sequence[int]) -> list[di
     return list(lines.values())
 
 
-def show(lines: Sequence[dict[str, Any]]) -> None:
-    """For each task and optimizer the mean test accuracy at each rate, and the gains of the chosen rate."""
+def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each task, optimizer and head: what it reaches at its best rate, and its gains over linear."""
+    rows = []
     for task, optimizer in dict.fromkeys((line["task"], line["optimizer"]) for line in lines):
         scores: dict[str, tuple[Tensor, Tensor]] = {}
         for head in HEADS:
@@ -184,20 +188,33 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
         base = linear[:, scores["linear"][0].mean(0).argmax()]
         trains = linear > base.mean() - FAR
         for head, (validation, test) in scores.items():
-            best = int(validation.mean(0).argmax())
-            shown = "  ".join(
-                f"{rate:g}: {score:.1f}" for rate, score in zip(RATES[optimizer], test.mean(0).tolist(), strict=True)
-            )
-            same = min(len(test), len(linear))
-            gain = (test[:, best] - base[:same])[:same]
-            fallen = int(((test[:same] < linear[:same] - FAR) & trains[:same]).sum())
-            print(
-                f"{task:11s} {optimizer:5s} {head:12s} {shown}   at {RATES[optimizer][best]:g}:"
-                f" {test[:, best].mean():.2f}, gain {gain.mean():+.2f}, least {gain.min():+.1f},"
-                f" {int((gain < -1).sum())} of {same} below -1;"
-                f" {fallen} collapses",
-                flush=True,
-            )
+            best, same = int(validation.mean(0).argmax()), min(len(test), len(linear))
+            gain = test[:same, best] - base[:same]
+            rows.append({
+                "setting": f"{task}, {optimizer}",
+                "head": head,
+                "runs": same,
+                "rate": RATES[optimizer][best],
+                "accuracy": round(test[:, best].mean().item(), 2),
+                "gain": round(gain.mean().item(), 2),
+                "least": round(gain.min().item(), 2),
+                "below": int((gain < -1).sum()),
+                "collapses": int(((test[:same] < linear[:same] - FAR) & trains[:same]).sum()),
+                "trained": int((test[:same] > base.mean() - FAR).sum()),  # of runs x rates
+                "rates": [round(score, 1) for score in test.mean(0).tolist()],
+            })  # fmt: skip
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print what was compared, with the mean accuracy at every rate."""
+    for row in rows:
+        print(
+            f"{row['setting']:18s} {row['head']:12s} {' '.join(f'{score:5.1f}' for score in row['rates'])}"
+            f"   at {row['rate']:g}: {row['accuracy']:.2f}, gain {row['gain']:+.2f}, least {row['least']:+.1f},"
+            f" {row['below']} of {row['runs']} below -1; {row['collapses']} collapses, {row['trained']} trained",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -222,9 +239,14 @@ def main() -> None:
                     for line in train(task, head, optimizer, missing[start : start + GROUP]):
                         append_row(arguments.results, line)
                         lines.append(line)
-            show([line for line in lines if (line["task"], line["optimizer"]) == (task, optimizer)])
+            show(compare([line for line in lines if (line["task"], line["optimizer"]) == (task, optimizer)]))
     if arguments.show:
-        show([line for line in lines if line["task"] in arguments.tasks])
+        rows = compare([line for line in lines if line["task"] in arguments.tasks])
+        show(rows)
+        if arguments.results == RESULTS and set(arguments.tasks) == set(STEPS):
+            SUMMARY.unlink(missing_ok=True)
+            for row in rows:
+                append_row(SUMMARY, row)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def held_out(x, y, scale, prototypes, temperature, seed):
         return made
 
     torch.manual_seed(seed)
-    model = kernelize(backbone(STAND_IN, 10), head=head, rectify=False)
+    model = kernelize(backbone(STAND_IN, 10), head=head, rectify="off")
     fit(model, x[:ROWS], y[:ROWS], epochs=4, generator=torch.Generator().manual_seed(seed))
     return accuracy(model, x[ROWS:], y[ROWS:])
 

@@ -47,7 +47,7 @@ def parts():
 def trained(name, x, y, rate, seed):
     torch.manual_seed(seed)
     model = backbone(STAND_IN, CLASSES)
-    model = kernelize(model, head=HEADS[name], rectify=False) if name != "linear" else model
+    model = kernelize(model, head=HEADS[name], rectify="off") if name != "linear" else model
     fit(model, x, y, epochs=10, lr=rate, generator=torch.Generator().manual_seed(seed))
     return model
 

@@ -107,7 +107,8 @@ class KroneckerLaplace(NetworkPosterior):
                 if name in sums:
                     a, g = sums[name][0] + a, sums[name][1] + g
                 sums[name] = (a, g)
-        self.factors_ = {name: [*torch.linalg.eigh(a), *torch.linalg.eigh(g)] for name, (a, g) in sums.items()}
+        pairs = {name: [*torch.linalg.eigh(a), *torch.linalg.eigh(g)] for name, (a, g) in sums.items()}
+        self.factors_: dict[str, list[Tensor]] = pairs
 
         # The prior precision: the number given, or the one of least loss on the validation rows.
         if not isinstance(self.prior_precision, str):

@@ -87,12 +87,28 @@ class KroneckerLaplace(NetworkPosterior):
             check_network_runs(where, lambda row: flat_logits(network(row)), x[:1])
         signals = self._choose_signals(network, two_rows(x))
 
-        # The noise of a regression, which is part of Lambda; then the factors.
+        # The noise of a regression, which is part of Lambda.
         f = torch.cat([_signals(signals, x[part])[0] for part in slices(len(x), self.batch_size)])
         density = likelihood_named(self.likelihood)
         y = density.targets(where, y, check_outputs("KroneckerLaplace", f))
         self.temperature_, self.noise_ = 1.0, density.noise_of(y, f)
-        self.factors_ = self._factors(signals, x)
+
+        # Sum A and G of each layer over the rows, and decompose both.
+        density = self._likelihood
+        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        for part in slices(len(x), self.batch_size):
+            f, layers = _signals(signals, x[part])
+            eye = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
+            roots = density.curvature_root(f, eye)  # S with S S^T = Lambda: G is then a sum of squares
+            for name, signal in layers.items():
+                rows = signal.with_bias().flatten(0, 1).double()
+                pulled = torch.einsum("ncd,ncto->ndto", roots, signal.g).flatten(0, 2).double()
+                a, g = rows.mT @ rows / len(x), pulled.mT @ pulled / signal.a.shape[1]
+                if name in sums:
+                    a, g = sums[name][0] + a, sums[name][1] + g
+                sums[name] = (a, g)
+        pairs = {name: [*torch.linalg.eigh(a), *torch.linalg.eigh(g)] for name, (a, g) in sums.items()}
+        self.factors_: dict[str, list[Tensor]] = pairs
 
         # The prior precision: the number given, or the one of least loss on the validation rows.
         if not isinstance(self.prior_precision, str):
@@ -100,7 +116,7 @@ class KroneckerLaplace(NetworkPosterior):
             return self
         assert val_loader is not None
         val_x, val_y = Rows(*self._pairs("val_loader", val_loader)).gather()
-        density, link = self._likelihood, self._link
+        link = self._link
         full = link.needs_covariance and isinstance(density, Softmax)
 
         def score(precision: float) -> float:
@@ -134,23 +150,6 @@ class KroneckerLaplace(NetworkPosterior):
         need = "every weight must be used by its own layer, once, and see as much of each row"
         fix = "Use LinearizedLaplace, which takes any network."
         raise ValueError(checks.sentence("KroneckerLaplace", need, "a network that uses some otherwise", fix))
-
-    def _factors(self, signals: LayerSignals, x: Tensor) -> dict[str, list[Tensor]]:
-        """Sum A and G of each layer over the rows, and decompose both."""
-        density = self._likelihood
-        sums: dict[str, tuple[Tensor, Tensor]] = {}
-        for part in slices(len(x), self.batch_size):
-            f, layers = _signals(signals, x[part])
-            eye = torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
-            roots = density.curvature_root(f, eye)  # S with S S^T = Lambda: G is then a sum of squares
-            for name, signal in layers.items():
-                rows = signal.with_bias().flatten(0, 1).double()
-                pulled = torch.einsum("ncd,ncto->ndto", roots, signal.g).flatten(0, 2).double()
-                a, g = rows.mT @ rows / len(x), pulled.mT @ pulled / signal.a.shape[1]
-                if name in sums:
-                    a, g = sums[name][0] + a, sums[name][1] + g
-                sums[name] = (a, g)
-        return {name: [*torch.linalg.eigh(a), *torch.linalg.eigh(g)] for name, (a, g) in sums.items()}
 
     @override
     def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:

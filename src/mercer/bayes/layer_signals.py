@@ -8,8 +8,8 @@ Kronecker factors need c backward passes for a block of rows, and nothing that g
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -116,12 +116,31 @@ class LayerSignals:
         """
         layers, units, c = self._look(x)
         names = self._names_of(layers)
-        others = sum(p.numel() for name, p in self.counted.items() if name not in names)
+        others = {name: p.detach() for name, p in self.counted.items() if name not in names}
+
+        def outputs(theta: dict[str, Tensor], row: Tensor) -> Tensor:
+            return flat_logits(functional_call(self.network, theta, (row[None],)))[0]
+
         # Numbers held for one row: derivatives at every layer, and Jacobians of parameters that are in none.
-        width = c * (others + 2 * units) + (0 if diagonal else 2 * c * c)
-        rows = block_rows(4 * width * 8, budget=_BUDGET)
-        parts = [self._block(x[part], layers, diagonal, gradients) for part in slices(len(x), rows)]
-        return torch.cat(parts)
+        width = c * (sum(p.numel() for p in others.values()) + 2 * units)
+        if not diagonal:
+            width += 2 * c * c
+        totals = []
+        for part in slices(len(x), block_rows(4 * width * 8, budget=_BUDGET)):
+            # The layers' shares of K, from their signals.
+            f, signals = self._signals(x[part], layers, gradients)
+            total = torch.zeros_like(f) if diagonal else f.new_zeros(*f.shape, f.shape[1])
+            for signal in signals.values():
+                total = total + signal.kernel(diagonal)
+
+            # The shares of the other parameters, from their Jacobians.
+            if others:
+                with one_thread_at_a_time():
+                    jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(others, x[part])
+                for j in jacobians.values():  # (n, c, *shape)
+                    total = total + _outer_products(j.reshape(*j.shape[:2], -1), diagonal)
+            totals.append(total)
+        return torch.cat(totals)
 
     def of(self, x: Tensor, *, gradients: bool = False) -> tuple[Tensor, dict[str, Signal], list[str]]:
         """Outputs ``(n, c)``, a signal for each layer that has one, and the parameters that are in none of them."""
@@ -171,7 +190,12 @@ class LayerSignals:
     def _signals(self, x: Tensor, layers: dict[str, nn.Module], gradients: bool) -> tuple[Tensor, dict[str, Signal]]:
         # One forward pass that notes each layer's input and output, then one backward pass for each of the c outputs.
         calls: dict[str, tuple[Tensor, Tensor]] = {}
-        handles = [module.register_forward_hook(_recorder(name, calls)) for name, module in layers.items()]
+
+        def record(name: str, _: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            calls[name] = (arguments[0], output)
+            return output.clone()  # an activation in place must not change what was noted
+
+        handles = [module.register_forward_hook(partial(record, name)) for name, module in layers.items()]
         with torch.enable_grad():
             f = flat_logits(self.network(x))
             for handle in handles:
@@ -203,40 +227,11 @@ class LayerSignals:
             f = f.detach()
         return f, signals
 
-    def _block(self, x: Tensor, layers: dict[str, nn.Module], diagonal: bool, gradients: bool) -> Tensor:
-        f, signals = self._signals(x, layers, gradients)
-        total = torch.zeros_like(f) if diagonal else f.new_zeros(*f.shape, f.shape[1])
-        for signal in signals.values():
-            total = total + signal.kernel(diagonal)
-        for j in self._other_jacobians(x, self._names_of(layers)):
-            total = total + _outer_products(j, diagonal)
-        return total
-
-    def _other_jacobians(self, x: Tensor, known: set[str]) -> list[Tensor]:  # -> (n, c, p_i) each
-        others = {name: p.detach() for name, p in self.counted.items() if name not in known}
-        if not others:
-            return []
-
-        def outputs(theta: dict[str, Tensor], row: Tensor) -> Tensor:
-            return flat_logits(functional_call(self.network, theta, (row[None],)))[0]
-
-        with one_thread_at_a_time():
-            rows = vmap(jacrev(outputs), in_dims=(None, 0))(others, x)
-        return [j.reshape(*j.shape[:2], -1) for j in rows.values()]
-
 
 def _has_signal(module: nn.Module) -> bool:
     if type(module) is nn.Conv2d:
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) in (nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
-
-
-def _recorder(name: str, calls: dict[str, tuple[Tensor, Tensor]]) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    def record(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        calls[name] = (arguments[0], output)
-        return output.clone()  # an activation in place must not change what was noted
-
-    return record
 
 
 def _arrange(module: nn.Module, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

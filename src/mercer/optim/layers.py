@@ -162,8 +162,7 @@ def find_trained_layers(
             for back, suffix in enumerate(("", "_reverse")[: 1 + module.bidirectional]):
                 first, top = f"ih_l0{suffix}", f"hh_l{module.num_layers - 1}{suffix}"
                 read_states = functools.partial(read_state, bool(back))
-                readers: list[tuple[str, Reader]] = [(first, read_input), (top, read_states)]
-                for kind, reader in readers:
+                for kind, reader in ((first, read_input), (top, read_states)):
                     for i, gate in enumerate(gates.get(module.mode, (LAYER,))):
                         block = slice(i * module.hidden_size, (i + 1) * module.hidden_size)
                         label = f"{name}.{kind}.{gate}"

@@ -75,7 +75,7 @@ class Calibration(SavableModule):
             if n * (loss - lower) > 0.5 * math.log(n):
                 features, loss, fit = both, lower, better
         k, mixing = len(features), None
-        if c > 2 and n >= _MIXING_ROWS * c and _mixing_pays(features, truth, w):
+        if shares and c > 2 and n >= _MIXING_ROWS * c and _mixing_pays(features, truth, w):
             _, fit = _fit(features, truth, w, mix=True)
             fit, mixing = fit[: k + c], torch.from_numpy(fit[k + c :].reshape(c, c).copy())
         power = float(fit[1]) if k > 1 else 0.0

@@ -310,10 +310,11 @@ def test_scores_that_speak_for_other_classes_are_mixed_and_others_are_not():
     y = torch.randint(0, 4, (2000,), generator=g)
     plain = torch.eye(4, dtype=torch.float64)[y] + 0.4 * torch.randn(2000, 4, generator=g, dtype=torch.float64)
     mixed = plain @ (torch.eye(4, dtype=torch.float64) + 0.8 * torch.eye(4, dtype=torch.float64).roll(1, 1))
-    assert not len(Calibration.of(plain[:1000], y[:1000]).mixing)
-    calibration = Calibration.of(mixed[:1000], y[:1000])
+    assert not len(Calibration.of(plain[:1000], y[:1000], shares=True).mixing)
+    calibration = Calibration.of(mixed[:1000], y[:1000], shares=True)
     assert calibration.mixing.shape == (4, 4)
-    best = Calibration.of(plain[:1000], y[:1000])(plain[1000:])
+    assert not len(Calibration.of(mixed[:1000], y[:1000]).mixing)  # a network holds a scale and biases alone
+    best = Calibration.of(plain[:1000], y[:1000], shares=True)(plain[1000:])
     losses = [-p.gather(1, y[1000:, None]).log().mean() for p in (calibration(mixed[1000:]), best)]
     assert float(losses[0]) < 1.05 * float(losses[1])
 

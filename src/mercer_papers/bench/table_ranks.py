@@ -140,7 +140,7 @@ def changing_winners(lines: pd.DataFrame, rival: str, ours: str = OURS) -> str:
     for metric in ("log_loss", "r2"):
         used = lines[lines["method"].isin([ours, rival])]
         folds = used.pivot(index=["table", "fold"], columns="method", values=metric).dropna()
-        signs = np.sign(folds[ours] - folds[rival]).groupby("table").agg(["size", "nunique"])
+        signs = (folds[ours] - folds[rival]).map(np.sign).groupby("table").agg(["size", "nunique"])
         several = signs[signs["size"] > 1]
         tables += len(several)
         changes += int((several["nunique"] > 1).sum())

@@ -181,7 +181,7 @@ class Local:
 
 
 Member = LocalMachine | Boosting
-Plan = Callable[[Tensor, Tensor, Tensor | None], Member]  # from rows (n, d), targets (n, c) and weights (n,)
+Plan = Callable[..., Member]  # from rows (n, d), targets (n, c) and weights (n,)
 
 
 class LocalStack(Savable):

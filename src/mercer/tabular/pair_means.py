@@ -62,8 +62,8 @@ class PairMeans(TargetMeans):
                 for number in fold.unique():
                     inside, others = fold == number, fold != number
                     for key, encoded in ((value, by_value), (pair, by_pair)):
-                        sums = _add_up(key[others], y[others], weight[others])
-                        encoded[inside] = _look_up(*sums, key[inside], encoded[inside])
+                        known = _add_up(key[others], y[others], weight[others])
+                        encoded[inside] = _look_up(*known, key[inside], encoded[inside])
                 # what is left by word and value together, and with their pair
                 without = _explain(torch.cat((encoded_words, by_value), 1), y, weight)
                 share = _explain(torch.cat((encoded_words, by_value, by_pair), 1), y, weight) / max(without, 1e-300)

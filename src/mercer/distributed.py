@@ -28,22 +28,7 @@ from torch import distributed as dist
 
 from .checks import integer, sentence
 
-__all__ = [
-    "alone",
-    "broadcast_module",
-    "expect",
-    "gather_json",
-    "gather_rows",
-    "global_slice",
-    "joined",
-    "rank",
-    "shard",
-    "shards",
-    "shared_generator",
-    "sum_over_ranks",
-    "take_rows",
-    "world_size",
-]
+__all__ = ["alone", "expect", "joined", "shard"]
 
 _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,

@@ -2,7 +2,7 @@
 
 Why not a library's: with the same learner behind them on the same folds, skrub's StringEncoder was surely better (two
 standard errors) 2 times of 8, most on tweets, and surely worse 2 times; its DatetimeEncoder 3 and 1 times of 12, by
-less than .005 in R2 where better (``mercer_papers/bench/results/encoders.jsonl``, 2,000 rows of each table). Ours are
+less than .005 in R2 where better (bench results, ``encoders.jsonl``, 2,000 rows of each table). Ours are
 about as good, say which rows are missing, unreadable or new, and are saved without pickle; skrub would bring requests,
 pydot and cloudpickle.
 """

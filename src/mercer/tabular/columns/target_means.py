@@ -37,7 +37,7 @@ class TargetMeans(Savable):
 
     scikit-learn's TargetEncoder takes neither weights nor the folds that the model is scored on. In its place, with the
     same learner behind, it was surely better on 2 and surely worse on 5 of 14 runs; a linear model fell below R2 = 0
-    twice (``mercer_papers/bench/results/encoders.jsonl``).
+    twice (bench results, ``encoders.jsonl``).
 
     Attributes:
         tables_: For each column of words its words, sorted, and their means ``(levels, c)``.

@@ -87,18 +87,20 @@ def test_a_network_survives_a_rate_that_breaks_a_linear_layer():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(200, 8, generator=generator), torch.arange(200) % 5
     x[torch.arange(200), y] += 4.0  # classes that are easy to tell apart
-    scores = {}
-    for name, make in {"linear": nn.Linear, "kernel": KernelClassifier}.items():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3), make(3, 5))
-        optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=0.9)
-        for _ in range(100):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        logits = model(x)
-        scores[name] = ((logits.argmax(1) == y) & logits.isfinite().all(1)).double().mean().item()
-    assert scores["linear"] < 0.3 and scores["kernel"] > 0.5, scores
+    scores = {"linear": [], "kernel": []}
+    for seed in range(4):  # of four, because a linear layer may survive on some processor
+        for name, make in {"linear": nn.Linear, "kernel": KernelClassifier}.items():
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3), make(3, 5))
+            optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=0.9)
+            for _ in range(100):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            logits = model(x)
+            right = (logits.argmax(1) == y) & logits.isfinite().all(1)
+            scores[name].append(right.double().mean().item())
+    assert sorted(scores["linear"])[1] < 0.3 and min(scores["kernel"]) > 0.5, scores
 
 
 def test_short_embeddings_have_bounded_gradients():

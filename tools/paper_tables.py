@@ -42,7 +42,7 @@ from typing import Any
 
 from mercer_papers import bench
 from mercer_papers.catalogue import entries, select
-from mercer_papers.recorded_runs import Recorded, find_recorded
+from mercer_papers.recorded_runs import Recorded, describe_repeat, find_recorded
 from mercer_papers.results import Summary, summarise
 from mercer_papers.verdict import VERDICTS, recorded_verdict
 
@@ -128,7 +128,7 @@ def _numbers(asked: str) -> str:
     table = _grid(*(_pivoted(summaries, pivot) if pivot else _plain(summaries, ids.split())))
     cpu = sum(result.cpu_seconds for result in run.results)
     cost = f"{cpu / 60:.0f} CPU minutes" if cpu >= 90 else f"{cpu:.0f} CPU seconds"
-    return f"`{run.command}` ({cost}, version {run.version})\n\n{table}"
+    return f"`{run.command}` ({cost}, version {run.version}; {describe_repeat(name)})\n\n{table}"
 
 
 def _run(name: str, ids: list[str]) -> Recorded:

@@ -5,8 +5,10 @@
 not read. Nothing else is changed. Of a run that was stopped, name the entries and the number of seeds that are
 complete: the command beside it asks for whole seeds.
 
-``python tools/record_run.py --repeat FOLDER NAME [ENTRY ...]`` runs the commands of the kept run NAME into FOLDER and
-says how far the numbers are from the kept ones (times are left out).
+``python tools/record_run.py --repeat SECONDS [NAME ...]`` repeats a share of kept runs, all unless named: by the run's
+own command the first seed of its cells, the cheapest first, until so many CPU seconds are spent on a run. The outcome
+is written beside the run (``repeat.json``, `recorded_runs.compare_repeat`); a run whose cheapest cell costs more says
+so. Runs without a ``repeat.json`` come first, then the cheaper ones.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
 import sys
+import time
 from pathlib import Path
 
-from mercer_papers.catalogue import entries
-from mercer_papers.recorded_runs import RECORDED, find_recorded
-from mercer_papers.results import Result, read_results
+import mercer
+from mercer_papers.cli.reproduce import _settings, reproduce
+from mercer_papers.execution import execute
+from mercer_papers.recorded_runs import RECORDED, REPEAT, compare_repeat, find_recorded, read_recorded
+from mercer_papers.runner import Request, plan
 
 
 def keep(run: Path, name: str, chosen: list[str], seeds: int | None) -> None:
@@ -36,38 +40,52 @@ def keep(run: Path, name: str, chosen: list[str], seeds: int | None) -> None:
     (folder / "run.json").write_text((run / "run.json").read_text(encoding="utf-8"), encoding="utf-8")
 
 
-def repeat(folder: Path, name: str, chosen: list[str]) -> None:
-    """Run again by the commands of the pages and compare."""
-    for entry in (entry for entry in entries() if not chosen or entry.id in chosen):
-        for run in (run for run in find_recorded(entry.id) if run.folder == name):
-            output = folder / entry.id.replace("/", "-")
-            subprocess.run([*shlex.split(run.command), "-o", str(output)], check=True)
-            again = {(line.row, line.column, line.seed): _numbers(line) for line in read_results(output)}
-            gaps = []
-            for line in run.results:
-                new = again.get((line.row, line.column, line.seed), {})
-                for key, number in _numbers(line).items():
-                    gap = abs(new.get(key, float("nan")) - number)
-                    gaps.append((gap / max(abs(number), 1e-9), f"{line.row} {line.column} {key}".strip()))
-            worst, where = max(gaps)
-            equal = sum(gap == 0 for gap, _ in gaps)
-            sys.stdout.write(f"{entry.id}: {equal} of {len(gaps)} numbers equal, most apart by {worst:.2g} ({where})\n")
-
-
-def _numbers(line: Result) -> dict[str, float]:
-    numbers = {name: value for name, value in line.values.items() if not name.startswith("time")}
-    return numbers if line.value is None else {**numbers, "": line.value}
+def repeat(name: str, budget: float) -> None:
+    """Run the cheapest cells of a kept run again, by its command, and write how far they are from the kept lines."""
+    kept = [line for line in read_recorded(RECORDED / name)[1] if line.status == "done"]
+    # today's cells of the stored commands, by the command line's own parser
+    cells = {}
+    for entry in dict.fromkeys(line.entry for line in kept):
+        (run,) = (run for run in find_recorded(entry) if run.folder == name)
+        asked = reproduce.make_context("reproduce", shlex.split(run.command)[2:]).params
+        request = Request(
+            asked["ids"], asked["scale"], 1, not asked["bundled"], _settings(asked["changes"]), asked["only"]
+        )
+        cells.update({(cell.entry, cell.row, cell.column): cell for cell in plan(request)[1]})
+    # A line that cost nothing took its numbers from another's run, so the clock decides and not the sum of the costs.
+    lines, began = [], time.process_time()
+    for line in sorted((line for line in kept if line.seed == 0), key=lambda line: line.cpu_seconds):
+        if time.process_time() - began + line.cpu_seconds > budget:
+            break
+        cell = cells.get((line.entry, line.row, line.column))
+        if cell is None:
+            lines.append({"key": line.key, "status": "no such cell", "settings": [], "again": {}})
+            continue
+        again = execute(cell, line.scale)
+        names = {**line.settings, **again.settings}
+        changed = sorted(n for n in names if line.settings.get(n, "") != again.settings.get(n, ""))
+        changed += ["data"] if line.data != again.data else []
+        numbers = {**again.values, **({} if again.value is None else {"": again.value})}
+        lines.append({"key": line.key, "status": again.status, "settings": changed, "again": numbers})
+        if again.status != "done":
+            sys.stdout.write(f"{name}: {line.entry} {line.row} | {line.column}: {again.error or again.note}\n")
+    summary = {"version": mercer.__version__, "budget": budget, **compare_repeat(kept, lines), "lines": lines}
+    (RECORDED / name / REPEAT).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{name}: {json.dumps({k: v for k, v in summary.items() if k != 'lines'})}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="the run's folder; with --repeat a new one")
-    parser.add_argument("name")
-    parser.add_argument("entries", nargs="*")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="RUN NAME [ENTRY ...], or runs to repeat")
     parser.add_argument("--seeds", type=int)
-    parser.add_argument("--repeat", action="store_true")
+    parser.add_argument("--repeat", type=float, metavar="SECONDS")
     given = parser.parse_args()
-    if given.repeat:
-        repeat(given.run, given.name, given.entries)
+    if given.repeat is None:
+        folder, name, *chosen = given.names
+        keep(Path(folder), name, chosen, given.seeds)
     else:
-        keep(given.run, given.name, given.entries, given.seeds)
+        names = given.names or [path.parent.name for path in RECORDED.glob("*/run.json")]
+        cost = {name: sum(line.cpu_seconds for line in read_recorded(RECORDED / name)[1]) for name in names}
+        for name in sorted(names, key=lambda name: ((RECORDED / name / REPEAT).exists(), cost[name])):
+            repeat(name, given.repeat)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from mercer_papers.results import RESULTS, RUN, Result
 
 RECORDED = Path(__file__).parent / "recorded"
+REPEAT = "repeat.json"
+ROUNDING = 1e-6  # relative gap of numbers that are called equal
 
 
 @dataclass(frozen=True)
@@ -63,21 +66,99 @@ def find_recorded(entry: str) -> list[Recorded]:
     return [part for part in found if part.results]
 
 
+def find_repeat(name: str) -> dict[str, Any]:
+    """What came out when a share of the kept run was run again, as `compare_repeat` has it, with the version."""
+    repeat: dict[str, Any] = json.loads((RECORDED / name / REPEAT).read_text(encoding="utf-8"))
+    return repeat
+
+
+def describe_repeat(name: str) -> str:
+    """One clause for the pages: which share of the kept run was run again, by which version, and how near it came."""
+    repeat = find_repeat(name)
+    if not repeat["repeated"]:
+        return f"not repeated: one seed costs {repeat['cpu_seconds_left'] / 60:.0f} CPU minutes"
+    words = {"equal": repeat["equal"], "within the seeds' spread": repeat["within"], "apart": len(repeat["apart"])}
+    outcome = ", ".join(f"{count} {word}" for word, count in words.items() if count)
+    return f"repeated by {repeat['version']}: {repeat['repeated']} of {repeat['cells']} cells of one seed, {outcome}"
+
+
+def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How far repeated cells are from the kept lines with their keys; times are left out.
+
+    A cell is *equal* where all its numbers are, to rounding. Else training amplified rounding, or its method changed
+    since, and the seeds tell what a gap means: *within* their spread where no number is further from its kept one than
+    two draws of one distribution are in 99 of 100 cases (Student's t of the kept seeds), *apart* beyond, or with one
+    seed. ``gap`` is the largest relative gap, ``deviations`` the largest in standard deviations of the seeds.
+    """
+    from scipy.stats import t as student
+
+    # the kept numbers of every cell, over its seeds
+    seeds: dict[tuple[str, str, str, str], list[float]] = {}
+    for line in kept:
+        for name, number in _numbers(line.values, line.value, line.row):
+            seeds.setdefault((line.entry, line.row, line.column, name), []).append(number)
+    # each repeated cell: its worst number decides
+    by_key = {line.key: line for line in kept}
+    words, gaps, spreads, apart = [], [0.0], [0.0], []
+    for repeat in lines:
+        first = by_key[repeat["key"]]
+        word = "equal" if repeat["status"] == "done" else "apart"
+        for name, number in _numbers(first.values, first.value, first.row):
+            again = repeat["again"].get(name)
+            gap = abs(again - number) if again is not None else float("inf")
+            if gap <= ROUNDING * max(abs(number), ROUNDING):
+                continue
+            values = seeds[first.entry, first.row, first.column, name]
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            allowed = 2**0.5 * deviation * student.ppf(0.995, len(values) - 1) if deviation else 0.0
+            word = "within" if gap <= allowed and word != "apart" else "apart"
+            if again is not None:
+                gaps.append(gap / max(abs(number), ROUNDING))
+                spreads.append(gap / deviation if deviation else 0.0)
+        words.append(word)
+        if word == "apart":
+            apart.append(f"{first.entry}: {first.row} | {first.column}")
+    repeated = {repeat["key"] for repeat in lines}
+    left = [line for line in kept if line.seed == 0 and line.key not in repeated]
+    return {
+        "cells": len(lines) + len(left),
+        "repeated": len(lines),
+        "equal": words.count("equal"),
+        "within": words.count("within"),
+        "apart": apart,
+        "other_settings": sum(bool(repeat["settings"]) for repeat in lines),
+        "gap": max(gaps),
+        "deviations": max(spreads),
+        "rounding": ROUNDING,
+        "cpu_seconds_left": sum(line.cpu_seconds for line in left),
+        "cpu_seconds": sum(line.cpu_seconds for line in kept),
+    }
+
+
+def _numbers(values: Mapping[str, float], value: float | None, row: str) -> list[tuple[str, float]]:
+    """The numbers of a line that are not times."""
+    every = [*values.items(), *([] if value is None else [("", value)])]
+    return [] if "time" in row else [(name, number) for name, number in every if not name.startswith("time")]
+
+
 @functools.cache
 def _folders(root: Path) -> tuple[Path, ...]:
     return tuple(sorted(path.parent for path in root.glob("*/run.json")))
 
 
 @functools.cache
-def _read(folder: Path) -> tuple[dict[str, Any], list[Result]]:
-    """Part of the package, so read as it is: the checks of a stranger's folder would import torch for `mercer list`."""
+def read_recorded(folder: Path) -> tuple[dict[str, Any], list[Result]]:
+    """What was asked, and the lines.
+
+    Part of the package, so read as it is: the checks of a stranger's folder would import torch for `mercer list`.
+    """
     lines = map(json.loads, (folder / RESULTS).read_text(encoding="utf-8").splitlines())
     results = [Result(**{**line, "data": tuple(line["data"])}) for line in lines]
     return json.loads((folder / RUN).read_text(encoding="utf-8")), results
 
 
 def _part(folder: Path, entry: str) -> Recorded:
-    run, results = _read(folder)
+    run, results = read_recorded(folder)
     session = run["sessions"][-1]
     own = tuple(result for result in results if result.entry == entry and result.status == "done")
     version = session.get("versions", {}).get("mercer", "")

@@ -440,5 +440,25 @@ def test_kept_runs_are_of_entries_that_exist():
     known = {e.id for e in catalogue.entries()}
     for run in recorded_runs.RECORDED.glob("*"):
         results = read_results(run)
-        assert results == recorded_runs._read(run)[1]  # which takes each line as it is
+        assert results == recorded_runs.read_recorded(run)[1]  # which takes each line as it is
         assert results and {r.entry for r in results} <= known and read_run(run)["sessions"]
+
+
+def test_every_kept_run_says_how_far_it_repeats():
+    for run in recorded_runs.RECORDED.glob("*"):
+        repeat = recorded_runs.find_repeat(run.name)
+        kept = [line for line in read_results(run) if line.status == "done"]
+        # the outcome that the pages print follows from the numbers of the repeated cells
+        assert recorded_runs.compare_repeat(kept, repeat["lines"]).items() <= repeat.items(), run.name
+
+
+def test_a_repeated_cell_is_equal_within_the_seeds_or_apart():
+    kept = [Result("fake2000/count", f"k{seed}", "done", "small", seed=seed, value=1.0 + seed) for seed in range(3)]
+    words = {1.0: ("equal", "within"), 4.0: ("within", "equal"), 400.0: ("cells", "equal")}
+    for again, (word, other) in words.items():
+        line = {"key": "k0", "status": "done", "settings": [], "again": {"": again}}
+        outcome = recorded_runs.compare_repeat(kept, [line])
+        assert outcome[word] == 1 and outcome[other] == 0
+        assert len(outcome["apart"]) == (again == 400.0)
+    failed = {"key": "k0", "status": "failed", "settings": [], "again": {}}
+    assert recorded_runs.compare_repeat(kept, [failed])["apart"] == ["fake2000/count:  | "]

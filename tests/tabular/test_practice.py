@@ -110,7 +110,8 @@ def test_scores_of_whole_groups_and_of_later_rows(tmp_path):
     mixed = TabularModel().fit(frame, "sales")
     grouped = TabularModel(groups="shop").fit(frame, "sales")
     assert mixed.scores["r2"] > 0.95 and grouped.scores["r2"] < 0.8  # a new shop's level is not known
-    assert grouped.preparation.columns[-1].how == "dropped: it names the groups"
+    assert [c.name for c in grouped.preparation.columns] == ["day", "shop", "floor"]
+    assert grouped.preparation.columns[1].how == "dropped: it names the groups"
     assert grouped.scores["rows"] == ROWS and grouped.scores["folds"] == 5  # every shop was left out
     long = TabularModel(groups="shop").fit(frame, "sales", sizes=Sizes(exact=100, leaf=50, left_out=20))
     assert long.scores["r2"] < 0.8 and 0.1 * ROWS < long.scores["rows"] < 0.4 * ROWS and long.rows == ROWS

@@ -77,7 +77,7 @@ def test_estimators_say_which_rows_are_unfamiliar():
 
 def test_it_is_a_scikit_learn_estimator(tmp_path):
     frame, labels, y = table(90)
-    known = {"random_state": 3, "class_weight": None, "trees": "auto"}
+    known = {"random_state": 3, "class_weight": None, "trees": "auto", "time": None, "groups": None}
     assert clone(TabularClassifier(random_state=3)).get_params() == known
     assert cross_val_score(TabularClassifier(), frame, labels, cv=3).mean() > 0.8
     pipeline = make_pipeline(FunctionTransformer(lambda f: f.drop(columns="day")), TabularRegressor()).fit(frame, y)
@@ -85,6 +85,25 @@ def test_it_is_a_scikit_learn_estimator(tmp_path):
     model = TabularClassifier().fit(frame, labels)
     mercer.save(model, tmp_path / "m")
     np.testing.assert_array_equal(mercer.load(tmp_path / "m").predict_proba(frame), model.predict_proba(frame))
+
+
+def test_scores_of_later_rows_and_of_whole_groups(tmp_path):
+    """An estimator has the scores and answers of the model; a column of an array keeps its place."""
+    frame, labels, y = table()
+    for estimator, target in ((TabularClassifier, labels), (TabularRegressor, y)):
+        later = clone(estimator(time="day", trees=False)).fit(frame, target)
+        assert later.time == "day" and later.model_.scores["of"].startswith("later rows by day")
+        grouped = clone(estimator(groups="shape", trees=False)).fit(frame, target)
+        assert grouped.model_.scores["of"] == "whole groups of shape, left out together"
+        assert list(grouped.columns_.index) == list(frame.columns)
+        mercer.save(grouped, tmp_path / estimator.__name__)
+        again = mercer.load(tmp_path / estimator.__name__)
+        assert again.groups == "shape" and (again.predict(frame) == grouped.predict(frame)).all()
+    model = TabularModel(groups="shape", trees=False, task="regression").fit(frame.assign(y=y), "y")
+    assert model.scores == grouped.model_.scores
+    x = np.column_stack((np.arange(150) % 3, frame["size"].fillna(0)))
+    by_place = TabularRegressor(groups="x0", trees=False).fit(x, y)
+    assert np.corrcoef(by_place.predict(x), y)[0, 1] > 0.8
 
 
 def test_arrays_and_polars_are_taken():

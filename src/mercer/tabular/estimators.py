@@ -31,8 +31,15 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
     feature_names_in_: Array
     _task: str
 
-    def __init__(self, *, trees: bool | str = "auto", random_state: int | np.random.RandomState | None = 0) -> None:
-        self.trees, self.random_state = trees, random_state
+    def __init__(
+        self,
+        *,
+        trees: bool | str = "auto",
+        random_state: int | np.random.RandomState | None = 0,
+        time: str | None = None,
+        groups: str | None = None,
+    ) -> None:
+        self.trees, self.random_state, self.time, self.groups = trees, random_state, time, groups
 
     def _weights(self) -> str | dict[str, float] | None:
         """``class_weight`` by the codes that stand for the classes."""
@@ -76,7 +83,14 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
             seed = int(check_random_state(seed).randint(2**31 - 1))
         table = frame.assign(**{name: self._encode(target)})
         weights = self._weights()
-        self.model_ = TabularModel(task=self._task, trees=self.trees, random_state=seed, class_weight=weights)
+        self.model_ = TabularModel(
+            task=self._task,
+            trees=self.trees,
+            random_state=seed,
+            class_weight=weights,
+            time=self.time,
+            groups=self.groups,
+        )
         self.model_.fit(table, name, weight)
         return self
 
@@ -158,6 +172,8 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
         random_state: Random seed of folds and subsets; None draws one at each fit.
         class_weight: ``balanced`` weights rows by the inverse of their class's frequency; a dict gives the weight of
             each class, 1 where it has none.
+        time: Column of X by which rows come, as of :class:`TabularModel`: ``model_.scores`` are of later rows.
+        groups: Column of X that names groups, as of :class:`TabularModel`: ``model_.scores`` are of whole groups.
 
     Attributes:
         classes_: The classes, sorted.
@@ -182,8 +198,10 @@ class TabularClassifier(ClassifierMixin, _TabularEstimator):  # type: ignore[mis
         trees: bool | str = "auto",
         random_state: int | np.random.RandomState | None = 0,
         class_weight: str | Mapping[Any, float] | None = None,
+        time: str | None = None,
+        groups: str | None = None,
     ) -> None:
-        super().__init__(trees=trees, random_state=random_state)
+        super().__init__(trees=trees, random_state=random_state, time=time, groups=groups)
         self.class_weight = class_weight
 
     def _weights(self) -> str | dict[str, float] | None:
@@ -230,6 +248,8 @@ class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
     Args:
         trees: Whether boosted trees may join the kernel machines, as of :class:`TabularModel`.
         random_state: Random seed of folds and subsets; None draws one at each fit.
+        time: Column of X by which rows come, as of :class:`TabularModel`: ``model_.scores`` are of later rows.
+        groups: Column of X that names groups, as of :class:`TabularModel`: ``model_.scores`` are of whole groups.
 
     Attributes:
         model_: The fitted :class:`TabularModel`.

@@ -200,7 +200,10 @@ class TabularModel(Savable):
             self.scores["of"] = f"{which}, by a model fitted without them"
             self.notes.append(f"Scores are of {self.scores['of']}{'; ' * bool(more)}{more}.")
         if self.groups is not None:
-            self.preparation.columns.append(Column(self.groups, "ignored", "dropped: it names the groups"))
+            # in its own place: estimators read the columns of an array by place
+            names_in_order = [name for name in frame.columns if name != self.target.name]
+            place = names_in_order.index(find_target(frame.columns, self.groups, "groups"))
+            self.preparation.columns.insert(place, Column(self.groups, "ignored", "dropped: it names the groups"))
         return self
 
     def predict(self, frame: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:

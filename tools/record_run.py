@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import mercer
+from mercer_papers.cells import Cell
 from mercer_papers.cli.reproduce import _settings, reproduce
 from mercer_papers.execution import execute
 from mercer_papers.recorded_runs import RECORDED, REPEAT, compare_repeat, find_recorded, read_recorded
@@ -44,23 +45,26 @@ def repeat(name: str, budget: float) -> None:
     """Run the cheapest cells of a kept run again, by its command, and write how far they are from the kept lines."""
     kept = [line for line in read_recorded(RECORDED / name)[1] if line.status == "done"]
     # today's cells of the stored commands, by the command line's own parser
-    cells = {}
+    cells: dict[tuple[str, str, str], list[Cell]] = {}
     for entry in dict.fromkeys(line.entry for line in kept):
         (run,) = (run for run in find_recorded(entry) if run.folder == name)
         asked = reproduce.make_context("reproduce", shlex.split(run.command)[2:]).params
         request = Request(
             asked["ids"], asked["scale"], 1, not asked["bundled"], _settings(asked["changes"]), asked["only"]
         )
-        cells.update({(cell.entry, cell.row, cell.column): cell for cell in plan(request)[1]})
+        for cell in plan(request)[1]:
+            cells.setdefault((cell.entry, cell.row, cell.column), []).append(cell)
     # A line that cost nothing took its numbers from another's run, so the clock decides and not the sum of the costs.
     lines, began = [], time.process_time()
     for line in sorted((line for line in kept if line.seed == 0), key=lambda line: line.cpu_seconds):
         if time.process_time() - began + line.cpu_seconds > budget:
             break
-        cell = cells.get((line.entry, line.row, line.column))
-        if cell is None:
+        candidates = cells.get((line.entry, line.row, line.column), [])
+        if not candidates:
             lines.append({"key": line.key, "status": "no such cell", "settings": [], "again": {}})
             continue
+        # Several cells may fill one place of a table (last layer, all layers): the one with the same settings.
+        cell = max(candidates, key=lambda cell: sum(line.settings.get(n) == v for n, v in cell.settings.items()))
         again = execute(cell, line.scale)
         names = {**line.settings, **again.settings}
         changed = sorted(n for n in names if line.settings.get(n, "") != again.settings.get(n, ""))

@@ -9,7 +9,7 @@
    the training, or another network, refutes nothing. Comparisons with a stand-in count where a claim has no others.
 3. A *claim* holds where all its comparisons do (with ``most``: more than half), and fails where too many fail, at 5 %
    for all of them together (`claims.decide`); else it is open. A finding against a fair rival vetoes: a claim holds
-   only if that does, and fails if that fails.
+   only if that does, fails if that fails, and is open while the fair rival was not run.
 4. An *entry* is judged by its headline claims. All hold: *reproduces*, where most of the table's cells were run with
    the paper's data, network and method and half of its training or more, else *reproduces in a smaller setting*.
    Some hold, or some comparisons of them beyond chance: *mixed*. Otherwise *does not* where some fail, and *not
@@ -79,8 +79,10 @@ class Setting:
     def text(self) -> str:
         """In words."""
         parts = [*self.stand_ins]
-        parts += [f"{100 * self.size:.2g} % of the paper's training"] if self.size < 1 else []
-        parts += [f"{self.filled} of {self.cells} cells"] if self.cells else []
+        if self.size < 1:
+            parts.append(f"{100 * self.size:.2g} % of the paper's training")
+        if self.cells:
+            parts.append(f"{self.filled} of {self.cells} cells" if self.filled else f"not run: its {self.cells} cells")
         return "; ".join(parts) or ("the paper's own setting" if self.was_run else "not run")
 
 
@@ -118,7 +120,7 @@ def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
                 pooled[place] = measured
     # Rule 3: every claim; a veto changes the word of the claim that it names.
     claims = []
-    vetoes: dict[str, list[tuple[str, str]]] = {}
+    vetoes: dict[str, list[ClaimVerdict]] = {}
     for says in dict.fromkeys(claim.says for claim in entry.claims):
         claim = next(claim for claim in entry.claims if claim.says == says)
         every = tuple(comparison for (said, _), comparison in pooled.items() if said == says)
@@ -126,13 +128,19 @@ def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
         word = decide(claim, own)
         headline = not (claim.detail or claim.finding)
         claims.append(ClaimVerdict(says, word, _explain(word, own), headline, claim.finding, own))
-        if claim.vetoes and own:
-            vetoes.setdefault(claim.vetoes, []).append((word, _explain(word, own)))
+        if claim.vetoes:
+            vetoes.setdefault(claim.vetoes, []).append(claims[-1])
     for number, judged in enumerate(claims):
-        for word, why in vetoes.get(judged.says, ()):
-            if judged.word == HOLDS and word != HOLDS:
-                text = f"{judged.why} Against a fair rival it {'fails' if word == FAILS else 'is open'}: {why}"
-                claims[number] = judged = replace(judged, word=word, why=text)
+        # a fair rival that was run says more than one that was not
+        for fair in sorted(vetoes.get(judged.says, ()), key=lambda fair: not fair.comparisons):
+            if judged.word == HOLDS and fair.word != HOLDS:
+                state = {FAILS: "it fails", OPEN: "it is open"}[fair.word]
+                against = f"{state}: {fair.why}"
+                if not fair.comparisons:
+                    against = f"nothing is stored ({fair.says.removeprefix('Our finding: ').rstrip('.')})."
+                claims[number] = judged = replace(
+                    judged, word=fair.word, why=f"{judged.why} Against a fair rival {against}"
+                )
     # Rule 4: the entry, by its headline claims.
     headlines = [judged for judged in claims if judged.headline]
     words = [judged.word for judged in headlines]

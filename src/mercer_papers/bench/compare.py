@@ -27,6 +27,7 @@ _log = logging.getLogger("mercer")
 _MACHINERY = {
     "studies",
     "compare",
+    "cost_methods",
     "cost_model",
     "head_fits",
     "memory",

@@ -11,7 +11,7 @@ from mercer.nn import Kervolution2d
 from mercer_papers import data
 from mercer_papers.catalogue import entries, entry
 from mercer_papers.cells import MissingPackage
-from mercer_papers.data.resnet50 import ResNet50
+from mercer_papers.data.resnet import ResNet50
 from mercer_papers.jayasumana2021 import active_learning, distillation, head_cost, sentences, sphere, trained, transfer
 from mercer_papers.jayasumana2021.heads import backbone, build, make_head
 from mercer_papers.jayasumana2021.trained import choose_training, cifar, fit, squared_loss

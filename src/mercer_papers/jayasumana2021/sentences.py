@@ -23,6 +23,7 @@ from .. import data
 from ..backbones import SmallTransformer
 from ..catalogue import Entry
 from ..cells import Cell, MissingPackage, Outcome
+from ..data_files import data_folder
 from .heads import make_head
 from .trained import groups_of
 from .transfer import fit_head
@@ -142,7 +143,7 @@ def bert_folder(encoder: str) -> Path:
     """
     if importlib.util.find_spec("transformers") is None:
         raise MissingPackage("transformers is not installed: run pip install mercer[text].")
-    folder = Path(data.sources.data_folder(None) or "") / "bert" / encoder
+    folder = Path(data_folder(None) or "") / "bert" / encoder
     if not (folder / "config.json").is_file():
         source = f"google/bert_uncased_{_BERTS[encoder]}"
         raise data.MissingData(

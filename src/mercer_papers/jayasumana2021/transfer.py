@@ -25,8 +25,8 @@ from .. import data
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..data import normalised, published_resnet20
-from ..data.resnet50 import imagenet_resnet50
-from ..data.sources import SOURCES, data_folder, locate
+from ..data.resnet import imagenet_resnet50
+from ..data_files import SOURCES, data_folder, locate
 from .heads import make_head, train_head
 from .trained import accuracy, cifar, fit
 

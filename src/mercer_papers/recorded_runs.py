@@ -62,8 +62,15 @@ class Recorded:
 
 def find_recorded(entry: str) -> list[Recorded]:
     """The kept runs that hold done cells of this entry, by the name of their folder."""
-    found = [_part(folder, entry) for folder in _folders(RECORDED)]
-    return [part for part in found if part.results]
+    parts = []
+    for folder in _folders(RECORDED):
+        run, results = read_recorded(folder)
+        own = tuple(result for result in results if result.entry == entry and result.status == "done")
+        if own:
+            session = run["sessions"][-1]
+            version = session.get("versions", {}).get("mercer", "")
+            parts.append(Recorded(run["asked"], session["machine"], session.get("threads"), own, folder.name, version))
+    return parts
 
 
 def find_repeat(name: str) -> dict[str, Any]:
@@ -155,11 +162,3 @@ def read_recorded(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     lines = map(json.loads, (folder / RESULTS).read_text(encoding="utf-8").splitlines())
     results = [Result(**{**line, "data": tuple(line["data"])}) for line in lines]
     return json.loads((folder / RUN).read_text(encoding="utf-8")), results
-
-
-def _part(folder: Path, entry: str) -> Recorded:
-    run, results = read_recorded(folder)
-    session = run["sessions"][-1]
-    own = tuple(result for result in results if result.entry == entry and result.status == "done")
-    version = session.get("versions", {}).get("mercer", "")
-    return Recorded(run["asked"], session["machine"], session.get("threads"), own, folder.name, version)

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import mercer
-from mercer_papers.cli.reproduce import _settings, reproduce
+from mercer_papers.cli.reproduce import parse_settings, reproduce
 from mercer_papers.execution import execute
 from mercer_papers.recorded_runs import RECORDED, REPEAT, compare_repeat, find_recorded, read_recorded
 from mercer_papers.runner import Request, plan
@@ -49,7 +49,7 @@ def repeat(name: str, budget: float) -> None:
         (run,) = (run for run in find_recorded(entry) if run.folder == name)
         asked = reproduce.make_context("reproduce", shlex.split(run.command)[2:]).params
         request = Request(
-            asked["ids"], asked["scale"], 1, not asked["bundled"], _settings(asked["changes"]), asked["only"]
+            asked["ids"], asked["scale"], 1, not asked["bundled"], parse_settings(asked["changes"]), asked["only"]
         )
         cells.update({(cell.entry, cell.row, cell.column): cell for cell in plan(request)[1]})
     # A line that cost nothing took its numbers from another's run, so the clock decides and not the sum of the costs.

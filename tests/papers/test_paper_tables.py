@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mercer_papers.catalogue import entries
-from mercer_papers.cli.reproduce import _settings, reproduce
+from mercer_papers.cli.reproduce import parse_settings, reproduce
 from mercer_papers.recorded_runs import find_recorded
 from mercer_papers.runner import Request, plan
 
@@ -148,7 +148,7 @@ def test_the_command_beside_a_recorded_run_asks_for_its_lines_and_no_others_but_
         asked = reproduce.make_context(command, words).params
         request = Request(
             ids=asked["ids"], scale=asked["scale"], seeds=asked["seeds"], download=not asked["bundled"],
-            settings=_settings(asked["changes"]), only=asked["only"],
+            settings=parse_settings(asked["changes"]), only=asked["only"],
         )  # fmt: skip
         sets = {name for result in run.results for name in result.data}
         planned = {(c.entry, c.row, c.column, c.seed) for c in plan(request)[1] if sets.issuperset(c.data)}

@@ -80,7 +80,10 @@ def reproduce(
     ID is an entry (spectral2019/table1) or a paper (spectral2019); default: all. `mercer list` shows them.
     """
     from mercer import distributed
+    from mercer.cli.process import Interrupted
     from mercer_papers import runner
+    from mercer_papers.catalogue import select
+    from mercer_papers.cli.progress import watcher
 
     bundled = bundled or no_download
     if resume is not None and (ids or scale or output or seeds or bundled or changes or only or device):
@@ -93,14 +96,22 @@ def reproduce(
     with distributed.joined():
         # the run's folder, made by rank 0
         if resume is None:
-            settings = _settings(changes)
+            settings = parse_settings(changes)
             try:
                 request = runner.Request(ids, scale or "small", seeds, not bundled, settings, only, device or "cpu")
             except ValueError as error:
                 raise click.UsageError(str(error)) from error
             folder = str(runner.create(request, output)) if distributed.rank() == 0 else ""
             resume = Path(distributed.gather_json(folder)[0])
-        results = _run(resume, jobs, stream)
+        try:
+            with watcher() as watch:
+                results = runner.run(resume, watch, jobs=jobs)
+        except Interrupted as interrupted:
+            kept = f": finished cells are kept. Resume with: mercer reproduce --resume {resume}"
+            click.echo(f"Interrupted{'.' if stream else kept}", err=True)
+            raise click.exceptions.Exit(interrupted.exit_code) from None
+        except RuntimeError as error:  # the folder's lock; an entry's own errors are results
+            raise click.ClickException(str(error)) from error
         if distributed.rank():
             return  # rank 0 shows what all did
     # the page; the results are safe whatever becomes of it
@@ -119,11 +130,20 @@ def reproduce(
         click.echo(f"{failed} of {len(results)} cells failed; -v shows their tracebacks.", err=True)
     elif nothing:
         click.echo("Nothing could be run: `mercer list` shows what can be, and why the rest cannot.", err=True)
-    _show(resume, page, results, as_json, stream)
+    # a line for each entry, or all of it as JSON
+    entries = select(runner.read_request(resume).ids)
+    outlines = [_outline(entry, [r for r in results if r.entry == entry.id]) for entry in entries]
+    if as_json:
+        click.echo(json.dumps({"run": str(resume), "report": str(page), "entries": outlines}, indent=2))
+    else:
+        for outline in outlines:
+            line = f"{outline['id']:<25}{WORDS[outline['status']]:<18}{_counts(outline)}"
+            click.echo(line.rstrip(), err=stream)
+        click.echo(page.read_text("utf-8") if stream else page, nl=not stream)
     raise click.exceptions.Exit(int(failed > 0 or nothing))
 
 
-def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
+def parse_settings(changes: tuple[str, ...]) -> dict[str, Any]:
     """``rows=25000`` as ``{"rows": 25000}``: a number where it reads as JSON, else text."""
     settings: dict[str, Any] = {}
     for change in changes:
@@ -137,37 +157,8 @@ def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
-def _run(folder: Path, jobs: int, stream: bool) -> list[Result]:
-    from mercer.cli.process import Interrupted
-    from mercer_papers import runner
-    from mercer_papers.cli.progress import watcher
-
-    try:
-        with watcher() as watch:
-            return runner.run(folder, watch, jobs=jobs)
-    except Interrupted as interrupted:
-        kept = f": finished cells are kept. Resume with: mercer reproduce --resume {folder}"
-        click.echo(f"Interrupted{'.' if stream else kept}", err=True)
-        raise click.exceptions.Exit(interrupted.exit_code) from None
-    except RuntimeError as error:  # the folder's lock; an entry's own errors are results
-        raise click.ClickException(str(error)) from error
-
-
-def _show(folder: Path, page: Path, results: list[Result], as_json: bool, stream: bool) -> None:
-    from mercer_papers.catalogue import select
-    from mercer_papers.runner import read_request
-
-    entries = select(read_request(folder).ids)
-    outline = [_outline(entry, [r for r in results if r.entry == entry.id]) for entry in entries]
-    if as_json:
-        click.echo(json.dumps({"run": str(folder), "report": str(page), "entries": outline}, indent=2))
-        return
-    for item in outline:
-        click.echo(f"{item['id']:<25}{WORDS[item['status']]:<18}{_counts(item)}".rstrip(), err=stream)
-    click.echo(page.read_text("utf-8") if stream else page, nl=not stream)
-
-
 def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:
+    """One entry of the run: how it went, and its numbers beside the published ones."""
     from mercer_papers.results import entry_status, summarise
 
     published = {(number.row, number.column): number.value for number in entry.numbers}
@@ -183,23 +174,24 @@ def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:
         for s in summarise(results)
     ]
     statuses = [result.status for result in results]
+    passed = [result.passed for result in results if result.passed is not None]
     return {
         "id": entry.id,
         "status": entry_status(results),
         "cells": {status: statuses.count(status) for status in dict.fromkeys(statuses)},
-        "passed": None if all(r.passed is None for r in results) else all(r.passed is not False for r in results),
+        "passed": all(passed) if passed else None,
         "numbers": numbers,
         "errors": sorted({result.error for result in results if result.error}),
         "seconds": sum(result.seconds for result in results),
     }
 
 
-def _counts(item: dict[str, Any]) -> str:
-    cells = item["cells"]
-    if item["status"] in ("not_built", "paper_scale_only"):
+def _counts(outline: dict[str, Any]) -> str:
+    """``3 done, 1 without data or package; 2.5 s; the claim holds``, and the first error."""
+    if outline["status"] in ("not_built", "paper_scale_only"):
         return ""
-    held = {True: "; the claim holds", False: "; the claim does not hold", None: ""}[item["passed"]]
     words = {"missing": "without data or package"}
-    counts = ", ".join(f"{count} {words.get(status, status)}" for status, count in cells.items())
-    errors = f"; {item['errors'][0]}" if item["errors"] else ""
-    return f"{counts}; {item['seconds']:.1f} s{held}{errors}"
+    counts = ", ".join(f"{count} {words.get(status, status)}" for status, count in outline["cells"].items())
+    claim = {True: "; the claim holds", False: "; the claim does not hold", None: ""}[outline["passed"]]
+    errors = "".join(f"; {error}" for error in outline["errors"][:1])
+    return f"{counts}; {outline['seconds']:.1f} s{claim}{errors}"

@@ -21,9 +21,10 @@ import time
 from pathlib import Path
 
 import mercer
+from mercer_papers.cells import Cell
 from mercer_papers.cli.reproduce import parse_settings, reproduce
 from mercer_papers.execution import execute
-from mercer_papers.recorded_runs import RECORDED, REPEAT, compare_repeat, find_recorded, read_recorded
+from mercer_papers.recorded_runs import RECORDED, REPEAT, compare_repeat, find_changes, find_recorded, read_recorded
 from mercer_papers.runner import Request, plan
 
 
@@ -44,29 +45,32 @@ def repeat(name: str, budget: float) -> None:
     """Run the cheapest cells of a kept run again, by its command, and write how far they are from the kept lines."""
     kept = [line for line in read_recorded(RECORDED / name)[1] if line.status == "done"]
     # today's cells of the stored commands, by the command line's own parser
-    cells = {}
+    cells: dict[tuple[str, str, str], list[Cell]] = {}
     for entry in dict.fromkeys(line.entry for line in kept):
         (run,) = (run for run in find_recorded(entry) if run.folder == name)
         asked = reproduce.make_context("reproduce", shlex.split(run.command)[2:]).params
         request = Request(
             asked["ids"], asked["scale"], 1, not asked["bundled"], parse_settings(asked["changes"]), asked["only"]
         )
-        cells.update({(cell.entry, cell.row, cell.column): cell for cell in plan(request)[1]})
+        for cell in plan(request)[1]:
+            cells.setdefault((cell.entry, cell.row, cell.column), []).append(cell)
     # A line that cost nothing took its numbers from another's run, so the clock decides and not the sum of the costs.
     lines, began = [], time.process_time()
     for line in sorted((line for line in kept if line.seed == 0), key=lambda line: line.cpu_seconds):
         if time.process_time() - began + line.cpu_seconds > budget:
             break
-        cell = cells.get((line.entry, line.row, line.column))
-        if cell is None:
+        # several cells may share a row and a column (the variants of chen2022's Table 1): the likest one is meant
+        alike = cells.get((line.entry, line.row, line.column), [])
+        if not alike:
             lines.append({"key": line.key, "status": "no such cell", "settings": [], "again": {}})
             continue
+        cell = min(alike, key=lambda cell: len(find_changes(line, cell)))
         again = execute(cell, line.scale)
-        names = {**line.settings, **again.settings}
-        changed = sorted(n for n in names if line.settings.get(n, "") != again.settings.get(n, ""))
-        changed += ["data"] if line.data != again.data else []
-        numbers = {**again.values, **({} if again.value is None else {"": again.value})}
-        lines.append({"key": line.key, "status": again.status, "settings": changed, "again": numbers})
+        numbers = dict(again.values)
+        if again.value is not None:
+            numbers[""] = again.value
+        changes = find_changes(line, cell)
+        lines.append({"key": line.key, "status": again.status, "settings": changes, "again": numbers})
         if again.status != "done":
             sys.stdout.write(f"{name}: {line.entry} {line.row} | {line.column}: {again.error or again.note}\n")
     summary = {"version": mercer.__version__, "budget": budget, **compare_repeat(kept, lines), "lines": lines}

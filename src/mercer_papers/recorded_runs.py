@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mercer_papers.cells import Cell
 from mercer_papers.results import RESULTS, RUN, Result
 
 RECORDED = Path(__file__).parent / "recorded"
 REPEAT = "repeat.json"
 ROUNDING = 1e-6  # relative gap of numbers that are called equal
+# Settings that cells got after runs were kept, with the value that means what was done before.
+LATER = {"rates": [], "schedules": ["cosine"]}
+IN_THE_ROW = ("task", "score", "head")  # settings that were read from the row's name before
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,21 @@ def describe_repeat(name: str) -> str:
     return f"repeated by {repeat['version']}: {repeat['repeated']} of {repeat['cells']} cells of one seed, {outcome}"
 
 
+def find_changes(kept: Result, cell: Cell) -> list[str]:
+    """The settings in which a cell of today differs from a kept line; one that is only written down now is none."""
+    changes = [] if tuple(kept.data) == tuple(cell.data) else ["data"]
+    for name in sorted({**kept.settings, **cell.settings}):
+        before, now = kept.settings.get(name, LATER.get(name)), cell.settings.get(name)
+        same = before == now
+        if name == "shows" and isinstance(before, list):  # of one training more numbers may be shown by now
+            same = set(before) <= set(now or ())
+        elif name in IN_THE_ROW and name not in kept.settings:
+            same = str(now) in kept.row
+        if not same:
+            changes.append(name)
+    return changes
+
+
 def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How far repeated cells are from the kept lines with their keys; times are left out.
 
@@ -144,8 +163,10 @@ def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -
 
 def _numbers(values: Mapping[str, float], value: float | None, row: str) -> list[tuple[str, float]]:
     """The numbers of a line that are not times."""
-    every = [*values.items(), *([] if value is None else [("", value)])]
-    return [] if "time" in row else [(name, number) for name, number in every if not name.startswith("time")]
+    if "time" in row:
+        return []
+    numbers = [(name, number) for name, number in values.items() if not name.startswith("time")]
+    return numbers if value is None else [*numbers, ("", value)]
 
 
 @functools.cache

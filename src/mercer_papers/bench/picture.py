@@ -6,16 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from mercer.figures import LIGHT, canvas, svg
 
 from .compare import Line
 from .timing import OURS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _COSTS = ("cpu", "wall", "memory")
 _WORDS = {"cpu": "CPU", "wall": "time", "memory": "memory"}
@@ -58,37 +53,29 @@ def draw(lines: Sequence[Line], machine: str = "") -> str:
                     fontsize=9.5, fontweight="bold", color=LIGHT.ink)  # fmt: skip
         for one in group:
             row += 1
-            _mark(ax, row, one)
             ticks.append((row, one.label))
+            # the ratio as a dot, filled where ours is cheaper, and its way from 1
+            colour, face = (_CHEAPER, _CHEAPER) if one.cheaper else (_DEARER, "none")
+            ax.plot([1.0, one.ratio], [row, row], color=colour, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
+            ax.plot([one.ratio], [row], "o", color=colour, markersize=6.5, markerfacecolor=face, markeredgewidth=1.6)
+            ax.annotate(_number(one.ratio), (1, row), (4, 0), ("axes fraction", "data"), "offset points", ha="left",
+                        va="center", fontsize=8.5, color=colour)  # fmt: skip
         row += 1
-    _dress(figure, ax, ticks, row, machine)
-    return svg(figure)
-
-
-def _mark(ax: Axes, row: float, one: Speed) -> None:
-    """The ratio as a dot, filled where ours is cheaper, and its way from 1."""
-    colour = _CHEAPER if one.cheaper else _DEARER
-    ax.plot([1.0, one.ratio], [row, row], color=colour, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
-    ax.plot([one.ratio], [row], "o", color=colour, markersize=6.5, markerfacecolor=colour if one.cheaper else "none",
-            markeredgewidth=1.6)  # fmt: skip
-    ax.annotate(_number(one.ratio), (1, row), (4, 0), ("axes fraction", "data"), "offset points", ha="left",
-                va="center", fontsize=8.5, color=colour)  # fmt: skip
-
-
-def _dress(figure: Figure, ax: Axes, ticks: list[tuple[float, str]], rows: float, machine: str) -> None:
+    # a logarithmic axis with few ticks, and what the dots mean
     ax.set_xscale("log")
     low, high = ax.get_xlim()
     places = [10.0**e * m for e in range(-4, 6) for m in (1, 3) if low <= 10.0**e * m <= high]
     ax.set_xticks(places, [_number(place) for place in places])
     ax.minorticks_off()
-    ax.set_yticks([row for row, _ in ticks], [text for _, text in ticks], fontsize=8.5)
-    ax.set_ylim(rows - 0.3, -0.7)
+    ax.set_yticks([place for place, _ in ticks], [text for _, text in ticks], fontsize=8.5)
+    ax.set_ylim(row - 0.3, -0.7)
     ax.grid(False, axis="y")
     ax.axvline(1.0, color=LIGHT.soft, linewidth=1.2)
     ax.set_xlabel("the peer's cost over Mercer's")
     ax.set_title("● Mercer is cheaper  ·  ○ the peer is cheaper", loc="left", fontsize=9.5, color=LIGHT.ink)
     if machine:
         figure.supxlabel(machine, fontsize=8.5, color=LIGHT.soft)
+    return svg(figure)
 
 
 def _number(value: float) -> str:

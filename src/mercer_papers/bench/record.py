@@ -65,7 +65,13 @@ class Record:
             fix = "Use the same options, or another folder."
             raise ValueError(checks.sentence("bench", f"{folder} must hold a run with {options}", before, fix))
         self.options = before
-        cases = {(row["area"], row["case"]): [_line(one) for one in row["lines"]] for row in rows if "lines" in row}
+        # the cases of earlier sessions, by the fields that lines have today
+        known = {one.name for one in fields(Line)}
+        cases = {}
+        for row in rows:
+            if "lines" in row:
+                lines = [{name: value for name, value in one.items() if name in known} for one in row["lines"]]
+                cases[row["area"], row["case"]] = [Line(**line) for line in lines]
         # Data that was missing may be there now.
         self._cases = {name: lines for name, lines in cases.items() if lines[0].state != "missing"}
         if dict(session) not in self.sessions:
@@ -87,19 +93,12 @@ class Record:
         """Write the document and the picture; returns the document's path."""
         document = {"options": self.options, "sessions": self.sessions, "lines": [asdict(line) for line in lines]}
         text = json.dumps(document, allow_nan=False, default=dict, indent=1) + "\n"
-        machines = dict.fromkeys(_where(session) for session in self.sessions)
-        atomic_write(self.folder / PICTURE, draw(lines, "; ".join(machines)).encode())
+        # the picture says where it was measured: ``AMD EPYC, 2 cores, 23.5 GiB, Linux x86_64, torch 2.13``
+        machines = []
+        for session in self.sessions:
+            machine, versions = session["machine"], session["versions"]
+            size = f"{machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}"
+            machines.append(f"{machine['cpu']}, {size}, torch {versions['torch']}, mercer {versions['mercer']}")
+        atomic_write(self.folder / PICTURE, draw(lines, "; ".join(dict.fromkeys(machines))).encode())
         atomic_write(self.folder / DOCUMENT, text.encode())
         return self.folder / DOCUMENT
-
-
-def _where(session: Mapping[str, Any]) -> str:
-    """``AMD EPYC, 2 cores, 23.5 GiB, Linux x86_64; torch 2.13``."""
-    machine, versions = session["machine"], session["versions"]
-    size = f"{machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}"
-    return f"{machine['cpu']}, {size}, torch {versions['torch']}, mercer {versions['mercer']}"
-
-
-def _line(row: Mapping[str, Any]) -> Line:
-    known = {one.name for one in fields(Line)}
-    return Line(**{name: value for name, value in row.items() if name in known})

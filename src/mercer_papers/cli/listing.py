@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
+from typing import Any
 
 import click
 
@@ -40,7 +41,7 @@ def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
         chosen = select(papers)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    rows = []
+    rows: list[dict[str, Any]] = []
     for entry in chosen:
         # whether it can run here
         state = "ready"

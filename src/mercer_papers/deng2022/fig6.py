@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,16 +40,22 @@ RESNET_SIZES = {"small": (5000, 2000, 2, 10), "paper": (50_000, 10_000, 100, 100
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Seven predictions from one run of each network; rows, epochs and snapshots are in the settings."""
-    networks = {"": SIZES[scale]} | ({RESNET: RESNET_SIZES[scale]} if scale in RESNET_SIZES else {})
+    networks = {"": SIZES[scale]}
+    if scale in RESNET_SIZES:
+        networks[RESNET] = RESNET_SIZES[scale]
     # the networks of Algorithm 1's functions: the authors' at paper scale, smaller ones below it
     functions = {"functions": RESNET_FUNCTIONS if scale == "paper" else LENET, "function steps": FUNCTION_STEPS[scale]}
     cells = []
     for network, size in networks.items():
         sizes = dict(zip(("rows", "test_rows", "epochs", "kept"), size, strict=True))
         for method in ROWS:
-            settings = {**sizes, "method": method, **({"network": network} if network else {})}
-            settings |= functions if method == ALGORITHM_1 else {}
-            row = f"{network}, {method}" if network else method
+            settings: dict[str, Any] = {**sizes, "method": method}
+            row = method
+            if network:
+                settings["network"] = network
+                row = f"{network}, {method}"
+            if method == ALGORITHM_1:
+                settings |= functions
             cells.append(Cell(entry.id, row, "", settings, ["cifar10"], seeds=1 if scale == "smoke" else 3))
     return cells
 

@@ -102,7 +102,7 @@ def _clusters(n: int, d: int, c: int) -> tuple[Tensor, Tensor]:
     return 0.7 * torch.randn(n, d, generator=generator) + centres[y], y
 
 
-def _seeded(make: Any) -> Any:
+def _make_at_seed(make: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return make()
@@ -115,7 +115,7 @@ def _spectrum(data: tuple[Tensor, Tensor]) -> float:
 
 
 def _head(size: Size) -> tuple[KernelClassifier, Tensor, Tensor]:
-    head = _seeded(lambda: KernelClassifier(size["d"], size["c"], RadialSeries(), prototypes=size["k"]))
+    head = _make_at_seed(lambda: KernelClassifier(size["d"], size["c"], RadialSeries(), prototypes=size["k"]))
     z = _rows(size["n"], size["d"]).requires_grad_()
     return head, z, torch.randn(size["n"], size["c"], generator=_generator())
 
@@ -129,7 +129,7 @@ def _through_head(data: tuple[KernelClassifier, Tensor, Tensor]) -> None:
 
 def _classifier(size: Size) -> tuple[nn.Module, Tensor, Tensor]:
     d, c = size["d"], size["c"]
-    model = _seeded(lambda: nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, c)))
+    model = _make_at_seed(lambda: nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, c)))
     return model, *_clusters(size["n"], d, c)
 
 
@@ -144,7 +144,7 @@ def _twenty_steps(data: tuple[nn.Module, Tensor, Tensor]) -> None:
 
 
 def _read_out(size: Size) -> tuple[nn.Module, Tensor, Tensor, int]:
-    model = _seeded(lambda: nn.Linear(size["d"], size["c"]))
+    model = _make_at_seed(lambda: nn.Linear(size["d"], size["c"]))
     return model, *_clusters(size["n"], size["d"], size["c"]), size["k"]
 
 
@@ -159,7 +159,7 @@ def _epoch(data: tuple[nn.Module, Tensor, Tensor, int]) -> None:
 
 
 def _two_layers(size: Size) -> tuple[LinearizedLaplace, Tensor, Tensor]:
-    model = _seeded(lambda: nn.Sequential(nn.Linear(64, size["d"]), nn.Tanh(), nn.Linear(size["d"], size["c"])))
+    model = _make_at_seed(lambda: nn.Sequential(nn.Linear(64, size["d"]), nn.Tanh(), nn.Linear(size["d"], size["c"])))
     laplace = LinearizedLaplace(model, parameters="all", k=size["k"], prior_precision=1.0, generator=_generator())
     return laplace, *_clusters(size["n"], 64, size["c"])
 

@@ -51,17 +51,23 @@ class Recorded:
         """The command that gives these results again, whatever the default number of seeds is by now."""
         entries = dict.fromkeys(result.entry for result in self.results)
         words = ["mercer reproduce", *entries, f"--scale {self.asked['scale']}"]
+        # the settings that these cells have
         used = {name for result in self.results for name in result.settings}
-        changes = {name: value for name, value in self.asked.get("settings", {}).items() if name in used}
-        words += [f"--set {n}={v if isinstance(v, str) else json.dumps(v)}" for n, v in changes.items()]
+        for name, value in self.asked.get("settings", {}).items():
+            if name in used:
+                words.append(f"--set {name}={value if isinstance(value, str) else json.dumps(value)}")
+        # which cells; whole names where they were all named, because an entry may have got more rows since
         named = list(dict.fromkeys(f"{result.row} | {result.column}" for result in self.results))
         only = [text for text in self.asked.get("only", ()) if any(text in name for name in named)]
         if len(named) <= len(only) and all(result.column for result in self.results):
-            only = named  # whole names, for an entry may have got more rows since
+            only = named
         words += [f'--only "{text}"' if " " in text else f"--only {text}" for text in only]
-        words += [] if self.asked.get("download", True) else ["--bundled"]
+        if not self.asked.get("download", True):
+            words.append("--bundled")
         seeds = 1 + max(result.seed for result in self.results)
-        return " ".join([*words, f"--seeds {seeds}"] if seeds > 1 or self.asked.get("seeds") else words)
+        if seeds > 1 or self.asked.get("seeds"):
+            words.append(f"--seeds {seeds}")
+        return " ".join(words)
 
 
 def find_recorded(entry: str) -> list[Recorded]:
@@ -131,16 +137,21 @@ def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -
         word = "equal" if repeat["status"] == "done" else "apart"
         for name, number in _numbers(first.values, first.value, first.row):
             again = repeat["again"].get(name)
-            gap = abs(again - number) if again is not None else float("inf")
+            if again is None:
+                word = "apart"
+                continue
+            gap = abs(again - number)
             if gap <= ROUNDING * max(abs(number), ROUNDING):
                 continue
+            gaps.append(gap / max(abs(number), ROUNDING))
+            # what two draws of the kept seeds' distribution are apart
             values = seeds[first.entry, first.row, first.column, name]
             deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-            allowed = 2**0.5 * deviation * student.ppf(0.995, len(values) - 1) if deviation else 0.0
+            allowed = 0.0
+            if deviation:
+                allowed = 2**0.5 * deviation * student.ppf(0.995, len(values) - 1)
+                spreads.append(gap / deviation)
             word = "within" if gap <= allowed and word != "apart" else "apart"
-            if again is not None:
-                gaps.append(gap / max(abs(number), ROUNDING))
-                spreads.append(gap / deviation if deviation else 0.0)
         words.append(word)
         if word == "apart":
             apart.append(f"{first.entry}: {first.row} | {first.column}")

@@ -32,7 +32,6 @@ _MACHINERY = {
     "head_fits",
     "memory",
     "optim_fits",
-    "picture",
     "record",
     "table_ranks",
     "table_rivals",

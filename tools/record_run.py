@@ -22,9 +22,9 @@ from pathlib import Path
 
 import mercer
 from mercer_papers.cells import Cell
-from mercer_papers.cli.reproduce import _settings, reproduce
+from mercer_papers.cli.reproduce import parse_settings, reproduce
 from mercer_papers.execution import execute
-from mercer_papers.recorded_runs import RECORDED, REPEAT, compare_repeat, find_recorded, read_recorded
+from mercer_papers.recorded_runs import RECORDED, REPEAT, compare_repeat, find_changes, find_recorded, read_recorded
 from mercer_papers.runner import Request, plan
 
 
@@ -50,7 +50,7 @@ def repeat(name: str, budget: float) -> None:
         (run,) = (run for run in find_recorded(entry) if run.folder == name)
         asked = reproduce.make_context("reproduce", shlex.split(run.command)[2:]).params
         request = Request(
-            asked["ids"], asked["scale"], 1, not asked["bundled"], _settings(asked["changes"]), asked["only"]
+            asked["ids"], asked["scale"], 1, not asked["bundled"], parse_settings(asked["changes"]), asked["only"]
         )
         for cell in plan(request)[1]:
             cells.setdefault((cell.entry, cell.row, cell.column), []).append(cell)
@@ -59,18 +59,18 @@ def repeat(name: str, budget: float) -> None:
     for line in sorted((line for line in kept if line.seed == 0), key=lambda line: line.cpu_seconds):
         if time.process_time() - began + line.cpu_seconds > budget:
             break
-        candidates = cells.get((line.entry, line.row, line.column), [])
-        if not candidates:
+        # several cells may share a row and a column (the variants of chen2022's Table 1): the likest one is meant
+        alike = cells.get((line.entry, line.row, line.column), [])
+        if not alike:
             lines.append({"key": line.key, "status": "no such cell", "settings": [], "again": {}})
             continue
-        # Several cells may fill one place of a table (last layer, all layers): the one with the same settings.
-        cell = max(candidates, key=lambda cell: sum(line.settings.get(n) == v for n, v in cell.settings.items()))
+        cell = min(alike, key=lambda cell: len(find_changes(line, cell)))
         again = execute(cell, line.scale)
-        names = {**line.settings, **again.settings}
-        changed = sorted(n for n in names if line.settings.get(n, "") != again.settings.get(n, ""))
-        changed += ["data"] if line.data != again.data else []
-        numbers = {**again.values, **({} if again.value is None else {"": again.value})}
-        lines.append({"key": line.key, "status": again.status, "settings": changed, "again": numbers})
+        numbers = dict(again.values)
+        if again.value is not None:
+            numbers[""] = again.value
+        changes = find_changes(line, cell)
+        lines.append({"key": line.key, "status": again.status, "settings": changes, "again": numbers})
         if again.status != "done":
             sys.stdout.write(f"{name}: {line.entry} {line.row} | {line.column}: {again.error or again.note}\n")
     summary = {"version": mercer.__version__, "budget": budget, **compare_repeat(kept, lines), "lines": lines}

@@ -92,7 +92,30 @@ class Entry:
 @functools.cache
 def entries() -> tuple[Entry, ...]:
     """Every entry of every paper, in the papers' own order."""
-    return tuple(entry for path in sorted(PUBLISHED.glob("*.toml")) for entry in _read(path))
+    known = []
+    for path in sorted(PUBLISHED.glob("*.toml")):
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        for table in document["entry"]:
+            # ``shared = "x"`` takes what ``[shared.x]`` holds, and adds its own lines to the lists
+            shared = document.get("shared", {}).get(table.get("shared"), {})
+            fields: dict[str, Any] = {name: value for name, value in {**shared, **table}.items() if name != "shared"}
+            for name in ("stand_ins", "not_the_papers", "doubts"):
+                fields[name] = (*shared.get(name, ()), *table.get(name, ()))
+            fields["data"] = tuple(fields.get("data", ()))
+            fields["needs"] = tuple(table.get("needs", ()))
+            fields["settings"] = {**shared.get("settings", {}), **table.get("settings", {})}
+            fields["claims"] = tuple(Claim(**claim) for claim in table.get("claims", ()))
+            # ``columns = [...]`` over ``rows = {row = [...]}``; an item is a number, [number, deviation] or "" for none
+            numbers = []
+            for row, items in table.get("numbers", {}).get("rows", {}).items():
+                for column, item in zip(table["numbers"]["columns"], items, strict=True):
+                    if isinstance(item, list):
+                        numbers.append(Number(row, column, float(item[0]), float(item[1])))
+                    elif item != "":
+                        numbers.append(Number(row, column, float(item)))
+            fields["numbers"] = tuple(numbers)
+            known.append(Entry(**{**fields, "id": f"{path.stem}/{table['id']}", "paper": path.stem}))
+    return tuple(known)
 
 
 def entry(name: str) -> Entry:
@@ -106,49 +129,17 @@ def select(names: Iterable[str]) -> list[Entry]:
     Raises:
         ValueError: for a name that is neither, with the closest ids.
     """
-    known = entries()
     wanted: set[str] = set()
     for name in names:
-        found = {e.id for e in known if name in (e.id, e.paper)}
-        if not found:
-            raise ValueError(_unknown(name))
-        wanted |= found
-    return [e for e in known if e.id in wanted] if wanted else list(known)
-
-
-def _unknown(name: str) -> str:
-    ids = [e.id for e in entries()]
-    papers = sorted({e.paper for e in entries()})
-    by_tail = [i for i in ids if i.split("/")[1].lower() == name.lower()]
-    close = by_tail or difflib.get_close_matches(name, ids + papers, n=3, cutoff=0.5)
-    fix = f"Did you mean {' or '.join(close)}?" if close else "`mercer list` shows them all."
-    return f"ID must be an entry or a paper; got {name!r}. {fix}"
-
-
-def _read(path: Path) -> list[Entry]:
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
-    shared = document.get("shared", {})
-    return [_entry(path.stem, table, shared.get(table.get("shared"), {})) for table in document["entry"]]
-
-
-def _entry(paper: str, table: dict[str, Any], shared: dict[str, Any]) -> Entry:
-    """``shared = "x"`` takes what ``[shared.x]`` holds, and adds its own lines to the lists."""
-    fields: dict[str, Any] = {name: value for name, value in {**shared, **table}.items() if name != "shared"}
-    for name in ("data", "stand_ins", "not_the_papers", "doubts"):
-        own = () if name == "data" and name in table else shared.get(name, ())
-        fields[name] = (*own, *table.get(name, ()))
-    fields["needs"] = tuple(table.get("needs", ()))
-    fields["settings"] = {**shared.get("settings", {}), **table.get("settings", {})}
-    fields["claims"] = tuple(Claim(**claim) for claim in table.get("claims", ()))
-    fields["numbers"] = tuple(_numbers(table.get("numbers", {})))
-    return Entry(**{**fields, "id": f"{paper}/{table['id']}", "paper": paper})
-
-
-def _numbers(table: dict[str, Any]) -> Iterable[Number]:
-    """``columns = [...]`` over ``rows = {row = [...]}``; an item is a number, [number, deviation] or "" for none."""
-    for row, items in table.get("rows", {}).items():
-        for column, item in zip(table["columns"], items, strict=True):
-            if isinstance(item, list):
-                yield Number(row, column, float(item[0]), float(item[1]))
-            elif item != "":
-                yield Number(row, column, float(item))
+        chosen = {e.id for e in entries() if name in (e.id, e.paper)}
+        if not chosen:
+            # the ids that end so, whatever the paper, else those that are spelled alike
+            ids = [e.id for e in entries()]
+            close = [i for i in ids if i.split("/")[1].lower() == name.lower()]
+            close = close or difflib.get_close_matches(
+                name, ids + sorted({e.paper for e in entries()}), n=3, cutoff=0.5
+            )
+            fix = f"Did you mean {' or '.join(close)}?" if close else "`mercer list` shows them all."
+            raise ValueError(f"ID must be an entry or a paper; got {name!r}. {fix}")
+        wanted |= chosen
+    return [e for e in entries() if e.id in wanted or not wanted]

@@ -129,19 +129,28 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
     numbers = numbers_by_seed(results)
     for claim in claims:
         if claim.higher or claim.lower:
-            pattern, sign = (claim.higher, 1.0) if claim.higher else (claim.lower, -1.0)
-            for key, other in _pairs(pattern, claim.than, numbers):
+            sign = 1.0 if claim.higher else -1.0
+            for key, other in _pairs(claim.higher or claim.lower, claim.than, numbers):
+                ours, theirs = numbers[key], numbers[other]
+                wanted = least = claim.by
+                is_printed = key in published and other in published
                 if claim.times != 1:
-                    yield _compare_ratio(claim, key, other, numbers, published, sign)
-                    continue
-                printed = None
-                if key in published and other in published:
+                    # a ratio: by the logarithms of both, which are positive
+                    ours, theirs = (
+                        {seed: math.log(value) for seed, value in side.items() if value > 0} for side in (ours, theirs)
+                    )
+                    wanted = least = math.log(claim.times)
+                    if is_printed and min(published[key], published[other]) > 0:
+                        least = _QUARTER * max(wanted, sign * math.log(published[key] / published[other]))
+                elif is_printed:
                     printed = sign * (published[key] - published[other])
                     if printed <= min(0.0, claim.by) and not claim.finding:
                         continue
-                gaps = [sign * gap for gap in _gaps(numbers[key], numbers[other])]
-                least = claim.by if printed is None or claim.by < 0 else max(claim.by, _QUARTER * printed)
-                above, below = _p_above(gaps, claim.by, claim.exact), _p_below(gaps, least, claim.exact)
+                    if claim.by >= 0:
+                        least = max(claim.by, _QUARTER * printed)
+                # it holds beyond what is asked for, and fails where a quarter of the printed difference is excluded
+                gaps = [sign * gap for gap in _gaps(ours, theirs)]
+                above, below = _p_above(gaps, wanted, claim.exact), _p_below(gaps, least, claim.exact)
                 yield Comparison(claim, (key, other), above, below, _words(key, other, numbers), len(gaps))
         elif claim.near:
             for key, other in _pairs(claim.near, claim.to, numbers):
@@ -151,35 +160,32 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
                 outside = min(_p_above(gaps, claim.within, claim.exact), _p_below(gaps, -claim.within, claim.exact))
                 yield Comparison(claim, (key, other), inside, outside, _words(key, other, numbers), len(gaps))
         elif claim.value or claim.matches is not None:
-            for key, low, high, printed_text in _bounds(claim, numbers, published):
+            for key, _ in _match(claim.value or "{} | {}", numbers):
+                # the bounds that the number must lie in
+                low = -math.inf if claim.above is None else claim.above
+                high = math.inf if claim.below is None else claim.below
                 values = list(numbers[key].values())
-                text = f"{key.removesuffix(' | ')}: {_figure(statistics.fmean(values))}{printed_text}"
+                text = f"{key.removesuffix(' | ')}: {_figure(statistics.fmean(values))}"
+                if claim.matches is not None:
+                    if key not in published:
+                        continue
+                    room = claim.matches * abs(published[key])
+                    low, high = published[key] - room, published[key] + room
+                    text += f", printed {_figure(published[key])}"
                 if claim.logarithms:
-                    values, low, high = [math.log(value) for value in values], _log(low), _log(high)
+                    values = [math.log(value) for value in values]
+                    low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
                 inside = max(_p_above(values, low, claim.exact), _p_below(values, high, claim.exact))
                 outside = min(_p_above(values, high, claim.exact), _p_below(values, low, claim.exact))
                 yield Comparison(claim, (key,), inside, outside, text, len(values))
         else:
             by_row: dict[str, list[bool]] = {}
             for result in results:
-                if result.status == "done" and result.passed is not None and _is_like(claim.rows, result.row):
+                like = not claim.rows or any(_match(claim.rows, {result.row: {}}))
+                if result.status == "done" and result.passed is not None and like:
                     by_row.setdefault(result.row or result.column, []).append(result.passed)
             for row, passed in by_row.items():  # a check draws as often as it needs: one run settles it
                 yield Comparison(claim, (row,), float(not all(passed)), float(all(passed)), row, max(2, len(passed)))
-
-
-def _compare_ratio(
-    claim: Claim, key: str, other: str, numbers: Numbers, published: Mapping[str, float], sign: float
-) -> Comparison:
-    """Whether one number is ``times`` the other, or the other ``times`` it, by the logarithm of their ratio."""
-    logs = [{seed: math.log(value) for seed, value in numbers[name].items() if value > 0} for name in (key, other)]
-    gaps = [sign * gap for gap in _gaps(*logs)]
-    least = math.log(claim.times)
-    if key in published and other in published and min(published[key], published[other]) > 0:
-        # it fails where our numbers exclude even a quarter of the printed difference, here of the logarithms
-        least = _QUARTER * max(least, sign * math.log(published[key] / published[other]))
-    above, below = _p_above(gaps, math.log(claim.times), claim.exact), _p_below(gaps, least, claim.exact)
-    return Comparison(claim, (key, other), above, below, _words(key, other, numbers), len(gaps))
 
 
 def decide(claim: Claim, comparisons: Sequence[Comparison]) -> str:
@@ -207,26 +213,6 @@ def _pairs(pattern: str, rivals: Sequence[str], numbers: Numbers) -> Iterator[tu
         for other in (rival.format(*captured) for rival in rivals):
             if other in numbers and other != key:
                 yield key, other
-
-
-def _bounds(claim: Claim, numbers: Numbers, published: Mapping[str, float]) -> Iterator[tuple[str, float, float, str]]:
-    """Every number of the claim, the bounds it must lie in, and what was printed."""
-    if claim.matches is not None:
-        wanted = {key for key, _ in _match(claim.value, numbers)} if claim.value else set(numbers)
-        for key, printed in published.items():
-            if key in wanted:
-                room = claim.matches * abs(printed)
-                yield key, printed - room, printed + room, f", printed {_figure(printed)}"
-        return
-    low = -math.inf if claim.above is None else claim.above
-    high = math.inf if claim.below is None else claim.below
-    for key, _ in _match(claim.value, numbers):
-        yield key, low, high, ""
-
-
-def _is_like(pattern: str, row: str) -> bool:
-    """Whether a row is like the pattern; every row is like the empty one."""
-    return not pattern or next(_match(pattern, {row: {}}), None) is not None
 
 
 def _match(pattern: str, numbers: Numbers) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -282,10 +268,6 @@ def _words(key: str, other: str, numbers: Numbers) -> str:
     seeds = len(_gaps(numbers[key], numbers[other]))
     names = key.removesuffix(" | "), other.removesuffix(" | ")  # a whole row's number has no column
     return f"{names[0]} {_figure(a)} against {names[1]} {_figure(b)}, {seeds} seed{'' if seeds == 1 else 's'}"
-
-
-def _log(bound: float) -> float:
-    return math.log(bound) if bound > 0 else -math.inf
 
 
 def _figure(number: float) -> str:

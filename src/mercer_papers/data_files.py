@@ -9,7 +9,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RESNET20", "SHIPPED", "SOURCES", "SPELLINGS", "Source", "data_folder", "is_here", "locate"]
+
+class MissingData(FileNotFoundError):  # noqa: N818 - it names the state of the data
+    """A data set is not on this machine; the message says how to get it. Nothing is ever downloaded unasked."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,8 @@ RESNET20 = Source(
 
 def data_folder(folder: str | os.PathLike[str] | None) -> Path | None:
     """The folder given, or the one that ``MERCER_DATA`` names, or None."""
-    named = folder if folder is not None else os.environ.get("MERCER_DATA") or None
-    return None if named is None else Path(named)
+    named = os.environ.get("MERCER_DATA") if folder is None else folder
+    return Path(named) if named else None
 
 
 def locate(source: Source, folder: Path | None) -> tuple[list[Path], bool] | None:
@@ -176,3 +178,20 @@ def is_here(name: str, folder: Path | None) -> bool:
     """Whether a set's files are in the folder, or come with scikit-learn; False for a set that is not known."""
     source = SOURCES.get(SPELLINGS.get(name, name))
     return source is not None and (source.how == SHIPPED or locate(source, folder) is not None)
+
+
+def canonical(name: str) -> str:
+    """The name a set is listed under; ``sars_cov2_ct``, ``s_cov`` and ``cov_tw`` are other spellings."""
+    from mercer import checks
+
+    return checks.choice("data.load", "name", SPELLINGS.get(name, name), SOURCES)
+
+
+def missing(name: str, source: Source, folder: Path | None) -> MissingData:
+    """The error that says at once what is absent and what to do."""
+    from mercer import checks
+
+    got = "MERCER_DATA unset"
+    if folder is not None:
+        got = "none of them there" if folder.is_dir() else "a folder that does not exist"
+    return MissingData(checks.sentence("data.load", f"the files of {name!r} must be on this machine", got, source.how))

@@ -30,10 +30,20 @@ def execute(cell: Cell, scale: str) -> Result:
     blank = blank_result(cell, scale)
     absent = missing(cell.data)
     if absent:
-        return replace(blank, status="missing", note=" ".join(how_to_get(name) for name in absent))
+        how = [data.how_to_get(n) if _is_known(n) else f"{n}: Mercer has no loader for this set." for n in absent]
+        return replace(blank, status="missing", note=" ".join(how))
     wall, cpu = time.perf_counter(), time.process_time()
     try:
-        outcome = _run(cell)
+        with distributed.alone(), torch.random.fork_rng():  # ranks share cells, not a cell's rows
+            torch.manual_seed(int(cell.key(), 16) % 2**63)
+            outcome = entry(cell.entry).load().run(cell)
+        # what came out must be an outcome of finite numbers
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"{cell.entry}: run must return an Outcome; got {type(outcome).__name__}.")
+        outcome = outcome.plain()
+        bad = non_finite(outcome)
+        if bad is not None:
+            raise FloatingPointError(f"{cell.entry}: every number of an outcome must be finite; {bad}.")
     except (data.MissingData, MissingPackage) as error:
         result = replace(blank, status="missing", note=str(error))
     except Exception as error:
@@ -61,30 +71,10 @@ def missing(names: Iterable[str]) -> list[str]:
     """Those of the data sets that are not found."""
     from mercer_papers import data
 
-    return [name for name in names if not _known(name) or not data.available(name)]
+    return [name for name in names if not _is_known(name) or not data.available(name)]
 
 
-def how_to_get(name: str) -> str:
-    """One sentence on where a data set comes from."""
-    from mercer_papers import data
-
-    return data.how_to_get(name) if _known(name) else f"{name}: Mercer has no loader for this set."
-
-
-def _run(cell: Cell) -> Outcome:
-    with distributed.alone(), torch.random.fork_rng():  # ranks share cells, not a cell's rows
-        torch.manual_seed(int(cell.key(), 16) % 2**63)
-        outcome = entry(cell.entry).load().run(cell)
-    if not isinstance(outcome, Outcome):
-        raise TypeError(f"{cell.entry}: run must return an Outcome; got {type(outcome).__name__}.")
-    outcome = outcome.plain()
-    bad = non_finite(outcome)
-    if bad is not None:
-        raise FloatingPointError(f"{cell.entry}: every number of an outcome must be finite; {bad}.")
-    return outcome
-
-
-def _known(name: str) -> bool:
+def _is_known(name: str) -> bool:
     from mercer_papers import data
 
     try:
@@ -109,21 +99,38 @@ def execute_all(
     A worker that dies (out of memory, a crash in native code) fails its cell, and another takes its place. Closing the
     iterator ends the workers.
     """
+    context = multiprocessing.get_context("spawn")  # a fork after torch was used can deadlock
     waiting = list(reversed(cells))
     workers: list[_Worker] = []
     try:
         while waiting or any(worker.cell for worker in workers):
+            # as many workers as may be, each with a cell
             while waiting and len(workers) < jobs:
-                workers.append(_start(threads))
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+                process.start()
+                theirs.close()
+                workers.append(_Worker(process, ours))
             for worker in workers:
                 if worker.cell is None and waiting:
                     worker.cell = waiting.pop()
                     began(worker.cell)
                     worker.pipe.send((worker.cell, scale))
+            # the results that are there; a pipe that was closed is a worker that died
             busy = {worker.pipe: worker for worker in workers if worker.cell}
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
-                yield _collect(worker, scale)
+                cell, worker.cell = worker.cell, None
+                assert cell is not None
+                try:
+                    result: Result = worker.pipe.recv()
+                except (EOFError, OSError):
+                    worker.process.join()
+                    code = worker.process.exitcode or 0
+                    reason = f"signal {-code}" if code < 0 else f"exit code {code}"
+                    error = f"RuntimeError: the worker process died by {reason}; was it out of memory?"
+                    result = replace(blank_result(cell, scale), error=error)
+                yield result
                 if not worker.process.is_alive():
                     workers.remove(worker)
     finally:
@@ -131,30 +138,6 @@ def execute_all(
             worker.process.kill()
             worker.process.join()
             worker.pipe.close()
-
-
-def _start(threads: int) -> _Worker:
-    context = multiprocessing.get_context("spawn")  # a fork after torch was used can deadlock
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
-    process.start()
-    theirs.close()
-    return _Worker(process, ours)
-
-
-def _collect(worker: _Worker, scale: str) -> Result:
-    cell = worker.cell
-    assert cell is not None
-    worker.cell = None
-    try:
-        result: Result = worker.pipe.recv()
-    except (EOFError, OSError):
-        worker.process.join()
-        code = worker.process.exitcode or 0
-        reason = f"signal {-code}" if code < 0 else f"exit code {code}"
-        error = f"RuntimeError: the worker process died by {reason}; was it out of memory?"
-        return replace(blank_result(cell, scale), error=error)
-    return result
 
 
 def _serve(pipe: Connection, threads: int) -> None:

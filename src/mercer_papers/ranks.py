@@ -79,19 +79,15 @@ def finish(folder: Path, keys: Iterable[str]) -> None:
     if rank():
         return
     for other in range(1, world_size()):
-        while _is_held(folder, _LOCK.format(other)):
-            time.sleep(_POLL)
+        while True:  # until its lock can be had
+            try:
+                with lock(folder, _LOCK.format(other)):
+                    break
+            except RuntimeError:
+                time.sleep(_POLL)
     collect(folder)
     shutil.rmtree(folder / _CLAIMS, ignore_errors=True)
     left = set(keys) - {result.key for result in read_results(folder)}
     if left:
         fix = f"Did a rank stop? Resume with: mercer reproduce --resume {folder}"
         raise RuntimeError(sentence("reproduce", "every cell must have ended", f"{len(left)} that have not", fix))
-
-
-def _is_held(folder: Path, name: str) -> bool:
-    try:
-        with lock(folder, name):
-            return False
-    except RuntimeError:
-        return True

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mercer_papers.cells import Cell
 from mercer_papers.results import RESULTS, RUN, Result
 
 RECORDED = Path(__file__).parent / "recorded"
 REPEAT = "repeat.json"
 ROUNDING = 1e-6  # relative gap of numbers that are called equal
+# Settings that cells got after runs were kept, with the value that means what was done before.
+LATER = {"rates": [], "schedules": ["cosine"]}
+IN_THE_ROW = ("task", "score", "head")  # settings that were read from the row's name before
 
 
 @dataclass(frozen=True)
@@ -47,23 +51,36 @@ class Recorded:
         """The command that gives these results again, whatever the default number of seeds is by now."""
         entries = dict.fromkeys(result.entry for result in self.results)
         words = ["mercer reproduce", *entries, f"--scale {self.asked['scale']}"]
+        # the settings that these cells have
         used = {name for result in self.results for name in result.settings}
-        changes = {name: value for name, value in self.asked.get("settings", {}).items() if name in used}
-        words += [f"--set {n}={v if isinstance(v, str) else json.dumps(v)}" for n, v in changes.items()]
+        for name, value in self.asked.get("settings", {}).items():
+            if name in used:
+                words.append(f"--set {name}={value if isinstance(value, str) else json.dumps(value)}")
+        # which cells; whole names where they were all named, because an entry may have got more rows since
         named = list(dict.fromkeys(f"{result.row} | {result.column}" for result in self.results))
         only = [text for text in self.asked.get("only", ()) if any(text in name for name in named)]
         if len(named) <= len(only) and all(result.column for result in self.results):
-            only = named  # whole names, for an entry may have got more rows since
+            only = named
         words += [f'--only "{text}"' if " " in text else f"--only {text}" for text in only]
-        words += [] if self.asked.get("download", True) else ["--bundled"]
+        if not self.asked.get("download", True):
+            words.append("--bundled")
         seeds = 1 + max(result.seed for result in self.results)
-        return " ".join([*words, f"--seeds {seeds}"] if seeds > 1 or self.asked.get("seeds") else words)
+        if seeds > 1 or self.asked.get("seeds"):
+            words.append(f"--seeds {seeds}")
+        return " ".join(words)
 
 
 def find_recorded(entry: str) -> list[Recorded]:
     """The kept runs that hold done cells of this entry, by the name of their folder."""
-    found = [_part(folder, entry) for folder in _folders(RECORDED)]
-    return [part for part in found if part.results]
+    parts = []
+    for folder in _folders(RECORDED):
+        run, results = read_recorded(folder)
+        own = tuple(result for result in results if result.entry == entry and result.status == "done")
+        if own:
+            session = run["sessions"][-1]
+            version = session.get("versions", {}).get("mercer", "")
+            parts.append(Recorded(run["asked"], session["machine"], session.get("threads"), own, folder.name, version))
+    return parts
 
 
 def find_repeat(name: str) -> dict[str, Any]:
@@ -80,6 +97,21 @@ def describe_repeat(name: str) -> str:
     words = {"equal": repeat["equal"], "within the seeds' spread": repeat["within"], "apart": len(repeat["apart"])}
     outcome = ", ".join(f"{count} {word}" for word, count in words.items() if count)
     return f"repeated by {repeat['version']}: {repeat['repeated']} of {repeat['cells']} cells of one seed, {outcome}"
+
+
+def find_changes(kept: Result, cell: Cell) -> list[str]:
+    """The settings in which a cell of today differs from a kept line; one that is only written down now is none."""
+    changes = [] if tuple(kept.data) == tuple(cell.data) else ["data"]
+    for name in sorted({**kept.settings, **cell.settings}):
+        before, now = kept.settings.get(name, LATER.get(name)), cell.settings.get(name)
+        same = before == now
+        if name == "shows" and isinstance(before, list):  # of one training more numbers may be shown by now
+            same = set(before) <= set(now or ())
+        elif name in IN_THE_ROW and name not in kept.settings:
+            same = str(now) in kept.row
+        if not same:
+            changes.append(name)
+    return changes
 
 
 def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -105,16 +137,21 @@ def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -
         word = "equal" if repeat["status"] == "done" else "apart"
         for name, number in _numbers(first.values, first.value, first.row):
             again = repeat["again"].get(name)
-            gap = abs(again - number) if again is not None else float("inf")
+            if again is None:
+                word = "apart"
+                continue
+            gap = abs(again - number)
             if gap <= ROUNDING * max(abs(number), ROUNDING):
                 continue
+            gaps.append(gap / max(abs(number), ROUNDING))
+            # what two draws of the kept seeds' distribution are apart
             values = seeds[first.entry, first.row, first.column, name]
             deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-            allowed = 2**0.5 * deviation * student.ppf(0.995, len(values) - 1) if deviation else 0.0
+            allowed = 0.0
+            if deviation:
+                allowed = 2**0.5 * deviation * student.ppf(0.995, len(values) - 1)
+                spreads.append(gap / deviation)
             word = "within" if gap <= allowed and word != "apart" else "apart"
-            if again is not None:
-                gaps.append(gap / max(abs(number), ROUNDING))
-                spreads.append(gap / deviation if deviation else 0.0)
         words.append(word)
         if word == "apart":
             apart.append(f"{first.entry}: {first.row} | {first.column}")
@@ -137,8 +174,10 @@ def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -
 
 def _numbers(values: Mapping[str, float], value: float | None, row: str) -> list[tuple[str, float]]:
     """The numbers of a line that are not times."""
-    every = [*values.items(), *([] if value is None else [("", value)])]
-    return [] if "time" in row else [(name, number) for name, number in every if not name.startswith("time")]
+    if "time" in row:
+        return []
+    numbers = [(name, number) for name, number in values.items() if not name.startswith("time")]
+    return numbers if value is None else [*numbers, ("", value)]
 
 
 @functools.cache
@@ -155,11 +194,3 @@ def read_recorded(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     lines = map(json.loads, (folder / RESULTS).read_text(encoding="utf-8").splitlines())
     results = [Result(**{**line, "data": tuple(line["data"])}) for line in lines]
     return json.loads((folder / RUN).read_text(encoding="utf-8")), results
-
-
-def _part(folder: Path, entry: str) -> Recorded:
-    run, results = read_recorded(folder)
-    session = run["sessions"][-1]
-    own = tuple(result for result in results if result.entry == entry and result.status == "done")
-    version = session.get("versions", {}).get("mercer", "")
-    return Recorded(run["asked"], session["machine"], session.get("threads"), own, folder.name, version)

@@ -111,13 +111,19 @@ def read_results(run: Path) -> list[Result]:
         ValueError: A whole line has not the fields of a result, or not their types; the sentence names it.
     """
     from mercer.storage.files import read_lines
+    from mercer.storage.schema import check_schema
 
+    known = {f.name for f in fields(Result)}
     latest: dict[str, Result] = {}
     path = Path(run) / RESULTS
     for number, line in enumerate(read_lines(path), 1):
-        result = _parse(line, f"{path} line {number}")
-        if result is not None:
-            latest[result.key] = result
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        check_schema("reproduce", f"{path} line {number}", document, _RESULT_SHAPE)
+        named = {name: value for name, value in document.items() if name in known}
+        latest[named["key"]] = Result(**{**named, "data": tuple(named.get("data", ()))})
     by_cells = {result.entry for result in latest.values() if result.key != result.entry}
     # An entry that could not run in an early session may run in a later one: then its cells speak for it.
     return [result for result in latest.values() if result.key != result.entry or result.entry not in by_cells]
@@ -130,8 +136,9 @@ def read_run(run: Path) -> dict[str, Any]:
 
     path = Path(run) / RUN
     if not path.exists():
-        names = sorted(inside.name for inside in Path(run).iterdir()) if Path(run).is_dir() else None
-        contents = "no folder of that name" if names is None else ", ".join(names[:5]) or "an empty folder"
+        contents = "no folder of that name"
+        if Path(run).is_dir():
+            contents = ", ".join(sorted(inside.name for inside in Path(run).iterdir())[:5]) or "an empty folder"
         raise FileNotFoundError(f"{run}: not a run folder, for it has no {RUN}; got {contents}.")
     try:
         with open_to_read(path) as file:
@@ -171,16 +178,3 @@ def entry_status(results: Sequence[Result]) -> str:
     statuses = {result.status for result in results}
     order = ("failed", "done", "missing", "paper_scale_only", "not_built")
     return next((status for status in order if status in statuses), "not_built")
-
-
-def _parse(line: bytes, source: str) -> Result | None:
-    from mercer.storage.schema import check_schema
-
-    try:
-        document = json.loads(line)
-    except ValueError:
-        return None
-    check_schema("reproduce", source, document, _RESULT_SHAPE)
-    known = {f.name for f in fields(Result)}
-    named = {name: value for name, value in document.items() if name in known}
-    return Result(**{**named, "data": tuple(named.get("data", ()))})

@@ -120,15 +120,9 @@ class Request:
             checks.integer("reproduce", "seeds", self.seeds, 1)
         checks.device("reproduce", self.device)
         chosen = select(self.ids)
-        if self.settings or self.only:
-            self._check_cells(chosen)
-
-    def wants(self, cell: Cell) -> bool:
-        """Whether ``only`` lets the cell run."""
-        return not self.only or any(text in f"{cell.row} | {cell.column}" for text in self.only)
-
-    def _check_cells(self, chosen: Sequence[Entry]) -> None:
-        """A setting that no cell has, or a text in no row, would change nothing without a word: refuse it."""
+        if not (self.settings or self.only):
+            return
+        # A setting that no cell has, or a text in no row, would change nothing without a word: refuse it.
         able = [e for e in chosen if e.built and (e.scale != "paper" or self.scale == "paper")]
         cells = [cell for e in able for cell in e.load().cells(e, self.scale)]
         for text in self.only:
@@ -140,6 +134,10 @@ class Request:
         known = sorted({name for cell in cells for name in cell.settings})
         for name in self.settings:
             checks.choice("reproduce", "a setting's name", name, known)
+
+    def wants(self, cell: Cell) -> bool:
+        """Whether ``only`` lets the cell run."""
+        return not self.only or any(text in f"{cell.row} | {cell.column}" for text in self.only)
 
 
 class Watcher(Protocol):
@@ -208,7 +206,16 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
             ranks.collect(folder)
             earlier = {result.key: result for result in read_results(folder)}
             done = {key for key, result in earlier.items() if result.status == "done"}
-            _open_session(folder, jobs, cells)
+            document = read_run(folder)
+            # how many cells each entry has, so that an interrupted one is not called done
+            document["planned"] = dict(Counter(cell.entry for cell in cells))
+            session = {
+                "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "jobs": jobs, "ranks": distributed.world_size(), "threads": _threads(jobs),
+                "versions": versions(), "machine": machine(),
+            }  # fmt: skip
+            document["sessions"] = [*document.get("sessions", []), session]
+            _write_run(folder, document)
             keys = [cell.key() for cell in cells if cell.key() not in done]
             for line in lines:
                 if earlier.get(line.key) != line:
@@ -240,34 +247,36 @@ def _execute_one_by_one(
 
 def plan(request: Request) -> tuple[list[Result], list[Cell]]:
     """Lines that say what cannot or shall not run, and the cells of the rest."""
-    parts = [_plan_entry(entry, request) for entry in select(request.ids)]
-    return [line for lines, _ in parts for line in lines], [cell for _, cells in parts for cell in cells]
-
-
-def _plan_entry(entry: Entry, request: Request) -> tuple[list[Result], list[Cell]]:
-    line = functools.partial(Result, entry=entry.id, key=entry.id, scale=request.scale)
-    if not entry.built:
-        return [line(status="not_built", note="Not built yet.")], []
-    if entry.scale == "paper" and request.scale != "paper":
-        return [line(status="paper_scale_only", note="Runs at --scale paper only.")], []
-    try:
-        cells = list(entry.load().cells(entry, request.scale))
-        _check_cells(entry, cells)
-        cells = [cell for cell in cells if request.wants(cell)]
-    except Exception as error:
-        _log.warning("%s: its cells could not be listed", entry.id, exc_info=error)
-        return [line(status="failed", error=f"{type(error).__name__}: {error}")], []
-    lines, planned = [], []
-    for cell in cells:
-        if cell.data and not request.download:
-            note = f"Left out by --bundled: needs {', '.join(cell.data)}."
-            lines.append(replace(blank_result(cell, request.scale), status="missing", note=note, started=""))
+    lines: list[Result] = []
+    planned: list[Cell] = []
+    for entry in select(request.ids):
+        line = functools.partial(Result, entry=entry.id, key=entry.id, scale=request.scale)
+        if not entry.built:
+            lines.append(line(status="not_built", note="Not built yet."))
             continue
-        changes = {name: value for name, value in request.settings.items() if name in cell.settings}
-        changed = replace(cell, settings={**cell.settings, **changes}, device=request.device)
-        planned += changed.over_seeds(request.seeds)
-    # Seed 0 of every cell first: a run that is cut short still has every row of its table.
-    return lines, sorted(planned, key=lambda cell: cell.seed)
+        if entry.scale == "paper" and request.scale != "paper":
+            lines.append(line(status="paper_scale_only", note="Runs at --scale paper only."))
+            continue
+        try:
+            cells = list(entry.load().cells(entry, request.scale))
+            _check_cells(entry, cells)
+            cells = [cell for cell in cells if request.wants(cell)]
+        except Exception as error:
+            _log.warning("%s: its cells could not be listed", entry.id, exc_info=error)
+            lines.append(line(status="failed", error=f"{type(error).__name__}: {error}"))
+            continue
+        own: list[Cell] = []
+        for cell in cells:
+            if cell.data and not request.download:
+                note = f"Left out by --bundled: needs {', '.join(cell.data)}."
+                lines.append(replace(blank_result(cell, request.scale), status="missing", note=note, started=""))
+                continue
+            changes = {name: value for name, value in request.settings.items() if name in cell.settings}
+            changed = replace(cell, settings={**cell.settings, **changes}, device=request.device)
+            own += changed.over_seeds(request.seeds)
+        # Seed 0 of every cell first: a run that is cut short still has every row of its table.
+        planned += sorted(own, key=lambda cell: cell.seed)
+    return lines, planned
 
 
 def _check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
@@ -283,18 +292,6 @@ def _check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
 
 def _threads(jobs: int) -> int:
     return max(1, math.floor(torch.get_num_threads() / jobs))
-
-
-def _open_session(folder: Path, jobs: int, cells: Sequence[Cell]) -> None:
-    document = read_run(folder)
-    document["planned"] = dict(Counter(cell.entry for cell in cells))  # so that an interrupted entry is not called done
-    session = {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "jobs": jobs, "ranks": distributed.world_size(), "threads": _threads(jobs),
-        "versions": versions(), "machine": machine(),
-    }  # fmt: skip
-    document["sessions"] = [*document.get("sessions", []), session]
-    _write_run(folder, document)
 
 
 def _write_run(folder: Path, document: dict[str, Any]) -> None:

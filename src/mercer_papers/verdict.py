@@ -9,7 +9,7 @@
    the training, or another network, refutes nothing. Comparisons with a stand-in count where a claim has no others.
 3. A *claim* holds where all its comparisons do (with ``most``: more than half), and fails where too many fail, at 5 %
    for all of them together (`claims.decide`); else it is open. A finding against a fair rival vetoes: a claim holds
-   only if that does, and fails if that fails.
+   only if that does, fails if that fails, and is open while the fair rival was not run.
 4. An *entry* is judged by its headline claims. All hold: *reproduces*, where most of the table's cells were run with
    the paper's data, network and method and half of its training or more, else *reproduces in a smaller setting*.
    Some hold, or some comparisons of them beyond chance: *mixed*. Otherwise *does not* where some fail, and *not
@@ -18,9 +18,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from .catalogue import Entry
 from .claims import ENOUGH, FAILS, HOLDS, OPEN, Comparison, compare, decide, numbers_by_seed, some_hold
@@ -79,8 +78,10 @@ class Setting:
     def text(self) -> str:
         """In words."""
         parts = [*self.stand_ins]
-        parts += [f"{100 * self.size:.2g} % of the paper's training"] if self.size < 1 else []
-        parts += [f"{self.filled} of {self.cells} cells"] if self.cells else []
+        if self.size < 1:
+            parts.append(f"{100 * self.size:.2g} % of the paper's training")
+        if self.cells:
+            parts.append(f"{self.filled} of {self.cells} cells" if self.filled else f"not run: its {self.cells} cells")
         return "; ".join(parts) or ("the paper's own setting" if self.was_run else "not run")
 
 
@@ -106,8 +107,8 @@ def recorded_verdict(entry: Entry, also: Sequence[Result] = ()) -> Verdict:
 
 def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
     """The verdict of an entry's runs, by the rule at the top of this file."""
-    # Rules 1 and 2: every comparison, from the run that counts for it.
     published = {f"{number.row} | {number.column}": number.value for number in entry.numbers}
+    # Rules 1 and 2: every comparison, from the run that counts for it.
     pooled: dict[tuple[str, tuple[str, ...]], Comparison] = {}
     for run in runs:
         done = [result for result in run if result.status == "done"]
@@ -116,9 +117,9 @@ def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
             place = (comparison.claim.says, comparison.names)
             if place not in pooled or _weight(measured) > _weight(pooled[place]):
                 pooled[place] = measured
-    # Rule 3: every claim; a veto changes the word of the claim that it names.
-    claims = []
-    vetoes: dict[str, list[tuple[str, str]]] = {}
+    # Rule 3: every claim, by comparisons in the paper's own setting where there are any.
+    claims: list[ClaimVerdict] = []
+    vetoes: dict[str, list[ClaimVerdict]] = {}
     for says in dict.fromkeys(claim.says for claim in entry.claims):
         claim = next(claim for claim in entry.claims if claim.says == says)
         every = tuple(comparison for (said, _), comparison in pooled.items() if said == says)
@@ -126,76 +127,86 @@ def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
         word = decide(claim, own)
         headline = not (claim.detail or claim.finding)
         claims.append(ClaimVerdict(says, word, _explain(word, own), headline, claim.finding, own))
-        if claim.vetoes and own:
-            vetoes.setdefault(claim.vetoes, []).append((word, _explain(word, own)))
+        if claim.vetoes:
+            vetoes.setdefault(claim.vetoes, []).append(claims[-1])
+    # A veto changes the word of the claim that it names; a fair rival that was run says more than one that was not.
     for number, judged in enumerate(claims):
-        for word, why in vetoes.get(judged.says, ()):
-            if judged.word == HOLDS and word != HOLDS:
-                text = f"{judged.why} Against a fair rival it {'fails' if word == FAILS else 'is open'}: {why}"
-                claims[number] = judged = replace(judged, word=word, why=text)
-    # Rule 4: the entry, by its headline claims.
+        for fair in sorted(vetoes.get(judged.says, ()), key=lambda fair: not fair.comparisons):
+            if judged.word != HOLDS or fair.word == HOLDS:
+                continue
+            against = f"nothing is stored ({fair.says.removeprefix('Our finding: ').rstrip('.')})."
+            if fair.comparisons:
+                state = {FAILS: "it fails", OPEN: "it is open"}[fair.word]
+                against = f"{state}: {fair.why}"
+            judged = replace(judged, word=fair.word, why=f"{judged.why} Against a fair rival {against}")
+            claims[number] = judged
+    # How much of the paper's setting the headline claims rest on.
     headlines = [judged for judged in claims if judged.headline]
+    counted = [comparison for judged in headlines for comparison in judged.comparisons]
+    ours = {name for run in runs for name in numbers_by_seed(run)}
+    setting = Setting(
+        stand_ins=tuple(dict.fromkeys(text for comparison in counted for text in comparison.stand_ins)),
+        size=min((comparison.size for comparison in counted), default=1.0),
+        filled=len(published.keys() & ours),
+        cells=len(published),
+        was_run=bool(counted),
+    )
+    # Rule 4: the entry, by its headline claims.
     words = [judged.word for judged in headlines]
-    setting = _find_setting(entry, runs, headlines)
     if words and all(word == HOLDS for word in words):
-        found = VERDICTS[0] if setting.is_the_papers else VERDICTS[1]
+        entry_word = VERDICTS[0] if setting.is_the_papers else VERDICTS[1]
     elif HOLDS in words or any(some_hold(judged.comparisons) for judged in headlines):
-        found = "mixed"
+        entry_word = "mixed"
     else:
-        found = "does not" if FAILS in words else "not tested"
-    return Verdict(found, _sentence(headlines, setting), tuple(claims), setting)
+        entry_word = "does not" if FAILS in words else "not tested"
+    return Verdict(entry_word, _sentence(headlines, setting), tuple(claims), setting)
 
 
 def _with_setting(entry: Entry, comparison: Comparison, results: Sequence[Result]) -> Comparison:
     """The comparison with its run's share of the training and its stand-ins; either may leave it unable to refute."""
-    own = []
+    size, stand_ins = 1.0, []
     for result in results:
         place = f"{result.row} | {result.column}" if result.column else result.row
-        if any(name == place or name.startswith(f"{place} | ") for name in comparison.names):
-            own.append(result)
-    size = min((_size(entry.paper_size, result.settings) for result in own), default=1.0)
-    standing = [
-        stand_in["says"]
-        for stand_in in entry.not_the_papers
-        for result in own
-        if (result.scale != "paper" or stand_in.get("always"))
-        and all(result.settings.get(key) == value for key, value in stand_in.get("where", {}).items())
-    ]
-    p_fails = comparison.p_fails if size >= ENOUGH and not standing else 1.0
-    return replace(comparison, size=size, stand_ins=tuple(dict.fromkeys(standing)), p_fails=p_fails)
+        if not any(name == place or name.startswith(f"{place} | ") for name in comparison.names):
+            continue
+        # its share of the training; a setting that is no number, such as None for all rows, is the paper's
+        share = 1.0
+        for name, whole in entry.paper_size.items():
+            used = result.settings.get(name)
+            if isinstance(used, int | float):
+                share *= min(1.0, used / whole)
+        size = min(size, share)
+        # what stands in for the paper's data, network or method
+        for stand_in in entry.not_the_papers:
+            chosen = stand_in.get("where", {}).items()
+            applies = result.scale != "paper" or stand_in.get("always")
+            if applies and all(result.settings.get(key) == value for key, value in chosen):
+                stand_ins.append(stand_in["says"])
+    p_fails = comparison.p_fails if size >= ENOUGH and not stand_ins else 1.0
+    return replace(comparison, size=size, stand_ins=tuple(dict.fromkeys(stand_ins)), p_fails=p_fails)
 
 
 def _weight(comparison: Comparison) -> tuple[bool, float, int]:
     return comparison.is_settled, comparison.size, comparison.seeds
 
 
-def _find_setting(entry: Entry, runs: Sequence[Sequence[Result]], claims: Sequence[ClaimVerdict]) -> Setting:
-    ours = {name for run in runs for name in numbers_by_seed(run)}
-    filled = sum(f"{number.row} | {number.column}" in ours for number in entry.numbers)
-    counted = [comparison for claim in claims for comparison in claim.comparisons]
-    standing = tuple(dict.fromkeys(text for comparison in counted for text in comparison.stand_ins))
-    size = min((comparison.size for comparison in counted), default=1.0)
-    return Setting(standing, size, filled, len(entry.numbers), bool(counted))
-
-
 def _explain(word: str, comparisons: Sequence[Comparison]) -> str:
     """Counts, and the comparison that decided: the first that failed, else the weakest."""
     if not comparisons:
         return "No run of it is stored."
-    counts = {outcome: sum(c.outcome == outcome for c in comparisons) for outcome in (HOLDS, FAILS, OPEN)}
-    n = len(comparisons)
-    told = ", ".join(
-        f"{count} {outcome.removesuffix('s') if count > 1 else outcome}"
-        for outcome, count in counts.items()
-        if count and outcome != HOLDS
-    )
-    decisive = (
-        max(comparisons, key=lambda c: (c.outcome == FAILS, c.p_holds))
-        if word != FAILS
-        else min(comparisons, key=lambda c: c.p_fails)
-    )
-    summary = f"{counts[HOLDS]} of {n} comparisons hold{', ' + told if told else ''}. " if n > 1 else ""
-    return f"{summary}{decisive.text}."
+    if word == FAILS:
+        decisive = min(comparisons, key=lambda c: c.p_fails)
+    else:
+        decisive = max(comparisons, key=lambda c: (c.outcome == FAILS, c.p_holds))
+    if len(comparisons) == 1:
+        return f"{decisive.text}."
+    counts = [sum(c.outcome == outcome for c in comparisons) for outcome in (HOLDS, FAILS, OPEN)]
+    parts = [f"{counts[0]} of {len(comparisons)} comparisons hold"]
+    if counts[1]:
+        parts.append("1 fails" if counts[1] == 1 else f"{counts[1]} fail")
+    if counts[2]:
+        parts.append(f"{counts[2]} open")
+    return f"{', '.join(parts)}. {decisive.text}."
 
 
 def _sentence(headlines: Sequence[ClaimVerdict], setting: Setting) -> str:
@@ -205,20 +216,12 @@ def _sentence(headlines: Sequence[ClaimVerdict], setting: Setting) -> str:
         return f"No stored run settles: {missing.rstrip('.')}."
     order = (FAILS, OPEN, HOLDS)
     first = min(headlines, key=lambda claim: (order.index(claim.word), not claim.comparisons))
-    tally = {word: sum(claim.word == word for claim in headlines) for word in (HOLDS, FAILS, OPEN)}
-    counts = ", ".join(
-        f"{count} {word.removesuffix('s') if count > 1 and word != OPEN else word}"
-        for word, count in tally.items()
-        if count
-    )
-    many = f"Of {len(headlines)} claims {counts}. " if len(headlines) > 1 else ""
-    state = {FAILS: "Fails", OPEN: "Open", HOLDS: "Holds"}[first.word]
-    return f"{many}{state}: {first.says.rstrip('.')} ({first.why.rstrip('.')}). Setting: {setting.text}."
-
-
-def _size(paper: Mapping[str, float], settings: Mapping[str, Any]) -> float:
-    share = 1.0
-    for name, whole in paper.items():
-        ours = settings.get(name)
-        share *= min(1.0, float(ours) / whole) if isinstance(ours, int | float) else 1.0
-    return share
+    text = f"{first.word.capitalize()}: {first.says.rstrip('.')} ({first.why.rstrip('.')}). Setting: {setting.text}."
+    if len(headlines) == 1:
+        return text
+    counts = []
+    for word, plural in ((HOLDS, "hold"), (FAILS, "fail"), (OPEN, "open")):
+        count = sum(claim.word == word for claim in headlines)
+        if count:
+            counts.append(f"{count} {word if count == 1 else plural}")
+    return f"Of {len(headlines)} claims {', '.join(counts)}. {text}"

@@ -14,7 +14,7 @@ from mercer.cli.process import threads_set
 from mercer_papers import bench
 from mercer_papers.bench.compare import _score_ratio, run_case
 from mercer_papers.bench.memory import peak_mib
-from mercer_papers.bench.picture import draw, speeds
+from mercer_papers.bench.record import draw, speeds
 from mercer_papers.bench.timing import Contender, Sample, time_in_turns
 
 SAMPLE = """

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from mercer.storage.archives import decompress, read_npz
 from mercer_papers.data import CorruptData
-from mercer_papers.data.text_files import text_table, verify_checksum, whole_numbers
+from mercer_papers.data.loaders import verify_checksum
+from mercer_papers.data.readers import text_table, whole_numbers
 from tests.papers.cases import Trap
 
 

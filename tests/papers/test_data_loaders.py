@@ -14,8 +14,8 @@ from mercer_papers import data
 from mercer_papers.data import pictures
 from mercer_papers.data.glove import glove
 from mercer_papers.data.readers import READERS
-from mercer_papers.data.resnet50 import ResNet50, imagenet_resnet50
-from mercer_papers.data.sources import SOURCES
+from mercer_papers.data.resnet import ResNet50, imagenet_resnet50
+from mercer_papers.data_files import SOURCES
 from tests.papers.cases import Trap
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mercer_papers.data import adversarial, random_labels, sphere, spiral
-from mercer_papers.data.sphere import _log_radial
+from mercer_papers.data.synthetic import _log_radial
 
 
 def literal_density(u, centers, variance):

@@ -8,18 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from mercer.cli import main
-from mercer_papers.bench.cost_model import (
-    MEASURED,
-    METHODS,
-    Fit,
-    Method,
-    document,
-    estimate,
-    exponent,
-    fit_terms,
-    measure,
-    monomial,
-)
+from mercer_papers.bench.cost_methods import METHODS, Method, monomial
+from mercer_papers.bench.cost_model import MEASURED, Fit, document, estimate, exponent, fit_terms, measure
 from mercer_papers.bench.studies import scaling
 
 NAMES = [method.name for method in METHODS]

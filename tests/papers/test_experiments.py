@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ import mercer_papers
 from mercer.storage.files import lock, mend_lines
 from mercer_papers import catalogue, recorded_runs, runner
 from mercer_papers.cells import SCALES, Cell, Outcome, non_finite
+from mercer_papers.cli.reproduce import parse_settings, reproduce
 from mercer_papers.recorded_runs import find_recorded
 from mercer_papers.results import Result, append, read_results, read_run, summarise
 from tests.papers import fake_entries
@@ -462,3 +464,30 @@ def test_a_repeated_cell_is_equal_within_the_seeds_or_apart():
         assert len(outcome["apart"]) == (again == 400.0)
     failed = {"key": "k0", "status": "failed", "settings": [], "again": {}}
     assert recorded_runs.compare_repeat(kept, [failed])["apart"] == ["fake2000/count:  | "]
+
+
+def test_a_setting_that_came_later_with_the_old_meaning_is_no_change():
+    kept = Result("chen2022/table1", "0" * 16, "done", "small", "SST-2 accuracy, LIN", settings={"rows": 10})
+    cell = Cell("chen2022/table1", kept.row, settings={"rows": 10, "rates": [], "schedules": ["cosine"]})
+    assert recorded_runs.find_changes(kept, cell) == []
+    named = {"rows": 10, "task": "SST-2", "score": "accuracy", "head": "LIN"}
+    assert recorded_runs.find_changes(kept, replace(cell, settings=named)) == []
+    other = {"rows": 20, "rates": [0.1], "schedules": ["cosine", "steps"], "head": "Softmax", "order": 3}
+    assert recorded_runs.find_changes(kept, replace(cell, settings=other, data=["mnist"])) == [
+        "data", "head", "order", "rates", "rows", "schedules",
+    ]  # fmt: skip
+    shown = replace(kept, settings={"shows": ["time"]})
+    assert recorded_runs.find_changes(shown, replace(cell, settings={"shows": ["time", "gap"]})) == []
+    assert recorded_runs.find_changes(shown, replace(cell, settings={"shows": ["gap"]})) == ["shows"]
+
+
+def test_every_kept_run_has_a_cell_of_today_with_its_settings():
+    for folder in sorted(recorded_runs.RECORDED.glob("*")):
+        for entry in dict.fromkeys(line.entry for line in read_results(folder)):
+            (run,) = (run for run in recorded_runs.find_recorded(entry) if run.folder == folder.name)
+            asked = reproduce.make_context("reproduce", shlex.split(run.command)[2:]).params
+            settings = parse_settings(asked["changes"])
+            cells = runner.plan(runner.Request((entry,), asked["scale"], 1, settings=settings, only=asked["only"]))[1]
+            for line in run.results:
+                alike = [cell for cell in cells if (cell.row, cell.column) == (line.row, line.column)]
+                assert [] in [recorded_runs.find_changes(line, cell) for cell in alike], (folder.name, line.row)

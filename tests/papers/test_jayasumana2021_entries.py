@@ -11,8 +11,9 @@ from mercer.nn import Kervolution2d
 from mercer_papers import data
 from mercer_papers.catalogue import entries, entry
 from mercer_papers.cells import MissingPackage
-from mercer_papers.data.resnet50 import ResNet50
-from mercer_papers.jayasumana2021 import active_learning, distillation, head_cost, sentences, sphere, trained, transfer
+from mercer_papers.data import published_resnet20
+from mercer_papers.data.resnet import ResNet50
+from mercer_papers.jayasumana2021 import active_learning, head_cost, sentences, sphere, trained, transfer
 from mercer_papers.jayasumana2021.heads import backbone, build, make_head
 from mercer_papers.jayasumana2021.trained import choose_training, cifar, fit, squared_loss
 from tests.papers.reference_entries import second_order_pooled
@@ -100,8 +101,8 @@ def test_squared_loss_is_the_distance_to_one_hot():
 
 def test_the_published_teacher_classifies_cifar10(papers_data):
     _, _, x, y = cifar("cifar10", 1, 200)
-    teacher = distillation._teacher("published ResNet-20", 10, x, y, {}, 0)
-    assert distillation.accuracy(teacher, x, y) > 85
+    teacher = published_resnet20()
+    assert trained.accuracy(teacher, x, y) > 85
 
 
 def test_superclasses_group_five_classes_each(papers_data):

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from mercer.layerwise import dependence as dep
 from mercer_papers import catalogue
@@ -104,7 +105,7 @@ def test_one_walk_of_w_s_is_the_posters_and_restarts_are_ours():
 def test_networks_of_the_table_train_on_until_they_fit_as_the_posters_do():
     torch.manual_seed(0)
     x, y = torch.randn(20, 2), torch.arange(20) % 2
-    network = table._network(2, 2, 3)
+    network = nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 2))
     epochs = table._descend(network, x, y, 2, "CE", 5, most=2000, until=1.0)
     assert 5 < epochs < 2000 and bool((network(x).argmax(1) == y).all())
     assert table._descend(network, x, y, 2, "CE", 3) == 3

@@ -155,7 +155,8 @@ def test_findings_count_for_nothing_unless_they_veto():
     entry = replace(ENTRY, claims=(*ENTRY.claims, fair))
     assert judge(entry, [rows + ahead]).word == "reproduces"
     strict = replace(ENTRY, claims=(*ENTRY.claims, replace(fair, vetoes="ours is higher")))
-    assert judge(strict, [rows]).word == "reproduces"  # the rival was not run
+    alone = judge(strict, [rows])
+    assert alone.claims[0].word == OPEN and "nothing is stored (against a fair rival)" in alone.claims[0].why
     assert judge(strict, [rows + level]).claims[0].word == OPEN
     lost = judge(strict, [rows + ahead])
     assert lost.claims[0].word == FAILS and "Against a fair rival it fails" in lost.claims[0].why

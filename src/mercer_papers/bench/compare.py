@@ -27,11 +27,11 @@ _log = logging.getLogger("mercer")
 _MACHINERY = {
     "studies",
     "compare",
+    "cost_methods",
     "cost_model",
     "head_fits",
     "memory",
     "optim_fits",
-    "picture",
     "record",
     "table_ranks",
     "table_rivals",
@@ -138,38 +138,52 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
     area = module.rsplit(".", 1)[-1]
     everyone = case.contenders()
     threads = case.threads or threads
-    if device != "cpu" and case.move is None:
-        why = f"This case is measured on the CPU alone, not on {device}."
+
+    def skip_all(why: str) -> list[Line]:
         return [Line(area, case.name, one.name, "missing", why=why, threads=threads) for one in everyone]
-    memory = memory and device == "cpu"
+
+    if device != "cpu" and case.move is None:
+        return skip_all(f"This case is measured on the CPU alone, not on {device}.")
+    memory = memory and device == "cpu" and case.memory
     absent = {one.name: why for one in everyone if (why := one.absence())}
     present = [one for one in everyone if one.name not in absent]
-    try:
-        if memory and case.memory and case.repeats == 1:
-            measured = _alone(case, area, module, present, threads)
+    scores: dict[str, float | None] = {}
+    peaks: dict[str, float | None] = {}
+    if memory and case.repeats == 1:
+        # each once in a process of its own: time, memory and score of the same run
+        runs = {one.name: run_alone(module, case.name, one.name, threads=threads) for one in present}
+        missing = [found.missing for found in runs.values() if found.missing]
+        if missing:
+            return skip_all(missing[0])
+        samples = {name: Sample([found.cpu], [found.wall], why=found.why) for name, found in runs.items()}
+        scores = {name: found.score for name, found in runs.items()}
+        peaks = {name: found.peak for name, found in runs.items()}
+    else:
+        # all in this process, in turns; then the peaks, each in a process of its own
+        try:
+            data = case.setup()
+        except MissingData as reason:
+            return skip_all(str(reason))
+        if device != "cpu" and case.move is not None:
+            data = case.move(data, device)
+        rounds = min(repeats, case.repeats or repeats)
+        with threads_set(threads):
+            samples = time_in_turns(present, data, repeats=rounds, warm=case.repeats != 1, wait=partial(_wait, device))
+            for name, sample in samples.items():
+                scores[name] = None
+                if case.accuracy is not None and not sample.why:
+                    scores[name] = float(case.accuracy(data, sample.answer))
+        for name, sample in samples.items():
+            if memory and not sample.why:
+                peaks[name] = peak_mib(module, case.name, name, threads=threads)
+    measured = _Measured(area, case, threads, samples, scores, peaks, device)
+    lines = []
+    for one in everyone:
+        if one.name in absent:
+            lines.append(Line(area, case.name, one.name, "absent", why=absent[one.name], threads=threads))
         else:
-            measured = _together(case, area, present, min(repeats, case.repeats or repeats), threads, device)
-            if memory and case.memory:
-                measured.peaks.update(_peaks(case, module, measured.samples, threads))
-    except MissingData as reason:
-        return [Line(area, case.name, one.name, "missing", why=str(reason), threads=threads) for one in everyone]
-    return [
-        Line(area, case.name, one.name, "absent", why=absent[one.name], threads=threads)
-        if one.name in absent
-        else measured.line(one)
-        for one in everyone
-    ]
-
-
-def _together(case: Case, area: str, present: list[Contender], rounds: int, threads: int, device: str) -> _Measured:
-    """All in this process, in turns."""
-    data = case.setup()
-    if device != "cpu" and case.move is not None:
-        data = case.move(data, device)
-    with threads_set(threads):
-        samples = time_in_turns(present, data, repeats=rounds, warm=case.repeats != 1, wait=partial(_wait, device))
-        scores = {name: _score(case, data, sample) for name, sample in samples.items()}
-    return _Measured(area, case, threads, samples, scores, {}, device)
+            lines.append(measured.line(one))
+    return lines
 
 
 def _wait(device: str) -> None:
@@ -178,17 +192,6 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize(device)
     elif device.startswith("mps"):
         torch.mps.synchronize()
-
-
-def _alone(case: Case, area: str, module: str, present: list[Contender], threads: int) -> _Measured:
-    """Each once in a process of its own: time, memory and score of the same run."""
-    runs = {one.name: run_alone(module, case.name, one.name, threads=threads) for one in present}
-    for found in runs.values():
-        if found.missing:
-            raise MissingData(found.missing)
-    samples = {name: Sample([found.cpu], [found.wall], why=found.why) for name, found in runs.items()}
-    scores = {name: found.score for name, found in runs.items()}
-    return _Measured(area, case, threads, samples, scores, {name: found.peak for name, found in runs.items()})
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,18 @@ class _Measured:
         score = self.scores[one.name]
         if score is not None and not math.isfinite(score):
             common["why"], score = f"{self.case.accuracy_name or 'accuracy'} is {score}", None
-        ratios = {} if one.name == OURS else self._ratios(one.name)
-        met = self._within(costs | {"accuracy": score}) if one.name == OURS else _reached(ratios, goals)
+        # ours within its limits, a peer's ratios against their goals
+        met: dict[str, bool] = {}
+        ratios: dict[str, float] = {}
+        if one.name == OURS:
+            for measure, bound in goals.items():
+                cost = score if measure == "accuracy" else costs.get(measure)
+                if cost is not None:
+                    higher = measure == "accuracy" and self.case.better == "higher"
+                    met[measure] = cost >= bound if higher else cost <= bound
+        else:
+            ratios = self._ratios(one.name)
+            met = {measure: ratios[measure] >= goal for measure, goal in goals.items() if measure in ratios}
         return Line(
             self.area,
             self.case.name,
@@ -240,33 +253,9 @@ class _Measured:
         found["accuracy"] = _score_ratio(self.scores[name], self.scores[OURS], self.case.better)
         return {measure: ratio for measure, ratio in found.items() if ratio is not None}
 
-    def _within(self, costs: Mapping[str, float | None]) -> dict[str, bool]:
-        met = {}
-        for measure, bound in self.case.limits.items():
-            cost = costs.get(measure)
-            if cost is not None:
-                higher = measure == "accuracy" and self.case.better == "higher"
-                met[measure] = cost >= bound if higher else cost <= bound
-        return met
-
-
-def _reached(ratios: Mapping[str, float], goals: Mapping[str, float]) -> dict[str, bool]:
-    return {measure: ratios[measure] >= goal for measure, goal in goals.items() if measure in ratios}
-
 
 def _score_ratio(theirs: float | None, ours: float | None, better: str) -> float | None:
     """How much better our score is; None where a score is absent, 0 or of the other sign."""
     if theirs is None or ours is None or not theirs * ours > 0:
         return None
     return theirs / ours if better == "lower" else ours / theirs
-
-
-def _score(case: Case, data: Any, sample: Sample) -> float | None:
-    if case.accuracy is None or sample.why:
-        return None
-    return float(case.accuracy(data, sample.answer))
-
-
-def _peaks(case: Case, module: str, samples: Mapping[str, Sample], threads: int) -> dict[str, float | None]:
-    names = [name for name, sample in samples.items() if not sample.why]
-    return {name: peak_mib(module, case.name, name, threads=threads) for name in names}

@@ -61,7 +61,7 @@ def _by(make: Callable[[], Any]) -> Callable[[Splits], list[Array]]:
     return work
 
 
-def _scaled(make: Callable[[], Any]) -> Callable[[], Any]:
+def _with_scaler(make: Callable[[], Any]) -> Callable[[], Any]:
     def pipeline() -> Any:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
@@ -84,8 +84,8 @@ def _svc_search(data: Splits) -> list[Array]:
     answers = []
     for train, test in data.pairs:
         few = np.random.default_rng(0).permutation(train)[:_SEARCHED]
-        search = GridSearchCV(_scaled(_svc)(), _SVC, cv=3, refit=False).fit(data.x[few], data.y[few])
-        best = _scaled(_svc)().set_params(**search.best_params_)
+        search = GridSearchCV(_with_scaler(_svc)(), _SVC, cv=3, refit=False).fit(data.x[few], data.y[few])
+        best = _with_scaler(_svc)().set_params(**search.best_params_)
         answers.append(best.fit(data.x[train], data.y[train]).predict(data.x[test]))
     return answers
 
@@ -126,10 +126,10 @@ def _peers() -> dict[str, Peer]:
     """The goal is an accuracy within 0.005 of each; of scores below 1 a ratio of 0.995 asks no less."""
     sklearn, close = ("sklearn",), {"accuracy": 0.995}
     return {
-        "SVC": Peer(_by(_scaled(_svc)), needs=sklearn, goals=close),
+        "SVC": Peer(_by(_with_scaler(_svc)), needs=sklearn, goals=close),
         "SVC, 16 x 3 search": Peer(_svc_search, needs=sklearn, goals=close),
         "HistGradientBoosting": Peer(_by(_boosting), needs=sklearn, goals=close),
-        "MLPClassifier": Peer(_by(_scaled(_mlp)), needs=sklearn, goals={"cpu": 2.0, **close}),
+        "MLPClassifier": Peer(_by(_with_scaler(_mlp)), needs=sklearn, goals={"cpu": 2.0, **close}),
         "xRFM": Peer(_xrfm, needs=("xrfm",), goals=close),
     }
 

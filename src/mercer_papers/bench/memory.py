@@ -108,27 +108,21 @@ class Mark:
 @contextlib.contextmanager
 def peak_watched() -> Iterator[Mark]:
     """Watch a block: what it adds to this process's resident memory at its peak."""
-    _give_back_free_memory()
-    reset = _reset_mark()
-    before = _status("VmRSS:") if reset else _maximum()
-    mark = Mark()
-    yield mark
-    mark.mib = max(0, (_status("VmHWM:") if reset else _maximum()) - before) / 2**20
-
-
-def _give_back_free_memory() -> None:
-    """Return what the set-up freed to the system, else the work would reuse it unseen."""
+    # return what the set-up freed to the system, else the work would reuse it unseen
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc alone has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _reset_mark() -> bool:
+    mark = Mark()
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
     except OSError:
-        return False
-    return True
+        before = _maximum()
+        yield mark
+        mark.mib = max(0, _maximum() - before) / 2**20
+        return
+    before = _status("VmRSS:")
+    yield mark
+    mark.mib = max(0, _status("VmHWM:") - before) / 2**20
 
 
 def _status(field: str) -> int:

@@ -143,7 +143,7 @@ def measure(
         for name in methods or METHODS:
             method = METHODS[checks.choice("tables", "method", name, METHODS)]
             missing = [fold for fold in folds if (entry["table"], fold, name) not in done]
-            versions = _versions(method)
+            versions = _find_versions(method)
             if versions is None or not missing or method.task not in ("", entry["task"]):
                 continue
             table = table or load(entry["folder"], entry["table"], entry["target"], entry["task"])
@@ -178,7 +178,7 @@ def _fit_and_score(method: Rival, c: int, x: pd.DataFrame, y: Array, train: Arra
     return scores | {f"reported_{name}": value for name, value in getattr(predict, "reported", {}).items()}
 
 
-def _versions(method: Rival) -> dict[str, str] | None:
+def _find_versions(method: Rival) -> dict[str, str] | None:
     """Versions of what a method needs, of ours with the commit; none where something is not installed."""
     try:
         versions = {package: version(package) for package in method.packages}

@@ -163,9 +163,16 @@ def time_in_turns(
 ) -> dict[str, Sample]:
     """Each round runs every contender once, beginning with another one each time; ``wait`` ends a timed sample."""
     samples = {contender.name: Sample() for contender in contenders}
-    calls = {
-        one.name: _calls(one, data, samples[one.name], wait) if warm and not one.peer.once else 1 for one in contenders
-    }
+    # warm up, and count how many calls make a sample that the clock can tell
+    calls = dict.fromkeys(samples, 1)
+    for one in contenders:
+        if warm and not one.peer.once:
+            trial = Sample()
+            _once(one, data, trial, 1, wait)
+            samples[one.name].why = trial.why
+            if not trial.why:
+                calls[one.name] = max(1, math.ceil(_SHORTEST / max(trial.wall[0], 1e-6)))
+    # the rounds
     for turn in range(repeats):
         start = turn % len(contenders)
         for one in contenders[start:] + contenders[:start]:
@@ -173,16 +180,6 @@ def time_in_turns(
             if not sample.why and not (one.peer.once and sample.cpu):
                 _once(one, data, sample, calls[one.name], wait)
     return samples
-
-
-def _calls(contender: Contender, data: Any, sample: Sample, wait: Callable[[], None]) -> int:
-    """Warm up, and count how many calls make a sample that the clock can tell."""
-    trial = Sample()
-    _once(contender, data, trial, 1, wait)
-    sample.why = trial.why
-    if trial.why:
-        return 1
-    return max(1, math.ceil(_SHORTEST / max(trial.wall[0], 1e-6)))
 
 
 def _once(contender: Contender, data: Any, sample: Sample, calls: int, wait: Callable[[], None]) -> None:

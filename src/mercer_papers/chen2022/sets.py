@@ -121,7 +121,11 @@ def rows_of(
             table = glove(spelled)
         parts = [_tokens(part, vocabulary, length) for part in parts]
     elif kind == "image":
-        parts = [_pictures(part) for part in parts]
+        # 32 x 32, in three colours, around 0
+        for i, part in enumerate(parts):
+            if part.shape[-1] != 32:
+                part = F.interpolate(part, size=(32, 32), mode="area")
+            parts[i] = part.expand(-1, 3, -1, -1).contiguous() - 0.5
     else:
         parts = [part.flatten(1) for part in parts]
     assert data.y_val is not None
@@ -136,12 +140,6 @@ def bag_of_words(words: int, tokens: Tensor) -> Tensor:  # (m, length) -> (m, wo
     counts = torch.zeros(len(tokens), words, device=tokens.device).scatter_add_(1, tokens, ones)
     counts[:, 0] = 0
     return counts / counts.sum(1, keepdim=True).clamp(min=1)
-
-
-def _pictures(x: Tensor) -> Tensor:  # (n, c, h, w) -> (n, 3, 32, 32)
-    if x.shape[-1] != 32:
-        x = F.interpolate(x, size=(32, 32), mode="area")
-    return x.expand(-1, 3, -1, -1).contiguous() - 0.5
 
 
 def _split(text: str) -> list[str]:

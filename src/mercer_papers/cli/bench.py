@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from mercer_papers.bench import Line
 
 COLUMNS = {"CPU s": 9, "wall s": 9, "CPU ratio": 11, "peak MiB": 10, "accuracy": 10}
+GROWTH, TABLES = "growth", "tables"  # areas that run alone
+_LETTERS = ("n", "d", "c", "k")
 _NAME = 29
 _INDENT = " " * 4
 _UNITS = {"cpu": " s", "wall": " s", "memory": " MiB"}
@@ -60,9 +64,9 @@ def bench(
     Without AREA all areas run but these two, which run alone: `growth` measures how time and memory grow with n, d, c
     and k, which `mercer estimate` uses; `tables` ranks `mercer fit` among other methods on the tables of MERCER_DATA.
     """
-    from mercer_papers.bench import area_names
-    from mercer_papers.cli.growth import GROWTH, measure_growth
-    from mercer_papers.cli.table_ranks import TABLES, rank_tables
+    from mercer import checks
+    from mercer.cli.process import Interrupted, Interruption
+    from mercer_papers.bench import Record, area_names, run
 
     if output is not None:
         check_output(output, {}, as_json)
@@ -79,30 +83,14 @@ def bench(
         known = [*area_names(), GROWTH, TABLES]
         need = f"bench: AREA must be one of {', '.join(area_names())}, or alone {GROWTH} or {TABLES}"
         raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], known)}")
-    lines = _measure(areas, repeats, threads, _usable(device or "cpu"), output)
-    if as_json or stream:
-        click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
-    if not as_json:
-        for text in _page(lines):
-            click.echo(text, err=stream)
-
-
-def _usable(device: str) -> str:
-    from mercer import checks
-
     try:
-        return checks.device("bench", device)
+        device = checks.device("bench", device or "cpu")
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _measure(areas: tuple[str, ...], repeats: int, threads: int, device: str, output: Path | None) -> list[Line]:
-    from mercer.cli.process import Interrupted, Interruption
-    from mercer_papers.bench import Record, run
-    from mercer_papers.cli.growth import session
-
+    # measure, into the folder where one was named
     asked: dict[str, Any] = {"repeats": repeats, "threads": threads}
-    asked |= {} if device == "cpu" else {"device": device}  # a folder of before has none
+    if device != "cpu":  # a folder of before has none
+        asked["device"] = device
     record = None if output is None else Record(output, asked, session())
     try:
         with Interruption(), progress() as report:
@@ -117,29 +105,115 @@ def _measure(areas: tuple[str, ...], repeats: int, threads: int, device: str, ou
     except Interrupted as interrupted:
         say("Interrupted." if output is None else f"Interrupted. The same command resumes {output}.")
         raise click.exceptions.Exit(interrupted.exit_code) from None
+    # show
     if record is not None:
         say(record.finish(lines))
-    return lines
+    if as_json or stream:
+        click.echo(json.dumps([asdict(line) for line in lines], allow_nan=False, default=dict))
+    if not as_json:
+        for text in _page(lines):
+            click.echo(text, err=stream)
+
+
+def session() -> dict[str, Any]:
+    """Where and with what a run is made, and how busy the machine is at its start."""
+    from mercer.cli.process import machine, versions
+
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None  # not on Windows
+    return {"machine": machine(), "versions": versions(), "load": load}
+
+
+def measure_growth(output: Path | None, as_json: bool, stream: bool) -> None:
+    """Measure every method at every size, write ``growth.json`` to the folder or the stream, print the exponents."""
+    from mercer.cli.process import Interrupted, Interruption
+    from mercer.storage.files import atomic_write
+    from mercer_papers.bench.cost_model import document, measure
+
+    def report(method: str, point: dict[str, Any]) -> None:
+        size = ", ".join(f"{letter} = {value:,}" for letter, value in point.items() if letter in _LETTERS)
+        say(f"{method}: {size}: {point['seconds']:.3g} s, {point['mib']:,.3g} MiB")
+
+    where = session()
+    path = None
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        path = output / "growth.jsonl"
+    try:
+        with Interruption():
+            points = measure(path=path, progress=report)
+    except Interrupted as interrupted:
+        say("Interrupted. The same command with the same folder resumes.")
+        raise click.exceptions.Exit(interrupted.exit_code) from None
+    found = document(points, where)
+    text = json.dumps(found, allow_nan=False, indent=1)
+    if output is not None:
+        atomic_write(output / "growth.json", f"{text}\n".encode())
+    if as_json or stream:
+        click.echo(text)
+    if as_json:
+        return
+    # for each method the exponent along each letter, over all sizes and between the last two, and the fit's band
+    for kind, title in (("seconds", "CPU time grows as"), ("mib", "peak memory grows as")):
+        heads = "".join(f"{letter:>12}" for letter in _LETTERS)
+        click.echo(click.style(f"{title:<23}{heads}{'within':>8}", bold=True), err=stream)
+        for name, growth in found["methods"].items():
+            cells = ""
+            for letter in _LETTERS:
+                along = growth["exponents"][kind].get(letter)
+                power = f"{along['exponent']:.2f} ({along['last']:.2f})" if along else ""
+                cells += f"{power:>12}"
+            factor = f"{growth['fits'][kind]['factor']:.2g}x"
+            click.echo(f"{shortened(name, 23):<23}{cells}{factor:>8}", err=stream)
+        click.echo("", err=stream)
+    click.echo("exponents over all sizes (and between the two largest)", err=stream)
+    click.echo("within: the largest factor by which the fit is off", err=stream)
+
+
+def rank_tables(output: Path | None, threads: int, as_json: bool, stream: bool) -> None:
+    """Measure what the folder does not have yet, then print ranks, wins and losses, and costs."""
+    from mercer.cli.process import Interrupted, Interruption, threads_set
+    from mercer_papers.bench.record import read_rows
+    from mercer_papers.bench.table_ranks import page
+    from mercer_papers.bench.tables import measure
+    from mercer_papers.data import MissingData
+
+    def report(row: dict[str, Any]) -> None:
+        state = row.get("error") or f"{row['cpu_fit']:.3g} CPU s"
+        say(f"{row['table']}, fold {row['fold']}, {row['method']}: {state}")
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = output or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "tables.jsonl"
+        try:
+            with Interruption(), threads_set(threads):
+                measure(path, progress=report)
+        except MissingData as error:
+            raise click.ClickException(str(error)) from error
+        except Interrupted as interrupted:
+            say("Interrupted." if output is None else f"Interrupted. The same command resumes {output}.")
+            raise click.exceptions.Exit(interrupted.exit_code) from None
+        if as_json or stream:
+            click.echo(json.dumps(read_rows(path), allow_nan=False))
+        if not as_json:
+            click.echo(page(path), err=stream)
 
 
 def _page(lines: list[Line]) -> Iterator[str]:
     """Blocks of one case, contenders below each other, goals below the numbers that decide them."""
-    for area, found in groupby(lines, key=lambda line: line.area):
+    for area, of_area in groupby(lines, key=lambda line: line.area):
         yield click.style(f"{area:<{_NAME}}", bold=True) + "".join(f"{name:>{w}}" for name, w in COLUMNS.items())
-        for _, contenders in groupby(found, key=lambda line: line.case):
+        for _, contenders in groupby(of_area, key=lambda line: line.case):
             block = list(contenders)
-            yield from _title(block[0])
+            ours = block[0]
+            yield from (click.style(text, underline=True) for text in textwrap.wrap(ours.case, width()))
+            if ours.repeats:
+                score = f"accuracy: {ours.accuracy_name}, {ours.better} is better; " if ours.accuracy_name else ""
+                yield click.style(f"  {score}rounds: {ours.repeats}; threads: {ours.threads}", dim=True)
             for line in block:
                 yield from _contender(line)
         yield ""
-    kept = [met for line in lines for met in line.met.values()]
-    asked = sum(len(line.goals) for line in lines)
-    yield from _speed_lines(lines)
-    yield f"{sum(kept)} of {asked} goals met, {kept.count(False)} not met, {asked - len(kept)} not measured"
-
-
-def _speed_lines(lines: list[Line]) -> Iterator[str]:
-    """Every goal once more in one list, those that were not reached first."""
+    # every goal once more in one list, those that were not reached first
     order = {False: 0, None: 1, True: 2}
     goals = [(line, measure, goal) for line in lines for measure, goal in line.goals.items()]
     if goals:
@@ -148,13 +222,8 @@ def _speed_lines(lines: list[Line]) -> Iterator[str]:
         who = "" if line.who == "mercer" else f", against {line.who}"
         yield from textwrap.wrap(f"{line.area}: {line.case}{who}", width(), initial_indent="  ", subsequent_indent="  ")
         yield _INDENT + _goal(line, measure, goal)
-
-
-def _title(ours: Line) -> Iterator[str]:
-    yield from (click.style(text, underline=True) for text in textwrap.wrap(ours.case, width()))
-    score = f"accuracy: {ours.accuracy_name}, {ours.better} is better; " if ours.accuracy_name else ""
-    if ours.repeats:
-        yield click.style(f"  {score}rounds: {ours.repeats}; threads: {ours.threads}", dim=True)
+    met = [met for line in lines for met in line.met.values()]
+    yield f"{sum(met)} of {len(goals)} goals met, {met.count(False)} not met, {len(goals) - len(met)} not measured"
 
 
 def _contender(line: Line) -> Iterator[str]:

@@ -53,7 +53,8 @@ def estimate(
 
     The output names the machine the figures come from; times are of one thread of it.
     """
-    from mercer_papers.bench.cost_model import MEASURED, METHODS, RANKS
+    from mercer_papers.bench.cost_methods import METHODS
+    from mercer_papers.bench.cost_model import MEASURED, RANKS
     from mercer_papers.bench.cost_model import estimate as predicted
 
     known = {one.name: one for one in METHODS}

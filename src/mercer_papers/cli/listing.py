@@ -33,12 +33,42 @@ def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
     here; the verdict whether the recorded runs reproduce the paper.
     """
     from mercer_papers.catalogue import select
+    from mercer_papers.cells import SCALES
+    from mercer_papers.data_files import data_folder, is_here  # no wait for torch
+    from mercer_papers.verdict import recorded_verdict
 
     try:
         chosen = select(papers)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    rows = [_row(entry) for entry in chosen]
+    rows: list[dict[str, Any]] = []
+    for entry in chosen:
+        # whether it can run here
+        state = "ready"
+        if not entry.built:
+            state = "not_built"
+        elif entry.scale == "paper":
+            state = "paper_scale_only"
+        elif entry.needs and not any(is_here(name, data_folder(None)) for name in entry.needs):
+            state = "missing"
+        # and what the recorded runs show
+        verdict = recorded_verdict(entry)
+        rows.append(
+            {
+                "id": entry.id,
+                "paper": entry.paper,
+                "kind": entry.kind,
+                "what": entry.title,
+                "source": entry.source,
+                "data": list(entry.data),
+                "scale": ["paper"] if entry.scale == "paper" else list(SCALES),
+                "state": state,
+                "verdict": verdict.word,
+                "why": verdict.why,
+                "cells": [verdict.setting.filled, verdict.setting.cells],
+                "claims": [{"says": claim.says, "word": claim.word, "why": claim.why} for claim in verdict.claims],
+            }
+        )
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -57,35 +87,3 @@ def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
     total = f"{kinds.count('result')} results and {kinds.count('check')} checks: {counts}. Verdicts: {verdicts}. "
     total += f"{filled} of {cells} published numbers have one of ours beside them."
     click.echo(textwrap.fill(total, width() + 1))
-
-
-def _row(entry: Any) -> dict[str, Any]:
-    from mercer_papers.cells import SCALES
-    from mercer_papers.verdict import recorded_verdict
-
-    verdict = recorded_verdict(entry)
-    return {
-        "id": entry.id,
-        "paper": entry.paper,
-        "kind": entry.kind,
-        "what": entry.title,
-        "source": entry.source,
-        "data": list(entry.data),
-        "scale": ["paper"] if entry.scale == "paper" else list(SCALES),
-        "state": _state(entry),
-        "verdict": verdict.word,
-        "why": verdict.why,
-        "cells": [verdict.setting.filled, verdict.setting.cells],
-        "claims": [{"says": claim.says, "word": claim.word, "why": claim.why} for claim in verdict.claims],
-    }
-
-
-def _state(entry: Any) -> str:
-    from mercer_papers.data_files import data_folder, is_here  # no wait for torch
-
-    if not entry.built:
-        return "not_built"
-    if entry.scale == "paper":
-        return "paper_scale_only"
-    here = not entry.needs or any(is_here(name, data_folder(None)) for name in entry.needs)
-    return "ready" if here else "missing"

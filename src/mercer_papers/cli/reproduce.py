@@ -1,19 +1,25 @@
-"""``mercer reproduce``: run entries of the papers, then build the page."""
+"""``mercer reproduce``: run entries of the papers, then build the page.
+
+Stderr shows a bar on a terminal, and elsewhere one line for each finished cell.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import tempfile
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mercer.cli.output import check_output, count_option, device_option, examples, is_stream, json_option
+from mercer.cli.output import check_output, count_option, device_option, examples, is_stream, json_option, say
 
 if TYPE_CHECKING:
     from mercer_papers.catalogue import Entry
+    from mercer_papers.cells import Cell
     from mercer_papers.results import Result
 
 WORDS = {
@@ -80,7 +86,9 @@ def reproduce(
     ID is an entry (spectral2019/table1) or a paper (spectral2019); default: all. `mercer list` shows them.
     """
     from mercer import distributed
+    from mercer.cli.process import Interrupted
     from mercer_papers import runner
+    from mercer_papers.catalogue import select
 
     bundled = bundled or no_download
     if resume is not None and (ids or scale or output or seeds or bundled or changes or only or device):
@@ -93,14 +101,22 @@ def reproduce(
     with distributed.joined():
         # the run's folder, made by rank 0
         if resume is None:
-            settings = _settings(changes)
+            settings = parse_settings(changes)
             try:
                 request = runner.Request(ids, scale or "small", seeds, not bundled, settings, only, device or "cpu")
             except ValueError as error:
                 raise click.UsageError(str(error)) from error
             folder = str(runner.create(request, output)) if distributed.rank() == 0 else ""
             resume = Path(distributed.gather_json(folder)[0])
-        results = _run(resume, jobs, stream)
+        try:
+            with watcher() as watch:
+                results = runner.run(resume, watch, jobs=jobs)
+        except Interrupted as interrupted:
+            kept = f": finished cells are kept. Resume with: mercer reproduce --resume {resume}"
+            click.echo(f"Interrupted{'.' if stream else kept}", err=True)
+            raise click.exceptions.Exit(interrupted.exit_code) from None
+        except RuntimeError as error:  # the folder's lock; an entry's own errors are results
+            raise click.ClickException(str(error)) from error
         if distributed.rank():
             return  # rank 0 shows what all did
     # the page; the results are safe whatever becomes of it
@@ -119,11 +135,20 @@ def reproduce(
         click.echo(f"{failed} of {len(results)} cells failed; -v shows their tracebacks.", err=True)
     elif nothing:
         click.echo("Nothing could be run: `mercer list` shows what can be, and why the rest cannot.", err=True)
-    _show(resume, page, results, as_json, stream)
+    # a line for each entry, or all of it as JSON
+    entries = select(runner.read_request(resume).ids)
+    outlines = [_outline(entry, [r for r in results if r.entry == entry.id]) for entry in entries]
+    if as_json:
+        click.echo(json.dumps({"run": str(resume), "report": str(page), "entries": outlines}, indent=2))
+    else:
+        for outline in outlines:
+            line = f"{outline['id']:<25}{WORDS[outline['status']]:<18}{_counts(outline)}"
+            click.echo(line.rstrip(), err=stream)
+        click.echo(page.read_text("utf-8") if stream else page, nl=not stream)
     raise click.exceptions.Exit(int(failed > 0 or nothing))
 
 
-def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
+def parse_settings(changes: tuple[str, ...]) -> dict[str, Any]:
     """``rows=25000`` as ``{"rows": 25000}``: a number where it reads as JSON, else text."""
     settings: dict[str, Any] = {}
     for change in changes:
@@ -137,37 +162,8 @@ def _settings(changes: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
-def _run(folder: Path, jobs: int, stream: bool) -> list[Result]:
-    from mercer.cli.process import Interrupted
-    from mercer_papers import runner
-    from mercer_papers.cli.progress import watcher
-
-    try:
-        with watcher() as watch:
-            return runner.run(folder, watch, jobs=jobs)
-    except Interrupted as interrupted:
-        kept = f": finished cells are kept. Resume with: mercer reproduce --resume {folder}"
-        click.echo(f"Interrupted{'.' if stream else kept}", err=True)
-        raise click.exceptions.Exit(interrupted.exit_code) from None
-    except RuntimeError as error:  # the folder's lock; an entry's own errors are results
-        raise click.ClickException(str(error)) from error
-
-
-def _show(folder: Path, page: Path, results: list[Result], as_json: bool, stream: bool) -> None:
-    from mercer_papers.catalogue import select
-    from mercer_papers.runner import read_request
-
-    entries = select(read_request(folder).ids)
-    outline = [_outline(entry, [r for r in results if r.entry == entry.id]) for entry in entries]
-    if as_json:
-        click.echo(json.dumps({"run": str(folder), "report": str(page), "entries": outline}, indent=2))
-        return
-    for item in outline:
-        click.echo(f"{item['id']:<25}{WORDS[item['status']]:<18}{_counts(item)}".rstrip(), err=stream)
-    click.echo(page.read_text("utf-8") if stream else page, nl=not stream)
-
-
 def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:
+    """One entry of the run: how it went, and its numbers beside the published ones."""
     from mercer_papers.results import entry_status, summarise
 
     published = {(number.row, number.column): number.value for number in entry.numbers}
@@ -183,23 +179,119 @@ def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:
         for s in summarise(results)
     ]
     statuses = [result.status for result in results]
+    passed = [result.passed for result in results if result.passed is not None]
     return {
         "id": entry.id,
         "status": entry_status(results),
         "cells": {status: statuses.count(status) for status in dict.fromkeys(statuses)},
-        "passed": None if all(r.passed is None for r in results) else all(r.passed is not False for r in results),
+        "passed": all(passed) if passed else None,
         "numbers": numbers,
         "errors": sorted({result.error for result in results if result.error}),
         "seconds": sum(result.seconds for result in results),
     }
 
 
-def _counts(item: dict[str, Any]) -> str:
-    cells = item["cells"]
-    if item["status"] in ("not_built", "paper_scale_only"):
+def _counts(outline: dict[str, Any]) -> str:
+    """``3 done, 1 without data or package; 2.5 s; the claim holds``, and the first error."""
+    if outline["status"] in ("not_built", "paper_scale_only"):
         return ""
-    held = {True: "; the claim holds", False: "; the claim does not hold", None: ""}[item["passed"]]
     words = {"missing": "without data or package"}
-    counts = ", ".join(f"{count} {words.get(status, status)}" for status, count in cells.items())
-    errors = f"; {item['errors'][0]}" if item["errors"] else ""
-    return f"{counts}; {item['seconds']:.1f} s{held}{errors}"
+    counts = ", ".join(f"{count} {words.get(status, status)}" for status, count in outline["cells"].items())
+    claim = {True: "; the claim holds", False: "; the claim does not hold", None: ""}[outline["passed"]]
+    errors = "".join(f"; {error}" for error in outline["errors"][:1])
+    return f"{counts}; {outline['seconds']:.1f} s{claim}{errors}"
+
+
+class Lines:
+    """One line a cell, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._total = self._count = 0
+        self._missing: set[str] = set()  # what was said to be missing
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def report_plan(self, total: int, kept: int) -> None:
+        """Say what is ahead."""
+        self._total, self._count = total, kept
+        say(f"{total} cells, {kept} done before")
+
+    def began(self, cell: Cell) -> None:
+        """Nothing: the line comes when the cell has ended."""
+
+    def report_end(self, result: Result) -> None:
+        """One line for the cell."""
+        self._count += 1
+        if not _said_before(result, self._missing):
+            say(f"[{self._count}/{self._total}] {describe(result)}")
+
+
+class Bar:
+    """A bar with the cell at work, for a terminal; cells that fail stay above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task("")
+        self._missing: set[str] = set()  # what was said to be missing
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def report_plan(self, total: int, kept: int) -> None:
+        """Set the bar's length."""
+        self._progress.update(self._task, total=total, completed=kept)
+
+    def began(self, cell: Cell) -> None:
+        """Name the cell at work."""
+        name = " ".join(part for part in (cell.entry, cell.row, cell.column) if part)
+        self._progress.update(self._task, description=name)
+
+    def report_end(self, result: Result) -> None:
+        """One step; a line of its own where it did not end well."""
+        self._progress.advance(self._task)
+        if result.status != "done" and not _said_before(result, self._missing):
+            self._progress.console.print(describe(result), markup=False, highlight=False, soft_wrap=True)
+
+
+def watcher() -> Bar | Lines:
+    """A bar where stderr is a terminal, else lines."""
+    return Bar() if sys.stderr is not None and sys.stderr.isatty() else Lines()
+
+
+def _said_before(result: Result, missing: set[str]) -> bool:
+    """Whether the same data or package was named before: cells without it are counted at the end, not listed."""
+    if result.status != "missing":
+        return False
+    known = result.note in missing
+    missing.add(result.note)
+    return known
+
+
+def describe(result: Result) -> str:
+    """``entry, row, column, seed: status, number, seconds`` and the reason where there is one."""
+    text = ", ".join(part for part in (result.entry, result.row, result.column) if part)
+    if result.seed:
+        text += f" (seed {result.seed})"
+    text += f": {result.status}"
+    if result.value is not None:
+        text += f" {result.value:.6g}"
+    text += {True: ", holds", False: ", does not hold", None: ""}[result.passed]
+    text += f", {result.seconds:.1f} s"
+    reason = result.error
+    if result.status == "missing":
+        reason = reason or result.note
+    return f"{text}: {reason}" if reason else text

@@ -3,13 +3,11 @@
 from mercer.storage.archives import CorruptData
 from mercer.tabular.folds import stratified_folds
 
-from . import sources
+from ..data_files import MissingData
 from .loaders import available, how_to_get, load, names, resnet20_weights
 from .resnet import CifarResNet, normalised, published_resnet20
-from .sources import MissingData
-from .sphere import Sphere, sphere
 from .splits import Dataset, Split, stratified_split
-from .synthetic import adversarial, random_labels, spiral
+from .synthetic import Sphere, adversarial, random_labels, sphere, spiral
 
 __all__ = [
     "CifarResNet",
@@ -27,7 +25,6 @@ __all__ = [
     "published_resnet20",
     "random_labels",
     "resnet20_weights",
-    "sources",
     "sphere",
     "spiral",
     "stratified_folds",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mercer.storage.archives import corrupt
 
-from .sources import MissingData, data_folder
+from ..data_files import MissingData, data_folder
 
 FILES = ("glove.6B.100d.txt", "glove.6B.300d.txt", "glove.6B.50d.txt", "glove.6B.200d.txt", "glove.840B.300d.txt")
 _HOW = f"Put {FILES[0]} (or another file of GloVe's vectors) into the folder MERCER_DATA names."

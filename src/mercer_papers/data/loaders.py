@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +13,15 @@ import torch
 from torch import Tensor
 
 from mercer import checks
-from mercer.storage.archives import read_npz
+from mercer.storage.archives import checked_size, corrupt, read_npz
+from mercer.storage.files import open_to_read
 
-from .raw import Part, Raw
-from .readers import READERS, load_shipped
-from .sources import RESNET20, SOURCES, Source, canonical, data_folder, locate, missing
+from ..data_files import RESNET20, SOURCES, Source, canonical, data_folder, locate, missing
+from .readers import READERS, Part, load_shipped
 from .splits import Dataset, split_rows, stratified_split
-from .text_files import verify_checksum
 
 Folder = str | os.PathLike[str] | None
+_verified: set[tuple[str, int, int, str]] = set()
 
 
 def names() -> list[str]:
@@ -77,29 +78,62 @@ def load(
     Dataset('digits': 100 train, 0 validation, 72 test, 2 classes)
     """
     known = canonical(name)
-    raw = _raw(known, data_folder(folder), verify)
-    kept = _kept_classes(known, raw, classes)
-    train, test, held_out = _parts(known, raw, fold, kept, seed)
-    own = train[train >= len(raw.train.y) - raw.validation]  # validation rows that the set brings
+    where = f"data.load({known!r})"
+    # the set as its files have it
+    if known not in READERS:
+        raw = load_shipped(known)
+    else:
+        found = locate(SOURCES[known], data_folder(folder))
+        if found is None:
+            raise missing(known, SOURCES[known], data_folder(folder))
+        paths, kept = found
+        if kept and verify:
+            _verify(SOURCES[known], paths)
+        raw = READERS[known](paths, kept)
+    # the classes that are wanted, by their numbers
+    wanted = list(range(len(raw.classes)))
+    if classes is not None:
+        wanted = []
+        for label in classes:
+            if isinstance(label, str):
+                wanted.append(raw.classes.index(checks.choice(where, "a class", label, raw.classes)))
+            else:
+                wanted.append(checks.integer(where, "a class", label, 0, len(raw.classes) - 1))
+        if len(set(wanted)) != len(wanted) or not wanted:
+            raise ValueError(checks.sentence(where, "classes must be distinct, at least one", list(classes)))
+    # rows of the training part, rows of the test part, and the part the latter live in
+    if raw.test is None:
+        held_out = raw.train
+        train, test = split_rows(raw.train.y, raw.fold_of, fold, seed)
+    else:
+        if fold is not None:
+            need = "fold is for sets without an official split"
+            raise ValueError(checks.sentence(where, need, fold, "Leave fold out."))
+        held_out = raw.test
+        train, test = torch.arange(len(raw.train.y)), torch.arange(len(raw.test.y))
+    numbers = torch.tensor(wanted)
+    train, test = train[torch.isin(raw.train.y[train], numbers)], test[torch.isin(held_out.y[test], numbers)]
+    # validation rows that the set brings are never trained on; then as many rows as were asked for
+    own = train[train >= len(raw.train.y) - raw.validation]
     train = train[: len(train) - len(own)]
     if rows is not None:
         n_train, n_test = rows if isinstance(rows, tuple) and len(rows) == 2 else (rows, rows)
         train = train[: checks.integer("data.load", "rows", n_train, 1)]
         test = test[: checks.integer("data.load", "rows", n_test, 1)]
+    # decode
+    order = torch.full((len(raw.classes),), -1)  # new label of each old one, -1 for those left out
+    order[numbers] = torch.arange(len(wanted))
     x_val, y_val = None, None
-    part, order = raw.train, torch.full((len(raw.classes),), -1)  # new label of each old one, -1 for those left out
-    order[torch.tensor(kept)] = torch.arange(len(kept))
     if len(own):
-        x_val, y_val = _fetch(part, own[: len(train)], order)
+        x_val, y_val = _fetch(raw.train, own[: len(train)], order)
     elif validation:
-        split = stratified_split(order[part.y[train]], test=0.0, validation=validation, seed=seed)
-        x_val, y_val = _fetch(part, train[split.val], order)
+        split = stratified_split(order[raw.train.y[train]], test=0.0, validation=validation, seed=seed)
+        x_val, y_val = _fetch(raw.train, train[split.val], order)
         train = train[split.train]
-    x_train, y_train = _fetch(part, train, order)
+    x_train, y_train = _fetch(raw.train, train, order)
     x_test, y_test = _fetch(held_out, test, order)
-    chosen = tuple(raw.classes[label] for label in kept)
-    note = SOURCES[known].note
-    return Dataset(known, x_train, y_train, x_test, y_test, x_val, y_val, chosen, raw.features, note)
+    names = tuple(raw.classes[label] for label in wanted)
+    return Dataset(known, x_train, y_train, x_test, y_test, x_val, y_val, names, raw.features, SOURCES[known].note)
 
 
 def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str, Tensor]:
@@ -111,59 +145,32 @@ def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str,
     files = locate(RESNET20, data_folder(folder))
     if files is None:
         raise missing("resnet20_weights", RESNET20, data_folder(folder))
-    _verify(RESNET20, files[0], verify)
+    if verify:
+        _verify(RESNET20, files[0])
     arrays = read_npz(files[0][0], limit=2**26)
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
-def _raw(name: str, folder: Path | None, check: bool) -> Raw:
-    if name not in READERS:
-        return load_shipped(name)
-    found = locate(SOURCES[name], folder)
-    if found is None:
-        raise missing(name, SOURCES[name], folder)
-    paths, kept = found
-    if kept:
-        _verify(SOURCES[name], paths, check)
-    return READERS[name](paths, kept)
-
-
-def _verify(source: Source, paths: list[Path], check: bool) -> None:
+def _verify(source: Source, paths: list[Path]) -> None:
     for path, (_, sha256) in zip(paths, source.kept, strict=True):
-        if check:
-            verify_checksum(path, sha256)
-
-
-def _kept_classes(name: str, raw: Raw, classes: Sequence[int | str] | None) -> list[int]:
-    if classes is None:
-        return list(range(len(raw.classes)))
-    where = f"data.load({name!r})"
-    kept = []
-    for label in classes:
-        if isinstance(label, str):
-            kept.append(raw.classes.index(checks.choice(where, "a class", label, raw.classes)))
-        else:
-            kept.append(checks.integer(where, "a class", label, 0, len(raw.classes) - 1))
-    if len(set(kept)) != len(kept) or not kept:
-        raise ValueError(checks.sentence(where, "classes must be distinct, at least one", list(classes)))
-    return kept
-
-
-def _parts(name: str, raw: Raw, fold: int | None, kept: list[int], seed: int) -> tuple[Tensor, Tensor, Part]:
-    """Rows of the training part, rows of the test part, and the part the latter live in; of the kept classes only."""
-    if raw.test is None:
-        train, test = split_rows(raw.train.y, raw.fold_of, fold, seed)
-        held_out = raw.train
-    elif fold is None:
-        train, test, held_out = torch.arange(len(raw.train.y)), torch.arange(len(raw.test.y)), raw.test
-    else:
-        fix = "Leave fold out."
-        raise ValueError(
-            checks.sentence(f"data.load({name!r})", "fold is for sets without an official split", fold, fix)
-        )
-    wanted = torch.tensor(kept)
-    return train[torch.isin(raw.train.y[train], wanted)], test[torch.isin(held_out.y[test], wanted)], held_out
+        verify_checksum(path, sha256)
 
 
 def _fetch(part: Part, rows: Tensor, order: Tensor) -> tuple[Any, Tensor]:
     return part.take(rows.numpy().astype(np.int64)), order[part.y[rows]]
+
+
+def verify_checksum(path: Path, sha256: str) -> None:
+    """Refuse a file whose SHA-256 differs; the verdict is kept for this path, size and time of change."""
+    status = path.stat()
+    # A file that was neither changed nor touched since its last check is not read again.
+    key = (str(path.resolve()), status.st_size, status.st_mtime_ns, sha256)
+    if key in _verified:
+        return
+    checked_size(path)
+    with open_to_read(path) as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != sha256:
+        fix = "Fetch the file again, or pass verify=False to read a file of your own in the same format."
+        raise corrupt(path, f"the SHA-256 must start with {sha256[:12]}", digest[:12], fix)
+    _verified.add(key)

@@ -1,18 +1,19 @@
-"""One reader for each set: its files in, a :class:`Raw` set out."""
+"""One reader for each set: its files in, a :class:`Raw` set out, whose rows are decoded when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mercer.storage.archives import checked_size, corrupt, decompress, read_npz
 
-from .pictures import Array, cifar_binary, from_files, idx, usps_text
-from .raw import Part, Raw, fold_numbers, label_numbers, picture_part, strip_part, table_part, text_part
-from .text_files import text_table, whole_numbers
+from .pictures import Array, Rows, cifar_binary, from_array, from_files, from_strips, idx, usps_text
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIGITS = tuple("0123456789")
@@ -25,6 +26,128 @@ CAR_LEVELS = {  # UCI's columns and their levels from low to high, the codes of 
     "safety": ("low", "med", "high"),
 }
 CAR_CLASSES = ("unacc", "acc", "good", "vgood")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Labels ``(n,)`` of some rows, and ``take(rows)`` that fetches and decodes just those asked for."""
+
+    y: Tensor
+    take: Callable[[Rows], Any]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A set as its files have it. ``test`` is None where no official split exists.
+
+    The last ``validation`` rows of ``train`` are validation rows that the set brings; they are never trained on.
+    """
+
+    train: Part
+    test: Part | None
+    classes: tuple[str, ...]
+    features: tuple[str, ...] = ()
+    fold_of: Tensor | None = None
+    validation: int = 0
+
+
+def picture_part(
+    x: Array, y: Array, path: Path, shape: tuple[int, ...], c: int, *, low: float = 0.0, high: float = 255.0
+) -> Part:
+    """Pictures ``(n, *shape)`` with values in ``low..high``, and labels below c."""
+    if x.shape[1:] != shape or x.dtype.kind not in "uif":
+        raise corrupt(path, f"pictures must be numbers of shape (n, {', '.join(map(str, shape))})", x.shape)
+    if x.size and x.dtype != np.uint8 and not (x.min() >= low and x.max() <= high):  # NaN fails both
+        raise corrupt(path, f"grey values must be in {low:g}..{high:g}", f"{x.min()}..{x.max()}")
+    return Part(label_numbers(path, y, len(x), c), from_array(x, low=low, high=high))
+
+
+def strip_part(path: Path, suffix: str, shape: tuple[int, int, int], c: int) -> Part:
+    """Pictures in WebP strips: the arrays blob, offsets and labels, each with ``suffix``."""
+    z = read_npz(path, (f"blob{suffix}", f"offsets{suffix}", f"labels{suffix}"))
+    blob, offsets, y = z.values()
+    if blob.dtype != np.uint8 or blob.ndim != 1 or offsets.dtype.kind not in "ui":
+        raise corrupt(path, "the blob must be uint8 and its offsets whole numbers", f"{blob.dtype}, {offsets.dtype}")
+    return Part(label_numbers(path, y, y.size, c), from_strips(path, blob, offsets, y.size, shape))
+
+
+def table_part(path: Path, x: Array, y: Array, d: int, c: int) -> Part:
+    """A table ``(n, d)`` of finite numbers, and labels below c."""
+    if x.ndim != 2 or x.shape[1] != d or x.dtype.kind not in "uif" or not np.isfinite(x).all():
+        raise corrupt(path, f"the table must be finite numbers of shape (n, {d})", f"{x.dtype} {x.shape}")
+    values = x.astype(np.float32)
+    return Part(label_numbers(path, y, len(x), c), lambda rows: torch.from_numpy(values[rows]))
+
+
+def text_part(path: Path, columns: Sequence[list[str]], y: Array, c: int) -> Part:
+    """One column of texts, or two for pairs, and labels below c."""
+
+    def take(rows: Rows) -> Any:
+        if len(columns) == 1:
+            return [columns[0][row] for row in rows.tolist()]
+        return [(columns[0][row], columns[1][row]) for row in rows.tolist()]
+
+    return Part(label_numbers(path, y, len(columns[0]), c), take)
+
+
+def label_numbers(path: Path, y: Array, n: int, c: int) -> Tensor:
+    """Labels of n rows, checked to be whole numbers below c."""
+    if y.shape != (n,) or n == 0 or y.dtype.kind not in "ui":
+        raise corrupt(path, f"there must be {max(n, 1)} whole-number labels", f"{y.dtype} {y.shape}")
+    if int(y.min()) < 0 or int(y.max()) >= c:
+        raise corrupt(path, f"labels must be in 0..{c - 1}", f"{int(y.min())}..{int(y.max())}")
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def fold_numbers(path: Path, fold: Array, y: Tensor) -> Tensor:
+    """The fold 1.. of each row, as the file has it."""
+    if fold.shape != tuple(y.shape) or fold.dtype.kind not in "ui" or fold.min() < 1:
+        raise corrupt(path, f"there must be {len(y)} fold numbers from 1", f"{fold.dtype} {fold.shape}")
+    return torch.from_numpy(fold.astype(np.int64))
+
+
+def text_table(path: Path, columns: Iterable[str], *, header: Iterable[str] | None = None) -> dict[str, list[str]]:
+    """The named columns of a tab-separated UTF-8 file without quoting; line 1 names them unless ``header`` does.
+
+    A leading byte-order mark is dropped (the public MRPC files have one). A ragged line is refused by its number.
+    """
+    content = decompress(path)
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4096]:
+        raise corrupt(path, "the text must be UTF-8", "UTF-16 or binary bytes", "Save it as UTF-8.")
+    try:
+        lines = content.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise corrupt(path, "the text must be UTF-8", f"another byte in line {line}", "Save it as UTF-8.") from error
+    if lines[-1] == "":
+        lines.pop()
+
+    # The names of the columns, and the number of lines before the rows.
+    head, first = [], 1
+    if header is not None:
+        head, first = list(header), 0
+    elif lines:
+        head = lines[0].removesuffix("\r").split("\t")
+    missing = [name for name in columns if name not in head]
+    if missing:
+        raise corrupt(path, f"line 1 must name the columns {', '.join(missing)}", ", ".join(head)[:80] or "nothing")
+
+    # Every row must have as many columns.
+    rows = [line.removesuffix("\r").split("\t") for line in lines[first:]]
+    for number, row in enumerate(rows, start=first + 1):
+        if len(row) != len(head):
+            raise corrupt(path, f"line {number} must have {len(head)} columns", len(row))
+    if not rows:
+        raise corrupt(path, "the table must have at least one row", "none")
+    return {name: [row[head.index(name)] for row in rows] for name in columns}
+
+
+def whole_numbers(path: Path, column: str, texts: list[str]) -> Rows:
+    """A text column as int64; the message names the first row that is none."""
+    for row, text in enumerate(texts):
+        if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > 10:
+            raise corrupt(path, f"{column} must be a whole number in row {row}", repr(text[:20]))
+    return np.array([int(text) for text in texts], dtype=np.int64)
 
 
 def mnist(paths: list[Path], kept: bool) -> Raw:
@@ -153,7 +276,11 @@ def rte(paths: list[Path], kept: bool) -> Raw:
     classes = ("entailment", "not_entailment")
     if kept:
         return _glue(paths[0], ("sentence1", "sentence2"), "dev", classes)
-    return _two([(path, *_pairs_by_name(path, classes)) for path in paths], classes)
+    parts = []
+    for path in paths:
+        t = text_table(path, ("sentence1", "sentence2", "label"))
+        parts.append((path, [t["sentence1"], t["sentence2"]], _number_classes(path, t["label"], classes)))
+    return _two(parts, classes)
 
 
 def mrpc(paths: list[Path], kept: bool) -> Raw:
@@ -264,11 +391,6 @@ def _glue(path: Path, columns: tuple[str, ...], test: str, classes: tuple[str, .
 def _two(parts: Sequence[tuple[Path, list[list[str]], Array]], classes: tuple[str, ...]) -> Raw:
     train, test = (text_part(path, columns, y, len(classes)) for path, columns, y in parts)
     return Raw(train, test, classes)
-
-
-def _pairs_by_name(path: Path, classes: tuple[str, ...]) -> tuple[list[list[str]], Array]:
-    t = text_table(path, ("sentence1", "sentence2", "label"))
-    return [t["sentence1"], t["sentence2"]], _number_classes(path, t["label"], classes)
 
 
 def _number_classes(path: Path, labels: list[str], classes: tuple[str, ...]) -> Array:

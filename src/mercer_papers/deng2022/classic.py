@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from mercer import figures
 from mercer.features import NeuralEigenfunctions
@@ -44,7 +43,23 @@ def run(cell: Cell) -> Outcome:
     x = (2 * torch.rand(cell.settings["rows"], 1, generator=rng(cell.seed), dtype=torch.float64) - 1) * reach
     grid = torch.linspace(-reach, reach, 101, dtype=torch.float64)[:, None]
     values, true = reference(kernel, reach, grid, k)
-    found, eigenvalues = _solve(cell, kernel, x, grid)
+    # the functions by the cell's method, and their values on the grid
+    method, steps, generator = cell.settings["method"], cell.settings["steps"], rng(cell.seed + 1)
+    f: NeuralEigenfunctions | AllRowsNystrom | SpectralInference
+    if method == "Nystrom":
+        f = AllRowsNystrom(kernel, k)
+    elif method == "SpIN":
+        f = SpectralInference(kernel, k, steps=steps, generator=generator)
+    elif method == "Mercer, landmarks":
+        f = NeuralEigenfunctions(kernel, k, method="landmarks", generator=generator)
+    elif method == "NeuralEF":
+        f = NeuralEigenfunctions(kernel, k, method="neuralef", ritz=False, steps=steps, generator=generator)
+    else:  # hidden features need no convergence
+        steps = max(1, steps // 10)
+        f = NeuralEigenfunctions(kernel, k, method="neuralef", ritz=True, steps=steps, generator=generator)
+    f.fit(x.to(cell.device))
+    found, eigenvalues = f.eigenfunctions(grid.to(cell.device)).cpu(), f.eigenvalues.double().cpu()
+    # how far they are from the true ones; a sign is free
     agreement = cosines(found, true)
     signs = (found * true).sum(0).sign()
     curves = {"true": true, "found": found * signs}
@@ -61,24 +76,6 @@ def run(cell: Cell) -> Outcome:
             for j in range(min(k, _DRAWN))
         },
     )
-
-
-def _solve(cell: Cell, kernel: Kernel, x: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:  # -> (g, k), (k,)
-    method, k, steps = cell.settings["method"], cell.settings["k"], cell.settings["steps"]
-    generator = rng(cell.seed + 1)
-    f: NeuralEigenfunctions | AllRowsNystrom | SpectralInference
-    if method == "Nystrom":
-        f = AllRowsNystrom(kernel, k)
-    elif method == "SpIN":
-        f = SpectralInference(kernel, k, steps=steps, generator=generator)
-    elif method == "Mercer, landmarks":
-        f = NeuralEigenfunctions(kernel, k, method="landmarks", generator=generator)
-    else:
-        ritz = method != "NeuralEF"
-        steps = max(1, steps // 10) if ritz else steps  # hidden features need no convergence
-        f = NeuralEigenfunctions(kernel, k, method="neuralef", ritz=ritz, steps=steps, generator=generator)
-    f.fit(x.to(cell.device))
-    return f.eigenfunctions(grid.to(cell.device)).cpu(), f.eigenvalues.double().cpu()
 
 
 def draw(results: list[Result]) -> figures.Figure:

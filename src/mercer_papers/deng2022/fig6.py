@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,21 +35,28 @@ ROWS = (MAP, SWA, SWAG_ROW, ENSEMBLE, ALGORITHM_1, DISTILLED, ALL_PASSES)
 FUNCTION_STEPS = {"smoke": 3, "small": 1000, "paper": 39_000}  # the authors' 200 epochs in batches of 256
 SIZES = {"smoke": (64, 32, 8, 4), "small": (5000, 1000, 8, 10), "paper": (50_000, 10_000, 200, 100)}
 RESNET = "ResNet-20"  # its published weights are where the trajectory starts, and MAP
+Rows = tuple[Tensor, Tensor]
 RESNET_SIZES = {"small": (5000, 2000, 2, 10), "paper": (50_000, 10_000, 100, 100)}
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Seven predictions from one run of each network; rows, epochs and snapshots are in the settings."""
-    networks = {"": SIZES[scale]} | ({RESNET: RESNET_SIZES[scale]} if scale in RESNET_SIZES else {})
+    networks = {"": SIZES[scale]}
+    if scale in RESNET_SIZES:
+        networks[RESNET] = RESNET_SIZES[scale]
     # the networks of Algorithm 1's functions: the authors' at paper scale, smaller ones below it
     functions = {"functions": RESNET_FUNCTIONS if scale == "paper" else LENET, "function steps": FUNCTION_STEPS[scale]}
     cells = []
     for network, size in networks.items():
         sizes = dict(zip(("rows", "test_rows", "epochs", "kept"), size, strict=True))
         for method in ROWS:
-            settings = {**sizes, "method": method, **({"network": network} if network else {})}
-            settings |= functions if method == ALGORITHM_1 else {}
-            row = f"{network}, {method}" if network else method
+            settings: dict[str, Any] = {**sizes, "method": method}
+            row = method
+            if network:
+                settings["network"] = network
+                row = f"{network}, {method}"
+            if method == ALGORITHM_1:
+                settings |= functions
             cells.append(Cell(entry.id, row, "", settings, ["cifar10"], seeds=1 if scale == "smoke" else 3))
     return cells
 
@@ -58,26 +65,18 @@ def run(cell: Cell) -> Outcome:
     """Test accuracy, NLL and ECE."""
     s = cell.settings
     network = s.get("network", "")
-    data = load("cifar10", rows=(s["rows"], s["test_rows"]), seed=cell.seed)
-    x, test = (normalised(part) if network else part - 0.45 for part in (data.x_train, data.x_test))
-    held = max(16, s["rows"] // 10)
-    train, val = (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:])
-    store = _remember((network, len(train[0]), s["epochs"], s["kept"], cell.seed))
-    if "run" not in store:
-        rows, labels = (part.to(cell.device) for part in train)
-        descend = _train_published if network else _train_from_scratch
-        store["run"] = descend(rows, labels, s["epochs"], s["kept"], cell.seed)
-    trained = store["run"]
+    train, val, (test, truth) = _load(network, s["rows"], s["test_rows"], cell.seed)
+    trained = _train(network, s["rows"], s["test_rows"], s["epochs"], s["kept"], cell.seed, cell.device)
     if s["method"] == ALGORITHM_1:
         proba = _algorithm_1(cell, trained.snapshots.models, train[0], test)
     else:
         proba = _predict(s["method"], trained, test, train, val)
     return Outcome(
-        value=metrics.accuracy(proba, data.y_test),
+        value=metrics.accuracy(proba, truth),
         values={
-            "test accuracy": metrics.accuracy(proba, data.y_test),
-            "NLL": metrics.nll(proba, data.y_test),
-            "ECE": metrics.ece(proba, data.y_test),
+            "test accuracy": metrics.accuracy(proba, truth),
+            "NLL": metrics.nll(proba, truth),
+            "ECE": metrics.ece(proba, truth),
         },
         note="" if network else "LeNet-5 in place of the paper's network",
     )
@@ -93,9 +92,7 @@ class Trajectory(NamedTuple):
     annealed: nn.Module
 
 
-def _predict(
-    method: str, trained: Trajectory, test: Tensor, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]
-) -> Tensor:
+def _predict(method: str, trained: Trajectory, test: Tensor, train: Rows, val: Rows) -> Tensor:
     """The integral of the slide by samples, with its precision of 1."""
     snapshots = trained.snapshots
     with torch.no_grad():
@@ -131,36 +128,33 @@ def _softmax(model: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([model(part).softmax(1) for part in x.split(500)])
 
 
-@functools.lru_cache(maxsize=1)
-def _remember(key: tuple[str, int, int, int, int]) -> dict[str, Trajectory]:
-    """One run serves the seven cells of one process; it depends on the cell's settings and seed alone."""
-    return {}
+def _load(network: str, rows: int, test_rows: int, seed: int) -> tuple[Rows, Rows, Rows]:
+    """Training, validation (a tenth of the training rows) and test pictures."""
+    data = load("cifar10", rows=(rows, test_rows), seed=seed)
+    x, test = (normalised(part) if network else part - 0.45 for part in (data.x_train, data.x_test))
+    held = max(16, rows // 10)
+    return (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:]), (test, data.y_test)
 
 
-def _train_from_scratch(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LeNet5().to(x.device)
-    steps = epochs * max(1, len(x) // 64)
-    warm = steps // 2  # the second half of the run, at a constant step size, is the trajectory
-    generator = rng(seed)
-    _descend(model, x, y, [0.05] * warm, generator)
-    annealed = copy.deepcopy(model)
-    left = steps - warm
-    cosine = [0.025 * (1 + math.cos(math.pi * step / left)) for step in range(left)]
-    _descend(annealed, x, y, cosine, rng(seed + 1))
-    return _trajectory(model, annealed, x, y, left, kept, generator)
-
-
-def _train_published(x: Tensor, y: Tensor, epochs: int, kept: int, seed: int) -> Trajectory:
-    model = published_resnet20().to(x.device)
-    annealed = copy.deepcopy(model).eval()
-    return _trajectory(model, annealed, x, y, epochs * max(1, len(x) // 64), kept, rng(seed))
-
-
-def _trajectory(
-    model: nn.Module, annealed: nn.Module, x: Tensor, y: Tensor, steps: int, kept: int, generator: torch.Generator
-) -> Trajectory:
+@functools.lru_cache(maxsize=1)  # one run serves the seven cells of one process
+def _train(network: str, rows: int, test_rows: int, epochs: int, kept: int, seed: int, device: str) -> Trajectory:
+    """Come near a minimum, or start at the published one; then a constant rate makes the trajectory."""
+    x, y = (part.to(device) for part in _load(network, rows, test_rows, seed)[0])
+    steps, generator = epochs * max(1, len(x) // 64), rng(seed)
+    model: nn.Module
+    if network:
+        model = published_resnet20().to(device)
+        annealed = copy.deepcopy(model).eval()
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = LeNet5().to(device)
+        # half of the run, then the same start annealed over the other half
+        _descend(model, x, y, [0.05] * (steps // 2), generator)
+        steps -= steps // 2
+        annealed = copy.deepcopy(model)
+        cosine = [0.025 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
+        _descend(annealed, x, y, cosine, rng(seed + 1))
     snapshots = Snapshots(model, every=max(1, steps // kept), most=max(2, kept))
     _descend(model, x, y, [0.02] * steps, generator, snapshots)
     for kept_model in (annealed, *snapshots.models):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,24 +48,23 @@ Rows = tuple[Tensor, Tensor]
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Eight ways to read one network in the plane; of ResNet-20 the seed draws the rows that choose and that score."""
     n, steps = SIZES[scale]
-    settings = {"rows": n, "steps": steps, "k": 20}
-    alone = {"directions": DIRECTIONS[scale][0], "function steps": FUNCTION_STEPS[scale][0]}
-    cells = [
-        Cell(entry.id, row=row, seeds=3 if scale == "paper" else 1,
-             settings={**settings, "method": row, **(alone if row == ALGORITHM_1 else {})})
-        for row in ROWS
-    ]  # fmt: skip
+    cells = []
+    for row in ROWS:
+        settings: dict[str, Any] = {"rows": n, "steps": steps, "k": 20, "method": row}
+        if row == ALGORITHM_1:
+            settings |= {"directions": DIRECTIONS[scale][0], "function steps": FUNCTION_STEPS[scale][0]}
+        cells.append(Cell(entry.id, row=row, settings=settings, seeds=3 if scale == "paper" else 1))
     if scale not in NETWORK_SIZES:
         return cells
     n, scored, strangers = NETWORK_SIZES[scale]
-    sizes = {"rows": n, "test_rows": scored, "strangers": strangers, "network": NETWORK, "k": 20}
-    functions = {"directions": DIRECTIONS[scale][1], "functions": FUNCTIONS[scale],
-                 "function steps": FUNCTION_STEPS[scale][1]}  # fmt: skip
-    return cells + [
-        Cell(entry.id, row=f"{NETWORK}, {row}", seeds=3, data=["cifar10", "cifar100_subset"],
-             settings={**sizes, "method": row, **(functions if row == ALGORITHM_1 else {})})
-        for row in NETWORK_ROWS[scale]
-    ]  # fmt: skip
+    for row in NETWORK_ROWS[scale]:
+        settings = {"rows": n, "test_rows": scored, "strangers": strangers, "network": NETWORK, "k": 20, "method": row}
+        if row == ALGORITHM_1:
+            settings |= {"directions": DIRECTIONS[scale][1], "functions": FUNCTIONS[scale],
+                         "function steps": FUNCTION_STEPS[scale][1]}  # fmt: skip
+        data = ["cifar10", "cifar100_subset"]
+        cells.append(Cell(entry.id, row=f"{NETWORK}, {row}", settings=settings, data=data, seeds=3))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -145,8 +145,9 @@ def _fit(cell: Cell, model: nn.Module, train: Rows, val: Rows) -> Callable[[Tens
         kernel = EmpiricalNTK(
             model, outputs="full", method="finite_difference", samples=s["directions"], generator=generator
         )
-        make = partial(picture_network, s["functions"], 3, 10) if pictures else partial(small_mlp, 2, 2)
-        outputs = 10 if pictures else 2
+        make, outputs = partial(small_mlp, 2, 2), 2
+        if pictures:
+            make, outputs = partial(picture_network, s["functions"], 3, 10), 10
         psi = algorithm_1(kernel, s["k"], make, steps=s["function steps"], seed=cell.seed, outputs=outputs)
         return LowRankLaplace(model, psi.fit(train[0])).fit(train, val).predict_proba
     if method == LAST:

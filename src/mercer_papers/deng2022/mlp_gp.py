@@ -35,23 +35,34 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     for column in ("two moons", "circles"):
         for row, (activation, sampled) in ROWS.items():
             settings = {**sizes, "k": K, "set": column, "activation": activation, "sampled": sampled}
-            settings |= {"method": ALGORITHM_1} if row.endswith(ALGORITHM_1) else {}
+            if row.endswith(ALGORITHM_1):
+                settings["method"] = ALGORITHM_1
             cells.append(Cell(entry.id, row, column, settings, seeds=3 if scale == "paper" else 1))
     return cells
 
 
 def run(cell: Cell) -> Outcome:
     """Accuracy of logistic regression on the three leading functions; the kernel's error and the best of rank 3."""
-    x, y = _points(cell.settings["set"], 2 * cell.settings["rows"], cell.seed)
-    x, half = x.to(cell.device), cell.settings["rows"]
+    from sklearn.datasets import make_circles, make_moons
+
+    half = cell.settings["rows"]
+    if cell.settings["set"] == "circles":
+        points, labels = make_circles(2 * half, noise=0.08, factor=0.5, random_state=cell.seed)
+    else:
+        points, labels = make_moons(2 * half, noise=0.1, random_state=cell.seed)
+    x, y = torch.as_tensor(points).float().to(cell.device), torch.as_tensor(labels)
     train, test = (x[:half], y[:half]), (x[half:], y[half:])
     activation, sampled = cell.settings["activation"], cell.settings["sampled"]
     if not activation:
-        return Outcome(value=linear_accuracy(lambda rows: rows, train, test), arrays=_drawn(x[half:], y[half:]))
+        return Outcome(
+            value=linear_accuracy(lambda rows: rows, train, test), arrays=_split_by_class(x[half:], y[half:])
+        )
+    # the kernel, analytic or of random networks, and its leading functions
     kernel: Kernel = NNGP(DEPTH, activation, 2.0, 0.5)
+    steps = None
     if sampled:
         kernel = MonteCarloNNGP(lambda: _network().to(x.device), cell.settings["samples"], generator=rng(cell.seed))
-    steps = cell.settings["steps"] if sampled else None
+        steps = cell.settings["steps"]
     if "method" in cell.settings:  # the authors' batch is 128
         f = algorithm_1(kernel, K, lambda: small_mlp(2), steps=steps or 0, seed=cell.seed, batch_size=128)
     else:
@@ -64,7 +75,7 @@ def run(cell: Cell) -> Outcome:
             "kernel error on new rows": relative_error(f.kernel(test[0]).detach(), gram),
             "best of rank 3": best_rank(gram, K),
         },
-        arrays=_drawn(f.eigenfunctions(test[0])[:, :2].detach(), y[half:]),
+        arrays=_split_by_class(f.eigenfunctions(test[0])[:, :2].detach(), y[half:]),
     )
 
 
@@ -78,17 +89,7 @@ def _network() -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def _points(name: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import make_circles, make_moons
-
-    if name == "circles":
-        x, y = make_circles(n, noise=0.08, factor=0.5, random_state=seed)
-    else:
-        x, y = make_moons(n, noise=0.1, random_state=seed)
-    return torch.as_tensor(x).float(), torch.as_tensor(y)
-
-
-def _drawn(plane: Tensor, y: Tensor) -> dict[str, list[list[float]]]:
+def _split_by_class(plane: Tensor, y: Tensor) -> dict[str, list[list[float]]]:
     plane, y = plane[:120].double().cpu(), y[:120]
     return {f"class {label}": plane[y == label].tolist() for label in (0, 1)}
 

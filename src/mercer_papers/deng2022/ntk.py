@@ -65,40 +65,32 @@ def run(cell: Cell) -> Outcome:
     else:
         network = _train(x, data.y_train, settings["network steps"], cell)
     exact = EmpiricalNTK(network, outputs=0)(test).detach()
-    if settings["method"] == EXACT:
-        matrix, error, note = exact, best_rank(exact, K), "error of the best approximation of rank 10"
+    # the matrix of the test rows by the cell's method; sampled kernels are by finite differences or Monte Carlo, as the
+    # slide has them
+    method, generator, note = settings["method"], rng(cell.seed + 1), ""
+    if method == EXACT:
+        matrix, note = exact, "error of the best approximation of rank 10"
+    elif method == ALGORITHM_1:
+        kernel = EmpiricalNTK(
+            network, outputs=0, method="finite_difference", samples=settings["directions"],
+            generator=rng(cell.seed + 2),
+        )  # fmt: skip
+        make = partial(picture_network, settings["functions"], x.shape[1], 1)
+        matrix = algorithm_1(kernel, K, make, steps=settings["steps"], seed=cell.seed).fit(x).kernel(test).detach()
+    elif method == OURS:
+        kernel = EmpiricalNTK(network, outputs=0)
+        if "directions" in settings:
+            samples = settings["directions"]
+            kernel = EmpiricalNTK(network, outputs=0, method="jvp", samples=samples, generator=rng(cell.seed + 2))
+        f = NeuralEigenfunctions(kernel, K, steps=settings["steps"], generator=generator)
+        matrix = f.fit(x).kernel(test).detach()
     else:
-        matrix = _approximate(cell, network, x, test)
-        error, note = relative_error(matrix, exact), ""
+        by = "finite_difference" if method == RANDOM else "low_rank"
+        matrix = EmpiricalNTK(network, outputs=0, method=by, samples=K, generator=generator).fit(x)(test).detach()
+    error = best_rank(exact, K) if method == EXACT else relative_error(matrix, exact)
     step = -(-len(matrix) // 60)  # at most 60 rows are drawn
     thin = (matrix / exact.diagonal().mean())[::step, ::step].double().tolist()
     return Outcome(value=error, arrays={"matrix": thin}, note=note)
-
-
-def _approximate(cell: Cell, network: nn.Module, x: Tensor, test: Tensor) -> Tensor:
-    """The NTK matrix of the test rows by the cell's method."""
-    generator = rng(cell.seed + 1)
-    if cell.settings["method"] == ALGORITHM_1:
-        s = cell.settings
-        # the kernel by finite differences, as the slide has it
-        kernel = EmpiricalNTK(
-            network,
-            outputs=0,
-            method="finite_difference",
-            samples=s["directions"],
-            generator=rng(cell.seed + 2),
-        )
-        make = partial(picture_network, s["functions"], x.shape[1], 1)
-        return algorithm_1(kernel, K, make, steps=s["steps"], seed=cell.seed).fit(x).kernel(test).detach()
-    if cell.settings["method"] == OURS:
-        kernel = EmpiricalNTK(network, outputs=0)
-        if "directions" in cell.settings:  # Monte Carlo, as the slide has it
-            samples = cell.settings["directions"]
-            kernel = EmpiricalNTK(network, outputs=0, method="jvp", samples=samples, generator=rng(cell.seed + 2))
-        f = NeuralEigenfunctions(kernel, K, steps=cell.settings["steps"], generator=generator)
-        return f.fit(x).kernel(test).detach()
-    method = "finite_difference" if cell.settings["method"] == RANDOM else "low_rank"
-    return EmpiricalNTK(network, outputs=0, method=method, samples=K, generator=generator).fit(x)(test).detach()
 
 
 def _train(x: Tensor, y: Tensor, steps: int, cell: Cell) -> nn.Module:

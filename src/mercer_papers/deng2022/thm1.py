@@ -29,13 +29,25 @@ def run(cell: Cell) -> Outcome:
     gram = KERNELS[cell.settings["kernel"]](x)
     values, vectors = torch.linalg.eigh(gram / n)
     values, vectors = values.flip(0)[:K], vectors.flip(1)[:, :K]
-    found: list[Tensor] = []
+    operator = gram / n
+    earlier: list[Tensor] = []
     gaps, angles = [], []
     for j in range(K):
-        psi = _maximize(gram / n, found, rng(cell.seed + j))
+        # the subspace R_ij = 0, i < j, and the sphere C_j = 1 in it; nothing is said of eigenvectors
+        constraints = torch.zeros(n, 0, dtype=torch.float64)
+        if earlier:
+            constraints = torch.stack([operator @ psi for psi in earlier], 1)
+        basis = torch.linalg.qr(constraints)[0]
+        psi = _project(torch.randn(n, generator=rng(cell.seed + j), dtype=torch.float64), basis)
+        # ascent of R_jj from a random start
+        for _ in range(20_000):
+            moved = _project(operator @ psi, basis)
+            if float((moved - psi).abs().max()) < 1e-12:
+                break
+            psi = moved
+        earlier.append(psi)
         gaps.append(abs(float(psi @ gram @ psi) / n**2 - float(values[j])) / float(values[j]))
         angles.append(abs(float(psi @ vectors[:, j])) / n**0.5)
-        found.append(psi)
     return Outcome(
         value=max(gaps),
         values={"least |cos| with the eigenvector": min(angles)},
@@ -44,22 +56,6 @@ def run(cell: Cell) -> Outcome:
     )
 
 
-def _maximize(operator: Tensor, earlier: list[Tensor], generator: torch.Generator) -> Tensor:  # -> (n,)
-    """Ascent of R_jj on the sphere C_j = 1 within the subspace R_ij = 0, i < j; nothing is said of eigenvectors."""
-    n = len(operator)
-    constraints = (
-        torch.stack([operator @ psi for psi in earlier], 1) if earlier else torch.zeros(n, 0, dtype=torch.float64)
-    )
-    basis = torch.linalg.qr(constraints)[0]
-
-    def feasible(psi: Tensor) -> Tensor:
-        psi = psi - basis @ (basis.mT @ psi)
-        return psi / psi.square().mean().sqrt()
-
-    psi = feasible(torch.randn(n, generator=generator, dtype=torch.float64))
-    for _ in range(20_000):
-        moved = feasible(operator @ psi)
-        if float((moved - psi).abs().max()) < 1e-12:
-            break
-        psi = moved
-    return psi
+def _project(psi: Tensor, basis: Tensor) -> Tensor:  # (n,), (n, j) -> (n,)
+    psi = psi - basis @ (basis.mT @ psi)
+    return psi / psi.square().mean().sqrt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 
 import torch
@@ -21,21 +22,20 @@ _SEED_SHARE = 0.1
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every budget, selection and head; the seed model is the softmax one, trained on a tenth with labels."""
-    made_up, paper = scale == "smoke", scale == "paper"
-    name = "synthetic" if made_up else "cifar100" if paper else "cifar10"
-    settings = {**SIZES[scale], "set": name, "classes": 100 if paper else 10,
-                "network": "ResNet-56" if paper else STAND_IN, "lr": 0.1,
+    settings = {**SIZES[scale], "set": "cifar10", "classes": 10, "network": STAND_IN, "lr": 0.1,
                 "rates": RATES[scale], "schedules": SCHEDULES[scale]}  # fmt: skip
-    return [
-        Cell(
-            entry.id, row=f"{budget} %", column=f"{head}, {selection}", seeds=1,
-            settings={**settings, "head": head, "selection": selection, "budget": budget},
-            data=() if made_up else (name,),
-        )
-        for budget in ((50,) if made_up else _BUDGETS)
-        for head in ("Softmax", "Softmax, scale 10", "Kernelized")
-        for selection in ("random", "margin", "k-center")
-    ]  # fmt: skip
+    if scale == "smoke":
+        settings["set"] = "synthetic"
+    elif scale == "paper":
+        settings |= {"set": "cifar100", "classes": 100, "network": "ResNet-56"}
+    data_needed = () if scale == "smoke" else (settings["set"],)
+    budgets = (50,) if scale == "smoke" else _BUDGETS
+    heads = ("Softmax", "Softmax, scale 10", "Kernelized")
+    cells = []
+    for budget, head, selection in itertools.product(budgets, heads, ("random", "margin", "k-center")):
+        asked = {**settings, "head": head, "selection": selection, "budget": budget}
+        cells.append(Cell(entry.id, f"{budget} %", f"{head}, {selection}", asked, data_needed, seeds=1))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -48,21 +48,18 @@ def run(cell: Cell) -> Outcome:
     generator = torch.Generator().manual_seed(cell.seed)
     if s["selection"] == "random":
         chosen = torch.randperm(len(x), generator=generator)[:count]
+    elif s["selection"] == "margin":
+        chosen = margin(scores, count)
     else:
-        chosen = margin(scores, count) if s["selection"] == "margin" else k_center(places, count, generator)
+        chosen = k_center(places, count, generator)
+    # train afresh
     rate, schedule = choose_training(s, x[chosen], y[chosen], cell.seed)
     torch.manual_seed(cell.seed)
     model = build(s["network"], s["head"], s["classes"])
     fit(
-        model,
-        x[chosen],
-        y[chosen],
-        epochs=s["epochs"],
-        batch=s["batch"],
-        lr=rate,
-        generator=generator,
+        model, x[chosen], y[chosen], epochs=s["epochs"], batch=s["batch"], lr=rate, generator=generator,
         schedule=schedule,
-    )
+    )  # fmt: skip
     return Outcome(value=accuracy(model, x_test, y_test), note=f"{count} of {len(x)} pictures of {s['set']}.")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
@@ -20,18 +18,19 @@ _TEMPERATURE = 20.0
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """The students of one teacher; CIFAR-100 waits for a teacher of its own, at paper scale."""
-    made_up = scale == "smoke"
-    sets = {"CIFAR-10": ("cifar10", 10)} | ({"CIFAR-100": ("cifar100", 100)} if scale == "paper" else {})
-    return [
-        Cell(
-            entry.id, row=row, column=head, data=() if made_up else (name,), seeds=1,
-            settings={**SIZES[scale], "head": head, "set": "synthetic" if made_up else name, "classes": classes,
-                      "lr": 0.05,
-                      "teacher": "fresh" if made_up else "trained" if scale == "paper" else "published ResNet-20"},
-        )
-        for row, (name, classes) in sets.items()
-        for head in ("Softmax", "Softmax, scale 10", "Kernelized")
-    ]  # fmt: skip
+    sets = {"CIFAR-10": ("cifar10", 10)}
+    teacher = {"smoke": "fresh", "small": "published ResNet-20", "paper": "trained"}[scale]
+    if scale == "paper":
+        sets["CIFAR-100"] = ("cifar100", 100)
+    cells = []
+    for row, (name, classes) in sets.items():
+        for head in ("Softmax", "Softmax, scale 10", "Kernelized"):
+            settings = {**SIZES[scale], "head": head, "set": name, "classes": classes, "lr": 0.05, "teacher": teacher}
+            if scale == "smoke":
+                cells.append(Cell(entry.id, row, head, {**settings, "set": "synthetic"}, seeds=1))
+            else:
+                cells.append(Cell(entry.id, row, head, settings, (name,), seeds=1))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -39,27 +38,22 @@ def run(cell: Cell) -> Outcome:
     s = cell.settings
     torch.manual_seed(cell.seed)
     x, y, x_test, y_test = pictures_of(s, cell.seed, cell.device)
-    teacher = _teacher(s["teacher"], s["classes"], x, y, s, cell.seed)
+    if s["teacher"] == "published ResNet-20":
+        teacher: nn.Module = published_resnet20()
+    else:
+        teacher = build("ResNet-56" if s["teacher"] == "trained" else STAND_IN, "Softmax", s["classes"])
+    if s["teacher"] == "trained":
+        fit(teacher, x, y, epochs=450, generator=torch.Generator().manual_seed(cell.seed))
     targets = logits(teacher, x)
     student = build("LeNet-5", s["head"], s["classes"])
+
     # The gradient shrinks as 1 / T^2; the factor lets one learning rate serve for labels and teachers.
-    loss = partial(_scaled_distillation, temperature=_TEMPERATURE)
+    def loss(scores: Tensor, goals: Tensor) -> Tensor:
+        return _TEMPERATURE**2 * distillation_loss(scores, goals, _TEMPERATURE)
+
     generator = torch.Generator().manual_seed(cell.seed)
     fit(student, x, targets, epochs=s["epochs"], batch=s["batch"], lr=s["lr"], generator=generator, loss=loss,
         augment=None)  # fmt: skip
     theirs = accuracy(teacher, x_test, y_test)
     note = f"Teacher: {s['teacher']}, {theirs:.2f} % itself; {len(x)} pictures, {s['epochs']} epochs."
     return Outcome(value=accuracy(student, x_test, y_test), values={"teacher accuracy": theirs}, note=note)
-
-
-def _scaled_distillation(student: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
-    return temperature**2 * distillation_loss(student, teacher, temperature)
-
-
-def _teacher(kind: str, classes: int, x: Tensor, y: Tensor, settings: object, seed: int) -> nn.Module:
-    if kind == "published ResNet-20":
-        return published_resnet20()
-    model = build("ResNet-56" if kind == "trained" else STAND_IN, "Softmax", classes)
-    if kind == "trained":
-        fit(model, x, y, epochs=450, generator=torch.Generator().manual_seed(seed))
-    return model

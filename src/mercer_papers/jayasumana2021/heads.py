@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from ..data import CifarResNet
 SCALE = 10.0  # where learned and fixed scales of bounded kernels start, as the cosine head's does
 
 Make = Callable[[int, int], nn.Module]
+Option = TypeVar("Option", bound=Hashable)
 
 
 class NormalizedSoftmax(nn.Module):
@@ -41,11 +43,6 @@ class NormalizedSoftmax(nn.Module):
         return logits
 
 
-def _extra_layer(in_features: int, num_classes: int) -> nn.Module:
-    """Section 7.4: one more layer of d units."""
-    return nn.Sequential(nn.Linear(in_features, in_features), nn.ReLU(), NormalizedSoftmax(in_features, num_classes))
-
-
 def _series(
     in_features: int, num_classes: int, *, positivity: str = "relu", order: int = 10, bias: bool = False
 ) -> nn.Module:
@@ -57,15 +54,12 @@ def _make_scaled(make: Callable[[], Scaled | Sum], in_features: int, num_classes
     return KernelClassifier(in_features, num_classes, make(), bias=False, temperature=1.0)
 
 
-def _mercer(in_features: int, num_classes: int) -> nn.Module:
-    # k(1) / T = 10: under SGD and few epochs a small start costs accuracy.
-    return KernelClassifier(in_features, num_classes, RadialSeries(), prototypes=3, bias=True, temperature=0.4)
-
-
-def _mkl() -> Sum:
-    """A learned mixture of the linear, the second-order and the Gaussian kernel (Section 7.1)."""
-    parts = [Scaled(kernel, SCALE / 3, learnable=True) for kernel in (Linear(), Polynomial(2, 0.5, 0.5), RBF(1.0))]
-    return Sum(Sum(parts[0], parts[1]), parts[2])
+def _mixture() -> Sum:
+    """MKL: a learned mixture of the linear, the second-order and the Gaussian kernel (Section 7.1)."""
+    linear, square, gauss = (
+        Scaled(kernel, SCALE / 3, learnable=True) for kernel in (Linear(), Polynomial(2, 0.5, 0.5), RBF(1.0))
+    )
+    return Sum(Sum(linear, square), gauss)
 
 
 _MAKERS: dict[str, Make] = {
@@ -77,13 +71,15 @@ _MAKERS: dict[str, Make] = {
     "SOP": SecondOrderPooling,
     "Kernelized": _series,
     "Kernelized, bias": partial(_series, bias=True),
-    "Mercer's head": _mercer,
-    "Extra layer": _extra_layer,
+    # k(1) / T = 10: under SGD and few epochs a small start costs accuracy.
+    "Mercer's head": lambda d, c: KernelClassifier(d, c, RadialSeries(), prototypes=3, bias=True, temperature=0.4),
+    # Section 7.4: one more layer of d units.
+    "Extra layer": lambda d, c: nn.Sequential(nn.Linear(d, d), nn.ReLU(), NormalizedSoftmax(d, c)),
     "RBF fixed": partial(_make_scaled, lambda: Scaled(RBF(1.0), SCALE, learnable=True)),
     "RBF learned": partial(_make_scaled, lambda: Scaled(RBF(1.0, learnable=True), SCALE, learnable=True)),
     "Polynomial": partial(_make_scaled, lambda: Scaled(Polynomial(10, 0.5, 0.5), SCALE, learnable=True)),
     "Polynomial, steeper": partial(_make_scaled, lambda: Scaled(Polynomial(10, 0.1, 0.9), SCALE, learnable=True)),
-    "MKL": partial(_make_scaled, _mkl),
+    "MKL": partial(_make_scaled, _mixture),
     **{f"Kernelized, {name}": partial(_series, positivity=name) for name in ("sigmoid", "softmax", "relu", "none")},
 }
 
@@ -164,6 +160,17 @@ def build(network: str, head: str, num_classes: int, *, rectify: bool = False, o
     if head == "SOP" and isinstance(model, CifarResNet | DenseNet):
         model.pool = nn.Identity()
     return model
+
+
+def choose_best(options: Iterable[Option], score: Callable[[Option], float]) -> Option:
+    """The option with the highest score; one at which the head diverges is not the one."""
+    scores: dict[Option, float] = {}
+    for option in options:
+        try:
+            scores[option] = score(option)
+        except FloatingPointError:
+            scores[option] = -1.0
+    return max(scores, key=lambda option: scores[option])
 
 
 def train_head(

@@ -6,6 +6,7 @@ Below paper scale MiniLM, frozen or fine-tuned, stands in for the five BERTs; QQ
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -23,7 +24,8 @@ from .. import data
 from ..backbones import SmallTransformer
 from ..catalogue import Entry
 from ..cells import Cell, MissingPackage, Outcome
-from .heads import make_head
+from ..data_files import data_folder
+from .heads import choose_best, make_head
 from .trained import groups_of
 from .transfer import fit_head
 
@@ -53,18 +55,18 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     settings = {"rows": 800, "test_rows": 400, "epochs": 15}
     if not small:  # rates of Turc et al. (2019), whose search the paper follows
         settings = {"rows": None, "test_rows": None, "epochs": 4, "rates": [3e-4, 1e-4, 5e-5, 3e-5]}
-    return [
-        Cell(
-            entry.id, row=f"{task} {score}, {head}", column=encoder, seeds=3 if small else 5,
-            data=(task.lower().replace("-", ""),),
-            settings={**settings, "encoder": encoder, "task": task, "score": score, "head": head,
-                      **({"epochs": 3, "rates": [1e-4]} if encoder == _TUNED else {})},
-        )
-        for encoder in encoders
-        for task, scores in _TASKS.items()
-        for score in scores
-        for head in _HEADS
-    ]  # fmt: skip
+    cells = []
+    for encoder in encoders:
+        own = {**settings, "encoder": encoder}
+        if encoder == _TUNED:
+            own |= {"epochs": 3, "rates": [1e-4]}
+        for task, scores in _TASKS.items():
+            data_needed = (task.lower().replace("-", ""),)
+            for score, head in itertools.product(scores, _HEADS):
+                asked = {**own, "task": task, "score": score, "head": head}
+                row = f"{task} {score}, {head}"
+                cells.append(Cell(entry.id, row, encoder, asked, data_needed, seeds=3 if small else 5))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -73,7 +75,15 @@ def run(cell: Cell) -> Outcome:
     head, score, name = s["head"], s["score"], s["task"].lower().replace("-", "")
     if s["encoder"] == "SmallTransformer":
         torch.manual_seed(cell.seed)
-        (ids, y), (new, truth) = (_synthetic_sentences(s["rows"], cell.seed + part) for part in (0, 1))
+        # token numbers whose class decides which words are likely
+        parts = []
+        for part in (0, 1):
+            y = torch.arange(s["rows"]) % 2
+            generator = torch.Generator().manual_seed(cell.seed + part)
+            ids = torch.randint(2, 12, (s["rows"], 8), generator=generator) + 8 * y[:, None]
+            ids[:, 0] = 1
+            parts.append((ids, y))
+        (ids, y), (new, truth) = parts
         model = _fine_tune(SmallTransformer(32, 2, width=16, layers=1), cell, ids, y, torch.stack, lr=1e-2)
         predicted = _predict(model, new, torch.stack, cell.device)
     elif s["encoder"] == "MiniLM, frozen":
@@ -101,13 +111,14 @@ def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
     if len(s["rates"]) > 1:
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(cell.seed)).tolist()
         judging, training = order[: len(y) // 10], order[len(y) // 10 :]
-        scores = {}
-        for tried in s["rates"]:
+
+        def judge(tried: float) -> float:
             torch.manual_seed(cell.seed)
             model = _fine_tune(load(), cell, [x[i] for i in training], y[training], collate, lr=tried)
             predicted = _predict(model, [x[i] for i in judging], collate, cell.device)
-            scores[tried] = float((predicted == y[judging]).double().mean())
-        rate = max(scores, key=lambda tried: scores[tried])
+            return float((predicted == y[judging]).double().mean())
+
+        rate = choose_best(s["rates"], judge)
     torch.manual_seed(cell.seed)
     model = _fine_tune(load(), cell, x, y, collate, lr=rate)
     return _predict(model, found.x_test, collate, cell.device), found.y_test
@@ -142,7 +153,7 @@ def bert_folder(encoder: str) -> Path:
     """
     if importlib.util.find_spec("transformers") is None:
         raise MissingPackage("transformers is not installed: run pip install mercer[text].")
-    folder = Path(data.sources.data_folder(None) or "") / "bert" / encoder
+    folder = Path(data_folder(None) or "") / "bert" / encoder
     if not (folder / "config.json").is_file():
         source = f"google/bert_uncased_{_BERTS[encoder]}"
         raise data.MissingData(
@@ -220,15 +231,6 @@ def _fine_tune(
             optimizer.step()
             schedule.step()
     return model
-
-
-def _synthetic_sentences(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Token numbers whose class decides which words are likely: for the smoke scale."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % 2
-    ids = torch.randint(2, 12, (n, 8), generator=generator) + 8 * y[:, None]
-    ids[:, 0] = 1
-    return ids, y
 
 
 def _features(encode: Callable[[list[str]], Tensor], texts: Sequence[Any]) -> Tensor:

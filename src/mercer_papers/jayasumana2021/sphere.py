@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from mercer import figures
@@ -41,14 +41,15 @@ _GRID = (45, 90)  # latitudes, longitudes
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Several draws of the centres: the paper prints one, and its difficulty depends on them."""
     seeds = {"smoke": 1, "small": 3, "paper": 10}[scale]
-    starts = 2 if scale == "smoke" else 12
-    sizes: dict[str, Any] = {**_SIZES[scale], **({"grid": list(_GRID)} if "maps" in entry.run else {})}
+    maps = entry.run.get("maps", ())
     cells = []
-    for row in entry.run.get("maps", ()) or entry.run["heads"]:
-        # only the rows with several starts have that setting, so that stored runs of the others repeat
-        settings = {**sizes, **({"starts": starts} if row.endswith(_STARTS) else {})}
-        if "maps" in entry.run:
-            cells.append(Cell(entry.id, row, "", {**settings, "shows": row}, seeds=min(5, seeds)))
+    for row in maps or entry.run["heads"]:
+        settings = dict(_SIZES[scale])
+        if row.endswith(_STARTS):  # only these rows have that setting, so that stored runs of the others repeat
+            settings["starts"] = 2 if scale == "smoke" else 12
+        if maps:
+            settings |= {"grid": list(_GRID), "shows": row}
+            cells.append(Cell(entry.id, row, "", settings, seeds=min(5, seeds)))
         else:
             cells.append(Cell(entry.id, row, "accuracy", {**settings, "head": row}, seeds=seeds))
     return cells
@@ -126,7 +127,8 @@ def _map(cell: Cell, drawn: Sphere) -> Outcome:
     shows = cell.settings["shows"]
     if shows == _DATA:
         shown = drawn.x_train[:240]
-        points = torch.stack((_longitude(shown), shown[:, 2].asin(), drawn.y_train[:240].float()), 1)
+        longitudes = torch.atan2(shown[:, 1], shown[:, 0])
+        points = torch.stack((longitudes, shown[:, 2].asin(), drawn.y_train[:240].float()), 1)
         return Outcome(arrays={"points": points.tolist()})
     latitude = torch.linspace(-math.pi / 2, math.pi / 2, cell.settings["grid"][0])
     longitude = torch.linspace(-math.pi, math.pi, cell.settings["grid"][1])
@@ -139,9 +141,8 @@ def _map(cell: Cell, drawn: Sphere) -> Outcome:
         2,
     ).reshape(-1, 3)
     best = drawn.posterior(u)[:, 1]
-    if shows == _BAYES:
-        orange = best
-    else:
+    orange = best
+    if shows != _BAYES:
         head, _ = _fit(shows, cell)
         with torch.no_grad():
             orange = head(u).softmax(1)[:, 1]
@@ -183,7 +184,3 @@ def draw(results: list[Result]) -> figures.Figure | None:
     axes[0].set_xlabel("longitude")
     axes[0].set_ylabel("latitude")
     return figure
-
-
-def _longitude(u: Tensor) -> Tensor:
-    return torch.atan2(u[:, 1], u[:, 0])

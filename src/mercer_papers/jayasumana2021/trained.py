@@ -25,7 +25,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..data import normalised
 from ..results import Result
-from .heads import build
+from .heads import build, choose_best
 
 _WARM_UP = 0.1  # share of the steps
 _WEIGHT_DECAY = 1e-4
@@ -48,20 +48,22 @@ _SETS = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every network, set and variant; at smoke scale the pictures are made up, so that tests need no data."""
     run = entry.run
-    named = run.get("sets", {"paper": ["CIFAR-100"]})
-    sets = named.get(scale, ["CIFAR-10"])
-    networks: Mapping[str, str] = run.get("networks", {}).get(
-        scale, {"": "ResNet-56" if scale == "paper" else STAND_IN}
-    )
-    stored = {"smoke": "synthetic", "small": "cifar100_subset"}
+    smoke = scale == "smoke"
+    sets = run.get("sets", {"paper": ["CIFAR-100"]}).get(scale, ["CIFAR-10"])
+    usual = "ResNet-56" if scale == "paper" else STAND_IN
+    networks: Mapping[str, str] = run.get("networks", {}).get(scale, {"": usual})
     cells = []
     for label, network in networks.items():
         for name in sets:
-            chosen = _SETS[name]
-            if scale == "smoke" or (scale == "small" and name == "CIFAR-100"):
-                chosen = stored[scale]
+            # the pictures: made up, a subset of CIFAR-100, or the set itself
+            chosen, classes = _SETS[name], 10
+            if smoke:
+                chosen = "synthetic"
+            elif name == "CIFAR-100":
+                classes = 100
+                chosen = "cifar100_subset" if scale == "small" else chosen
             settings = {
-                **SIZES[scale], "set": chosen, "classes": 100 if name == "CIFAR-100" and scale != "smoke" else 10,
+                **SIZES[scale], "set": chosen, "classes": classes,
                 "network": network, "loss": "cross_entropy", "rectify": False, "lr": 0.1,
                 "rates": RATES[scale], "schedules": SCHEDULES[scale],
             }  # fmt: skip
@@ -72,8 +74,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
                 row, column = (
                     run[place].format(network=label, set=name, variant=variant) for place in ("row", "column")
                 )
-                data_needed = () if scale == "smoke" else (chosen,)
-                seeds = 1 if scale == "smoke" else 3
+                data_needed, seeds = ((), 1) if smoke else ((chosen,), 3)
                 cells.append(Cell(entry.id, row, column, {**settings, **own}, data_needed, seeds))
     return cells
 
@@ -105,13 +106,17 @@ def _train(settings: str, seed: int, device: str) -> Outcome:
         if not s.get("may_diverge"):
             raise
         return Outcome(values={"diverged": 1.0}, note=f"Unstable, as the paper says of no activation: {error}.")
+    # what came out, with how the training was chosen
+    values = {"training loss": losses[-1]}
+    if s.get("may_diverge"):
+        values["diverged"] = 0.0
     steps = list(range(1, len(losses) + 1))
     note = f"{s['network']}, {len(x)} pictures of {s['set']}, {s['epochs']} epochs."
     if s.get("rates"):
         note += f" Rate {rate:g}, schedule {schedule}: the best on held-out rows."
     return Outcome(
         value=accuracy(model, x_test, y_test),
-        values={"training loss": losses[-1], **({"diverged": 0.0} if s.get("may_diverge") else {})},
+        values=values,
         curves={"training loss": {"x": steps, "y": losses}},
         note=note,
     )
@@ -128,25 +133,28 @@ def choose_training(s: Mapping[str, Any], x: Tensor, y: Tensor, seed: int) -> tu
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     judging, training = order[:held_out].to(x.device), order[held_out:].to(x.device)
     loss = squared_loss if s.get("loss") == "squared" else F.cross_entropy
-    scores: dict[tuple[float, str], float] = {}
-    for rate, schedule in itertools.product(s["rates"], s.get("schedules", ["cosine"])):
+
+    def judge(option: tuple[float, str]) -> float:
         torch.manual_seed(seed)
         model = build(s["network"], s["head"], s["classes"], rectify=s.get("rectify", False), order=s.get("order", 10))
-        try:
-            fit(
-                model, x[training], y[training], epochs=s["epochs"], batch=min(s["batch"], len(training)), lr=rate,
-                generator=torch.Generator().manual_seed(seed), loss=loss, schedule=schedule,
-            )  # fmt: skip
-            scores[rate, schedule] = accuracy(model, x[judging], y[judging])
-        except FloatingPointError:
-            scores[rate, schedule] = -1.0  # a rate at which the head diverges is not the one
-    return max(scores, key=lambda tried: scores[tried])
+        fit(
+            model, x[training], y[training], epochs=s["epochs"], batch=min(s["batch"], len(training)), lr=option[0],
+            generator=torch.Generator().manual_seed(seed), loss=loss, schedule=option[1],
+        )  # fmt: skip
+        return accuracy(model, x[judging], y[judging])
+
+    return choose_best(itertools.product(s["rates"], s.get("schedules", ["cosine"])), judge)
 
 
 def pictures_of(settings: Any, seed: int, device: str = "cpu") -> Pictures:
     """The pictures that a cell names."""
     if settings["set"] == "synthetic":
-        found = _synthetic_pictures(settings["rows"], settings["classes"], seed)
+        # noise around one pattern for each class: what the smoke scale trains on, where there is no data folder
+        n, classes, generator = settings["rows"], settings["classes"], torch.Generator().manual_seed(seed)
+        patterns = torch.randn(classes, 3, 32, 32, generator=generator)
+        labels = torch.arange(2 * n) % classes
+        pictures = patterns[labels] + torch.randn(2 * n, 3, 32, 32, generator=generator)
+        found = pictures[:n], labels[:n], pictures[n:], labels[n:]
     else:
         found = cifar(settings["set"], settings["rows"], settings["test_rows"])
     x, y, x_test, y_test = (part.to(device) for part in found)
@@ -173,15 +181,6 @@ def cifar(name: str, rows: int | None, test_rows: int | None) -> Pictures:
     """``"cifar10"``, ``"cifar100"`` or ``"cifar100_subset"``, its first rows, normalised as ImageNet's pictures are."""
     found = data.load(name, rows=None if rows is None else (rows, test_rows or rows))
     return normalised(found.x_train), found.y_train, normalised(found.x_test), found.y_test
-
-
-def _synthetic_pictures(n: int, classes: int, seed: int) -> Pictures:
-    """Noise around one pattern for each class: what the smoke scale trains on, where there is no data folder."""
-    generator = torch.Generator().manual_seed(seed)
-    patterns = torch.randn(classes, 3, 32, 32, generator=generator)
-    y = torch.arange(2 * n) % classes
-    x = patterns[y] + torch.randn(2 * n, 3, 32, 32, generator=generator)
-    return x[:n], y[:n], x[n:], y[n:]
 
 
 def _augment(x: Tensor, generator: torch.Generator) -> Tensor:

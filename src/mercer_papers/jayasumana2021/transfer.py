@@ -25,9 +25,9 @@ from .. import data
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..data import normalised, published_resnet20
-from ..data.resnet50 import imagenet_resnet50
-from ..data.sources import SOURCES, data_folder, locate
-from .heads import make_head, train_head
+from ..data.resnet import imagenet_resnet50
+from ..data_files import SOURCES, data_folder, locate
+from .heads import choose_best, make_head, train_head
 from .trained import accuracy, cifar, fit
 
 _MERCER, _DEFAULT, _AUTO = "Mercer's head", "Mercer's default head", "Mercer, auto prototypes"
@@ -54,17 +54,16 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             for row, name in _PAPER.items()
             for head in ("Softmax", "Softmax, scale 10", "LIN", "SOP", "Kernelized", _MERCER)
         ]
-    smoke = scale == "smoke"
-    return [
-        Cell(
-            entry.id, row=row, column=head, data=() if smoke else ("cifar100_subset",),
-            seeds=1 if smoke else 3,
-            settings={"labels": "synthetic" if smoke else labels, "head": head, "rows": 40 if smoke else _PICTURES,
-                      "epochs": 2 if smoke else 30, "batch": 64},
-        )
-        for row, labels in _STAND_INS.items()
-        for head in _HEADS
-    ]  # fmt: skip
+    cells = []
+    for row, labels in _STAND_INS.items():
+        for head in _HEADS:
+            if scale == "smoke":
+                settings = {"labels": "synthetic", "head": head, "rows": 40, "epochs": 2, "batch": 64}
+                cells.append(Cell(entry.id, row, head, settings, seeds=1))
+            else:
+                settings = {"labels": labels, "head": head, "rows": _PICTURES, "epochs": 30, "batch": 64}
+                cells.append(Cell(entry.id, row, head, settings, ("cifar100_subset",), seeds=3))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -102,19 +101,12 @@ def _fine_tuned(cell: Cell) -> Outcome:
         )  # fmt: skip
         return model
 
-    everything = torch.arange(len(x))
     rate = s["rates"][0]
     if len(s["rates"]) > 1:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell.seed))
         judging, training = order[: len(x) // 10], order[len(x) // 10 :]
-        scores = {}
-        for tried in s["rates"]:
-            try:
-                scores[tried] = accuracy(train(training, tried), x[judging], y[judging])
-            except FloatingPointError:  # a rate at which the head diverges is not the one
-                scores[tried] = -1.0
-        rate = max(scores, key=lambda tried: scores[tried])
-    model = train(everything, rate)
+        rate = choose_best(s["rates"], lambda tried: accuracy(train(training, tried), x[judging], y[judging]))
+    model = train(torch.arange(len(x)), rate)
     value = accuracy(model, normalised(found.x_test).to(cell.device), found.y_test.to(cell.device))
     return Outcome(value=value, note=f"ResNet-50 of ImageNet, {len(x)} pictures, {s['epochs']} epochs, rate {rate:g}.")
 
@@ -143,16 +135,11 @@ def _rate(head: str, labels: str, rows: int, epochs: int, batch: int, device: st
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(99))
     held, rest = order[: len(z) // 5], order[len(z) // 5 :]
 
-    def right(lr: float) -> float:
-        try:
-            logits = fit_head(
-                head, z[rest], y[rest], classes, epochs=epochs, seed=99, lr=lr, batch=batch, device=device
-            )
-        except FloatingPointError:  # a rate at which the head diverges is not the one
-            return -1.0
+    def judge(lr: float) -> float:
+        logits = fit_head(head, z[rest], y[rest], classes, epochs=epochs, seed=99, lr=lr, batch=batch, device=device)
         return _accuracy(logits, z[held], y[held])
 
-    return max(_RATES, key=right)
+    return choose_best(_RATES, judge)
 
 
 def _accuracy(logits: Callable[[Tensor], Tensor], z: Tensor, y: Tensor) -> float:
@@ -180,7 +167,18 @@ def fit_head(
     scaled = (z - mean) / deviation
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    head = _head(name, z.shape[1], classes, len(z))
+    width = z.shape[1]
+    if name == "MLP 256":
+        head: nn.Module = nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, classes))
+    elif name == _DEFAULT:
+        head = KernelClassifier(width, classes)
+    elif name == _AUTO:
+        head = KernelClassifier(width, classes, prototypes="auto")
+    elif name == _MERCER:
+        count = max(1, min(5, len(z) // (classes * _ROWS_OF_A_PROTOTYPE)))
+        head = KernelClassifier(width, classes, RadialSeries(), prototypes=count, bias=True, temperature=0.25)
+    else:
+        head = make_head(name, width, classes)
     if isinstance(head, KernelClassifier) and name in (_MERCER, _AUTO):
         head.init_from(scaled, y, generator=generator)
     head.to(device)
@@ -195,19 +193,6 @@ def fit_head(
         return result
 
     return logits
-
-
-def _head(name: str, width: int, classes: int, n: int) -> nn.Module:
-    if name == "MLP 256":
-        return nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, classes))
-    if name == _DEFAULT:
-        return KernelClassifier(width, classes)
-    if name == _AUTO:
-        return KernelClassifier(width, classes, prototypes="auto")
-    if name == _MERCER:
-        prototypes = max(1, min(5, n // (classes * _ROWS_OF_A_PROTOTYPE)))
-        return KernelClassifier(width, classes, RadialSeries(), prototypes=prototypes, bias=True, temperature=0.25)
-    return make_head(name, width, classes)
 
 
 @lru_cache(maxsize=3)

@@ -22,6 +22,7 @@ DEFAULT = "Mercer's default"  # KernelNetworkClassifier() as a user has it
 TRAINED = ("CE", "MSE")
 DEPTH = {"random": 3, "adver": 4, "spiral": 5, "wine": 6, "cancer": 8, "car": 5, "face": 4, "divorce": 4}
 EPOCHS = {"smoke": 5, "small": 150, "paper": 1000}
+_AS_PRINTED = 0.005  # the poster has two decimals
 MOST_EPOCHS = 10_000  # at paper scale: as many as the poster's training accuracy takes
 
 
@@ -75,7 +76,12 @@ def _train(cell: Cell, parts: Fold) -> Outcome:
     s, c = cell.settings, parts.c
     torch.manual_seed(cell.seed)
     start = time.process_time()
-    network = _network(parts.x_train.shape[1], c, s["depth"]).to(cell.device)
+    layers: list[nn.Module] = []
+    d = parts.x_train.shape[1]
+    for _ in range(s["depth"] - 1):
+        layers += [nn.Linear(d, 100), nn.ReLU()]
+        d = 100
+    network = nn.Sequential(*layers, nn.Linear(d, c)).to(cell.device)
     x, y = parts.x_train.float().to(cell.device), parts.y_train.to(cell.device)
     epochs = _descend(network, x, y, c, s["by"], s["epochs"], s.get("most_epochs", 0), s.get("until", 0.0))
     network.cpu()
@@ -94,17 +100,6 @@ def _train(cell: Cell, parts: Fold) -> Outcome:
     if values["train"] < s.get("until", 0.0) - _AS_PRINTED:
         note += f" The poster's training accuracy of {s['until']:g} was not reached."
     return Outcome(values=values, note=note)
-
-
-def _network(d: int, c: int, depth: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for _ in range(depth - 1):
-        layers += [nn.Linear(d, 100), nn.ReLU()]
-        d = 100
-    return nn.Sequential(*layers, nn.Linear(d, c))
-
-
-_AS_PRINTED = 0.005  # the poster has two decimals
 
 
 def _descend(

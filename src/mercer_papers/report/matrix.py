@@ -76,31 +76,35 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
         line = []
         for column in columns:
             place = (row, column)
-            if place not in places:
-                line.append(MatrixCell())
-                continue
-            own = cells.get(place) or cells.get((row, ""), [])  # or of a cell that gives the whole row
-            claim = _claim(cells.get(place, []))  # once a row, where a cell gives the whole row
-            line.append(_cell(theirs.get(place), ours.get(place), longer.get(place), own, claim))
+            number, summary, recorded = theirs.get(place), ours.get(place), longer.get(place)
+            best = summary or recorded
+            texts = {"tone": "", "theirs": "", "ours": "", "kept": "", "claim": "", "state": "", "why": ""}
+            order = None
+            if number:
+                texts["theirs"] = numbers.printed(number.value, number.deviation)
+                order = number.value
+            if best:
+                texts["tone"] = _tone(number, best) if number else ""
+                order = best.mean
+            if summary:
+                texts["ours"] = numbers.with_deviation(summary.mean, summary.deviation)
+            if recorded:
+                texts["kept"] = numbers.with_deviation(recorded.mean, recorded.deviation)
+            # whether a claim held, once a row where a cell gives the whole row
+            passed = [result.passed for result in cells.get(place, []) if result.passed is not None]
+            if len(set(passed)) > 1:
+                texts["claim"] = f"holds in {sum(passed)} of {len(passed)} seeds"
+            elif passed:
+                texts["claim"] = "holds" if passed[0] else "does not hold"
+            # what went wrong, here or in the cell that gives the whole row
+            own = cells.get(place) or cells.get((row, ""), [])
+            bad = next((result for result in own if result.status != "done"), None)
+            if bad is not None and place in places:
+                texts["why"] = bad.error or bad.note
+                texts["state"] = bad.status if best is None and bad.status != "missing" else ""
+            line.append(MatrixCell(**texts, order=order))
         rows.append((row, tuple(line)))
     return Matrix(columns, tuple(rows))
-
-
-def _cell(
-    number: Number | None, summary: Summary | None, longer: Summary | None, own: list[Result], claim: str
-) -> MatrixCell:
-    bad = next((result for result in own if result.status != "done"), None)
-    best = summary or longer
-    return MatrixCell(
-        ours=numbers.with_deviation(summary.mean, summary.deviation) if summary else "",
-        kept=numbers.with_deviation(longer.mean, longer.deviation) if longer else "",
-        theirs=numbers.printed(number.value, number.deviation) if number else "",
-        tone=_tone(number, best) if number and best else "",
-        claim=claim,
-        order=best.mean if best else number.value if number else None,
-        state=bad.status if bad is not None and best is None and bad.status != "missing" else "",
-        why=(bad.error or bad.note) if bad is not None else "",
-    )
 
 
 def _tone(number: Number, ours: Summary) -> str:
@@ -109,15 +113,8 @@ def _tone(number: Number, ours: Summary) -> str:
         return "timed"
     gap, size = abs(ours.mean - number.value), abs(number.value)
     spread = 2 * math.hypot(ours.deviation or 0.0, number.deviation or 0.0)
-    if gap <= max(spread if spread <= _FAR * size or not size else 0.0, _NEAR * size):
+    if spread > _FAR * size and size:
+        spread = 0.0
+    if gap <= max(spread, _NEAR * size):
         return "agrees"
     return "near" if gap <= _FAR * size else "far"
-
-
-def _claim(own: list[Result]) -> str:
-    passed = [result.passed for result in own if result.passed is not None]
-    if not passed:
-        return ""
-    if len(set(passed)) > 1:
-        return f"holds in {sum(passed)} of {len(passed)} seeds"
-    return "holds" if passed[0] else "does not hold"

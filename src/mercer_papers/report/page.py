@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mercer import __version__
+from mercer import __version__, figures
 from mercer.figures import numbers
-from mercer.figures.pages import fill, own_text, words
+from mercer.figures.pages import Picture, fill, inline, own_text, words
 from mercer.storage.files import atomic_write
 
 from ..catalogue import entries
-from ..results import read_results, read_run
+from ..results import Result, read_results, read_run
 from ..verdict import VERDICTS
-from .pictures import pictures
 from .sections import STATES, VERDICT_MARKS, Section, sections, unknown_entries
 
 PAPERS = {
@@ -28,6 +29,7 @@ PAPERS = {
     "spectral2019": "Spectral analysis of kernel and neural embeddings",
 }
 _HERE = Path(__file__).parent
+_log = logging.getLogger("mercer")
 
 
 @dataclass(frozen=True)
@@ -136,3 +138,56 @@ def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
         texts.append(f"{sum(pairs)} numbers of ours stand beside a published one, in {sum(map(bool, pairs))} tables")
     facts = [(name, value) for name, value in shown.items() if value]
     return {"version": __version__, "scale": str(asked.get("scale", "unknown")), "shown": facts, "found": texts}
+
+
+def pictures(section: Section) -> list[Picture]:
+    """Every figure of an entry; none where it has neither ``draw`` nor curves."""
+    done = [result for result in section.results if result.status == "done"]
+    entry = section.entry
+    if not done:
+        return []
+    # what a reader who cannot see the figure should know: each curve with its first and last height
+    curves = mean_curves(done)
+    heights = [f"{name} from {c['y'][0]:.4g} to {c['y'][-1]:.4g}" for name, c in curves.items() if c.get("y")]
+    alt = f"{entry.title}: {'; '.join(heights) or 'drawn from the numbers below'}"
+    try:
+        figure, draw = None, None
+        if entry.built:
+            draw = getattr(entry.load(), "draw", None)
+        if draw is not None:
+            figure = draw(done)
+        elif curves:
+            figure = figures.lines(curves, y_label=entry.metric)
+        if figure is None:
+            return []
+        caption = f"Ours, for {entry.source}." if entry.source else "Ours."
+        return [Picture(alt, caption, inline(figure, section.anchor, alt))]
+    except Exception as error:  # one entry's drawing must not cost the reader the whole page
+        _log.warning("%s: the figure could not be drawn", entry.id, exc_info=error)
+        return [Picture(alt, "", why=f"{type(error).__name__}: {error}")]
+
+
+def mean_curves(done: Iterable[Result]) -> dict[str, dict[str, list[float]]]:
+    """The curves by row, column and name; over seeds with the same x, the mean with a band of one deviation."""
+    groups: dict[tuple[str, str, str], list[dict[str, list[float]]]] = {}
+    for result in done:
+        for name, curve in result.curves.items():
+            place = (result.row, result.column, name)
+            groups.setdefault(place, []).append({key: list(values) for key, values in curve.items()})
+    # what tells the curves apart: a part of the name that all of them share is left out
+    differs = [len(set(parts)) > 1 for parts in zip(*groups, strict=True)]
+    kept = differs if any(differs) else [True] * 3
+    means = {}
+    for place, curves in groups.items():
+        first = curves[0]
+        alike = [curve for curve in curves if curve["x"] == first["x"]]
+        if len(alike) > 1:
+            heights = list(zip(*(curve["y"] for curve in alike), strict=True))
+            mean = [statistics.fmean(ys) for ys in heights]
+            band = [statistics.stdev(ys) for ys in heights]
+            low = [y - spread for y, spread in zip(mean, band, strict=True)]
+            high = [y + spread for y, spread in zip(mean, band, strict=True)]
+            first = {"x": first["x"], "y": mean, "low": low, "high": high}
+        label = ", ".join(part for part, keep in zip(place, kept, strict=False) if keep and part)
+        means[label] = first
+    return means

@@ -106,8 +106,10 @@ class Section:
         """Where the recorded run was made."""
         if self.kept is None:
             return ""
-        threads = f", {self.kept.threads} thread{'s' if self.kept.threads != 1 else ''}" if self.kept.threads else ""
-        return numbers.machine(self.kept.machine) + threads
+        machine, threads = numbers.machine(self.kept.machine), self.kept.threads
+        if not threads:
+            return machine
+        return f"{machine}, {threads} thread" if threads == 1 else f"{machine}, {threads} threads"
 
     @property
     def kept_cpu(self) -> float:
@@ -126,8 +128,46 @@ def sections(
     for entry in entries:
         lines = grouped.get(entry.id, [])
         # the line of a whole entry (its key is its id) says why nothing ran; cells that ran since outdate it
-        cells = [result for result in lines if result.key != result.entry]
-        found.append(_section(entry, cells or lines, (planned or {}).get(entry.id, 0)))
+        lines = [result for result in lines if result.key != result.entry] or lines
+        ran = any(result.status in ("done", "failed") for result in lines)
+        # the longest recorded run stands beside this one
+        kept = max(find_recorded(entry.id), key=lambda run: len(run.results), default=None)
+        longer = kept.results if kept else ()
+        # why cells were not done, each reason once, sets that were left out in one sentence
+        told = (result.error or result.note for result in lines if result.status not in ("done", "not_built"))
+        reasons = list(dict.fromkeys(reason for reason in told if reason))
+        left_out = [reason.removeprefix(_LEFT_OUT).rstrip(".") for reason in reasons if reason.startswith(_LEFT_OUT)]
+        reasons = [reason for reason in reasons if not reason.startswith(_LEFT_OUT)]
+        if left_out:
+            reasons.insert(0, f"{_LEFT_OUT}{', '.join(left_out)}.")
+        expected = (planned or {}).get(entry.id, 0)
+        if len(lines) < expected:
+            reasons.append(f"The run ended after {len(lines)} of {expected} cells; --resume goes on with it.")
+        # the further values of cells that have a column, over their seeds
+        further: dict[tuple[str, str, str], list[float]] = {}
+        for result in lines:
+            if result.status == "done" and result.column:
+                for name, value in result.values.items():
+                    further.setdefault((result.row, result.column, name), []).append(value)
+        details = [
+            Detail(*place, numbers.with_deviation(*numbers.mean_and_deviation(values)))
+            for place, values in further.items()
+        ]
+        section = Section(
+            entry=entry,
+            state=STATES[_state(entry, lines, expected)],
+            verdict=recorded_verdict(entry, lines),
+            anchor="entry-" + "".join(c if c.isalnum() else "-" for c in entry.id),
+            matrix=matrix(entry, lines if ran else [], longer) if ran or longer else Matrix(),
+            details=tuple(details),
+            notes=tuple(dict.fromkeys(result.note for result in lines if result.status == "done" and result.note)),
+            reasons=tuple(reasons),
+            seconds=sum(result.seconds for result in lines),
+            cpu_seconds=sum(result.cpu_seconds for result in lines),
+            kept=kept,
+            results=tuple(lines),
+        )
+        found.append(section)
     return found
 
 
@@ -138,28 +178,6 @@ def unknown_entries(entries: Iterable[Entry], results: Iterable[Result]) -> list
     return [Entry(id=name, paper=name.split("/", 1)[0], kind="result", title=name, source="") for name in strange]
 
 
-def _section(entry: Entry, results: list[Result], planned: int) -> Section:
-    runs = find_recorded(entry.id)
-    kept = max(runs, key=lambda run: len(run.results)) if runs else None
-    longer = list(kept.results) if kept else []
-    ran = any(result.status in ("done", "failed") for result in results)
-    ended = f"The run ended after {len(results)} of {planned} cells; --resume goes on with it."
-    return Section(
-        entry=entry,
-        state=STATES[_state(entry, results, planned)],
-        verdict=recorded_verdict(entry, results),
-        anchor="entry-" + "".join(c if c.isalnum() else "-" for c in entry.id),
-        matrix=matrix(entry, results if ran else [], longer) if ran or longer else Matrix(),
-        details=tuple(_details(results)),
-        notes=tuple(dict.fromkeys(result.note for result in results if result.status == "done" and result.note)),
-        reasons=(*_reasons(results), *([ended] if len(results) < planned else [])),
-        seconds=sum(result.seconds for result in results),
-        cpu_seconds=sum(result.cpu_seconds for result in results),
-        kept=kept,
-        results=tuple(results),
-    )
-
-
 def _state(entry: Entry, results: list[Result], planned: int) -> str:
     if not results:
         return "not_run" if entry.built else "not_built"
@@ -168,29 +186,11 @@ def _state(entry: Entry, results: list[Result], planned: int) -> str:
         return "failed"
     if seen == {"missing"} and all(result.note.startswith(_LEFT_OUT) for result in results):
         return "left_out"
+    if "missing" in seen and "done" not in seen:
+        cells = [result for result in results if result.status == "missing" and result.row]
+        return "package" if cells and not any(result.data for result in cells) else "missing"
     if "missing" in seen:
-        package = all(not result.data for result in results if result.status == "missing" and result.row)
-        return "in_part" if "done" in seen else "package" if package and any(r.row for r in results) else "missing"
+        return "in_part"
     if "done" in seen and len(results) < planned:
         return "in_part"
     return next((status for status in ("done", "paper_scale_only") if status in seen), "not_built")
-
-
-def _reasons(results: Iterable[Result]) -> Iterable[str]:
-    """Why cells were not done, each reason once."""
-    found = (result.error or result.note for result in results if result.status not in ("done", "not_built"))
-    reasons = list(dict.fromkeys(reason for reason in found if reason))
-    sets = [reason.removeprefix(_LEFT_OUT).rstrip(".") for reason in reasons if reason.startswith(_LEFT_OUT)]
-    left_out = [f"{_LEFT_OUT}{', '.join(sets)}."] if sets else []
-    return [*left_out, *(reason for reason in reasons if not reason.startswith(_LEFT_OUT))]
-
-
-def _details(results: Iterable[Result]) -> Iterable[Detail]:
-    """The further ``values`` of cells that have a column, over their seeds."""
-    groups: dict[tuple[str, str, str], list[float]] = {}
-    for result in results:
-        if result.status == "done" and result.column:
-            for name, value in result.values.items():
-                groups.setdefault((result.row, result.column, name), []).append(value)
-    for (row, column, name), values in groups.items():
-        yield Detail(row, column, name, numbers.with_deviation(*numbers.mean_and_deviation(values)))

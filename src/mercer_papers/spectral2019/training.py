@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from mercer import figures
 from mercer.kernels import ReLUGram
@@ -30,17 +29,17 @@ _STEPS = (1, 5, 20, 100)
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """One training for each set and embedding."""
-    shows = entry.run["shows"]
-    sizes = {**SIZES[scale], **({} if scale == "smoke" else entry.run.get("settings", {}))}
-    return [
-        Cell(
-            entry.id, name, "" if shows == "table" else COLUMNS[chosen],
-            {"set": chosen, "shows": shows, "k": SCALE, **sizes, **made},
-            data=() if chosen == "digits" else (chosen,), seeds=1 if scale == "smoke" else 3,
-        )
-        for chosen in entry.run["sets"]
-        for name, made in entry.run["embeddings"].items()
-    ]  # fmt: skip
+    shows, sizes, seeds = entry.run["shows"], SIZES[scale], 1
+    if scale != "smoke":
+        sizes, seeds = {**sizes, **entry.run.get("settings", {})}, 3
+    cells = []
+    for chosen in entry.run["sets"]:
+        column = "" if shows == "table" else COLUMNS[chosen]
+        data = () if chosen == "digits" else (chosen,)
+        for name, made in entry.run["embeddings"].items():
+            settings = {"set": chosen, "shows": shows, "k": SCALE, **sizes, **made}
+            cells.append(Cell(entry.id, name, column, settings, data, seeds))
+    return cells
 
 
 class Trained(NamedTuple):
@@ -89,7 +88,12 @@ def _train(settings: str, seed: int, device: str) -> Trained:
     lr = RATE * PAPER_ROWS[s["set"]] / len(both.x)  # on half the rows this doubles eta, as the paper does
     spectrum = analyze(ReLUGram(), both.x, both.y)
     predicted = spectrum.convergence(lr, s["steps"]).square() / (2 * len(both.x))
-    x, x_test = _in_their_span(both.x, both.x_test)
+    # A network with normal first weights sees its rows through scalar products alone, so that its training has the same
+    # distribution in coordinates of the rows' span, as few as there are rows.
+    x, x_test = both.x, both.x_test
+    every = torch.cat((x, x_test))
+    if every.shape[1] > len(every):
+        x, x_test = torch.linalg.qr(every.mT, mode="r").R.mT.split((len(x), len(x_test)))
     network = TwoLayerNet(x.shape[1], s["width"], scale=s["k"], generator=generator).to(device)
     test = (x_test.float().to(device), both.y_test.float().to(device))
     run = train_two_layer(network, x.float().to(device), both.y.float().to(device), lr=lr, steps=s["steps"], test=test)
@@ -101,19 +105,6 @@ def _train(settings: str, seed: int, device: str) -> Trained:
         predicted=predicted.tolist(),
         laziness=spectrum.laziness(lr, s["steps"], width=s["width"], scale=s["k"]),
     )
-
-
-def _in_their_span(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:
-    """The same scalar products in as few coordinates as there are rows.
-
-    A network with normal first weights sees its rows through scalar products alone, so that its training has the same
-    distribution in coordinates of the rows' span.
-    """
-    both = torch.cat((x, x_test))
-    if both.shape[1] <= len(both):
-        return x, x_test
-    coordinates = torch.linalg.qr(both.mT, mode="r").R.mT
-    return coordinates[: len(x)], coordinates[len(x) :]
 
 
 def draw(results: Sequence[Result]) -> figures.Figure | None:

@@ -48,7 +48,7 @@ def works(scale: float) -> dict[str, Work]:
         nn.init.normal_(p, 0, 0.2, generator=draw)
     answers = network(few).argmax(1)
 
-    def seeded() -> torch.Generator:
+    def make_generator() -> torch.Generator:
         return torch.Generator().manual_seed(0)
 
     def own(data: Tensor) -> slice:
@@ -63,10 +63,14 @@ def works(scale: float) -> dict[str, Work]:
         return torch.tensor([spectrum.complexity, *spectrum.eigenvalues.tolist()], dtype=torch.float64)
 
     def nystrom() -> Tensor:
-        return Nystrom(RBF(0.02), 512, generator=seeded()).fit(wide[own(wide)]).eigenvalues
+        return Nystrom(RBF(0.02), 512, generator=make_generator()).fit(wide[own(wide)]).eigenvalues
 
     def eigenfunctions() -> Tensor:
-        return NeuralEigenfunctions(RBF(0.02), 16, landmarks=256, generator=seeded()).fit(wide[own(wide)]).eigenvalues
+        return (
+            NeuralEigenfunctions(RBF(0.02), 16, landmarks=256, generator=make_generator())
+            .fit(wide[own(wide)])
+            .eigenvalues
+        )
 
     def classifier() -> Tensor:
         model = layerwise.KernelNetworkClassifier(random_state=0).fit(many[own(many)].numpy(), labels[own(many)])
@@ -74,7 +78,7 @@ def works(scale: float) -> dict[str, Work]:
 
     def laplace() -> Tensor:
         model = bayes.LinearizedLaplace(
-            network, parameters="all", k=20, prior_precision=1.0, batch_size=256, generator=seeded()
+            network, parameters="all", k=20, prior_precision=1.0, batch_size=256, generator=make_generator()
         )
         return model.fit((few[own(few)], answers[own(few)])).eigenvalues_
 

@@ -1,8 +1,9 @@
-"""The methods whose growth is measured, with the terms that their costs are sums of."""
+"""The methods whose growth is measured, with the monomials in n, d, c and k that their costs are sums of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,11 +19,70 @@ from mercer.nn import KernelClassifier
 from mercer.optim import EigenProSGD, FunctionSpaceSGD
 from mercer.spectral import analyze
 
-from .cost_terms import Method
-
+LETTERS = ("n", "d", "c", "k")
 Size = Mapping[str, int]
+_ROWS = {"n", "r", "g"}  # all rows, and bounded numbers of them that are dealt over the ranks in the same way
 _STEPS = 20
 _BATCH = 64
+
+
+def monomial(term: str, values: Mapping[str, float]) -> float:
+    """The value of a term, a product of letters with an exponent: ``"n^2 d"`` at n = 10, d = 3 is 300; ``"1"`` is 1."""
+    product = 1.0
+    for factor in term.split():
+        letter, _, power = factor.partition("^")
+        if letter != "1":
+            product *= values[letter] ** int(power or 1)
+    return product
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method whose growth is measured.
+
+    Args:
+        name: as the command line has it.
+        what: the work that is timed.
+        letters: what n, d, c and k count here; a letter that is left out plays no part.
+        base: the size at which the other letters stay while one grows.
+        axes: for each letter the sizes measured, two decades or what memory and time allow.
+        seconds: the terms that the CPU time is a sum of; their coefficients are measured.
+        memory: the same for the peak.
+        setup: makes the data for a size, untimed.
+        work: the work.
+        share: of the work that is reported: 0.05 for one step of twenty.
+        derived: further letters that terms may use, from the size.
+        shared: whether ranks share the terms that grow with the rows.
+        whole: of those the ones that every rank pays in full all the same, such as rows that all need.
+    """
+
+    name: str
+    what: str
+    letters: Mapping[str, str]
+    base: Size
+    axes: Mapping[str, tuple[int, ...]]
+    seconds: tuple[str, ...]
+    memory: tuple[str, ...]
+    setup: Callable[[Size], Any]
+    work: Callable[[Any], Any]
+    share: float = 1.0
+    derived: Mapping[str, Callable[[Size], float]] = field(default_factory=dict)
+    shared: bool = True
+    whole: tuple[str, ...] = ()
+
+    def sizes(self) -> list[dict[str, int]]:
+        """The sizes to measure: along each axis, the others at the base; each once."""
+        along = [{**self.base, letter: value} for letter, values in self.axes.items() for value in values]
+        return list({tuple(size.items()): size for size in along}.values())
+
+    def values(self, size: Size) -> dict[str, float]:
+        """The letters of a size, the derived ones included."""
+        return {**size, **{letter: make(size) for letter, make in self.derived.items()}}
+
+    def divides(self, term: str) -> bool:
+        """Whether ranks share a term: it grows with the rows, and the method is a sum over them."""
+        letters = {factor.partition("^")[0] for factor in term.split()}
+        return self.shared and term not in self.whole and bool(letters & _ROWS)
 
 
 def _generator() -> torch.Generator:
@@ -42,30 +102,10 @@ def _clusters(n: int, d: int, c: int) -> tuple[Tensor, Tensor]:
     return 0.7 * torch.randn(n, d, generator=generator) + centres[y], y
 
 
-def _seeded(make: Any) -> Any:
+def _make_at_seed(make: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return make()
-
-
-def _matmul(data: tuple[Tensor, Tensor]) -> Tensor:
-    with torch.no_grad():
-        return RBF(0.01).matmul(data[0], None, data[1])
-
-
-def _nystrom(data: tuple[Tensor, int]) -> Tensor:
-    x, k = data
-    return Nystrom(RBF(1 / x.shape[1]), k, generator=_generator()).fit_transform(x)
-
-
-def _fourier(data: tuple[Tensor, int]) -> Tensor:
-    x, k = data
-    return RandomFourier(RBF(1 / x.shape[1]), k, generator=_generator()).fit_transform(x)
-
-
-def _eigenfunctions(data: tuple[Tensor, int]) -> Tensor:
-    x, k = data
-    return NeuralEigenfunctions(RBF(1 / x.shape[1]), k, generator=_generator()).fit_transform(x)
 
 
 def _spectrum(data: tuple[Tensor, Tensor]) -> float:
@@ -75,7 +115,7 @@ def _spectrum(data: tuple[Tensor, Tensor]) -> float:
 
 
 def _head(size: Size) -> tuple[KernelClassifier, Tensor, Tensor]:
-    head = _seeded(lambda: KernelClassifier(size["d"], size["c"], RadialSeries(), prototypes=size["k"]))
+    head = _make_at_seed(lambda: KernelClassifier(size["d"], size["c"], RadialSeries(), prototypes=size["k"]))
     z = _rows(size["n"], size["d"]).requires_grad_()
     return head, z, torch.randn(size["n"], size["c"], generator=_generator())
 
@@ -89,7 +129,7 @@ def _through_head(data: tuple[KernelClassifier, Tensor, Tensor]) -> None:
 
 def _classifier(size: Size) -> tuple[nn.Module, Tensor, Tensor]:
     d, c = size["d"], size["c"]
-    model = _seeded(lambda: nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, c)))
+    model = _make_at_seed(lambda: nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, c)))
     return model, *_clusters(size["n"], d, c)
 
 
@@ -104,7 +144,7 @@ def _twenty_steps(data: tuple[nn.Module, Tensor, Tensor]) -> None:
 
 
 def _read_out(size: Size) -> tuple[nn.Module, Tensor, Tensor, int]:
-    model = _seeded(lambda: nn.Linear(size["d"], size["c"]))
+    model = _make_at_seed(lambda: nn.Linear(size["d"], size["c"]))
     return model, *_clusters(size["n"], size["d"], size["c"]), size["k"]
 
 
@@ -119,14 +159,9 @@ def _epoch(data: tuple[nn.Module, Tensor, Tensor, int]) -> None:
 
 
 def _two_layers(size: Size) -> tuple[LinearizedLaplace, Tensor, Tensor]:
-    model = _seeded(lambda: nn.Sequential(nn.Linear(64, size["d"]), nn.Tanh(), nn.Linear(size["d"], size["c"])))
+    model = _make_at_seed(lambda: nn.Sequential(nn.Linear(64, size["d"]), nn.Tanh(), nn.Linear(size["d"], size["c"])))
     laplace = LinearizedLaplace(model, parameters="all", k=size["k"], prior_precision=1.0, generator=_generator())
     return laplace, *_clusters(size["n"], 64, size["c"])
-
-
-def _fit_laplace(data: tuple[LinearizedLaplace, Tensor, Tensor]) -> None:
-    laplace, x, y = data
-    laplace.fit((x, y))
 
 
 def _fitted_laplace(size: Size) -> tuple[LinearizedLaplace, Tensor]:
@@ -182,7 +217,7 @@ METHODS = (
         ("n", "n^2", "n^2 d", "n^2 c"),
         ("n", "b", "n d", "n c"),
         lambda s: (_rows(s["n"], s["d"]), _rows(s["n"], s["c"])),
-        _matmul,
+        lambda data: RBF(0.01).matmul(data[0], None, data[1]),
         derived={"b": lambda s: min(s["n"] ** 2, 2**24 / 3)},  # a block of the Gram matrix is at most 64 MiB
         whole=("n d", "n c"),  # each rank's rows of K meet all of x
     ),
@@ -195,7 +230,7 @@ METHODS = (
         ("n", "n k", "n k d", "n k^2", "k^3"),
         ("n k", "n d", "k^2"),
         lambda s: (_rows(s["n"], s["d"]), s["k"]),
-        _nystrom,
+        lambda data: Nystrom(RBF(1 / data[0].shape[1]), data[1], generator=_generator()).fit_transform(data[0]),
     ),
     Method(
         "random-fourier",
@@ -206,7 +241,7 @@ METHODS = (
         ("n d", "n k", "n k d"),
         ("n k", "n d", "k d"),
         lambda s: (_rows(s["n"], s["d"]), s["k"]),
-        _fourier,
+        lambda data: RandomFourier(RBF(1 / data[0].shape[1]), data[1], generator=_generator()).fit_transform(data[0]),
     ),
     Method(
         "neural-eigenfunctions",
@@ -217,7 +252,9 @@ METHODS = (
         ("n l", "n l d", "r^2", "r^2 d", "r^2 l", "r l^2", "l^3"),
         ("n l", "n d", "r l", "l^2"),
         lambda s: (_rows(s["n"], s["d"]), s["k"]),
-        _eigenfunctions,
+        lambda data: NeuralEigenfunctions(RBF(1 / data[0].shape[1]), data[1], generator=_generator()).fit_transform(
+            data[0]
+        ),
         derived={"l": lambda s: min(max(128, 8 * s["k"]), s["n"]), "r": lambda s: min(s["n"], 8192)},
     ),
     Method(
@@ -284,7 +321,7 @@ METHODS = (
         ("n k", "n p", "n p k", "p k^2", "n c k", "n c k^2"),
         ("p k", "n c k", "p", "k c"),
         _two_layers,
-        _fit_laplace,
+        lambda data: data[0].fit(data[1:]),
         derived={"p": _parameters},
     ),
     Method(

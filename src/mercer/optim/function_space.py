@@ -23,8 +23,6 @@ from .inverses import (
     invert_by_directions,
     invert_by_samples,
     measure_outputs,
-    moment,
-    ridge,
 )
 from .layers import Layer, ListeningOptimizer, find_readout
 
@@ -299,8 +297,11 @@ class FunctionSpaceSGD(ListeningOptimizer):
         # The rows of all passes, in float32 at least.
         g = layer.rows(inputs, MAX_ROWS)
         g = g.to(torch.promote_types(g.dtype, torch.float32))
-        if bool(distributed.sum_over_ranks((~g.square().sum().isfinite()).long())):  # what one rank omits, all omit
+        finite = g.square().sum().isfinite().long()
+        infinite, n = distributed.sum_over_ranks(torch.stack((1 - finite, torch.full_like(finite, len(g))))).tolist()
+        if infinite:  # what one rank omits, all omit
             checks.warn(where, f"the input of layer {layer.name!r} is not finite; its moment was left as it was.")
+        if infinite or not n:
             return
         state = self.state_of(layer.weight).setdefault(layer.part, {})
         count = state[REFRESHES] = state.get(REFRESHES, 0) + 1
@@ -310,7 +311,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
             inverse = invert_by_samples(g, self.damping, where=where)
         else:
             # Average the moment in place, because new memory costs as much as the sums, and see how far it moved.
-            latest = moment(g)
+            latest = distributed.sum_over_ranks(g.mT @ g).div_(n)
             a = state.setdefault(MOMENT, latest)
             if a is not latest:
                 change = latest.sub_(a)
@@ -321,9 +322,10 @@ class FunctionSpaceSGD(ListeningOptimizer):
                     drift = weight * float(change.norm()) / norm
 
             # Lambda: a batch of n < d rows has n eigenvalues. The mean over all d would be too small: the inverse
-            # would lengthen directions that no batch measures, and the network would learn their noise.
-            n = state[BATCH] = max(state.get(BATCH, 0), distributed.global_slice(len(g))[1])
-            lam = ridge(float(a.diagonal().sum()) / min(n, len(a)), self.damping)
+            # would lengthen directions that no batch measures, and the network would learn their noise. Of a layer that
+            # has only seen zeros, it is the damping itself.
+            n = state[BATCH] = max(state.get(BATCH, 0), n)
+            lam = self.damping * (float(a.diagonal().sum()) / min(n, len(a)) or 1.0)
             inverse = invert_by_directions(a, lam, RANK_TOLERANCE, state.get(FACTOR), count)
         if ROWS in state:  # products are kept without 1 / mu
             state[ROWS] = state[ROWS] * (inverse.outside / state[OUTSIDE])

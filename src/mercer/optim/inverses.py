@@ -129,18 +129,6 @@ def _average_parts(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.dev
     return chosen / chosen.sum(1, keepdim=True), index
 
 
-def moment(rows: Tensor) -> Tensor:  # (n, d) -> (d, d)
-    r"""Second moment :math:`G^\top G / n` over the rows of all ranks."""
-    total = distributed.sum_over_ranks(rows.mT @ rows)
-    n = distributed.sum_over_ranks(torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device))
-    return total.div_(float(n))
-
-
-def ridge(mean: float, damping: float) -> float:
-    r""":math:`\lambda`: damping times the mean eigenvalue; of a layer that has only seen zeros, damping itself."""
-    return damping * mean if mean > 0 else damping
-
-
 def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor | None, seed: int) -> Inverse:
     r"""The inverse by the directions with eigenvalues above ``tolerance`` :math:`\mu`; by all if those are over d / 2.
 
@@ -157,22 +145,22 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
     square = float(a.norm(dim=1).double().square().sum())
     iterations = 1
     spare = _SPARE
-    block = a.new_zeros(d, 0)
+    block = a.new_zeros(0, d)  # each direction a row: narrow products are several times as fast from the left
     if start is not None:
-        iterations, block = 0, start
+        iterations, block = 0, start.mT
     while True:
         # Subspace iteration from the directions of last time and some random ones: the moment drifts slowly, so one
         # product is enough where there was a last time. With half of all directions the whole spectrum is as cheap.
-        block = torch.cat((block, torch.randn(d, spare, generator=generator).to(a)), 1)
-        if 2 * block.shape[1] >= d:
-            values, block = torch.linalg.eigh(a.double())
-            values, block, q = values.flip(0).clamp(min=0).to(a), block.flip(1).to(a), d
+        block = torch.cat((block, torch.randn(d, spare, generator=generator).to(a).mT))
+        if 2 * len(block) >= d:
+            values, vectors = torch.linalg.eigh(a.double())
+            values, block, q = values.flip(0).clamp(min=0).to(a), vectors.mT.flip(0).to(a), d
             break
-        basis = torch.linalg.qr(a @ block)[0]
+        basis = torch.linalg.qr((block @ a).mT)[0].mT
         for _ in range(iterations):
-            basis = torch.linalg.qr(a @ basis)[0]
-        values, rotation = torch.linalg.eigh(basis.mT @ (a @ basis))
-        values, block = values.flip(0).clamp(min=0), basis @ rotation.flip(1)
+            basis = torch.linalg.qr((basis @ a).mT)[0].mT
+        values, rotation = torch.linalg.eigh(basis @ a @ basis.mT)
+        values, block = values.flip(0).clamp(min=0), rotation.mT.flip(0) @ basis
 
         # Keep the directions above the limit, in strips. Where all are above, there may be more: try as many again.
         others = (total - values.cumsum(0)).clamp(min=0) / (d - 1 - torch.arange(len(values), device=a.device))
@@ -182,8 +170,8 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
             if q >= _STRIP // 2:
                 q = min(max(1, round(q / _STRIP)) * _STRIP, len(values))
             break
-        iterations, spare = 1, max(_SPARE, block.shape[1])
-    values, vectors = values[:q], block[:, :q]
+        iterations, spare = 1, max(_SPARE, len(block))
+    values, vectors = values[:q], block[:q]
 
     # All other eigenvalues count as their mean rho. The trace and the squares of A give rho, and how far that is off.
     rho = off = 0.0
@@ -193,15 +181,15 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
     outside = least = lam + rho
     if q:
         least = min(outside, float(values[-1]) + lam)
-    factor = vectors.mT * (1 - outside / (values + lam)).clamp(min=0).sqrt()[:, None]  # (q, d), each direction a row
-    return Inverse(factor.contiguous().mT, outside, off / least)
+    scales = (1 - outside / (values + lam)).clamp(min=0).sqrt()
+    return Inverse((vectors * scales[:, None]).contiguous().mT, outside, off / least)
 
 
 def invert_by_samples(rows: Tensor, damping: float, *, where: str) -> Inverse:  # (n, d)
     """The inverse for the moment of these rows, of all ranks, in float64, because the difference cancels."""
     g = distributed.gather_rows(rows.double())
     n, d = g.shape
-    lam = ridge(float(g.square().sum()) / (n * min(n, d)), damping)
+    lam = damping * (float(g.square().sum()) / (n * min(n, d)) or 1.0)
     lower = cholesky(shift_diagonal(g @ g.mT, n * lam), where=where).factor
     return Inverse(torch.linalg.solve_triangular(lower, g, upper=False).contiguous().mT, lam)
 
@@ -209,12 +197,12 @@ def invert_by_samples(rows: Tensor, damping: float, *, where: str) -> Inverse:  
 def measure_outputs(state: dict[str, Any], layer: Layer, inputs: Sequence[Tensor], rows: Tensor, weight: float) -> None:
     """Keep the mean square of the outputs of each part, averaged with this weight of the latest, over all ranks."""
     z = layer.apply(rows)  # (n, c)
-    sums = z.square().sum(0, dtype=torch.float64).view(len(layer.parts), -1).sum(1)
+    sums = z.square_().sum(0).double().view(len(layer.parts), -1).sum(1)
     count = sums.new_tensor([float(z.numel()) / len(layer.parts)])
     *totals, total_count = distributed.sum_over_ranks(torch.cat((sums, count))).tolist()
-    parts = state.setdefault(PARTS, {name: {} for name in layer.parts})
+    parts = state.setdefault(PARTS, {})
     for name, total in zip(layer.parts, totals, strict=True):
-        part, latest = parts[name], total / max(total_count, 1.0)
+        part, latest = parts.setdefault(name, {}), total / max(total_count, 1.0)
         mean = part.get(OUTPUT, latest)
         part[OUTPUT] = mean + weight * (latest - mean)
     state[PLACES] = max(1, len(rows) // max(1, sum(len(x) for x in inputs)))

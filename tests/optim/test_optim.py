@@ -411,6 +411,19 @@ def test_degenerate_batches_give_finite_steps(name, kind):
     assert values(model).isfinite().all() and (x == kept).all()
 
 
+def test_a_batch_without_rows_leaves_the_moments_and_moves_nothing():
+    model = network()
+    optimizer = FunctionSpaceSGD(model.parameters(), model=model, update_every=1, momentum=0.0)
+    x, y = batches(1)[0]
+    for rows in (12, 0):
+        before = values(model)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[:rows]), y[:rows], reduction="sum").backward()
+        optimizer.step()
+        moment = optimizer.state_of(model[0].weight)["layer"]["moment"]
+        assert moment.isfinite().all() and bool((values(model) == before).all()) is (rows == 0)
+
+
 def test_inputs_that_are_not_finite_do_not_poison_the_moments():
     x, y = batches(1)[0]
     model = network()

@@ -77,6 +77,16 @@ def add_in_place(tensors: Sequence[Tensor], others: Sequence[Tensor], alpha: flo
     torch._foreach_add_(list(tensors), list(others), alpha=alpha)
 
 
+def multiply_in_place(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """``tensor *= other`` for each pair, in one fused loop."""
+    torch._foreach_mul_(list(tensors), list(others))
+
+
+def add_products_in_place(tensors: Sequence[Tensor], left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+    """``tensor += left * right`` for each triple, in one fused loop."""
+    torch._foreach_addcmul_(list(tensors), list(left), list(right))
+
+
 def scale_in_place(tensors: Sequence[Tensor], factor: float) -> None:
     """``tensor *= factor`` for each, in one fused loop."""
     torch._foreach_mul_(list(tensors), factor)

@@ -38,6 +38,7 @@ class CheckedOptimizer(Optimizer):
     """
 
     remembers = True  # whether a step leaves something in the state, beside the count of steps
+    looks_itself = False  # whether `update` looks at the gradients before it moves anything: one look in place of two
 
     def __init__(
         self,
@@ -68,6 +69,10 @@ class CheckedOptimizer(Optimizer):
         with torch.no_grad():
             live = self.live_parameters()
             if live:
+                if not self.looks_itself:
+                    sizes = norms([p.grad for p in live if p.grad is not None])
+                    alike = len({(size.dtype, size.device) for size in sizes}) == 1
+                    self.refuse_infinite(float(torch.stack(sizes).sum()) if alike else sum(map(float, sizes)))
                 self.update(live, closure)
                 first = self._first_state()
                 first[STEPS] = first.get(STEPS, 0) + 1
@@ -89,15 +94,20 @@ class CheckedOptimizer(Optimizer):
         It lies one level below ``state[p]``: ``torch.distributed.checkpoint`` restores a flattened state by the keys
         that a new optimizer has, and everything below them; and it wants an entry for every trainable parameter.
         """
-        kept: dict[str, Any] = self.state[p].setdefault(KEPT, {FORMAT: CURRENT})
+        entry = self.state[p]
+        if KEPT not in entry:
+            entry[KEPT] = {FORMAT: CURRENT}
+        kept: dict[str, Any] = entry[KEPT]
         return kept
 
     def _first_state(self) -> dict[str, Any]:
         """The state that counts steps: the first trainable parameter's, even if it is frozen later."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state_of(p)
+                if STEPS in state:
+                    return state
         parameters = self.parameters
-        for p in parameters:
-            if STEPS in self.state_of(p):
-                return self.state_of(p)
         return self.state_of(next((p for p in parameters if p.requires_grad), parameters[0]))
 
     @override
@@ -139,30 +149,35 @@ class CheckedOptimizer(Optimizer):
 
         Raises:
             TypeError: A gradient is sparse.
-            FloatingPointError: A gradient is not finite; no parameter has been changed.
         """
-        live = [p for p in self.parameters if p.grad is not None]
-        gradients = [p.grad for p in live if p.grad is not None]
-        where = type(self).__name__
-        if any(g.is_sparse for g in gradients):
-            named = [pair for group in self.param_groups for pair in _name_parameters(group)]
-            got = next(f"{p.grad.layout} in {n}" for n, p in named if p.grad is not None and p.grad.is_sparse)
-            fix = "Use sparse=False, or give it to torch.optim.SparseAdam."
-            raise TypeError(checks.sentence(where, "gradients must be dense", got, fix))
+        live = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    live.append(p)
+                    if p.grad.is_sparse:
+                        got = next(f"{p.grad.layout} in {name}" for name, q in _name_parameters(group) if q is p)
+                        fix = "Use sparse=False, or give it to torch.optim.SparseAdam."
+                        raise TypeError(checks.sentence(type(self).__name__, "gradients must be dense", got, fix))
+        return live
 
-        # One call gives all norms, and one look says whether they are finite. A norm may overflow where every number
-        # is finite, so the numbers are looked at before anything is refused.
-        sizes = norms(gradients) if gradients else []
-        alike = len({(size.dtype, size.device) for size in sizes}) == 1
-        total = float(torch.stack(sizes).sum()) if alike else sum(map(float, sizes))
+    def refuse_infinite(self, total: float) -> None:
+        """Raise if a gradient is not finite; to be called before any parameter changes.
+
+        Args:
+            total: A sum of squares or norms of all gradients. It may overflow where every number is finite, so the
+                numbers are looked at before anything is refused.
+
+        Raises:
+            FloatingPointError: A gradient is not finite.
+        """
         if not math.isfinite(total):
             named = [pair for group in self.param_groups for pair in _name_parameters(group)]
             bad = [name for name, p in named if p.grad is not None and not bool(p.grad.isfinite().all())]
             if bad:
                 got = f"NaN or infinity in {', '.join(bad[:3])}"
                 fix = "No parameter was changed: lower lr, or clip the gradients."
-                raise FloatingPointError(checks.sentence(where, "gradients must be finite", got, fix))
-        return live
+                raise FloatingPointError(checks.sentence(type(self).__name__, "gradients must be finite", got, fix))
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from .. import checks, distributed
 from ..linalg.eigen import longest_step, randomized_range, shrink_directions
 from ..linalg.operators import SymmetricOperator
 from .base import Closure, descend, step_factor
-from .inverses import Inverse, Move, choose_lengths, measure_outputs
+from .inverses import Directions, Inverse, choose_lengths, measure_outputs
 from .layers import Layer, ListeningOptimizer, find_readout
 
 # Keys of the state kept with a layer's weight; all of them are checkpointed.
@@ -92,8 +92,8 @@ class EigenProSGD(ListeningOptimizer):
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
-        # Learn from the rows of the layers that were heard, and flatten the gradients. The rate is part of the inverse.
-        moves, unheard = [], []
+        # Learn from the rows of the layers that were heard. The rate is part of the inverse.
+        layers, states, inverses, unheard = [], [], [], []
         for layer in self._layers:
             if layer.weight.grad is None:
                 continue
@@ -104,22 +104,38 @@ class EigenProSGD(ListeningOptimizer):
             state = self.state_of(layer.weight).get(layer.part)
             if state is not None:
                 outside = 1 / min(state[RATE], state[SAFE]) if self.automatic else 1.0
-                inverse = Inverse(state[VECTORS] * state[SHRINK].sqrt(), outside)
-                u = inverse.precondition(*layer.gradients())
-                moves.append(Move(layer, state, u, float(groups[id(layer.weight)]["lr"])))
-        self.warn_unheard(unheard)
+                layers.append(layer)
+                states.append(state)
+                inverses.append(Inverse(state[VECTORS] * state[SHRINK].sqrt(), outside))
+        if unheard:
+            self.warn_unheard(unheard)
 
-        # (I - E) A is at most lambda_{k+1}, and the rate times that at most 1: a product bounds the change here too.
-        lengths = [1.0] * len(moves)
-        if self.automatic and self._every and moves:
-            lengths = choose_lengths(moves, self._readout, 1.0)
-
-        # Move the layers, and all other parameters by SGD.
         moved: set[int] = set()
-        for (layer, _, u, _), length in zip(moves, lengths, strict=True):
-            targets = layer.targets()
-            moved.update(map(id, targets))
-            u.add_to([layer.take(p) for p in targets], step_factor(groups[id(layer.weight)]) * length)
+        if layers:
+            # Flatten the gradients. (I - E) A is at most lambda_{k+1}, and the rate times that at most 1: a product
+            # bounds the change of the outputs here too.
+            directions = Directions(layers, inverses)
+            products = directions.products
+            rates = [1 / inverse.outside for layer, inverse in zip(layers, inverses, strict=True) for _ in layer.parts]
+            if self.automatic and self._every:
+                means = (directions.average @ products).tolist()
+                squares = [rate * mean for rate, mean in zip(rates, means, strict=True)]
+                lrs = [float(groups[id(layer.weight)]["lr"]) for layer in layers]
+                lengths = choose_lengths(layers, states, squares, lrs, self._readout, 1.0)
+                rates = [rate * length for rate, length in zip(rates, lengths, strict=True)]
+
+            # Move the layers.
+            steps = []
+            for layer, inverse in zip(layers, inverses, strict=True):
+                steps.append([inverse.factor.new_zeros(layer.take(p).shape) for p in layer.targets()])
+            directions.mix_into(steps, [0.0] * len(layers), products.new_tensor(rates)[directions.index])
+            for layer, tensors in zip(layers, steps, strict=True):
+                alpha = step_factor(groups[id(layer.weight)])
+                for p, u in zip(layer.targets(), tensors, strict=True):
+                    layer.take(p).add_(u, alpha=alpha)
+                    moved.add(id(p))
+
+        # Move all other parameters by SGD.
         full = float(self.defaults["lr"])  # 1 where the rate is automatic
         for group in self.param_groups:
             others = [p for p in group["params"] if p.grad is not None and id(p) not in moved]

@@ -12,18 +12,17 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from .. import checks, distributed
-from ..linalg.torch_internals import add_in_place
+from ..linalg.torch_internals import add_in_place, norms, scale_in_place
 from ..signals.layers import find_layers
 from .base import Closure, step_factor
 from .inverses import (
+    NEW_STEP,
+    Directions,
     Inverse,
-    Move,
     choose_lengths,
     invert_by_directions,
     invert_by_samples,
     measure_outputs,
-    moment,
-    ridge,
 )
 from .layers import Layer, ListeningOptimizer, find_readout
 
@@ -38,6 +37,7 @@ DRIFT = (
 )
 RAREST = 32  # times update_every: the longest time between two renewals
 TABLE = 0.1  # the same for embeddings, times their size at the first step: most of their rows are met in few batches
+LEVEL = 0.1  # of the mean over rows, added to a row's product: no row moves more than 3 times as far as it would
 ADAPTIVE = 0.01  # rate of the adaptive steps over lr: 0.003 at the default, where AdamW does well on all these networks
 BETAS, EPS = (0.9, 0.99), 1e-8  # of the adaptive steps
 
@@ -47,9 +47,10 @@ INTERVAL, NEXT = "interval", "next"  # steps between two renewals; the step of t
 BATCH = "batch"  # the most rows that came at once
 MOMENT = "moment"  # EMA of G^T G / n
 FACTOR, OUTSIDE, ERROR = "factor", "outside", "error"  # its damped inverse: see Inverse
+ROWS, STEPS = "rows", "steps"  # mean of the products of the direction's and the gradient's rows, over so many steps
+MOMENTUM, MOMENTUM_OF_BIAS = "momentum", "momentum_of_bias"  # mean of the directions, older ones less and less
 TERMS = "terms"  # weight of all directions in their mean, the latest 1: 1 + momentum + momentum^2 + ...
-# Keys of a parameter's state.
-MOMENTUM = "momentum"  # mean of the preconditioned directions, older ones less and less
+# Keys of another parameter's state.
 FIRST, SECOND, COUNT = "first", "second", "count"  # moments of the gradient and number of adaptive steps
 RATE = "rate"  # of an embedding's adaptive steps, over lr
 
@@ -100,6 +101,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
     """
 
     remaining_steps = "Adam"
+    looks_itself = True
 
     def __init__(
         self,
@@ -133,65 +135,116 @@ class FunctionSpaceSGD(ListeningOptimizer):
         step = self.steps
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
 
-        # Renew the moments of the layers that were heard, and precondition every layer's gradient.
-        moves, unheard = [], []
+        # Renew the moments of the layers that were heard.
+        layers, states, inverses, unheard = [], [], [], []
         for layer in self._layers:
             if layer.weight.grad is None:
                 continue
-            if self._recorder.inputs[layer.name]:
-                self._renew(layer, self._recorder.inputs[layer.name], step)
+            inputs = self._recorder.inputs[layer.name]
+            if inputs:
+                self._renew(layer, inputs, step)
             state = self.state_of(layer.weight).get(layer.part)
-            if not self._recorder.inputs[layer.name] and (state is None or state.get(NEXT, 0) <= step):
+            if not inputs and (state is None or state[NEXT] <= step):
                 unheard.append(layer)
             if state is not None:
-                direction = Inverse(state[FACTOR], state[OUTSIDE]).precondition(*layer.gradients())
-                if layer.name != self._readout:
-                    direction = direction.level(state)
-                moves.append(Move(layer, state, direction, float(groups[id(layer.weight)]["lr"])))
-        self.warn_unheard(unheard)
+                layers.append(layer)
+                states.append(state)
+                inverses.append(Inverse(state[FACTOR], state[OUTSIDE]))
+        if unheard:
+            self.warn_unheard(unheard)
+
+        # The others: parameters of no layer, or of one that has no moment yet.
+        targets = [layer.targets() for layer in layers]
+        moved = {id(p) for pair in targets for p in pair}
+        others = [p for p in live if id(p) not in moved]
+        total = 0.0
+        if others:
+            total = float(torch.stack(norms([p.grad for p in others if p.grad is not None])).sum())
+
+        if layers:
+            # Precondition every layer's gradient.
+            directions = Directions(layers, inverses)
+            products, counts, average, index = (
+                directions.products,
+                directions.counts,
+                directions.average,
+                directions.index,
+            )
+
+            # Level: the rows of a part get such lengths that their products, in the mean over steps, are nearly alike.
+            # Units with small gradients then move nearly as far as the others. Only the read-out keeps its lengths.
+            ages = [state.get(STEPS, 0) for state in states]
+            weight: Any = max(1 / (ages[0] + 1), NEW_STEP)  # of the latest in the mean
+            if min(ages) != max(ages):
+                weights = [max(1 / (age + 1), NEW_STEP) for age in ages]
+                weight = torch.cat([products.new_full((n,), w) for n, w in zip(counts, weights, strict=True)])
+            latest = products.split_with_sizes(counts)
+            means = torch.cat([state.get(ROWS, rows) for state, rows in zip(states, latest, strict=True)])
+            size = (average @ means.lerp_(products, weight)).index_select(0, index)
+            ratio = size / means.add(size, alpha=LEVEL).clamp_(min=torch.finfo(size.dtype).tiny)
+            for layer, rows in zip(layers, ratio.split_with_sizes(counts), strict=True):
+                if layer.name == self._readout:
+                    rows.fill_(1.0)
+
+            # One look at all numbers, before anything changes.
+            squares = (average @ products.mul_(ratio)).tolist()
+            self.refuse_infinite(total + sum(squares))
+            for state, rows, age in zip(states, means.split_with_sizes(counts), ages, strict=True):
+                state[ROWS], state[STEPS] = rows, age + 1
+
+        else:
+            self.refuse_infinite(total)
 
         # Decay, apart from the gradient.
-        for p in live:
-            group = groups[id(p)]
+        for group in self.param_groups:
             if group["weight_decay"]:
-                p.mul_(1 - ADAPTIVE * float(group["lr"]) * group["weight_decay"])
+                own = [p for p in group["params"] if p.grad is not None]
+                scale_in_place(own, 1 - ADAPTIVE * float(group["lr"]) * group["weight_decay"])
 
-        # Move the layers along their directions, or along the mean of these over steps, in one call for each rate.
-        moved: set[int] = set()
-        pending: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        lengths = choose_lengths(moves, self._readout, BALANCE) if moves else []
-        for (layer, state, direction, _), length in zip(moves, lengths, strict=True):
-            targets = layer.targets()
-            moved.update(map(id, targets))
-            group = groups[id(layer.weight)]
-            blocks = [layer.take(p) for p in targets]
-            if not group["momentum"]:
-                direction.add_to(blocks, step_factor(group) * length)
-                continue
-            means = []
-            for p in targets:
-                kept = self.state_of(p)
-                if MOMENTUM not in kept:
-                    kept[MOMENTUM] = torch.zeros_like(p)
-                means.append(layer.take(kept[MOMENTUM]))
-            terms = state[TERMS] = group["momentum"] * state.get(TERMS, 0.0) + 1
-            direction.add_to(means, length / terms, keep=1 - 1 / terms)  # mean += (u - mean) / terms
-            for parts, new in zip(pending.setdefault(step_factor(group), ([], [])), (blocks, means), strict=True):
-                parts.extend(new)
-        for alpha, (blocks, means) in pending.items():
-            add_in_place(blocks, means, alpha)
+        # Mix the directions into their means over steps, mean += (u - mean) / terms, and move the layers along these,
+        # in one call for each rate.
+        if layers:
+            outsides = [inverse.outside for layer, inverse in zip(layers, inverses, strict=True) for _ in layer.parts]
+            squares = [square / outside for square, outside in zip(squares, outsides, strict=True)]
+            lrs = [float(groups[id(layer.weight)]["lr"]) for layer in layers]
+            lengths = choose_lengths(layers, states, squares, lrs, self._readout, BALANCE)
+            pending: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+            mixed, keeps = [], []
+            rates: list[float] = []
+            for layer, state, inverse, pair in zip(layers, states, inverses, targets, strict=True):
+                group = groups[id(layer.weight)]
+                tensors = []
+                for key, p in zip((MOMENTUM, MOMENTUM_OF_BIAS), pair, strict=False):
+                    mean = state.get(key)
+                    if mean is None:
+                        mean = inverse.factor.new_zeros(layer.take(p).shape)
+                        if group["momentum"]:
+                            state[key] = mean
+                    tensors.append(mean)
+                mixed.append(tensors)
+                terms = state[TERMS] = group["momentum"] * state.get(TERMS, 0.0) + 1
+                keeps.append(1 - 1 / terms)
+                scale = terms * inverse.outside
+                rates += [length / scale for length in lengths[len(rates) : len(rates) + len(layer.parts)]]
+                blocks, additions = pending.setdefault(step_factor(group), ([], []))
+                blocks += map(layer.take, pair)
+                additions += tensors
+            directions.mix_into(mixed, keeps, ratio.sqrt_().mul_(ratio.new_tensor(rates).index_select(0, index)))
+            for alpha, (blocks, additions) in pending.items():
+                add_in_place(blocks, additions, alpha)
 
         # All other parameters take bounded adaptive steps, because nothing is known of their inputs. An embedding's
         # rate follows from its size.
-        for group in self.param_groups:
-            others = [p for p in group["params"] if p.grad is not None and id(p) not in moved]
-            tables = [p for p in others if any(p is table for table in self._tables)]
-            self._adapt([p for p in others if all(p is not table for table in tables)], group, ADAPTIVE)
-            for table in tables:
-                kept = self.state_of(table)
-                if RATE not in kept:
-                    kept[RATE] = max(ADAPTIVE, TABLE * float(table.double().square().mean().sqrt()))
-                self._adapt([table], group, kept[RATE])
+        if others:
+            for group in self.param_groups:
+                own = [p for p in others if groups[id(p)] is group]
+                tables = [p for p in own if any(p is table for table in self._tables)]
+                self._adapt([p for p in own if all(p is not table for table in tables)], group, ADAPTIVE)
+                for table in tables:
+                    kept = self.state_of(table)
+                    if RATE not in kept:
+                        kept[RATE] = max(ADAPTIVE, TABLE * float(table.double().square().mean().sqrt()))
+                    self._adapt([table], group, kept[RATE])
 
         # Hear the layers whose moments are due at the next step.
         self._recorder.clear()
@@ -225,8 +278,11 @@ class FunctionSpaceSGD(ListeningOptimizer):
 
     def _hear_due_layers(self, step: int) -> None:
         """Hear the layers whose moments are to be renewed at this step, and no others."""
-        states = [self.state_of(layer.weight).get(layer.part, {}) for layer in self._layers]
-        due = [layer.name for layer, state in zip(self._layers, states, strict=True) if state.get(NEXT, 0) <= step]
+        due = []
+        for layer in self._layers:
+            state = self.state_of(layer.weight).get(layer.part)
+            if state is None or state[NEXT] <= step:
+                due.append(layer.name)
         self._recorder.listen(due)
 
     @override
@@ -241,8 +297,11 @@ class FunctionSpaceSGD(ListeningOptimizer):
         # The rows of all passes, in float32 at least.
         g = layer.rows(inputs, MAX_ROWS)
         g = g.to(torch.promote_types(g.dtype, torch.float32))
-        if bool(distributed.sum_over_ranks((~g.square().sum().isfinite()).long())):  # what one rank omits, all omit
+        finite = g.square().sum().isfinite().long()
+        infinite, n = distributed.sum_over_ranks(torch.stack((1 - finite, torch.full_like(finite, len(g))))).tolist()
+        if infinite:  # what one rank omits, all omit
             checks.warn(where, f"the input of layer {layer.name!r} is not finite; its moment was left as it was.")
+        if infinite or not n:
             return
         state = self.state_of(layer.weight).setdefault(layer.part, {})
         count = state[REFRESHES] = state.get(REFRESHES, 0) + 1
@@ -252,7 +311,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
             inverse = invert_by_samples(g, self.damping, where=where)
         else:
             # Average the moment in place, because new memory costs as much as the sums, and see how far it moved.
-            latest = moment(g)
+            latest = distributed.sum_over_ranks(g.mT @ g).div_(n)
             a = state.setdefault(MOMENT, latest)
             if a is not latest:
                 change = latest.sub_(a)
@@ -263,10 +322,13 @@ class FunctionSpaceSGD(ListeningOptimizer):
                     drift = weight * float(change.norm()) / norm
 
             # Lambda: a batch of n < d rows has n eigenvalues. The mean over all d would be too small: the inverse
-            # would lengthen directions that no batch measures, and the network would learn their noise.
-            n = state[BATCH] = max(state.get(BATCH, 0), distributed.global_slice(len(g))[1])
-            lam = ridge(float(a.diagonal().sum()) / min(n, len(a)), self.damping)
+            # would lengthen directions that no batch measures, and the network would learn their noise. Of a layer that
+            # has only seen zeros, it is the damping itself.
+            n = state[BATCH] = max(state.get(BATCH, 0), n)
+            lam = self.damping * (float(a.diagonal().sum()) / min(n, len(a)) or 1.0)
             inverse = invert_by_directions(a, lam, RANK_TOLERANCE, state.get(FACTOR), count)
+        if ROWS in state:  # products are kept without 1 / mu
+            state[ROWS] = state[ROWS] * (inverse.outside / state[OUTSIDE])
         state.update({FACTOR: inverse.factor, OUTSIDE: inverse.outside, ERROR: inverse.error})
         measure_outputs(state, layer, inputs, g, weight)
 

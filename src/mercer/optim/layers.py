@@ -30,7 +30,7 @@ class Layer:
     r"""A block of weights as :math:`\tilde W`, ``(c, d)``: outputs are :math:`G \tilde W^\top` with rows G of inputs.
 
     A linear layer or a convolution is one; attention's packed projection is three, with the queries', keys' and
-    values' inputs; each gate in a weight of a recurrent layer is one.
+    values' inputs; a weight of a recurrent layer is one, with a part for each gate.
 
     Args:
         name: Unique in the model.
@@ -40,6 +40,7 @@ class Layer:
         read: What G is made of, from a call of the module.
         part: Name of the block in its parameter, for the state.
         block: Rows of weight and bias that belong to it; None for all.
+        parts: Names of equal blocks of rows, one after the other, that have steps of lengths of their own.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class Layer:
         read: Reader,
         part: str = LAYER,
         block: slice | None = None,
+        parts: tuple[str, ...] = (LAYER,),
     ) -> None:
         self.name, self.module, self.read, self.part = name, module, read, part
         self.weight, self.bias = weight, bias
         self.block = block
+        self.parts = parts
         self.outputs = len(self.take(weight))  # c
 
     def take(self, p: Tensor) -> Tensor:
@@ -63,13 +66,19 @@ class Layer:
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:  # (c, d - 1), (c,)
         """The gradients of weight and bias."""
-        assert self.weight.grad is not None
-        weight = self.take(self.weight.grad).reshape(self.outputs, -1)
-        if self.bias is None:
-            return weight, None
-        if self.bias.grad is None:
-            return weight, torch.zeros_like(self.take(self.bias))
-        return weight, self.take(self.bias.grad)
+        weight, bias = self.weight.grad, None
+        assert weight is not None
+        if self.block is not None:
+            weight = weight[self.block]
+        if weight.ndim != 2:
+            weight = weight.reshape(self.outputs, -1)
+        if self.bias is not None:
+            bias = self.bias.grad
+            if bias is None:
+                bias = torch.zeros_like(self.bias)
+            if self.block is not None:
+                bias = bias[self.block]
+        return weight, bias
 
     def targets(self) -> list[Tensor]:
         """The parameters that a step moves: the weight, and the bias if it has a gradient."""
@@ -129,6 +138,7 @@ def find_trained_layers(
         *,
         part: str = LAYER,
         block: slice | None = None,
+        parts: tuple[str, ...] = (LAYER,),
         heard: nn.Module | None = None,
     ) -> None:
         w = module._parameters.get(weight)
@@ -136,7 +146,7 @@ def find_trained_layers(
         if b is not None and id(b) not in ours:
             b = None
         if w is not None and id(w) in ours:
-            layers.append(Layer(name, heard or module, w, b, read, part, block))
+            layers.append(Layer(name, heard or module, w, b, read, part, block, parts))
 
     inside: set[nn.Module] = set()  # linear layers that are never called: their owner uses their weights
     for name, module in names.items():  # an attention comes before its out_proj
@@ -157,16 +167,14 @@ def find_trained_layers(
                 add(f"{name}.out_proj", module.out_proj, "weight", "bias", read_attended, heard=module)
         elif isinstance(module, nn.RNNBase):
             # The input of the first layer and the states of the last are seen; what is between them is not. Each gate
-            # is a layer, because their gradients are of very different sizes.
+            # is a part, because their gradients are of very different sizes.
             gates = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", "update", "new")}
+            parts = gates.get(module.mode, (LAYER,))
             for back, suffix in enumerate(("", "_reverse")[: 1 + module.bidirectional]):
                 first, top = f"ih_l0{suffix}", f"hh_l{module.num_layers - 1}{suffix}"
                 read_states = functools.partial(read_state, bool(back))
                 for kind, reader in ((first, read_input), (top, read_states)):
-                    for i, gate in enumerate(gates.get(module.mode, (LAYER,))):
-                        block = slice(i * module.hidden_size, (i + 1) * module.hidden_size)
-                        label = f"{name}.{kind}.{gate}"
-                        add(label, module, f"weight_{kind}", f"bias_{kind}", reader, part=gate, block=block)
+                    add(f"{name}.{kind}", module, f"weight_{kind}", f"bias_{kind}", reader, parts=parts)
     return layers
 
 

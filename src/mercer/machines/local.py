@@ -166,7 +166,7 @@ class Local:
             few = slice(0, _TUNING_ROWS)
             some = None if own is None else own[few]
             choices = [k for k in (kernel.rescaled(scale) for scale in _SCALES) if k is not None] or [kernel]
-            fits = [dual_path(k(z[few]), target[few], weight=some) for k in choices]
+            fits = [dual_path(k(z[few]), target[few], weight=some, rough=True) for k in choices]
             best = min(range(len(fits)), key=lambda i: fits[i].error)
             # all its rows teach it, in float32 where rounding is a hundredth of the ridge
             kernel_here, penalty = choices[best], fits[best].penalty

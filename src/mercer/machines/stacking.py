@@ -8,7 +8,8 @@ r"""Several kernel machines, averaged by how well each predicts rows left out.
    closed form, and weigh the machines once more. The rows whose targets weighed the columns of a view are predicted
    through a view that other rows taught, or are not counted where there are enough others.
 4. *Trees join where they add something.* Boosted trees are grown without each fold and get a share of the answer by
-   their predictions of it. The share shrinks to 0 where the rows cannot tell that trees help.
+   their predictions of it. The share shrinks to 0 where the rows cannot tell that trees help; where one fold cannot
+   tell, as on most short tables, the others are not grown.
 """
 
 from __future__ import annotations
@@ -234,10 +235,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
                 left_out = left_out[fold[left_out] == fold[left_out[0]]][:_LEFT_OUT]
             stay = stay[: _MACHINES if len(x) <= self.every_row else _LARGE_MACHINES]
             self.left_out_ = left_out
-            boosted = self._grow_without_folds(x, raw, fold, forward) if trees else None
-            self._learn(x, y, stay, fold, choose_by, boosted, are_classes(raw), torch.device(device))
-            if self.tree_share_:
-                self.trees_ = Boosting.grow(x, raw, weight)
+            self._learn(x, y, raw, stay, fold, choose_by, bool(trees), torch.device(device))
         return self
 
     def predict(self, x: Data) -> Any:  # (n, d) -> (n, c)
@@ -304,28 +302,15 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         seen: list[Tensor] = self.__dict__["_seen"]
         return seen
 
-    def _grow_without_folds(
-        self, x: Tensor, y: Tensor, fold: Tensor, forward: bool
-    ) -> Tensor:  # (n, d), (n, c), (n,) -> (r, c)
-        """Predictions of the rows left out, less the mean, by trees grown without their fold, or on those before it."""
-        out = torch.zeros(len(self.left_out_), y.shape[1], dtype=torch.float64)
-        for number in fold[self.left_out_].unique():
-            others = fold < number if forward else fold != number
-            rows = fold[self.left_out_] == number
-            if bool(others.any()):
-                trees = Boosting.grow(x[others], y[others], weight_of(self.weight_, others))
-                out[rows] = trees.predict(x[self.left_out_[rows]]) - self.mean_
-        return out
-
     def _learn(
         self,
         x: Tensor,
         y: Tensor,
+        raw: Tensor,
         stay: list[Trial],
         fold: Tensor,
         choose_by: str,
-        boosted: Tensor | None,
-        classes: bool,
+        trees: bool,
         device: torch.device,
     ) -> None:
         """Fit the chosen machines to all rows, and weigh them and the trees by the rows left out."""
@@ -338,6 +323,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         for trial in stay:
             look = self.looks[trial.look]
             weights, single, whole = self._solve(look.view, trial, y, fold, forward, device)
+            # rows whose targets taught the view are predicted through that of other rows
             for rows, view in look.honest:
                 own = torch.isin(self.left_out_, rows)[:, None]
                 if bool(own.any()):
@@ -348,26 +334,55 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             self.machines_.append(StackedMachine(number, trial.kernel, trial.penalty, weights, error))
             singles.append(single)
             folds.append(whole)
-        self.trees_, self.tree_share_ = None, 0.0
         judges = singles if choose_by == "rows" else folds
         self.shares_ = convex_weights(judges, truth, weight, shrink=_SHRINK)
-        if boosted is not None:
+
+        # trees get a share beside the machines
+        self.trees_, self.tree_share_, boosted = None, 0.0, None
+        if trees:
             blend = torch.einsum("m,mrc->rc", self.shares_, torch.stack(folds))
+            boosted = self._grow_without_folds(x, raw, fold, forward, blend)
+        if boosted is not None:
             self.tree_share_ = shrunk_share(blend, boosted, truth, weight)
-        if boosted is not None and self.tree_share_ and classes:
+        if boosted is not None and self.tree_share_ and are_classes(raw):
             # squares do not see what a sure mistake costs: the log loss of calibrated scores must fall, too
             labels = truth[:, 0] > 0 if y.shape[1] == 1 else truth.argmax(1)
             with_trees = self.mean_ + blend + self.tree_share_ * (boosted - blend)
             gain = log_losses(self.mean_ + blend, labels.long(), weight) - log_losses(with_trees, labels.long(), weight)
             if float(gain.mean()) <= float(gain.std(correction=0)) / len(gain) ** 0.5:
                 self.tree_share_ = 0.0
-        if not self.tree_share_:
+        if self.tree_share_:
+            self.trees_ = Boosting.grow(x, raw, self.weight_)
+        else:
             boosted = None
         self.shares_ = (1 - self.tree_share_) * self.shares_
+
+        # what the average says of rows left out, by shares of others
         part = torch.arange(len(truth)) % _FOLDS if choose_by == "rows" else fold[self.left_out_]
         self.loo_, self.held_out_ = _cross_fit(judges, singles, folds, boosted, truth, weight, part)
         self.loo_, self.held_out_ = self.mean_ + self.loo_, self.mean_ + self.held_out_
         self.__dict__.pop("_seen", None)
+
+    def _grow_without_folds(
+        self, x: Tensor, y: Tensor, fold: Tensor, forward: bool, blend: Tensor
+    ) -> Tensor | None:  # (n, d), (n, c), (n,), (r, c) -> (r, c)
+        """Predictions of the rows left out, less the mean, by trees grown without their fold, or on those before it.
+
+        None where the first fold cannot tell that trees add anything to ``blend``, what the machines predict.
+        """
+        out = torch.zeros_like(blend)
+        numbers = fold[self.left_out_].unique().flip(0)  # the last one first: the most rows come before it
+        for number in numbers:
+            others = fold < number if forward else fold != number
+            rows = fold[self.left_out_] == number
+            if bool(others.any()):
+                trees = Boosting.grow(x[others], y[others], weight_of(self.weight_, others))
+                out[rows] = trees.predict(x[self.left_out_[rows]]) - self.mean_
+            if number == numbers[0]:
+                truth = y[self.left_out_[rows]] - self.mean_
+                if not shrunk_share(blend[rows], out[rows], truth, weight_of(self.weight_, self.left_out_[rows])):
+                    return None
+        return out
 
     def _solve(
         self, view: View, trial: Trial, y: Tensor, fold: Tensor, forward: bool, device: torch.device

@@ -36,7 +36,6 @@ _BOOSTED = ((300, 31, 0.06), (400, 62, 0.04))  # rounds, leaves and rates of boo
 _LEAST_SHARE = 0.05  # a member of less weight goes
 _LEARN_AGAIN = 0.05  # share of the rows left out from which on they are worth learning from
 _FOLDS = 5
-_DOUBLE = 1000  # rows of a leaf up to which float64 costs next to nothing
 _AT_ONCE = 4096  # rows of a leaf that are predicted together
 _KEPT = 4000  # training rows that are kept for distances
 
@@ -170,8 +169,7 @@ class Local:
             best = min(range(len(fits)), key=lambda i: fits[i].error)
             # all its rows teach it, in float32 where rounding is a hundredth of the ridge
             kernel_here, penalty = choices[best], fits[best].penalty
-            rough = penalty > 100 * len(z) * torch.finfo(torch.float32).eps
-            factor = ridge_factor(kernel_here, z.to(self.device), penalty, _DOUBLE if rough else len(z), weight=own)
+            factor = ridge_factor(kernel_here, z.to(self.device), penalty, len(z), weight=own)
             kernels.append(kernel_here)
             penalties.append(penalty)
             anchors.append(z.to(factor.dtype))

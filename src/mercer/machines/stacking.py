@@ -8,8 +8,8 @@ r"""Several kernel machines, averaged by how well each predicts rows left out.
    closed form, and weigh the machines once more. The rows whose targets weighed the columns of a view are predicted
    through a view that other rows taught, or are not counted where there are enough others.
 4. *Trees join where they add something.* Boosted trees are grown without each fold and get a share of the answer by
-   their predictions of it. The share shrinks to 0 where the rows cannot tell that trees help; where one fold cannot
-   tell, as on most short tables, the others are not grown.
+   their predictions of it. The share shrinks to 0 where the rows cannot tell that trees help; then no more folds are
+   grown, on most short tables after the first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ MOST_ROWS = 12_000
 """Rows whose Gram matrix is still cheap to factor."""
 _LEFT_OUT = 2000  # rows that are left out, of many
 _MACHINES, _LARGE_MACHINES = 5, 3  # that stay, of few and of many rows
-_DOUBLE = 2500  # rows up to which factors are in float64
+_FEW_ROWS, _MANY_ROWS = 600, 2500  # rows up to which factors are in float64, and up to which float32 must be far below
+_ROUGH = 100  # times the rounding: so far
 _REFINED_FROM, _REFINING_ROWS = 2000, 1200  # rows from which on more rows choose, and how many
 _MOST_COLUMNS = 200  # of a caller's view, beyond which the distance column by column costs more than it gives
 _SHRINK = 0.05  # of the weights towards equal ones
@@ -368,31 +369,38 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     ) -> Tensor | None:  # (n, d), (n, c), (n,), (r, c) -> (r, c)
         """Predictions of the rows left out, less the mean, by trees grown without their fold, or on those before it.
 
-        None where the first fold cannot tell that trees add anything to ``blend``, what the machines predict.
+        None as soon as the folds so far cannot tell that trees add anything to ``blend``, what the machines predict.
         """
-        out = torch.zeros_like(blend)
-        numbers = fold[self.left_out_].unique().flip(0)  # the last one first: the most rows come before it
-        for number in numbers:
+        out, number_of = torch.zeros_like(blend), fold[self.left_out_]
+        for number in number_of.unique().flip(0):  # the last one first: the most rows come before it
             others = fold < number if forward else fold != number
-            rows = fold[self.left_out_] == number
             if bool(others.any()):
                 trees = Boosting.grow(x[others], y[others], weight_of(self.weight_, others))
+                rows = number_of == number
                 out[rows] = trees.predict(x[self.left_out_[rows]]) - self.mean_
-            if number == numbers[0]:
-                truth = y[self.left_out_[rows]] - self.mean_
-                if not shrunk_share(blend[rows], out[rows], truth, weight_of(self.weight_, self.left_out_[rows])):
-                    return None
+            so_far = number_of >= number
+            rows = self.left_out_[so_far]
+            if not shrunk_share(blend[so_far], out[so_far], y[rows] - self.mean_, weight_of(self.weight_, rows)):
+                return None
         return out
 
     def _solve(
         self, view: View, trial: Trial, y: Tensor, fold: Tensor, forward: bool, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Weights of a machine, and predictions of the rows left out: without the row, and without its fold."""
-        factor = ridge_factor(trial.kernel, view(self.rows_).to(device), trial.penalty, weight=self.weight_)
+        z, weight = view(self.rows_).to(device), self.weight_
         if forward:
+            factor = ridge_factor(trial.kernel, z, trial.penalty, weight=weight)
             weights, whole = solve_forward(factor, y, self.left_out_, fold)
             return weights.cpu(), whole.cpu(), whole.cpu()
-        weights, single, whole = solve_left_out(factor, y, self.left_out_, fold[self.left_out_])
+        # the rows left out come last
+        others = torch.ones(len(z), dtype=torch.bool)
+        others[self.left_out_] = False
+        order = torch.cat((others.nonzero()[:, 0], self.left_out_))
+        factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=weight_of(weight, order))
+        solved, single, whole = solve_left_out(factor, y[order], fold[self.left_out_])
+        weights = torch.empty_like(solved)
+        weights[order.to(device)] = solved
         return weights.cpu(), single.cpu(), whole.cpu()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -403,12 +411,18 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
 
 
 def ridge_factor(
-    kernel: Kernel, z: Tensor, penalty: float, double: int = _DOUBLE, *, weight: Tensor | None = None
+    kernel: Kernel, z: Tensor, penalty: float, many: int = _MANY_ROWS, *, weight: Tensor | None = None
 ) -> Tensor:  # (n, d) -> (n, n)
-    r"""Cholesky factor of :math:`K + \lambda W^{-1}`; of many rows in float32 where its rounding is below the ridge."""
+    r"""Cholesky factor of :math:`K + \lambda W^{-1}`.
+
+    In float32 from 600 rows on where its rounding is a hundredth of the ridge, and of more than ``many`` rows where it is
+    below the ridge; else in float64.
+    """
     noise = z.new_full((len(z),), penalty) if weight is None else penalty / weight.to(z.device)
     rounding = len(z) * torch.finfo(torch.float32).eps
-    for dtype in (torch.float32, torch.float64)[len(z) <= double or float(noise.min()) < rounding :]:
+    least = rounding if len(z) > many else _ROUGH * rounding
+    rough = len(z) > min(many, _FEW_ROWS) and float(noise.min()) >= least
+    for dtype in (torch.float32, torch.float64)[not rough :]:
         gram = kernel(z.to(dtype))
         gram.diagonal().add_(noise.to(dtype))
         factor: Tensor
@@ -419,24 +433,18 @@ def ridge_factor(
 
 
 def solve_left_out(
-    factor: Tensor, y: Tensor, left_out: Tensor, fold: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:  # (n, n), (n, c), (r,), (r,) -> (n, c), (r, c), (r, c)
-    r"""With :math:`A = K + \lambda W^{-1}`: weights :math:`\alpha = A^{-1} y` and predictions of rows left out.
+    factor: Tensor, y: Tensor, fold: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # (n, n), (n, c), (r,) -> (n, c), (r, c), (r, c)
+    r"""With :math:`A = K + \lambda W^{-1}`: weights :math:`\alpha = A^{-1} y`, and predictions of the last r rows left out.
 
     The fit without the rows B misses them by :math:`([A^{-1}]_{BB})^{-1} \alpha_B`: with B one row, and with B a fold.
+    Of the factor :math:`A = L L^T` the last block alone says what is left when all other rows are known:
+    :math:`[A^{-1}]_{RR} = (L_{RR} L_{RR}^T)^{-1}` for the last rows R.
     """
-    n = len(factor)
-    y = y.to(factor)
+    y, first = y.to(factor), len(factor) - len(fold)
     weights = torch.cholesky_solve(y, factor).contiguous()  # in the order it is loaded in, to the last bit
-    if 2 * len(left_out) > n:
-        inverse = torch.cholesky_inverse(factor)
-        inverse = inverse if len(left_out) == n else inverse[left_out][:, left_out]
-    else:
-        units = torch.zeros(n, len(left_out), dtype=factor.dtype, device=factor.device)
-        units[left_out, torch.arange(len(left_out))] = 1
-        half = torch.linalg.solve_triangular(factor, units, upper=False)
-        inverse = half.mT @ half
-    own, truth = weights[left_out], y[left_out].double()
+    inverse = torch.cholesky_inverse(factor[first:, first:])
+    own, truth = weights[first:], y[first:].double()
     single = truth - (own / inverse.diagonal()[:, None]).double()
     whole = truth.clone()
     for number in fold.unique():

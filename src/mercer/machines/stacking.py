@@ -342,16 +342,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.trees_, self.tree_share_, boosted = None, 0.0, None
         if trees:
             blend = torch.einsum("m,mrc->rc", self.shares_, torch.stack(folds))
-            boosted = self._grow_without_folds(x, raw, fold, forward, blend)
-        if boosted is not None:
-            self.tree_share_ = shrunk_share(blend, boosted, truth, weight)
-        if boosted is not None and self.tree_share_ and are_classes(raw):
-            # squares do not see what a sure mistake costs: the log loss of calibrated scores must fall, too
-            labels = truth[:, 0] > 0 if y.shape[1] == 1 else truth.argmax(1)
-            with_trees = self.mean_ + blend + self.tree_share_ * (boosted - blend)
-            gain = log_losses(self.mean_ + blend, labels.long(), weight) - log_losses(with_trees, labels.long(), weight)
-            if float(gain.mean()) <= float(gain.std(correction=0)) / len(gain) ** 0.5:
-                self.tree_share_ = 0.0
+            self.tree_share_, boosted = self._grow_without_folds(x, raw, fold, forward, blend)
         if self.tree_share_:
             self.trees_ = Boosting.grow(x, raw, self.weight_)
         else:
@@ -366,23 +357,35 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _grow_without_folds(
         self, x: Tensor, y: Tensor, fold: Tensor, forward: bool, blend: Tensor
-    ) -> Tensor | None:  # (n, d), (n, c), (n,), (r, c) -> (r, c)
-        """Predictions of the rows left out, less the mean, by trees grown without their fold, or on those before it.
+    ) -> tuple[float, Tensor]:  # (n, d), (n, c), (n,), (r, c) -> (r, c)
+        """Share of trees beside ``blend``, what the machines predict of the rows left out, and what trees predict of them.
 
-        None as soon as the folds so far cannot tell that trees add anything to ``blend``, what the machines predict.
+        Trees are grown without a row's fold, or on the folds before it, and their predictions are less the mean. As soon
+        as the folds so far cannot tell that trees add anything, the share is 0 and the other folds are not grown.
         """
-        out, number_of = torch.zeros_like(blend), fold[self.left_out_]
-        for number in number_of.unique().flip(0):  # the last one first: the most rows come before it
+        boosted, share, classes = torch.zeros_like(blend), 0.0, are_classes(y)
+        for number in fold[self.left_out_].unique().flip(0):  # the last one first: the most rows come before it
             others = fold < number if forward else fold != number
             if bool(others.any()):
+                rows = fold[self.left_out_] == number
                 trees = Boosting.grow(x[others], y[others], weight_of(self.weight_, others))
-                rows = number_of == number
-                out[rows] = trees.predict(x[self.left_out_[rows]]) - self.mean_
-            so_far = number_of >= number
-            rows = self.left_out_[so_far]
-            if not shrunk_share(blend[so_far], out[so_far], y[rows] - self.mean_, weight_of(self.weight_, rows)):
-                return None
-        return out
+                boosted[rows] = trees.predict(x[self.left_out_[rows]]) - self.mean_
+
+            # the share by the folds so far
+            rows = fold[self.left_out_] >= number
+            p, q, truth = blend[rows], boosted[rows], y[self.left_out_[rows]]
+            weight = weight_of(self.weight_, self.left_out_[rows])
+            share = shrunk_share(p, q, truth - self.mean_, weight)
+            if share and classes:
+                # squares do not see what a sure mistake costs: the log loss of calibrated scores must fall, too
+                labels = truth[:, 0].long() if truth.shape[1] == 1 else truth.argmax(1)
+                before, after = (log_losses(self.mean_ + s, labels, weight) for s in (p, p + share * (q - p)))
+                gain = before - after
+                if float(gain.mean()) <= float(gain.std(correction=0)) / len(gain) ** 0.5:
+                    share = 0.0
+            if not share:
+                break
+        return share, boosted
 
     def _solve(
         self, view: View, trial: Trial, y: Tensor, fold: Tensor, forward: bool, device: torch.device
@@ -473,7 +476,7 @@ def solve_forward(
 def log_losses(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:  # (r, c), (r,) -> (r,)
     """The log loss of each row left out, times its weight, after calibration; one column stands for two classes."""
     full = scores if scores.shape[1] > 1 else torch.cat((1 - scores, scores), 1)
-    p: Tensor = Calibration.of(full, labels, shares=True, weight=weight)(full)
+    p: Tensor = Calibration.of(full, labels, shares=True, mixes=False, weight=weight)(full)
     losses = -p.gather(1, labels[:, None])[:, 0].log()
     return losses if weight is None else weight * losses
 

@@ -21,6 +21,7 @@ from typing_extensions import override
 from ..kernels import RBF, Kernel, Laplacian, Matern
 from ..storage.savable import Savable, SavableModule
 from .dual import dual_path, weighted_mean
+from .solution import table_product
 from .stacking import CHOOSING_ROWS, ridge_factor
 from .trees import Boosting
 from .trials import convex_weights, try_machines, weight_of
@@ -124,7 +125,7 @@ class LocalMachine(Savable):
             for number in leaf.unique().tolist():
                 kernel, anchors, weights = self.kernels[number], self.anchors[number], self.weights[number]
                 for some in (leaf == number).nonzero()[:, 0].split(_AT_ONCE):
-                    out[some] += (kernel(z[some].to(anchors), anchors) @ weights).double()
+                    out[some] += table_product(kernel, z[some].to(anchors), anchors, weights).double()
         return out
 
     def get_state(self) -> dict[str, object]:

@@ -37,6 +37,7 @@ from .calibration import Calibration
 from .dual import Folds, weighted_mean
 from .kernel_ridge import seeded
 from .selection import candidate_kernels
+from .solution import table_product
 from .trees import Boosting, are_classes, check_trees, shrunk_share
 from .trials import Look, Trial, convex_weights, keep_heavy, retry, try_kernels, try_machines, try_metric, weight_of
 from .validation import read_training
@@ -289,9 +290,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         anchors = self._anchors()
         total = x.new_zeros(len(x), len(self.mean_), dtype=torch.float64)
         for share, machine in zip(self.shares_.tolist(), self.machines_, strict=True):
-            dtype = machine.weights.dtype
-            gram = machine.kernel(views[machine.view].to(dtype), anchors[machine.view].to(dtype))
-            total += share * (gram @ machine.weights).double()
+            z, seen = views[machine.view].to(machine.weights), anchors[machine.view].to(machine.weights)
+            total += share * table_product(machine.kernel, z, seen, machine.weights).double()
         if self.trees_ is not None:
             total += self.tree_share_ * (self.trees_.predict(x) - self.mean_)
         return total

@@ -28,9 +28,9 @@ def rows(n=60, d=3, seed=0):
 def test_rows_and_folds_left_out_equal_literal_refits(part):
     x, y = rows(40)
     kernel, penalty = RBF(0.3), 0.05
-    left_out = torch.arange(40) if part == "all" else torch.arange(0, 40, 4)
+    left_out = torch.arange(40) if part == "all" else torch.arange(28, 40)  # the last rows
     fold = left_out % 5 if part == "all" else torch.zeros(len(left_out), dtype=torch.int64)
-    weights, single, whole = solve_left_out(ridge_factor(kernel, x, penalty), y, left_out, fold)
+    weights, single, whole = solve_left_out(ridge_factor(kernel, x, penalty), y, fold)
 
     def without(gone, at):
         stay = torch.tensor([i for i in range(40) if i not in gone])
@@ -104,9 +104,7 @@ def test_weighted_rows_left_out_equal_literal_refits():
     for a, b in zip(fit[:3], path[:3], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert fit.error == pytest.approx(path.error)
-    _, single, _ = solve_left_out(
-        ridge_factor(RBF(0.3), x, penalty, weight=weight), y, torch.arange(30), torch.arange(30) % 5
-    )
+    _, single, _ = solve_left_out(ridge_factor(RBF(0.3), x, penalty, weight=weight), y, torch.arange(30) % 5)
     for row in range(30):
         stay = torch.arange(30) != row
         system = gram[stay][:, stay] + torch.diag(penalty / weight[stay])
@@ -142,11 +140,11 @@ def test_weights_steer_a_stack(tmp_path):
 def test_a_ridge_below_float32s_rounding_is_factored_in_float64():
     """A smooth kernel without noise on many rows: its least eigenvalues are below what float32 can tell from 0."""
     x = torch.linspace(0, 1, 400, dtype=torch.float64)[:, None]
-    factor = ridge_factor(RBF(0.5), x, 1e-7, double=50)
+    factor = ridge_factor(RBF(0.5), x, 1e-7, many=50)
     assert factor.dtype == torch.float64
     system = RBF(0.5)(x) + 1e-7 * torch.eye(400, dtype=torch.float64)
     torch.testing.assert_close(factor @ factor.mT, system, rtol=0, atol=1e-12)
-    assert ridge_factor(RBF(0.5), x, 0.1, double=50).dtype == torch.float32
+    assert ridge_factor(RBF(0.5), x, 0.1, many=50).dtype == torch.float32
 
 
 def test_weights_are_the_best_convex_ones():

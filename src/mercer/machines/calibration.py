@@ -52,6 +52,7 @@ class Calibration(SavableModule):
         *,
         rows: int | None = None,
         shares: bool = False,
+        mixes: bool = True,
         weight: Tensor | None = None,
     ) -> Calibration:  # (n, c), (n,)
         r"""The scale and biases of least log loss.
@@ -63,6 +64,7 @@ class Calibration(SavableModule):
             shares: Whether scores estimate 0 and 1. Then q is fitted too, and kept where it lowers the log loss of all
                 rows by more than :math:`\frac12 \log n`, as the Bayesian information criterion asks. D of three classes
                 or more is kept where one half of the rows says, by three standard errors, that D of the other helps.
+            mixes: Whether D may join; then ``shares`` decides.
             weight: Weights of the rows in the log loss, ``(n,)``; None for 1.
         """
         s, (n, c) = scores.double().numpy(), scores.shape
@@ -75,7 +77,7 @@ class Calibration(SavableModule):
             if n * (loss - lower) > 0.5 * math.log(n):
                 features, loss, fit = both, lower, better
         k, mixing = len(features), None
-        if shares and c > 2 and n >= _MIXING_ROWS * c and _mixing_pays(features, truth, w):
+        if shares and mixes and c > 2 and n >= _MIXING_ROWS * c and _mixing_pays(features, truth, w):
             _, fit = _fit(features, truth, w, mix=True)
             fit, mixing = fit[: k + c], torch.from_numpy(fit[k + c :].reshape(c, c).copy())
         power = float(fit[1]) if k > 1 else 0.0
@@ -109,6 +111,8 @@ def _mixing_pays(features: Sequence[np.ndarray], truth: np.ndarray, weight: np.n
             z = z - z.max(1, keepdims=True)
             losses.append(np.log(np.exp(z).sum(1)) - (truth[scored] * z).sum(1))
         gains[scored] = weight[scored] * (losses[0] - losses[1])
+        if not gains[scored].sum() > 0:  # as on most tables: the other half need not be asked
+            return False
     return bool(gains.mean() > _SURE * gains.std() / n**0.5)
 
 

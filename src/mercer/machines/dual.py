@@ -30,6 +30,7 @@ _PATH_ROWS = 1000  # rows up to which one eigendecomposition costs less than the
 _STEP = 4.0  # ratio of neighbouring penalties in the walk
 _TRIES = 4
 _LEAST_ROOT = 1e-150  # of a row's weight: the square of it is above 0
+_ROUGH = 100  # times n eps: the rounding of a solution with a penalty above it is a hundredth or less
 _NEGATIVE = 1e-7  # share of the largest eigenvalue below which a negative one is more than rounding
 
 
@@ -107,6 +108,7 @@ def dual_path(
     *,
     weight: Tensor | None = None,
     folds: Folds | None = None,
+    rough: bool = False,
 ) -> DualFit:
     r"""The fit at the penalty of least leave-one-out error: one eigendecomposition serves all of them.
 
@@ -118,6 +120,8 @@ def dual_path(
         penalties: :math:`\lambda > 0`; None for :data:`PENALTIES` times the mean of K's diagonal.
         weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
         folds: Rows that are left out together; None for one at a time.
+        rough: Decompose in float32, at half the cost: for a choice among many kernels. Where the best penalty is not far
+            above the rounding, its neighbors are tried in float64.
     """
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
     scale = _scale(gram.diagonal() if weight is None else weight * gram.diagonal())
@@ -125,24 +129,37 @@ def dual_path(
     if folds is not None:
         fits = [dual_fit(gram, y, penalty, weight=weight, folds=folds) for penalty in grid]
         return min(fits, key=lambda fit: fit.error)
-    gram = gram if weight is None else root[:, None] * gram * root
-    values, vectors = torch.linalg.eigh(gram)
-    if float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
+    mean = weighted_mean(y, weight)
+    targets = root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1)
+    system = gram if weight is None else root[:, None] * gram * root
+    values, vectors = torch.linalg.eigh(system.float() if rough else system)
+    if not rough and float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
         least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
         checks.warn("KernelRidge", f"the kernel is indefinite on the rows, {least}; the negative part is dropped.")
-    values = values.clamp_min(0)
-    mean = weighted_mean(y, weight)
-    moments = vectors.mT @ (root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1))
-    squares = vectors.square()
+    # for all penalties at once, the solutions and the diagonals of the inverses
+    gains = 1 / (values.clamp_min(0)[:, None] + values.new_tensor(grid))  # (n, p)
+    moments = vectors.mT @ targets.to(vectors)
+    solved = (vectors @ (gains[:, :, None] * moments[:, None]).flatten(1)).to(y).unflatten(1, (len(grid), -1))
+    inverses = (vectors.square() @ gains).to(y)  # (n, p)
     best: DualFit | None = None
-    for penalty in grid:
-        gain = 1 / (values + penalty)
-        solved = vectors @ (gain[:, None] * moments)
-        held_out = leave_one_out(solved, squares @ gain, y, weight)
+    for i, penalty in enumerate(grid):
+        held_out = leave_one_out(solved[:, i], inverses[:, i], y, weight)
         error = float(weighted_mean((y - held_out).square(), weight).mean())
         if best is None or error < best.error:
-            best = DualFit(root[:, None] * solved[:, :-1], mean, held_out, error, penalty)
+            best = DualFit(root[:, None] * solved[:, i, :-1], mean, held_out, error, penalty)
     assert best is not None
+    place = grid.index(best.penalty)
+    if rough and best.penalty < _ROUGH * len(gram) * torch.finfo(torch.float32).eps * scale:
+        # a penalty that float32 cannot be trusted with: a walk along the grid from there, in float64
+        best = dual_fit(gram, y, best.penalty, weight=weight)
+        for neighbors in (grid[:place][::-1], grid[place + 1 :]):
+            for penalty in neighbors:
+                fit = dual_fit(gram, y, penalty, weight=weight)
+                if fit.error >= best.error:
+                    break
+                best = fit
+            if best.penalty != grid[place]:
+                break
     return best
 
 

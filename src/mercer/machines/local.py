@@ -21,6 +21,7 @@ from typing_extensions import override
 from ..kernels import RBF, Kernel, Laplacian, Matern
 from ..storage.savable import Savable, SavableModule
 from .dual import dual_path, weighted_mean
+from .solution import table_product
 from .stacking import CHOOSING_ROWS, ridge_factor
 from .trees import Boosting
 from .trials import convex_weights, try_machines, weight_of
@@ -36,7 +37,6 @@ _BOOSTED = ((300, 31, 0.06), (400, 62, 0.04))  # rounds, leaves and rates of boo
 _LEAST_SHARE = 0.05  # a member of less weight goes
 _LEARN_AGAIN = 0.05  # share of the rows left out from which on they are worth learning from
 _FOLDS = 5
-_DOUBLE = 1000  # rows of a leaf up to which float64 costs next to nothing
 _AT_ONCE = 4096  # rows of a leaf that are predicted together
 _KEPT = 4000  # training rows that are kept for distances
 
@@ -125,7 +125,7 @@ class LocalMachine(Savable):
             for number in leaf.unique().tolist():
                 kernel, anchors, weights = self.kernels[number], self.anchors[number], self.weights[number]
                 for some in (leaf == number).nonzero()[:, 0].split(_AT_ONCE):
-                    out[some] += (kernel(z[some].to(anchors), anchors) @ weights).double()
+                    out[some] += table_product(kernel, z[some].to(anchors), anchors, weights).double()
         return out
 
     def get_state(self) -> dict[str, object]:
@@ -166,12 +166,11 @@ class Local:
             few = slice(0, _TUNING_ROWS)
             some = None if own is None else own[few]
             choices = [k for k in (kernel.rescaled(scale) for scale in _SCALES) if k is not None] or [kernel]
-            fits = [dual_path(k(z[few]), target[few], weight=some) for k in choices]
+            fits = [dual_path(k(z[few]), target[few], weight=some, rough=True) for k in choices]
             best = min(range(len(fits)), key=lambda i: fits[i].error)
             # all its rows teach it, in float32 where rounding is a hundredth of the ridge
             kernel_here, penalty = choices[best], fits[best].penalty
-            rough = penalty > 100 * len(z) * torch.finfo(torch.float32).eps
-            factor = ridge_factor(kernel_here, z.to(self.device), penalty, _DOUBLE if rough else len(z), weight=own)
+            factor = ridge_factor(kernel_here, z.to(self.device), penalty, len(z), weight=own)
             kernels.append(kernel_here)
             penalties.append(penalty)
             anchors.append(z.to(factor.dtype))

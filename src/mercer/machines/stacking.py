@@ -8,7 +8,8 @@ r"""Several kernel machines, averaged by how well each predicts rows left out.
    closed form, and weigh the machines once more. The rows whose targets weighed the columns of a view are predicted
    through a view that other rows taught, or are not counted where there are enough others.
 4. *Trees join where they add something.* Boosted trees are grown without each fold and get a share of the answer by
-   their predictions of it. The share shrinks to 0 where the rows cannot tell that trees help.
+   their predictions of it. The share shrinks to 0 where the rows cannot tell that trees help; then no more folds are
+   grown, on most short tables after the first.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from .calibration import Calibration
 from .dual import Folds, weighted_mean
 from .kernel_ridge import seeded
 from .selection import candidate_kernels
+from .solution import table_product
 from .trees import Boosting, are_classes, check_trees, shrunk_share
 from .trials import Look, Trial, convex_weights, keep_heavy, retry, try_kernels, try_machines, try_metric, weight_of
 from .validation import read_training
@@ -48,7 +50,8 @@ MOST_ROWS = 12_000
 """Rows whose Gram matrix is still cheap to factor."""
 _LEFT_OUT = 2000  # rows that are left out, of many
 _MACHINES, _LARGE_MACHINES = 5, 3  # that stay, of few and of many rows
-_DOUBLE = 2500  # rows up to which factors are in float64
+_FEW_ROWS, _MANY_ROWS = 600, 2500  # rows up to which factors are in float64, and up to which float32 must be far below
+_ROUGH = 100  # times the rounding: so far
 _REFINED_FROM, _REFINING_ROWS = 2000, 1200  # rows from which on more rows choose, and how many
 _MOST_COLUMNS = 200  # of a caller's view, beyond which the distance column by column costs more than it gives
 _SHRINK = 0.05  # of the weights towards equal ones
@@ -234,10 +237,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
                 left_out = left_out[fold[left_out] == fold[left_out[0]]][:_LEFT_OUT]
             stay = stay[: _MACHINES if len(x) <= self.every_row else _LARGE_MACHINES]
             self.left_out_ = left_out
-            boosted = self._grow_without_folds(x, raw, fold, forward) if trees else None
-            self._learn(x, y, stay, fold, choose_by, boosted, are_classes(raw), torch.device(device))
-            if self.tree_share_:
-                self.trees_ = Boosting.grow(x, raw, weight)
+            self._learn(x, y, raw, stay, fold, choose_by, bool(trees), torch.device(device))
         return self
 
     def predict(self, x: Data) -> Any:  # (n, d) -> (n, c)
@@ -290,9 +290,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         anchors = self._anchors()
         total = x.new_zeros(len(x), len(self.mean_), dtype=torch.float64)
         for share, machine in zip(self.shares_.tolist(), self.machines_, strict=True):
-            dtype = machine.weights.dtype
-            gram = machine.kernel(views[machine.view].to(dtype), anchors[machine.view].to(dtype))
-            total += share * (gram @ machine.weights).double()
+            z, seen = views[machine.view].to(machine.weights), anchors[machine.view].to(machine.weights)
+            total += share * table_product(machine.kernel, z, seen, machine.weights).double()
         if self.trees_ is not None:
             total += self.tree_share_ * (self.trees_.predict(x) - self.mean_)
         return total
@@ -304,28 +303,15 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         seen: list[Tensor] = self.__dict__["_seen"]
         return seen
 
-    def _grow_without_folds(
-        self, x: Tensor, y: Tensor, fold: Tensor, forward: bool
-    ) -> Tensor:  # (n, d), (n, c), (n,) -> (r, c)
-        """Predictions of the rows left out, less the mean, by trees grown without their fold, or on those before it."""
-        out = torch.zeros(len(self.left_out_), y.shape[1], dtype=torch.float64)
-        for number in fold[self.left_out_].unique():
-            others = fold < number if forward else fold != number
-            rows = fold[self.left_out_] == number
-            if bool(others.any()):
-                trees = Boosting.grow(x[others], y[others], weight_of(self.weight_, others))
-                out[rows] = trees.predict(x[self.left_out_[rows]]) - self.mean_
-        return out
-
     def _learn(
         self,
         x: Tensor,
         y: Tensor,
+        raw: Tensor,
         stay: list[Trial],
         fold: Tensor,
         choose_by: str,
-        boosted: Tensor | None,
-        classes: bool,
+        trees: bool,
         device: torch.device,
     ) -> None:
         """Fit the chosen machines to all rows, and weigh them and the trees by the rows left out."""
@@ -338,6 +324,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         for trial in stay:
             look = self.looks[trial.look]
             weights, single, whole = self._solve(look.view, trial, y, fold, forward, device)
+            # rows whose targets taught the view are predicted through that of other rows
             for rows, view in look.honest:
                 own = torch.isin(self.left_out_, rows)[:, None]
                 if bool(own.any()):
@@ -348,36 +335,75 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             self.machines_.append(StackedMachine(number, trial.kernel, trial.penalty, weights, error))
             singles.append(single)
             folds.append(whole)
-        self.trees_, self.tree_share_ = None, 0.0
         judges = singles if choose_by == "rows" else folds
         self.shares_ = convex_weights(judges, truth, weight, shrink=_SHRINK)
-        if boosted is not None:
+
+        # trees get a share beside the machines
+        self.trees_, self.tree_share_, boosted = None, 0.0, None
+        if trees:
             blend = torch.einsum("m,mrc->rc", self.shares_, torch.stack(folds))
-            self.tree_share_ = shrunk_share(blend, boosted, truth, weight)
-        if boosted is not None and self.tree_share_ and classes:
-            # squares do not see what a sure mistake costs: the log loss of calibrated scores must fall, too
-            labels = truth[:, 0] > 0 if y.shape[1] == 1 else truth.argmax(1)
-            with_trees = self.mean_ + blend + self.tree_share_ * (boosted - blend)
-            gain = log_losses(self.mean_ + blend, labels.long(), weight) - log_losses(with_trees, labels.long(), weight)
-            if float(gain.mean()) <= float(gain.std(correction=0)) / len(gain) ** 0.5:
-                self.tree_share_ = 0.0
-        if not self.tree_share_:
+            self.tree_share_, boosted = self._grow_without_folds(x, raw, fold, forward, blend)
+        if self.tree_share_:
+            self.trees_ = Boosting.grow(x, raw, self.weight_)
+        else:
             boosted = None
         self.shares_ = (1 - self.tree_share_) * self.shares_
+
+        # what the average says of rows left out, by shares of others
         part = torch.arange(len(truth)) % _FOLDS if choose_by == "rows" else fold[self.left_out_]
         self.loo_, self.held_out_ = _cross_fit(judges, singles, folds, boosted, truth, weight, part)
         self.loo_, self.held_out_ = self.mean_ + self.loo_, self.mean_ + self.held_out_
         self.__dict__.pop("_seen", None)
 
+    def _grow_without_folds(
+        self, x: Tensor, y: Tensor, fold: Tensor, forward: bool, blend: Tensor
+    ) -> tuple[float, Tensor]:  # (n, d), (n, c), (n,), (r, c) -> (r, c)
+        """Share of trees beside ``blend``, what the machines predict of the rows left out, and what trees predict of them.
+
+        Trees are grown without a row's fold, or on the folds before it, and their predictions are less the mean. As soon
+        as the folds so far cannot tell that trees add anything, the share is 0 and the other folds are not grown.
+        """
+        boosted, share, classes = torch.zeros_like(blend), 0.0, are_classes(y)
+        for number in fold[self.left_out_].unique().flip(0):  # the last one first: the most rows come before it
+            others = fold < number if forward else fold != number
+            if bool(others.any()):
+                rows = fold[self.left_out_] == number
+                trees = Boosting.grow(x[others], y[others], weight_of(self.weight_, others))
+                boosted[rows] = trees.predict(x[self.left_out_[rows]]) - self.mean_
+
+            # the share by the folds so far
+            rows = fold[self.left_out_] >= number
+            p, q, truth = blend[rows], boosted[rows], y[self.left_out_[rows]]
+            weight = weight_of(self.weight_, self.left_out_[rows])
+            share = shrunk_share(p, q, truth - self.mean_, weight)
+            if share and classes:
+                # squares do not see what a sure mistake costs: the log loss of calibrated scores must fall, too
+                labels = truth[:, 0].long() if truth.shape[1] == 1 else truth.argmax(1)
+                before, after = (log_losses(self.mean_ + s, labels, weight) for s in (p, p + share * (q - p)))
+                gain = before - after
+                if float(gain.mean()) <= float(gain.std(correction=0)) / len(gain) ** 0.5:
+                    share = 0.0
+            if not share:
+                break
+        return share, boosted
+
     def _solve(
         self, view: View, trial: Trial, y: Tensor, fold: Tensor, forward: bool, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Weights of a machine, and predictions of the rows left out: without the row, and without its fold."""
-        factor = ridge_factor(trial.kernel, view(self.rows_).to(device), trial.penalty, weight=self.weight_)
+        z, weight = view(self.rows_).to(device), self.weight_
         if forward:
+            factor = ridge_factor(trial.kernel, z, trial.penalty, weight=weight)
             weights, whole = solve_forward(factor, y, self.left_out_, fold)
             return weights.cpu(), whole.cpu(), whole.cpu()
-        weights, single, whole = solve_left_out(factor, y, self.left_out_, fold[self.left_out_])
+        # the rows left out come last
+        others = torch.ones(len(z), dtype=torch.bool)
+        others[self.left_out_] = False
+        order = torch.cat((others.nonzero()[:, 0], self.left_out_))
+        factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=weight_of(weight, order))
+        solved, single, whole = solve_left_out(factor, y[order], fold[self.left_out_])
+        weights = torch.empty_like(solved)
+        weights[order.to(device)] = solved
         return weights.cpu(), single.cpu(), whole.cpu()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -388,12 +414,18 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
 
 
 def ridge_factor(
-    kernel: Kernel, z: Tensor, penalty: float, double: int = _DOUBLE, *, weight: Tensor | None = None
+    kernel: Kernel, z: Tensor, penalty: float, many: int = _MANY_ROWS, *, weight: Tensor | None = None
 ) -> Tensor:  # (n, d) -> (n, n)
-    r"""Cholesky factor of :math:`K + \lambda W^{-1}`; of many rows in float32 where its rounding is below the ridge."""
+    r"""Cholesky factor of :math:`K + \lambda W^{-1}`.
+
+    In float32 from 600 rows on where its rounding is a hundredth of the ridge, and of more than ``many`` rows where it is
+    below the ridge; else in float64.
+    """
     noise = z.new_full((len(z),), penalty) if weight is None else penalty / weight.to(z.device)
     rounding = len(z) * torch.finfo(torch.float32).eps
-    for dtype in (torch.float32, torch.float64)[len(z) <= double or float(noise.min()) < rounding :]:
+    least = rounding if len(z) > many else _ROUGH * rounding
+    rough = len(z) > min(many, _FEW_ROWS) and float(noise.min()) >= least
+    for dtype in (torch.float32, torch.float64)[not rough :]:
         gram = kernel(z.to(dtype))
         gram.diagonal().add_(noise.to(dtype))
         factor: Tensor
@@ -404,24 +436,18 @@ def ridge_factor(
 
 
 def solve_left_out(
-    factor: Tensor, y: Tensor, left_out: Tensor, fold: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:  # (n, n), (n, c), (r,), (r,) -> (n, c), (r, c), (r, c)
-    r"""With :math:`A = K + \lambda W^{-1}`: weights :math:`\alpha = A^{-1} y` and predictions of rows left out.
+    factor: Tensor, y: Tensor, fold: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # (n, n), (n, c), (r,) -> (n, c), (r, c), (r, c)
+    r"""With :math:`A = K + \lambda W^{-1}`: weights :math:`\alpha = A^{-1} y`, and predictions of the last r rows left out.
 
     The fit without the rows B misses them by :math:`([A^{-1}]_{BB})^{-1} \alpha_B`: with B one row, and with B a fold.
+    Of the factor :math:`A = L L^T` the last block alone says what is left when all other rows are known:
+    :math:`[A^{-1}]_{RR} = (L_{RR} L_{RR}^T)^{-1}` for the last rows R.
     """
-    n = len(factor)
-    y = y.to(factor)
+    y, first = y.to(factor), len(factor) - len(fold)
     weights = torch.cholesky_solve(y, factor).contiguous()  # in the order it is loaded in, to the last bit
-    if 2 * len(left_out) > n:
-        inverse = torch.cholesky_inverse(factor)
-        inverse = inverse if len(left_out) == n else inverse[left_out][:, left_out]
-    else:
-        units = torch.zeros(n, len(left_out), dtype=factor.dtype, device=factor.device)
-        units[left_out, torch.arange(len(left_out))] = 1
-        half = torch.linalg.solve_triangular(factor, units, upper=False)
-        inverse = half.mT @ half
-    own, truth = weights[left_out], y[left_out].double()
+    inverse = torch.cholesky_inverse(factor[first:, first:])
+    own, truth = weights[first:], y[first:].double()
     single = truth - (own / inverse.diagonal()[:, None]).double()
     whole = truth.clone()
     for number in fold.unique():
@@ -450,7 +476,7 @@ def solve_forward(
 def log_losses(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:  # (r, c), (r,) -> (r,)
     """The log loss of each row left out, times its weight, after calibration; one column stands for two classes."""
     full = scores if scores.shape[1] > 1 else torch.cat((1 - scores, scores), 1)
-    p: Tensor = Calibration.of(full, labels, shares=True, weight=weight)(full)
+    p: Tensor = Calibration.of(full, labels, shares=True, mixes=False, weight=weight)(full)
     losses = -p.gather(1, labels[:, None])[:, 0].log()
     return losses if weight is None else weight * losses
 

@@ -282,11 +282,14 @@ def cross_calibrated(scores: Tensor, y: Tensor, rows: int, weight: Tensor | None
     full = class_scores(scores)
     part = torch.arange(len(y)) % _FOLDS
     p = torch.zeros_like(full)
+    mixes = True
     for number in part.unique():
         own, others = part == number, part != number
         use = others if others.any() else own
         some = None if weight is None else weight[use]
-        p[own] = Calibration.of(full[use], y[use], rows=rows, shares=True, weight=some)(full[own])
+        calibration = Calibration.of(full[use], y[use], rows=rows, shares=True, mixes=mixes, weight=some)
+        mixes = len(calibration.mixing) > 0  # the first part tells whether a map between classes is worth its cost
+        p[own] = calibration(full[own])
     return p
 
 

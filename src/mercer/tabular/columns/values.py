@@ -76,7 +76,7 @@ def is_text(series: pd.Series[Any]) -> bool:
 
 def is_nested(series: pd.Series[Any]) -> bool:
     """Lists, arrays or records in place of single values."""
-    if series.dtype.kind != "O":
+    if series.dtype.kind != "O" or _holds_strings(series):
         return False
     return any(isinstance(value, list | tuple | dict | set | np.ndarray | bytes) for value in series.to_numpy())
 
@@ -85,8 +85,13 @@ def words(series: pd.Series[Any]) -> pd.Series[Any]:
     """Text without blanks at its ends, None where missing; a whole number without decimals: 1 and 1.0 are one word."""
     if isinstance(series.dtype, pd.CategoricalDtype):
         series = series.astype(object)
-    values = [_word(value) for value in series.to_numpy(dtype=object)]
-    return pd.Series(values, index=series.index, dtype=object)
+    values = series.to_numpy(dtype=object)
+    if not _holds_strings(series):
+        return pd.Series([_word(value) for value in values], index=series.index, dtype=object)
+    # Of strings each different one is read once; among other values 1, 1.0 and True would count as the same.
+    codes, different = pd.factorize(values)  # -1 where missing
+    read = np.array([*map(_word, different), None], dtype=object)
+    return pd.Series(read[codes], index=series.index, dtype=object)
 
 
 def _word(value: Any) -> str | None:
@@ -224,8 +229,15 @@ def _take_apart(text: pd.Series[Any]) -> pd.DataFrame:
     return parts
 
 
+def _holds_strings(series: pd.Series[Any]) -> bool:
+    """Whether all values are strings or missing; told without a look at each from Python."""
+    return pd.api.types.infer_dtype(series, skipna=True) == "string"
+
+
 def _are_strings(series: pd.Series[Any]) -> Array:  # (n,)
     """Values that are written, rather than numbers among words."""
+    if _holds_strings(series):
+        return series.notna().to_numpy()
     return np.array([isinstance(value, str) for value in series.to_numpy(dtype=object)], dtype=bool)
 
 
@@ -244,8 +256,9 @@ def truths(series: pd.Series[Any]) -> Array:  # (n,)
     if not is_text(series):
         values = numbers(series)
         return np.where(np.isin(values, (0.0, 1.0)), values, np.nan)
-    lower = words(series).str.lower().replace({"1": "true", "0": "false"})
-    return np.array(lower.map(TRUTHS), dtype=np.float64)
+    text, meanings = words(series), TRUTHS | {"1": 1.0, "0": 0.0}
+    known = {word: meanings.get(word.lower(), np.nan) for word in text.dropna().unique()}
+    return np.array(text.map(known), dtype=np.float64)
 
 
 def date_format(series: pd.Series[Any], writing: Writing | None = None) -> str | None:

@@ -147,12 +147,12 @@ def leave_folds_out(candidate: Candidate, columns: Tensor, fold: Tensor, orders:
     """
     # The targets and their random orders are columns of one system.
     targets = torch.stack([columns, *(columns[order] for order in orders)], 1)  # (n, 1 + s, c)
-    variance, every_row = columns.square().mean(), torch.arange(len(columns))
+    variance = columns.square().mean()
 
     def predict(x: Tensor, penalty: float) -> Tensor:  # (n, d) -> (n, 1 + s, c)
         with torch.no_grad():
             factor = ridge_factor(candidate.kernel, x, penalty)
-            return solve_left_out(factor, targets.flatten(1), every_row, fold)[2].reshape(targets.shape)
+            return solve_left_out(factor, targets.flatten(1), fold)[2].reshape(targets.shape)
 
     predictions, errors = [], []
     for penalty in (candidate.penalty, _STRONG * float(candidate.kernel.diag(candidate.x).mean())):

@@ -292,12 +292,18 @@ def order_by_content(frame: pd.DataFrame, weight: Tensor | None = None) -> NDArr
         column = frame.iloc[:, place]
         if column.dtype.kind in "iuf":
             column = column.rank(method="dense")
-        try:
-            values = pd.util.hash_pandas_object(column, index=False).to_numpy()
-        except TypeError:  # lists and the like
-            values = pd.util.hash_pandas_object(column.map(repr), index=False).to_numpy()
-        keys = keys * np.uint64(0x9E3779B97F4A7C15) + values  # another column, another place in the sum
+        keys = add_hash(keys, column)
     return np.argsort(keys, kind="stable")
+
+
+def add_hash(keys: NDArray[Any], column: pd.Series[Any]) -> NDArray[Any]:  # (n,), (n,) -> (n,)
+    """Hashes of rows that tell one more column: another column has another place in the sum."""
+    try:
+        values = pd.util.hash_pandas_object(column, index=False).to_numpy()
+    except TypeError:  # lists and the like
+        values = pd.util.hash_pandas_object(column.map(repr), index=False).to_numpy()
+    hashes: NDArray[Any] = keys * np.uint64(0x9E3779B97F4A7C15) + values
+    return hashes
 
 
 def draw_evenly(y: Tensor, classes: int, most: int, generator: torch.Generator) -> Tensor:  # (n,) -> (r,)

@@ -188,7 +188,7 @@ def summarize(path: Path) -> None:
         found = {metric: line.get(metric) for metric in METRICS}
         found |= {f"{metric} of trees": pair for metric, pair in line.get("control", {}).items()}
         for metric, pair in found.items():
-            if pair is not None:
+            if pair is not None and (metric == "coverage" or pair[0] is not None):  # no area without rows of a class
                 value = pair[1] if metric == "coverage" else pair[0] - pair[1]
                 tables = groups.setdefault((line["study"], line["split"], line["rows"], metric), {})
                 tables.setdefault(line["table"], []).append(value)

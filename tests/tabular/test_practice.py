@@ -116,9 +116,10 @@ def test_scores_of_whole_groups_and_of_later_rows(tmp_path):
     long = TabularModel(groups="shop").fit(frame, "sales", sizes=Sizes(exact=100, leaf=50, left_out=20))
     assert long.scores["r2"] < 0.8 and 0.1 * ROWS < long.scores["rows"] < 0.4 * ROWS and long.rows == ROWS
     later = TabularModel(time="day").fit(frame, "sales")
-    assert later.scores["rows"] == ROWS * 3 // 5 and "each period predicted from those before it" in later.notes[-1]
+    assert later.scores["rows"] == ROWS // 5
+    assert "Scores are of the last 20% of the rows by day, predicted from those before them" in later.notes[-1]
     long = TabularModel(time="day").fit(frame, "sales", sizes=Sizes(exact=100, leaf=50, left_out=20))
-    assert long.scores["rows"] == ROWS // 5 and "the last fifth by day" in long.notes[-1]
+    assert long.scores["rows"] == ROWS // 5 and "the last 20% of the rows by day" in long.notes[-1]
     save(grouped, tmp_path / "model")
     again = load(tmp_path / "model")
     for option in ({"groups": "shop"}, {"time": "day"}):  # the same scores for the same rows in another order
@@ -133,16 +134,56 @@ def test_scores_of_whole_groups_and_of_later_rows(tmp_path):
         TabularModel(groups="shops").fit(frame, "sales")
 
 
+@pytest.mark.parametrize("sizes", [None, Sizes(exact=100, leaf=50, left_out=20)], ids=["short", "long"])
+def test_a_score_of_later_rows_is_that_of_a_model_that_never_saw_them(sizes):
+    """Not their values, nor target means with them, nor a choice by them: as if they had come after the fit."""
+    frame = drifting().assign(sales=lambda t: t["sales"] + 0.02 * t.index)
+    late = frame["day"] >= sorted(frame["day"])[160]
+    scores = TabularModel(time="day").fit(frame, "sales", sizes=sizes).scores
+    earlier_sizes = None if sizes is None else Sizes(exact=100, leaf=50, left_out=20)
+    earlier = TabularModel(time="day").fit(frame[~late], "sales", sizes=earlier_sizes)
+    missed = frame["sales"][late] - earlier.predict(frame[late])["prediction"]
+    assert scores["rows"] == 40
+    np.testing.assert_allclose(scores["rmse"], np.sqrt((missed**2).mean()), rtol=1e-9)
+    np.testing.assert_allclose(scores["r2"], 1 - (missed**2).mean() / frame["sales"][late].var(ddof=0), rtol=1e-9)
+
+
+def test_later_rows_of_one_moment_stay_together_and_rows_to_predict_are_not_scored():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"year": np.repeat([1, 2, 3, 4], [30, 10, 70, 90]), "x": rng.normal(size=200)})
+    frame["y"] = frame["x"] + 0.1 * rng.normal(size=200)
+    model = TabularModel(time="year", trees=False).fit(frame, "y")
+    assert model.scores["rows"] == 90 and "the last 45% of the rows by year" in model.notes[-1]
+    # the rows of year 4 are still to come
+    later = TabularModel(time="year", trees=False).fit(frame.assign(y=frame["y"].where(frame["year"] < 4)), "y")
+    assert later.scores["rows"] == 70 and "the last 64% of the rows by year" in later.notes[-1]
+    with pytest.raises(ValueError, match="column 'year' must tell earlier from later rows"):
+        TabularModel(time="year").fit(frame[frame["year"] == 4], "y")
+
+
+def test_there_is_no_score_of_later_rows_where_the_earlier_ones_teach_nothing():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"day": np.arange(100), "x": rng.normal(size=100)})
+    for target, note in (
+        (np.where(frame["day"] < 90, "a", "b"), "all rows before the last ones are of one class"),
+        (np.where(frame["day"] < 80, frame["x"], 7.0), "y is the same in all of the last rows"),
+    ):
+        model = TabularModel(time="day", trees=False).fit(frame.assign(y=target), "y")
+        assert model.scores["folds"] == 0 and model.scores["note"] == note
+        assert "too few to say how well" in headline(model)
+
+
 def test_the_command_scores_later_rows_and_ignores_columns(tmp_path):
     drifting(80).to_csv(tmp_path / "t.csv", index=False)
     words = ("fit", tmp_path / "t.csv", "--target", "sales", "-o", tmp_path / "m", "--time", "day", "--ignore", "floor")
     document = json.loads(run(*words, "--json"))
-    assert document["scores"]["of"].startswith("later rows by day")
+    assert document["scores"]["of"].startswith("the last 20% of the rows by day")
+    assert set(document["scores"]["beside"]) == {"linear", "HistGradientBoosting"}
     assert {"name": "floor", "kind": "ignored", "how": "dropped: as asked"} in document["columns"]
     out = run("predict", tmp_path / "m", tmp_path / "t.csv", "-o", tmp_path / "p.csv")
     assert "floor" not in out
     page = (tmp_path / "m" / "explain.html").read_text()
-    assert "Measured on later rows by day" in page and "cross-validation" not in page
+    assert "Measured on the last 20% of the rows by day" in page and "cross-validation" not in page
 
 
 def test_thresholds(unlearnable, tmp_path):
@@ -215,9 +256,8 @@ def test_intervals_of_later_rows_are_those_of_the_worse_half():
     assert model.learner.errors.median() > 0.5 * errors.median()  # not of the calm half, where it is .07
     assert "the errors of their worse half" in model.notes[-1]
     short = TabularModel(time="day", trees=False).fit(shuffled, "y")
-    assert (
-        len(short.learner.errors) == 80 and short.scores["rows"] == 240
-    )  # 80 rows of the last period, 40 of them calm
+    # 80 rows of the last period, 40 of them calm
+    assert len(short.learner.errors) == 80 and short.scores["rows"] == 80
     assert TabularModel(time="day", trees=False).fit(frame, "y").scores == short.scores
 
 

@@ -92,7 +92,7 @@ def test_scores_of_later_rows_and_of_whole_groups(tmp_path):
     frame, labels, y = table()
     for estimator, target in ((TabularClassifier, labels), (TabularRegressor, y)):
         later = clone(estimator(time="day", trees=False)).fit(frame, target)
-        assert later.time == "day" and later.model_.scores["of"].startswith("later rows by day")
+        assert later.time == "day" and later.model_.scores["of"].startswith("the last")
         grouped = clone(estimator(groups="shape", trees=False)).fit(frame, target)
         assert grouped.model_.scores["of"] == "whole groups of shape, left out together"
         assert list(grouped.columns_.index) == list(frame.columns)

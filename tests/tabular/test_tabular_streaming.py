@@ -83,6 +83,28 @@ def test_rows_are_drawn_evenly_whatever_the_parts():
     pd.testing.assert_frame_equal(one, parts)
 
 
+def test_the_same_rows_are_drawn_from_a_file_in_another_order(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=900), "b": rng.choice(["x", "y", None], 900)})
+    frame["c"] = [*range(450), *[None] * 450]  # blank in some parts of the file, whole numbers in others
+    twice = pd.concat([frame, frame[:100]], ignore_index=True)  # rows alike, too
+    drawn = []
+    for rows, part in ((twice, 1000), (twice[::-1], 70), (twice.sample(frac=1, random_state=1), 130)):
+        rows.to_csv(tmp_path / "t.csv", index=False)
+        found, total = streaming._draw(pd.read_csv(tmp_path / "t.csv", chunksize=part), 150, 0)
+        assert total == 1000 and len(found) == 150
+        drawn.append(found.sort_values(["a", "b", "c"]).reset_index(drop=True))
+    pd.testing.assert_frame_equal(drawn[0], drawn[1])
+    pd.testing.assert_frame_equal(drawn[0], drawn[2])
+
+
+def test_rows_alike_are_drawn_one_by_one():
+    """Of two kinds of rows, half of each are drawn: not all of one."""
+    frame = pd.DataFrame({"a": [0, 1] * 500})
+    drawn, _ = streaming._draw((frame[i : i + 64] for i in range(0, 1000, 64)), 500, 0)
+    assert 200 < (drawn["a"] == 0).sum() < 300
+
+
 def test_no_more_than_a_part_and_a_sample_are_held(tmp_path, monkeypatch):
     """Bounded by construction: every frame that is prepared has at most the rows of a part or of the sample."""
     path = tmp_path / "t.csv"

@@ -88,7 +88,7 @@ _SHORT = {
 @click.option(
     "--time",
     metavar="COLUMN",
-    help="Choose and score by later rows, each period predicted from those before it by this column.",
+    help="Score the last fifth of the rows by this column, predicted from those before them, and choose so.",
 )
 @click.option("--group", metavar="COLUMN", help="Score whole groups named by this column, learned without them.")
 @click.option(

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -44,9 +45,9 @@ class TabularModel(Savable):
         random_state: Random seed of folds and subsets; None draws one.
         class_weight: ``balanced`` weights rows by the inverse of their class's frequency; a dict gives the weight of
             each class, 1 where it has none. Probabilities are then those of a table with such classes.
-        time: Column by which rows come. Machines are chosen, scored and given intervals by how they predict each of
-            five periods from those before it; scores are of the last three. Above 12,000 rows scores are of the last
-            fifth, predicted by a model of the earlier rows; intervals are as wide as its worse half asks for.
+        time: Column by which rows come. Scores are of the last fifth of the rows, predicted by a second model that
+            learned from the rows before them alone. Up to 12,000 rows machines are chosen by how they predict each of
+            five periods from those before it.
         groups: Column that names groups of rows: a row is scored, and intervals are made, without its whole group. Up
             to 4,000 rows every group is left out in turn, beyond a fifth of them. Up to 12,000 rows machines are chosen
             so, too. It is not learned from.
@@ -162,43 +163,35 @@ class TabularModel(Savable):
             names = name_groups(frame, self.groups)
             table = frame.drop(columns=find_target(frame.columns, self.groups, "groups"))
         if self.time is not None:
-            moments = read_moments(frame, self.time)
-        # groups and periods of a table that is not long are left out in turn, as folds of the model's own
-        split = names is not None or moments is not None
-        apart = split and len(table) > (sizes or Sizes()).exact
+            moments = read_moments(frame, self.time, find_target(frame.columns, target), weight)
+        sizes = sizes or Sizes()
+        long = len(table) > sizes.exact
+        # groups of a table that is not long are left out in turn, as folds of the model's own
+        apart = moments is not None or (names is not None and long)
+        groups = None if long else names
         training = Training(self.task, self.random_state, progress, sizes, device, self.trees)
         training.learn(
-            table,
-            target,
-            weight,
-            writings=writings,
-            compare=compare and not apart,
-            groups=None if apart else names,
-            moments=None if apart else moments,
+            table, target, weight, writings=writings, compare=compare and not apart, groups=groups, moments=moments
         )
         self.set_state(training.state())
-        if split and not apart:
-            which = f"whole groups of {self.groups}, left out together"
-            if self.groups is None:
-                which = f"later rows by {self.time}, each period predicted from those before it"
-            self.scores["of"] = which
+        if groups is not None:
+            self.scores["of"] = f"whole groups of {self.groups}, left out together"
             widths = "; intervals are as wide as their errors ask for" * (self.target.classes is None)
-            self.notes.append(f"Scores are of {which}{widths}.")
-        if apart:
-            # a second model, of the earlier rows or the other groups, is what the scores are of
+            self.notes.append(f"Scores are of {self.scores['of']}{widths}.")
+        if apart and self.scores["folds"]:
+            # what is scored is a second model, learned in the same way from the earlier rows or the other groups
             scored = choose_scored_rows(names, moments, self.random_state)
+            which = f"a fifth of the groups of {self.groups}, by a model fitted without them"
+            if moments is not None:
+                share = scored.sum() / np.isfinite(moments).sum()
+                which = f"the last {share:.0%} of the rows by {self.time}, predicted from those before them"
+            progress(f"scores of {which}")
+            sizes = replace(sizes, exact=min(sizes.exact, int((~scored).sum()) - long))
             other = Training(self.target.task, self.random_state, progress, sizes, device, self.trees)
-            others = None if weight is None else np.asarray(weight)[~scored]
-            other.learn(table[~scored], target, others, writings=writings, compare=False)
-            earlier = TabularModel(task=self.target.task, random_state=self.random_state)
-            earlier.set_state(other.state())
-            moments = None if moments is None else moments[scored]
-            self.scores, more = score_split(self, earlier, table[scored], moments)
-            which = f"a fifth of the groups of {self.groups}"
-            if self.groups is None:
-                which = f"the last fifth by {self.time}"
-            self.scores["of"] = f"{which}, by a model fitted without them"
-            self.notes.append(f"Scores are of {self.scores['of']}{'; ' * bool(more)}{more}.")
+            self.scores, more = score_split(self, other, table, scored, weight, moments, writings, compare=compare)
+            if self.scores["folds"]:
+                self.scores["of"] = which
+                self.notes.append(f"Scores are of {which}{'; ' * bool(more)}{more}.")
         if self.groups is not None:
             # in its own place: estimators read the columns of an array by place
             names_in_order = [name for name in frame.columns if name != self.target.name]

@@ -92,14 +92,10 @@ def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
     return scores
 
 
-def score_values(predicted: Tensor, y: Tensor, period: Tensor | None = None) -> dict[str, Any]:
-    """Scores of predicted numbers ``(n,)`` for numbers ``(n,)``; with ``period`` against the mean of each period."""
+def score_values(predicted: Tensor, y: Tensor) -> dict[str, Any]:
+    """Scores of predicted numbers ``(n,)`` for numbers ``(n,)``."""
     residual = y - predicted
-    middle = y.mean().expand_as(y)
-    if period is not None:
-        same = period[:, None] == period.unique()  # (n, p)
-        middle = (same * (y @ same.double() / same.sum(0))).sum(1)
-    spread = (y - middle).square().mean()
+    spread = (y - y.mean()).square().mean()
     drawn = torch.linspace(0, len(y) - 1, min(len(y), _DRAWN)).round().long()
     return {
         "r2": float(1 - residual.square().mean() / spread) if float(spread) > 0 else None,
@@ -118,8 +114,6 @@ def beside(
     classes: Array | None,
     progress: Callable[[str], None],
     weight: Tensor | None = None,
-    *,
-    forward: bool = False,
 ) -> dict[str, dict[str, float | None]]:
     """A linear model and boosted trees on the same folds: accuracy, balanced too, log loss and ranks, or R2.
 
@@ -131,7 +125,6 @@ def beside(
         classes: The classes; None for numbers.
         progress: Callback that receives progress messages.
         weight: Weights of all rows in the fits, ``(n,)``; None for 1.
-        forward: Whether a fold is predicted by the folds before it alone.
     """
     found = {}
     c = 0 if classes is None else len(classes)
@@ -142,13 +135,12 @@ def beside(
         outputs = torch.zeros(len(y), max(c, 1), dtype=torch.float64)
         for number in fold[left_out].unique():
             held = fold == number
-            learned = fold < number if forward else ~held
             model = make(c)
             last = f"{model.steps[-1][0]}__" if name == "linear" else ""
-            weights = {} if weight is None else {f"{last}sample_weight": weight[learned].numpy()}
+            weights = {} if weight is None else {f"{last}sample_weight": weight[~held].numpy()}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a solver that stops early says so at every fold
-                model.fit(x[learned].numpy(), y[learned].numpy(), **weights)
+                model.fit(x[~held].numpy(), y[~held].numpy(), **weights)
             if c:
                 outputs[held.nonzero(), torch.from_numpy(model.classes_)] = torch.from_numpy(
                     model.predict_proba(x[held].numpy())
@@ -161,7 +153,7 @@ def beside(
             scores = score_classes(p / p.sum(1, True), truth)
             found[name] = {measure: scores[measure] for measure in MEASURES}
         else:
-            found[name] = {"r2": score_values(scored[:, 0], truth, fold[left_out] if forward else None)["r2"]}
+            found[name] = {"r2": score_values(scored[:, 0], truth)["r2"]}
     return found
 
 

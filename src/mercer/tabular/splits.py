@@ -11,10 +11,10 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from .. import checks
-from .columns import Array, date_format, dates, find_target, numbers, words
+from .columns import Array, Writing, date_format, dates, find_target, numbers, present, words
 from .learner import Learner
-from .scoring import score_classes, score_values
-from .training import LEVEL, order_by_content
+from .scoring import beside, score_classes, score_values, why_no_boosting
+from .training import FEWEST, LEVEL, Training, order_by_content
 
 if TYPE_CHECKING:
     from .model import TabularModel
@@ -42,8 +42,8 @@ def weigh_classes(target: pd.Series[Any], class_weight: str | Mapping[Any, float
     return by_class if weight is None else by_class * np.asarray(weight, dtype=np.float64)
 
 
-def read_moments(frame: pd.DataFrame, time: str) -> Array:  # (n,)
-    """When each row came, by a column of dates or numbers; NaN where it says nothing."""
+def read_moments(frame: pd.DataFrame, time: str, target: str, weight: Any) -> Array:  # (n,)
+    """When each row came, by a column of dates or numbers; NaN where it says nothing, or the row teaches nothing."""
     series = frame[find_target(frame.columns, time, "time")]
     pattern = date_format(series)
     if pattern is None:
@@ -54,7 +54,12 @@ def read_moments(frame: pd.DataFrame, time: str) -> Array:  # (n,)
     if not np.isfinite(values).any():
         need = f"column {time!r} must hold dates or numbers"
         raise ValueError(checks.sentence("time", need, repr(words(series).iloc[0])[:40]))
-    if not (values > np.nanquantile(values, 1 - _SHARE, method="lower")).any():
+    # the last rows of a file may be those to predict
+    teaches = present(frame[target])
+    if weight is not None:
+        teaches &= np.asarray(weight, dtype=np.float64) > 0
+    values = np.where(teaches, values, np.nan)
+    if not np.nanmin(values) < np.nanmax(values):
         need = f"column {time!r} must tell earlier from later rows"
         raise ValueError(checks.sentence("time", need, "rows that are all alike"))
     return np.asarray(values, dtype=np.float64)
@@ -69,7 +74,14 @@ def choose_scored_rows(names: Array | None, moments: Array | None, seed: int) ->
         seed: Random seed of the draw.
     """
     if moments is not None:
-        return np.asarray(moments > np.nanquantile(moments, 1 - _SHARE, method="lower"))
+        # rows of one moment stay together: before the cut or after it, whichever leaves nearly a fifth
+        edge = np.nanquantile(moments, 1 - _SHARE, method="lower")
+        fifth = _SHARE * np.isfinite(moments).sum()
+        after, since = moments > edge, moments >= edge
+        before = np.isfinite(moments) & ~since
+        if not after.any() or (before.any() and since.sum() - fifth < fifth - after.sum()):
+            return np.asarray(since)
+        return np.asarray(after)
     different, place = np.unique(np.asarray(names), return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(different))
     counts = np.bincount(place)[order].cumsum()
@@ -87,48 +99,93 @@ def name_groups(frame: pd.DataFrame, groups: str | None) -> Array:  # (n,)
 
 
 def score_split(
-    model: TabularModel, other: TabularModel, rows: pd.DataFrame, moments: Array | None
+    model: TabularModel,
+    other: Training,
+    table: pd.DataFrame,
+    scored: Array,
+    weight: Any,
+    moments: Array | None,
+    writings: Mapping[str, Writing] | None,
+    *,
+    compare: bool,
 ) -> tuple[dict[str, Any], str]:
-    """Scores of ``other``, fitted without these rows, and a sentence on them; classes are those of ``model``.
+    """Scores of rows, predicted by a model of the other rows, and a sentence on the widths of intervals.
 
-    The intervals of ``model`` get the widths that cover these rows; of later rows, the earlier or the later half, the
-    one that asks for more.
+    The intervals of a ``model`` that was not chosen by periods get the widths that cover these rows; of later rows, the
+    earlier or the later half, the one that asks for more.
 
     Args:
-        model: Of all rows.
-        other: Of the other rows.
-        rows: The rows that are scored.
-        moments: When they came, ``(r,)``; None where they are groups.
+        model: Of all rows; its classes are those that are scored.
+        other: What learns from the other rows.
+        table: All rows.
+        scored: Which of them are scored, ``(n,)``.
+        weight: Weights of all rows, ``(n,)``; None for 1.
+        moments: When they came, ``(n,)``; None where whole groups are scored.
+        writings: For each column how it writes numbers and dates, where ``table`` is a part of the file.
+        compare: Score a linear model and boosted trees in the same way.
     """
-    content = order_by_content(rows)  # sums and ties are the same for any order of rows
-    rows = rows.iloc[content]
-    known = np.asarray(model.target.known(rows[model.target.name]))
-    rows = rows[known]
-    if not len(rows):
-        raise ValueError(checks.sentence("TabularModel", f"scored rows must have {model.target.name!r}", "none"))
-    answers, _ = other.predict_with_surprises(rows)
-    truth = model.target.encode(rows[model.target.name])
+    target = model.target.name
+    known = np.asarray(model.target.known(table[target]))
+    taught = model.target.encode(table[target][known & ~scored])
+    content = order_by_content(table)  # sums and ties are the same for any order of rows
+    place = content[(known & scored)[content]]
+    rows = table.iloc[place]
+    truth = model.target.encode(rows[target])
+    classes = model.target.classes
     head = {"rows": len(rows), "folds": 1}
-    if model.target.classes is None:
+
+    # learn from the other rows, if they say anything
+    why = ""
+    if len(taught) < FEWEST or not len(rows):
+        why = "too few rows come before the last ones"
+    elif classes is not None and len(taught.unique()) < 2:
+        why = "all rows before the last ones are of one class"
+    elif classes is None and not float(truth.min()) < float(truth.max()):
+        why = f"{target} is the same in all of the last rows"
+    if why:
+        return {**head, "folds": 0, "note": why}, ""
+    weights = None if weight is None else np.asarray(weight)[~scored]
+    earlier = None if moments is None else moments[~scored]
+    other.learn(table[~scored], target, weights, writings=writings, moments=earlier)
+    of_others = type(model)(task=model.target.task, random_state=model.random_state)
+    of_others.set_state(other.state())
+
+    # its answers; a class that it never met has next to no probability
+    answers, _ = of_others.predict_with_surprises(rows)
+    said = ""
+    if classes is not None:
+        columns = [f"p_{name}" for name in classes]
+        p = torch.from_numpy(answers.reindex(columns=columns, fill_value=0.0).to_numpy(dtype=np.float64, copy=True))
+        p = p.clamp_min(_LEAST)
+        scores = {**head, **score_classes(p / p.sum(1, keepdim=True), truth)}
+    else:
         predicted = torch.from_numpy(answers["prediction"].to_numpy(copy=True))
-        scores = score_values(predicted, truth)
-        errors = (truth - predicted).abs() / other.learner.spreads(other.encode(rows))
-        if len(errors) < _INTERVAL_ROWS:
-            return {**head, **scores}, ""
-        said = "intervals are as wide as their errors ask for"
-        if moments is not None and len(errors) >= 2 * _INTERVAL_ROWS:
-            # rows of one period err alike, so that one period says little about the next: take the worse of two
-            order = torch.from_numpy(np.argsort(moments[content][known], kind="stable"))
-            errors = max(errors[order].tensor_split(2), key=lambda half: float(half.quantile(LEVEL)))
-            said = "intervals are as wide as the errors of their worse half ask for"
-        # rows of the same groups or days, left out one by one, are easier than those that will come
-        learner = model.learner
-        model.learner = Learner(
-            learner.machine, learner.view, None, errors.sort().values, learner.low, learner.high, learner.spread
-        )
-        return {**head, **scores}, said
-    # a class that the earlier rows or other groups lack has next to no probability
-    columns = [f"p_{name}" for name in model.target.classes]
-    p = torch.from_numpy(answers.reindex(columns=columns, fill_value=0.0).to_numpy(dtype=np.float64, copy=True))
-    p = p.clamp_min(_LEAST)
-    return {**head, **score_classes(p / p.sum(1, keepdim=True), truth)}, ""
+        scores = {**head, **score_values(predicted, truth)}
+        errors = (truth - predicted).abs() / other.learner.spreads(of_others.encode(rows))
+        if other.periods is not None:
+            said = "intervals are as wide as the errors of later periods ask for"  # see Learner.of
+        elif len(errors) >= _INTERVAL_ROWS:
+            said = "intervals are as wide as their errors ask for"
+            if moments is not None and len(errors) >= 2 * _INTERVAL_ROWS:
+                # rows of one period err alike, so that one period says little about the next: take the worse of two
+                order = torch.from_numpy(np.argsort(moments[place], kind="stable"))
+                errors = max(errors[order].tensor_split(2), key=lambda half: float(half.quantile(LEVEL)))
+                said = "intervals are as wide as the errors of their worse half ask for"
+            # rows of the same groups or days, left out one by one, are easier than those that will come
+            learner, ascending = model.learner, errors.sort().values
+            model.learner = Learner(
+                learner.machine, learner.view, None, ascending, learner.low, learner.high, learner.spread
+            )
+
+    if compare:
+        # the other models learn from the same rows, and see the columns as ours does
+        x, y = torch.cat((other.x, of_others.encode(rows))), other.y
+        if classes is not None and other.target.classes is not None:
+            y = torch.from_numpy(np.searchsorted(classes, other.target.classes))[y]
+        y = torch.cat((y, truth))
+        fold = (torch.arange(len(x)) >= len(other.x)).long()
+        weight_of_each = None if other.weight is None else torch.cat((other.weight, torch.ones(len(rows))))
+        scores["beside"] = beside(x, y, fold, fold.nonzero()[:, 0], classes, other.progress, weight_of_each)
+        reason = why_no_boosting(x.shape[1], 0 if classes is None else len(classes))
+        model.notes += [reason] * bool(reason)
+    return scores, said

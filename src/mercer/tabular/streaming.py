@@ -1,8 +1,8 @@
 """Files of any length: one pass to learn, one to predict, and never more than a part and a sample in memory.
 
-The pass draws up to 200,000 rows at random, fewer where columns are many, and watches how every row of the file writes
-numbers and dates. What was drawn is learned from as a table. Under ``torchrun`` every rank reads the file and ends with
-the same model.
+The pass draws up to 200,000 rows by hashes of what they hold, fewer where columns are many, and watches how every row
+of the file writes numbers and dates. What was drawn is learned from as a table. Under ``torchrun`` every rank reads the
+file and ends with the same model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..user_text import spreadsheet_safe
 from .columns import Array, Column, Writing, find_target, is_text
 from .model import TabularModel
 from .reading import read, read_chunks
-from .training import LEVEL, Sizes, order_by_content
+from .training import LEVEL, Sizes, add_hash, order_by_content
 
 __all__ = ["Answers", "fingerprint", "fit_file", "predict_file"]
 
@@ -35,6 +35,9 @@ _FEWEST = 1000
 _FIRST_ROWS = 2000  # rows of the first step where time is short
 _EXACT_GROWTH, _LONG_GROWTH = 2.5, 1.5  # powers of the rows by which learning takes longer, at most
 _STREAM = 0x6D65726365722E64  # of the random numbers that draw rows
+_KNOWN_ROWS = (
+    4_000_000  # different rows of which it is known how often they came; beyond, rows alike are drawn together
+)
 _ANSWERS = ("prediction", "low", "high", "unfamiliar")
 
 Progress = Callable[[str], None]
@@ -177,16 +180,38 @@ def _watch(
 def _draw(chunks: Iterator[pd.DataFrame], most: int, seed: int) -> tuple[pd.DataFrame, int]:
     """``most`` rows drawn without replacement, in their order, numbered as in the file; and the number of all rows.
 
-    Each row draws a number; the rows of the least ones stay. The parts' sizes do not matter.
+    The rows of least keys stay. A key is a hash of what the row holds: the same rows are drawn from a file in another
+    order, and in parts of any size. Rows alike are told apart by how many came before: each has its own chance.
     """
-    # a stream of its own: a column that was made by default_rng(seed) must not equal the numbers drawn here
-    rng, total = np.random.default_rng((seed, _STREAM)), 0
+    total = 0
     kept: list[pd.DataFrame] = []
-    keys = np.zeros(0)
+    keys = np.zeros(0, dtype=np.uint64)
+    known = np.zeros(0, dtype=np.uint64)  # what rows so far hold, ascending
+    counts = np.zeros(0, dtype=np.int64)  # how many of them
+    start = pd.util.hash_array(np.array([seed], dtype=np.uint64) + np.uint64(_STREAM))
     for chunk in chunks:
         chunk = chunk.set_axis(pd.RangeIndex(total, total + len(chunk)), axis=0)
         total += len(chunk)
-        keys = np.concatenate((keys, rng.random(len(chunk))))
+        # what each row holds; a column may be blank, or of whole numbers, in some of the parts
+        content = np.repeat(start, len(chunk))
+        for place in range(chunk.shape[1]):
+            column = chunk.iloc[:, place]
+            column = column.astype(np.float64) if column.dtype.kind in "biuf" else column
+            blank = pd.Series(np.nan, index=column.index)
+            content = np.where(column.isna(), add_hash(content, blank), add_hash(content, column))
+        # how many rows alike came before, in this part and in others
+        different, place_of, occurrences = np.unique(content, return_inverse=True, return_counts=True)
+        spot = np.searchsorted(known, different)
+        met = spot < len(known)
+        met[met] = known[spot[met]] == different[met]
+        before = np.zeros(len(different), dtype=np.int64)
+        before[met] = counts[spot[met]]
+        number = before[place_of] + pd.Series(place_of).groupby(place_of).cumcount().to_numpy()
+        counts[spot[met]] += occurrences[met]
+        fresh = (~met).nonzero()[0][: _KNOWN_ROWS - len(known)]
+        known = np.insert(known, spot[fresh], different[fresh])
+        counts = np.insert(counts, spot[fresh], occurrences[fresh])
+        keys = np.concatenate((keys, pd.util.hash_array(content + np.uint64(_STREAM) * number.astype(np.uint64))))
         kept.append(chunk)
         if len(keys) > most:
             stay = np.sort(np.argpartition(keys, most)[:most])

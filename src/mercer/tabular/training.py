@@ -71,6 +71,8 @@ class Training:
     learner: Learner
     familiarity: Familiarity
     scores: dict[str, Any]
+    x: Tensor  # rows of `learn`, prepared
+    y: Tensor  # their targets
     weight: Tensor | None  # of the rows that `read` has read
     groups: NDArray[Any] | None = None  # names of the groups of the rows that `read` is given
     periods: NDArray[Any] | None = None  # numbers of the periods of these rows, ascending
@@ -112,8 +114,8 @@ class Training:
             writings: For each column how it writes numbers and dates, where ``frame`` is a part of the table.
             compare: Score a linear model and boosted trees on the same rows, too.
             groups: Names of the rows' groups, ``(n,)``: rows of a group are left out together. None for no groups.
-            moments: When the rows came, ``(n,)``: five periods, each predicted by those before it, choose the machines.
-                None where time does not matter.
+            moments: When the rows came, ``(n,)``: five periods, each predicted by those before it, choose the machines
+                of a table that is not long. None where time does not matter.
         """
         weight = checks.weights("TabularModel", "sample_weight", weight, len(frame))
         content = frame
@@ -121,18 +123,19 @@ class Training:
             content = pd.concat((frame.reset_index(drop=True), pd.Series(groups)), axis=1)
         order = order_by_content(content, weight)
         self.groups = None if groups is None else groups[order]
-        if moments is not None:
+        if moments is not None and len(frame) <= self.sizes.exact:
             # periods of equal numbers of rows, the earliest first
             ends = np.nanquantile(moments, np.arange(1, FOLDS) / FOLDS, method="lower")
             periods = np.searchsorted(np.unique(ends), np.nan_to_num(moments, nan=-np.inf))
-            order = order[np.argsort(periods[order], kind="stable")]
-            self.periods = periods[order]
-        x, y = self.read(frame.iloc[order], target, None if weight is None else weight[order], writings)
-        if len(x) <= self.sizes.exact:
-            self.stack(x, y, self.weight, compare=compare)
+            if periods.min() < periods.max():
+                order = order[np.argsort(periods[order], kind="stable")]
+                self.periods = periods[order]
+        self.x, self.y = self.read(frame.iloc[order], target, None if weight is None else weight[order], writings)
+        if len(self.x) <= self.sizes.exact:
+            self.stack(self.x, self.y, self.weight, compare=compare)
         else:
-            self.stack_long(x, y, self.weight, compare=compare)
-        self.rows = len(x)
+            self.stack_long(self.x, self.y, self.weight, compare=compare)
+        self.rows = len(self.x)
 
     def state(self) -> dict[str, Any]:
         """Everything that was learned."""
@@ -249,7 +252,7 @@ class Training:
             self.notes += [f"{endless}."] * bool(endless)
         if compare and self.scores["folds"]:
             classes = self.target.classes
-            self.scores["beside"] = beside(x, y, fold, rows, classes, self.progress, weight, forward=forward)
+            self.scores["beside"] = beside(x, y, fold, rows, classes, self.progress, weight)
             reason = why_no_boosting(x.shape[1], self._classes)
             self.notes += [reason] * bool(reason)
 
@@ -259,8 +262,7 @@ class Training:
         counts = {"rows": len(rows), "folds": len(fold[rows].unique())}
         if self._classes:
             return {**counts, **score_classes(cross_calibrated(held_out, y[rows], len(y), weight), y[rows])}
-        period = None if self.periods is None else fold[rows]
-        return {**counts, **score_values(self.learner.answer(held_out), y[rows], period)}
+        return {**counts, **score_values(self.learner.answer(held_out), y[rows])}
 
     def fold(self, y: Tensor) -> Tensor:  # (n,) -> (n,)
         """The fold of each row."""
@@ -292,12 +294,18 @@ def order_by_content(frame: pd.DataFrame, weight: Tensor | None = None) -> NDArr
         column = frame.iloc[:, place]
         if column.dtype.kind in "iuf":
             column = column.rank(method="dense")
-        try:
-            values = pd.util.hash_pandas_object(column, index=False).to_numpy()
-        except TypeError:  # lists and the like
-            values = pd.util.hash_pandas_object(column.map(repr), index=False).to_numpy()
-        keys = keys * np.uint64(0x9E3779B97F4A7C15) + values  # another column, another place in the sum
+        keys = add_hash(keys, column)
     return np.argsort(keys, kind="stable")
+
+
+def add_hash(keys: NDArray[Any], column: pd.Series[Any]) -> NDArray[Any]:  # (n,), (n,) -> (n,)
+    """Hashes of rows that tell one more column: another column has another place in the sum."""
+    try:
+        values = pd.util.hash_pandas_object(column, index=False).to_numpy()
+    except TypeError:  # lists and the like
+        values = pd.util.hash_pandas_object(column.map(repr), index=False).to_numpy()
+    hashes: NDArray[Any] = keys * np.uint64(0x9E3779B97F4A7C15) + values
+    return hashes
 
 
 def draw_evenly(y: Tensor, classes: int, most: int, generator: torch.Generator) -> Tensor:  # (n,) -> (r,)

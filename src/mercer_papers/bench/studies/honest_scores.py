@@ -2,12 +2,15 @@
 
     OMP_NUM_THREADS=1 python -m mercer_papers.bench.studies.honest_scores lines.jsonl --seeds 2    # resumes
     ... honest_scores lines.jsonl --rows 13000 --tables diamonds baseball    # long tables, by local machines
-    ... honest_scores lines.jsonl --apart --seeds 3    # new groups and later rows alone
+    ... honest_scores lines.jsonl --apart --rows 700 --seeds 3    # new groups and later rows alone
     ... honest_scores lines.jsonl --order    # the same rows in another order: largest change of a score
     ... honest_scores lines.jsonl --noise 20    # shuffled targets: does it score as chance?
 
 Each case draws rows to learn from; up to 4,000 others are new. By groups, no new row belongs to a group learned from;
 by time, all new rows are later. MERCER_DATA names the folder that holds ``tables`` and ``tables_long``.
+
+A score of the past cannot know how the next period differs. How much of a gap is of that kind, boosted trees of
+scikit-learn tell, scored by hand on the same last rows by a model of the rows before them: ``control``.
 """
 
 import argparse
@@ -19,23 +22,38 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from mercer.tabular import TabularModel
+from mercer.tabular.columns import Preparation
 from mercer.tabular.reading import read
 from mercer.tabular.scoring import score_classes, score_values
+from mercer.tabular.splits import choose_scored_rows, read_moments
 
 NEW_ROWS = 4000
-SPLITS = {  # columns that name groups of rows, or that rows come by
-    "exam": ("groups", "school"),
-    "life_expectancy": ("groups", "country"),
-    "baseball": ("groups", "team"),
-    "police_force": ("groups", "neighborhood"),
-    "inspections": ("groups", "business_name"),
-    "chicago": ("time", "date"),
-    "births": ("time", "date"),
-    "incomes": ("time", "year"),
-    "films": ("time", "year"),
+GROUPS = {  # columns that name groups of rows
+    "exam": "school",
+    "life_expectancy": "country",
+    "baseball": "team",
+    "police_force": "neighborhood",
+    "inspections": "business_name",
 }
+TIMES = {  # columns that rows come by
+    "chicago": "date",
+    "births": "date",
+    "incomes": "year",
+    "films": "year",
+    "life_expectancy": "year",
+    "baseball": "year",
+    "inspections": "Year",
+    "birthdays": "date",
+    "grinnell_houses": "Date",
+    "doctor_visits": "year",
+    "arrests": "year",
+    "police_force": "response_datetime",
+    "bird_strikes": "date",
+}
+SPLITS = {"groups": GROUPS, "time": TIMES}
 METRICS = ("r2", "accuracy", "log_loss", "auroc", "coverage")
 
 
@@ -48,7 +66,9 @@ def tables() -> pd.DataFrame:
     return pd.concat(parts).set_index("table")
 
 
-def draw(frame: pd.DataFrame, split: tuple[str, str] | None, rows: int, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def draw(
+    frame: pd.DataFrame, target: str, split: tuple[str, str] | None, rows: int, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows to learn from and new ones."""
     rng = np.random.default_rng(1000 + seed)
     if split is None:
@@ -57,7 +77,7 @@ def draw(frame: pd.DataFrame, split: tuple[str, str] | None, rows: int, seed: in
         return frame.iloc[order[:rows]], frame.iloc[order[rows : rows + NEW_ROWS]]
     kind, column = split
     if kind == "time":  # later rows are new, as many as the model scores itself on
-        place = frame[column].rank(method="first").to_numpy()
+        place = pd.Series(read_moments(frame, column, target, None)).rank(method="first").to_numpy()
         start = rng.uniform(0, 0.2) * len(frame)
         length = 0.8 * (len(frame) - start)
         early = (place > start) & (place <= start + length)
@@ -82,6 +102,24 @@ def score_new(model: TabularModel, new: pd.DataFrame) -> dict[str, float]:
     return score_classes(p, truth)
 
 
+def score_control(old: pd.DataFrame, new: pd.DataFrame, target: str, task: str, time: str) -> dict[str, list[float]]:
+    """Boosted trees: the score of the last fifth by a model of the rows before, and of new rows by a model of all."""
+    late = choose_scored_rows(None, read_moments(old, time, target, None), 0)
+    scores = []
+    for learned, asked in ((old[~late], old[late]), (old, new)):
+        preparation = Preparation().fit(learned.drop(columns=target))
+        x, z = (preparation.prepare(rows.drop(columns=target)).x.numpy() for rows in (learned, asked))
+        if task == "regression":
+            trees = HistGradientBoostingRegressor(random_state=0).fit(x, learned[target])
+            scores.append(score_values(torch.from_numpy(trees.predict(z)), torch.tensor(asked[target].to_numpy(float))))
+        else:
+            trees = HistGradientBoostingClassifier(random_state=0).fit(x, learned[target].astype(str))
+            known = asked[target].astype(str).isin(trees.classes_).to_numpy()
+            truth = torch.from_numpy(np.searchsorted(trees.classes_, asked[target].astype(str)[known]))
+            scores.append(score_classes(torch.from_numpy(trees.predict_proba(z[known])), truth))
+    return {m: [scores[0][m], scores[1][m]] for m in ("r2", "accuracy", "log_loss") if m in scores[0]}
+
+
 def measure(asked: argparse.Namespace) -> None:
     """One line for each table, seed and split that has none yet."""
     keys = ("table", "seed", "split", "rows", "study")
@@ -91,8 +129,8 @@ def measure(asked: argparse.Namespace) -> None:
         if asked.tables and name not in asked.tables:
             continue
         splits = [] if asked.apart else [None]
-        if str(name) in SPLITS and study == "honest":
-            splits.append(SPLITS[str(name)])
+        if study == "honest":
+            splits += [(kind, named[str(name)]) for kind, named in SPLITS.items() if str(name) in named]
         for split in splits:
             for seed in range(asked.noise or asked.seeds):
                 case = dict(
@@ -102,7 +140,7 @@ def measure(asked: argparse.Namespace) -> None:
                     continue
                 frame = read(about["folder"] / f"{name}.csv.gz")
                 frame = frame[frame[about["target"]].notna()]
-                old, new = draw(frame, split, asked.rows, seed)
+                old, new = draw(frame, about["target"], split, asked.rows, seed)
                 if study == "noise":
                     shuffled = np.random.default_rng(seed).permutation(old[about["target"]].to_numpy())
                     old = old.assign(**{about["target"]: shuffled})
@@ -119,6 +157,9 @@ def measure(asked: argparse.Namespace) -> None:
                     other = {"r2": 0.0, "auroc": 0.5, "accuracy": own.get("always_most_frequent")}
                 else:
                     other = score_new(model, new)
+                if split is not None and split[0] == "time":
+                    case["control"] = score_control(old, new, about["target"], about["task"], split[1])
+                    case |= {f"{m}_off_of_trees": a - b for m, (a, b) in case["control"].items()}
                 case |= {m: [own.get(m), other.get(m)] for m in METRICS if other.get(m) is not None}
                 # as single numbers, too, which documents can quote
                 for metric in METRICS:
@@ -138,18 +179,26 @@ def lines(path: Path) -> list[dict]:
 
 
 def summarize(path: Path) -> None:
-    """For each study and split: the mean difference of each score, its standard error and the largest."""
-    groups: dict[tuple, list[float]] = {}
+    """For each study and split: the mean difference of each score, its standard error and the largest.
+
+    Cases of one table are alike, so the error is that of the tables' means.
+    """
+    groups: dict[tuple, dict[str, list[float]]] = {}
     for line in lines(path):
-        for metric in METRICS:
-            if metric in line:
-                own, other = line[metric]
-                value = other if metric == "coverage" else own - other
-                groups.setdefault((line["study"], line["split"], line["rows"], metric), []).append(value)
-    for (study, split, rows, metric), values in sorted(groups.items()):
-        error = np.std(values) / len(values) ** 0.5
-        mean, worst = f"{np.mean(values):+.4f} +- {error:.4f}", f"largest {np.max(np.abs(values)):.4f}"
-        print(f"{study:7s} {split:7s} {rows:6d} rows {metric:9s} {mean}, {worst}, {len(values)} cases")
+        found = {metric: line.get(metric) for metric in METRICS}
+        found |= {f"{metric} of trees": pair for metric, pair in line.get("control", {}).items()}
+        for metric, pair in found.items():
+            if pair is not None and (metric == "coverage" or pair[0] is not None):  # no area without rows of a class
+                value = pair[1] if metric == "coverage" else pair[0] - pair[1]
+                tables = groups.setdefault((line["study"], line["split"], line["rows"], metric), {})
+                tables.setdefault(line["table"], []).append(value)
+    for (study, split, rows, metric), tables in sorted(groups.items()):
+        means = [float(np.mean(values)) for values in tables.values()]
+        every = np.concatenate(list(tables.values()))
+        error = np.std(means, ddof=1) / len(means) ** 0.5 if len(means) > 1 else np.nan
+        mean, worst = f"{np.mean(means):+.4f} +- {error:.4f}", f"largest {np.abs(every).max():.4f}"
+        count = f"{len(every)} cases of {len(means)} tables"
+        print(f"{study:7s} {split:7s} {rows:6d} rows {metric:17s} {mean}, {worst}, {count}")
 
 
 if __name__ == "__main__":

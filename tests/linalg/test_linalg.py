@@ -9,7 +9,7 @@ from mercer import NumericalWarning
 from mercer.kernels import RBF
 from mercer.linalg.blocks import block_rows, blockwise, blockwise_matmul, slices
 from mercer.linalg.cholesky import cholesky
-from mercer.linalg.eigen import randomized_range, top_eigh
+from mercer.linalg.eigen import lanczos_eigh, randomized_range, top_eigh
 from mercer.linalg.operators import SymmetricOperator
 from mercer.linalg.ridge import ridge_loo
 from mercer.linalg.torch_internals import add_in_place, norms, scale_in_place
@@ -106,6 +106,33 @@ def test_top_eigh_finds_multiple_eigenvalues_and_low_rank(generator):
     got = top_eigh(a, 9)
     expected = torch.tensor([3.0, 3.0, 3.0, 2.0, 2.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(got.values, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lanczos_eigh_equals_the_dense_solver(dtype, generator):
+    n, k = 400, 9
+    q = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))[0]
+    exact = 0.8 ** torch.arange(n, dtype=torch.float64)
+    a = ((q * exact) @ q.mT).to(dtype)
+    got = lanczos_eigh(a, k, tolerance=0.0, relative=1e-3)
+    assert got is not None
+    torch.testing.assert_close(got.values, exact[:k], rtol=1e-4, atol=0)
+    assert ((q[:, :k] * got.vectors).sum(0).abs() > 0.999).all()
+    true = (a.double() @ got.vectors - got.vectors * got.values).norm(dim=0)
+    torch.testing.assert_close(got.residuals, true, rtol=0.1, atol=1e-6)
+
+
+def test_lanczos_eigh_misses_no_pair_without_saying_so(generator):
+    """Equal eigenvalues, of which one start sees one, are handed back or found; a rank below k is handed back."""
+    q = torch.linalg.qr(torch.randn(300, 300, dtype=torch.float64, generator=generator))[0]
+    for copies in (2, 3, 5):
+        values = 0.8 ** torch.arange(300, dtype=torch.float64)
+        values[2 : 2 + copies] = values[2]
+        got = lanczos_eigh((q * values) @ q.mT, 8, tolerance=1e-13, relative=1e-3)
+        if got is not None:
+            torch.testing.assert_close(got.values, values[:8], rtol=1e-2, atol=0)
+    values[5:] = 0
+    assert lanczos_eigh((q * values) @ q.mT, 8, tolerance=1e-13, relative=1e-3) is None
 
 
 def test_top_eigh_is_deterministic_and_checks_k(generator):

@@ -122,6 +122,7 @@ class FeatureMap(
 
     def set_params(self, **params: Any) -> Self:
         """Construct an unfitted map with some arguments changed."""
+        # Arguments of the map, then those of its kernel, which is copied: the old map keeps its own.
         known = self.get_params(deep=False)
         for name in params:
             checks.choice(type(self).__name__, "a parameter", name.partition("__")[0], known)
@@ -166,9 +167,10 @@ class FeatureMap(
 
     def kernel(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """The approximate Gram matrix, ``f(x) @ f(y).T``."""
-        features = self(x)
-        columns = features if y is None else self(y)
-        return features @ columns.mT
+        rows = columns = self(x)
+        if y is not None:
+            columns = self(y)
+        return rows @ columns.mT
 
     def error(self, x: Tensor, *, generator: torch.Generator | None = None) -> float:
         r"""Relative error :math:`\|K - \Phi \Phi^\top\|_F / \|K\|_F` on at most 1,000 rows drawn from ``x``."""
@@ -179,7 +181,9 @@ class FeatureMap(
                 x = x[torch.randperm(len(x), generator=generator, device=x.device)[:_ERROR_ROWS]]
             gram = self.exact(x)
             norm = float(torch.linalg.matrix_norm(gram))
-            return float(torch.linalg.matrix_norm(gram - self.kernel(x))) / norm if norm > 0 else 0.0
+            if norm == 0:
+                return 0.0
+            return float(torch.linalg.matrix_norm(gram - self.kernel(x))) / norm
 
     @contextmanager
     def _share_draws(self) -> Iterator[None]:

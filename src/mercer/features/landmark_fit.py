@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .. import checks
 from ..kernels import Kernel
-from ..kernels.tiled_gram import TiledGram
+from ..kernels.tiled_gram import NOISE, STORAGE, TiledGram
 from ..linalg.cholesky import cholesky, shift_diagonal
-from ..linalg.eigen import TopEigh, top_eigh
+from ..linalg.eigen import lanczos_eigh, top_eigh
 from ..linalg.operators import SymmetricOperator
 from ..rows import Rows
 from ..rows.agreement import has_several_ranks, map_shared_rows
@@ -31,8 +31,7 @@ _SAMPLE_ROWS = 4096
 _FEW_LANDMARKS = 256  # each is a kernel value for every row: by trial 512 lower the error by 0.1 % at twice the cost
 _FINE_ROWS = 2048  # float64 rows are held in float64 up to here
 _FINE_RATIO = 1e-4  # eigenvalues below this share of the largest are noisy in float32
-_ARRAY_ROWS = 256, 4096  # between these the Gram matrix is one array, and ARPACK is quicker than block Lanczos
-_RESTARTS = 20  # of ARPACK, which cannot finish where the rank is below k
+_ARRAY_ROWS = 256, 4096  # between these the Gram matrix is one array, and one vector is quicker than a block
 _ACCURACY = 1e-3  # residual of a pair, relative to its eigenvalue
 _SMOOTH = 0.15  # what landmarks may leave of the kernel, relative to what rank k leaves, for their own functions to do
 _HELD_ROWS = 512
@@ -153,7 +152,7 @@ def _decompose_sample(task: Task, x: Tensor, m: int) -> tuple[Tensor, Tensor]:  
     # Measure the loss on others.
     fit, true = features(widen(kernel, x[judged])).double() @ coefficients, functions[judged] * roots
     gap = (true.mT @ true).square().sum() + (fit.mT @ fit).square().sum() - 2 * (true.mT @ fit).square().sum()
-    loss = math.sqrt(max(float(gap), 0.0)) * (n / len(judged)) / math.sqrt(exact.gram.squared_norm)
+    loss = math.sqrt(max(float(gap), 0.0)) * (n / len(judged)) / math.sqrt(exact.squared_norm)
     _log.info(
         "NeuralEigenfunctions: %d of %d rows decomposed, compressed to %d landmarks at a loss of %.1e of K.",
         n, task.n, m, loss,
@@ -170,7 +169,7 @@ class Exact(NamedTuple):
     """The leading pairs of a Gram matrix, as combinations of K(., rows)."""
 
     rows: Tensor  # (n, ...), in the dtype that the kernel was computed in
-    gram: TiledGram
+    squared_norm: float  # of the Gram matrix
     pairs: Pairs
     functions: Tensor  # (n, k): the eigenfunctions at the rows
 
@@ -196,53 +195,45 @@ def _decompose_in(kernel: Kernel, x: Tensor, k: int, storage: str) -> Exact:
     # The Gram matrix: one array where it is small and no other rank could hold a share of it, else tiles.
     n = len(x)
     array: Tensor | None = None
+    operator: SymmetricOperator
     if _ARRAY_ROWS[0] < n <= _ARRAY_ROWS[1] and 3 * k < n and x.device.type == "cpu" and not has_several_ranks():
-        array = kernel(x)
-        gram = TiledGram(n, storage, x.device, side=n)
-        gram.put(0, 0, array)
-        gram.settle()
+        array = held = kernel(x).to(STORAGE[storage])
+        operator = SymmetricOperator(lambda v: (v.mT.to(held.dtype) @ held).mT.double(), n)
+        squared_norm = float(torch.linalg.vector_norm(array)) ** 2
     else:
-        gram = TiledGram.of(kernel, x, storage)
-    if not math.isfinite(gram.squared_norm):
+        operator = gram = TiledGram.of(kernel, x, storage)
+        squared_norm = gram.squared_norm
+    if not math.isfinite(squared_norm):
         need = "the kernel must be finite on x"
         raise ValueError(checks.sentence("NeuralEigenfunctions", need, "NaN or infinity", "Standardise x."))
 
-    # Its top pairs. Where k of them are all there is, their own accuracy is what counts.
-    top = None
-    if array is not None:
-        top = _run_arpack(array, k)
-    if top is None:
-        top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise, relative=_ACCURACY)
-    captured = float(top.values.square().sum()) / max(gram.squared_norm, torch.finfo(torch.float64).tiny)
-    if math.sqrt(max(1 - captured, 1e-12)) < _ACCURACY:
-        top = top_eigh(gram, min(k, n), tolerance=8 * gram.noise)
+    # Its top pairs, each to an accuracy of its own. Where k of them are all there is, that is not enough: again, to the
+    # last digit.
+    tolerance = 8 * NOISE[storage]
+    for relative in (_ACCURACY, 0.0):
+        top = None
+        if array is not None:
+            top = lanczos_eigh(array, k, tolerance=tolerance, relative=relative)
+        if top is None:
+            top = top_eigh(operator, min(k, n), tolerance=tolerance, relative=relative)
+        captured = float(top.values.square().sum()) / max(squared_norm, torch.finfo(torch.float64).tiny)
+        if math.sqrt(max(1 - captured, 1e-12)) >= _ACCURACY:
+            break
+    assert top is not None
 
     # Eigenvectors as functions of mean square 1, and as combinations of K(., x); 0 beyond the rank.
-    floor = n * float(torch.finfo(torch.float64).eps) if storage == "float64" else 8 * gram.noise
+    floor = n * float(torch.finfo(torch.float64).eps) if storage == "float64" else tolerance
     alive = top.values > floor * top.values[:1].clamp_min(0)
     functions = top.vectors * alive * math.sqrt(n)  # a mask times a number would be float32
     rotation = functions / torch.where(alive, top.values, 1.0)
     pairs = Pairs(top.values * alive / n, rotation, top.residuals * alive / n).pad(k)
-    return Exact(x, gram, pairs, torch.nn.functional.pad(functions, (0, k - functions.shape[1])))
-
-
-def _run_arpack(matrix: Tensor, k: int) -> TopEigh | None:  # (n, n)
-    """The top pairs by ARPACK, quicker than our blocks on few rows; None where it does not finish, as at low rank."""
-    from scipy.sparse.linalg import ArpackError, eigsh
-
-    fixed = torch.Generator().manual_seed(0)
-    start = torch.randn(len(matrix), dtype=matrix.dtype, generator=fixed).numpy()
-    try:
-        answer = eigsh(matrix.numpy(), k, which="LA", v0=start, tol=_ACCURACY, maxiter=_RESTARTS)
-    except ArpackError:
-        return None
-    values, vectors = torch.from_numpy(answer[0].copy()).flip(0), torch.from_numpy(answer[1]).flip(1)
-    residuals = (matrix @ vectors - vectors * values).norm(dim=0)
-    return TopEigh(values.double(), vectors.double(), residuals.double())
+    return Exact(x, squared_norm, pairs, torch.nn.functional.pad(functions, (0, k - functions.shape[1])))
 
 
 def _tiles_fit(n: int, storage: str) -> bool:
-    """Whether a Gram matrix of n rows takes at most half of the free memory."""
+    """Whether a Gram matrix of n rows takes at most half of the free memory; few rows are not asked."""
+    if n <= _ARRAY_ROWS[1]:
+        return True
     free = checks.available_memory()
     return free is None or 2 * TiledGram.bytes_for(n, storage) <= free
 

@@ -126,9 +126,10 @@ def blank_network_basis(
 
 
 def _combine_functions(task: Task, trained: OutputBasis) -> tuple[NetworkBasis, Pairs]:
+    """Rayleigh-Ritz on the network's hidden features; what is below 100 roundings of them is noise."""
     basis = _ritz_basis(trained, task.k)
     values = basis(task.sample)
-    floor = 100 * (torch.finfo(values.dtype).eps)
+    floor = 100 * torch.finfo(values.dtype).eps
     pairs = ritz(task.operator, values, task.k, rows=len(task.sample), floor=floor)
     return basis, normalize_functions(basis, pairs, task.rows)
 
@@ -142,6 +143,7 @@ def _ritz_basis(trained: OutputBasis, k: int) -> NetworkBasis:
 
 
 def _keep_functions(task: Task, basis: OutputBasis, values: Tensor, rotation: Tensor) -> tuple[NetworkBasis, Pairs]:
+    """The network's own outputs as functions, with their residuals on the sample, at mean square 1 over all rows."""
     pairs = normalize_functions(basis, Pairs(values, rotation, values), task.sample)
     functions = basis(widen(task.kernel, task.sample)).double() @ pairs.rotation
     return basis, normalize_functions(
@@ -158,7 +160,8 @@ def _measure_rows(x: Readable, c: int) -> tuple[Tensor, Tensor]:
 
 
 def _make_parallel(shape: torch.Size, k: int, c: int, generator: torch.Generator | None) -> ParallelNetworks:
-    width = 32 if 2 * 32 * k <= _HIDDEN else max(4, _HIDDEN // (2 * k))
+    # Many functions get narrow networks, so that Rayleigh-Ritz can take all hidden features.
+    width = max(4, min(32, _HIDDEN // (2 * k)))
     return ParallelNetworks(shape.numel(), k, outputs=c, width=width, generator=generator)
 
 

@@ -144,7 +144,9 @@ class NeuralEigenfunctions(FeatureMap):
             return self.method
         if isinstance(self.exact, NetworkKernel):
             return "distill"
-        return "landmarks" if self.given_network[0] is None else "neuralef"
+        if self.given_network[0] is not None:
+            return "neuralef"
+        return "landmarks"
 
     @property
     def rank(self) -> int:
@@ -158,6 +160,8 @@ class NeuralEigenfunctions(FeatureMap):
         if self.method == "auto":
             kind = type(self.exact).__name__
             _log.info("NeuralEigenfunctions: auto picks %r for %s: %s.", method, kind, _WHY[method])
+
+        # The fitter answers with a basis of functions, and with the pairs as combinations of them.
         network = self.given_network[0]
         task = Task(self.exact, x, self.k, self.ritz, self.plan, self.generator, network, self.given_landmarks)
         if self._factorizes():
@@ -182,17 +186,21 @@ class NeuralEigenfunctions(FeatureMap):
     @override
     def kernel(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # -> (n, m), or (n, m, c, c)
         """The approximate Gram matrix."""
-        left = self(x)
-        right = left if y is None else self(y)
-        return left @ right.mT if left.ndim == 2 else torch.einsum("nck,mdk->nmcd", left, right)
+        left = right = self(x)
+        if y is not None:
+            right = self(y)
+        if left.ndim == 3:  # functions with c outputs: a matrix for each pair of rows
+            return torch.einsum("nck,mdk->nmcd", left, right)
+        return left @ right.mT
 
     def _functions(self, x: Tensor) -> Tensor:
         assert self.basis is not None
         dtype = x.dtype if x.is_floating_point() else self.projection.dtype
         values = self.basis(x)  # (n c, m)
         functions = (values @ self.projection.to(values.dtype)).to(dtype)
-        c = self.basis.outputs
-        return functions if c == 1 else functions.reshape(len(x), c, self.k)
+        if self.basis.outputs == 1:
+            return functions
+        return functions.reshape(len(x), self.basis.outputs, self.k)
 
     def _factorizes(self) -> bool:
         return self.strategy == "factorized" and getattr(self.exact, "matrix_valued", False)
@@ -245,6 +253,8 @@ def fit_factorized(task: Task, fitter: Callable[[Task], tuple[Basis, Pairs]]) ->
     best = table.flatten().topk(task.k)
     picks, mixing = best.indices // len(weights), vectors[:, best.indices % len(weights)]
     product = ProductBasis(basis, pairs.rotation, picks, mixing * (best.values > 0))
+
+    # Their residuals on the matrix-valued kernel itself say how far it is from such a product.
     functions = product(task.sample).double()
     eye = torch.eye(task.k, dtype=torch.float64, device=functions.device)
     return product, Pairs(best.values, eye, task.residuals(functions, best.values))

@@ -52,9 +52,11 @@ def deflate(psi: Tensor, gram: Tensor, deflation: str) -> Tensor:  # (b, k), (b,
     """
     r = psi.mT @ (gram @ psi)  # (k, k)
     if deflation == "first_order":
+        # The upper triangle of r, each row over its diagonal: what function i explains of those after it.
         diagonal = r.diagonal()
         divisor = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal))
         return psi - psi @ torch.triu(r / divisor[:, None], 1)
+    # Exact: the columns of Psi L^-T are orthonormal in K, so column j times L_jj is the residual.
     jitter = 1e-6 * r.diagonal().mean().clamp_min(torch.finfo(r.dtype).tiny)
     factor, info = torch.linalg.cholesky_ex(shift_diagonal(r, jitter))
     if int(info):

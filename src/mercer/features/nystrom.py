@@ -78,6 +78,7 @@ class Nystrom(FeatureMap):
 
     def eigenfunctions(self, x: Tensor) -> Tensor:  # (n, d) -> (n, m)
         r""":math:`\psi_j(x)`, with mean square 1 over the fitted rows; 0 where the eigenvalue is."""
+        # The features are sqrt(mu) psi.
         roots = self.eigenvalues.sqrt()
         inverse = torch.where(roots > 0, 1 / torch.where(roots > 0, roots, torch.ones_like(roots)), 0.0)
         features = self(x)
@@ -133,12 +134,16 @@ class Nystrom(FeatureMap):
         spectrum = values.new_zeros(self.m)
         spectrum[:rank] = values[:rank]
         if rank < self.m:
-            rows = f", the rows of x are {n}" if n < self.m else ""
+            rows = ""
+            if n < self.m:
+                rows = f", the rows of x are {n}"
             checks.warn("Nystrom", f"rank {rank} below m = {self.m}{rows}; the other {self.m - rank} features are 0.")
         dtype = x.dtype if x.is_floating_point() else torch.float64
         # What the map needs: eigenvalues, one projection K(., z) -> features, the share of the trace left out.
         self.eigenvalues = spectrum.to(dtype)
         self.projection = (features.whitener @ rotation).to(dtype)
-        residual = 1 - spectrum.sum() * n / diag if diag > 0 else spectrum.new_zeros(())
+        residual = spectrum.new_zeros(())
+        if diag > 0:
+            residual = 1 - spectrum.sum() * n / diag
         self.residual = residual.clamp(0, 1).to(dtype)
         return rotation

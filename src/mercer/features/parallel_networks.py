@@ -11,14 +11,12 @@ from typing_extensions import override
 
 from .. import checks
 
-ACTIVATIONS = ("sin_cos", "relu", "tanh")
-
 
 class ParallelNetworks(nn.Module):
     r"""k fully connected networks of equal shape, run as batched matrix products.
 
-    Network j is :math:`\hat\psi(x, w_j)` of deng2022. The activation ``"sin_cos"`` gives the sine and the cosine of
-    each unit, twice the width; by trial it mattered most of all settings for smooth kernels.
+    Network j is :math:`\hat\psi(x, w_j)` of deng2022. The activation is the sine and the cosine of each unit, twice
+    the width; by trial it mattered most of all settings for smooth kernels.
 
     Args:
         in_features: d; inputs ``(n, *shape)`` are flattened.
@@ -26,7 +24,6 @@ class ParallelNetworks(nn.Module):
         outputs: c of each network; above 1 the answer is ``(n, c, k)`` (strategy 1 for matrix-valued kernels).
         width: Units of each hidden layer.
         depth: Hidden layers.
-        activation: ``"sin_cos"``, ``"relu"`` or ``"tanh"``.
         generator: Randomness of the weights.
     """
 
@@ -40,16 +37,13 @@ class ParallelNetworks(nn.Module):
         outputs: int = 1,
         width: int = 32,
         depth: int = 2,
-        activation: str = "sin_cos",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("in_features", in_features), ("k", k), ("outputs", outputs), ("width", width)):
             checks.integer("ParallelNetworks", name, value, 1)
         checks.integer("ParallelNetworks", "depth", depth, 1)
-        self.activation = checks.choice("ParallelNetworks", "activation", activation, ACTIVATIONS)
-        self.k, self.outputs = k, outputs
-        fan = 2 * width if activation == "sin_cos" else width
+        self.k, self.outputs, fan = k, outputs, 2 * width
         self.hidden_features = k * fan
         # Layer sizes, the same for all k networks; weights as torch draws those of a linear layer.
         sizes = [(in_features, width), *[(fan, width)] * (depth - 1), (fan, outputs)]
@@ -60,7 +54,9 @@ class ParallelNetworks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)
         """Column j is network j."""
         h = torch.baddbmm(self.biases[-1], self._run_body(x), self.weights[-1])  # (k, n, c)
-        return h[..., 0].mT if self.outputs == 1 else h.permute(1, 2, 0)
+        if self.outputs == 1:
+            return h[..., 0].mT
+        return h.permute(1, 2, 0)
 
     def read_hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k * width of the last layer)
         """What goes into the readouts of all networks, side by side."""
@@ -70,12 +66,7 @@ class ParallelNetworks(nn.Module):
         h = x.flatten(1).expand(self.k, -1, -1)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             h = torch.baddbmm(bias, h, weight)
-            if self.activation == "sin_cos":
-                h = torch.cat((h.sin(), h.cos()), 2)
-            elif self.activation == "relu":
-                h = h.relu()
-            else:
-                h = h.tanh()
+            h = torch.cat((h.sin(), h.cos()), 2)
         return h
 
 
@@ -126,7 +117,9 @@ class Trunk(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)
         """Column j stands for eigenfunction j."""
         out: Tensor = self.readout(self.read_hidden(x))
-        return out if self.outputs == 1 else out.reshape(len(x), self.outputs, self.k)
+        if self.outputs > 1:
+            out = out.reshape(len(x), self.outputs, self.k)
+        return out
 
     def read_hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, width)
         """What goes into the readout."""
@@ -176,19 +169,18 @@ class L2BatchNorm(nn.Module):
         if self.training:
             others = [dim for dim in range(h.ndim) if dim != 1]
             mean_square = h.square().mean(others)
-            self._track(mean_square.detach())
+            with torch.no_grad():
+                # The running mean square: an even mean of the first batches, then one that forgets.
+                self.num_batches_tracked += 1
+                weight = 1.0 / self.num_batches_tracked.to(self.mean_square.dtype)
+                if self.momentum is not None:
+                    weight = weight.clamp(min=self.momentum)
+                self.mean_square += weight * (mean_square.to(self.mean_square.dtype) - self.mean_square)
         else:
             mean_square = self.mean_square.to(h.dtype)
         zero = mean_square <= 0
         inverse = torch.where(zero, torch.zeros_like(mean_square), torch.where(zero, 1.0, mean_square).rsqrt())
         return h * inverse.reshape(-1, *[1] * (h.ndim - 2))
-
-    @torch.no_grad()
-    def _track(self, mean_square: Tensor) -> None:
-        self.num_batches_tracked += 1
-        even = 1.0 / self.num_batches_tracked.to(self.mean_square.dtype)
-        weight = even if self.momentum is None else even.clamp(min=self.momentum)
-        self.mean_square += weight * (mean_square.to(self.mean_square.dtype) - self.mean_square)
 
     @override
     def extra_repr(self) -> str:

@@ -59,13 +59,16 @@ class RandomFourier(FeatureMap):
 
     @override
     def learn(self, x: Readable) -> None:  # (n, d)
+        # Frequencies from the spectral density, m / 2 of them; an odd feature has one more, and a phase.
         d = x.shape[1]
         single = self.m - 2 * self._pairs
         normal = standard_normal(self._pairs + single, d, self.orthogonal, self.generator).to(x.device)
         omega = self.exact.frequencies(normal, self.generator).mT  # (d, pairs + single)
         phase = torch.rand(max(1, single), generator=self.generator, dtype=torch.float64).to(x.device) * 2 * torch.pi
-        origin = torch.zeros(1, d, dtype=x.dtype, device=x.device)
         self.omega, self.phase = omega.to(x.dtype), phase.to(x.dtype)
+
+        # Each pair has the square sum 2 s / m with s = k(x, x), which is the same for all x.
+        origin = torch.zeros(1, d, dtype=x.dtype, device=x.device)
         self.scale = (self.exact.gram_diag(origin)[0] / self.m).sqrt().to(x.dtype)
 
     @override
@@ -141,6 +144,7 @@ def standard_normal(m: int, d: int, orthogonal: bool, generator: torch.Generator
     normal = torch.randn(m, d, dtype=torch.float64, generator=generator)
     if not orthogonal:
         return normal
+    # Random rotations, their rows as long as normal ones are.
     blocks = []
     for start in range(0, m, d):
         square = torch.randn(d, d, dtype=torch.float64, generator=generator)

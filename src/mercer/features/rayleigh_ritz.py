@@ -55,15 +55,18 @@ def kernel_operator(kernel: Kernel, x: Tensor) -> SymmetricOperator:
 
     Explicit features and the Gram matrices of networks are computed once; of other kernels no Gram matrix is held.
     """
+    # K = F F^T of explicit features: two thin products.
     n = len(x)
     features = _explicit_features(kernel, x)
     if features is not None:
         return SymmetricOperator(lambda v: features @ (features.mT @ v) / n, len(features), device=x.device)
+    # A network's Gram matrix is dear: compute it once.
     if isinstance(kernel, NetworkKernel):
         gram = map_shared_rows(lambda part: kernel(part, None if part is x else x), x).double()
         if gram.ndim == 4:  # (n, n, c, c): a matrix for each pair, as (n c, n c)
             gram = gram.transpose(1, 2).flatten(2).flatten(0, 1)
         return SymmetricOperator(lambda v: gram @ v / n, len(gram), device=x.device)
+    # Any other kernel is computed anew for each product, block by block.
     return SymmetricOperator(
         lambda v: map_shared_rows(lambda part: kernel.matmul(part, x, v), x).double() / n, n, device=x.device
     )
@@ -80,15 +83,20 @@ def ritz(operator: SymmetricOperator, basis: Tensor, k: int, *, rows: int, floor
         floor: Directions with singular values below this share of the largest are rounding noise and are left out,
             and so are eigenvalues below it.
     """
+    # An orthonormal basis Q of the span, without directions that are rounding.
     left, sizes, right = torch.linalg.svd(basis.double(), full_matrices=False)
     keep = sizes > floor * sizes[:1]
     scale = math.sqrt(rows)
     q = left[:, keep] * scale  # orthonormal for the mean over rows
+
+    # The operator seen from the span, Q^T K Q, and its pairs: the best that the span holds.
     product = operator @ q
     projected = q.mT @ product / rows
     values, vectors = torch.linalg.eigh((projected + projected.mT) / 2)
     values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
     residuals = (product @ vectors - q @ vectors * values).norm(dim=0) / scale
+
+    # The pairs as combinations of the given functions; 0 beyond the rank.
     alive = values > floor * values[:1].clamp_min(0)
     to_orthonormal = right[keep].mT * (scale / sizes[keep])  # (m, r)
     return Pairs(values * alive, to_orthonormal @ vectors * alive, residuals * alive).pad(k)
@@ -99,6 +107,7 @@ def exact_functions(kernel: NetworkKernel, x: Tensor, k: int, *, floor: float) -
     n = len(x)
     features = _explicit_features(kernel, x)
     if features is not None and features.shape[1] < len(features):
+        # Of F F^T / n from the smaller F^T F / n: the functions are F v / sqrt(mu).
         values, right = torch.linalg.eigh(features.mT @ features / n)
         values, right = values.flip(0)[:k], right.flip(1)[:, :k]
         alive = values > floor * values[:1].clamp_min(0)

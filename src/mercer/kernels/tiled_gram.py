@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from .. import checks
 from ..linalg.operators import SymmetricOperator
@@ -17,7 +18,8 @@ STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.in
 _SIDE = 512  # wide enough for BLAS; a kernel's temporaries and both products of a tile find it in the cache
 _STEPS = 32767
 _ROUNDING = 8 * 2.0**-52
-_NOISE = 64 * 2.0**-52
+NOISE = {"float64": 64 * 2.0**-52, "float32": 2.0**-23, "int16": 2.0**-23}
+"""What an eigenvalue must exceed, beside the largest one, to be told from 0; products of float32 tiles round there."""
 
 
 class TiledGram(SymmetricOperator):
@@ -38,7 +40,8 @@ class TiledGram(SymmetricOperator):
     """
 
     def __init__(self, n: int, storage: str, device: torch.device, side: int | None = None) -> None:
-        super().__init__(self._multiply, n, device=device)
+        # Its own method as the product would be a cycle: the matrix would outlive its last user.
+        super().__init__(None, n, device=device)
         self.storage, self.side = storage, side or _side(n)
         self.squared_norm, self._diagonal, self._squared_error = 0.0, 0.0, 0.0
         self._tiles: dict[tuple[int, int], tuple[Tensor, float]] = {}
@@ -46,9 +49,11 @@ class TiledGram(SymmetricOperator):
         self._scratch = torch.empty(0, dtype=torch.float32, device=device)
         if storage == "int16":
             self._scratch = torch.empty(self.side, self.side, dtype=torch.float32, device=device)
-        # Products of tiles in float32 round in float32; a fixed-point step, drawn at random in each of n x n entries,
-        # has a norm of about 0.6 sqrt(n) steps beside an eigenvalue of order n.
-        self.noise = {"float64": _NOISE, "float32": 2.0**-23, "int16": 2.0**-23 + 2 / (_STEPS * n**0.5)}[storage]
+        self.noise = NOISE[storage]
+        if storage == "int16":
+            # A fixed-point step, drawn at random in each of n x n entries, has a norm of about 0.6 sqrt(n) steps beside
+            # an eigenvalue of order n.
+            self.noise += 2 / (_STEPS * n**0.5)
         self.rounding = _ROUNDING if storage == "float64" else 2.0**-24
 
     @classmethod
@@ -108,7 +113,8 @@ class TiledGram(SymmetricOperator):
         every = [(i, i + offset) for offset in blocks for i in blocks if i + offset in blocks]  # by diagonals
         return ((i, j, self._span(i), self._span(j)) for i, j in deal_out(every))
 
-    def _multiply(self, v: Tensor) -> Tensor:  # (n, b) -> (n, b)
+    @override
+    def multiply(self, v: Tensor) -> Tensor:  # (n, b) -> (n, b)
         if v.shape[1] == 1:
             return self._vector(v[:, 0].to(self._work))[:, None]
         v = v.mT.to(self._work).contiguous()  # (b, n): BLAS is several times faster at few rows than at few columns

@@ -1,4 +1,4 @@
-r"""The largest eigenvalues and their vectors, or their span, by products only; and EigenPro's plan with them.
+r"""The largest eigenvalues and their vectors, or their span, by products; and EigenPro's plan with them.
 
 EigenPro: gradient descent is as slow as its step, which the largest eigenvalue bounds. Shrinking each direction above
 the tail :math:`\tau` by :math:`s_i = 1 - \tau / \lambda_i` levels them to it. With :math:`\beta` the largest squared
@@ -8,9 +8,13 @@ Belkin 2018, Theorem 4; the preconditioner of Ma and Belkin 2017).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import checks
@@ -19,6 +23,8 @@ from .operators import SymmetricOperator, as_operator
 _DENSE = 256  # rows up to which the dense solver is quicker than any iteration
 _CHEAP = 4096  # rows up to which two products cost less than one dense solution of the small problem
 _BLOCK = 8  # vectors a product: finds multiplicities up to 8 and keeps the product a matrix product
+_LOOK = 4  # products between two looks at the residuals, where there is one vector
+_PROBE = 4  # products at least of the search for a pair that was passed over: on 252 grids 3 miss none
 
 
 class TopEigh(NamedTuple):
@@ -137,6 +143,94 @@ def _replace_lost(q: Tensor, tail: Tensor, basis: Tensor, scale: float) -> Tenso
     for _ in range(2):
         q = torch.linalg.qr((q - (q @ basis.mT) @ basis).mT)[0].mT
     return q
+
+
+def lanczos_eigh(matrix: Tensor, k: int, *, tolerance: float, relative: float) -> TopEigh | None:  # (n, n)
+    """The k largest eigenpairs of a symmetric matrix in memory, by Lanczos from one vector: the fewest products.
+
+    One start meets one vector of each eigenspace, so rows on a grid or a circle would lose pairs without a sign of it.
+    A second start, outside what the first one spans, therefore looks for an eigenvalue above the k-th.
+
+    Args:
+        matrix: On the CPU, finite; its lower triangle is read.
+        k: Pairs wanted, below n.
+        tolerance: Residual asked for, relative to the largest eigenvalue.
+        relative: Residual asked for, relative to a pair's own eigenvalue; meeting either is enough.
+
+    Returns:
+        None where :func:`top_eigh` must decide: an eigenvalue is multiple, the rank is below k, or 8 k + 64 products
+        were not enough.
+    """
+    from scipy.linalg import eigh_tridiagonal
+
+    n, array = len(matrix), matrix.detach().numpy()
+    look, probes = 2 * k, 0
+    for basis, alphas, betas in _lanczos_steps(array, np.empty((0, n), array.dtype), min(n - 1, 8 * k + 64)):
+        # Ritz pairs, once in a while. The residual of one is beta times the last entry of its vector.
+        width = len(alphas)
+        if width < look and betas[-1] > 0:
+            continue
+        values, rotation = (part[..., -k:] for part in eigh_tridiagonal(alphas, betas[:-1]))
+        residuals = betas[-1] * np.abs(rotation[-1])
+        look = width + _LOOK
+        if width < k or (residuals > np.maximum(tolerance * values[-1], relative * values)).any():
+            continue
+
+        # They have converged. The largest Ritz value outside the basis shows whether one was passed over.
+        vectors = rotation.astype(array.dtype).T @ basis  # (k, n)
+        *_, (_, across, along) = _lanczos_steps(array, basis, min(n - width, max(_PROBE, width // 8)))
+        hidden = eigh_tridiagonal(across, along[:-1], eigvals_only=True)[-1]
+        if hidden <= values[0] + 10 * max(relative * values[0], tolerance * values[-1]):
+            parts = (values[::-1], vectors[::-1].T, residuals[::-1])
+            return TopEigh(*(torch.from_numpy(part.copy()).double() for part in parts))
+
+        # More products find a simple eigenvalue that the start was nearly orthogonal to; never a multiple one.
+        probes += 1
+        if probes == 2:
+            break
+        look = 3 * width // 2
+    return None
+
+
+def _lanczos_steps(
+    array: NDArray[np.floating], fixed: NDArray[np.floating], limit: int
+) -> Iterator[tuple[NDArray[np.floating], list[float], list[float]]]:  # (n, n), (f, n)
+    """Lanczos from a random vector in the complement of ``fixed``: after each product the basis and T's diagonals.
+
+    In numpy, whose calls are a few times shorter than torch's; BLAS's symv reads half of the matrix.
+    """
+    from scipy.linalg.blas import get_blas_funcs
+
+    columns = array.T  # BLAS counts by columns
+    symv = get_blas_funcs("symv", (columns,))
+    n, f, eps = len(array), len(fixed), float(np.finfo(array.dtype).eps)
+    basis = np.empty((f + limit, n), array.dtype)
+    basis[:f] = fixed
+    w = np.random.default_rng(f).standard_normal(n).astype(array.dtype)
+    w -= (fixed @ w) @ fixed
+    beta, scale = math.sqrt(w @ w), 0.0
+    alphas: list[float] = []
+    betas: list[float] = []
+    for width in range(f + 1, f + limit + 1):
+        # Multiply the last vector; take the part along the basis away twice, because once leaves rounding.
+        np.divide(w, beta, out=basis[width - 1])
+        inside = basis[:width]
+        w = symv(1.0, columns, basis[width - 1])
+        coupling = inside @ w
+        w -= coupling @ inside
+        w -= (inside @ w) @ inside
+        alphas.append(float(coupling[-1]))
+        beta = math.sqrt(w @ w)
+
+        # An exhausted Krylov space leaves rounding, which is no direction: it ends here.
+        scale = max(scale, abs(alphas[-1]), beta)
+        if beta <= 32 * eps * math.sqrt(n) * scale:
+            beta = 0.0
+        betas.append(beta)
+        yield basis[f:width], alphas, betas
+
+        if not beta:
+            return
 
 
 def shrink_directions(

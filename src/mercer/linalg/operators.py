@@ -19,7 +19,7 @@ class SymmetricOperator:
     r"""A symmetric matrix :math:`A` of shape ``(n, n)`` that is never held: only :math:`A v` is computed.
 
     Args:
-        product: ``(n, b) -> (n, b)``, the product with b columns.
+        product: ``(n, b) -> (n, b)``, the product with b columns; None for a class that defines :meth:`multiply`.
         n: Rows of A.
         dtype: Dtype of the products.
         device: Device of the products.
@@ -32,7 +32,7 @@ class SymmetricOperator:
 
     def __init__(
         self,
-        product: Callable[[Tensor], Tensor],
+        product: Callable[[Tensor], Tensor] | None,
         n: int,
         *,
         dtype: torch.dtype = torch.float64,
@@ -62,7 +62,12 @@ class SymmetricOperator:
             need = f"v must have shape ({self.n},) or ({self.n}, b)"
             raise ValueError(checks.sentence(type(self).__name__, need, tuple(v.shape)))
         if v.ndim == 1:
-            return self._product(v[:, None])[:, 0]
+            return self.multiply(v[:, None])[:, 0]
+        return self.multiply(v)
+
+    def multiply(self, v: Tensor) -> Tensor:  # (n, b) -> (n, b)
+        """The product with checked columns."""
+        assert self._product is not None
         return self._product(v)
 
     def __matmul__(self, v: Tensor) -> Tensor:  # (n,) or (n, b) -> the same

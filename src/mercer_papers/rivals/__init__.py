@@ -2,6 +2,7 @@
 
 from .esgd import ESGD
 from .multi_batch_lbfgs import MultiBatchLBFGS
+from .nested_lora import NestedLoRA
 from .spin import SpectralInference
 from .swag import SWAG
 from .two_layer_net import Descent, TwoLayerNet, neural_embedding, train_two_layer
@@ -11,6 +12,7 @@ __all__ = [
     "SWAG",
     "Descent",
     "MultiBatchLBFGS",
+    "NestedLoRA",
     "SpectralInference",
     "TwoLayerNet",
     "neural_embedding",

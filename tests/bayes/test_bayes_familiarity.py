@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.exceptions import NotFittedError
 from torch import nn
 from torch.nn import functional as F
@@ -187,3 +187,33 @@ def test_near_and_far_strangers_are_told_apart_from_familiar_rows():
 def test_it_says_what_it_reads(network, fitted):
     assert repr(Familiarity(network)) == "Familiarity(Sequential): not fitted"
     assert repr(fitted) == "Familiarity(Sequential): reads 0, 2; 900 rows known"
+
+
+@pytest.mark.parametrize("load", [load_digits, load_breast_cancer, load_wine], ids=["digits", "cancer", "wine"])
+def test_one_in_twenty_new_familiar_rows_is_above_one_half_with_few_reference_rows(load):
+    features, labels = load(return_X_y=True)
+    x, y = torch.tensor(features, dtype=torch.float32), torch.tensor(labels)
+    x = (x - x.mean(0)) / x.std(0).clamp_min(1e-3)
+    shares = []
+    for seed in range(8):
+        order = torch.randperm(len(x), generator=seeded(seed))
+        train, reference, new = order[:60], order[60:100], order[100:]
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(x.shape[1], 16), nn.ReLU(), nn.Linear(16, int(y.max()) + 1))
+        network = trained(network, x[train], y[train], F.cross_entropy, 100)
+        scores = Familiarity(network, generator=seeded(seed)).fit(x[train], x[reference]).score(x[new])
+        shares.append(float((scores > 0.5).double().mean()))
+    # A share has a variance of .05 * .95 * (1 / 40 + 1 / new) by the draw of the reference rows and of the new ones.
+    error = (0.05 * 0.95 * (1 / 40 + 1 / len(new)) / 8) ** 0.5
+    assert abs(sum(shares) / 8 - 0.05) < 2.5 * error, shares
+
+
+def test_reference_rows_are_compared_with_the_others():
+    network = classifier(dtype=torch.float32)
+    f = Familiarity(network).fit(torch.randn(60, 3, generator=seeded()), torch.randn(30, 3, generator=seeded(1)))
+    views = torch.randn(30, 3, generator=seeded(2), dtype=torch.float64)
+    f.reference_ = views.sort(0).values
+    left_out = f._surprise(views, left_out=True)
+    for i, row in enumerate(views):
+        f.reference_ = torch.cat((views[:i], views[i + 1 :])).sort(0).values
+        torch.testing.assert_close(left_out[i], f._surprise(row[None])[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -145,6 +145,29 @@ class Curvature:
             total *= len(self.f) / max(1, len(f))
         total = Rows(self.f).total(total)
         return (total + total.mT) / 2
+
+    def eigenvalues(self, density: Likelihood) -> Tensor:  # -> (k,)
+        """Of the matrix, descending."""
+        return eigenpairs(self.at(density))[0]
+
+    def spread_of(self, psi: Tensor, outside: Tensor) -> Callable[[Likelihood], Callable[[float], Tensor]]:
+        """Covariances of rows' outputs as a function of the likelihood, then of the prior precision.
+
+        Args:
+            psi: The rows' Psi ``(n, c, k)``.
+            outside: What they have outside the directions ``(n, c)``, for variances alone, or ``(n, c, c)``.
+        """
+
+        def at(density: Likelihood) -> Callable[[float], Tensor]:
+            values, vectors = eigenpairs(self.at(density))
+            rotated = psi @ vectors.to(psi.dtype)
+            if outside.ndim == 3:
+                return lambda precision: covariance(rotated, outside, values, precision)
+            # The squares are most of the cost, and all that variances need.
+            squares = rotated.square()
+            return lambda precision: squares @ (1 / (values + precision)).to(squares.dtype) + outside / precision
+
+        return at
 
     def _read_psi(self) -> Iterator[tuple[slice, Tensor]]:  # -> (b, c, k) each
         for part in slices(len(self.x), self.batch_size):

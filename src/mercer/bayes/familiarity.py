@@ -48,7 +48,9 @@ class Familiarity(SavedWithoutNetwork):
 
     Each view becomes a surprise :math:`w (-\log p) + v b` with p the share of reference rows that are at least as
     strange, and b how far it lies beyond their 95 % quantile; w = v = 1, but w = 0.75 and v = 2 for the layers. Their
-    sum is put on the scale of the reference rows: half its rank up to the 95 % quantile, which is 0.5, then towards 1.
+    sum is put on the scale of the reference rows, each compared with the others: half its rank up to the 95 % quantile,
+    which is 0.5, then towards 1. From 19 reference rows on, one in twenty new rows like them is above 0.5 on average,
+    with few of them rather less.
 
     A network fits its training rows closely, so fresh rows of the same kind look less familiar than they are. Pass
     validation rows to ``fit``, if you have some, to set the scale.
@@ -147,11 +149,15 @@ class Familiarity(SavedWithoutNetwork):
         self.known_layers_ = ((torch.cat(before, 1) - self.shift_) / self.scale_).to(dtype)
         self.known_directions_ = F.normalize(last).to(dtype)
 
-        # The scale: the views of the reference rows, and the quantiles of their surprise.
+        # The scale: the views of the reference rows, and the quantiles of their surprise. Each row is compared with the
+        # others, as a new row will be with all of them. Of m + 1 rows that are alike the last is as likely in one place
+        # as in another, so the quantile of level q is the q (m + 1)-th least.
         views = self._views(network, reference)
         self.reference_ = views.sort(0).values
-        levels = torch.linspace(0, _TAIL, 96, dtype=views.dtype, device=views.device)
-        self.knots_ = self._surprise(views).quantile(levels)
+        m = len(views)
+        places = torch.linspace(0, _TAIL, 96, dtype=views.dtype, device=views.device) * (m + 1) - 1
+        levels = (places / max(1, m - 1)).clamp(0, 1)
+        self.knots_ = self._surprise(views, left_out=True).quantile(levels)
         return self
 
     def score(self, x: Any) -> Tensor:  # (n, ...) -> (n,)
@@ -206,13 +212,30 @@ class Familiarity(SavedWithoutNetwork):
             views.append((_EXPONENT * (log_p + log_q)).exp().sum(1))
         return torch.stack(views, 1)
 
-    def _surprise(self, views: Tensor) -> Tensor:  # (n, v) -> (n,)
-        # p of each view: the share of reference rows that are at least as strange
+    def _surprise(self, views: Tensor, *, left_out: bool = False) -> Tensor:  # (n, v) -> (n,)
+        """The sum over the views; of rows that are reference rows themselves, each beside the others."""
         known = self.reference_  # (m, v), each column ascending
-        below = torch.searchsorted(known.mT.contiguous(), views.mT.contiguous()).mT
-        share = (len(known) - below + 1).to(views.dtype) / (len(known) + 1)
-        # b: how far beyond their 95 % quantile, in units of its distance from the median
-        middle, tail = known.quantile(torch.tensor([0.5, _TAIL], dtype=known.dtype, device=known.device), 0)
+        left_out = left_out and len(known) > 1
+        m = len(known) - int(left_out)
+
+        # p of each view: the share of reference rows that are at least as strange
+        below = torch.searchsorted(known.mT.contiguous(), views.mT.contiguous()).mT  # (n, v)
+        share = (m - below + 1).to(views.dtype) / (m + 1)
+
+        # The median and the 95 % quantile of each view, between two places; the row left out moves those behind it.
+        quantiles = []
+        for level in (0.5, _TAIL):
+            low = int(level * (m - 1))
+            values = []
+            for place in (low, min(low + 1, m - 1)):
+                places = torch.full_like(below, place)
+                if left_out:
+                    places = places + (places >= below)
+                values.append(known.gather(0, places))
+            quantiles.append(torch.lerp(*values, level * (m - 1) - low))
+        middle, tail = quantiles
+
+        # b: how far beyond the 95 % quantile, in units of its distance from the median
         beyond = ((views - tail) / (tail - middle).clamp_min(_LEAST)).clamp(0, _MOST)
         rank_weights, tail_weights = views.new_tensor((_RANK_WEIGHTS, _TAIL_WEIGHTS))[:, : views.shape[1]]
         surprise: Tensor = tail_weights @ beyond.mT - rank_weights @ share.log().mT

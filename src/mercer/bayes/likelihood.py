@@ -164,7 +164,8 @@ def link_named(name: str, generator: torch.Generator | None = None) -> Link:
 class Likelihood(ABC):
     r"""p(y | f). A variant writes the curvature, the density and the predictive density.
 
-    :math:`\Lambda`, ``(c, c)`` for each row, is the Hessian of :math:`-\log p(y | f)` over f; it is never formed.
+    :math:`\Lambda = \mathrm{diag}(a) - b b^\top`, ``(c, c)`` for each row, is the Hessian of :math:`-\log p(y | f)`
+    over f; it is never formed.
     """
 
     has_noise: ClassVar[bool]  # learned from rows; without it nothing has to be
@@ -185,8 +186,13 @@ class Likelihood(ABC):
         r""":math:`S u` with :math:`S S^\top = \Lambda`."""
 
     @abstractmethod
+    def curvature_parts(self, f: Tensor) -> tuple[Tensor, Tensor]:  # (n, c) -> (n, c), (n, c)
+        r"""The vectors a and b of :math:`\Lambda = \mathrm{diag}(a) - b b^\top`."""
+
     def curvature_product(self, f: Tensor, u: Tensor) -> Tensor:  # (n, c), (n, c, r) -> (n, c, r)
         r""":math:`\Lambda u`."""
+        a, b = (part[..., None] for part in self.curvature_parts(f))
+        return a * u - b * (b * u).sum(1, keepdim=True)
 
     @abstractmethod
     def log_density(self, f: Tensor, y: Tensor) -> Tensor:  # (n, c), (n, ...) -> (n,)
@@ -237,11 +243,11 @@ class Softmax(Likelihood):
         return (root * u - p * (root * u).sum(1, keepdim=True)) / self.temperature
 
     @override
-    def curvature_product(self, f: Tensor, u: Tensor) -> Tensor:
-        p = self._mean(f)[..., None]
+    def curvature_parts(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        p = self._mean(f)
         if f.shape[1] == 1:
-            return p * (1 - p) * u / self.temperature**2
-        return (p * u - p * (p * u).sum(1, keepdim=True)) / self.temperature**2
+            return p * (1 - p) / self.temperature**2, torch.zeros_like(p)
+        return p / self.temperature**2, p / self.temperature
 
     def _mean(self, f: Tensor) -> Tensor:
         if f.shape[1] == 1:
@@ -309,8 +315,8 @@ class Gaussian(Likelihood):
         return u / math.sqrt(self.noise)
 
     @override
-    def curvature_product(self, f: Tensor, u: Tensor) -> Tensor:
-        return u / self.noise
+    def curvature_parts(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.full_like(f, 1 / self.noise), torch.zeros_like(f)
 
     @override
     def log_density(self, f: Tensor, y: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
@@ -14,6 +14,7 @@ from .. import checks
 from ..rows import Rows
 from ..rows.stored import Readable
 from ..signals.layers import trainable
+from .class_blocks import ClassBlocks, ClassBlocksSpan, ClassCurvature, fits_class_blocks
 from .directions import (
     Curvature,
     DistilledSpan,
@@ -39,7 +40,7 @@ from .jacobian import (
 from .likelihood import Gaussian, Likelihood, Softmax, likelihood_named, mean_over_ranks
 from .network import draw_seed, own_network, weights_of, zero_row
 from .posterior import NetworkPosterior
-from .prior_choice import ValidationRows, best_temperature, by_evidence, by_validation, compare_with_temperature
+from .prior_choice import SpreadAt, best_temperature, by_evidence, by_validation, compare_with_temperature
 from .validation import check_network_runs, check_outputs, not_fitted
 
 _EXACT_WEIGHTS = 2000  # a last layer of no more weights is taken whole
@@ -79,7 +80,7 @@ class LinearizedLaplace(NetworkPosterior):
     Args:
         model: The trained network, outputs ``(n, c)`` (or an object with ``.logits``); one output is a logit.
         likelihood: ``"classification"`` (softmax) or ``"regression"`` (Gaussian with learned noise).
-        k: Directions among all weights; None for 20.
+        k: Directions among the weights; None for 20 of all weights, or every one of a last layer.
         complement: Keep the prior variance outside the directions.
         prior_precision: :math:`1 / \sigma_0^2`: ``"validation"`` takes the least whose log-loss on ``val_loader`` is
             within 0.5 % of the best and at most 0.1 % above a temperature's (of a regression, the best; ``"evidence"``
@@ -87,11 +88,13 @@ class LinearizedLaplace(NetworkPosterior):
             marginal likelihood on the training rows, or a number. The first two choose a regression's noise, too; else
             it is the mean squared residual.
         parameters: ``"last"``, those of the last layer that runs: one forward pass for each prediction, and exact up
-            to 2,000 weights whatever k; or ``"all"`` that require grad, k forward and c backward passes. None is the
-            last layer, or all where ``k`` is given. In one trial
-            all took 77 passes for a log-loss of 0.3545, the last layer had 0.3546 and a temperature 0.3549; on a
-            ResNet-20 the last layer has 0.2361 and a temperature 0.2352. Of a `mercer.nn.KernelClassifier` all its
-            parameters count that require grad: weights, bias, linear map, center, scale and the kernel's coefficients.
+            to 2,000 weights whatever k. A larger linear layer is exact, too, up to 4,096 rows or so, unless ``k`` is
+            given (:class:`~mercer.bayes.class_blocks.ClassBlocks`; its prior precision is chosen by the diagonal blocks
+            alone). Or ``"all"`` that require grad, k forward and c backward passes. None is the last layer, or all
+            where ``k`` is given. In one trial all took 77 passes for a log-loss of 0.3545, the last layer had 0.3546
+            and a temperature 0.3549; on a ResNet-20 the last layer has 0.2361 and a temperature 0.2352. Of a
+            `mercer.nn.KernelClassifier` all its parameters count that require grad: weights, bias, linear map, center,
+            scale and the kernel's coefficients.
         temperature: T of a classifier; None chooses it together with the prior precision on ``val_loader``, and is 1
             where the prior is not chosen there.
         link: From Gaussian outputs to probabilities: ``"probit"``, ``"pairwise"``, ``"laplace_bridge"`` or
@@ -110,6 +113,7 @@ class LinearizedLaplace(NetworkPosterior):
         noise_: Noise variance (regression only).
         eigenvalues_: ``(k,)`` of the Gauss-Newton matrix in the directions, descending.
         directions_: Q ``(p, k)``.
+        class_blocks_: The posterior of a large linear last layer, which has no directions; else None.
         validation_loss_: Log-loss on the validation rows of the network, of the best temperature alone, and of this.
 
     Use it for probabilities that know their own doubt, of a network you have trained.
@@ -144,7 +148,7 @@ class LinearizedLaplace(NetworkPosterior):
             raise ValueError(checks.sentence(where, "model must have parameters that require grad", "none", fix))
         if parameters is None:  # k counts directions among all weights: who gives it means all
             parameters = "last" if k is None else "all"
-        self.k = _DIRECTIONS if k is None else checks.integer(where, "k", k, 1)
+        self.k = None if k is None else checks.integer(where, "k", k, 1)
         self.complement = bool(complement)
         if isinstance(prior_precision, str):
             checks.choice(where, "prior_precision", prior_precision, _PRIORS)
@@ -200,43 +204,61 @@ class LinearizedLaplace(NetworkPosterior):
             elif val is not None:
                 density = density.at(best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(val_f, val_y))))
 
-            # The directions that the data says most about, and the Gauss-Newton matrix in them. A small last layer is
-            # taken whole: its posterior is exact.
-            k = self.k
-            if self.parameters == "last" and jacobian.size <= _EXACT_WEIGHTS:
-                k = jacobian.size
-            self.directions_: Tensor = leading_directions(
-                jacobian, x, f, k, density, weighted=self.complement,
-                iterations=self.iterations, batch_size=self.batch_size, seed=draw_seed(self.generator),
-            )  # fmt: skip
-            curvature = Curvature(jacobian, x, f, self.directions_, self.batch_size)
-
-            # A small network that gives Psi and the variance outside in one pass.
-            span = self._exact_span(jacobian)
+            # The Gauss-Newton matrix: of a large last layer output by output, else in the directions that the data says
+            # most about. A small last layer is taken whole, in all directions there are.
+            self.class_blocks_: ClassBlocks | None = None
             self.student_: EigenfunctionNetwork | None = None
-            if self.eigenfunctions == "network":
-                self.student_ = distill_network(
-                    Rows(x).gather(), span.block, jacobian.network, self.network_steps,
-                    self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
+            self.rotation_: Tensor | None = None
+            self._covariance_blocks = {}
+            c, size = f.shape[1], jacobian.size
+            curvature: Curvature | ClassCurvature
+            spread_of: Callable[[Tensor], SpreadAt]
+            large = self.k is None and size > _EXACT_WEIGHTS and fits_class_blocks(c, size // c)
+            if large and isinstance(jacobian, LastLayerJacobian):
+                self.directions_: Tensor = f.new_zeros(size, 0)
+                curvature = ClassCurvature(jacobian, x, f, self.batch_size)
+                spread_of = curvature.spread_of
+            else:
+                k = _DIRECTIONS if self.k is None else self.k
+                if self.parameters == "last" and size <= _EXACT_WEIGHTS:
+                    k = size
+                self.directions_ = leading_directions(
+                    jacobian, x, f, k, density, weighted=self.complement,
+                    iterations=self.iterations, batch_size=self.batch_size, seed=draw_seed(self.generator),
                 )  # fmt: skip
-                span = DistilledSpan(span, self.student_, self.complement)
+                directed = curvature = Curvature(jacobian, x, f, self.directions_, self.batch_size)
+
+                # A small network that gives Psi and the variance outside in one pass.
+                span = self._exact_span(jacobian)
+                if self.eigenfunctions == "network":
+                    self.student_ = distill_network(
+                        Rows(x).gather(), span.block, jacobian.network, self.network_steps,
+                        self.batch_size, draw_seed(self.generator), mix=self.packing_ is None,
+                    )  # fmt: skip
+                    span = DistilledSpan(span, self.student_, self.complement)
+                full = self._link.needs_covariance and isinstance(density, Softmax)
+
+                def spread_of(x: Tensor) -> SpreadAt:
+                    return directed.spread_of(*span.parts(x, full=full)[1:])
 
             # The prior precision, and with it the temperature or the noise.
             self.squared_norm_ = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
-            density = self._choose_prior(curvature, density, f, y, val, span)
+            density = self._choose_prior(curvature.eigenvalues, spread_of, density, f, y, val)
             self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
             self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
             self.log_likelihood_ = float(Rows(f, y).sum(lambda f, y: density.log_density(f, y).double().sum()))
 
-            # Turn the directions to the eigenvectors of the matrix: the posterior is diagonal in them. The small
+            # The posterior. In the eigenvectors of the matrix it is diagonal: turn the directions to them. The small
             # network learned the old ones, so its Psi is turned when it is asked.
+            if isinstance(curvature, ClassCurvature):
+                self.eigenvalues_ = f.new_zeros(0)
+                self.class_blocks_ = curvature.invert(density, self.prior_precision_)
+                return self
             self.eigenvalues_, vectors = eigenpairs(curvature.at(density, every_row=True))
             rotation = vectors.to(self.directions_.dtype)
             self.directions_ = self.directions_ @ rotation
-            self.rotation_: Tensor | None = None
             if self.student_ is not None:
                 self.rotation_ = rotation
-            self._covariance_blocks = {}
         return self
 
     def log_marginal_likelihood(self) -> float:
@@ -247,18 +269,21 @@ class LinearizedLaplace(NetworkPosterior):
         """
         if not hasattr(self, "log_likelihood_"):
             raise not_fitted("LinearizedLaplace.log_marginal_likelihood")
-        spread = float((1 + self.eigenvalues_.double() / self.prior_precision_).log().sum())
+        if self.class_blocks_ is not None:
+            spread = self.class_blocks_.log_determinant
+        else:
+            spread = float((1 + self.eigenvalues_.double() / self.prior_precision_).log().sum())
         value: float = self.log_likelihood_ - (self.prior_precision_ * self.squared_norm_ + spread) / 2
         return value
 
     def _choose_prior(
         self,
-        curvature: Curvature,
+        eigenvalues: Callable[[Likelihood], Tensor],
+        spread_of: Callable[[Tensor], SpreadAt],
         density: Likelihood,
         f: Tensor,
         y: Tensor,
         val: tuple[Tensor, ...] | None,
-        span: Span,
     ) -> Likelihood:
         """Set the prior precision; give the likelihood with the temperature or noise chosen with it."""
         if not isinstance(self.prior_precision, str):
@@ -270,20 +295,19 @@ class LinearizedLaplace(NetworkPosterior):
             if self.prior_precision == "validation":
                 _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
             residuals = Rows(y - f).gather() if isinstance(density, Gaussian) else None
-            values, _ = eigenpairs(curvature.at(density))
-            self.prior_precision_, density = by_evidence(values, density, self.squared_norm_, residuals)
+            self.prior_precision_, density = by_evidence(eigenvalues(density), density, self.squared_norm_, residuals)
             return density
 
-        # On validation rows: their Psi is computed once, and every precision and temperature is tried on it.
+        # On validation rows: what their spread is made of is computed once, then every precision and temperature is
+        # tried.
         x, f, y = val
-        full = self._link.needs_covariance and isinstance(density, Softmax)
-        rows = ValidationRows(f, y, *span.parts(x, full=full)[1:])
+        spread_at, link = spread_of(x), self._link
         self.prior_precision_, density = by_validation(
-            curvature, density, rows, self._link, temperature=self.temperature is None
+            spread_at, density, f, y, link, temperature=self.temperature is None
         )
         if isinstance(density, Softmax):
-            losses = rows.loss(density, *eigenpairs(curvature.at(density)), self.prior_precision_, self._link)
-            self.validation_loss_ = compare_with_temperature(rows, losses)
+            losses = density.loss(f, spread_at(density)(self.prior_precision_), y, link)
+            self.validation_loss_ = compare_with_temperature(f, y, losses)
         return density
 
     @override
@@ -307,6 +331,9 @@ class LinearizedLaplace(NetworkPosterior):
         return DistilledSpan(exact, self.student_, self.complement, self.rotation_)
 
     def _exact_span(self, jacobian: Jacobian) -> Span:
+        if self.class_blocks_ is not None:
+            assert isinstance(jacobian, LastLayerJacobian)
+            return ClassBlocksSpan(jacobian, self.class_blocks_, self.batch_size)
         p, k = self.directions_.shape
         if self.complement and k < p:
             return SpanAndComplement(jacobian, self.directions_, self.batch_size)
@@ -372,8 +399,10 @@ class LinearizedLaplace(NetworkPosterior):
     @override
     def _describe(self) -> list[str]:
         weights = "all weights" if self.head_ is None else f"last layer {self.head_ or type(self.model).__name__}"
-        k = self.directions_.shape[1]
-        return [weights, f"{k} directions", f"prior precision {self.prior_precision_:.3g}", *super()._describe()]
+        directions = f"{self.directions_.shape[1]} directions"
+        if self.class_blocks_ is not None:
+            directions = "all directions"
+        return [weights, directions, f"prior precision {self.prior_precision_:.3g}", *super()._describe()]
 
     @override
     def _all_count(self) -> bool:

@@ -12,7 +12,6 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
 from ..rows import Rows
-from .directions import Curvature, covariance, eigenpairs
 from .likelihood import Gaussian, Likelihood, Link, Softmax, mean_over_ranks
 
 _PRECISIONS = torch.logspace(-4, 8, 37, dtype=torch.float64).tolist()
@@ -24,39 +23,29 @@ _SHARES = tuple(2 ** (-i / 3) for i in range(8))  # of the temperature alone: va
 _STEPS = tuple(2 ** (i / 9) for i in (-1, 0, 1))
 _log = logging.getLogger("mercer")
 
-
-class ValidationRows(NamedTuple):
-    """Validation rows as the posterior sees them: outputs, targets, Psi ``(n, c, k)``, what lies outside."""
-
-    f: Tensor
-    y: Tensor
-    psi: Tensor
-    outside: Tensor
-
-    def loss(self, density: Likelihood, values: Tensor, vectors: Tensor, precision: float, link: Link) -> Tensor:
-        """Loss of each row ``(n,)``, with these eigenpairs of the Gauss-Newton matrix."""
-        psi = self.psi @ vectors.to(self.psi.dtype)
-        return density.loss(self.f, covariance(psi, self.outside, values, precision), self.y, link)
+SpreadAt = Callable[[Likelihood], Callable[[float], Tensor]]
 
 
 def by_validation(
-    curvature: Curvature, density: Likelihood, rows: ValidationRows, link: Link, *, temperature: bool
+    spread_at: SpreadAt, density: Likelihood, f: Tensor, y: Tensor, link: Link, *, temperature: bool
 ) -> tuple[float, Likelihood]:
     """The precision and the likelihood that do best on validation rows; of a classifier's ties, the least precision.
 
     Args:
-        curvature: The Gauss-Newton matrix, for any likelihood.
+        spread_at: Of a likelihood, a function from a precision to the covariance of the rows' outputs.
         density: Where to start from.
-        rows: Validation rows.
+        f: Outputs of the validation rows ``(n, c)``.
+        y: Their targets.
         link: To probabilities.
         temperature: Whether a classifier's temperature is chosen with the precision.
     """
     if isinstance(density, Gaussian):
-        values, vectors = eigenpairs(curvature.at(density))
+        spread = spread_at(density)
 
         def noisy(precision: float, noise: float) -> float:
-            scaled = values * (density.scale / noise)
-            return mean_over_ranks(rows.loss(density.at(noise), scaled, vectors, precision, link))
+            # The curvature is proportional to 1 / noise: 1 / (l / r + p) = r / (l + r p).
+            ratio = noise / density.scale
+            return mean_over_ranks(density.at(noise).loss(f, ratio * spread(ratio * precision), y, link))
 
         chosen, noise = best_precision_and_noise(noisy, density.scale)
         return chosen, density.at(noise)
@@ -66,21 +55,13 @@ def by_validation(
         shares, steps = _SHARES, _STEPS
     trials = []
     for share in shares:
-        # The curvature at this temperature, and the validation rows in its eigenvectors. Their squares are most of the
-        # cost, and all that variances need.
         start = density.at(share * density.scale)
-        values, vectors = eigenpairs(curvature.at(start))
-        psi = rows.psi @ vectors.to(rows.psi.dtype)
-        squares = psi.square() if rows.outside.ndim == 2 else None
+        spread = spread_at(start)
         for precision in _PRECISIONS:
-            if squares is None:
-                spread = covariance(psi, rows.outside, values, precision)
-            else:
-                spread = squares @ (1 / (values + precision)).to(squares.dtype) + rows.outside / precision
+            covariance = spread(precision)
             for step in steps:  # the curvature changes little within them
                 close = start.at(step * start.scale)
-                loss = mean_over_ranks(close.loss(rows.f, spread, rows.y, link))
-                trials.append(Trial(precision, close.scale, loss))
+                trials.append(Trial(precision, close.scale, mean_over_ranks(close.loss(f, covariance, y, link))))
     best = least_as_good(trials)
     return best.precision, density.at(best.scale)
 
@@ -109,12 +90,12 @@ def least_as_good(trials: Sequence[Trial]) -> Trial:
     return min((trial for trial in trials if trial.precision == least), key=lambda trial: trial.loss)
 
 
-def compare_with_temperature(rows: ValidationRows, losses: Tensor) -> dict[str, float]:
+def compare_with_temperature(f: Tensor, y: Tensor, losses: Tensor) -> dict[str, float]:
     """Compare the log-loss of the network, of the best temperature alone and of a posterior; log where they tie."""
-    t = best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(rows.f, rows.y)))
-    alone = -Softmax(t).log_density(rows.f, rows.y)
+    t = best_temperature(lambda t: mean_over_ranks(-Softmax(t).log_density(f, y)))
+    alone = -Softmax(t).log_density(f, y)
     losses_by_name = {
-        "network": mean_over_ranks(-Softmax().log_density(rows.f, rows.y)),
+        "network": mean_over_ranks(-Softmax().log_density(f, y)),
         "temperature": mean_over_ranks(alone),
         "posterior": mean_over_ranks(losses),
     }

@@ -21,6 +21,7 @@ _DENSE_ROWS = 6000  # up to here a factor costs less than one run of Lanczos, by
 _FINE_ROWS = 10_000  # and up to here less than two runs to an accuracy below _FINE: the targets and their control
 _FINE = 1e-7
 _PRODUCT = 8.0  # flops of a product count so much beside those of a factor: they wait for memory
+_HALF_DIGITS = 2.0**-26  # of float64
 _NULL = 1e-12  # share of the targets that must lie in the null space to call the complexity infinite
 
 
@@ -454,11 +455,15 @@ class Spectrum:
         """Gauss rule of 1 / x; ``inf`` where the targets have a share at nodes that are 0 to rounding."""
         total, null = 0.0, 0.0
         for nodes, weights in self._rules():
-            # Nodes below the cut are 0 to rounding: what the targets have there makes the sum infinite.
-            cut = self._gram.noise * float(nodes.max())
-            if float(nodes.min()) < -1e3 * cut:
-                got = f"a Rayleigh quotient of {float(nodes.min()):.3e}"
+            # Nodes below the cut are 0 to rounding: what the targets have there makes the sum infinite. A negative node
+            # shows that rounding is larger than that of products: of rows that are nearly parallel, an arc cosine has
+            # half the digits of its cosine. More than that is not rounding.
+            least, largest = float(nodes.min()), float(nodes.max())
+            cut = self._gram.noise * largest
+            if least < -max(1e3 * cut, _HALF_DIGITS * largest):
+                got = f"a Rayleigh quotient of {least:.3e}"
                 raise ValueError(checks.sentence("Spectrum", "H must be positive semi-definite", got))
+            cut = max(cut, -least)
             above = nodes > cut
             null += float(weights[~above].sum())
             total += float((weights[above] / nodes[above]).sum())

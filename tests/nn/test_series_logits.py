@@ -19,12 +19,13 @@ def test_fast_and_plain_ways_agree_in_value_and_gradients(order, whole, block, m
     z, w, a = rows(5, 4), rows(6, 4, seed=1), rows(order + 1, 1, seed=2)[:, 0]
     z[2], w[0], w[1] = 0, 0, z[0]
     wanted, options = [z, w, a], {"lift": 0.0, "radius": 0.0, "normalized": False}
-    center = None
-    if whole:  # scale, bias, linear part, center, lift and coefficients below 0 that keep a gradient
+    start = center = None
+    if whole:  # gate, bias, linear part, center, lift and coefficients below 0 that keep a gradient
         wanted += [rows(6, 1, seed=3)[:, 0], rows(6, 1, seed=5)[:, 0], rows(6, 4, seed=6)]
-        center, options = rows(4, 1, seed=7)[:, 0], {"lift": 0.5, "radius": 1.5, "normalized": True}
+        start, center = rows(1, 1, seed=8)[0], rows(4, 1, seed=7)[:, 0]
+        options = {"lift": 0.5, "radius": 1.5, "normalized": True}
     wanted = [each.clone().requires_grad_() for each in wanted]
-    arguments = [*wanted, *[None] * (6 - len(wanted)), center]
+    arguments = [*wanted, *[None] * (6 - len(wanted)), start, center]
     weights = rows(5, 6, seed=4)
     fast, plain = series_logits(*arguments, **options), plain_series_logits(*arguments, **options)
     torch.testing.assert_close(fast, plain)

@@ -21,21 +21,21 @@ from ..rows.rows import Rows
 from ..storage.savable import SavableModule
 from .before_pooling import masked_mean
 from .prototypes import check_labels, class_directions, prototypes_for
-from .series_logits import series_logits, shorten_long_rows
+from .series_logits import find_scale, series_logits, shorten_long_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 fx.wrap("unit_rows")  # symbolic traces keep these whole
+fx.wrap("find_scale")
 fx.wrap("series_logits")
 fx.wrap("shorten_long_rows")
 
 _FULL = (torch.float32, torch.float64)
-# The study head_safety.py measures these four; docs/which-head.md says how they were chosen.
+# The study head_safety.py measures these and the speed of the scale; docs/which-head.md says how they were chosen.
 _LIFT = 0.5
 _RADIUS = 8.0  # times the root of the width: beyond, embeddings count as shorter for the linear part
 _SHARE = 0.3  # of the kernel beside a linear part, at the start
-_SPEED = 6.0  # of the scale: a gate of 1 adds as much
 _MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
 
 
@@ -177,9 +177,9 @@ class KernelClassifier(_OneConstructor):
     @property
     def scale(self) -> Tensor:  # (c,)
         """What multiplies k / k(1) for each class; with a temperature, what multiplies k: 1 / T."""
-        if self.start is None or self.gate is None:  # of shared units
+        if self.start is None or self.gate is None:
             return self.weight.new_full((self.num_classes,), 1 / (self.temperature or 1.0))
-        return torch.add(self.start, self.gate, alpha=_SPEED)
+        return find_scale(self.start, self.gate)
 
     def reset_parameters(self) -> None:
         """The linear part as nn.Linear's, weights uniform on the sphere, the kernel and the scale at their start."""
@@ -284,11 +284,12 @@ class KernelClassifier(_OneConstructor):
 
     def _read_values(self, z: Tensor, values: Tensor, classes: Tensor | None = None) -> Tensor:  # (n, m) -> (n, c)
         """Logits of kernel values: scale them, join the prototypes, add the bias and the linear part."""
-        scale, bias, linear = self._pick_parts(z, classes)
+        gate, bias, linear, start = self._pick_parts(z, classes)
+        scale = find_scale(start, gate)
         if self.prototypes > 1:
             values = values.unflatten(1, (-1, self.prototypes))  # (n, c, p)
-            values = (values if scale is None else values * scale.unsqueeze(1)).logsumexp(2)
-        elif scale is not None:
+            values = (values * scale.unsqueeze(1)).logsumexp(2)
+        else:
             values = values * scale
         if bias is not None:
             values = values + bias
@@ -297,29 +298,30 @@ class KernelClassifier(_OneConstructor):
             values = torch.addmm(values, shorten_long_rows(x, self.radius), linear.mT)
         return values
 
-    def _pick_parts(self, z: Tensor, classes: Tensor | None) -> list[Tensor | None]:
-        """Scale, bias and linear part of all classes, or of some, in the dtype of z."""
-        parts: list[Tensor | None] = [self.scale, self.bias, self.linear]
+    def _pick_parts(self, z: Tensor, classes: Tensor | None) -> list[Any]:
+        """Gate, bias and linear part of all classes, or of some, and the scale at a gate of 0, in the dtype of z."""
+        parts: list[Tensor | None] = [self.gate, self.bias, self.linear]
         if classes is not None:
             parts = [None if part is None else part[classes] for part in parts]
-        same = not isinstance(z, fx.Proxy) and z.dtype == self.weight.dtype
-        return parts if same else [None if part is None else part.to(z.dtype) for part in parts]
+        parts.append(self.start if self.temperature is None else z.new_full((1,), 1 / self.temperature))
+        if not isinstance(z, fx.Proxy) and z.dtype == self.weight.dtype:
+            return parts
+        return [None if part is None else part.to(z.dtype) for part in parts]
 
     def _is_plain_series(self) -> bool:
         return isinstance(self.kernel, RadialSeries) and self.kernel.is_polynomial
 
-    def _evaluate_series(
-        self, z: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None,
-        linear: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def _evaluate_series(self, z: Tensor, weight: Tensor, *parts: Tensor | None) -> Tensor:
+        """Values of a plain series, or logits where the parts of :meth:`_pick_parts` are given."""
         kernel = self.kernel
         assert isinstance(kernel, RadialSeries)
         normalized = self.gate is not None and kernel.positivity != "none"
         # A normalized series rectifies its coefficients itself, with a gradient for those below 0.
         a = kernel.alpha if normalized and kernel.positivity == "relu" else kernel.coefficients[2:]
         center = None if self.center is None else self.center.to(z.dtype)
+        gate, bias, linear, start = parts or (None, None, None, None)
         options = (self.lift, self.radius, normalized)
-        return series_logits(z, weight, a.to(z.dtype), scale, bias, linear, center, *options)
+        return series_logits(z, weight, a.to(z.dtype), gate, bias, linear, start, center, *options)
 
     def init_from(
         self, embeddings: Data, labels: Tensor | None = None, *, generator: torch.Generator | None = None
@@ -478,11 +480,6 @@ class FixedTemperature(KernelClassifier):
         self.bias = nn.Parameter(torch.empty(c, **place)) if bias else None
         self.linear = nn.Parameter(torch.empty(c, d, **place)) if linear else None
         self.gate = self.center = self.start = None
-
-    @property
-    @override
-    def scale(self) -> Tensor:  # (c,)
-        return self.weight.new_full((self.num_classes,), 1 / self.temperature)
 
 
 def _without_autocast(z: Tensor) -> AbstractContextManager[Any]:

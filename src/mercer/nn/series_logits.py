@@ -20,6 +20,7 @@ from ..linalg.torch_internals import in_batched_backward, records_graph, transfo
 _BLOCK = 2**15  # cosines worked on at a time: on a CPU their powers stay in the cache
 _BLOCK_GPU = 2**21
 _USUAL = (1e-15, 1e15)  # norms between these have float32 squares that neither over- nor underflow
+_SPEED = 6.0  # of the scale: a gate of 1 adds as much; the study head_safety.py measures it
 _LEAST_SUM = 0.1  # of coefficients that are divided by their sum
 _SHORTENING = 0.75  # a row of length r >> radius is read as one of length radius^(3/4) r^(1/4)
 
@@ -28,15 +29,16 @@ def series_logits(
     z: Tensor,
     w: Tensor,
     a: Tensor,
-    scale: Tensor | None = None,
+    gate: Tensor | None = None,
     bias: Tensor | None = None,
     linear: Tensor | None = None,
+    start: Tensor | None = None,
     center: Tensor | None = None,
     lift: float = 0.0,
     radius: float = 0.0,
     normalized: bool = False,
 ) -> Tensor:  # (n, d), (m, d) -> (n, m)
-    r"""Logits :math:`s_j \sum_k a_k t_{ij}^k + v_j^T h(x_i) + b_j`, with :math:`x = z - \mu`.
+    r"""Logits :math:`s_j \sum_k a_k t_{ij}^k + v_j^T h(x_i) + b_j`, with :math:`x = z - \mu` and :math:`s = S + 6 g`.
 
     :math:`t_{ij} = \cos((x_i, \ell), (w_j, 0))`, and h is :func:`shorten_long_rows`.
 
@@ -44,9 +46,10 @@ def series_logits(
         z: Embeddings. A row at the center has the cosine 0 with every weight.
         w: Weights, of the same dtype; their lengths do not matter.
         a: Coefficients of the powers 0, 1, ..., M.
-        scale: s, ``(m,)``; None for 1.
+        gate: g, ``(m,)``; None for 0.
         bias: b, ``(m,)``; None for 0.
         linear: v, ``(m, d)``; None for 0.
+        start: S, ``(1,)``, a constant; None for 1.
         center: :math:`\mu`, ``(d,)``, a constant; None for 0.
         lift: :math:`\ell`.
         radius: :math:`\rho` of h; 0 for h(x) = x. It needs a lift.
@@ -55,14 +58,14 @@ def series_logits(
     """
     # Compilers fuse the plain form themselves; torch.func and forward mode need operations that they can see through.
     if records_graph() or transformed() or z.is_meta:
-        return plain_series_logits(z, w, a, scale, bias, linear, center, lift, radius, normalized)
-    logits: Tensor = _SeriesLogits.apply(z, w, a, scale, bias, linear, center, lift, radius, normalized)  # type: ignore[no-untyped-call]
+        return plain_series_logits(z, w, a, gate, bias, linear, start, center, lift, radius, normalized)
+    logits: Tensor = _SeriesLogits.apply(z, w, a, gate, bias, linear, start, center, lift, radius, normalized)  # type: ignore[no-untyped-call]
     return logits
 
 
 def plain_series_logits(
-    z: Tensor, w: Tensor, a: Tensor, scale: Tensor | None, bias: Tensor | None, linear: Tensor | None,
-    center: Tensor | None, lift: float, radius: float, normalized: bool,
+    z: Tensor, w: Tensor, a: Tensor, gate: Tensor | None, bias: Tensor | None, linear: Tensor | None,
+    start: Tensor | None, center: Tensor | None, lift: float, radius: float, normalized: bool,
 ) -> Tensor:  # fmt: skip
     """The same by operations that torch differentiates itself, to any order."""
     x = z if center is None else z - center
@@ -72,13 +75,18 @@ def plain_series_logits(
     if lift:
         w = F.pad(w, (0, 1))
     logits = gram_of_series(F.pad(x, (0, 1), value=lift) if lift else x, w, a, None)
-    if scale is not None:
-        logits = logits * scale
+    if start is not None:
+        logits = logits * find_scale(start, gate)
     if bias is not None:
         logits = logits + bias
     if linear is not None:
         logits = torch.addmm(logits, shorten_long_rows(x, radius), linear.mT)
     return logits
+
+
+def find_scale(start: Tensor, gate: Tensor | None) -> Tensor:  # (1,), (m,) -> (m,)
+    """The scale S + 6 g; ``(1,)`` without a gate."""
+    return start if gate is None else torch.add(start, gate, alpha=_SPEED)
 
 
 def shorten_long_rows(x: Tensor, radius: float) -> Tensor:  # (n, d) -> (n, d)
@@ -95,36 +103,49 @@ def shorten_long_rows(x: Tensor, radius: float) -> Tensor:  # (n, d) -> (n, d)
 class _SeriesLogits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, w: Tensor, a: Tensor, scale: Tensor | None, bias: Tensor | None, linear: Tensor | None,
-        center: Tensor | None, lift: float, radius: float, normalized: bool,
+        ctx: Any, z: Tensor, w: Tensor, a: Tensor, gate: Tensor | None, bias: Tensor | None, linear: Tensor | None,
+        start: Tensor | None, center: Tensor | None, lift: float, radius: float, normalized: bool,
     ) -> Tensor:  # fmt: skip
+        n, m, order = len(z), len(w), len(a) - 1
+        small = n * m <= _BLOCK and order > 0 and z.device.type == "cpu"
+        # Embeddings on the sphere, and as the linear part reads them.
         x = z if center is None else z - center
-        inverse_x, inverse_far, _ = _inverse_norms(x, lift, radius)
-        inverse_w, _, ctx.usual = _inverse_norms(w, 0.0, 0.0)
-        unit_x = x * inverse_x
-        t = torch.mm(unit_x, w.mT)  # cosines, once each block has been divided by the lengths of the weights
-        blocks, powers, value = _row_blocks(t), None, None
+        inverse_x, factor, share, _ = _measure_rows(x, lift, radius)
+        inverse_w, _, _, ctx.usual = _measure_rows(w, 0.0, 0.0)
+        unit_x, read = x * inverse_x, x if factor is None else x * factor
+        scale = None if start is None else find_scale(start, gate)
+        # Coefficients that are not negative, with the sum 1.
+        positive, total, divisor = a, None, None
         if normalized:
             positive = a.relu()
-            ctx.sum = positive.sum()
-            ctx.divisor = ctx.sum.clamp(min=_LEAST_SUM)
-            positive.div_(ctx.divisor)
+            total = positive.sum()
+            divisor = total.clamp(min=_LEAST_SUM)
+            positive.div_(divisor)
+        # Coefficients of the series and of its derivative, k a_k of t^(k-1).
+        exponents = torch.arange(order + 1, dtype=a.dtype, device=a.device)
+        table = torch.stack((positive, (positive * exponents).roll(-1)))  # (2, order + 1)
+
+        kept: list[Tensor | None] = [None] * 6
+        if small:
+            # One product with all powers of the cosines; the backward pass reads everything again.
+            unit_w, powers = w * inverse_w, x.new_empty(order + 1, n * m)
+            rows = powers.unbind()
+            t = rows[1].view(n, m)
+            torch.mm(unit_x, unit_w.mT, out=t).clamp_(-1, 1)
+            _fill_powers(rows)
+            value, slope = torch.mm(table, powers).view(2, n, m).unbind()
+            if scale is not None and bias is not None:
+                logits = torch.addcmul(bias, value, scale)
+            else:
+                logits = value * (1.0 if scale is None else scale) + (0.0 if bias is None else bias)
+            kept = [powers, value, slope, unit_x, unit_w, read]
         else:
-            positive = a
-        if len(blocks) == 1 and len(a) > 1 and t.device.type == "cpu":
-            # A small head: one product with the powers, which the backward pass reads again.
-            powers = _make_powers(t.mul_(inverse_w.mT).clamp_(-1, 1), len(a) - 1)
-            logits = value = torch.mv(powers.mT, positive).view(t.shape)
-            if scale is not None:
-                logits = value * scale
-            elif bias is not None or linear is not None:
-                logits = value.clone()
-        else:
+            t = torch.mm(unit_x, w.mT)  # cosines, once each block has been divided by the lengths of the weights
             logits, coefficients = torch.empty_like(t), positive.unbind()
-            for rows in blocks:
-                part, out = t[rows].mul_(inverse_w.mT).clamp_(-1, 1), logits[rows]
+            for block in _row_blocks(t):
+                part, out = t[block].mul_(inverse_w.mT).clamp_(-1, 1), logits[block]
                 # Horner: (a_M t + a_{M-1}) t + ...
-                if len(coefficients) == 1:
+                if order == 0:
                     out.copy_(coefficients[0].expand_as(out))
                 else:
                     torch.addcmul(coefficients[-2], part, coefficients[-1], out=out)
@@ -132,111 +153,103 @@ class _SeriesLogits(torch.autograd.Function):
                     torch.addcmul(coefficient, out, part, out=out)
                 if scale is not None:
                     out.mul_(scale)
-        if bias is not None:
-            logits.add_(bias)
-        read, factor = x, None
-        if inverse_far is not None:
-            factor = (radius * inverse_far).pow_(_SHORTENING)  # |h(x)| / |x|
-            read = x * factor
+                if bias is not None:
+                    out.add_(bias)
         if linear is not None:
             logits.addmm_(read, linear.mT)
-        # A small head keeps its rows too; a large one makes them again.
-        kept = (unit_x, read) if powers is not None else (None, None)
-        lengths = (inverse_x, inverse_w, inverse_far, factor)
-        ctx.save_for_backward(z, w, a, scale, bias, linear, center, t, *lengths, positive, powers, value, *kept)
+        sizes = (scale, inverse_x, inverse_w, factor, share, total, divisor)
+        ctx.save_for_backward(z, w, a, gate, bias, linear, start, center, t, table, *sizes, *kept)
         ctx.options = (lift, radius, normalized)
         return logits
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors  # read once: checkpointing frees them afterwards
-        z, w, a, scale, _, linear, center, t, inverse_x, inverse_w, inverse_far, factor = saved[:12]
-        positive, powers, value, unit_x, read = saved[12:]
+        z, w, a, _, _, linear, _, center, t, table = saved[:10]
+        scale, inverse_x, inverse_w, factor, share, total, divisor = saved[10:17]
+        powers, value, slope, unit_x, unit_w, read = saved[17:]
         wanted = ctx.needs_input_grad[:6]
         # A second derivative, or many gradients at once: differentiate the plain form.
         if torch.is_grad_enabled() or in_batched_backward(grads[0]):
             twice = torch.is_grad_enabled()
             with torch.enable_grad():
-                logits = plain_series_logits(*saved[:7], *ctx.options)
+                logits = plain_series_logits(*saved[:8], *ctx.options)
             asked = [each for each, want in zip(saved, wanted, strict=False) if want]
             slopes = iter(torch.autograd.grad(logits, asked, grads[0], create_graph=twice, materialize_grads=True))
-            return *(next(slopes) if want else None for want in wanted), None, None, None, None
+            return *(next(slopes) if want else None for want in wanted), None, None, None, None, None
 
-        grad, order, sums = grads[0].contiguous(), len(a) - 1, []
-        # The derivative of the series has the coefficients k a_k of t^(k-1).
-        derivative = positive[1:] * torch.arange(1, order + 1, dtype=a.dtype, device=a.device)
-        grad_t, small = torch.empty_like(t), powers is not None
-        for rows in _row_blocks(t):
-            part, flow = t[rows], grad[rows]
+        grad, order, small, sums = grads[0].contiguous(), len(a) - 1, powers is not None, []
+        grad_t = t if small else torch.empty_like(t)
+        blocks = [(t, grad, grad_t)]
+        if not small:
+            blocks = [(t[block], grad[block], grad_t[block]) for block in _row_blocks(t)]
+        for part, flow, out in blocks:
             if not small:
-                powers = _make_powers(part, order, powers)
-                value = torch.mv(powers.mT, positive).view(part.shape)
+                # A large head makes the powers of a few rows again, in one buffer.
+                if powers is None or powers.shape[1] != part.numel():
+                    powers = part.new_empty(order + 1, part.numel())
+                rows = powers.unbind()
+                if order:
+                    rows[1].copy_(part.view(-1))
+                _fill_powers(rows)
+                value, slope = torch.mm(table, powers).view(2, *part.shape).unbind()
             # What flows back to the scale, to the coefficients and to the cosines.
             scale_flow = (value * flow).sum(0)
             if scale is not None:
                 flow = flow * scale
             coefficient_flow = torch.mv(powers, flow.view(-1))
-            cosine_flow = torch.mv(powers[:order].mT, derivative).view(part.shape)
-            torch.mul(cosine_flow.mul_(flow), inverse_w.mT, out=grad_t[rows])
-            # How much of the last lies along x and along w: their lengths undo it.
-            radial = cosine_flow.mul_(part)
-            sums.append((radial.sum(1, keepdim=True), radial.sum(0), coefficient_flow, scale_flow))
-        radial_x, radial_w, grad_a, grad_scale = sums[0]
+            cosine_flow = slope * flow
+            # How much of the last lies along w: its length undoes it.
+            if small:
+                grad_t, radial = cosine_flow, cosine_flow * part
+            else:
+                torch.mul(cosine_flow, inverse_w.mT, out=out)
+                radial = cosine_flow.mul_(part)
+            sums.append((radial.sum(0), coefficient_flow, scale_flow))
+        radial_w, grad_a, grad_scale = sums[0]
         if len(sums) > 1:
-            radial_x = torch.cat([each[0] for each in sums])
-            radial_w = torch.stack([each[1] for each in sums]).sum(0)
-            grad_a = torch.stack([each[2] for each in sums]).sum(0)
-            grad_scale = torch.stack([each[3] for each in sums]).sum(0)
-        if ctx.options[2]:
+            radial_w, grad_a, grad_scale = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
+        if total is not None:
             # p / sum(p): the slope along p is 0, unless the sum is held at its least.
-            along = torch.dot(grad_a, positive) * (ctx.sum >= _LEAST_SUM)
-            grad_a = grad_a.sub_(along).div_(ctx.divisor)
+            free = (total / divisor).floor_()  # 1, or 0 where it is held
+            grad_a = torch.addcmul(grad_a, torch.dot(grad_a, table[0]), free, value=-1).div_(divisor)
 
-        grad_z = grad_w = grad_bias = grad_linear = None
-        if unit_x is None:
+        grad_z = grad_w = grad_gate = grad_bias = grad_linear = None
+        if not small:
             x = z if center is None else z - center
             unit_x, read = x * inverse_x, x if factor is None else x * factor
         if wanted[0]:
-            radial_x = radial_x * inverse_x
-            grad_z = torch.mm(grad_t, w).mul_(inverse_x)
-            if linear is not None and factor is None:
-                grad_z.addmm_(grad, linear)
-            elif linear is not None:
-                # h(x) = x |(x, rho) / rho|^(-3/4) grows less along x than across it.
-                flow = torch.mm(grad, linear)
-                grad_z.addcmul_(flow, factor)
-                along = flow.mul_(unit_x).sum(1, keepdim=True).mul_(factor)
-                radial_x.addcmul_(along, (inverse_far / inverse_x).square_(), value=_SHORTENING)
-            grad_z.addcmul_(unit_x, radial_x, value=-1)
+            # The cosines do not feel a step along (x, lift), and h(x) feels less of a step along x than of one across.
+            flow = along = torch.mm(grad_t, unit_w if small else w).mul_(inverse_x)
+            if linear is not None:
+                linear_flow = torch.mm(grad, linear)
+                if factor is not None:
+                    linear_flow.mul_(factor)
+                    along = torch.addcmul(flow, linear_flow, share, value=_SHORTENING)
+                flow = flow + linear_flow
+            grad_z = torch.addcmul(flow, unit_x, (along * unit_x).sum(1, keepdim=True), value=-1)
         if wanted[1]:
-            grad_w, pull = torch.mm(grad_t.mT, unit_x), radial_w[:, None] * inverse_w
-            if ctx.usual:
-                grad_w.addcmul_(w, pull.mul_(inverse_w), value=-1)
+            grad_w = torch.mm(grad_t.mT, unit_x)
+            if small:
+                grad_w.addcmul_(unit_w, radial_w[:, None], value=-1).mul_(inverse_w)
+            elif ctx.usual:
+                grad_w.addcmul_(w, radial_w[:, None] * inverse_w.square(), value=-1)
             else:  # the square of an inverse length may overflow
-                grad_w.addcmul_(w * inverse_w, pull, value=-1)
+                grad_w.addcmul_(w * inverse_w, radial_w[:, None] * inverse_w, value=-1)
+        if wanted[3]:
+            grad_gate = grad_scale.mul_(_SPEED)
         if wanted[4]:
             grad_bias = grad.sum(0)
         if wanted[5]:
             grad_linear = torch.mm(grad.mT, read)
-        if scale is None:
-            grad_scale = None
-        return grad_z, grad_w, grad_a, grad_scale, grad_bias, grad_linear, None, None, None, None
+        return grad_z, grad_w, grad_a, grad_gate, grad_bias, grad_linear, None, None, None, None, None
 
 
-def _make_powers(t: Tensor, order: int, buffer: Tensor | None = None) -> Tensor:  # (n, m) -> (order + 1, n m)
-    """The powers 0 to M of every number, in a buffer that an equal block left if there is one."""
-    if buffer is None or buffer.shape[1] != t.numel():
-        buffer = t.new_empty(order + 1, t.numel())
-        buffer[0] = 1.0
-    if order:
-        buffer[1] = t.reshape(-1)
-    # The powers up to k times the k-th are those up to 2 k.
-    done = 1
-    while done < order:
-        count = min(done, order - done)
-        torch.mul(buffer[1 : 1 + count], buffer[done], out=buffer[done + 1 : done + 1 + count])
-        done += count
-    return buffer
+def _fill_powers(rows: tuple[Tensor, ...]) -> None:
+    """Write the powers 0, 2, 3, ... of the cosines, which are row 1, into the other rows."""
+    rows[0].fill_(1.0)
+    for k in range(2, len(rows)):
+        torch.mul(rows[k - 1], rows[1], out=rows[k])
 
 
 def _row_blocks(t: Tensor) -> list[slice]:
@@ -246,17 +259,28 @@ def _row_blocks(t: Tensor) -> list[slice]:
     return [slice(start, min(start + rows, n)) for start in range(0, max(1, n), rows)]
 
 
-def _inverse_norms(x: Tensor, lift: float, radius: float) -> tuple[Tensor, Tensor | None, bool]:
-    """1 / |(x, lift)| of each row, 0 where that is too short for a direction; 1 / |(x, radius)|; are lengths usual?"""
+def _measure_rows(x: Tensor, lift: float, radius: float) -> tuple[Tensor, Tensor | None, Tensor | None, bool]:
+    """Four numbers of rows x of length r: the first three of each row, the last of all.
+
+    1 / |(r, lift)|, or 0 where that is too short for a direction; |h(x)| / r and (|(r, lift)| / |(r, radius)|)^2, or
+    None for radius 0; and whether the lengths are usual.
+    """
     norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # (n, 1)
+    factor = share = None
     # Where values may be read without waiting for a device, rows of usual lengths need no more than this.
     if x.device.type == "cpu" and norm.numel():
         least, most = torch.aminmax(norm)
         if most.item() < _USUAL[1] and lift > 0:
-            far = (norm.square_() + radius**2).rsqrt_() if radius else None
-            return norm.add_(lift**2).rsqrt_(), far, True
+            square = norm.square_()
+            if radius:
+                far = square + radius**2
+                share = square.add_(lift**2) / far
+                factor = far.mul_(radius**-2).pow_(-_SHORTENING / 2)
+            else:
+                square.add_(lift**2)
+            return square.rsqrt_(), factor, share, True
         if most.item() < _USUAL[1] and least.item() > _USUAL[0]:
-            return norm.reciprocal_(), None, True
+            return norm.reciprocal_(), None, None, True
     # Squares of very long or very short rows over- or underflow: a wider dtype, or rows scaled by their largest entry.
     if x.dtype == torch.float64:
         largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
@@ -264,8 +288,10 @@ def _inverse_norms(x: Tensor, lift: float, radius: float) -> tuple[Tensor, Tenso
         norm = length * torch.linalg.vector_norm(x / length, dim=1, keepdim=True)
     else:
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
-    far = torch.hypot(norm, torch.full_like(norm, radius)).reciprocal().to(x.dtype) if radius else None
+    far = torch.hypot(norm, torch.full_like(norm, radius))
     if lift > 0:
         norm = torch.hypot(norm, torch.full_like(norm, lift))
+    if radius:
+        factor, share = (far / radius).pow(-_SHORTENING).to(x.dtype), (norm / far).square().to(x.dtype)
     inverse: Tensor = torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0)
-    return inverse.to(x.dtype), far, False
+    return inverse.to(x.dtype), factor, share, False

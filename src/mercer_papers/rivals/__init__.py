@@ -1,5 +1,6 @@
 """Rivals that only the papers' entries use, written as their authors describe them."""
 
+from .efficient_probing import EfficientProbing
 from .esgd import ESGD
 from .multi_batch_lbfgs import MultiBatchLBFGS
 from .nested_lora import NestedLoRA
@@ -11,6 +12,7 @@ __all__ = [
     "ESGD",
     "SWAG",
     "Descent",
+    "EfficientProbing",
     "MultiBatchLBFGS",
     "NestedLoRA",
     "SpectralInference",

@@ -8,6 +8,12 @@ and test rows, the start of the network and the order of the batches, alike for 
 with the best mean accuracy on validation rows; the test rows (1,000 or more) of that rate are compared seed by seed.
 "linear again" is a linear layer from another start with other batches: how far two equal heads are apart.
 
+One run can be a point behind by chance, so each head is judged by paired tests over the seeds of a setting: the mean
+gain with its 95 % interval, and one-sided t tests with Holm's correction over the settings. A small probability under
+"worse" or "worse by 1" says that the head is behind linear, or by more than a point; a small one under "within 1" says
+that it is not behind by a point. The share of runs that end more than a point below linear, over all settings, stands
+beside that of "linear again", each with its 95 % interval (Wilson).
+
 A run collapses where it ends 10 points behind the linear layer of the same seed and rate, or is not finite, while that
 linear layer is within 10 points of the best that linear layers reach on the task.
 
@@ -27,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
@@ -173,7 +180,7 @@ def train(task: str, head: str, optimizer: str, seeds: Sequence[int]) -> list[di
 
 def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each task, optimizer and head: what it reaches at its best rate, and its gains over linear."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for task, optimizer in dict.fromkeys((line["task"], line["optimizer"]) for line in lines):
         scores: dict[str, tuple[Tensor, Tensor]] = {}
         for head in HEADS:
@@ -190,20 +197,63 @@ def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for head, (validation, test) in scores.items():
             best, same = int(validation.mean(0).argmax()), min(len(test), len(linear))
             gain = test[:same, best] - base[:same]
+            # Paired t: the interval of the mean gain, and how likely one as low as this is at true means of 0 and -1.
+            mean, error = gain.mean().item(), max(gain.std().item() / math.sqrt(same), 1e-9)
+            half = float(stats.t.ppf(0.975, same - 1)) * error
+            worse, worse_by_1 = (float(stats.t.cdf((mean - true) / error, same - 1)) for true in (0.0, -1.0))
+            collapsed = (test[:same] < linear[:same] - FAR) & trains[:same]  # (seeds, rates)
             rows.append({
                 "setting": f"{task}, {optimizer}",
                 "head": head,
                 "runs": same,
                 "rate": RATES[optimizer][best],
                 "accuracy": round(test[:, best].mean().item(), 2),
-                "gain": round(gain.mean().item(), 2),
+                "gain": round(mean, 2),
+                "low": round(mean - half, 2),
+                "high": round(mean + half, 2),
+                "worse": worse,
+                "worse_by_1": worse_by_1,
+                "within_1": 1 - worse_by_1,
                 "least": round(gain.min().item(), 2),
                 "below": int((gain < -1).sum()),
-                "collapses": int(((test[:same] < linear[:same] - FAR) & trains[:same]).sum()),
+                "collapses": int(collapsed.sum()),
+                "collapsed": [
+                    {"seed": seed, "rate": RATES[optimizer][rate], "linear": round(linear[:, rate].mean().item(), 1)}
+                    for seed, rate in collapsed.nonzero().tolist()
+                ],
                 "trained": int((test[:same] > base.mean() - FAR).sum()),  # of runs x rates
                 "rates": [round(score, 1) for score in test.mean(0).tolist()],
             })  # fmt: skip
+    # Holm, over the settings of a head: the k-th smallest of n probabilities counts n - k + 1 times.
+    for head in HEADS:
+        for name in ("worse", "worse_by_1", "within_1"):
+            ordered, least = sorted((row for row in rows if row["head"] == head), key=lambda row: float(row[name])), 0.0
+            for k, row in enumerate(ordered):
+                least = max(least, min(1.0, (len(ordered) - k) * row[name]))
+                row[name] = round(least, 4)
     return rows
+
+
+def share_below(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each head but linear: the share of runs, in percent, that end more than a point below linear."""
+    shares = []
+    for head in HEADS:
+        chosen = [row for row in rows if row["head"] == head]
+        if head == "linear" or not chosen:
+            continue
+        below, runs = sum(row["below"] for row in chosen), sum(row["runs"] for row in chosen)
+        interval = stats.binomtest(below, runs).proportion_ci(method="wilson")
+        shares.append({
+            "setting": f"all {len(chosen)} settings",
+            "head": f"{head}, all",
+            "runs": runs,
+            "below": below,
+            "share": round(100 * below / runs, 1),
+            "low": round(100 * interval.low, 1),
+            "high": round(100 * interval.high, 1),
+            "collapses": sum(row["collapses"] for row in chosen),
+        })  # fmt: skip
+    return shares
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -211,9 +261,24 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         print(
             f"{row['setting']:18s} {row['head']:12s} {' '.join(f'{score:5.1f}' for score in row['rates'])}"
-            f"   at {row['rate']:g}: {row['accuracy']:.2f}, gain {row['gain']:+.2f}, least {row['least']:+.1f},"
-            f" {row['below']} of {row['runs']} below -1; {row['collapses']} collapses, {row['trained']} trained",
+            f"   at {row['rate']:g}: {row['accuracy']:.2f}, gain {row['gain']:+.2f} [{row['low']}, {row['high']}],"
+            f" p {row['worse']:.2g} worse, {row['worse_by_1']:.2g} worse by 1, {row['within_1']:.2g} within 1,"
+            f" least {row['least']:+.1f}, {row['below']} of {row['runs']} below -1;"
+            f" {row['collapses']} collapses, {row['trained']} trained",
             flush=True,
+        )
+        for one in row["collapsed"]:
+            # One may choose a rate where linear layers are, on average, near what they reach at their best rate.
+            best = next(x for x in rows if (x["setting"], x["head"]) == (row["setting"], "linear"))
+            usable = "a rate one may choose" if one["linear"] > best["accuracy"] - FAR else "a rate nobody would choose"
+            print(
+                f"{'':18s}   collapse: seed {one['seed']}, rate {one['rate']:g}, {usable}: there linear layers reach"
+                f" {one['linear']} on average, at their best rate {best['rate']:g} {best['accuracy']}"
+            )
+    for share in share_below(rows):
+        print(
+            f"{share['setting']}, {share['head']}: {share['below']} of {share['runs']} runs below -1,"
+            f" {share['share']} % [{share['low']}, {share['high']}]; {share['collapses']} collapses"
         )
 
 
@@ -245,7 +310,7 @@ def main() -> None:
         show(rows)
         if arguments.results == RESULTS and set(arguments.tasks) == set(STEPS):
             SUMMARY.unlink(missing_ok=True)
-            for row in rows:
+            for row in [*rows, *share_below(rows)]:
                 append_row(SUMMARY, row)
 
 

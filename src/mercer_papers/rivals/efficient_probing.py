@@ -1,0 +1,52 @@
+"""Efficient probing: learned queries that choose which places of a map, or which tokens, a linear layer reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mercer import checks
+
+
+class EfficientProbing(nn.Module):
+    r"""A linear layer on what learned queries pool (Psomas et al. 2025, "Attention, Please!").
+
+    .. math:: a_{im} = \mathrm{softmax}_i (q_m^T x_i / \sqrt d), \quad
+        \text{logits} = W \Bigl[ \sum_i a_{im} x_i^{(m)} \Bigr]_m + b
+
+    The queries q meet the places x as they are: there is no projection to keys or values. :math:`x^{(m)}` are the
+    channels that the m-th query pools. The paper also tries a value projection, which we leave out.
+
+    Args:
+        in_features: d.
+        num_classes: c.
+        queries: m of them.
+        split: Each query pools its own d / m channels; otherwise all of them, for m times the weights of W.
+    """
+
+    def __init__(self, in_features: int, num_classes: int, *, queries: int = 8, split: bool = True) -> None:
+        super().__init__()
+        self.queries = checks.integer("EfficientProbing", "queries", queries, 1)
+        self.split = split
+        if split and in_features % queries:
+            need = f"queries must divide in_features, {in_features}"
+            raise ValueError(checks.sentence("EfficientProbing", need, queries, "Use split=False."))
+        # Queries near 0 look at all places alike: the start is a linear layer on their mean.
+        self.query = nn.Parameter(0.02 * torch.randn(queries, in_features))
+        self.linear = nn.Linear(in_features if split else queries * in_features, num_classes)
+
+    def at_places(self, z: Tensor, places: Tensor, mask: Tensor | None = None) -> Tensor:  # (n, s, d) -> (n, c)
+        """Logits of what was pooled; ``z``, the mean, is not read."""
+        # How much each query looks at each place; places that do not count get nothing.
+        scores = places @ self.query.mT / places.shape[2] ** 0.5  # (n, s, m)
+        if mask is not None:
+            scores = scores.masked_fill(~mask.bool().unsqueeze(2), float("-inf"))
+        attention = scores.softmax(1)
+        # Each query's weighted mean, of its own channels or of all.
+        if self.split:
+            channels = places.unflatten(2, (self.queries, -1))  # (n, s, m, d / m)
+            pooled = (attention.unsqueeze(3) * channels).sum(1)
+        else:
+            pooled = attention.mT @ places  # (n, m, d)
+        logits: Tensor = self.linear(pooled.flatten(1))
+        return logits

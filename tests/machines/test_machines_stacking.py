@@ -137,6 +137,34 @@ def test_weights_steer_a_stack(tmp_path):
     torch.testing.assert_close(loaded.without(some)(both[some]), machine.without(some)(both[some]))
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_a_rough_path_ends_at_the_same_ridge(noise):
+    """With noise in float32; without it the best ridge is below float32's rounding, and found in float64."""
+    x, _ = rows(300)
+    y = x[:, :1].sin() + noise * torch.randn(300, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    gram = RBF(0.1)(x)
+    exact, rough = dual_path(gram, y), dual_path(gram, y, rough=True)
+    assert rough.penalty == exact.penalty
+    assert rough.error == pytest.approx(exact.error, rel=1e-3)
+    torch.testing.assert_close(rough.held_out, exact.held_out, rtol=0, atol=3e-3)
+    assert (exact.penalty < 1e-4) == (noise == 0)
+
+
+def test_trees_of_other_folds_are_not_grown_where_one_shows_no_gain(monkeypatch):
+    from mercer.machines import stacking
+
+    grown, grow = [], stacking.Boosting.grow
+    monkeypatch.setattr(stacking.Boosting, "grow", lambda x, *rest: grown.append(len(x)) or grow(x, *rest))
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(250, 3, generator=g, dtype=torch.float64)
+    noise = 0.1 * torch.randn(250, generator=g, dtype=torch.float64)
+    smooth = StackedRidge(trees=True, random_state=0).fit(x, x.sum(1) + noise)
+    assert smooth.tree_share_ == 0 and grown == [200]
+    grown.clear()
+    steps = StackedRidge(trees=True, random_state=0).fit(x, 4.0 * (x[:, 0] > 0.3) * (x[:, 1] > -0.2) + noise)
+    assert steps.tree_share_ > 0.3 and grown == [200] * 5 + [250]
+
+
 def test_a_ridge_below_float32s_rounding_is_factored_in_float64():
     """A smooth kernel without noise on many rows: its least eigenvalues are below what float32 can tell from 0."""
     x = torch.linspace(0, 1, 400, dtype=torch.float64)[:, None]

@@ -115,7 +115,7 @@ def test_the_variance_is_the_gaussian_processs(generator):
         return 1 - (k * torch.linalg.solve(system, k.mT).mT).sum(1)
 
     near = z[:7] + 0.1
-    torch.testing.assert_close(familiarity.variance(near), variance(near, rows), rtol=0, atol=1e-5)  # float32: a hundredth of the noise
+    torch.testing.assert_close(familiarity.variance(near), variance(near, rows), rtol=0, atol=1e-9)
     left_out = torch.cat([variance(rows[i : i + 1], torch.cat((rows[:i], rows[i + 1 :]))) for i in range(60)])
     quantiles = left_out.clamp(0, 1).quantile(torch.tensor([0.5, 0.95]).double()).clamp_max(0.999)
     assert [familiarity.middle, familiarity.tail] == pytest.approx(quantiles.tolist(), rel=1e-6)

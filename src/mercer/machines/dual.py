@@ -31,6 +31,7 @@ _STEP = 4.0  # ratio of neighbouring penalties in the walk
 _TRIES = 4
 _LEAST_ROOT = 1e-150  # of a row's weight: the square of it is above 0
 _ROUGH = 100  # times n eps: the rounding of a solution with a penalty above it is a hundredth or less
+_ROUGH_FROM = 200  # rows from which on float32 is worth it
 _NEGATIVE = 1e-7  # share of the largest eigenvalue below which a negative one is more than rounding
 
 
@@ -120,8 +121,8 @@ def dual_path(
         penalties: :math:`\lambda > 0`; None for :data:`PENALTIES` times the mean of K's diagonal.
         weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
         folds: Rows that are left out together; None for one at a time.
-        rough: Decompose in float32, at half the cost: for a choice among many kernels. Where the best penalty is not far
-            above the rounding, its neighbors are tried in float64.
+        rough: Decompose in float32, at half the cost: for a choice among many kernels. Where the best penalty is not
+            far above the rounding, its neighbors are tried in float64.
     """
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
     scale = _scale(gram.diagonal() if weight is None else weight * gram.diagonal())
@@ -132,6 +133,7 @@ def dual_path(
     mean = weighted_mean(y, weight)
     targets = root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1)
     system = gram if weight is None else root[:, None] * gram * root
+    rough = rough and len(gram) >= _ROUGH_FROM
     values, vectors = torch.linalg.eigh(system.float() if rough else system)
     if not rough and float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
         least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"

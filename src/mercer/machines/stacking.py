@@ -358,10 +358,10 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     def _grow_without_folds(
         self, x: Tensor, y: Tensor, fold: Tensor, forward: bool, blend: Tensor
     ) -> tuple[float, Tensor]:  # (n, d), (n, c), (n,), (r, c) -> (r, c)
-        """Share of trees beside ``blend``, what the machines predict of the rows left out, and what trees predict of them.
+        """Share of trees beside ``blend``, what machines predict of the rows left out, and what trees predict of them.
 
-        Trees are grown without a row's fold, or on the folds before it, and their predictions are less the mean. As soon
-        as the folds so far cannot tell that trees add anything, the share is 0 and the other folds are not grown.
+        Trees are grown without a row's fold, or on the folds before it, and their predictions are less the mean. As
+        soon as the folds so far cannot tell that trees add anything, the share is 0 and no other fold is grown.
         """
         boosted, share, classes = torch.zeros_like(blend), 0.0, are_classes(y)
         for number in fold[self.left_out_].unique().flip(0):  # the last one first: the most rows come before it
@@ -418,8 +418,8 @@ def ridge_factor(
 ) -> Tensor:  # (n, d) -> (n, n)
     r"""Cholesky factor of :math:`K + \lambda W^{-1}`.
 
-    In float32 from 600 rows on where its rounding is a hundredth of the ridge, and of more than ``many`` rows where it is
-    below the ridge; else in float64.
+    In float32 from 600 rows on where its rounding is a hundredth of the ridge, and of more than ``many`` rows where it
+    is below the ridge; else in float64.
     """
     noise = z.new_full((len(z),), penalty) if weight is None else penalty / weight.to(z.device)
     rounding = len(z) * torch.finfo(torch.float32).eps
@@ -438,7 +438,7 @@ def ridge_factor(
 def solve_left_out(
     factor: Tensor, y: Tensor, fold: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # (n, n), (n, c), (r,) -> (n, c), (r, c), (r, c)
-    r"""With :math:`A = K + \lambda W^{-1}`: weights :math:`\alpha = A^{-1} y`, and predictions of the last r rows left out.
+    r"""Weights :math:`\alpha = A^{-1} y` of :math:`A = K + \lambda W^{-1}`, and the last r rows predicted without them.
 
     The fit without the rows B misses them by :math:`([A^{-1}]_{BB})^{-1} \alpha_B`: with B one row, and with B a fold.
     Of the factor :math:`A = L L^T` the last block alone says what is left when all other rows are known:

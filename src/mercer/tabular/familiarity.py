@@ -9,13 +9,11 @@ from torch import Tensor
 
 from ..distributed import alone
 from ..kernels import Laplacian
-from ..linalg.blocks import slices
 from ..machines import KernelRidge
 from ..machines.selection import median_distance
 from ..storage.savable import Savable
 
 _ROWS = 800
-_AT_ONCE = 1000  # rows whose variances are computed together
 _NOISE = 1e-3  # variances far below it are rounding, not distance
 _TAIL, _FARTHEST = 0.95, 0.999  # what is called far; the farthest that training rows may set it to
 
@@ -56,18 +54,9 @@ class Familiarity(Savable):
         return cls(machine, min(middle, _FARTHEST), min(tail, _FARTHEST))
 
     def variance(self, z: Tensor) -> Tensor:  # (n, d) -> (n,)
-        r"""The posterior variance, :math:`1 - \|L^{-1} k_z\|^2` with :math:`K + \lambda I = L L^T`, in [0, 1].
-
-        In float32: its rounding is a hundredth of :math:`\lambda`, below which variances mean nothing.
-        """
-        solution = self.machine.solution_
-        factor, anchors, z = solution.factor_system().float(), solution.anchors.float(), z.float()
-        parts = [z.new_zeros(0)]
-        with torch.no_grad():
-            for part in slices(len(z), _AT_ONCE):
-                half = torch.linalg.solve_triangular(factor, solution.kernel(anchors, z[part]), upper=False)
-                parts.append(1 - half.square().sum(0))
-        return torch.cat(parts).clamp(0, 1).double()
+        """The posterior variance over the prior's, in [0, 1]."""
+        found: Tensor = self.machine.variance(z.double())
+        return found
 
     def __call__(self, z: Tensor) -> Tensor:  # (n, d) -> (n,)
         """How unfamiliar each row is, from 0 to 1."""

@@ -7,6 +7,9 @@ import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from mercer import load, save
 from mercer.cli import main
@@ -159,6 +162,27 @@ def test_later_rows_of_one_moment_stay_together_and_rows_to_predict_are_not_scor
     assert later.scores["rows"] == 70 and "the last 64% of the rows by year" in later.notes[-1]
     with pytest.raises(ValueError, match="column 'year' must tell earlier from later rows"):
         TabularModel(time="year").fit(frame[frame["year"] == 4], "y")
+    with pytest.raises(ValueError, match="at least two rows must have a value in 'year' and in 'y'; got 0"):
+        TabularModel(time="year").fit(frame.assign(y=np.nan), "y")
+
+
+def test_others_stand_beside_on_the_same_later_rows():
+    """With weights, and with a class that no earlier row has."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"day": np.arange(150), "shop": np.arange(150) % 10, "x": rng.normal(size=150)})
+    kind = np.where(frame["x"] > 0, "c", "b")
+    frame["y"] = np.where((frame["day"] >= 140) & (frame["x"] < -1), "a", kind)
+    weight = rng.uniform(1, 2, 150)
+    scores = TabularModel(time="day", trees=False).fit(frame, "y", weight, compare=True).scores
+    assert scores["rows"] == 30 and set(scores["beside"]) == {"linear", "HistGradientBoosting"}
+    learned, asked = frame[:120], frame[120:]
+    linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
+    linear.fit(learned[["day", "shop", "x"]], learned["y"], logisticregression__sample_weight=weight[:120])
+    accuracy = linear.score(asked[["day", "shop", "x"]], asked["y"])
+    assert abs(scores["beside"]["linear"]["accuracy"] - accuracy) < 0.07
+    small = Sizes(exact=100, leaf=50, left_out=20)
+    grouped = TabularModel(groups="shop", trees=False).fit(frame, "x", compare=True, sizes=small)
+    assert set(grouped.scores["beside"]) == {"linear", "HistGradientBoosting"} and grouped.scores["rows"] < 60
 
 
 def test_there_is_no_score_of_later_rows_where_the_earlier_ones_teach_nothing():

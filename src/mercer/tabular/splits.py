@@ -55,10 +55,13 @@ def read_moments(frame: pd.DataFrame, time: str, target: str, weight: Any) -> Ar
         need = f"column {time!r} must hold dates or numbers"
         raise ValueError(checks.sentence("time", need, repr(words(series).iloc[0])[:40]))
     # the last rows of a file may be those to predict
-    teaches = present(frame[target])
-    if weight is not None:
-        teaches &= np.asarray(weight, dtype=np.float64) > 0
+    teaches, given = present(frame[target]), checks.weights("TabularModel", "sample_weight", weight, len(frame))
+    if given is not None:
+        teaches = teaches & (given > 0).numpy()
     values = np.where(teaches, values, np.nan)
+    if np.isfinite(values).sum() < 2:
+        need = f"at least two rows must have a value in {time!r} and in {target!r}"
+        raise ValueError(checks.sentence("time", need, int(np.isfinite(values).sum())))
     if not np.nanmin(values) < np.nanmax(values):
         need = f"column {time!r} must tell earlier from later rows"
         raise ValueError(checks.sentence("time", need, "rows that are all alike"))

@@ -89,7 +89,10 @@ class ClassCurvature:
 
         def at(density: Likelihood) -> Callable[[float], Tensor]:
             values, vectors = self._diagonal_eigenpairs(density)
-            rows = block_rows(vectors[:, 0].numel() * phi.element_size(), budget=_HELD_BYTES)
+            # Squares of the rows in the eigenvectors serve every precision, where all of them can be held.
+            squares = None
+            if len(phi) * values.numel() * phi.element_size() <= _HELD_BYTES:
+                squares = (phi @ vectors).square()  # (c, n, d)
 
             def spread(precision: float) -> Tensor:
                 weights = (1 / (values + precision)).to(phi.dtype)
@@ -97,7 +100,6 @@ class ClassCurvature:
                     return torch.einsum("cnd,cd->nc", squares, weights)
                 return torch.stack([(phi @ v).square() @ w for v, w in zip(vectors, weights, strict=True)], 1)
 
-            squares = (phi @ vectors).square() if len(phi) <= rows else None  # (c, n, d)
             return spread
 
         return at

@@ -232,7 +232,7 @@ class Familiarity(SavedWithoutNetwork):
                 if left_out:
                     places = places + (places >= below)
                 values.append(known.gather(0, places))
-            quantiles.append(torch.lerp(*values, level * (m - 1) - low))
+            quantiles.append(torch.lerp(values[0], values[1], level * (m - 1) - low))
         middle, tail = quantiles
 
         # b: how far beyond the 95 % quantile, in units of its distance from the median

@@ -346,9 +346,11 @@ def _negative_log_density(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
     return 0.5 * ((y - mean).square() / variance + (2 * math.pi * variance).log())
 
 
-def likelihood_named(name: str, scale: float = 1.0) -> Softmax | Gaussian:
-    """The likelihood that users name."""
-    return Gaussian(scale) if name == "regression" else Softmax(scale)
+def likelihood_named(name: str) -> Softmax | Gaussian:
+    """The likelihood that users name, with a temperature or noise of 1."""
+    if name == "regression":
+        return Gaussian()
+    return Softmax()
 
 
 def mean_over_ranks(values: Tensor) -> float:

@@ -1,6 +1,7 @@
 """Familiar rows against near and far strangers: `Familiarity` beside the detectors of pytorch-ood, on three networks.
 
     OMP_NUM_THREADS=1 python -m mercer_papers.bench.studies.strangers [resnet20] [mnist] [faces]
+    python -m mercer_papers.bench.studies.strangers --show
 
 ``resnet20``: CIFAR-10 against CIFAR-100 (near), MNIST and noise (far). ``mnist``: a network of three convolutions on
 the digits 3 to 9 against 0 to 2 (near), gray pictures of CIFAR-10 and noise (far). ``faces``: the same network on 14
@@ -12,12 +13,14 @@ there, too. ``faces`` was run once, after the weights were fixed.
 
 All see the same rows: up to 4,000 of the training part, familiar ones that set a scale, others to score. The rivals are
 those of pytorch-ood 0.4.0 that read the last hidden layer or the outputs, with their defaults (``pip install --no-deps
-pytorch-ood==0.4.0``; torchvision, which it imports and does not need here, is answered with empty classes). Without
-pytorch-ood the table has our line alone.
+pytorch-ood==0.4.0``; torchvision, which it imports and does not need here, is answered with empty classes). Lines of a
+network take the place of its old ones in src/mercer_papers/bench/results/strangers.jsonl; without pytorch-ood none are
+stored.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -25,7 +28,8 @@ import json
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -35,10 +39,13 @@ from torch.nn import functional as F
 from mercer import metrics
 from mercer.bayes import Familiarity
 from mercer.signals.capture import capture
+from mercer.storage.files import atomic_write
 from mercer_papers import data
 from mercer_papers.bench.bayes import trained
+from mercer_papers.bench.record import read_rows
 from mercer_papers.data import CifarResNet
 
+RESULTS = Path(__file__).parents[1] / "results" / "strangers.jsonl"
 MEAN = torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).reshape(1, 3, 1, 1)
 TRAINING, VALIDATION, TEST, STRANGERS = 4000, 1000, 1500, 1000
@@ -200,7 +207,7 @@ def rivals(head: nn.Linear, features: Tensor, logits: Tensor, y: Tensor) -> dict
 
 
 def compare(task: Task) -> dict[str, dict[str, float]]:
-    """AUROC against each kind of strangers, and their mean; ours first, then by the mean."""
+    """AUROC against each kind of strangers, the near ones, and their mean; ours first, then by the mean."""
     start = time.process_time()
     test = read(task, task.test)
     forward = time.process_time() - start
@@ -220,21 +227,33 @@ def compare(task: Task) -> dict[str, dict[str, float]]:
     ours = {kind: metrics.auroc(known, familiarity.score(rows)) for kind, rows in task.strangers.items()}
     above = float((known > 0.5).double().mean())
     for row in (ours, *table.values()):
-        row["mean"] = sum(row.values()) / len(row)
+        near, mean = next(iter(row.values())), sum(row.values()) / len(row)
+        row |= {"near": near, "mean": mean}
     ours |= {"familiar rows above 0.5": above, "forward passes": passes}
-    return {"Familiarity": ours} | dict(sorted(table.items(), key=lambda item: -item[1]["mean"]))
+    table = {"Familiarity": ours} | dict(sorted(table.items(), key=lambda item: -item[1]["mean"]))
+    return {method: {kind: round(value, 4) for kind, value in row.items()} for method, row in table.items()}
 
 
-def main(names: Sequence[str]) -> None:
-    """Print a table for each network."""
-    torch.set_num_threads(1)
+def main() -> None:
+    """Measure the networks named, or all, store their lines, and print what is stored."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks: dict[str, Callable[[], Task]] = {"resnet20": resnet20, "mnist": mnist, "faces": faces}
-    for name in names or tasks:
-        for method, row in compare(tasks[name]()).items():
-            print(
-                json.dumps({"network": name, "method": method} | {k: round(v, 4) for k, v in row.items()}), flush=True
-            )
+    parser.add_argument("networks", nargs="*", default=list(tasks), help="resnet20, mnist, faces")
+    parser.add_argument("--show", action="store_true", help="Measure nothing.")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = read_rows(RESULTS)
+    for name in () if arguments.show else arguments.networks:
+        table = compare(tasks[name]())
+        new = [{"network": name, "method": method} | row for method, row in table.items()]
+        lines = [line for line in lines if line["network"] != name] + new
+        if len(new) == 1:  # without rivals: our line is printed, not stored
+            continue
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        atomic_write(RESULTS, text.encode())
+    for line in lines:
+        print(json.dumps(line))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

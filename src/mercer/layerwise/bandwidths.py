@@ -48,11 +48,13 @@ def most_dependent(z: Tensor, labels: Tensor, c: int, *, least: float = 0.0, mid
     rows = torch.linspace(0, len(z) - 1, min(len(z), _ROWS), device=z.device).round().long()
     z, labels = z[rows], labels[rows]
     squared = squared_distances(z, z)
-    middle = median_distance(z, where="most_dependent") if middle is None else middle
+    if middle is None:
+        middle = median_distance(z, where="most_dependent")
 
     def value(log_sigma: float) -> float:
         return float(hsic((squared / (-2 * math.exp(2 * log_sigma))).exp(), labels, c))
 
+    # A quarter of a decade a step, then a line search between the neighbors of the best.
     step = math.log(10) / 4
     grid = [math.log(middle) + step * i for i in range(-round(4 * _SPAN), 5)]
     best = max(grid, key=value)

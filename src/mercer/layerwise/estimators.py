@@ -120,6 +120,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _extend(self, x: Tensor, targets: Tensor) -> None:
         """Put more rows into the last layer: (n, d), (n, c)."""
+        # The stem, and with it the metric and the bandwidth, stays; the ridge of old and new rows is solved exactly.
         assert self.machine_ is not None
         with torch.no_grad():
             z = nn.Sequential(*self.stem_)(x)
@@ -191,8 +192,10 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
 
     def decision_function(self, X: ArrayLike) -> Array:
         """Calibrated logits ``(n, c)``; for two classes ``(n,)``, above 0 for the second."""
-        logits = self._predict_outputs(X).numpy()
-        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+        logits: Array = self._predict_outputs(X).numpy()
+        if len(self.classes_) == 2:
+            logits = logits[:, 1] - logits[:, 0]
+        return logits
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probabilities ``(n, c)``, calibrated on the scores of rows left out; none below 1 / (2 (rows + classes))."""
@@ -231,7 +234,11 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         x, target = self._check_input(X, y, first=True)
         if len(target):
             check_classification_targets(target)
-        self.classes_ = np.unique(target if classes is None else np.asarray(classes))
+
+        # The classes: those given, else those of the rows.
+        if classes is None:
+            classes = target
+        self.classes_ = np.unique(np.asarray(classes))
         if has_several_ranks():  # the labels that any rank has seen
             self.classes_ = np.array(unite_values(self.classes_.tolist()))
         if len(self.classes_) < 2:
@@ -241,6 +248,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         return x, self._encode(target)
 
     def _encode(self, y: Array) -> Tensor:
+        # The place of each label among the sorted classes; a label that is not there differs from its neighbour.
         if not len(y):
             y = y.astype(self.classes_.dtype)
         places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
@@ -257,7 +265,9 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         else:
             every_x, every_label = Rows(x, labels).gather()  # kernels between all pairs: every rank learns the same
             fit = self._fit_chain(every_x, every_label, c)
-        known = Rows(labels).gather() if len(fit.rows) == n else Rows(labels).take(fit.rows)
+
+        # Calibrate on the scores of rows left out, which may be a part of all.
+        known = Rows(labels).take(fit.rows)
         calibration = Calibration.of(fit.left_out, known, rows=n)
         scale = torch.full((1,), calibration.scale, dtype=torch.float64)
         self._store(fit, KernelNetwork(fit.modules, x.shape[1], scale, calibration.bias, calibration.floor))
@@ -266,6 +276,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
     def _fit_chain(self, x: Tensor, labels: Tensor, c: int) -> FittedNetwork:
         """The poster's chain, with a linear ridge on its representation, its penalty by leave-one-out."""
         with torch.no_grad():
+            # The layers of the poster, one after the other.
             standardize = Standardize.of(x)
             z, most = standardize(x), self.max_layers
             if self.solver == "spectral":
@@ -273,6 +284,8 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
                 chain = fit_spectral(z, labels, c, max_layers=most, features=self.features, generator=generator)
             else:
                 chain = fit_closed_form(z, labels, c, rule=self.rule, max_layers=most, extra=self.extra_dimensions)
+
+            # The head; one scale for the representation, so that the grid of penalties fits it.
             spread = float(chain.representation.std()) or 1.0
             ridge = ridge_loo(chain.representation / spread, one_hot(labels, c), _RIDGES)
         head = LinearLayer(ridge.coefficients / spread, ridge.intercept)
@@ -353,6 +366,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         return x, checks.squarable(type(self).__name__, "y", targets, empty=True)
 
     def _fit(self, x: Tensor, targets: Tensor, landmarks: int | None) -> Self:
+        # Targets of mean 0 and deviation 1, over the rows of all ranks.
         rows = Rows(targets)
         mean = rows.mean(lambda part: part.sum(0))
         spread = float(rows.mean(lambda part: (part - mean).square().sum()).sqrt()) or 1.0

@@ -40,6 +40,7 @@ class Indicators(SavableModule):
             levels.append(values)
         if max(map(len, levels)) < 3:
             return None
+        # One indicator for each level: its column, and its value.
         counts = torch.tensor([len(values) for values in levels])
         return cls(torch.repeat_interleave(torch.arange(len(levels)), counts), torch.cat(levels))
 
@@ -76,7 +77,7 @@ class Standardize(SavableModule):
     def with_one_scale(self, x: Tensor) -> Standardize:
         """The same centring with one scale for all features, for rows such as pictures, whose features share a unit."""
         squares = ((x - self.mean) / self.scale.max()).square().mean()
-        scale = float(squares.sqrt() * self.scale.max()) if float(squares) > 0 else 1.0
+        scale = float(squares.sqrt() * self.scale.max()) or 1.0
         return Standardize(self.mean, torch.full_like(self.scale, scale))
 
     @override
@@ -99,7 +100,9 @@ class MetricLayer(SavableModule):
 
     @override
     def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, d)
-        return z * self.root if self.root.ndim == 1 else z @ self.root
+        if self.root.ndim == 1:
+            return z * self.root
+        return z @ self.root
 
 
 class AverageLayer(SavableModule):
@@ -175,6 +178,7 @@ class KernelNetwork(SavableModule):
             z = layer(z)
         out = z.to(self.scale.dtype) * self.scale + self.shift
         if self.floor:
+            # Mix the probabilities with even ones, so that none is below the floor; logits again by the logarithm.
             out = ((1 - out.shape[1] * self.floor) * out.softmax(1) + self.floor).log()
         return out
 

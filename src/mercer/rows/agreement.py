@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import distributed
 from .rows import Rows
 
 Item = TypeVar("Item")
+
+
+# Under the names that methods say; each is an identity, or does nothing, on one process.
+visit_ranks = distributed.shards  # each rank's rows in turn, on all ranks: holds one more rank's rows at a time
+share_generator = distributed.shared_generator  # in the state of rank 0's, so that all ranks draw the same
+share_weights = distributed.broadcast_module  # every rank gets the parameters and buffers of rank 0's module
 
 
 def count_ranks() -> int:
@@ -29,21 +34,6 @@ def deal_out(items: Sequence[Item]) -> Sequence[Item]:
     return items[distributed.rank() :: count_ranks()]
 
 
-def visit_ranks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:  # each (n_rank, ...)
-    """Each rank's rows in turn, on all ranks: for sums over all rows that hold one more rank's at a time."""
-    return distributed.shards(*tensors)
-
-
-def share_generator(generator: torch.Generator | None) -> torch.Generator | None:
-    """The generator in the state of rank 0's, so that all ranks draw the same."""
-    return distributed.shared_generator(generator)
-
-
-def share_weights(module: nn.Module) -> None:
-    """Give every rank the parameters and buffers of rank 0's module."""
-    distributed.broadcast_module(module)
-
-
 def unite_values(values: Iterable[Any]) -> list[Any]:
     """The values that any rank has, sorted, each once; strings or numbers.
 
@@ -57,8 +47,9 @@ def map_shared_rows(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (n, 
     """``f(x)`` for rows that all ranks hold; each rank computes its share. ``f`` treats every row by itself."""
     if not has_several_ranks():
         return f(x)
-    answer: Tensor = Rows(f(take_share(x))).gather()
-    return answer
+    part = f(take_share(x))
+    whole: Tensor = Rows(part).gather()
+    return whole
 
 
 def take_share(x: Tensor) -> Tensor:

@@ -91,6 +91,7 @@ def non_finite(outcome: Outcome) -> str | None:
     for name, number in outcome.values.items():
         if not math.isfinite(number):
             return f"values[{name!r}] is {number}"
+    # the numbers of curves and arrays
     for kind, group in (("curves", outcome.curves), ("arrays", outcome.arrays)):
         for name, numbers in group.items():
             bad = next((x for x in _flat(numbers) if not math.isfinite(x)), None)

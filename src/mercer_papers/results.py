@@ -164,6 +164,7 @@ def summarise(results: Iterable[Result]) -> list[Summary]:
             numbers[result.column] = result.value
         for column, number in numbers.items():
             groups.setdefault((result.entry, result.row, column), []).append((number, result))
+    # mean and deviation of each
     summaries = []
     for name, group in groups.items():
         values = [number for number, _ in group]

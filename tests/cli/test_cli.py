@@ -19,7 +19,7 @@ from mercer.cli import main
 from mercer.tabular import TabularModel
 from mercer_papers import catalogue
 from mercer_papers.bench import Line
-from mercer_papers.cli import reproduce as command
+from mercer_papers.cli import reproduce as reproduce_command
 from mercer_papers.results import read_results, read_run
 from tests.cli.cases import bare
 from tests.papers import fake_entries
@@ -180,7 +180,7 @@ def test_a_paper_s_name_runs_all_of_it_and_a_failed_cell_is_exit_1(fake):
 
 
 def test_a_terminal_gets_a_bar_and_the_cells_that_did_not_end_well(fake, monkeypatch):
-    monkeypatch.setattr(command, "watcher", command.Bar)
+    monkeypatch.setattr(reproduce_command, "watcher", reproduce_command.Bar)
     done = fake("reproduce", "fake2000/diverge-1.2", "--scale", "smoke")
     assert "fake2000/diverge-1.2, raises: failed, 0.0 s: FloatingPointError: loss became NaN at step 12" in done.stderr
     assert "fine: done" not in done.stderr and "4/4" in done.stderr
@@ -193,9 +193,8 @@ def test_nothing_that_could_run_is_exit_1(fake):
     assert "Nothing could be run" in done.stderr
 
 
-@pytest.mark.parametrize("flag", ["--bundled", "--no-download"])  # the second is the old name
-def test_bundled_is_kept_for_the_resume(fake, flag):
-    done = fake("reproduce", "fake2000/needs-data", "--scale", "smoke", flag, "-o", "run")
+def test_bundled_is_kept_for_the_resume(fake):
+    done = fake("reproduce", "fake2000/needs-data", "--scale", "smoke", "--bundled", "-o", "run")
     assert done.exit_code == 0
     assert read_run(Path("run"))["asked"]["download"] is False
     assert fake("reproduce", "--resume", "run").exit_code == 0

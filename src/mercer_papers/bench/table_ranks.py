@@ -127,6 +127,7 @@ def duels(lines: pd.DataFrame, rivals: Sequence[str], ours: str = OURS) -> str:
             if equal:
                 count += f" ({equal} equal)"
             row.append(count if won + lost + equal else "")
+        # what ours cost beside it, and where it cost most
         ratio = cost_ratios(lines, rival, ours, "cpu")
         row += [times(ratio.median()), f"{times(ratio.iloc[-1])} (`{ratio.index[-1]}`)"]
         cells.append(row)

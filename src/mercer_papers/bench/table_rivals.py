@@ -10,6 +10,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import TransformedTargetRegressor, make_column_selector, make_column_transformer
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegressionCV, RidgeCV
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
+from sklearn.svm import SVC, SVR
 
 Array = NDArray[Any]
 Predict = Callable[[pd.DataFrame], Array]
@@ -75,11 +89,6 @@ def _categories(frame: pd.DataFrame) -> list[str]:
 
 
 def _columns(*, one_hot: bool) -> Any:
-    from sklearn.compose import make_column_selector, make_column_transformer
-    from sklearn.impute import SimpleImputer
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
-
     if one_hot:
         numbers: Any = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
         words: Any = OneHotEncoder(handle_unknown="ignore", min_frequency=3, max_categories=60)
@@ -108,11 +117,6 @@ def _predictor(model: Any, c: int, prepare: Callable[[pd.DataFrame], Any] = lamb
 
 
 def _hist(x: pd.DataFrame, y: Array, c: int) -> Predict:
-    from sklearn.compose import make_column_transformer
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import TargetEncoder
-
     make: Any = HistGradientBoostingClassifier if c else HistGradientBoostingRegressor
     model = make(categorical_features="from_dtype", random_state=0)
     many = [name for name in _categories(x) if x[name].nunique() > _MOST_CATEGORIES]
@@ -147,18 +151,12 @@ def _catboost(x: pd.DataFrame, y: Array, c: int) -> Predict:
 
 
 def _forest(x: pd.DataFrame, y: Array, c: int) -> Predict:
-    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-    from sklearn.pipeline import make_pipeline
-
     make: Any = RandomForestClassifier if c else RandomForestRegressor
     model = make_pipeline(_columns(one_hot=False), make(n_estimators=300, n_jobs=1, random_state=0))
     return _predictor(model.fit(_words(x), y), c, _words)
 
 
 def _linear(x: pd.DataFrame, y: Array, c: int) -> Predict:
-    from sklearn.linear_model import LogisticRegressionCV, RidgeCV
-    from sklearn.pipeline import make_pipeline
-
     if c:
         model: Any = LogisticRegressionCV(Cs=[1e-3, 1e-2, 0.1, 1, 10], cv=3, scoring="neg_log_loss", max_iter=500)
     else:
@@ -168,13 +166,6 @@ def _linear(x: pd.DataFrame, y: Array, c: int) -> Predict:
 
 def _svm(x: pd.DataFrame, y: Array, c: int) -> Predict:
     """The cost by three folds; probabilities by a sigmoid on held-out decisions."""
-    from sklearn.calibration import CalibratedClassifierCV
-    from sklearn.compose import TransformedTargetRegressor
-    from sklearn.model_selection import GridSearchCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-    from sklearn.svm import SVC, SVR
-
     columns = _columns(one_hot=True)
     rows = columns.fit_transform(_words(x))
     if c:
@@ -295,8 +286,6 @@ def _cross_conformal(x: pd.DataFrame, y: Array, c: int) -> Predict:
 def _conformal_quantiles(x: pd.DataFrame, y: Array, c: int) -> Predict:
     """MAPIE's conformalized quantile regression of HistGradientBoosting, a fifth of the rows for the correction."""
     from mapie.regression import ConformalizedQuantileRegressor
-    from sklearn.ensemble import HistGradientBoostingRegressor
-    from sklearn.model_selection import train_test_split
 
     columns = _columns(one_hot=False)
     learn, correct, y_learn, y_correct = train_test_split(

@@ -149,6 +149,7 @@ def measure(
             table = table or load(entry["folder"], entry["table"], entry["target"], entry["task"])
             if len(table.pairs[0][0]) > method.most_rows or table.classes > method.most_classes:
                 continue
+            # each fold that is left, one line when it is done
             frame = table.frame if method.raw else readable(table.frame)
             for fold in missing:
                 train, test = table.pairs[fold]

@@ -202,6 +202,7 @@ class AdaHessian(Optimizer):
     @override
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; the gradients must carry their graph."""
+        # the diagonal of the Hessian by one product with random signs
         live = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         signs = [torch.randint(0, 2, p.shape, dtype=p.dtype, device=p.device).mul_(2).sub_(1) for p in live]
         products = torch.autograd.grad([p.grad for p in live], live, signs, allow_unused=True)
@@ -219,6 +220,7 @@ class AdaHessian(Optimizer):
         if not state:
             state |= {_STEP: 0, _MEAN: torch.zeros_like(p), _SQUARE: torch.zeros_like(p)}
         state[_STEP] += 1
+        # Adam's step with that diagonal in the place of the gradient
         first, second = _BETAS
         state[_MEAN].lerp_(gradient.detach(), 1 - first)
         state[_SQUARE].mul_(second).addcmul_(diagonal, diagonal, value=1 - second)

@@ -61,6 +61,7 @@ def _rise(m: int, generator: torch.Generator) -> float:
     x, g, w = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((m, 5), (m, d), (c, d)))
     y = torch.randint(c, (m,), generator=generator)
     lr, gamma = (_GRID[int(i)] for i in torch.randint(len(_GRID), (2,), generator=generator))
+    # one step of Eq. 8 from a random point
     inverse = torch.zeros(d, d, dtype=torch.float64)  # padded with zeros, or without its last rows (Section 3.1)
     kept = min(m, d)
     inverse[:kept, :kept] = torch.linalg.inv(RBF(gamma)(x).detach())[:kept, :kept]
@@ -95,6 +96,7 @@ def _ratio(trace: str, direction: str, generator: torch.Generator) -> float:
     h = RBF(0.05)(x).detach()
     if trace == "1 / c":
         h = h / (c * h.trace())
+    # the change of W through the root of H
     values, vectors = torch.linalg.eigh(h)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
     gap = torch.randn(c, m, generator=generator, dtype=torch.float64)

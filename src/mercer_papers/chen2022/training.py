@@ -85,6 +85,7 @@ def search(plan: Plan) -> Run:
     Raises:
         FloatingPointError: Every try diverged.
     """
+    # every try on the same rows; one that diverges is left out
     runs: list[Run] = []
     choices = tries(plan.method, plan.matrix, plan.tries)
     sizes = (plan.rows, plan.test_rows, plan.words, plan.length)
@@ -101,6 +102,7 @@ def search(plan: Plan) -> Run:
 
 def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
     """Train once, as Section 4.1 has it; the model with the best validation accuracy is scored."""
+    # the network, the optimizer and the fixed batches
     model = make_network(rows.kind, rows.x, rows.classes, rows.words, plan.network, plan.seed, rows.vectors)
     model.to(plan.device)
     inputs = functools.partial(bag_of_words, rows.words) if rows.kind == "text" else None
@@ -112,6 +114,7 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
         x = rows.x[batch]
         return F.cross_entropy(model(mirror_some(x, generator) if plan.augment else x), rows.y[batch])
 
+    # the epochs, each ended by a look at the validation rows
     losses: list[float] = []
     validation: list[float] = []
     best: dict[str, Tensor] = {}
@@ -143,6 +146,7 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
         changes = [abs(a - b) for a, b in itertools.pairwise(losses[-_PATIENCE - 1 :])]
         if len(changes) == _PATIENCE and max(changes) < _TOLERANCE:
             break
+    # the scores of the best model
     seconds = clock() - began
     held = state_bytes(optimizer) / 2**20
     model.load_state_dict(best)  # the paper's "best model"

@@ -59,6 +59,7 @@ def problem(name: str, rows: int | None, seed: int, device: str = "cpu") -> Prob
             optimizer.zero_grad()
             F.cross_entropy(model(x[batch]), y[batch]).backward()
             optimizer.step()
+    # two weights of the last layer are free, drawn among units that are alive; they start away from the minimum
     model.requires_grad_(False)
     weight = model[-1].weight
     assert isinstance(weight, Tensor)
@@ -91,6 +92,7 @@ def run(cell: Cell) -> Outcome:
     method = s["shows"]
     if method == SURFACE:
         return _surface(start())
+    # every try from the same start; the one that ends lowest is shown
     found = []
     choices = [replace(choice, lr=_FASTER * choice.lr) for choice in tries(method, "RBF", s["tries"])]
     for choice in choices:
@@ -118,6 +120,7 @@ def _trajectory(task: Problem, method: str, choice: Choice, steps: int) -> tuple
         assert task.weight.grad is not None
         task.weight.grad = task.weight.grad * task.mask
 
+    # each step moves all weights; all but the two are put back
     path, losses = [task.place()], [float(task.loss().detach())]
     for step in range(steps):
         rows, shared = batches[step % len(batches)]

@@ -58,7 +58,6 @@ _SCALES = ("smoke", "small", "paper")
     help="Folder; - puts the page on standard output and keeps nothing.  [default: runs/<time>]",
 )
 @click.option("--bundled", is_flag=True, help="Run only what needs no data from MERCER_DATA.")
-@click.option("--no-download", is_flag=True, hidden=True, help="The old name of --bundled.")
 @click.option("--seeds", type=click.IntRange(1), help="Override the number of seeds.")
 @device_option("Device to train networks on: cpu, cuda, cuda:1, mps.")
 @click.option(
@@ -73,7 +72,6 @@ def reproduce(
     resume: Path | None,
     output: Path | None,
     bundled: bool,
-    no_download: bool,
     seeds: int | None,
     device: str | None,
     changes: tuple[str, ...],
@@ -90,7 +88,6 @@ def reproduce(
     from mercer_papers import runner
     from mercer_papers.catalogue import select
 
-    bundled = bundled or no_download
     if resume is not None and (ids or scale or output or seeds or bundled or changes or only or device):
         raise click.UsageError("--resume takes only --jobs and --json: the run keeps its own ID and options.")
     if output is not None:

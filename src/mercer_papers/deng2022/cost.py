@@ -45,6 +45,7 @@ def run(cell: Cell) -> Outcome:
     else:
         f = NeuralEigenfunctions(kernel, K, steps=settings["steps"], generator=rng(cell.seed)).fit(x)
         name, text = "Mercer, distilled, k = 10", f"{K} functions; one distilled network gives these in one pass"
+    # the error of the functions, and of more and more random features
     with torch.no_grad():
         truth = _drawn(test, 4 * most, cell.seed + 200)  # networks that nothing was distilled from
         gram = truth @ truth.mT / truth.shape[1]
@@ -52,6 +53,7 @@ def run(cell: Cell) -> Outcome:
         fresh = _drawn(test, most, cell.seed + 100)
         sizes = [2**power for power in range(1, most.bit_length())]
         errors = [relative_error(fresh[:, :s] @ fresh[:, :s].mT / s, gram) for s in sizes]
+    # how many features are as good
     needed = next((s for s, error in zip(sizes, errors, strict=True) if error <= ours), 2 * most)
     count = f"more than {most}" if needed > most else str(needed)
     return Outcome(

@@ -142,6 +142,7 @@ def _train(network: str, rows: int, test_rows: int, epochs: int, kept: int, seed
     x, y = (part.to(device) for part in _load(network, rows, test_rows, seed)[0])
     steps, generator = epochs * max(1, len(x) // 64), rng(seed)
     model: nn.Module
+    annealed: nn.Module
     if network:
         model = published_resnet20().to(device)
         annealed = copy.deepcopy(model).eval()

@@ -116,6 +116,7 @@ def _read_resnet(cell: Cell) -> Outcome:
     x, test = (normalised(part).to(cell.device) for part in (pictures.x_train, pictures.x_test))
     val = (test[choosing], pictures.y_test[choosing].to(cell.device))
     strangers = normalised(load("cifar100_subset", rows=(1, s["strangers"])).x_test).to(cell.device)
+    # its confidence on rows that are new, and on strangers
     proba = _fit(cell, published_resnet20().eval().to(cell.device), (x, pictures.y_train.to(cell.device)), val)
     inside, outside = proba(test[scored]).cpu(), proba(strangers).cpu()
     truth = pictures.y_test[scored]

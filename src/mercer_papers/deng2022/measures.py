@@ -86,6 +86,7 @@ def linear_accuracy(
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    # the features of both parts, then a linear model on them
     with torch.no_grad():
         a, b = (features(rows).double().cpu().numpy() for rows in (train[0], test[0]))
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))

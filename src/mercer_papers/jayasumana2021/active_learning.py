@@ -42,6 +42,7 @@ def run(cell: Cell) -> Outcome:
     """Select in one shot without labels, train afresh on the selection, score on the test part."""
     s = cell.settings
     x, y, x_test, y_test = pictures_of(s, cell.seed, cell.device)
+    # the model that selects, and its selection
     names = ("network", "set", "rows", "test_rows", "classes", "epochs", "batch", "lr")
     scores, places = _seed_model(*(s[name] for name in names), seed=cell.seed, device=cell.device)
     count = round(len(x) * s["budget"] / 100)

@@ -214,6 +214,7 @@ def _fine_tune(
     epochs = cell.settings["epochs"]
     model = kernelize(model, head=partial(make_head, cell.settings["head"])).to(cell.device)
     optimizer = torch.optim.AdamW(groups_of(model), lr, weight_decay=1e-4)  # on alpha, too (Appendix A)
+    # a tenth of the steps up, the others down
     steps = epochs * math.ceil(len(y) / batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / max(1, 0.1 * steps), (steps - step) / max(1, 0.9 * steps))

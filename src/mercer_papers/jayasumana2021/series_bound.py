@@ -33,6 +33,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """The largest error over [-1, 1] against the bound, and against the tail of the coefficients, at several M."""
     alphas = _alphas(cell.row, cell.settings["terms"])
+    # the error of each partial sum, its bound, and the plain tail
     t = torch.linspace(-1, 1, 2001, dtype=torch.float64)
     powers = t[None] ** torch.arange(len(alphas), dtype=torch.float64)[:, None]  # (terms, points)
     errors, bounds, tails = [], [], []
@@ -40,6 +41,7 @@ def run(cell: Cell) -> Outcome:
         errors.append(float((alphas[order + 1 :, None] * powers[order + 1 :]).sum(0).abs().max()))
         bounds.append(truncation_bound(alphas, order))
         tails.append(float(alphas[order + 1 :].sum()))
+    # within the bound, and how loose it is
     passed = all(error <= bound * (1 + 1e-12) for error, bound in zip(errors, bounds, strict=True))
     loose = max(bound / max(tail, 1e-300) for bound, tail in zip(bounds, tails, strict=True) if tail > 1e-15)
     x = list(map(float, cell.settings["orders"]))

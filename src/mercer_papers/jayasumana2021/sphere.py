@@ -91,6 +91,7 @@ def _train(
     """
     drawn = sphere(rows, rows, seed=seed)
     x, y = drawn.x_train.to(device), drawn.y_train.to(device)
+    # rows that judge, where any are asked for
     held_out = round(judging * len(x))
     judges = (x[:held_out], y[:held_out]) if held_out else (x, y)
     x, y = x[held_out:], y[held_out:]
@@ -130,6 +131,7 @@ def _map(cell: Cell, drawn: Sphere) -> Outcome:
         longitudes = torch.atan2(shown[:, 1], shown[:, 0])
         points = torch.stack((longitudes, shown[:, 2].asin(), drawn.y_train[:240].float()), 1)
         return Outcome(arrays={"points": points.tolist()})
+    # unit vectors of the grid
     latitude = torch.linspace(-math.pi / 2, math.pi / 2, cell.settings["grid"][0])
     longitude = torch.linspace(-math.pi, math.pi, cell.settings["grid"][1])
     u = torch.stack(
@@ -146,6 +148,7 @@ def _map(cell: Cell, drawn: Sphere) -> Outcome:
         head, _ = _fit(shows, cell)
         with torch.no_grad():
             orange = head(u).softmax(1)[:, 1]
+    # the share of the sphere's area where it agrees with the Bayes rule
     shape = (len(latitude), len(longitude))
     area = latitude.cos()[:, None].expand(shape).reshape(-1)  # of the sphere that a point of the grid stands for
     agreement = float((((orange > 0.5) == (best > 0.5)).float() * area).sum() / area.sum())

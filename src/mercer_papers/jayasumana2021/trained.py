@@ -91,9 +91,11 @@ def run(cell: Cell) -> Outcome:
 def _train(settings: str, seed: int, device: str) -> Outcome:
     s: dict[str, Any] = json.loads(settings)
     torch.manual_seed(seed)
+    # the pictures, and the rate and schedule that held-out rows choose
     x, y, x_test, y_test = pictures_of(s, seed, device)
     rate, schedule = choose_training(s, x, y, seed)
     torch.manual_seed(seed)
+    # the training; the generator deals batches, flips and crops
     model = build(s["network"], s["head"], s["classes"], rectify=s["rectify"], order=s.get("order", 10))
     generator = torch.Generator().manual_seed(seed)
     loss = squared_loss if s["loss"] == "squared" else F.cross_entropy
@@ -129,6 +131,7 @@ def choose_training(s: Mapping[str, Any], x: Tensor, y: Tensor, seed: int) -> tu
     """
     if not s.get("rates"):
         return s["lr"], "cosine"
+    # a tenth of the rows judges, the others train
     held_out = max(1, round(_HELD_OUT * len(x)))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     judging, training = order[:held_out].to(x.device), order[held_out:].to(x.device)
@@ -188,6 +191,7 @@ def _augment(x: Tensor, generator: torch.Generator) -> Tensor:
     n, size = len(x), x.shape[-1]
     flipped = (torch.rand(n, generator=generator) < 0.5).to(x.device)
     x = torch.where(flipped[:, None, None, None], x.flip(3), x)
+    # the picture within its frame of zeros, one place for each
     padded = F.pad(x, (4, 4, 4, 4))
     down, right = torch.randint(9, (2, n, 1), generator=generator)
     rows = (down + torch.arange(size))[:, None, :, None]  # (n, 1, size, 1)

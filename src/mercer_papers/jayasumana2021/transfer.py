@@ -163,6 +163,7 @@ def fit_head(
     Mercer's head has as many prototypes as the rows of a class can carry, started by k-means, and a bias; the default
     head is ``KernelClassifier(d, c)`` as it comes.
     """
+    # the head, on standardized embeddings; ours starts from k-means
     mean, deviation = z.mean(0), z.std(0).clamp(min=1e-6)
     scaled = (z - mean) / deviation
     torch.manual_seed(seed)
@@ -181,6 +182,7 @@ def fit_head(
         head = make_head(name, width, classes)
     if isinstance(head, KernelClassifier) and name in (_MERCER, _AUTO):
         head.init_from(scaled, y, generator=generator)
+    # the training
     head.to(device)
     scaled, y = scaled.to(device), y.to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=_DECAY)

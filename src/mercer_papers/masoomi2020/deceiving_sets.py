@@ -36,6 +36,7 @@ def run(cell: Cell) -> Outcome:
         enough=0.99,
         restarts=cell.settings["restarts"],
     )
+    # how well a ridge on each layer's outputs fits the training rows
     outputs = passed_through(chain, parts.x_train)
     accuracy = [read_out(z, parts.y_train, z, parts.y_train, parts.c).train for z in outputs]
     index = [float(i + 1) for i in range(len(outputs))]

@@ -94,6 +94,7 @@ def stack_layers(parts: Fold, layers: int, enough: float, halvings: int) -> list
             tried.append((h, outputs, after))
             if h > found[-1]:
                 break
+        # the layer that was found, or the best that was tried
         h, z, bandwidth = max(tried, key=lambda step: step[0])
         found.append(h)
         if h >= enough:

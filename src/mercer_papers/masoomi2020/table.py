@@ -58,6 +58,7 @@ def run(cell: Cell) -> Outcome:
         values["train"] = float(model.score(parts.x_train.numpy(), parts.y_train.numpy()))
         values["test"] = float(model.score(parts.x_test.numpy(), parts.y_test.numpy()))
         return Outcome(values=values, note="time in CPU seconds on one thread.")
+    # the layers, and a ridge on the last one's outputs
     chain = solve(cell.settings["by"], cell.settings["set"], parts.x_train, parts.y_train, parts.c, cell.seed)
     seconds = time.process_time() - start
     test = passed_through(chain, parts.x_test)[-1]
@@ -86,6 +87,7 @@ def _train(cell: Cell, parts: Fold) -> Outcome:
     epochs = _descend(network, x, y, c, s["by"], s["epochs"], s.get("most_epochs", 0), s.get("until", 0.0))
     network.cpu()
     seconds = time.process_time() - start
+    # the kernel of its outputs, and how well they predict
     with torch.no_grad():
         outputs = network(parts.x_train.float()).double()
         test = network(parts.x_test.float())

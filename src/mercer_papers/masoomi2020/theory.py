@@ -60,6 +60,7 @@ def _follow_layers(parts: Fold, s: Any) -> Outcome:
         H = tried if not H or tried[-1] > H[-1] else H
         if H[-1] >= 1 - s["delta"] and _count_falls(H) == 0:
             break
+    # what the best walk did
     fell = _count_falls(H)
     x = [float(i) for i in range(len(H))]
     note = f"{len(H) - 1} layers, {fell} of them did not raise H; H from {H[0]:.3f} to {H[-1]:.3f}."
@@ -92,6 +93,7 @@ def _reach_limit(parts: Fold, s: Any) -> Outcome:
     y = parts.y_train
     gram, same = gaussian(chain.bandwidth)(chain.outputs), y[:, None] == y
     within, between = float(gram[same].mean()), float(gram[~same].mean())
+    # the scatter ratio by layer, and a few rows of the last kernel for the picture
     T = [record.t for record in chain.history]
     order = y.argsort(stable=True)
     rows = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long()]
@@ -129,6 +131,7 @@ def _measure_gradients(parts: Fold, _: Any) -> Outcome:
     width = min(c - 1, r.shape[1] - 1)
     sigma = most_dependent(r, y, c)
     embedded = torch.linalg.svd(class_sums(r, y, c).mT, full_matrices=False)[0][:, :width]
+    # W*, and the gradient's norm at W_s along the constraint
     star = ism(r, y, c, sigma, width=width, max_iterations=300, tolerance=ZERO / 10)
     q = ism_matrix(gaussian(sigma)(r @ embedded), r, y, c)
     at_embedding = float(riemannian_gradient(q, embedded).norm() / (q @ embedded).norm())
@@ -150,6 +153,7 @@ def _compare_equations(parts: Fold, s: Any) -> Outcome:
     w = ism(r, y, c, sigma, width=min(c - 1, r.shape[1])).w
     if s["reading"] == CHARITABLE:
         return _compare_gradients(r, y, c, sigma)
+    # both sides of the claim, as printed and with squared norms and signed Gamma
     z = r @ w
     ours, printed = implicit_penalty(r, w, y, c, sigma), implicit_penalty(r, w, y, c, sigma, as_printed=True)
     eq1 = float((gamma_table(y, c).to(r.dtype)[y][:, y] * gaussian(sigma)(z)).sum())
@@ -179,6 +183,7 @@ def _compare_gradients(r: Tensor, y: Tensor, c: int, sigma: float) -> Outcome:
         gamma = gamma_table(y, c).to(r.dtype)[y][:, y]
         z = r @ w
         gram = gaussian(sigma)(z)
+        # the gradient of Eq. 1, then that of Eq. 11 with its kernel frozen
         (wanted,) = torch.autograd.grad((gamma * gram).sum(), w, retain_graph=True)
         hat = (gamma * gram).detach() / sigma**2  # frozen: K in Eq. 11 and in D
         eq11 = (hat * (z @ z.mT)).sum() - (hat.sum(1) * z.square().sum(1)).sum()

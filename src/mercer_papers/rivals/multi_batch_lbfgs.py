@@ -72,8 +72,10 @@ class MultiBatchLBFGS(CheckedOptimizer):
         again = closure if self._overlap is None else self._overlap
         gradient = _flat([p.grad for p in live])
         before = gradient if self._overlap is None else self._gradient_of(live, again)
+        # the step, by the pairs so far
         s = self._rates(live) * two_loop(gradient, *self._pairs(gradient))
         _add(live, s)
+        # the change of the gradient on the rows that both batches have
         y = self._gradient_of(live, again) - before
         if self.param_groups[0]["maximize"]:
             y = -y  # the curvature is that of -J, the direction H g the same

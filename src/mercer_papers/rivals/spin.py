@@ -128,12 +128,14 @@ class SpectralInference(FeatureMap):
         for step in range(self.steps):
             batch = x[torch.randperm(len(x), generator=self.generator)[:size].to(x.device)]
             weights = {name: p.detach() for name, p in parameters.items()}
+            # the moving averages of Sigma and of its Jacobian
             now, change = self._covariance(batch, weights)
             rate = max(self.decay, 1 / (step + 1))
             sigma = now if sigma is None else sigma + rate * (now - sigma)
             jacobian = {
                 n: change[n] if step == 0 else j + rate * (change[n] - j) for n, j in (jacobian or change).items()
             }
+            # one step of Adam along the masked gradient
             gradient = self._gradient(batch, weights, sigma, jacobian)
             if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
                 where = f"NaN at step {step}"
@@ -165,6 +167,7 @@ class SpectralInference(FeatureMap):
         inverse = torch.linalg.solve_triangular(
             factor.mT, torch.eye(self.k, dtype=u.dtype, device=u.device), upper=True
         )
+        # the eigenvalues over all rows, the largest first
         psi = u @ inverse
         values = (psi * (operator @ psi)).sum(0) / len(u)
         order = values.argsort(descending=True)

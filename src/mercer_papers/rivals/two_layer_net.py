@@ -94,6 +94,7 @@ def train_two_layer(
     weight, signs, root = network.weight, network.signs, math.sqrt(len(network.weight))
     residuals, tests, hits = [], [], []
     for step in range(steps + 1):
+        # forward, with the residual of all ranks' rows
         hidden = (x @ weight.mT).relu_()  # (n, m)
         gap = hidden @ signs.mT / root - y  # (n, c)
         residuals.append(sum_over_ranks(gap.square().sum()).sqrt())
@@ -102,6 +103,7 @@ def train_two_layer(
             tests.append(error)
             hits.append(accuracy)
         if step < steps:
+            # the gradient, written out
             back = (gap @ signs).mul_(hidden > 0)  # (n, m)
             weight.sub_(sum_over_ranks(back.mT @ x), alpha=lr / root)
     return Descent(torch.stack(residuals), torch.stack(tests) if tests else None, torch.stack(hits) if hits else None)
@@ -136,6 +138,7 @@ def neural_embedding(
     checks.same_length("neural_embedding", "x", x, "targets", targets)
     y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
     n, generator = global_slice(len(x))[1], shared_generator(generator)
+    # three layers, of which the first is kept
     first = _linear(x.shape[1], width, x.dtype, generator)
     above = nn.Sequential(_linear(width, hidden, x.dtype, generator), nn.ReLU())
     last = _linear(hidden, y.shape[1], x.dtype, generator)

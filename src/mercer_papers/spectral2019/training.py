@@ -86,6 +86,7 @@ def _train(settings: str, seed: int, device: str) -> Trained:
     generator = torch.Generator().manual_seed(seed)
     both = embed_pair(s, generator)
     lr = RATE * PAPER_ROWS[s["set"]] / len(both.x)  # on half the rows this doubles eta, as the paper does
+    # what the spectrum predicts
     spectrum = analyze(ReLUGram(), both.x, both.y)
     predicted = spectrum.convergence(lr, s["steps"]).square() / (2 * len(both.x))
     # A network with normal first weights sees its rows through scalar products alone, so that its training has the same
@@ -94,6 +95,7 @@ def _train(settings: str, seed: int, device: str) -> Trained:
     every = torch.cat((x, x_test))
     if every.shape[1] > len(every):
         x, x_test = torch.linalg.qr(every.mT, mode="r").R.mT.split((len(x), len(x_test)))
+    # what training does
     network = TwoLayerNet(x.shape[1], s["width"], scale=s["k"], generator=generator).to(device)
     test = (x_test.float().to(device), both.y_test.float().to(device))
     run = train_two_layer(network, x.float().to(device), both.y.float().to(device), lr=lr, steps=s["steps"], test=test)

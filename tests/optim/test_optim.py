@@ -101,7 +101,7 @@ def test_named_parameters_are_accepted(case):
 def test_clipping_shortens_the_step(name):
     case, moved = CASES[name], []
     (x, y) = batches(1)[0]
-    for factor in (0.5, 0.25):  # of a gradient whose step is within the bounds
+    for factor in (1.0, 0.5):
         model = network()
         before = values(model)
         optimizer = case.make(model.parameters(), model)

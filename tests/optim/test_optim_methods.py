@@ -320,28 +320,6 @@ def test_recurrent_weights_are_heard_where_their_inputs_can_be(kind, packed):
             assert state["parts"][gate]["output"] == pytest.approx((rows @ block.mT).square().mean().item(), rel=1e-5)
 
 
-def test_the_parameters_are_schedule_free_averages_of_steps_taken_ahead():
-    """Defazio et al. 2024: z takes the steps, x is its mean with weights t^3, gradients are taken at y between them."""
-    model, twin = network(), network()
-    optimizer = FunctionSpaceSGD(model.parameters(), 0.02, model=model, update_every=1, momentum=0.7)
-    steps = FunctionSpaceSGD(twin.parameters(), 0.02 * function_space.REACH, model=twin, update_every=1, momentum=0.0)
-    z = [p.detach().clone() for p in twin.parameters()]
-    x, total = [p.clone() for p in z], 1.0  # the starting point counts once
-    for t in range(6):
-        rows, y = data(seed=t)
-        step(model, optimizer, rows, y)
-        before = [p.detach().clone() for p in twin.parameters()]
-        step(twin, steps, rows, y)
-        total += (t + 1) ** function_space.POWER
-        with torch.no_grad():
-            for p, start, ahead, mean in zip(twin.parameters(), before, z, x, strict=True):
-                ahead += p - start
-                mean.lerp_(ahead, (t + 1) ** function_space.POWER / total)
-                p.copy_(0.3 * ahead + 0.7 * mean)
-        for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
-
-
 def test_units_of_a_hidden_layer_move_nearly_alike():
     """One unit's gradient is a thousandth of the others': without levels so is its step."""
     x, y = data(16)

@@ -38,8 +38,6 @@ DRIFT = (
 RAREST = 32  # times update_every: the longest time between two renewals
 TABLE = 0.1  # the same for embeddings, times their size at the first step: most of their rows are met in few batches
 LEVEL = 0.1  # of the mean over rows, added to a row's product: no row moves more than 3 times as far as it would
-POWER = 3  # the t-th point has the weight t^POWER in the mean of all points: about the last third of them counts
-REACH = 2.0  # steps that are averaged are so many times as long
 ADAPTIVE = 0.01  # rate of the adaptive steps over lr: 0.003 at the default, where AdamW does well on all these networks
 BETAS, EPS = (0.9, 0.99), 1e-8  # of the adaptive steps
 
@@ -50,8 +48,8 @@ BATCH = "batch"  # the most rows that came at once
 MOMENT = "moment"  # EMA of G^T G / n
 FACTOR, OUTSIDE, ERROR = "factor", "outside", "error"  # its damped inverse: see Inverse
 ROWS, STEPS = "rows", "steps"  # mean of the products of the direction's and the gradient's rows, over so many steps
-AHEAD, AHEAD_OF_BIAS = "ahead", "ahead_of_bias"  # d: from the parameters to the point that takes the steps
-WEIGHTS = "weights"  # of all points in their mean
+MOMENTUM, MOMENTUM_OF_BIAS = "momentum", "momentum_of_bias"  # mean of the directions, older ones less and less
+TERMS = "terms"  # weight of all directions in their mean, the latest 1: 1 + momentum + momentum^2 + ...
 # Keys of another parameter's state.
 FIRST, SECOND, COUNT = "first", "second", "count"  # moments of the gradient and number of adaptive steps
 RATE = "rate"  # of an embedding's adaptive steps, over lr
@@ -87,9 +85,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         model: Where the layers' inputs are seen, plain or wrapped in DDP.
         layers: Precondition all layers, or the last linear one.
         damping: :math:`\lambda` in units of the mean eigenvalue.
-        momentum: :math:`\beta`: gradients are taken so far on the way from the latest point to the mean of all points
-            (schedule-free averaging, Defazio et al. 2024; the latest count most). Only with 0 does every step have
-            the length that ``lr`` says.
+        momentum: Share of the mean direction that stays from step to step: steps are as long as without it.
         weight_decay: Apart from the gradient, as in AdamW at the rate ``0.01 lr``.
         update_every: Steps between two moments; at the start, steps 0, 1, 2, 4, ... have one, and settled ones rarer.
         exclude: Names of layers, or of modules that hold them, to leave to Adam's steps.
@@ -115,7 +111,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         model: nn.Module,
         layers: str = "all",
         damping: float = 1.0,
-        momentum: float = 0.9,
+        momentum: float = 0.8,
         weight_decay: float = 0.0,
         update_every: int = 10,
         exclude: Sequence[str] = (),
@@ -205,48 +201,37 @@ class FunctionSpaceSGD(ListeningOptimizer):
                 own = [p for p in group["params"] if p.grad is not None]
                 scale_in_place(own, 1 - ADAPTIVE * float(group["lr"]) * group["weight_decay"])
 
-        # Schedule-free averaging: the point z takes the steps, x is the mean of all z, and the parameters are
-        # y = (1 - beta) z + beta x. With the share c of the newest z in x and d = z - y kept, a step s gives
-        #     d' = (1 - c) (d + beta s),    y' = y + (1 - 1 / beta) d + (1 / (beta (1 - c)) - 1) d'.
-        # Layers with the same factors move in one call.
+        # Mix the directions into their means over steps, mean += (u - mean) / terms, and move the layers along these,
+        # in one call for each rate.
         if layers:
             outsides = [inverse.outside for layer, inverse in zip(layers, inverses, strict=True) for _ in layer.parts]
             squares = [square / outside for square, outside in zip(squares, outsides, strict=True)]
-            of_layers = [groups[id(layer.weight)] for layer in layers]
-            reaches = [step_factor(group) * (REACH if group["momentum"] else 1.0) for group in of_layers]
-            lengths = choose_lengths(layers, states, squares, [abs(r) for r in reaches], self._readout, BALANCE)
-            pending: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
+            lrs = [float(groups[id(layer.weight)]["lr"]) for layer in layers]
+            lengths = choose_lengths(layers, states, squares, lrs, self._readout, BALANCE)
+            pending: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
             mixed, keeps = [], []
             rates: list[float] = []
-            for i, (layer, state) in enumerate(zip(layers, states, strict=True)):
-                beta, scale, keep = of_layers[i]["momentum"], reaches[i] / inverses[i].outside, 0.0
-                factors = (0.0, 1.0)
-                if beta:
-                    newest = (ages[i] + 1) ** POWER * reaches[i] ** 2
-                    total = state[WEIGHTS] = state.get(WEIGHTS, newest) + newest
-                    keep = 1 - newest / total if total else 1.0
-                    scale *= beta * keep
-                    factors = (1 - 1 / beta, 1 / (beta * keep) - 1)
+            for layer, state, inverse, pair in zip(layers, states, inverses, targets, strict=True):
+                group = groups[id(layer.weight)]
                 tensors = []
-                for key, p in zip((AHEAD, AHEAD_OF_BIAS), targets[i], strict=False):
-                    ahead = state.get(key)
-                    if ahead is None:
-                        ahead = inverses[i].factor.new_zeros(layer.take(p).shape)
-                        if beta:
-                            state[key] = ahead
-                    tensors.append(ahead)
+                for key, p in zip((MOMENTUM, MOMENTUM_OF_BIAS), pair, strict=False):
+                    mean = state.get(key)
+                    if mean is None:
+                        mean = inverse.factor.new_zeros(layer.take(p).shape)
+                        if group["momentum"]:
+                            state[key] = mean
+                    tensors.append(mean)
                 mixed.append(tensors)
-                keeps.append(keep)
-                rates += [length * scale for length in lengths[len(rates) : len(rates) + len(layer.parts)]]
-                blocks, additions = pending.setdefault(factors, ([], []))
-                blocks += map(layer.take, targets[i])
+                terms = state[TERMS] = group["momentum"] * state.get(TERMS, 0.0) + 1
+                keeps.append(1 - 1 / terms)
+                scale = terms * inverse.outside
+                rates += [length / scale for length in lengths[len(rates) : len(rates) + len(layer.parts)]]
+                blocks, additions = pending.setdefault(step_factor(group), ([], []))
+                blocks += map(layer.take, pair)
                 additions += tensors
-            for (before, _), (blocks, additions) in pending.items():
-                if before:
-                    add_in_place(blocks, additions, before)
             directions.mix_into(mixed, keeps, ratio.sqrt_().mul_(ratio.new_tensor(rates).index_select(0, index)))
-            for (_, after), (blocks, additions) in pending.items():
-                add_in_place(blocks, additions, after)
+            for alpha, (blocks, additions) in pending.items():
+                add_in_place(blocks, additions, alpha)
 
         # All other parameters take bounded adaptive steps, because nothing is known of their inputs. An embedding's
         # rate follows from its size.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mercer import NumericalWarning
-from mercer.kernels import RBF
+from mercer.kernels import NTK, RBF
 from mercer.linalg.blocks import block_rows, blockwise, blockwise_matmul, slices
 from mercer.linalg.cholesky import cholesky
 from mercer.linalg.eigen import lanczos_eigh, randomized_range, top_eigh
@@ -133,6 +133,17 @@ def test_lanczos_eigh_misses_no_pair_without_saying_so(generator):
             torch.testing.assert_close(got.values, values[:8], rtol=1e-2, atol=0)
     values[5:] = 0
     assert lanczos_eigh((q * values) @ q.mT, 8, tolerance=1e-13, relative=1e-3) is None
+
+
+def test_lanczos_eigh_finds_a_simple_pair_that_its_start_passed_over():
+    """The network kernel of eight clusters: at 36 products 16 pairs have converged, and the true 16th is not there."""
+    generator = torch.Generator().manual_seed(0)
+    centers = 1.5 * torch.randn(8, 10, generator=generator)
+    x = centers[torch.randint(8, (2000,), generator=generator)] + torch.randn(2000, 10, generator=generator)
+    gram = NTK(3)(x[:1000])
+    got = lanczos_eigh(gram, 16, tolerance=1e-6, relative=1e-3)
+    exact = torch.linalg.eigvalsh(gram.double()).flip(0)[:16]
+    assert got is None or torch.allclose(got.values, exact, rtol=1e-2, atol=0)
 
 
 def test_top_eigh_is_deterministic_and_checks_k(generator):

@@ -24,7 +24,7 @@ _DENSE = 256  # rows up to which the dense solver is quicker than any iteration
 _CHEAP = 4096  # rows up to which two products cost less than one dense solution of the small problem
 _BLOCK = 8  # vectors a product: finds multiplicities up to 8 and keeps the product a matrix product
 _LOOK = 4  # products between two looks at the residuals, where there is one vector
-_PROBE = 4  # products at least of the search for a pair that was passed over: on 252 grids 3 miss none
+_PROBE = 8  # products at least of the search for a pair that was passed over; fewer miss some
 
 
 class TopEigh(NamedTuple):
@@ -149,7 +149,7 @@ def lanczos_eigh(matrix: Tensor, k: int, *, tolerance: float, relative: float) -
     """The k largest eigenpairs of a symmetric matrix in memory, by Lanczos from one vector: the fewest products.
 
     One start meets one vector of each eigenspace, so rows on a grid or a circle would lose pairs without a sign of it.
-    A second start, outside what the first one spans, therefore looks for an eigenvalue above the k-th.
+    A second start, in the complement of the pairs, therefore looks for an eigenvalue above the k-th.
 
     Args:
         matrix: On the CPU, finite; its lower triangle is read.
@@ -176,9 +176,9 @@ def lanczos_eigh(matrix: Tensor, k: int, *, tolerance: float, relative: float) -
         if width < k or (residuals > np.maximum(tolerance * values[-1], relative * values)).any():
             continue
 
-        # They have converged. The largest Ritz value outside the basis shows whether one was passed over.
+        # They have converged. The largest Ritz value of their complement shows whether one was passed over.
         vectors = rotation.astype(array.dtype).T @ basis  # (k, n)
-        *_, (_, across, along) = _lanczos_steps(array, basis, min(n - width, max(_PROBE, width // 8)))
+        *_, (_, across, along) = _lanczos_steps(array, vectors, min(n - k, max(_PROBE, width // 4)))
         hidden = eigh_tridiagonal(across, along[:-1], eigvals_only=True)[-1]
         if hidden <= values[0] + 10 * max(relative * values[0], tolerance * values[-1]):
             parts = (values[::-1], vectors[::-1].T, residuals[::-1])

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import logging
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 import torch
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mercer import distributed
 from mercer_papers.catalogue import entry
@@ -94,7 +96,7 @@ class _Worker:
 def execute_all(
     cells: Sequence[Cell], scale: str, jobs: int, threads: int, began: Callable[[Cell], None]
 ) -> Generator[Result, None, None]:
-    """The results of the cells as they come, from ``jobs`` processes with ``threads`` torch threads each.
+    """The results of the cells as they come, from ``jobs`` processes with ``threads`` threads each.
 
     A worker that dies (out of memory, a crash in native code) fails its cell, and another takes its place. Closing the
     iterator ends the workers.
@@ -142,7 +144,11 @@ def execute_all(
 
 def _serve(pipe: Connection, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
+    # Torch's threads, those of the libraries that are loaded, and those of libraries that are loaded later. Threads of
+    # boosted trees that waited for a busy core made a cell ten times dearer.
     torch.set_num_threads(threads)
+    threadpool_limits(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone, killed perhaps: so go too
         while True:
             cell, scale = pipe.recv()

@@ -70,7 +70,7 @@ def test_places_are_found_and_the_model_starts_as_it_was_and_trains(name):
     found = logits_of(model, x)
     torch.testing.assert_close(found, expected)  # the units start silent beside the old layer
     outer = next(m for m in model.modules() if hasattr(m, "source"))
-    assert outer.source.startswith(source) and not outer._held
+    assert outer.source.startswith(source) and not outer._passes
     optimizer = torch.optim.Adam(outer.parameters(), 0.05)
     labels = torch.arange(len(x)) % C
     losses = []
@@ -159,7 +159,7 @@ def test_copies_pickles_states_and_threads_hold_no_batch():
     nn.init.normal_(model[5].head.readout.weight)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
         torch.testing.assert_close(other(pictures()), model(pictures()))
-        assert other[5].head is not model[5].head and not model[5]._held
+        assert other[5].head is not model[5].head and not model[5]._passes
     fresh = kernelize(cnn(), place="before_pooling").eval()
     fresh.load_state_dict(model.state_dict())
     torch.testing.assert_close(fresh(pictures()), model(pictures()))

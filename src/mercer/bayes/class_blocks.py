@@ -121,15 +121,15 @@ class ClassCurvature:
             return (b.sum(1).square() - b.square().sum(1)) * phi.double().square().sum(1)
 
         strength = Rows(phi, f).map(measure, row_bytes=4 * 8 * c)
-        every = Rows(strength).gather()
-        m = min(_ROWS, _COUPLINGS // c, int((every > 0).sum()))
-        features, outputs = (part.double() for part in Rows(phi, f).take(every.topk(m).indices.sort().values))
+        strengths = Rows(strength).gather()  # of all ranks
+        m = min(_ROWS, _COUPLINGS // c, int((strengths > 0).sum()))
+        features, outputs = (part.double() for part in Rows(phi, f).take(strengths.topk(m).indices.sort().values))
 
         # In each row its largest couplings: an output that n_j rows are coupled to costs n_j^2 d multiplications.
         couplings = density.curvature_parts(outputs)[1]
-        most = int(math.sqrt(_PRODUCTS * c / (d * max(m, 1) ** 2)))
-        if most < c:
-            largest = couplings.topk(max(1, most), 1)
+        width = int(math.sqrt(_PRODUCTS * c / (d * max(m, 1) ** 2)))
+        if width < c:
+            largest = couplings.topk(max(1, width), 1)
             couplings = torch.zeros_like(couplings).scatter_(1, largest.indices, largest.values)
 
         # B, and its inverse.
@@ -159,7 +159,9 @@ class ClassCurvature:
         covariances = torch.empty(c, d, d, dtype=dtype, device=f.device)
         for j, rows in enumerate(members):
             columns = (features[rows] * couplings[rows, j, None]) @ inverses[j]  # (n_j, d)
-            part = inner if len(rows) == m else inner[rows[:, None], rows]
+            part = inner
+            if len(rows) < m:
+                part = inner[rows[:, None], rows]
             covariances[j] = (inverses[j] + columns.mT @ part @ columns).to(dtype)
         inverses, features, couplings, inner = (part.to(dtype) for part in (inverses, features, couplings, inner))
         return ClassBlocks(inverses, covariances, features, couplings, inner, log_determinant)

@@ -65,13 +65,13 @@ def leading_directions(
     count = min(n, max(_RANGE_ROWS, 4 * k))
     if rank == n * c:
         count = n
-    chosen = torch.linspace(0, n - 1, count, dtype=torch.float64).round().long().unique()
-    mine = ((chosen >= first) & (chosen < first + len(f))).nonzero()[:, 0]
-    places = chosen[mine] - first
+    spread = torch.linspace(0, n - 1, count, dtype=torch.float64).round().long().unique()
+    of_this_rank = ((spread >= first) & (spread < first + len(f))).nonzero()[:, 0]
+    places = spread[of_this_rank] - first
 
     # Draw Omega for all chosen rows on every rank: the directions then do not depend on the number of ranks.
     generator = torch.Generator(device=f.device).manual_seed(seed)
-    omega = torch.randn(len(chosen), c, rank, dtype=f.dtype, device=f.device, generator=generator)[mine]
+    omega = torch.randn(len(spread), c, rank, dtype=f.dtype, device=f.device, generator=generator)[of_this_rank]
 
     def sum_over_rows(q: Tensor | None) -> Tensor:  # -> (p, rank)
         """J^T Lambda J q; without q the start of the range finder, J^T Lambda^1/2 Omega."""
@@ -82,11 +82,14 @@ def leading_directions(
             block = x[int(index[0]) : int(index[-1]) + 1]
             if len(block) > len(index):
                 block = block[index - index[0]]
-            u = omega[part] if q is None else jacobian.along(block, q)
-            if weighted and q is None:
-                u = density.curvature_root(f[index], u)
-            elif weighted:
-                u = density.curvature_product(f[index], u)
+            if q is None:
+                u = omega[part]
+                if weighted:
+                    u = density.curvature_root(f[index], u)
+            else:
+                u = jacobian.along(block, q)
+                if weighted:
+                    u = density.curvature_product(f[index], u)
             total += jacobian.pull(block, u)
         return rows.total(total)
 
@@ -114,14 +117,14 @@ class Curvature:
         self.features: Tensor | None = None
         # A whole last layer needs no Psi: J is made of the features.
         if isinstance(jacobian, LastLayerJacobian) and self.k == jacobian.size:  # Q is the identity
-            blocks = [jacobian.features(x[part])[1] for part in slices(len(x), batch_size)]
-            self.features = torch.cat(blocks) if blocks else f.new_zeros(0, self.k // f.shape[1])
+            no_rows = f.new_zeros(0, self.k // f.shape[1])
+            self.features = torch.cat([no_rows, *(jacobian.features(x[p])[1] for p in slices(len(x), batch_size))])
             return
         # Keep Psi of every row, or of every second, third, ... where all would not fit.
         room = max(1, _PSI_BYTES // (f.shape[1] * self.k * f.dtype.itemsize))
         self.stride = max(1, -(-len(f) // room))
-        kept = [psi[-part.start % self.stride :: self.stride] for part, psi in self._read_psi()]
-        self.psi = torch.cat(kept) if kept else f.new_zeros(0, f.shape[1], self.k)  # (n / stride, c, k)
+        blocks = [psi[-part.start % self.stride :: self.stride] for part, psi in self._read_psi()]
+        self.psi = torch.cat([f.new_zeros(0, f.shape[1], self.k), *blocks])  # (n / stride, c, k)
 
     def at(self, density: Likelihood, *, every_row: bool = False) -> Tensor:  # -> (k, k), float64
         """The matrix for this likelihood; rows that were not kept count by those that were, unless ``every_row``."""
@@ -204,7 +207,9 @@ class Span:
     def block(self, x: Tensor, full: bool = False, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """The same for few rows at once."""
         f = self.jacobian.outputs(x)
-        outside = f.new_zeros(*f.shape, f.shape[1]) if full else torch.zeros_like(f)
+        outside = torch.zeros_like(f)
+        if full:
+            outside = f.new_zeros(*f.shape, f.shape[1])
         return f, self.jacobian.along(x, self.directions), outside
 
     def moments(
@@ -336,13 +341,19 @@ class DistilledSpan(Span):
         if full or gradients:
             return self.exact.parts(x, full=full, gradients=gradients)
         outputs, psis, variances = [], [], []
-        rows = x if len(x) else zero_row(x)
+        rows = x
+        if not len(x):  # a rank without rows: the shapes alone
+            rows = zero_row(x)
         for part in slices(len(rows), max(_ONE_PASS_ROWS, self.batch_size)):
             f, embedding = read_embedding(self.jacobian.network, rows[part])
             psi, outside = self.student.parts(embedding)
+            if self.rotation is not None:
+                psi = psi @ self.rotation
+            if not self.complement:
+                outside = torch.zeros_like(outside)
             outputs.append(f)
-            psis.append(psi if self.rotation is None else psi @ self.rotation)
-            variances.append(outside if self.complement else torch.zeros_like(outside))
+            psis.append(psi)
+            variances.append(outside)
         n = len(x)
         return torch.cat(outputs)[:n], torch.cat(psis)[:n], torch.cat(variances)[:n]
 

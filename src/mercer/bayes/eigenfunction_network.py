@@ -64,8 +64,8 @@ class EigenfunctionNetwork(SavableModule):
         self.scale.copy_(x.std(0).clamp_min(1e-3 * float(x.std())))
         targets = torch.cat((psi, outside.sqrt()[..., None]), 2)  # (n, c, k + 1)
         # A direction that says little about the data has a small Psi: it is not blown up to count as much.
-        least = 1e-2 * float(targets.square().mean().sqrt()) or 1.0  # networks that agree: nothing to learn
-        self.unit.copy_(targets.square().mean(0).sqrt().clamp_min(least))
+        smallest_unit = 1e-2 * float(targets.square().mean().sqrt()) or 1.0  # networks that agree: nothing to learn
+        self.unit.copy_(targets.square().mean(0).sqrt().clamp_min(smallest_unit))
         # The variance outside counts as a quarter of all directions together.
         weights = x.new_ones(self.k + 1)
         weights[self.k] = max(1.0, self.k / 4)
@@ -84,17 +84,21 @@ def read_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (
         network: A copy of one's own.
         x: Rows.
     """
-    name = last_linear(network)[0] if find_layers(network, nn.Linear) else ""
-    with torch.no_grad(), capture(network, [name] if name else []) as signals:
+    # Run the network, and listen to its last linear layer where it has one.
+    names = []
+    if find_layers(network, nn.Linear):
+        names = [last_linear(network)[0]]
+    with torch.no_grad(), capture(network, names) as signals:
         f = flat_logits(network(x))
-        inputs = signals[name].inputs if name else []
+        inputs = [z for name in names for z in signals[name].inputs]
         embedding = x.flatten(1)
         if inputs and len(inputs[-1]) == len(x):
             # One row alone says whether the first dimension of a larger input is the rows'.
-            several = inputs[-1].ndim > 2 and len(x) > 0
-            if several:
+            first_is_rows = True
+            if inputs[-1].ndim > 2 and len(x) > 0:
                 network(x[:1])
-            if not several or len(inputs[-1]) == 1:
+                first_is_rows = len(signals[names[0]].inputs[-1]) == 1
+            if first_is_rows:
                 embedding = inputs[0].flatten(1)
     norms = [embedding.norm(dim=1, keepdim=True)]
     if x.is_floating_point():
@@ -124,7 +128,11 @@ def distill_network(
         mix: Whether rows may be mixed, as numbers may and tokens may not.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = spread_rows(x.cpu(), _ROWS, generator) if mix else x.cpu()[:_ROWS]
+    rows = x.cpu()
+    if mix:
+        rows = spread_rows(rows, _ROWS, generator)
+    else:
+        rows = rows[:_ROWS]
     rows = rows.to(x.device)
 
     # What it should give, and what it reads.
@@ -139,18 +147,18 @@ def distill_network(
     return student
 
 
-def spread_rows(x: Tensor, most: int, generator: torch.Generator) -> Tensor:  # (n, ...) -> (at most 2 most, ...)
+def spread_rows(x: Tensor, m: int, generator: torch.Generator) -> Tensor:  # (n, ...) -> (at most 2 m, ...)
     """Rows to distil on: some of those given and as many beside them, mixed in pairs and shaken.
 
     The small network is asked about rows that are not like the data, too; it should have seen how Psi goes on there.
     """
     if not x.is_floating_point():
-        return x[:most]
+        return x[:m]
     # Half are rows as they are. The others lie between two rows, shaken by noise of random strength.
-    chosen = x[torch.randperm(len(x), generator=generator)[:most]]
-    partners = x[torch.randint(len(x), (len(chosen),), generator=generator)]
-    shape = (len(chosen), *[1] * (x.ndim - 1))
+    rows = x[torch.randperm(len(x), generator=generator)[:m]]
+    partners = x[torch.randint(len(x), (len(rows),), generator=generator)]
+    shape = (len(rows), *[1] * (x.ndim - 1))
     mixture = torch.rand(shape, generator=generator, dtype=x.dtype)
-    noise = torch.randn(chosen.shape, generator=generator, dtype=x.dtype) * x.std()
+    noise = torch.randn(rows.shape, generator=generator, dtype=x.dtype) * x.std()
     strength = torch.rand(shape, generator=generator, dtype=x.dtype)
-    return torch.cat((chosen, mixture * chosen + (1 - mixture) * partners + strength * noise))
+    return torch.cat((rows, mixture * rows + (1 - mixture) * partners + strength * noise))

@@ -194,7 +194,7 @@ class DeepEnsemble(Ensemble):
         if outputs is not None and (density.has_noise or val_loader is not None):
             start = density.noise_of(y, outputs.mean(2))
             scale = best_temperature(
-                lambda s: mean_over_ranks(density.at(s).mixture_loss(outputs, y)), start, density.reach
+                lambda s: mean_over_ranks(density.at(s).mixture_loss(outputs, y)), start, density.search_factor
             )
             setattr(self, density.learned, scale)
         return self
@@ -211,8 +211,8 @@ class DeepEnsemble(Ensemble):
     @override
     def _draws(self, x: Tensor, n: int) -> Tensor:
         outputs = self._outputs(x)
-        chosen = torch.randint(outputs.shape[2], (n,), generator=self.generator)
-        return outputs[..., chosen.to(outputs.device)].permute(2, 0, 1)
+        members = torch.randint(outputs.shape[2], (n,), generator=self.generator)
+        return outputs[..., members.to(outputs.device)].permute(2, 0, 1)
 
     @override
     def _is_fitted(self) -> bool:

@@ -20,7 +20,7 @@ from .jacobian import near
 from .network import SavedWithoutNetwork, Unattached, flat_logits, own_network, weights_of
 from .validation import check_network_runs, check_outputs, check_rows, not_fitted, training_rows
 
-_LEARNED, _REFERENCE, _LAYERS = 4000, 1000, 4
+_LEARNED_ROWS, _REFERENCE_ROWS, _LAYERS = 4000, 1000, 4
 _TINY = torch.finfo(torch.float32).tiny
 _TAIL = 0.95
 _NEIGHBORS = 10
@@ -112,23 +112,26 @@ class Familiarity(SavedWithoutNetwork):
         self.weights_ = weights_of(self.model, [name for name, _ in self.model.named_parameters()])
         x, self.packing_ = training_rows(f"{where}, loader", loader, self.model)
         self.row_shape_ = tuple(x.shape[1:])
-        rows = Rows(x).sample(_LEARNED + _REFERENCE, self.generator)  # in random order, the same on all ranks
+        rows = Rows(x).sample(_LEARNED_ROWS + _REFERENCE_ROWS, self.generator)  # in random order, the same on all ranks
         if len(rows) < 2:
             raise ValueError(checks.sentence(where, "loader must have at least 2 rows", len(rows)))
 
         # The layers to read. In each, a row must look the same alone and beside another one.
         network = self._network()
         check_network_runs(where, network, rows[:1])
-        self.layers_ = _spread_layers(network, rows[:2]) if self.layers is None else list(self.layers)
-        right = _layers_of_rows(network, self.layers_, rows[:2])
-        mixed = [name for name in self.layers_ if name not in right]
+        if self.layers is None:
+            self.layers_ = _spread_layers(network, rows[:2])
+        else:
+            self.layers_ = list(self.layers)
+        rowwise = _find_rowwise_layers(network, self.layers_, rows[:2])
+        mixed = [name for name in self.layers_ if name not in rowwise]
         if mixed:
             need, fix = "layers must give one row a line, whatever the other rows are", "Name others."
             raise ValueError(checks.sentence(where, need, ", ".join(mixed), fix))
 
         # Reference rows, which set the scale, are not among the rows that are known.
         if val_loader is None:
-            count = min(_REFERENCE, max(1, len(rows) // 4))
+            count = min(_REFERENCE_ROWS, max(1, len(rows) // 4))
             rows, reference = rows[count:], rows[:count]
         else:
             val, _ = training_rows(f"{where}, val_loader", val_loader, self.model)
@@ -136,7 +139,7 @@ class Familiarity(SavedWithoutNetwork):
             if tuple(reference.shape[1:]) != self.row_shape_:
                 need = f"rows of val_loader must have the shape of loader's, {self.row_shape_}"
                 raise ValueError(checks.sentence(where, need, tuple(reference.shape[1:])))
-        rows = rows[:_LEARNED]
+        rows = rows[:_LEARNED_ROWS]
 
         # Standardize, and let every layer count as much as any other, whatever its width.
         before, last, _ = self._read(network, rows)
@@ -163,17 +166,18 @@ class Familiarity(SavedWithoutNetwork):
     def score(self, x: Any) -> Tensor:  # (n, ...) -> (n,)
         """How unfamiliar each row is, in 0..1."""
         network = self._network()
-        rows = x if self.packing_ is None else self.packing_.pack("Familiarity", x)
-        rows = check_rows("Familiarity", rows, self.model, self.row_shape_).detach()
+        if self.packing_ is not None:
+            x = self.packing_.pack("Familiarity", x)
+        rows = check_rows("Familiarity", x, self.model, self.row_shape_).detach()
         surprise, knots = self._surprise(self._views(network, rows)), self.knots_
 
-        # up to the tail: half the rank among the reference rows
+        # Up to the 95 % quantile: half the rank among the reference rows.
         above = torch.searchsorted(knots, surprise.contiguous(), right=True).clamp(1, len(knots) - 1)
         low, high = knots[above - 1], knots[above]
         within = ((surprise - low) / (high - low).clamp_min(_LEAST)).clamp(0, 1)
         rank = (above - 1 + within) / (len(knots) - 1)
 
-        # beyond: towards 1, by how far, in units of the tail's distance from the median
+        # Beyond it: towards 1, by the distance from it in units of its own distance from the median.
         beyond = (surprise - knots[-1]) / (knots[-1] - knots[len(knots) // 2]).clamp_min(_LEAST)
         score = torch.where(surprise > knots[-1], 0.5 + 0.5 * beyond / (1 + beyond), rank / 2)
         return score.to(self.known_layers_.dtype)
@@ -189,12 +193,13 @@ class Familiarity(SavedWithoutNetwork):
             proba: Their class probabilities, of this network or of any posterior.
         """
         # A score s above 0.5 is 0.5 + 0.5 b / (1 + b), so that 1 / (1 + b) = 2 (1 - s).
-        share = 2 * (1 - self.score(x)).to(proba)
-        checks.same_length("Familiarity.temper", "proba", proba, "x", share)
-        tempered: Tensor = (proba.clamp_min(_TINY).log() * share.clamp_max(1)[:, None]).softmax(1)
+        exponent = 2 * (1 - self.score(x)).to(proba)
+        checks.same_length("Familiarity.temper", "proba", proba, "x", exponent)
+        tempered: Tensor = (proba.clamp_min(_TINY).log() * exponent.clamp_max(1)[:, None]).softmax(1)
         return tempered
 
     def _views(self, network: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, 2 or 3), float64
+        """The views of each row: layers, direction and, of two outputs or more, their entropy."""
         before, last, f = self._read(network, x)
         # Distances to the rows that are known: the nearest in the layers, the mean of the nearest ten in direction.
         z, u = (torch.cat(before, 1) - self.shift_) / self.scale_, F.normalize(last)
@@ -205,6 +210,7 @@ class Familiarity(SavedWithoutNetwork):
             layers.append(torch.cdist(z[part], known_z).amin(1))
             directions.append(torch.cdist(u[part], known_u).topk(k, 1, largest=False).values.mean(1))
         views = [torch.cat(layers), torch.cat(directions)]
+        # The generalized entropy of the largest probabilities.
         if f.shape[1] > 1:
             # p^a (1 - p)^a by logarithms, because both factors underflow.
             log_p = f.log_softmax(1).topk(min(_LARGEST, f.shape[1]), 1).values
@@ -214,13 +220,13 @@ class Familiarity(SavedWithoutNetwork):
 
     def _surprise(self, views: Tensor, *, left_out: bool = False) -> Tensor:  # (n, v) -> (n,)
         """The sum over the views; of rows that are reference rows themselves, each beside the others."""
-        known = self.reference_  # (m, v), each column ascending
-        left_out = left_out and len(known) > 1
-        m = len(known) - int(left_out)
+        reference = self.reference_  # (m, v), each column ascending
+        left_out = left_out and len(reference) > 1
+        m = len(reference) - int(left_out)
 
-        # p of each view: the share of reference rows that are at least as strange
-        below = torch.searchsorted(known.mT.contiguous(), views.mT.contiguous()).mT  # (n, v)
-        share = (m - below + 1).to(views.dtype) / (m + 1)
+        # p of each view: the share of reference rows that are at least as strange.
+        below = torch.searchsorted(reference.mT.contiguous(), views.mT.contiguous()).mT  # (n, v)
+        p = (m - below + 1).to(views.dtype) / (m + 1)
 
         # The median and the 95 % quantile of each view, between two places; the row left out moves those behind it.
         quantiles = []
@@ -231,14 +237,14 @@ class Familiarity(SavedWithoutNetwork):
                 places = torch.full_like(below, place)
                 if left_out:
                     places = places + (places >= below)
-                values.append(known.gather(0, places))
+                values.append(reference.gather(0, places))
             quantiles.append(torch.lerp(values[0], values[1], level * (m - 1) - low))
-        middle, tail = quantiles
+        median, tail = quantiles
 
-        # b: how far beyond the 95 % quantile, in units of its distance from the median
-        beyond = ((views - tail) / (tail - middle).clamp_min(_LEAST)).clamp(0, _MOST)
+        # b: how far beyond the 95 % quantile, in units of its distance from the median.
+        beyond = ((views - tail) / (tail - median).clamp_min(_LEAST)).clamp(0, _MOST)
         rank_weights, tail_weights = views.new_tensor((_RANK_WEIGHTS, _TAIL_WEIGHTS))[:, : views.shape[1]]
-        surprise: Tensor = tail_weights @ beyond.mT - rank_weights @ share.log().mT
+        surprise: Tensor = tail_weights @ beyond.mT - rank_weights @ p.log().mT
         return surprise
 
     @torch.no_grad()
@@ -253,11 +259,15 @@ class Familiarity(SavedWithoutNetwork):
             for part in slices(len(x), self.batch_size):
                 outputs.append(check_outputs("Familiarity", flat_logits(network(x[part]))))
                 for name, signal in signals.items():
-                    ends = name == self.layers_[-1] and isinstance(layer(network, name), nn.Linear)
-                    parts[name].append(_pool_positions(signal.input if ends and self.layers is None else signal.output))
+                    is_head = name == self.layers_[-1] and isinstance(layer(network, name), nn.Linear)
+                    if is_head and self.layers is None:
+                        maps = signal.input
+                    else:
+                        maps = signal.output
+                    parts[name].append(_pool_positions(maps))
                     signal.inputs.clear()
                     signal.outputs.clear()
-        *before, last = [torch.cat(maps).double() for maps in parts.values()]
+        *before, last = [torch.cat(blocks).double() for blocks in parts.values()]
         return before or [last], last, torch.cat(outputs).double()
 
     def _network(self) -> nn.Module:
@@ -283,16 +293,16 @@ class Familiarity(SavedWithoutNetwork):
 def _spread_layers(network: nn.Module, rows: Tensor) -> list[str]:
     """Up to four convolutions and linear layers in the order they run, first and last among them."""
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    names = _layers_of_rows(network, [n for n, m in network.named_modules() if n and isinstance(m, kinds)], rows)
+    candidates = [name for name, module in network.named_modules() if name and isinstance(module, kinds)]
+    names = _find_rowwise_layers(network, candidates, rows)
     if not names:
         need = "model must have convolutions or linear layers that give one row a line"
         raise ValueError(checks.sentence("Familiarity", need, "none", "Name layers=[...] whose outputs shall be read."))
-    most = min(_LAYERS, len(names))
-    places = torch.linspace(0, len(names) - 1, most).round().long().tolist()
+    places = torch.linspace(0, len(names) - 1, min(_LAYERS, len(names))).round().long().tolist()
     return [names[i] for i in places]
 
 
-def _layers_of_rows(network: nn.Module, names: Sequence[str], rows: Tensor) -> list[str]:
+def _find_rowwise_layers(network: nn.Module, names: Sequence[str], rows: Tensor) -> list[str]:
     """Those of the layers, in the order they run, that see the same of two rows together as of each alone."""
     order: list[str] = []
     handles = [layer(network, n).register_forward_hook(lambda _m, _i, _o, n=n: order.append(n)) for n in names]
@@ -311,7 +321,10 @@ def _pool_positions(maps: Tensor) -> Tensor:  # (n, d), (n, t, d) or (n, c, *pos
     """Rows as they are; of maps and sequences, mean and deviation over the positions of each channel."""
     if maps.ndim == 2:
         return maps
-    channels = maps.mT if maps.ndim == 3 else maps.flatten(2)  # (n, channels, positions)
+    if maps.ndim == 3:
+        channels = maps.mT  # (n, channels, positions)
+    else:
+        channels = maps.flatten(2)
     mean = channels.mean(2)
     norms = torch.linalg.vector_norm(channels - mean[..., None], dim=2)  # four times cheaper than torch.var_mean
     return torch.cat((mean, norms / channels.shape[2] ** 0.5), 1)

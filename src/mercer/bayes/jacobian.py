@@ -22,7 +22,7 @@ from ..signals.layers import as_logits, output_rows
 from .layer_signals import LayerSignals
 from .network import flat_logits, one_thread_at_a_time, own_network, zero_row
 
-_HELD_BYTES = 256 * 2**20
+_BLOCK_BYTES = 256 * 2**20  # of Jacobians that are formed at a time
 
 
 class Jacobian(ABC):
@@ -131,21 +131,25 @@ class FormedJacobian(Jacobian):
     @override
     def joint_kernel(self, x: Tensor) -> Tensor:
         graph = torch.is_grad_enabled()
-        # Hold a stretch of Jacobians of at most 256 MiB, and form those of all rows once for each stretch.
+        # Keep a stretch of Jacobians of at most 256 MiB, and form those of all rows once for each stretch.
         c = self.outputs(x[:1]).shape[1]
-        width = block_rows(c * self.size * self.dtype.itemsize, budget=_HELD_BYTES)
-        columns = []
+        width = block_rows(c * self.size * self.dtype.itemsize, budget=_BLOCK_BYTES)
+        stretches = []
         for part in slices(len(x), width):
             right = torch.cat([j for _, j in self.blocks(x[part], graph)])
             rows = [torch.einsum("ncp,mdp->nmcd", j, right) for _, j in self.blocks(x, graph)]
-            columns.append(torch.cat(rows))
-        return torch.cat(columns, 1)
+            stretches.append(torch.cat(rows))
+        return torch.cat(stretches, 1)
 
     @override
     def parts(self, x: Tensor, q: Tensor, *, diagonal: bool, gradients: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         columns = []
         for f, j in self.blocks(x, gradients):
-            columns.append((f, j @ q, j.square().sum(2) if diagonal else j @ j.mT))
+            if diagonal:
+                kernel = j.square().sum(2)
+            else:
+                kernel = j @ j.mT
+            columns.append((f, j @ q, kernel))
         f, psi, kernel = (torch.cat(column) for column in zip(*columns, strict=True))
         return f, psi, kernel
 
@@ -199,7 +203,7 @@ class HeadJacobian(FormedJacobian):
         def outputs(theta: dict[str, Tensor], row: Tensor) -> Tensor:
             return as_logits(functional_call(self.head, theta, (row[None],))).reshape(-1)
 
-        rows = block_rows(2 * f.shape[1] * self.size * self.dtype.itemsize, budget=_HELD_BYTES)
+        rows = block_rows(2 * f.shape[1] * self.size * self.dtype.itemsize, budget=_BLOCK_BYTES)
         for part in slices(len(x), rows):
             with one_thread_at_a_time():
                 jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(weights, z[part])
@@ -336,11 +340,13 @@ def find_head(network: nn.Module, x: Tensor) -> tuple[str, bool]:
     head, direct = None, False
     for name, inputs, output in calls:
         module = network.get_submodule(name)
-        inside = any(other != name and other.startswith(f"{name}." if name else "") for other in ran)
-        hidden = isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.children())
+        # Not a network of layers, nor a script that hides some; with a weight of its own, plain or parametrized.
+        prefix = f"{name}.".lstrip(".")
+        holds_layers = any(layer != name and layer.startswith(prefix) for layer in ran)
+        hides_layers = isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.children())
         weights = list(module.parameters(recurse=False))
         weights += list(getattr(module, "parametrizations", nn.Module()).parameters())  # weight_norm and its kind
-        if inside or hidden or not any(p.ndim > 1 for p in weights):
+        if holds_layers or hides_layers or not any(p.ndim > 1 for p in weights):
             continue
         rows = len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == (len(x),)
         same = isinstance(output, Tensor) and output.shape == f.shape and torch.allclose(output, f, equal_nan=True)
@@ -350,7 +356,9 @@ def find_head(network: nn.Module, x: Tensor) -> tuple[str, bool]:
             head, direct = name, ends
     if head is None or not any(p.requires_grad for p in network.get_submodule(head).parameters()):
         need = "the weight of the last layer that runs must require grad for parameters='last'"
-        got = "no layer with a weight" if head is None else f"{head or type(network).__name__} frozen"
+        got = "no layer with a weight"
+        if head is not None:
+            got = f"{head or type(network).__name__} frozen"
         raise ValueError(sentence("LinearizedLaplace", need, got, "Unfreeze it, or use parameters='all'."))
     return head, direct
 
@@ -377,7 +385,9 @@ def one_output(network: nn.Module, row: Tensor) -> nn.Module:
 
 def two_rows(x: Tensor) -> Tensor:
     """Rows for a check: the first two, or the only one twice, as layers must tell rows apart."""
-    return x[:2] if len(x) > 1 else torch.cat((x[:1], x[:1]))
+    if len(x) == 1:
+        return torch.cat((x, x))
+    return x[:2]
 
 
 def check_rows_apart(where: str, network: nn.Module, rows: Tensor) -> None:

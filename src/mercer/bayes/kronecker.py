@@ -155,10 +155,17 @@ class KroneckerLaplace(NetworkPosterior):
     def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
         means, covariances = [], []
         for f, jacobians in self._rotate_jacobians(x, gradients):
-            total = f.new_zeros((*f.shape, f.shape[1]) if full else f.shape, dtype=torch.float64)
+            # Add each layer's share: in the eigenvectors of its factors the posterior is diagonal.
+            shape = tuple(f.shape)
+            if full:
+                shape = (*shape, f.shape[1])
+            total = f.new_zeros(shape, dtype=torch.float64)
             for name, j in jacobians.items():
                 spread = j / self._deviation(name)
-                total = total + (spread @ spread.mT if full else spread.square().sum(2))
+                if full:
+                    total = total + spread @ spread.mT
+                else:
+                    total = total + spread.square().sum(2)
             means.append(f)
             covariances.append(total.to(f.dtype))
         return torch.cat(means), torch.cat(covariances)
@@ -185,6 +192,7 @@ class KroneckerLaplace(NetworkPosterior):
             yield f, jacobians
 
     def _deviation(self, name: str) -> Tensor:  # -> (out in,)
+        """Roots of a layer's posterior precisions, in the eigenvectors of its factors."""
         value_a, _, value_g, _ = self.factors_[name]
         precision = value_g.clamp_min(0)[:, None] * value_a.clamp_min(0) + self.prior_precision_
         return precision.sqrt().flatten()
@@ -199,10 +207,11 @@ class KroneckerLaplace(NetworkPosterior):
 
 
 def _signals(signals: LayerSignals, x: Tensor, gradients: bool = False) -> tuple[Tensor, dict[str, Signal]]:
-    f, layers, others = signals.of(x, gradients=gradients)
-    others += [f"{name}.weight" for name, signal in layers.items() if not signal.dense]
-    if others:
+    """Outputs and the signals of all layers; parameters of other kinds of layers are refused."""
+    f, layers, without_factors = signals.of(x, gradients=gradients)
+    without_factors += [f"{name}.weight" for name, signal in layers.items() if not signal.dense]
+    if without_factors:
         need, fix = "trained parameters must be those of linear layers and convolutions", "Freeze the others."
-        got = ", ".join(others[:4])
+        got = ", ".join(without_factors[:4])
         raise ValueError(checks.sentence("KroneckerLaplace", need, got, f"{fix[:-1]} with requires_grad_(False)."))
     return f, layers

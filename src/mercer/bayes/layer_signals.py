@@ -60,7 +60,10 @@ class Signal:
         (n, t, width), (_, c, _, out) = self.a.shape, self.g.shape
         if t > 1 and c * width * out < t * (width + c * out):
             return _outer_products(self.jacobian().flatten(2), diagonal)  # few weights: the Jacobian is smaller
-        inner = (self.a @ self.a.mT if self.weight else self.a.new_zeros(n, t, t)) + float(self.bias)  # (n, t, t)
+        inner = self.a.new_zeros(n, t, t)
+        if self.weight:
+            inner = self.a @ self.a.mT
+        inner = inner + float(self.bias)  # the 1 of the bias, times itself
         product = torch.einsum("nts,ncso->ncto", inner, self.g)
         if diagonal:
             return (self.g * product).sum((2, 3))
@@ -83,7 +86,9 @@ class Signal:
 
 def _outer_products(j: Tensor, diagonal: bool) -> Tensor:  # (n, c, p) -> (n, c) or (n, c, c)
     """J J^T of each row, or its diagonal."""
-    return j.square().sum(2) if diagonal else j @ j.mT
+    if diagonal:
+        return j.square().sum(2)
+    return j @ j.mT
 
 
 class MisalignedRowsError(ValueError):
@@ -116,27 +121,29 @@ class LayerSignals:
         """
         layers, units, c = self._look(x)
         names = self._names_of(layers)
-        others = {name: p.detach() for name, p in self.counted.items() if name not in names}
+        without_layer = {name: p.detach() for name, p in self.counted.items() if name not in names}
 
         def outputs(theta: dict[str, Tensor], row: Tensor) -> Tensor:
             return flat_logits(functional_call(self.network, theta, (row[None],)))[0]
 
         # Numbers held for one row: derivatives at every layer, and Jacobians of parameters that are in none.
-        width = c * (sum(p.numel() for p in others.values()) + 2 * units)
+        width = c * (sum(p.numel() for p in without_layer.values()) + 2 * units)
         if not diagonal:
             width += 2 * c * c
         totals = []
         for part in slices(len(x), block_rows(4 * width * 8, budget=_BUDGET)):
             # The layers' shares of K, from their signals.
             f, signals = self._signals(x[part], layers, gradients)
-            total = torch.zeros_like(f) if diagonal else f.new_zeros(*f.shape, f.shape[1])
+            total = torch.zeros_like(f)
+            if not diagonal:
+                total = f.new_zeros(*f.shape, f.shape[1])
             for signal in signals.values():
                 total = total + signal.kernel(diagonal)
 
             # The shares of the other parameters, from their Jacobians.
-            if others:
+            if without_layer:
                 with one_thread_at_a_time():
-                    jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(others, x[part])
+                    jacobians = vmap(jacrev(outputs), in_dims=(None, 0))(without_layer, x[part])
                 for j in jacobians.values():  # (n, c, *shape)
                     total = total + _outer_products(j.reshape(*j.shape[:2], -1), diagonal)
             totals.append(total)
@@ -145,22 +152,25 @@ class LayerSignals:
     def of(self, x: Tensor, *, gradients: bool = False) -> tuple[Tensor, dict[str, Signal], list[str]]:
         """Outputs ``(n, c)``, a signal for each layer that has one, and the parameters that are in none of them."""
         layers, _, _ = self._look(x)
-        others = sorted(self.counted.keys() - self._names_of(layers))
+        without_layer = sorted(self.counted.keys() - self._names_of(layers))
         if not self.rowwise:
-            return *self._signals(x, layers, gradients), others
+            return *self._signals(x, layers, gradients), without_layer
+
+        # Each row alone, put together afterwards.
         rows = [self._signals(row, layers, gradients) for row in x.split(1)]
         signals = {}
         for name, first in rows[0][1].items():
-            same = [signal[name] for _, signal in rows]
-            if len({signal.a.shape for signal in same}) > 1:
+            of_layer = [signals_of_row[name] for _, signals_of_row in rows]
+            if len({signal.a.shape for signal in of_layer}) > 1:
                 need = "a layer must see as much of every row"
                 raise MisalignedRowsError(sentence("LayerSignals", need, f"{name} that does not"))
-            a, g = torch.cat([signal.a for signal in same]), torch.cat([signal.g for signal in same])
+            a, g = torch.cat([signal.a for signal in of_layer]), torch.cat([signal.g for signal in of_layer])
             signals[name] = dataclasses.replace(first, a=a, g=g)
-        return torch.cat([f for f, _ in rows]), signals, others
+        return torch.cat([f for f, _ in rows]), signals, without_layer
 
     def _look(self, x: Tensor) -> tuple[dict[str, nn.Module], int, int]:
         """Layers with a signal: their outputs' sizes for one row summed, and the number of outputs."""
+        # Run one row, and note the size of each layer's output as often as it runs.
         candidates = {n: m for n, m in self.network.named_modules() if _has_signal(m) and any(self._flags(n))}
         sizes: dict[str, list[int]] = {name: [] for name in candidates}
         handles = [
@@ -182,6 +192,7 @@ class LayerSignals:
         return layers, sum(sizes[name][0] for name in layers), c
 
     def _flags(self, name: str) -> tuple[bool, bool]:
+        """Whether a layer's weight counts, and whether its bias does."""
         return f"{name}.weight".lstrip(".") in self.counted, f"{name}.bias".lstrip(".") in self.counted
 
     def _names_of(self, layers: Mapping[str, nn.Module]) -> set[str]:
@@ -201,7 +212,9 @@ class LayerSignals:
             for handle in handles:
                 handle.remove()
             z = [calls[name][1] for name in layers]
-            c = f.shape[1] if z else 0
+            c = 0
+            if z:
+                c = f.shape[1]
             pulled = [
                 torch.autograd.grad(f[:, i].sum(), z, retain_graph=True, create_graph=gradients, materialize_grads=True)
                 for i in range(c)
@@ -229,6 +242,7 @@ class LayerSignals:
 
 
 def _has_signal(module: nn.Module) -> bool:
+    """Whether a signal can say this layer's part: linear layers, plain convolutions, normalisations."""
     if type(module) is nn.Conv2d:
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) in (nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)

@@ -39,8 +39,7 @@ class Probit(Link):
 
     @override
     def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        variance = covariance if covariance.ndim == 2 else covariance.diagonal(dim1=1, dim2=2)
-        return (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(1)
+        return (mean / (1 + math.pi / 8 * variances_of(covariance)).sqrt()).softmax(1)
 
 
 class Pairwise(Link):
@@ -55,17 +54,17 @@ class Pairwise(Link):
 
     @override
     def __call__(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        variance = covariance if covariance.ndim == 2 else covariance.diagonal(dim1=1, dim2=2)
+        variance = variances_of(covariance)
         rows = block_rows(4 * mean.shape[1] ** 2 * mean.dtype.itemsize)
-        parts = []
+        parts = [mean[:0]]
         for part in slices(len(mean), rows):
             spread = variance[part, :, None] + variance[part, None]
             if covariance.ndim == 3:
                 spread = (spread - 2 * covariance[part]).clamp_min(0)
-            # f_j - f_i shrunk by its own deviation; the diagonal is 0 whatever its spread
+            # f_j - f_i, shrunk by its own deviation; 0 where i = j.
             gap = (mean[part, None] - mean[part, :, None]) / (1 + math.pi / 8 * spread).sqrt()
             parts.append((-gap.logsumexp(2)).softmax(1))
-        return torch.cat(parts) if parts else mean.softmax(1)
+        return torch.cat(parts)
 
 
 class LaplaceBridge(Link):
@@ -168,9 +167,9 @@ class Likelihood(ABC):
     over f; it is never formed.
     """
 
-    has_noise: ClassVar[bool]  # learned from rows; without it nothing has to be
-    learned: ClassVar[str]  # a posterior's attribute that holds the scale
-    reach: ClassVar[float]  # the scale is searched within this factor of where the search begins
+    has_noise: ClassVar[bool]  # whether the scale is a noise variance, which has to be learned from rows
+    learned: ClassVar[str]  # the posterior's attribute that holds the scale
+    search_factor: ClassVar[float]  # the scale is searched within this factor of where the search begins
 
     @property
     @abstractmethod
@@ -222,7 +221,7 @@ class Softmax(Likelihood):
     :math:`\Lambda = (\mathrm{diag}(p) - p p^\top) / T^2`; its root is :math:`(D^{1/2} - p \sqrt{p}^\top) / T`.
     """
 
-    has_noise, learned, reach = False, "temperature_", 20.0
+    has_noise, learned, search_factor = False, "temperature_", 20.0
     temperature: float = 1.0
 
     @property
@@ -298,7 +297,7 @@ class Softmax(Likelihood):
 class Gaussian(Likelihood):
     r""":math:`p(y | f) = N(y; f, \sigma^2 I)`, :math:`\Lambda = I / \sigma^2`."""
 
-    has_noise, learned, reach = True, "noise_", 1000.0
+    has_noise, learned, search_factor = True, "noise_", 1000.0
     noise: float = 1.0
 
     @property
@@ -324,8 +323,7 @@ class Gaussian(Likelihood):
 
     @override
     def loss(self, mean: Tensor, covariance: Tensor, y: Tensor, link: Link) -> Tensor:
-        variance = covariance if covariance.ndim == 2 else covariance.diagonal(dim1=1, dim2=2)
-        return _negative_log_density(mean, variance + self.noise, y).mean(1)
+        return _negative_log_density(mean, variances_of(covariance) + self.noise, y).mean(1)
 
     @override
     def mixture_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -339,6 +337,13 @@ class Gaussian(Likelihood):
     @override
     def noise_of(self, y: Tensor, f: Tensor) -> float:
         return max(mean_over_ranks((y - f).square()), torch.finfo(torch.float32).tiny)
+
+
+def variances_of(covariance: Tensor) -> Tensor:  # (n, c, c), or (n, c): their diagonals -> (n, c)
+    """Variances of each row's outputs, from covariances or from variances themselves."""
+    if covariance.ndim == 2:
+        return covariance
+    return covariance.diagonal(dim1=1, dim2=2)
 
 
 def _negative_log_density(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:

@@ -146,8 +146,10 @@ class LinearizedLaplace(NetworkPosterior):
         if not trainable(model):
             fix = "Unfreeze some with requires_grad_(True)."
             raise ValueError(checks.sentence(where, "model must have parameters that require grad", "none", fix))
-        if parameters is None:  # k counts directions among all weights: who gives it means all
-            parameters = "last" if k is None else "all"
+        if parameters is None:
+            parameters = "last"
+            if k is not None:  # k counts directions among all weights
+                parameters = "all"
         self.k = None if k is None else checks.integer(where, "k", k, 1)
         self.complement = bool(complement)
         if isinstance(prior_precision, str):
@@ -219,7 +221,7 @@ class LinearizedLaplace(NetworkPosterior):
                 curvature = ClassCurvature(jacobian, x, f, self.batch_size)
                 spread_of = curvature.spread_of
             else:
-                k = _DIRECTIONS if self.k is None else self.k
+                k = self.k or _DIRECTIONS
                 if self.parameters == "last" and size <= _EXACT_WEIGHTS:
                     k = size
                 self.directions_ = leading_directions(
@@ -244,8 +246,8 @@ class LinearizedLaplace(NetworkPosterior):
             # The prior precision, and with it the temperature or the noise.
             self.squared_norm_ = sum(float(p.double().square().sum()) for p in jacobian.theta.values())
             density = self._choose_prior(curvature.eigenvalues, spread_of, density, f, y, val)
-            self.temperature_ = density.scale if isinstance(density, Softmax) else 1.0
-            self.noise_ = density.scale if isinstance(density, Gaussian) else 1.0
+            self.temperature_ = self.noise_ = 1.0
+            setattr(self, density.learned, density.scale)
             self.log_likelihood_ = float(Rows(f, y).sum(lambda f, y: density.log_density(f, y).double().sum()))
 
             # The posterior. In the eigenvectors of the matrix it is diagonal: turn the directions to them. The small
@@ -294,7 +296,9 @@ class LinearizedLaplace(NetworkPosterior):
         if val is None:
             if self.prior_precision == "validation":
                 _log.info("LinearizedLaplace: no val_loader was given; the evidence decides the prior precision.")
-            residuals = Rows(y - f).gather() if isinstance(density, Gaussian) else None
+            residuals = None
+            if isinstance(density, Gaussian):
+                residuals = Rows(y - f).gather()
             self.prior_precision_, density = by_evidence(eigenvalues(density), density, self.squared_norm_, residuals)
             return density
 
@@ -348,7 +352,10 @@ class LinearizedLaplace(NetworkPosterior):
         not give the same numbers, or any, is not taken.
         """
         where = "LinearizedLaplace"
-        rows = two_rows(x[:2] if len(x) else zero_row(x))
+        rows = zero_row(x)  # of a rank without rows
+        if len(x):
+            rows = x[:2]
+        rows = two_rows(rows)
         check_rows_apart(where, network, rows)
 
         # The weights that count: all, or those of the last layer that runs, on which the outputs must depend.
@@ -358,8 +365,9 @@ class LinearizedLaplace(NetworkPosterior):
         if self.parameters == "last":
             self.head_, self.direct_ = find_head(network, rows)
             counted = {id(p) for p in network.get_submodule(self.head_).parameters() if p.requires_grad}
-            prefix = "" if self.packing_ is None else "model."
-            names = [n.removeprefix(prefix) for n, p in network.named_parameters() if id(p) in counted]
+            names = [name for name, p in network.named_parameters() if id(p) in counted]
+            if self.packing_ is not None:  # the network is wrapped
+                names = [name.removeprefix("model.") for name in names]
         self.weights_ = weights_of(self.model, names)
         if self.head_ is not None and not self.direct_:
             exact = RowwiseJacobian(own_network(self.model, names, self.packing_))
@@ -398,7 +406,9 @@ class LinearizedLaplace(NetworkPosterior):
 
     @override
     def _describe(self) -> list[str]:
-        weights = "all weights" if self.head_ is None else f"last layer {self.head_ or type(self.model).__name__}"
+        weights = "all weights"
+        if self.head_ is not None:
+            weights = f"last layer {self.head_ or type(self.model).__name__}"
         directions = f"{self.directions_.shape[1]} directions"
         if self.class_blocks_ is not None:
             directions = "all directions"

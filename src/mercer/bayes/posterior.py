@@ -137,7 +137,9 @@ class Posterior(Savable, ABC):
         networks = " and ".join(names)
         if len(self._networks) > 1:
             networks = f"{len(self._networks)} x {networks}"
-        choices = ", ".join(self._describe()) if self._is_fitted() else "not fitted"
+        choices = "not fitted"
+        if self._is_fitted():
+            choices = ", ".join(self._describe())
         return f"{type(self).__name__}({networks}, {self.likelihood}): {choices}"
 
     def _describe(self) -> list[str]:
@@ -168,9 +170,12 @@ class Posterior(Savable, ABC):
 
     def _check_rows(self, x: Any, gradients: bool) -> Tensor:
         where, first = type(self).__name__, self._networks[0]
-        rows = x if self.packing_ is None else self.packing_.pack(where, x)
-        checked = check_rows(where, rows, first, self.row_shape_)
-        return checked if gradients else checked.detach()
+        if self.packing_ is not None:
+            x = self.packing_.pack(where, x)
+        rows = check_rows(where, x, first, self.row_shape_)
+        if gradients:
+            return rows
+        return rows.detach()
 
     def _pairs(self, name: str, loader: Iterable[Any]) -> tuple[Readable, Tensor]:
         """Rows and labels of a loader; the shape of rows and their packing are kept for rows to come."""

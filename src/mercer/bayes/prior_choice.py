@@ -47,15 +47,17 @@ def by_validation(
             ratio = noise / density.scale
             return mean_over_ranks(density.at(noise).loss(f, ratio * spread(ratio * precision), y, link))
 
-        chosen, noise = best_precision_and_noise(noisy, density.scale)
-        return chosen, density.at(noise)
-    shares: tuple[float, ...] = (1.0,)
+        precision, noise = best_precision_and_noise(noisy, density.scale)
+        return precision, density.at(noise)
+
+    # A classifier: every precision with every temperature. The curvature is computed anew at a few temperatures only.
+    factors: tuple[float, ...] = (1.0,)
     steps: tuple[float, ...] = (1.0,)
     if temperature:
-        shares, steps = _SHARES, _STEPS
+        factors, steps = _SHARES, _STEPS
     trials = []
-    for share in shares:
-        start = density.at(share * density.scale)
+    for factor in factors:
+        start = density.at(factor * density.scale)
         spread = spread_at(start)
         for precision in _PRECISIONS:
             covariance = spread(precision)
@@ -86,8 +88,8 @@ def least_as_good(trials: Sequence[Trial]) -> Trial:
     largest = max(trial.precision for trial in trials)
     alone = min(trial.loss for trial in trials if trial.precision == largest)
     enough = min((1 + _PRICE) * best, max(best, (1 + _NOTHING) * alone))
-    least = min(trial.precision for trial in trials if trial.loss <= enough)
-    return min((trial for trial in trials if trial.precision == least), key=lambda trial: trial.loss)
+    precision = min(trial.precision for trial in trials if trial.loss <= enough)
+    return min((trial for trial in trials if trial.precision == precision), key=lambda trial: trial.loss)
 
 
 def compare_with_temperature(f: Tensor, y: Tensor, losses: Tensor) -> dict[str, float]:
@@ -127,8 +129,12 @@ def by_evidence(
     """
 
     def score(precision: float, noise: float) -> float:
-        scaled = values if residuals is None else values * (density.scale / noise)
-        return negative_evidence(precision, noise, eigenvalues=scaled, squared_norm=squared_norm, residuals=residuals)
+        eigenvalues = values
+        if residuals is not None:  # the curvature is proportional to 1 / noise
+            eigenvalues = values * (density.scale / noise)
+        return negative_evidence(
+            precision, noise, eigenvalues=eigenvalues, squared_norm=squared_norm, residuals=residuals
+        )
 
     if residuals is None:
         return best_precision(lambda p: score(p, 1.0))[0], density

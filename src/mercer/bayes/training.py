@@ -64,7 +64,9 @@ def train_network(
             for batch in _read_batches(where, loader, network, generator):
                 # A batch may come as a pair or as a dictionary of arguments, which is packed.
                 x, y, packing = training_pairs(where, batch, network)
-                model = network if packing is None else PackedNetwork(network, packing)
+                model = network
+                if packing is not None:
+                    model = PackedNetwork(network, packing)
                 f = check_outputs(where, flat_logits(model(x[:])))
                 y = density.targets(where, y, f.detach())
                 loss = -density.log_density(f, y).mean()  # of a regression with noise 1: half the squares
@@ -85,9 +87,13 @@ def _read_batches(
         for index in torch.randperm(len(y), generator=generator).split(BATCH_SIZE):
             yield x[index.to(y.device)], y[index.to(y.device)]
         return
-    batches: Iterable[Any] = [loader] if isinstance(loader, tuple | Mapping) else loader
-    for batch in batches:
-        yield tuple(batch) if isinstance(batch, list) else batch
+    if isinstance(loader, tuple | Mapping):
+        yield loader
+        return
+    for batch in loader:
+        if isinstance(batch, list):  # a pair, as default collators give it
+            batch = tuple(batch)
+        yield batch
 
 
 class Snapshots:

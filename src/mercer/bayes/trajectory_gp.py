@@ -98,7 +98,9 @@ class TrajectoryGP(Ensemble):
         """
         self._check_noise_rows(loader, val_loader)
         density, noise = likelihood_named(self.likelihood), 1.0
-        precision = 1.0 if isinstance(self.precision, str) else float(self.precision)
+        precision = 1.0
+        if not isinstance(self.precision, str):
+            precision = float(self.precision)
         self.student_ = None
         if loader is not None:
             noise = self._learn(loader)
@@ -192,5 +194,7 @@ class TrajectoryGP(Ensemble):
 
     @override
     def _describe(self) -> list[str]:
-        passes = f"{len(self._networks)} passes a row" if self.student_ is None else "1 pass a row"
+        passes = "1 pass a row"
+        if self.student_ is None:
+            passes = f"{len(self._networks)} passes a row"
         return [passes, f"precision {self.precision_:.3g}", *super()._describe()]

@@ -24,7 +24,13 @@ def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple
     """
     # Rows in a file are checked block by block, as they are read.
     if isinstance(loader, tuple) and loader and isinstance(loader[0], StoredRows):
-        stored = loader[0].then(lambda block: check_rows(where, block, model, None) if len(block) else block)
+
+        def check_block(block: Tensor) -> Tensor:
+            if not len(block):
+                return block
+            return check_rows(where, block, model, None)
+
+        stored = loader[0].then(check_block)
         y = checks.finite(where, "y", as_tensor(where, "y", loader[1]))
         checks.same_length(where, "x", stored, "y", y)
         return stored, y, None
@@ -52,14 +58,22 @@ def training_pairs(where: str, loader: Iterable[Any], model: nn.Module) -> tuple
 
 def training_rows(where: str, loader: Data, model: nn.Module) -> tuple[Tensor, Packing | None]:
     """Rows alone, whatever else a loader gives with them; dictionaries of the network's arguments are packed."""
-    is_one = isinstance(loader, Tensor | tuple | Mapping | np.ndarray | StoredRows)
-    batches: list[Any] = [loader] if is_one else list(loader)  # type: ignore[arg-type]
+    # One batch, or all of a loader's; the first item of each is the input.
+    is_one_batch = isinstance(loader, Tensor | tuple | Mapping | np.ndarray | StoredRows)
+    batches: Any = loader
+    if is_one_batch:
+        batches = [loader]
     inputs: list[Any] = [batch[0] if isinstance(batch, tuple | list) and batch else batch for batch in batches]
+
+    # Dictionaries of arguments are packed into one tensor.
     if inputs and all(isinstance(arguments, Mapping) for arguments in inputs):
         packing = Packing.of(where, inputs[0])
         packed = torch.cat([packing.pack(where, arguments) for arguments in inputs])
         return check_rows(where, packed, model, None), packing
-    return check_rows(where, load_rows(where, inputs[0] if is_one else inputs), model, None), None
+    rows: Any = inputs
+    if is_one_batch:
+        rows = inputs[0]
+    return check_rows(where, load_rows(where, rows), model, None), None
 
 
 def check_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...] | None) -> Tensor:
@@ -68,7 +82,9 @@ def check_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...] |
     Whole numbers go into a network with an embedding layer as they are.
     """
     if not isinstance(x, Tensor) or x.ndim < 2:
-        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        got: object = type(x).__name__
+        if isinstance(x, Tensor):
+            got = tuple(x.shape)
         fix = "Use x[None] for one row."
         raise ValueError(checks.sentence(where, "x must be a tensor of shape (n, ...)", got, fix))
     if shape is not None and tuple(x.shape[1:]) != shape:
@@ -84,7 +100,9 @@ def check_rows(where: str, x: object, model: nn.Module, shape: tuple[int, ...] |
         return x.detach().long()
     x = checks.finite(where, "x", checks.floating(x))
     # The posterior runs on a float32 copy of a network in half precision.
-    dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+    dtype = weight.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
     empty = len(x) == 0 and has_several_ranks()  # of several ranks some may have no row
     return checks.squarable(where, "x", x.to(dtype), empty=empty)
 
@@ -117,7 +135,9 @@ def not_fitted(where: str) -> Exception:
 
 def real_targets(where: str, y: Tensor, f: Tensor) -> Tensor:
     """Targets of the outputs' shape ``(n, c)``."""
-    y = (y.flatten(1) if y.ndim > 1 else y[:, None]).to(f.dtype)
+    if y.ndim == 1:
+        y = y[:, None]
+    y = y.flatten(1).to(f.dtype)
     if y.shape != f.shape:
         raise ValueError(checks.sentence(where, f"targets must be {tuple(f.shape)}", tuple(y.shape)))
     return checks.finite(where, "y", y)
@@ -132,6 +152,8 @@ def class_labels(where: str, y: Tensor, c: int) -> Tensor:
         y = y[:, 0]
     if y.is_floating_point() or y.ndim != 1 or (len(y) and (int(y.min()) < 0 or int(y.max()) >= c)):
         need = f"labels must be whole numbers in 0..{c - 1}, shape (n,)"
-        came = y.dtype if y.is_floating_point() else f"{int(y.min())}..{int(y.max())}, shape {tuple(y.shape)}"
+        came: object = y.dtype
+        if not y.is_floating_point():
+            came = f"{int(y.min())}..{int(y.max())}, shape {tuple(y.shape)}"
         raise ValueError(checks.sentence(where, need, came))
     return y.long()

@@ -35,8 +35,10 @@ class _Commands(click.Group):
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
-        if command is None and cmd_name in (others := _find_commands()):
-            return others[cmd_name].load()  # type: ignore[no-any-return]
+        if command is None:
+            points = _find_commands()
+            if cmd_name in points:
+                return points[cmd_name].load()  # type: ignore[no-any-return]
         return command
 
     @override
@@ -124,18 +126,25 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         if self._tracebacks and record.exc_info:
             return super().format(record)
-        error = record.exc_info[1] if record.exc_info else None
-        why = f": {type(error).__name__}: {error}" if error is not None else ""
+        why = ""
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            why = f": {type(error).__name__}: {error}"
         return f"{record.levelname} {shown(record.getMessage() + why, _LONGEST)}"
 
 
 def _example(context: click.Context | None) -> str:
     """The first example of the command's help, for a reader who left something out."""
-    lines = (context.command.epilog or "").splitlines() if context else []
-    return f"For example: {lines[2].strip()}" if len(lines) > 2 else ""
+    if context is None:
+        return ""
+    lines = (context.command.epilog or "").splitlines()
+    if len(lines) <= 2:
+        return ""
+    return f"For example: {lines[2].strip()}"
 
 
 def _text(error: BaseException) -> str:
+    """What an error says, or its name where it says nothing."""
     # The number that str() puts before an OSError's sentence is noise to a reader.
     if isinstance(error, OSError) and error.strerror and error.filename is None:
         return error.strerror

@@ -109,6 +109,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
 
 def _write_lines(diagnosis: Diagnosis, page: Path) -> Iterator[str]:
     """What the command prints: the verdict, what to do next, and below, for those who know kernels, the table."""
+    # The verdict, and what was noticed.
     yield from wrap(diagnosis.verdict.headline, "")
     yield ""
     for text in diagnosis.verdict.reasons:
@@ -116,29 +117,30 @@ def _write_lines(diagnosis: Diagnosis, page: Path) -> Iterator[str]:
     unused = [f"{shown(column.name, 40)}: {column.how}." for column in diagnosis.columns if column.dropped]
     for text in (*diagnosis.notes, *unused):
         yield from note(text)
+    # What to do next.
     yield ""
     for text in diagnosis.verdict.advice:
         yield from wrap(text)
     yield from (f"  {shown(command, 1000)}" for command in diagnosis.verdict.commands)
-    yield ""
 
+    # The best kernels, and what each number says.
+    yield ""
     first = diagnosis.readings[:_SHOWN]
     several = f"the best {len(first)} of {len(diagnosis.readings)}; the page has all"
     yield click.style(f"For those who know kernels ({several})", bold=True)
     rows = []
-    for place, reading in enumerate(first, 1):
-        cells = [
-            "" if reading.accuracy is None else f"{reading.accuracy:.1%}",
-            f"{reading.explained:.1%}".replace("-0.0%", "0.0%"),
-            f"{reading.ratio:.1%}",
-            ">1000" if reading.steps is None else str(reading.steps),
-            f"{reading.alignment:.3f}",
-        ]
-        rows.append([f"{place:>2} {reading.name}", *cells])
     columns = dict(_COLUMNS)
     if not diagnosis.classes:  # of numbers, none is right or wrong
         del columns["right"]
-        rows = [[name, *cells] for name, _, *cells in rows]
+    for place, reading in enumerate(first, 1):
+        cells = [f"{place:>2} {reading.name}"]
+        if reading.accuracy is not None:
+            cells.append(f"{reading.accuracy:.1%}")
+        steps = ">1000"
+        if reading.steps is not None:
+            steps = str(reading.steps)
+        explained = f"{reading.explained:.1%}".replace("-0.0%", "0.0%")
+        rows.append([*cells, explained, f"{reading.ratio:.1%}", steps, f"{reading.alignment:.3f}"])
     yield from table(columns, rows, _NAME)
     names = " ".join(reading.name for reading in first)
     meanings = {name: _MEANINGS[name] for name in columns}

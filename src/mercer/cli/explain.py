@@ -66,11 +66,14 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
     from mercer.tabular.pages import model_page
     from mercer.tabular.pages.model_page import confusions, headline, machine_lines, reason_lines
 
+    # Refuse, before any work, what cannot end well.
     page = output or model / PAGE
     loaded = load_model(model)
     check_output(page, {"ROWS": rows, "DATA": data}, as_json, model=model, page=PAGE)
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
+
+    # With ROWS, why they get their answers; without, or where a page is wanted, what the model looks at.
     explanations, weights, losses = [], {}, None
     with stoppable(), threads_set(1), progress() as report:
         if rows is not None:
@@ -86,6 +89,8 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
             report("drawing the page")
             with opened_output(page) as file:
                 model_page(loaded, file, folder=str(model), losses=losses, weights=weights, reasons=explanations)
+
+    # Tell it.
     if rows is not None:
         if as_json:
             click.echo(json.dumps([asdict(row) for row in explanations], indent=2, allow_nan=False, default=str))
@@ -120,6 +125,7 @@ def explain(model: Path, rows: Path | None, output: Path | None, data: Path | No
 def _write_lines(
     model: TabularModel, page: Path, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> Iterator[str]:
+    """What the command prints: how good the model is, what it looks at, how it is built, its mistakes."""
     from mercer.tabular.effects import correlated
     from mercer.tabular.pages.model_page import confusions, headline, machine_lines, next_steps
 

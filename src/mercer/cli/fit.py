@@ -14,7 +14,6 @@ import click
 
 from mercer.cli.output import (
     DATA,
-    SMALL,
     STANDARD_INPUT,
     command_line,
     device_option,
@@ -126,11 +125,12 @@ def fit(
     import torch
 
     from mercer import checks, distributed
-    from mercer.cli.process import stoppable, threads_set
+    from mercer.cli.process import stoppable, threads_for
     from mercer.storage.folder import save
     from mercer.tabular import TabularModel
     from mercer.tabular.streaming import fingerprint, fit_file
 
+    # Refuse, before any work, what cannot end well.
     if time is not None and group is not None:
         raise click.UsageError("--time and --group both choose the rows that are scored. Drop one of them.")
     try:
@@ -143,12 +143,14 @@ def fit(
         raise click.UsageError(f"MODEL must be a folder of its own; got {output}, which holds DATA. Choose another.")
     if not force:
         _check_folder(output, target)
-    threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
-    with stoppable(), threads, contextlib.ExitStack() as reservation:
+
+    # Learn, on all ranks. Rank 0 keeps and shows what all learn.
+    trees: bool | str = "auto"
+    if no_trees:
+        trees = False
+    with stoppable(), threads_for(data), contextlib.ExitStack() as reservation:
         with distributed.joined():
-            trees = False if no_trees else "auto"
             model = TabularModel(task=task, trees=trees, random_state=seed, time=time, groups=group)
-            # Rank 0 keeps and shows what all learn.
             is_first = not distributed.rank()
             report: Callable[[str], None] = logging.getLogger("mercer").debug
             if is_first:
@@ -173,6 +175,7 @@ def fit(
                 save(model, output)
             except RuntimeError as error:  # another run is saving into the folder
                 raise click.ClickException(str(error)) from error
+        # The page; rank 0 is alone now.
         with distributed.alone():
             report("drawing the page")
             page = None
@@ -182,13 +185,18 @@ def fit(
                 page = model_page(model, output / PAGE, folder=str(output))
             except Exception as error:  # a picture that fails does not take the model with it
                 logging.getLogger("mercer").error("the page could not be drawn; the model is kept", exc_info=error)
+
+    # Tell what was learned.
     if as_json:
+        classes = model.target.classes
+        if classes is not None:
+            classes = classes.tolist()
         document = {
             "model": str(output),
             "target": model.target.name,
             "task": model.target.task,
             "why": model.target.why,
-            "classes": None if model.target.classes is None else model.target.classes.tolist(),
+            "classes": classes,
             "rows": model.rows,
             "columns": [column.summary() for column in model.preparation.columns],
             "features": len(model.preparation.feature_names),
@@ -222,11 +230,11 @@ def _check_folder(folder: Path, target: str) -> None:
     if saved["$object"] != "mercer.tabular.TabularModel":
         raise click.ClickException(f"{folder} must hold a model of `mercer fit`; got {saved['$object']}. {way_out}")
     try:
-        known = saved["state"]["target"]["arguments"]["name"]
+        saved_target = saved["state"]["target"]["arguments"]["name"]
     except (KeyError, TypeError):
-        known = None
-    if known != target:
-        got = f"one of {shown(known)!r}"
+        saved_target = None
+    if saved_target != target:
+        got = f"one of {shown(saved_target)!r}"
         raise click.ClickException(f"{folder} must hold a model of {shown(target)!r}; got {got}. {way_out}")
 
 
@@ -260,23 +268,29 @@ def _write_lines(model: TabularModel, data: Path, folder: Path, page: Path | Non
     """What the command prints: how good the model is, what became of each column, the scores, what to do next."""
     from mercer.tabular.pages.model_page import advice, headline
 
+    # How good it is.
     columns, target = model.preparation.columns, shown(model.target.name)
     title = f"{shown(data.name)}: {model.rows} rows, {len(columns)} columns beside {target}"
     yield click.style(title, bold=True)
     for text in (headline(model), advice(model), f"{model.target.why}."):
         yield from wrap(text)
+    # What became of each column.
     yield ""
     yield from _list_columns(model)
     for text in model.notes:
         yield from note(text)
+    # The scores.
     yield ""
     yield from _list_scores(model)
     yield f"{seconds_since_start():.1f} seconds"
+    # Where it is, and what to do next.
     yield ""
     yield f"Model: {folder}"
     if page is not None:
         yield f"Page:  {page}"
-    name = "DATA.csv" if data.name == STANDARD_INPUT else data
+    name: str | Path = data
+    if data.name == STANDARD_INPUT:
+        name = "DATA.csv"
     yield "Next:  " + command_line("mercer", "predict", folder, name, "-o", "predictions.csv")
     yield "       " + command_line("mercer", "explain", folder, "--data", name)
 
@@ -288,8 +302,9 @@ def _list_columns(model: TabularModel) -> Iterator[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for column in model.preparation.columns:
         groups.setdefault((column.kind, column.how), []).append(shown(column.name, _NAME))
-    alone = [name for names in groups.values() if len(names) <= _ALIKE for name in names]
-    room = max(map(cell_len, alone), default=0) + 2
+    # Names that have a line of their own stand in a column as wide as the widest.
+    names_alone = [name for names in groups.values() if len(names) <= _ALIKE for name in names]
+    room = max(map(cell_len, names_alone), default=0) + 2
     for (kind, how), names in groups.items():
         if len(names) <= _ALIKE:
             for name in names:
@@ -307,6 +322,7 @@ def _list_scores(model: TabularModel) -> Iterator[str]:
     if not scores["folds"]:
         yield from wrap(f"No scores: {scores['note']}.")
         return
+    # How they were measured.
     way = scores.get("of", "one draw") + ","
     if scores["folds"] > 1:
         way = f"{scores['folds']} folds over"
@@ -329,16 +345,18 @@ def _list_others(scores: dict[str, Any]) -> Iterator[str]:
     """Other models on the same folds, and a plain word where one of them is better."""
     from mercer.tabular.scoring import best_beside, boosting_is_better
 
-    others = scores.get("beside")
-    if not others:
+    models = scores.get("beside")
+    if not models:
         return
-    measures = list(next(iter(others.values())))
+    measures = list(next(iter(models.values())))
+    # First what needs no model, then this one and the others, the best with a star.
     rows = [["  always the mean", "0"]]
     if scores.get("always_most_frequent") is not None:
         rows = [["  most frequent class", number(scores["always_most_frequent"]), *[""] * (len(measures) - 1)]]
     best, by = best_beside(scores)
-    for name, theirs in [("this model", scores), *others.items()]:
-        rows.append([f"  {name}{' *' * (name == best)}", *(number(theirs[measure], 3) for measure in measures)])
+    for name, scores_of_model in [("this model", scores), *models.items()]:
+        star = " *" * (name == best)
+        rows.append([f"  {name}{star}", *(number(scores_of_model[measure], 3) for measure in measures)])
     yield click.style("Beside others, on the same folds", bold=True)
     yield from table({_SHORT[measure]: 10 for measure in measures}, rows, 26)
     yield f"  * best by {by}"
@@ -347,6 +365,7 @@ def _list_others(scores: dict[str, Any]) -> Iterator[str]:
 
 
 def _draw_confusion(classes: list[str], counts: list[list[int]]) -> Iterator[str]:
+    """The confusion matrix of few classes, where the terminal is wide enough."""
     if len(classes) > _SHOWN:
         return
     from rich.cells import cell_len, set_cell_size  # a letter of some scripts takes two columns

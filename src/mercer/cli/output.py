@@ -59,12 +59,14 @@ def command_line(*words: str | Path) -> str:
     return shlex.join(map(str, words))
 
 
-def closest(name: str, known: Sequence[str]) -> str:
-    """`` Did you mean ...?`` where a known name is near; else nothing."""
+def closest(name: str, names: Sequence[str]) -> str:
+    """`` Did you mean ...?`` where one of the names is like this one; else nothing."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(name, names, 1, 0.5)
+    if not matches:
+        return ""
+    return f" Did you mean {matches[0]!r}?"
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -75,7 +77,9 @@ def number(value: float | None, digits: int = 4) -> str:
     """
     if value is None:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
 
 
 def table(columns: Mapping[str, int], rows: Sequence[Sequence[str]], name: int) -> Iterator[str]:
@@ -168,8 +172,10 @@ class _Existing(click.Path):
             return copy
         path = Path(value)
         if not path.exists():
-            beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-            self.fail(f"{str(path)!r} does not exist.{closest(path.name, sorted(beside))}", param, ctx)
+            neighbors = []
+            if path.parent.is_dir():
+                neighbors = sorted(entry.name for entry in path.parent.iterdir())
+            self.fail(f"{str(path)!r} does not exist.{closest(path.name, neighbors)}", param, ctx)
         if not self.file_okay and path.is_file():
             self.fail(f"{str(path)!r} is a file; give the folder that `mercer fit` wrote.", param, ctx)
         return super().convert(value, param, ctx)

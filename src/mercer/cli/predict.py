@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import click
 from mercer.cli.output import (
     DATA,
     MODEL,
-    SMALL,
     check_output,
     examples,
     is_stream,
@@ -95,14 +93,13 @@ def predict(
     Columns of OUT.csv: prediction; p_<class> for each class, or low and high for a number; unfamiliar, from 0 for a row
     like the training rows to 1 for one unlike any of them (0.5: farther than 95 % of them); the kept columns.
     """
-    from mercer.cli.process import stoppable, threads_set
+    from mercer.cli.process import stoppable, threads_for
     from mercer.tabular.streaming import predict_file
 
     loaded = load_model(model)
     check_output(output, {"DATA": data}, as_json, model=model)
     rule = _read_threshold(threshold, cost)
-    threads = threads_set(1) if data.stat().st_size < SMALL else contextlib.nullcontext()
-    with stoppable(), threads, progress() as report, opened_output(output) as file:
+    with stoppable(), threads_for(data), progress() as report, opened_output(output) as file:
         answers = predict_file(
             loaded,
             data,
@@ -115,7 +112,9 @@ def predict(
         )
     for what, rows in answers.surprises.items():
         say(f"Warning: {what} ({rows} rows).")
-    score_name = "accuracy" if loaded.target.task == "classification" else "r2"
+    score_name = "accuracy"
+    if loaded.target.task == "regression":
+        score_name = "r2"
     if as_json:
         document = {
             "output": str(output),
@@ -140,12 +139,12 @@ def _read_threshold(threshold: str | None, cost: str | None) -> tuple[str, float
     """The class and its probability from ``--threshold CLASS=P`` or ``--cost CLASS=C``; None where neither is given."""
     if threshold is not None and cost is not None:
         raise click.UsageError("--threshold and --cost both choose a threshold. Drop one of them.")
-    text = threshold if threshold is not None else cost
-    if text is None:
+    if threshold is not None:
+        text, option, need = threshold, "--threshold", "a probability from 0 to 1"
+    elif cost is not None:
+        text, option, need = cost, "--cost", "a positive number"
+    else:
         return None
-    option, need = "--threshold", "a probability from 0 to 1"
-    if cost is not None:
-        option, need = "--cost", "a positive number"
     name, _, digits = text.rpartition("=")
     try:
         value = float(digits)
@@ -178,6 +177,7 @@ def load_model(folder: Path) -> TabularModel:
 
 def _write_lines(model: TabularModel, answers: Answers, output: Path, level: float, score_name: str) -> Iterator[str]:
     """What the command prints: what was predicted, how familiar the rows are, how good the answers are."""
+    # What was predicted.
     target = shown(model.target.name)
     yield click.style(f"{answers.rows} rows predicted: {output}", bold=True)
     if answers.kept:
@@ -186,16 +186,20 @@ def _write_lines(model: TabularModel, answers: Answers, output: Path, level: flo
         listed = [f"{shown(name, 30)} {count}" for name, count in answers.classes.most_common(_SHOWN)]
         listed += ["..."] * (len(answers.classes) > _SHOWN)
         yield from wrap(f"{target}: {', '.join(listed)}")
-        classes = [] if model.target.classes is None else [str(name) for name in model.target.classes]
+        classes = []
+        if model.target.classes is not None:
+            classes = [str(name) for name in model.target.classes]
         missing = [name for name in classes if name not in answers.classes]
         if len(classes) == 2 and missing:
             name = shown(missing[0], 30)
             yield from wrap(f"no row is predicted as {name}: --cost {name}=10 predicts it sooner")
     else:
         yield from wrap(f"low, high: {level:.0%} of the true values lie between them, for rows like the training rows")
+    # How familiar the rows are.
     share = answers.far / answers.rows
     familiar = "about 5% where rows are like the training rows"
     yield from wrap(f"unfamiliar at least 0.5: {answers.far} rows ({share:.1%}; {familiar})")
+    # How good the answers are, where the file has the true ones.
     if answers.score is not None:
         rows = f"the {answers.scored} rows whose {target} is in the file"
         yield from wrap(f"{score_name} on {rows}: {answers.score:.4g}")

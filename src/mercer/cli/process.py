@@ -10,6 +10,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import click
 
 from mercer import __version__
-from mercer.cli.output import say
+from mercer.cli.output import SMALL, say
 
 _LIBRARIES = ("torch", "numpy", "scikit-learn", "safetensors")
 
@@ -98,15 +99,22 @@ def threads_set(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+def threads_for(data: Path) -> AbstractContextManager[None]:
+    """One thread for a small table, whose matrices are too small to share; else as many as there were."""
+    if data.stat().st_size < SMALL:
+        return threads_set(1)
+    return contextlib.nullcontext()
+
+
 def versions() -> dict[str, str]:
     """Python's version and those of the libraries whose numbers could differ."""
-    known = {"python": platform.python_version(), "mercer": __version__}
+    version = {"python": platform.python_version(), "mercer": __version__}
     for name in _LIBRARIES:
         try:
-            known[name] = importlib.metadata.version(name)
+            version[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            known[name] = "not installed"
-    return known
+            version[name] = "not installed"
+    return version
 
 
 def machine() -> dict[str, Any]:
@@ -121,10 +129,16 @@ def machine() -> dict[str, Any]:
         processor = named.split(":", 1)[1].strip()
     with contextlib.suppress(ValueError, OSError, AttributeError):
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # a container or taskset may leave fewer
+        cores = len(os.sched_getaffinity(0))
+    gpu = ""
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name()
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": processor,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores,
         "memory_gib": memory,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "gpu": gpu,
     }

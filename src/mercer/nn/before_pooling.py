@@ -16,13 +16,13 @@ from .. import checks
 
 
 @dataclass
-class _Held:
-    """What was seen in one pass: the last output with places, and every mask, by the names of their modules."""
+class _Pass:
+    """What one forward pass has shown so far: the last output with places, and every mask."""
 
-    source: str = ""
+    source: str = ""  # the module that gave the places
     places: Tensor | None = None
-    other: tuple[int, ...] = ()  # the shape of the last output with places of another width
-    masks: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    other_shape: tuple[int, ...] = ()  # of the last output with places of another width
+    masks: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by module and argument
 
 
 class BeforePooling(nn.Module):
@@ -50,54 +50,71 @@ class BeforePooling(nn.Module):
         self.in_features = in_features
         self.source: str | None = None
         self.mask: tuple[str, str] | None = None
-        self._held: dict[int, _Held] = {}
+        self._passes: dict[int, _Pass] = {}  # under way, by thread
         self._handles: dict[str, RemovableHandle] = {}
 
     def attach_to(self, model: nn.Module) -> None:
         """Hook the modules of the model that this head is a part of: all of them, or those that are known by now."""
-        own = next(name for name, module in model.named_modules() if module is self)
+        own_name = next(name for name, module in model.named_modules() if module is self)
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
         for name, module in model.named_modules():
-            if name == own or name.startswith(f"{own}.") or not self._listens_to(name):
+            if name == own_name or name.startswith(f"{own_name}.") or not self._listens_to(name):
                 continue
-            hook = _Listener(self, name, module)
-            register = module.register_forward_hook if name else module.register_forward_pre_hook
-            self._handles[name] = register(hook, with_kwargs=True)
+            listener = _Listener(self, name, module)
+            if name:
+                self._handles[name] = module.register_forward_hook(listener, with_kwargs=True)
+            else:  # the model itself: before its pass, for the masks it is given
+                self._handles[name] = module.register_forward_pre_hook(listener, with_kwargs=True)
 
     def _listens_to(self, name: str) -> bool:
         return self.source is None or name == self.source or (self.mask is not None and name == self.mask[0])
 
     def forward(self, z: Tensor) -> Tensor:  # (n, d) -> (n, c), or (n, s, d) -> (n, s, c)
         """Logits of the pass that is under way; at every token, where the model picks one of them afterwards."""
-        held = self._held.pop(_thread(), None)
-        if held is None or held.places is None:
+        seen = self._passes.pop(_thread(), _Pass())
+        if seen.places is None:
             d = self.in_features
             need = f"with place='before_pooling' a layer must give (n, {d}, places) or (n, places, {d})"
             came, fix = "none in this pass", "Use place='head' for a model that pools nothing."
-            if held is not None and held.other:
-                came = f"{held.other} as the last output with places"
+            if seen.other_shape:
+                came = f"{seen.other_shape} as the last output with places"
                 fix = "Use place='head' for a model that joins several pooled parts, as DINOv2 does."
             raise ValueError(checks.sentence("kernelize", need, came, fix))
         if self.source is None:
-            self._settle(held)
-        mask = held.masks.get(self.mask) if self.mask is not None else None
-        logits: Tensor = self.head.at_places(z, held.places, None if mask is None else _fitted(mask, held.places))  # type: ignore[operator]
+            self._settle(seen)
+        mask = None
+        if self.mask is not None:
+            mask = seen.masks.get(self.mask)
+        if mask is not None:
+            # Cut the mask to the tokens that came out, or count a class token in front, which no mask leaves out.
+            extra = seen.places.shape[1] - mask.shape[1]
+            if extra > 0:
+                mask = torch.cat((mask.new_ones(len(mask), extra), mask), 1)
+            else:
+                mask = mask[:, : seen.places.shape[1]]
+        logits: Tensor = self.head.at_places(z, seen.places, mask)  # type: ignore[operator]
         if z.ndim == 3 and logits.ndim == 2:  # of a head that does not read z
             return logits[:, None].expand(-1, z.shape[1], -1)
         return logits
 
-    def _settle(self, held: _Held) -> None:
+    def _settle(self, seen: _Pass) -> None:
         """Listen from now on only to the module that gave the places and to the one that was given the mask."""
         if torch.compiler.is_compiling():
             need = "the first pass, which finds the places, must be a plain one"
             fix = "Run the model on one batch, or give kernelize a loader, before torch.compile or torch.export."
             raise RuntimeError(checks.sentence("kernelize", need, "a compiled one", fix))
-        assert held.places is not None
-        tokens = held.places.shape[1]
-        fitting = [key for key, mask in held.masks.items() if abs(mask.shape[1] - tokens) <= 1]
-        self.settle(held.source, next((key for key in fitting if not key[0]), fitting[-1] if fitting else None))
+        assert seen.places is not None
+        # Of the masks of about as many tokens: the model's own, else the last.
+        tokens = seen.places.shape[1]
+        chosen = None
+        for key, mask in seen.masks.items():
+            if abs(mask.shape[1] - tokens) <= 1:
+                chosen = key
+                if not key[0]:
+                    break
+        self.settle(seen.source, chosen)
 
     def settle(self, source: str, mask: tuple[str, str] | None) -> None:
         """Name what is listened to, as a first pass would."""
@@ -107,19 +124,33 @@ class BeforePooling(nn.Module):
 
     def see(self, name: str, output: Any, arguments: dict[str, Any]) -> None:
         """Remember what one module gave and was given."""
-        held = self._held.setdefault(_thread(), _Held())
-        for key, value in arguments.items():
-            if "mask" in key and isinstance(value, Tensor) and value.ndim == 2:
-                held.masks[name, key] = _counted(key, value)
-        if isinstance(output, Tensor) and self.source in (None, name):
-            places = _places(output, self.in_features)
-            if places is not None:
-                held.source, held.places = name, places
-            elif output.ndim >= 3:
-                held.other = tuple(output.shape)
+        seen = self._passes.setdefault(_thread(), _Pass())
+
+        # Masks: True where a token counts. A padding mask says the opposite, and an additive one has 0 there.
+        for key, mask in arguments.items():
+            if "mask" in key and isinstance(mask, Tensor) and mask.ndim == 2:
+                is_additive = mask.is_floating_point() and key != "attention_mask"
+                if is_additive or "padding" in key:
+                    seen.masks[name, key] = mask == 0
+                else:
+                    seen.masks[name, key] = mask != 0
+
+        # An output with several places of d features; the last of a pass counts.
+        if isinstance(output, Tensor) and output.ndim >= 3 and self.source in (None, name):
+            d = self.in_features
+            channels_first, channels_last = output.shape[1] == d, output.shape[-1] == d
+            places = None
+            if channels_first and not (channels_last and output.ndim == 3):  # d tokens of d channels: channels last
+                places = output.flatten(2).mT  # (n, s, d)
+            elif channels_last:
+                places = output.flatten(1, -2)
+            if places is not None and places.shape[1] > 1:
+                seen.source, seen.places = name, places
+            else:
+                seen.other_shape = tuple(output.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": {}}
+        return {**self.__dict__, "_passes": {}}
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:  # (n, s, d), (n, s) -> (n, d)
@@ -138,47 +169,20 @@ class _Listener:
 
     def __init__(self, head: BeforePooling, name: str, module: nn.Module) -> None:
         self.head, self.name = head, name
-        self.names = [key for key in inspect.signature(module.forward).parameters if "mask" in key]
-        self.order = list(inspect.signature(module.forward).parameters)
+        self.parameters = list(inspect.signature(module.forward).parameters)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any = None) -> None:
-        given = {key: kwargs.get(key) for key in self.names if key in kwargs}
-        for key in self.names:
-            place = self.order.index(key)
-            if place < len(args):
-                given[key] = args[place]
+        masks = {key: kwargs[key] for key in self.parameters if "mask" in key and key in kwargs}
+        for key, value in zip(self.parameters, args, strict=False):
+            if "mask" in key:
+                masks[key] = value
         if not self.name:
-            self.head._held.pop(_thread(), None)  # what an interrupted pass may have left
-        self.head.see(self.name, output, given)
+            self.head._passes.pop(_thread(), None)  # what an interrupted pass may have left
+        self.head.see(self.name, output, masks)
 
 
 def _thread() -> int:
-    return 0 if torch.compiler.is_compiling() else threading.get_ident()
-
-
-def _places(output: Tensor, d: int) -> Tensor | None:  # -> (n, s, d)
-    if output.ndim < 3:
-        return None
-    first, last = output.shape[1] == d, output.shape[-1] == d
-    if first and not (last and output.ndim == 3):  # channels first, but for tokens of as many as channels
-        found = output.flatten(2).mT
-    elif last:
-        found = output.flatten(1, -2)
-    else:
-        return None
-    return found if found.shape[1] > 1 else None
-
-
-def _counted(name: str, mask: Tensor) -> Tensor:
-    """True where a token counts; a padding mask says the opposite, an additive one has 0 there."""
-    if mask.is_floating_point() and name != "attention_mask":
-        return mask == 0
-    return mask == 0 if "padding" in name else mask != 0
-
-
-def _fitted(mask: Tensor, places: Tensor) -> Tensor:
-    """The mask cut to the tokens that came out, or with a class token, which always counts, in front."""
-    if mask.shape[1] < places.shape[1]:
-        extra = mask.new_ones(len(mask), places.shape[1] - mask.shape[1])
-        return torch.cat((extra, mask), 1)
-    return mask[:, : places.shape[1]]
+    """The thread that runs a pass; a compiler cannot ask."""
+    if torch.compiler.is_compiling():
+        return 0
+    return threading.get_ident()

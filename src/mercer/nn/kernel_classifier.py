@@ -34,9 +34,9 @@ fx.wrap("shorten_long_rows")
 _FULL = (torch.float32, torch.float64)
 # The study head_safety.py measures these and the speed of the scale; docs/which-head.md says how they were chosen.
 _LIFT = 0.5
-_RADIUS = 8.0  # times the root of the width: beyond, embeddings count as shorter for the linear part
-_SHARE = 0.3  # of the kernel beside a linear part, at the start
-_MANY = 1000  # classes, where a second weight matrix starts to count; docs/which-head.md has its cost
+_RADIUS = 8.0  # times the root of the width: longer embeddings count as shorter for the linear part
+_SHARE = 0.3  # of the scale that the kernel starts with beside a linear part
+_MANY_CLASSES = 1000  # from here on a second weight matrix costs much; docs/which-head.md has the cost
 
 
 class _OneConstructor(SavableModule):
@@ -112,6 +112,9 @@ class KernelClassifier(_OneConstructor):
     gate: nn.Parameter | None  # (c,): g, 0 at the start, so that weight decay pulls to the start
     start: Tensor | None  # (1,): the scale at g = 0
     center: Tensor | None  # (d,): mu
+    lift: float = 0.0  # one more feature of every embedding; 0 for none
+    radius: float = 0.0  # the length from which the linear part reads embeddings as shorter; 0 for none
+    share: float = 1.0  # of the scale that the kernel starts with
 
     def __init__(
         self,
@@ -132,33 +135,40 @@ class KernelClassifier(_OneConstructor):
         self.in_features = checks.integer(where, "in_features", in_features, 1)
         self.num_classes = checks.integer(where, "num_classes", num_classes, 1)
         self.auto = prototypes == "auto"
-        number: Any = 1 if self.auto else prototypes
-        self.prototypes = checks.integer(where, "prototypes", number, 1)
-        self.shared = None if shared is None else checks.integer(where, "shared", shared, 1)
-        if self.shared is not None and prototypes != 1:
-            fix = "Units are shared by all classes: leave prototypes out."
-            raise ValueError(checks.sentence(where, "shared needs prototypes=1", repr(prototypes), fix))
-        self.temperature = None if temperature is None else checks.positive(where, "temperature", temperature)
-        if kernel is not None and not isinstance(kernel, Kernel):
+        count: Any = prototypes
+        if self.auto:
+            count = 1  # until init_from sees the rows of a class
+        self.prototypes = checks.integer(where, "prototypes", count, 1)
+        self.shared: int | None = None
+        if shared is not None:
+            self.shared = checks.integer(where, "shared", shared, 1)
+            if prototypes != 1:
+                fix = "Units are shared by all classes: leave prototypes out."
+                raise ValueError(checks.sentence(where, "shared needs prototypes=1", repr(prototypes), fix))
+        self.temperature: float | None = None
+        if temperature is not None:
+            self.temperature = checks.positive(where, "temperature", temperature)
+        if kernel is None:
+            kernel = RadialSeries()
+        if not isinstance(kernel, Kernel):
             need, fix = "kernel must be a mercer.kernels.Kernel", "Use FunctionKernel for a function of your own."
             raise TypeError(checks.sentence(where, need, type(kernel).__name__, fix))
-        self.kernel = (RadialSeries() if kernel is None else kernel).to(device=device, dtype=dtype)
-        self.lift = self.radius = 0.0
-        self.share = 1.0
+        self.kernel = kernel.to(device=device, dtype=dtype)
         self._make_parameters(bias, linear, {"device": device, "dtype": dtype})
         for part in self.kernel.modules():
             if isinstance(part, RadialSeries) and part.basis == "gegenbauer":
-                part.fill_dim(in_features + 1 if self.lift else in_features)  # the sphere that rows are put on
+                part.fill_dim(self._width)
         self.reset_parameters()
 
     def _make_parameters(self, bias: bool, linear: bool | None, place: dict[str, Any]) -> None:
+        """Make the parameters, empty, and set the lift and what follows from the linear part; ``place``: where."""
         if self.shared is not None or self.temperature is not None:
             need = "a subclass of KernelClassifier must leave shared and temperature out"
             got, fix = f"{self.shared} and {self.temperature}", "Derive it from SharedUnits or FixedTemperature."
             raise TypeError(checks.sentence(type(self).__name__, need, got, fix))
         c, d = self.num_classes, self.in_features
         if linear is None:
-            linear = c < _MANY
+            linear = c < _MANY_CLASSES
         self.lift = _LIFT
         self.weight = nn.Parameter(torch.empty(c * self.prototypes, d, **place))
         self.bias = nn.Parameter(torch.empty(c, **place)) if bias else None
@@ -175,6 +185,11 @@ class KernelClassifier(_OneConstructor):
         return self.num_classes
 
     @property
+    def _width(self) -> int:
+        """The dimension of the space whose sphere the kernel sees: d, and one more with a lift."""
+        return self.in_features + bool(self.lift)
+
+    @property
     def scale(self) -> Tensor:  # (c,)
         """What multiplies k / k(1) for each class; with a temperature, what multiplies k: 1 / T."""
         if self.start is None or self.gate is None:
@@ -188,7 +203,9 @@ class KernelClassifier(_OneConstructor):
             if self.linear is not None:
                 nn.init.kaiming_uniform_(self.linear, a=math.sqrt(5))
             if self.bias is not None:
-                bound = self.in_features**-0.5 if self.linear is not None else 0.0
+                bound = 0.0
+                if self.linear is not None:
+                    bound = self.in_features**-0.5
                 self.bias.uniform_(-bound, bound)
             for part in self.children():
                 getattr(part, "reset_parameters", lambda: None)()
@@ -202,17 +219,15 @@ class KernelClassifier(_OneConstructor):
 
     def _find_scale(self) -> float:
         """The scale at which an embedding on its class's weight, at right angles to the others, has probability 0.9."""
-        width = self.in_features + 1 if self.lift else self.in_features
-        pole = torch.eye(1, max(2, width), dtype=torch.float64, device=self.weight.device)
-        across = pole.roll(1, 1)
-        if width == 1:
-            pole, across = pole[:, :1], -pole[:, :1]
         with torch.no_grad():
-            top, middle = float(self.kernel(pole, pole)), float(self.kernel(pole, across))
-        gap = top - middle
-        if isinstance(self.kernel, RadialSeries) and top > 0:
-            gap = gap / top
-        return math.log(9 * max(1, self.num_classes - 1)) / gap if math.isfinite(gap) and gap > 1e-6 else 1.0
+            cosines = torch.tensor([1.0, 0.0], dtype=torch.float64, device=self.weight.device)
+            at_weight, across = self.profile(cosines).tolist()
+        gap = at_weight - across
+        if isinstance(self.kernel, RadialSeries) and at_weight > 0:
+            gap = gap / at_weight
+        if not math.isfinite(gap) or gap <= 1e-6:
+            return 1.0  # a kernel that does not tell the two apart
+        return math.log(9 * max(1, self.num_classes - 1)) / gap
 
     def forward(self, z: Tensor) -> Tensor:  # (..., d) -> (..., c)
         """Logits of embeddings."""
@@ -239,10 +254,11 @@ class KernelClassifier(_OneConstructor):
             need = "places must have shape (n, s, d) where z has (n, d) or (n, t, d)"
             raise ValueError(checks.sentence("KernelClassifier", need, f"{tuple(places.shape)} and {tuple(z.shape)}"))
         with _without_autocast(z):
-            each = self._kernel_values(places.to(z.dtype).reshape(-1, self.in_features), weight)
-            values = masked_mean(each.unflatten(0, places.shape[:2]), mask)  # (n, m)
+            at_place = self._kernel_values(places.to(z.dtype).reshape(-1, self.in_features), weight)
+            values = masked_mean(at_place.unflatten(0, places.shape[:2]), mask)  # (n, m)
             if z.ndim == 2:
                 return self._read_values(z, values)
+            # Several embeddings of one row share its mean values.
             values = values[:, None].expand(-1, z.shape[1], -1).flatten(0, 1)
             logits: Tensor = self._read_values(z.reshape(-1, self.in_features), values).unflatten(0, z.shape[:2])
             return logits
@@ -250,34 +266,39 @@ class KernelClassifier(_OneConstructor):
     def of_classes(self, z: Tensor, classes: Tensor) -> Tensor:  # (n, d), (k,) -> (n, k)
         """``self(z)[:, classes]`` at the cost of k classes; not for shared units."""
         z, _ = self._check_embeddings(z)
-        chosen = (classes[:, None] * self.prototypes + torch.arange(self.prototypes, device=classes.device)).flatten()
+        index = (classes[:, None] * self.prototypes + torch.arange(self.prototypes, device=classes.device)).flatten()
         with _without_autocast(z):
-            return self._logits(z, self.weight[chosen].to(z.dtype), classes)
+            return self._logits(z, self.weight[index].to(z.dtype), classes)
 
     def _logits(self, z: Tensor, weight: Tensor, classes: Tensor | None = None) -> Tensor:
         """Logits of all classes, or of some whose weights these are: (n, d), (m, d) -> (n, c)."""
-        if self.prototypes > 1 or not self._is_plain_series():
-            return self._read_values(z, self._kernel_values(z, weight), classes)
-        # One weight a class and a plain series: everything in one pass.
-        return self._evaluate_series(z, weight, *self._pick_parts(z, classes))
+        kernel = self.kernel
+        if self.prototypes == 1 and isinstance(kernel, RadialSeries) and kernel.is_polynomial:
+            # One weight a class and a sum of powers: everything in one pass.
+            return self._evaluate_series(kernel, z, weight, *self._pick_parts(z, classes))
+        return self._read_values(z, self._kernel_values(z, weight), classes)
 
     def _kernel_values(self, z: Tensor, weight: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """K between embeddings, as seen from the center and lifted, and weights."""
         kernel = self.kernel
-        if self._is_plain_series():
-            return self._evaluate_series(z, weight)
+        if isinstance(kernel, RadialSeries) and kernel.is_polynomial:
+            return self._evaluate_series(kernel, z, weight)
         if self.center is not None:
             z = z - self.center.to(z.dtype)
         if self.lift:
             z, weight = F.pad(z, (0, 1), value=self.lift), F.pad(weight, (0, 1))
-        scale_free = isinstance(kernel, Cosine)
-        rows = (z, weight) if scale_free else (unit_rows(z), unit_rows(weight))
+        ignores_lengths = isinstance(kernel, Cosine)
+        if not ignores_lengths:
+            z, weight = unit_rows(z), unit_rows(weight)
         values: Tensor
         if isinstance(z, fx.Proxy):  # other kernels ask for sizes: kept whole
-            values = z.tracer.create_proxy("call_module", z.tracer.path_of_module(kernel), rows, {})
+            values = z.tracer.create_proxy("call_module", z.tracer.path_of_module(kernel), (z, weight), {})
+        elif records_graph() or ignores_lengths:
+            # Without the checks of a call, which read sizes that an exported graph must not know.
+            values = kernel.gram(z, weight)
         else:
-            # The call checks its arguments, by sizes that an exported graph must not know.
-            values = (kernel.gram if scale_free or records_graph() else kernel)(*rows)
+            values = kernel(z, weight)
+        # The scale alone has a size: the kernel is divided by k(1).
         if self.gate is not None and isinstance(kernel, RadialSeries) and kernel.positivity != "none":
             values = values / kernel.coefficients.sum().clamp(min=0.1).to(values.dtype)
         return values
@@ -303,23 +324,33 @@ class KernelClassifier(_OneConstructor):
         parts: list[Tensor | None] = [self.gate, self.bias, self.linear]
         if classes is not None:
             parts = [None if part is None else part[classes] for part in parts]
-        parts.append(self.start if self.temperature is None else z.new_full((1,), 1 / self.temperature))
+        start = self.start
+        if self.temperature is not None:
+            start = z.new_full((1,), 1 / self.temperature)
+        parts.append(start)
         if not isinstance(z, fx.Proxy) and z.dtype == self.weight.dtype:
             return parts
         return [None if part is None else part.to(z.dtype) for part in parts]
 
-    def _is_plain_series(self) -> bool:
-        return isinstance(self.kernel, RadialSeries) and self.kernel.is_polynomial
-
-    def _evaluate_series(self, z: Tensor, weight: Tensor, *parts: Tensor | None) -> Tensor:
-        """Values of a plain series, or logits where the parts of :meth:`_pick_parts` are given."""
-        kernel = self.kernel
-        assert isinstance(kernel, RadialSeries)
+    def _evaluate_series(
+        self,
+        kernel: RadialSeries,
+        z: Tensor,
+        weight: Tensor,
+        gate: Tensor | None = None,
+        bias: Tensor | None = None,
+        linear: Tensor | None = None,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """Values of a sum of powers, or logits where the parts of :meth:`_pick_parts` are given."""
         normalized = self.gate is not None and kernel.positivity != "none"
-        # A normalized series rectifies its coefficients itself, with a gradient for those below 0.
-        a = kernel.alpha if normalized and kernel.positivity == "relu" else kernel.coefficients[2:]
-        center = None if self.center is None else self.center.to(z.dtype)
-        gate, bias, linear, start = parts or (None, None, None, None)
+        if normalized and kernel.positivity == "relu":
+            a = kernel.alpha  # series_logits rectifies them, with a gradient for those below 0
+        else:
+            a = kernel.coefficients[2:]
+        center = self.center
+        if center is not None:
+            center = center.to(z.dtype)
         options = (self.lift, self.radius, normalized)
         return series_logits(z, weight, a.to(z.dtype), gate, bias, linear, start, center, *options)
 
@@ -338,6 +369,7 @@ class KernelClassifier(_OneConstructor):
             labels: ``(n,)`` whole numbers in 0..num_classes - 1; None where ``embeddings`` is a loader.
             generator: Draws the starts of k-means.
         """
+        # The rows and their labels, checked.
         where = "KernelClassifier.init_from"
         if labels is None:
             z, labels = load_labelled_rows(where, embeddings)
@@ -347,21 +379,25 @@ class KernelClassifier(_OneConstructor):
         checks.squarable(where, "embeddings", z, empty=has_several_ranks())  # of several ranks some may have no row
         checks.same_device(where, "embeddings", z.device, "the head", self.weight.device)
         labels = check_labels(where, labels, z, self.num_classes)
+
+        # Move the center to the mean of all ranks' rows, and look at the rows from there.
         if self.center is not None:
             self.center.copy_(Rows(z).mean(lambda block: block.double().sum(0)))
             z = z - self.center.to(z.dtype)
+
+        # Weights go where the classes are; a class without rows keeps its own.
         if self.auto:
             self._set_prototypes(prototypes_for(labels, self.num_classes))
-        labels, groups, each = self._group_rows(labels)
-        directions, missing = class_directions(z, labels, groups, each, generator)
+        labels, groups, weights_of_group = self._group_rows(labels)
+        directions, missing = class_directions(z, labels, groups, weights_of_group, generator)
         if missing:
             shown = ", ".join(map(str, missing[:5]))
             checks.warn(where, f"{len(missing)} classes have no row ({shown}); their weights stay as they were.")
-        seen = torch.ones(groups, dtype=torch.bool, device=z.device)
-        seen[missing] = False
-        chosen = seen.repeat_interleave(each)
+        has_rows = torch.ones(groups, dtype=torch.bool, device=z.device)
+        has_rows[missing] = False
+        moved = has_rows.repeat_interleave(weights_of_group)
         with torch.no_grad():
-            self.weight[chosen] = directions.to(self.weight.dtype)[chosen]
+            self.weight[moved] = directions.to(self.weight.dtype)[moved]
             # Weights that know the classes lead from the first step, alone.
             if self.linear is not None:
                 self.linear.zero_()
@@ -374,6 +410,7 @@ class KernelClassifier(_OneConstructor):
         return labels, self.num_classes, self.prototypes
 
     def _set_prototypes(self, count: int) -> None:
+        """Make random weights for so many prototypes of each class, if that is another number than now."""
         if count != self.prototypes:
             self.prototypes = count
             fresh = torch.randn(self.num_classes * count, self.in_features).to(self.weight)
@@ -405,8 +442,9 @@ class KernelClassifier(_OneConstructor):
             kernel_decay: Weight decay of the kernel, the paper's regulariser on alpha; None for ``weight_decay``.
             kernel_lr: Learning rate of the kernel; None for the optimizer's own.
         """
-        decay = weight_decay if kernel_decay is None else kernel_decay
-        kernel: dict[str, Any] = {"params": list(self.kernel.parameters()), "weight_decay": decay}
+        if kernel_decay is None:
+            kernel_decay = weight_decay
+        kernel: dict[str, Any] = {"params": list(self.kernel.parameters()), "weight_decay": kernel_decay}
         if kernel_lr is not None:
             kernel["lr"] = checks.positive("KernelClassifier.param_groups", "kernel_lr", kernel_lr)
         undecayed = self.no_weight_decay()
@@ -422,12 +460,12 @@ class KernelClassifier(_OneConstructor):
         """K as a function of the cosine t, for any kernel: on one great circle of the sphere."""
         if isinstance(self.kernel, RadialSeries):
             return self.kernel.profile(t)
-        if self.in_features < 2:
+        if self._width < 2:
             need = "profile needs an embedding of at least two features"
             raise ValueError(checks.sentence("KernelClassifier", need, self.in_features))
-        circle = t.new_zeros(len(t), self.in_features)
+        circle = t.new_zeros(len(t), self._width)
         circle[:, 0], circle[:, 1] = t, (1 - t * t).clamp(min=0).sqrt()
-        pole = t.new_zeros(1, self.in_features)
+        pole = t.new_zeros(1, self._width)
         pole[0, 0] = 1.0
         profile: Tensor = self.kernel(circle, pole)[:, 0]
         return profile
@@ -483,6 +521,7 @@ class FixedTemperature(KernelClassifier):
 
 
 def _without_autocast(z: Tensor) -> AbstractContextManager[Any]:
+    """A context in which half precision is not chosen for us: cosines near 1 need their digits."""
     if z.is_meta or not torch.is_autocast_enabled(z.device.type):
         return nullcontext()
     return torch.autocast(z.device.type, enabled=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,10 +51,10 @@ def kernelize(
             timm's ``get_classifier()`` gives, else the last of the model.
         head: ``head(in_features, num_classes)`` makes the new one; None for ``KernelClassifier``, before pooling with
             128 shared units.
-        rectify: False (and True) leave the embedding as the model has it: nothing but the last layer changes.
-            ``"off"`` takes the last ReLU off, so that embeddings use the whole sphere (jayasumana2021, Appendix D.4).
-            It must be a module that is called once and stand before the head, with nothing but pooling, dropout and
-            flattening between them. The layer before it becomes linear then.
+        rectify: False, and True alike, leave the ReLU on the embedding where the model has one: nothing but the last
+            layer changes. ``"off"`` takes it off, so that embeddings use the whole sphere (jayasumana2021, Appendix
+            D.4). It must be a module that is called once and stand before the head, with nothing but pooling, dropout
+            and flattening between them. The layer before it becomes linear then.
         place: ``"head"``: the head reads the pooled embedding. ``"before_pooling"``: kernel values are taken at every
             place of a map, or at every token that is not masked, and averaged; the first pass finds where (a plain one,
             not a compiled one). The head is then found at ``<layer>.head``. A model whose head reads every token, and
@@ -73,76 +72,114 @@ def kernelize(
     checks.choice("kernelize", "place", place, ("head", "before_pooling"))
     if not isinstance(rectify, bool) and rectify != "off":
         raise ValueError(checks.sentence("kernelize", "rectify must be False or 'off'", repr(rectify)))
+
+    # The layer to swap.
     inner = unwrap(model)
-    name, old = _find(inner) if layer is None else (layer, _checked(inner, layer))
+    if layer is None:
+        name, old = _find_readout(inner)
+    else:
+        name, named = layer, layer_named(inner, layer)
+        if not isinstance(named, nn.Linear):
+            raise TypeError(checks.sentence("kernelize", f"layer {name!r} must be an nn.Linear", type(named).__name__))
+        old = named
+
+    # The new head, in the old layer's place: its device, dtype and mode.
     pooled = place == "head"
-    make = head if head is not None else KernelClassifier if pooled else partial(KernelClassifier, shared=_UNITS)
-    new = make(old.in_features, old.out_features)
+    if head is not None:
+        new = head(old.in_features, old.out_features)
+    elif pooled:
+        new = KernelClassifier(old.in_features, old.out_features)
+    else:
+        new = KernelClassifier(old.in_features, old.out_features, shared=_UNITS)
     if not isinstance(new, nn.Module):
         raise TypeError(checks.sentence("kernelize", "head must return an nn.Module", type(new).__name__))
-    outer = new if pooled else BeforePooling(new, old.in_features)
+    outer = new
+    if not pooled:
+        outer = BeforePooling(new, old.in_features)
     outer.to(device=old.weight.device, dtype=old.weight.dtype)
     outer.train(old.training)
-    warm = _warm_start(new, old)
-    relu = take_relu_off(inner, name) if rectify == "off" else "left as it is"
-    parent, _, own = name.rpartition(".")
-    setattr(inner.get_submodule(parent), own, outer)
+    start = "new"
+    if _take_over_weights(new, old):
+        start = "taken over"
+
+    # Swap it in; the ReLU before it stays unless it was asked off.
+    relu = "left as it is"
+    if rectify == "off":
+        relu = take_relu_off(inner, name)
+    parent, _, own_name = name.rpartition(".")
+    setattr(inner.get_submodule(parent), own_name, outer)
     if isinstance(outer, BeforePooling):
         outer.attach_to(inner)
+
+    # Put its weights where the classes are.
     if loader is not None:
-        _start_from(inner, name, loader)
+        _start_from_rows(inner, name, loader)
+        start = "from the loader"
     _log.info(
         "kernelize: %s, Linear(%d, %d), became %s; weights %s; ReLU before it: %s.",
-        name, old.in_features, old.out_features, type(new).__name__,
-        "from the loader" if loader is not None else "taken over" if warm else "new", relu,
+        name, old.in_features, old.out_features, type(new).__name__, start, relu,
     )  # fmt: skip
-    return _wrapped_again(model) if isinstance(model, DistributedDataParallel) else model
+    if isinstance(model, DistributedDataParallel):
+        return _wrap_again(model)
+    return model
 
 
-def _start_from(model: nn.Module, name: str, loader: Data) -> None:
+def _start_from_rows(model: nn.Module, name: str, loader: Data) -> None:
     """Run the model over training rows, find the places, and put the head's weights where the classes are."""
     outer = model.get_submodule(name)
-    own = private_copy(model)
-    reader = own.get_submodule(name)
+    copy = private_copy(model)
+    reader = copy.get_submodule(name)
+
+    # Listen to what the copy's head reads: embeddings, or a few places of every row.
     embeddings: list[Tensor] = []
     logits: list[Tensor] = []  # of the batch that runs
     labels: list[Tensor] = []
-    # What the head reads: embeddings, or a few places of every row.
-    target, at = (reader.head, 1) if isinstance(reader, BeforePooling) else (reader, 0)
-    method = "at_places" if at else "forward"
+    reads_places = isinstance(reader, BeforePooling)
+    target, argument, method = reader, 0, "forward"
+    if isinstance(reader, BeforePooling):
+        target, argument, method = reader.head, 1, "at_places"
     original = getattr(target, method)
 
     def read(*args: Tensor) -> Tensor:
-        z = args[at].detach()
-        if at:
-            chosen = torch.linspace(0, z.shape[1] - 1, min(_PLACES, z.shape[1])).long()
-            z = z[:, chosen.to(z.device)]
+        z = args[argument].detach()
+        if reads_places:
+            index = torch.linspace(0, z.shape[1] - 1, min(_PLACES, z.shape[1])).long()
+            z = z[:, index.to(z.device)]
         embeddings.append(z)
         logits.append(original(*args))
         return logits[-1]
 
     setattr(target, method, read)
+
+    # Run batches until there are enough rows.
+    batches: Iterable[Any] = [loader]
+    if isinstance(loader, Iterable) and not isinstance(loader, tuple):
+        batches = loader
     with torch.no_grad():
-        for batch in loader if isinstance(loader, Iterable) and not isinstance(loader, tuple) else [loader]:
-            output = run_model("kernelize", own, batch)
-            if not at and len(embeddings) == len(labels) + 1 and embeddings[-1].ndim == 3:
-                embeddings[-1] = _answering_tokens(embeddings[-1], logits[-1], as_logits(output))
+        for batch in batches:
+            output = run_model("kernelize", copy, batch)
+            if not reads_places and len(embeddings) == len(labels) + 1 and embeddings[-1].ndim == 3:
+                embeddings[-1] = _choose_answering_tokens(embeddings[-1], logits[-1], as_logits(output))
             logits.clear()
-            labels.append(torch.as_tensor(_labels(batch)))
+            labels.append(torch.as_tensor(_read_labels(batch)))
             if sum(map(len, labels)) >= _ROWS:
                 break
-    if isinstance(outer, BeforePooling) and isinstance(reader, BeforePooling) and reader.source is not None:
-        outer.settle(reader.source, reader.mask)
-    inside = outer.head if isinstance(outer, BeforePooling) else outer
-    if isinstance(inside, KernelClassifier):
+
+    # The copy has found the places: name them to the head that stays, and start that one.
+    head = outer
+    if isinstance(outer, BeforePooling) and isinstance(reader, BeforePooling):
+        head = outer.head
+        if reader.source is not None:
+            outer.settle(reader.source, reader.mask)
+    if isinstance(head, KernelClassifier):
         z, y = torch.cat(embeddings), torch.cat(labels)
-        if at:
+        if reads_places:
             z, y = z.flatten(0, 1), y.repeat_interleave(z.shape[1])
-        inside.init_from(z, y)
+        head.init_from(z, y)
 
 
-def _answering_tokens(z: Tensor, logits: Tensor, output: Tensor) -> Tensor:  # (n, s, d), (n, s, c), (n, c) -> (n, d)
-    """The token of each row whose logits the model gives as its output, unchanged."""
+def _choose_answering_tokens(z: Tensor, logits: Tensor, output: Tensor) -> Tensor:
+    """The token of each row whose logits the model gives as its output: (n, s, d), (n, s, c), (n, c) -> (n, d)."""
     if output.shape == (len(z), logits.shape[-1]):
         same = (logits == output.to(logits.dtype)[:, None]).all(2)  # (n, s)
         if bool(same.any(1).all()):
@@ -154,44 +191,54 @@ def _answering_tokens(z: Tensor, logits: Tensor, output: Tensor) -> Tensor:  # (
     raise ValueError(checks.sentence("kernelize", need, came, "Leave loader out, or call the head's init_from."))
 
 
-def _labels(batch: Any) -> Any:
+def _read_labels(batch: Any) -> Any:
+    """The labels of a batch: the second of a pair, or what a dictionary calls labels or label."""
     if isinstance(batch, Mapping):
-        found = batch.get("labels", batch.get("label"))
-        if found is not None:
-            return found
+        labels = batch.get("labels", batch.get("label"))
+        if labels is not None:
+            return labels
     elif isinstance(batch, tuple | list) and len(batch) > 1:
         return batch[1]
     need = "loader must give pairs (x, y), or dictionaries with labels"
     raise ValueError(checks.sentence("kernelize", need, type(batch).__name__, "Use DataLoader(TensorDataset(x, y))."))
 
 
-def _find(model: nn.Module) -> tuple[str, nn.Linear]:
-    """The read-out: timm's own answer, else the last linear layer, unless a second one stands beside it."""
-    names = {id(module): name for name, module in model.named_modules()}
+def _find_readout(model: nn.Module) -> tuple[str, nn.Linear]:
+    """The layer that makes the logits: timm's own answer, else the last linear layer, if none stands beside it."""
+    # A timm model knows.
+    answers: Any = None
     ask = getattr(model, "get_classifier", None)
-    answer = ask() if callable(ask) else None
-    found = [m for m in (answer if isinstance(answer, tuple | list) else [answer]) if isinstance(m, nn.Linear)]
-    if len(found) == 1 and names.get(id(found[0])):
-        return names[id(found[0])], found[0]
-    if len(found) > 1:
-        _refuse_several([names.get(id(m), "?") for m in found])
+    if callable(ask):
+        answers = ask()
+    if not isinstance(answers, tuple | list):
+        answers = [answers]
+    names = {id(module): name for name, module in model.named_modules()}
+    linear = [module for module in answers if isinstance(module, nn.Linear)]
+    if len(linear) == 1 and names.get(id(linear[0])):
+        return names[id(linear[0])], linear[0]
+    if len(linear) > 1:
+        _refuse_several([names.get(id(module), "?") for module in linear])
+
+    # Another model: its last linear layer.
     layers = {name: m for name, m in find_layers(model, nn.Linear).items() if isinstance(m, nn.Linear) and name}
     if not layers:
         kinds = ", ".join(sorted({type(m).__name__ for m in model.modules()})[:8])
         fix = "A model that is one Linear has nothing to swap in: put it into an nn.Sequential."
         raise ValueError(checks.sentence("kernelize", "model must hold an nn.Linear to swap", kinds, fix))
-    name, last = list(layers.items())[-1]
-    beside = [other for other, m in layers.items() if other != name and _is_beside(other, m, name, last, layers)]
+    last_name, last = list(layers.items())[-1]
+
+    # A second head reads the same embedding and nothing reads it in turn: the user has to say which one is meant.
+    widths_read = {m.in_features for m in layers.values()}
+    beside = []
+    for name, module in layers.items():
+        as_deep = name.count(".") <= last_name.count(".")
+        read_in_turn = module.out_features in widths_read
+        same_embedding = module.in_features == last.in_features and module.weight is not last.weight
+        if name != last_name and as_deep and same_embedding and not read_in_turn:
+            beside.append(name)
     if beside:
-        _refuse_several([*beside, name])
-    return name, last
-
-
-def _is_beside(name: str, module: nn.Linear, last_name: str, last: nn.Linear, layers: dict[str, nn.Linear]) -> bool:
-    """Whether a layer reads the same embedding and nothing reads it in turn: a second head, not a layer on the way."""
-    as_deep = name.count(".") <= last_name.count(".")
-    read = any(m.in_features == module.out_features for m in layers.values())
-    return as_deep and module.in_features == last.in_features and not read and module.weight is not last.weight
+        _refuse_several([*beside, last_name])
+    return last_name, last
 
 
 def _refuse_several(names: list[str]) -> None:
@@ -199,29 +246,33 @@ def _refuse_several(names: list[str]) -> None:
     raise ValueError(checks.sentence("kernelize", need, " and ".join(names), f"Use layer={names[-1]!r}."))
 
 
-def _checked(model: nn.Module, name: str) -> nn.Linear:
-    found = layer_named(model, name)
-    if not isinstance(found, nn.Linear):
-        raise TypeError(checks.sentence("kernelize", f"layer {name!r} must be an nn.Linear", type(found).__name__))
-    return found
-
-
-def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
-    """Take over the old weights: as directions, once for each prototype with a little noise between them."""
-    if isinstance(new, SharedUnits):
-        return _as_the_old(new, old)
-    weight = getattr(new, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or old.weight.is_meta:
+def _take_over_weights(new: nn.Module, old: nn.Linear) -> bool:
+    """Start the new head from the old layer's weights, where the shapes allow; whether they did."""
+    if old.weight.is_meta:
         return False
-    copies, rest = divmod(len(weight), old.out_features)
-    if rest or copies == 0 or weight.shape[1] != old.in_features:
+    if isinstance(new, SharedUnits):
+        # Shared units start silent beside the old layer, so that a trained model gives its old logits.
+        if new.temperature is not None:
+            return False
+        with torch.no_grad():
+            new.skip.weight.copy_(old.weight)
+            new.readout.weight.zero_()
+            if new.bias is not None and old.bias is not None:
+                new.bias.copy_(old.bias)
+        return True
+    weight = getattr(new, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        return False
+    copies, remainder = divmod(len(weight), old.out_features)
+    if remainder or copies == 0 or weight.shape[1] != old.in_features:
         return False
     with torch.no_grad():
-        start = old.weight.detach().repeat_interleave(copies, 0)
+        # As directions, once for each prototype, with a little noise to tell the prototypes apart.
+        directions = old.weight.detach().repeat_interleave(copies, 0)
         if copies > 1:
-            length = start.float().norm(dim=1, keepdim=True).to(start.dtype) / start.shape[1] ** 0.5
-            start = start + _SPREAD * length * torch.randn_like(start)
-        weight.copy_(start)
+            length = directions.float().norm(dim=1, keepdim=True).to(directions.dtype) / directions.shape[1] ** 0.5
+            directions = directions + _SPREAD * length * torch.randn_like(directions)
+        weight.copy_(directions)
         linear = getattr(new, "linear", None)
         if isinstance(new, KernelClassifier) and isinstance(linear, Tensor):
             linear.copy_(old.weight)
@@ -231,20 +282,9 @@ def _warm_start(new: nn.Module, old: nn.Linear) -> bool:
     return True
 
 
-def _as_the_old(new: SharedUnits, old: nn.Linear) -> bool:
-    """Shared units start silent beside the old layer, so that a trained model gives its old logits."""
-    if old.weight.is_meta or new.temperature is not None:
-        return False
-    with torch.no_grad():
-        new.skip.weight.copy_(old.weight)
-        new.readout.weight.zero_()
-        if new.bias is not None and old.bias is not None:
-            new.bias.copy_(old.bias)
-    return True
-
-
-def _wrapped_again(model: DistributedDataParallel) -> DistributedDataParallel:
-    wrapped = DistributedDataParallel(
+def _wrap_again(model: DistributedDataParallel) -> DistributedDataParallel:
+    """A new wrapper around the model, with the old one's options: the old one would not sum the new gradients."""
+    wrapper = DistributedDataParallel(
         model.module,
         device_ids=model.device_ids,
         output_device=model.output_device,
@@ -256,5 +296,5 @@ def _wrapped_again(model: DistributedDataParallel) -> DistributedDataParallel:
     )
     # The argument for this was renamed between versions of torch; the attribute is there in all of them.
     name = "forward_sync_buffers" if hasattr(model, "forward_sync_buffers") else "broadcast_buffers"
-    setattr(wrapped, name, getattr(model, name))
-    return wrapped
+    setattr(wrapper, name, getattr(model, name))
+    return wrapper

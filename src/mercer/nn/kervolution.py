@@ -66,7 +66,9 @@ class Kervolution2d(SavableModule):
         if self.kernel == "polynomial":
             value = checks.non_negative(where, "coef0", coef0)
         else:
-            value = math.log(checks.positive(where, "gamma", 1.0 / length if gamma is None else gamma))
+            if gamma is None:
+                gamma = 1.0 / length
+            value = math.log(checks.positive(where, "gamma", gamma))
         self.shape = nn.Parameter(torch.tensor([value]), requires_grad=learnable)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, c, h, w) -> (n, out, h', w')

@@ -60,11 +60,13 @@ def _find_centers(rows: Rows, count: int, generator: torch.Generator | None) -> 
     """Centers of k-means on some rows of all ranks; rows too few to be told apart are shaken copies."""
     from sklearn.cluster import KMeans
 
+    # Some rows, the same on all ranks.
     order = torch.arange(rows.n)
     if rows.n > _ROWS:
         order = torch.randperm(rows.n, generator=generator, device=rows.parts[0].device)
     unit = rows.take(order[:_ROWS].to(rows.parts[0].device))
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator, device=unit.device))
+    # Too few different rows for k-means: copies of them, a little apart.
     distinct = unit.unique(dim=0)
     if len(distinct) <= count:
         copies = distinct[torch.arange(count, device=unit.device) % len(distinct)]
@@ -83,8 +85,9 @@ def check_labels(where: str, labels: Any, z: Tensor, classes: int) -> Tensor:
     checks.same_length(where, "embeddings", z, "labels", labels)
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(checks.sentence(where, "labels must be whole numbers", labels.dtype))
-    whole: Tensor = labels.long()
-    least, most = (int(whole.min()), int(whole.max())) if len(whole) else (0, 0)
-    if least < 0 or most >= classes:
-        raise ValueError(checks.sentence(where, f"labels must be in 0..{classes - 1}", f"{least}..{most}"))
-    return whole
+    indices: Tensor = labels.long()
+    if len(indices):
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= classes:
+            raise ValueError(checks.sentence(where, f"labels must be in 0..{classes - 1}", f"{low}..{high}"))
+    return indices

@@ -28,31 +28,29 @@ def take_relu_off(model: nn.Module, head: str) -> str:
     Safe is a ReLU that is a module of its own and is called once in a pass. A functional one, or one module that a
     block calls twice, stays: taking it off would need the model's source.
     """
-    found = _before_in_sequential(model, head)
-    if found is None:
-        found = _before_in_trace(model, head)
-    if found is None:
+    relu = _find_in_sequential(model, head) or _find_in_trace(model, head)
+    if relu is None:
         return "none found"
-    name, removable = found
-    if not removable:
+    name, is_called_once = relu
+    if not is_called_once:
         return f"{name}, left on (not a module that is called once)"
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, nn.Identity())
+    parent, _, own_name = name.rpartition(".")
+    setattr(model.get_submodule(parent), own_name, nn.Identity())
     return f"{name}, taken off"
 
 
-def _before_in_sequential(model: nn.Module, head: str) -> tuple[str, bool] | None:
-    parent_name, _, own = head.rpartition(".")
+def _find_in_sequential(model: nn.Module, head: str) -> tuple[str, bool] | None:
+    """The ReLU before the head in the same ``nn.Sequential``, and whether it is called once."""
+    parent_name, _, own_name = head.rpartition(".")
     parent = model.get_submodule(parent_name)
     if not isinstance(parent, nn.Sequential):
         return None
     before = list(parent.named_children())
-    before = before[: [name for name, _ in before].index(own)]
+    before = before[: [name for name, _ in before].index(own_name)]
     for name, module in reversed(before):
-        full = f"{parent_name}.{name}" if parent_name else name
         if isinstance(module, nn.ReLU):
             uses = sum(m is module for _, m in model.named_modules(remove_duplicate=False))
-            return full, uses == 1
+            return f"{parent_name}.{name}".lstrip("."), uses == 1
         if not isinstance(module, _PASSING):
             return None
     return None
@@ -65,11 +63,13 @@ class _Leaves(fx.Tracer):
         return m.__module__.startswith("mercer.nn") or super().is_leaf_module(m, module_qualified_name)
 
 
-def _before_in_trace(model: nn.Module, head: str) -> tuple[str, bool] | None:
+def _find_in_trace(model: nn.Module, head: str) -> tuple[str, bool] | None:
+    """The ReLU before the head in the model's graph, by way of first arguments, and whether it is called once."""
     try:
         graph = _Leaves().trace(model)
     except Exception:  # models with data-dependent control flow cannot be traced: nothing is found, nothing changed
         return None
+    # From the head backwards: pass over what keeps signs, stop at anything else.
     node: Any = next((n for n in graph.nodes if n.op == "call_module" and n.target == head), None)
     while node is not None:
         node = next((arg for arg in node.args if isinstance(arg, fx.Node)), None)

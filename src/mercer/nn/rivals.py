@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -116,12 +117,14 @@ class SecondOrderPooling(SavableModule):
         super().__init__()
         self.in_features = checks.integer("SecondOrderPooling", "in_features", in_features, 1)
         self.num_classes = checks.integer("SecondOrderPooling", "num_classes", num_classes, 1)
-        self.rank = None if rank is None else checks.integer("SecondOrderPooling", "rank", rank, 1)
-        kept = in_features if self.rank is None else self.rank
-        width = kept * (kept + 1) // 2
-        place = {"device": device, "dtype": dtype}
-        self.project = None if self.rank is None else nn.Linear(in_features, self.rank, bias=False, **place)
-        self.linear = nn.Linear(width, num_classes, bias=bias, **place)
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.rank: int | None = None
+        self.project: nn.Linear | None = None
+        self.size = in_features  # r
+        if rank is not None:
+            self.rank = self.size = checks.integer("SecondOrderPooling", "rank", rank, 1)
+            self.project = nn.Linear(in_features, rank, bias=False, **place)
+        self.linear = nn.Linear(self.size * (self.size + 1) // 2, num_classes, bias=bias, **place)
 
     @property
     def out_features(self) -> int:
@@ -146,15 +149,18 @@ class SecondOrderPooling(SavableModule):
         return self._products(z.unsqueeze(-1).flatten(2).mT, None)
 
     def _products(self, places: Tensor, mask: Tensor | None) -> Tensor:  # (n, s, d) -> (n, r (r + 1) / 2)
-        places = places if isinstance(places, fx.Proxy) else checks.floating(places)
+        if not isinstance(places, fx.Proxy):
+            places = checks.floating(places)
         if self.project is not None:
             places = nn.functional.linear(places, self.project.weight.to(places.dtype))
+
+        # The mean of z z^T over the places that count, its upper half.
+        count: Any = places.shape[1]
         if mask is not None:
             places = places * mask.to(places.dtype).unsqueeze(2)
-        count = places.shape[1] if mask is None else mask.sum(1).clamp(min=1).to(places.dtype)[:, None, None]
+            count = mask.sum(1).clamp(min=1).to(places.dtype)[:, None, None]
         outer = places.mT @ places / count  # (n, r, r)
-        size = self.in_features if self.rank is None else self.rank
-        upper = torch.triu_indices(size, size, device=places.device)
+        upper = torch.triu_indices(self.size, self.size, device=places.device)
         half = outer[:, upper[0], upper[1]]
         # The root has no slope at 0, so that a feature that never fires sends no infinite gradient back.
         rooted = torch.where(half.abs() > _SMALLEST, half.sign() * half.abs().clamp(min=_SMALLEST).sqrt(), 0.0)

@@ -34,17 +34,21 @@ def sampled_cross_entropy(
     """
     where = "sampled_cross_entropy"
     if not isinstance(head, KernelClassifier) or head.shared is not None:
-        got = "shared units" if isinstance(head, KernelClassifier) else type(head).__name__
+        got = type(head).__name__
+        if isinstance(head, KernelClassifier):
+            got = "shared units"
         raise TypeError(checks.sentence(where, "head must be a KernelClassifier with weights for each class", got))
     labels = check_labels(where, labels, z, head.num_classes)
-    own = labels.unique()  # sorted
-    others = torch.ones(head.num_classes, dtype=torch.bool, device=z.device)
-    others[own] = False
-    rest = others.nonzero()[:, 0]
-    count = min(checks.integer(where, "samples", samples, 1), len(rest))
-    drawn = rest[torch.randperm(len(rest), generator=generator)[:count].to(rest.device)]
-    logits = head.of_classes(z, torch.cat((own, drawn)))  # (n, |Y| + m)
+    # Y, the classes of the batch, and S, drawn from the others.
+    present = labels.unique()  # sorted
+    is_absent = torch.ones(head.num_classes, dtype=torch.bool, device=z.device)
+    is_absent[present] = False
+    absent = is_absent.nonzero()[:, 0]
+    count = min(checks.integer(where, "samples", samples, 1), len(absent))
+    sample = absent[torch.randperm(len(absent), generator=generator)[:count].to(absent.device)]
+    # Each class of S stands for (c - |Y|) / m classes.
+    logits = head.of_classes(z, torch.cat((present, sample)))  # (n, |Y| + m)
     if count:
-        weight = math.log(len(rest) / count)
-        logits = torch.cat((logits[:, : len(own)], logits[:, len(own) :] + weight), 1)
-    return F.cross_entropy(logits, torch.searchsorted(own, labels))
+        weight = math.log(len(absent) / count)
+        logits = torch.cat((logits[:, : len(present)], logits[:, len(present) :] + weight), 1)
+    return F.cross_entropy(logits, torch.searchsorted(present, labels))

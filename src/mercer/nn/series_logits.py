@@ -68,13 +68,19 @@ def plain_series_logits(
     start: Tensor | None, center: Tensor | None, lift: float, radius: float, normalized: bool,
 ) -> Tensor:  # fmt: skip
     """The same by operations that torch differentiates itself, to any order."""
-    x = z if center is None else z - center
+    x = z
+    if center is not None:
+        x = z - center
+    # Coefficients below 0 count as 0 and keep their gradient.
     if normalized:
         a = a + (a.relu() - a).detach()
         a = a / a.sum().clamp(min=_LEAST_SUM)
+    # The series between (x, lift) and (w, 0).
+    lifted = x
     if lift:
-        w = F.pad(w, (0, 1))
-    logits = gram_of_series(F.pad(x, (0, 1), value=lift) if lift else x, w, a, None)
+        lifted, w = F.pad(x, (0, 1), value=lift), F.pad(w, (0, 1))
+    logits = gram_of_series(lifted, w, a, None)
+    # Scale, bias and linear part.
     if start is not None:
         logits = logits * find_scale(start, gate)
     if bias is not None:
@@ -86,7 +92,9 @@ def plain_series_logits(
 
 def find_scale(start: Tensor, gate: Tensor | None) -> Tensor:  # (1,), (m,) -> (m,)
     """The scale S + 6 g; ``(1,)`` without a gate."""
-    return start if gate is None else torch.add(start, gate, alpha=_SPEED)
+    if gate is None:
+        return start
+    return torch.add(start, gate, alpha=_SPEED)
 
 
 def shorten_long_rows(x: Tensor, radius: float) -> Tensor:  # (n, d) -> (n, d)
@@ -101,6 +109,8 @@ def shorten_long_rows(x: Tensor, radius: float) -> Tensor:  # (n, d) -> (n, d)
 
 
 class _SeriesLogits(torch.autograd.Function):
+    """The logits and their gradients by hand: a small head keeps the powers of all cosines, a large one none."""
+
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, w: Tensor, a: Tensor, gate: Tensor | None, bias: Tensor | None, linear: Tensor | None,
@@ -109,11 +119,17 @@ class _SeriesLogits(torch.autograd.Function):
         n, m, order = len(z), len(w), len(a) - 1
         small = n * m <= _BLOCK and order > 0 and z.device.type == "cpu"
         # Embeddings on the sphere, and as the linear part reads them.
-        x = z if center is None else z - center
+        x = z
+        if center is not None:
+            x = z - center
         inverse_x, factor, share, _ = _measure_rows(x, lift, radius)
         inverse_w, _, _, ctx.usual = _measure_rows(w, 0.0, 0.0)
-        unit_x, read = x * inverse_x, x if factor is None else x * factor
-        scale = None if start is None else find_scale(start, gate)
+        unit_x, shortened = x * inverse_x, x
+        if factor is not None:
+            shortened = x * factor
+        scale = None
+        if start is not None:
+            scale = find_scale(start, gate)
         # Coefficients that are not negative, with the sum 1.
         positive, total, divisor = a, None, None
         if normalized:
@@ -125,7 +141,7 @@ class _SeriesLogits(torch.autograd.Function):
         exponents = torch.arange(order + 1, dtype=a.dtype, device=a.device)
         table = torch.stack((positive, (positive * exponents).roll(-1)))  # (2, order + 1)
 
-        kept: list[Tensor | None] = [None] * 6
+        of_small: list[Tensor | None] = [None] * 6  # what only a small head saves
         if small:
             # One product with all powers of the cosines; the backward pass reads everything again.
             unit_w, powers = w * inverse_w, x.new_empty(order + 1, n * m)
@@ -138,7 +154,7 @@ class _SeriesLogits(torch.autograd.Function):
                 logits = torch.addcmul(bias, value, scale)
             else:
                 logits = value * (1.0 if scale is None else scale) + (0.0 if bias is None else bias)
-            kept = [powers, value, slope, unit_x, unit_w, read]
+            of_small = [powers, value, slope, unit_x, unit_w, shortened]
         else:
             t = torch.mm(unit_x, w.mT)  # cosines, once each block has been divided by the lengths of the weights
             logits, coefficients = torch.empty_like(t), positive.unbind()
@@ -156,9 +172,9 @@ class _SeriesLogits(torch.autograd.Function):
                 if bias is not None:
                     out.add_(bias)
         if linear is not None:
-            logits.addmm_(read, linear.mT)
+            logits.addmm_(shortened, linear.mT)
         sizes = (scale, inverse_x, inverse_w, factor, share, total, divisor)
-        ctx.save_for_backward(z, w, a, gate, bias, linear, start, center, t, table, *sizes, *kept)
+        ctx.save_for_backward(z, w, a, gate, bias, linear, start, center, t, table, *sizes, *of_small)
         ctx.options = (lift, radius, normalized)
         return logits
 
@@ -167,21 +183,23 @@ class _SeriesLogits(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: checkpointing frees them afterwards
         z, w, a, _, _, linear, _, center, t, table = saved[:10]
         scale, inverse_x, inverse_w, factor, share, total, divisor = saved[10:17]
-        powers, value, slope, unit_x, unit_w, read = saved[17:]
-        wanted = ctx.needs_input_grad[:6]
+        powers, value, slope, unit_x, unit_w, shortened = saved[17:]
+        needed = ctx.needs_input_grad[:6]
         # A second derivative, or many gradients at once: differentiate the plain form.
         if torch.is_grad_enabled() or in_batched_backward(grads[0]):
             twice = torch.is_grad_enabled()
             with torch.enable_grad():
                 logits = plain_series_logits(*saved[:8], *ctx.options)
-            asked = [each for each, want in zip(saved, wanted, strict=False) if want]
-            slopes = iter(torch.autograd.grad(logits, asked, grads[0], create_graph=twice, materialize_grads=True))
-            return *(next(slopes) if want else None for want in wanted), None, None, None, None, None
+            inputs = [tensor for tensor, need in zip(saved, needed, strict=False) if need]
+            slopes = iter(torch.autograd.grad(logits, inputs, grads[0], create_graph=twice, materialize_grads=True))
+            return *(next(slopes) if need else None for need in needed), None, None, None, None, None
 
+        # By hand: first what is a sum over blocks of rows, then the gradient of each argument.
         grad, order, small, sums = grads[0].contiguous(), len(a) - 1, powers is not None, []
-        grad_t = t if small else torch.empty_like(t)
-        blocks = [(t, grad, grad_t)]
-        if not small:
+        if small:
+            grad_t, blocks = t, [(t, grad, t)]
+        else:
+            grad_t = torch.empty_like(t)
             blocks = [(t[block], grad[block], grad_t[block]) for block in _row_blocks(t)]
         for part, flow, out in blocks:
             if not small:
@@ -208,7 +226,7 @@ class _SeriesLogits(torch.autograd.Function):
             sums.append((radial.sum(0), coefficient_flow, scale_flow))
         radial_w, grad_a, grad_scale = sums[0]
         if len(sums) > 1:
-            radial_w, grad_a, grad_scale = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
+            radial_w, grad_a, grad_scale = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
         if total is not None:
             # p / sum(p): the slope along p is 0, unless the sum is held at its least.
             free = (total / divisor).floor_()  # 1, or 0 where it is held
@@ -216,9 +234,14 @@ class _SeriesLogits(torch.autograd.Function):
 
         grad_z = grad_w = grad_gate = grad_bias = grad_linear = None
         if not small:
-            x = z if center is None else z - center
-            unit_x, read = x * inverse_x, x if factor is None else x * factor
-        if wanted[0]:
+            # Not saved by a large head: the rows again, on the sphere and as the linear part reads them.
+            x = z
+            if center is not None:
+                x = z - center
+            unit_x, shortened = x * inverse_x, x
+            if factor is not None:
+                shortened = x * factor
+        if needed[0]:
             # The cosines do not feel a step along (x, lift), and h(x) feels less of a step along x than of one across.
             flow = along = torch.mm(grad_t, unit_w if small else w).mul_(inverse_x)
             if linear is not None:
@@ -228,7 +251,8 @@ class _SeriesLogits(torch.autograd.Function):
                     along = torch.addcmul(flow, linear_flow, share, value=_SHORTENING)
                 flow = flow + linear_flow
             grad_z = torch.addcmul(flow, unit_x, (along * unit_x).sum(1, keepdim=True), value=-1)
-        if wanted[1]:
+        if needed[1]:
+            # A weight's length does not matter: nothing flows along it.
             grad_w = torch.mm(grad_t.mT, unit_x)
             if small:
                 grad_w.addcmul_(unit_w, radial_w[:, None], value=-1).mul_(inverse_w)
@@ -236,12 +260,12 @@ class _SeriesLogits(torch.autograd.Function):
                 grad_w.addcmul_(w, radial_w[:, None] * inverse_w.square(), value=-1)
             else:  # the square of an inverse length may overflow
                 grad_w.addcmul_(w * inverse_w, radial_w[:, None] * inverse_w, value=-1)
-        if wanted[3]:
+        if needed[3]:
             grad_gate = grad_scale.mul_(_SPEED)
-        if wanted[4]:
+        if needed[4]:
             grad_bias = grad.sum(0)
-        if wanted[5]:
-            grad_linear = torch.mm(grad.mT, read)
+        if needed[5]:
+            grad_linear = torch.mm(grad.mT, shortened)
         return grad_z, grad_w, grad_a, grad_gate, grad_bias, grad_linear, None, None, None, None, None
 
 
@@ -255,7 +279,8 @@ def _fill_powers(rows: tuple[Tensor, ...]) -> None:
 def _row_blocks(t: Tensor) -> list[slice]:
     """A few rows of the cosines at a time; one block of none where there are no rows."""
     n, m = t.shape
-    rows = max(1, (_BLOCK if t.device.type == "cpu" else _BLOCK_GPU) // max(1, m))
+    size = _BLOCK if t.device.type == "cpu" else _BLOCK_GPU
+    rows = max(1, size // max(1, m))
     return [slice(start, min(start + rows, n)) for start in range(0, max(1, n), rows)]
 
 
@@ -269,17 +294,17 @@ def _measure_rows(x: Tensor, lift: float, radius: float) -> tuple[Tensor, Tensor
     factor = share = None
     # Where values may be read without waiting for a device, rows of usual lengths need no more than this.
     if x.device.type == "cpu" and norm.numel():
-        least, most = torch.aminmax(norm)
-        if most.item() < _USUAL[1] and lift > 0:
+        shortest, longest = torch.aminmax(norm)
+        if longest.item() < _USUAL[1] and lift > 0:
             square = norm.square_()
             if radius:
-                far = square + radius**2
-                share = square.add_(lift**2) / far
-                factor = far.mul_(radius**-2).pow_(-_SHORTENING / 2)
+                beyond = square + radius**2  # |(r, radius)|^2
+                share = square.add_(lift**2) / beyond
+                factor = beyond.mul_(radius**-2).pow_(-_SHORTENING / 2)
             else:
                 square.add_(lift**2)
             return square.rsqrt_(), factor, share, True
-        if most.item() < _USUAL[1] and least.item() > _USUAL[0]:
+        if longest.item() < _USUAL[1] and shortest.item() > _USUAL[0]:
             return norm.reciprocal_(), None, None, True
     # Squares of very long or very short rows over- or underflow: a wider dtype, or rows scaled by their largest entry.
     if x.dtype == torch.float64:
@@ -288,10 +313,10 @@ def _measure_rows(x: Tensor, lift: float, radius: float) -> tuple[Tensor, Tensor
         norm = length * torch.linalg.vector_norm(x / length, dim=1, keepdim=True)
     else:
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
-    far = torch.hypot(norm, torch.full_like(norm, radius))
+    beyond = torch.hypot(norm, torch.full_like(norm, radius))  # |(r, radius)|
     if lift > 0:
         norm = torch.hypot(norm, torch.full_like(norm, lift))
     if radius:
-        factor, share = (far / radius).pow(-_SHORTENING).to(x.dtype), (norm / far).square().to(x.dtype)
+        factor, share = (beyond / radius).pow(-_SHORTENING).to(x.dtype), (norm / beyond).square().to(x.dtype)
     inverse: Tensor = torch.where(norm > 4 * torch.finfo(x.dtype).tiny, norm.reciprocal(), 0.0)
     return inverse.to(x.dtype), factor, share, False

@@ -39,6 +39,7 @@ class SharedUnits(KernelClassifier):
     @override
     def _read_values(self, z: Tensor, value: Tensor, classes: Tensor | None = None) -> Tensor:
         norm, dtype, share = self.norm, z.dtype, 1 / (self.temperature or 1.0)
+        # LN(k), so that units of any size are read alike.
         units = nn.functional.layer_norm(
             value, norm.normalized_shape, norm.weight.to(dtype), norm.bias.to(dtype), norm.eps
         )
@@ -49,7 +50,9 @@ class SharedUnits(KernelClassifier):
             # Another module was put in their place, as quantize_dynamic does: its weight may be no tensor.
             total: Tensor = self.readout(units.float()) + self.skip(z.float())
             logits = share * total.to(dtype)
-        return logits if self.bias is None else logits + self.bias.to(dtype)
+        if self.bias is not None:
+            logits = logits + self.bias.to(dtype)
+        return logits
 
     @override
     def _group_rows(self, labels: Tensor) -> tuple[Tensor, int, int]:

@@ -71,8 +71,11 @@ class CheckedOptimizer(Optimizer):
             if live:
                 if not self.looks_itself:
                     sizes = norms([p.grad for p in live if p.grad is not None])
-                    alike = len({(size.dtype, size.device) for size in sizes}) == 1
-                    self.refuse_infinite(float(torch.stack(sizes).sum()) if alike else sum(map(float, sizes)))
+                    if len({(size.dtype, size.device) for size in sizes}) == 1:
+                        total = float(torch.stack(sizes).sum())
+                    else:
+                        total = sum(map(float, sizes))
+                    self.refuse_infinite(total)
                 self.update(live, closure)
                 first = self._first_state()
                 first[STEPS] = first.get(STEPS, 0) + 1
@@ -97,8 +100,8 @@ class CheckedOptimizer(Optimizer):
         entry = self.state[p]
         if KEPT not in entry:
             entry[KEPT] = {FORMAT: CURRENT}
-        kept: dict[str, Any] = entry[KEPT]
-        return kept
+        state: dict[str, Any] = entry[KEPT]
+        return state
 
     def _first_state(self) -> dict[str, Any]:
         """The state that counts steps: the first trainable parameter's, even if it is frozen later."""
@@ -136,9 +139,10 @@ class CheckedOptimizer(Optimizer):
     def _refuse_partitions(self) -> None:
         """Refuse ranks with different parameters before their collectives, or closures, mix what does not match."""
         shapes = distributed.gather_json([list(p.shape) for p in self.parameters])
-        if any(other != shapes[0] for other in shapes):
-            got = f"{', '.join(str(len(each)) for each in shapes)} parameters on ranks 0 to {len(shapes) - 1}"
-            if len({len(each) for each in shapes}) == 1:
+        if any(shapes_of_rank != shapes[0] for shapes_of_rank in shapes):
+            counts = [len(shapes_of_rank) for shapes_of_rank in shapes]
+            got = f"{', '.join(map(str, counts))} parameters on ranks 0 to {len(shapes) - 1}"
+            if len(set(counts)) == 1:
                 got = "parameters of other shapes on some ranks"
             fix = "Use DistributedDataParallel without ZeroRedundancyOptimizer: a step needs all parameters."
             need = "every rank must have the same parameters"
@@ -226,6 +230,7 @@ class CheckedOptimizer(Optimizer):
 
 
 def _name_parameters(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """The parameters of a group with their names, or their shapes where they came without names."""
     names = group.get("param_names") or [f"the parameter of shape {tuple(p.shape)}" for p in group["params"]]
     return list(zip(names, group["params"], strict=True))
 
@@ -238,12 +243,16 @@ class _Sealed:
 
 
 def _seal_tensors(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state with its tensors sealed; a hook, which is why it takes the optimizer."""
+
     def seal(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: seal(below) for key, below in value.items()}
+            return {key: seal(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [seal(each) for each in value]
-        return _Sealed(value) if isinstance(value, Tensor) else value
+            return [seal(item) for item in value]
+        if isinstance(value, Tensor):
+            return _Sealed(value)
+        return value
 
     return {**state_dict, "state": seal(state_dict["state"])}
 
@@ -251,20 +260,24 @@ def _seal_tensors(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str,
 def _open_tensors(value: Any, device: torch.device) -> Any:
     """Copies of sealed tensors on a device; single numbers stay where they are, as torch's optimizers want them."""
     if isinstance(value, dict):
-        return {key: _open_tensors(below, device) for key, below in value.items()}
+        return {key: _open_tensors(item, device) for key, item in value.items()}
     if isinstance(value, list):
-        return [_open_tensors(each, device) for each in value]
+        return [_open_tensors(item, device) for item in value]
     if not isinstance(value, _Sealed):
         return value
     tensor = value.tensor.detach()
-    return tensor.to(device, copy=True) if tensor.ndim else tensor.clone()
+    if tensor.ndim == 0:
+        return tensor.clone()
+    return tensor.to(device, copy=True)
 
 
 def step_factor(group: dict[str, Any], lr: float | None = None) -> float:
     """The factor of a direction: minus the rate, or plus where the group maximizes."""
     if lr is None:
         lr = float(group["lr"])
-    return lr if group["maximize"] else -lr
+    if group["maximize"]:
+        return lr
+    return -lr
 
 
 def descend(

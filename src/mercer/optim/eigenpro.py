@@ -79,9 +79,11 @@ class EigenProSGD(ListeningOptimizer):
         where = "EigenProSGD"
         if isinstance(lr, str):
             checks.choice(where, "lr", lr, ("auto",))
-        self.automatic = isinstance(lr, str)
-        options = {"lr": 1.0 if isinstance(lr, str) else lr, "foreach": foreach}
-        super().__init__(params, options, maximize=maximize)
+            lr = 1.0  # times the planned rate
+            self.automatic = True
+        else:
+            self.automatic = False
+        super().__init__(params, {"lr": lr, "foreach": foreach}, maximize=maximize)
         self.k = None if k is None else checks.integer(where, "k", k, 0)
         self.rest_lr = checks.non_negative(where, "rest_lr", rest_lr)
         self.max_samples = checks.integer(where, "max_samples", max_samples, 1)
@@ -103,10 +105,12 @@ class EigenProSGD(ListeningOptimizer):
                 unheard.append(layer)
             state = self.state_of(layer.weight).get(layer.part)
             if state is not None:
-                outside = 1 / min(state[RATE], state[SAFE]) if self.automatic else 1.0
+                rate = 1.0
+                if self.automatic:
+                    rate = min(state[RATE], state[SAFE])
                 layers.append(layer)
                 states.append(state)
-                inverses.append(Inverse(state[VECTORS] * state[SHRINK].sqrt(), outside))
+                inverses.append(Inverse(state[VECTORS] * state[SHRINK].sqrt(), 1 / rate))
         if unheard:
             self.warn_unheard(unheard)
 
@@ -138,8 +142,11 @@ class EigenProSGD(ListeningOptimizer):
         # Move all other parameters by SGD.
         full = float(self.defaults["lr"])  # 1 where the rate is automatic
         for group in self.param_groups:
-            others = [p for p in group["params"] if p.grad is not None and id(p) not in moved]
-            descend(others, [p.grad for p in others], group, self.rest_lr * float(group["lr"]) / full if full else 0.0)
+            lr = 0.0
+            if full:
+                lr = self.rest_lr * float(group["lr"]) / full  # a schedule shortens these steps, too
+            parameters = [p for p in group["params"] if p.grad is not None and id(p) not in moved]
+            descend(parameters, [p.grad for p in parameters], group, lr)
         self._recorder.clear()
 
     def _learn(self, layer: Layer, inputs: list[Tensor]) -> None:
@@ -150,19 +157,25 @@ class EigenProSGD(ListeningOptimizer):
             return
         state = self.state_of(layer.weight).setdefault(layer.part, {})
         measure_outputs(state, layer, inputs, g, _FRESH)
+        # Add to the moment until it has enough rows; plan anew each time they have doubled.
         rows = distributed.sum_over_ranks(torch.tensor(float(len(g)), dtype=torch.float64, device=g.device))
         total = distributed.sum_over_ranks(g.mT @ g)
         if state.get(ROWS, 0) < self.max_samples:
-            state[TOTAL] = total if TOTAL not in state else state[TOTAL] + total
+            if TOTAL in state:
+                state[TOTAL] = state[TOTAL] + total
+            else:
+                state[TOTAL] = total
             state[ROWS] = state.get(ROWS, 0) + int(rows)
             if state[ROWS] >= state.get(NEXT, 0):
                 # The features are fixed where nothing is trained but the read-out.
-                ours = {id(p) for each in self._layers for p in (each.weight, each.bias)}
-                fixed = len(self._layers) == 1 and all(id(p) in ours for p in self.parameters if p.requires_grad)
+                of_layers = {id(p) for trained in self._layers for p in (trained.weight, trained.bias)}
+                trained_ids = [id(p) for p in self.parameters if p.requires_grad]
+                fixed = len(self._layers) == 1 and of_layers.issuperset(trained_ids)
                 state[NEXT] = 2 * state[ROWS]
                 a, batch, dtype = state[TOTAL] / state[ROWS], distributed.gather_rows(g), layer.weight.dtype
                 k, vectors, shrink, rate = eigenpro_plan(a, batch, state[ROWS], self.k, fixed=fixed)
                 state.update({VECTORS: vectors[:, :k].to(dtype), SHRINK: shrink.to(dtype), RATE: rate})
+        # The planned rate may be too long for features that have grown since.
         if self.automatic:
             state[SAFE] = safe_rate(total / float(rows), state[VECTORS], state[SHRINK])
 
@@ -181,7 +194,9 @@ def safe_rate(a: Tensor, vectors: Tensor, shrink: Tensor) -> float:  # (d, d), (
     start = torch.randn(len(a), min(4, len(a)), generator=torch.Generator().manual_seed(0), dtype=a.dtype).to(a.device)
     basis = randomized_range(operator, start, iterations=4)
     largest = float(torch.linalg.eigvalsh(basis.mT @ (operator @ basis))[-1])
-    return 1 / (1.1 * largest) if largest > 0 else math.inf  # what four steps have not found yet is below a tenth
+    if largest <= 0:
+        return math.inf
+    return 1 / (1.1 * largest)  # four steps come within a tenth
 
 
 def eigenpro_plan(
@@ -197,17 +212,21 @@ def eigenpro_plan(
         fixed: Whether the features stay as they are. Where they change, only directions above the mean eigenvalue are
             flattened: beyond it the read-out's weights, and with them the features' steps, would grow without bound.
     """
+    # The spectrum of the moment, descending.
     values, vectors = torch.linalg.eigh(a)
     values, vectors = values.flip(0), vectors.flip(1)
     values = values.clamp(min=values[0].clamp(min=torch.finfo(values.dtype).tiny) * 1e-12)
-    m, most = len(batch), max(0, min(len(values) - 1, rows // 2))
+    # The largest k that the rows, and moving features, allow.
+    m, largest_k = len(batch), max(0, min(len(values) - 1, rows // 2))
     if not fixed:
-        most = min(most, int((values > values.mean()).sum()))
+        largest_k = min(largest_k, int((values > values.mean()).sum()))
     # The largest row once the first j directions are levelled to the next one, for every j.
     energies = (batch @ vectors).square()  # (m, d)
     shrink, beta = shrink_directions(values, energies, energies.sum(1), values)
     if k is None:
+        k = largest_k
         reached = (beta / values >= 2 * m).nonzero()
-        k = min(most, int(reached[0, 0])) if len(reached) else most
+        if len(reached):
+            k = min(k, int(reached[0, 0]))
     k = min(k, len(values) - 1)
     return k, vectors, shrink[:k, k], longest_step(float(beta[k]), float(values[k]), m)

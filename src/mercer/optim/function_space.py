@@ -32,9 +32,9 @@ MEMORY = 0.95  # of the moments, bias-corrected; they drift slowly, and one batc
 MAX_WIDTH = 4096  # a layer with more columns uses the latest batch alone, by samples: n d numbers in place of d^2
 MAX_ROWS = 4096  # patches or tokens used for a moment, about: more change it by less than its drift
 RANK_TOLERANCE = 2.0  # directions with an eigenvalue below this times lambda + the mean of the rest are treated alike
-DRIFT = (
-    0.05  # a moment that moves by less of its norm is renewed half as often; by more than twice this, twice as often
-)
+# A moment that moves by less than this share of its norm is renewed half as often; by more than twice it, twice as
+# often.
+DRIFT = 0.05
 RAREST = 32  # times update_every: the longest time between two renewals
 TABLE = 0.1  # the same for embeddings, times their size at the first step: most of their rows are met in few batches
 LEVEL = 0.1  # of the mean over rows, added to a row's product: no row moves more than 3 times as far as it would
@@ -153,23 +153,19 @@ class FunctionSpaceSGD(ListeningOptimizer):
         if unheard:
             self.warn_unheard(unheard)
 
-        # The others: parameters of no layer, or of one that has no moment yet.
+        # Parameters of no layer, or of one that has no moment yet, take adaptive steps.
         targets = [layer.targets() for layer in layers]
         moved = {id(p) for pair in targets for p in pair}
-        others = [p for p in live if id(p) not in moved]
+        adaptive = [p for p in live if id(p) not in moved]
         total = 0.0
-        if others:
-            total = float(torch.stack(norms([p.grad for p in others if p.grad is not None])).sum())
+        if adaptive:
+            total = float(torch.stack(norms([p.grad for p in adaptive if p.grad is not None])).sum())
 
         if layers:
             # Precondition every layer's gradient.
             directions = Directions(layers, inverses)
-            products, counts, average, index = (
-                directions.products,
-                directions.counts,
-                directions.average,
-                directions.index,
-            )
+            products, counts = directions.products, directions.counts
+            average, index = directions.average, directions.index
 
             # Level: the rows of a part get such lengths that their products, in the mean over steps, are nearly alike.
             # Units with small gradients then move nearly as far as the others. Only the read-out keeps its lengths.
@@ -198,14 +194,14 @@ class FunctionSpaceSGD(ListeningOptimizer):
         # Decay, apart from the gradient.
         for group in self.param_groups:
             if group["weight_decay"]:
-                own = [p for p in group["params"] if p.grad is not None]
-                scale_in_place(own, 1 - ADAPTIVE * float(group["lr"]) * group["weight_decay"])
+                parameters = [p for p in group["params"] if p.grad is not None]
+                scale_in_place(parameters, 1 - ADAPTIVE * float(group["lr"]) * group["weight_decay"])
 
         # Mix the directions into their means over steps, mean += (u - mean) / terms, and move the layers along these,
         # in one call for each rate.
         if layers:
-            outsides = [inverse.outside for layer, inverse in zip(layers, inverses, strict=True) for _ in layer.parts]
-            squares = [square / outside for square, outside in zip(squares, outsides, strict=True)]
+            mus = [inverse.outside for layer, inverse in zip(layers, inverses, strict=True) for _ in layer.parts]
+            squares = [square / mu for square, mu in zip(squares, mus, strict=True)]
             lrs = [float(groups[id(layer.weight)]["lr"]) for layer in layers]
             lengths = choose_lengths(layers, states, squares, lrs, self._readout, BALANCE)
             pending: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
@@ -235,16 +231,17 @@ class FunctionSpaceSGD(ListeningOptimizer):
 
         # All other parameters take bounded adaptive steps, because nothing is known of their inputs. An embedding's
         # rate follows from its size.
-        if others:
+        if adaptive:
+            is_table = {id(table) for table in self._tables}
             for group in self.param_groups:
-                own = [p for p in others if groups[id(p)] is group]
-                tables = [p for p in own if any(p is table for table in self._tables)]
-                self._adapt([p for p in own if all(p is not table for table in tables)], group, ADAPTIVE)
-                for table in tables:
-                    kept = self.state_of(table)
-                    if RATE not in kept:
-                        kept[RATE] = max(ADAPTIVE, TABLE * float(table.double().square().mean().sqrt()))
-                    self._adapt([table], group, kept[RATE])
+                parameters = [p for p in adaptive if groups[id(p)] is group]
+                self._adapt([p for p in parameters if id(p) not in is_table], group, ADAPTIVE)
+                for table in parameters:
+                    if id(table) in is_table:
+                        state = self.state_of(table)
+                        if RATE not in state:
+                            state[RATE] = max(ADAPTIVE, TABLE * float(table.double().square().mean().sqrt()))
+                        self._adapt([table], group, state[RATE])
 
         # Hear the layers whose moments are due at the next step.
         self._recorder.clear()
@@ -254,6 +251,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
         """Adam's step, at a rate in units of the group's."""
         if not parameters:
             return
+        # Moments of 0 at the first step.
         for p in parameters:
             if COUNT not in self.state_of(p):
                 fresh = {FIRST: torch.zeros_like(p), SECOND: torch.zeros_like(p), COUNT: torch.zeros(())}
@@ -303,6 +301,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
             checks.warn(where, f"the input of layer {layer.name!r} is not finite; its moment was left as it was.")
         if infinite or not n:
             return
+        # The damped inverse: of a very wide layer from these rows alone, else from the moment averaged over steps.
         state = self.state_of(layer.weight).setdefault(layer.part, {})
         count = state[REFRESHES] = state.get(REFRESHES, 0) + 1
         weight = (1 - MEMORY) / (1 - MEMORY**count)  # of the latest in a bias-corrected mean

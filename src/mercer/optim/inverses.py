@@ -75,7 +75,8 @@ class Directions:
             weight, bias = layer.gradients()
             if weight.dtype != factor.dtype:
                 weight = weight.to(factor.dtype)
-                bias = None if bias is None else bias.to(factor.dtype)
+                if bias is not None:
+                    bias = bias.to(factor.dtype)
             # Weight and bias stay apart, because joining them costs as much as a product. F^T stands on the left: with
             # few directions that is up to five times as fast as g F.
             if bias is None:
@@ -123,10 +124,11 @@ class Directions:
 
 @functools.lru_cache(maxsize=16)  # most models have one
 def _average_parts(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The matrix that averages the rows of each part, and the part of each row, for parts of so many rows."""
     parts = torch.arange(len(sizes), device=device)
     index = parts.repeat_interleave(torch.tensor(sizes, device=device))
-    chosen = (index == parts[:, None]).to(dtype)
-    return chosen / chosen.sum(1, keepdim=True), index
+    belongs = (index == parts[:, None]).to(dtype)  # (parts, rows)
+    return belongs / belongs.sum(1, keepdim=True), index
 
 
 def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor | None, seed: int) -> Inverse:
@@ -163,8 +165,8 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
         values, block = values.flip(0).clamp(min=0), rotation.mT.flip(0) @ basis
 
         # Keep the directions above the limit, in strips. Where all are above, there may be more: try as many again.
-        others = (total - values.cumsum(0)).clamp(min=0) / (d - 1 - torch.arange(len(values), device=a.device))
-        small = (values <= tolerance * (lam + others)).nonzero()
+        mean_of_others = (total - values.cumsum(0)).clamp(min=0) / (d - 1 - torch.arange(len(values), device=a.device))
+        small = (values <= tolerance * (lam + mean_of_others)).nonzero()
         if len(small):
             q = int(small[0, 0])
             if q >= _STRIP // 2:
@@ -178,11 +180,11 @@ def invert_by_directions(a: Tensor, lam: float, tolerance: float, start: Tensor 
     if q < d:
         rho = max(0.0, total - float(values.sum())) / (d - q)
         off = max(0.0, square - float(values.double().square().sum()) - (d - q) * rho * rho) ** 0.5
-    outside = least = lam + rho
+    mu = smallest = lam + rho
     if q:
-        least = min(outside, float(values[-1]) + lam)
-    scales = (1 - outside / (values + lam)).clamp(min=0).sqrt()
-    return Inverse((vectors * scales[:, None]).contiguous().mT, outside, off / least)
+        smallest = min(mu, float(values[-1]) + lam)
+    scales = (1 - mu / (values + lam)).clamp(min=0).sqrt()
+    return Inverse((vectors * scales[:, None]).contiguous().mT, mu, off / smallest)
 
 
 def invert_by_samples(rows: Tensor, damping: float, *, where: str) -> Inverse:  # (n, d)
@@ -233,11 +235,11 @@ def choose_lengths(
     parts = [(i, state[PARTS][name]) for i, state in enumerate(states) for name in layers[i].parts]
     # The reference: the read-out, whose logits count as of size 1 at least. A layer in its place has a gradient that is
     # a sum over places.
-    head, reference, trust_head, least = len(parts) - 1, 1 / states[-1][PLACES], TRUST, 0.0
+    head, reference, trust_head, floor = len(parts) - 1, 1 / states[-1][PLACES], TRUST, 0.0
     for j, (i, _) in enumerate(parts):
         if layers[i].name == readout:
-            head, reference, trust_head, least = j, 1.0, _TRUST_READOUT, 1.0
-    size_of_logits = max(parts[head][1][OUTPUT], least)
+            head, reference, trust_head, floor = j, 1.0, _TRUST_READOUT, 1.0
+    size_of_logits = max(parts[head][1][OUTPUT], floor)
     change_of_logits = 0.0
     if size_of_logits > 0:
         change_of_logits = squares[head] / size_of_logits

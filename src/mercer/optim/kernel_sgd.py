@@ -78,7 +78,9 @@ class KernelSGD(ListeningOptimizer):
     ) -> None:
         options = {"lr": lr, "foreach": foreach}
         super().__init__(params, options, maximize=maximize)
-        self.kernel: Gram = RBF(0.01) if kernel is None else kernel
+        if kernel is None:
+            kernel = RBF(0.01)
+        self.kernel: Gram = kernel
         self.pad = checks.choice("KernelSGD", "pad", pad, ("zeros", "identity"))
         self.cutoff = None if cutoff is None else checks.non_negative("KernelSGD", "cutoff", cutoff)
         self.inputs = inputs
@@ -100,7 +102,10 @@ class KernelSGD(ListeningOptimizer):
             raise RuntimeError(checks.sentence("KernelSGD", "step needs the inputs of a pass", "none", fix))
         parts = []
         for inputs in passes:
-            rows = inputs.flatten(1) if self.inputs is None else self.inputs(inputs)
+            if self.inputs is None:
+                rows = inputs.flatten(1)
+            else:
+                rows = self.inputs(inputs)
             rows = checks.floating(checks.matrix("KernelSGD", "inputs", rows))
             parts.append(checks.finite("KernelSGD", "the model's input", rows))
         x = distributed.gather_rows(torch.cat(parts))
@@ -223,6 +228,8 @@ def state_bytes(optimizer: Any) -> int:
             return value.numel() * value.element_size()
         if isinstance(value, dict):
             value = list(value.values())
-        return sum(map(count_bytes, value)) if isinstance(value, list | tuple) else 0
+        if isinstance(value, list | tuple):
+            return sum(map(count_bytes, value))
+        return 0
 
     return int(getattr(optimizer, "cached_bytes", 0)) + count_bytes(list(optimizer.state.values()))

@@ -62,7 +62,9 @@ class Layer:
 
     def take(self, p: Tensor) -> Tensor:
         """The layer's rows of its weight or bias, or of a tensor of that shape."""
-        return p if self.block is None else p[self.block]
+        if self.block is None:
+            return p
+        return p[self.block]
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:  # (c, d - 1), (c,)
         """The gradients of weight and bias."""
@@ -123,7 +125,6 @@ def find_trained_layers(
     holders = [id(p) for _, p in root.named_parameters(remove_duplicate=False)]
     trained = {id(p) for p in parameters if p.requires_grad}
     ours = {key for key in trained if holders.count(key) == 1}
-    only = last_linear(model)[0] if last else None
     layers: list[Layer] = []
 
     def is_excluded(name: str) -> bool:
@@ -142,15 +143,20 @@ def find_trained_layers(
         heard: nn.Module | None = None,
     ) -> None:
         w = module._parameters.get(weight)
-        b = module._parameters.get(bias) if bias is not None else None
-        if b is not None and id(b) not in ours:
-            b = None
+        b = None
+        if bias is not None:
+            b = module._parameters.get(bias)
+        if id(b) not in ours:
+            b = None  # trained apart, or not at all
         if w is not None and id(w) in ours:
             layers.append(Layer(name, heard or module, w, b, read, part, block, parts))
 
-    inside: set[nn.Module] = set()  # linear layers that are never called: their owner uses their weights
+    if last:
+        name = last_linear(model)[0]
+        names = {name: names[name]}
+    never_called: set[nn.Module] = set()  # linear layers whose owner uses their weights
     for name, module in names.items():  # an attention comes before its out_proj
-        if is_excluded(name) or module in inside or (only is not None and name != only):
+        if is_excluded(name) or module in never_called:
             continue
         if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
             add(name, module, "weight", "bias", read_input)
@@ -162,7 +168,7 @@ def find_trained_layers(
                 read = functools.partial(read_argument, i, part)
                 add(f"{name}.{part}", module, "in_proj_weight", "in_proj_bias", read, part=part, block=block)
                 add(f"{name}.{part}", module, f"{part[0]}_proj_weight", None, read, part=part)
-            inside.add(module.out_proj)
+            never_called.add(module.out_proj)
             if not is_excluded(f"{name}.out_proj"):
                 add(f"{name}.out_proj", module.out_proj, "weight", "bias", read_attended, heard=module)
         elif isinstance(module, nn.RNNBase):
@@ -181,9 +187,11 @@ def find_trained_layers(
 def find_readout(model: nn.Module) -> str | None:
     """Name of the last linear layer, which makes the logits; None where there is none."""
     attention = find_layers(model, nn.MultiheadAttention).values()
-    inside = {module.out_proj for module in attention}
-    names = [name for name, module in find_layers(model, nn.Linear).items() if module not in inside]
-    return names[-1] if names else None
+    never_called = {module.out_proj for module in attention}
+    names = [name for name, module in find_layers(model, nn.Linear).items() if module not in never_called]
+    if not names:
+        return None
+    return names[-1]
 
 
 def read_input(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor:
@@ -200,7 +208,11 @@ def read_argument(
     i: int, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any
 ) -> Tensor:
     """The argument of this place or this name."""
-    x: Tensor = args[i] if len(args) > i else named[name]
+    x: Tensor
+    if len(args) > i:
+        x = args[i]
+    else:
+        x = named[name]
     return x
 
 
@@ -223,9 +235,15 @@ def read_attended(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any
 def read_state(backwards: bool, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor:
     """The states that the last recurrent layer went on from; without the first, which is not in the output."""
     assert isinstance(module, nn.RNNBase)
-    states = output[0].data if isinstance(output[0], nn.utils.rnn.PackedSequence) else output[0]
+    states = output[0]
+    if isinstance(states, nn.utils.rnn.PackedSequence):
+        states = states.data
+    # Both directions stand side by side.
     width = states.shape[-1] // (1 + module.bidirectional)
-    states = states[..., width:] if backwards else states[..., :width]
+    if backwards:
+        states = states[..., width:]
+    else:
+        states = states[..., :width]
     if states.ndim == 3 and states.shape[module.batch_first] > 1:
         # No step goes on from the last state forwards, or from the first backwards.
         states = states.narrow(int(module.batch_first), int(backwards), states.shape[module.batch_first] - 1)
@@ -244,10 +262,14 @@ def layer_rows(module: nn.Module, x: Tensor, *, bias: bool, most: int | None = N
     """
     if isinstance(module, nn.Conv2d):
         # Pad as the layer does, then cut patches; a stride so many times as wide leaves about ``most`` of them.
-        x = x if x.ndim == 4 else x[None]  # (n, c, h, w)
+        if x.ndim == 3:
+            x = x[None]  # (n, c, h, w)
         margins = module._reversed_padding_repeated_twice
         if any(margins):
-            x = F.pad(x, margins, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+            mode = module.padding_mode
+            if mode == "zeros":
+                mode = "constant"
+            x = F.pad(x, margins, mode=mode)
         stride = [int(s) for s in module.stride]
         if most is not None:
             places = len(x) * x.shape[-1] * x.shape[-2] / (stride[0] * stride[1])
@@ -259,10 +281,13 @@ def layer_rows(module: nn.Module, x: Tensor, *, bias: bool, most: int | None = N
         else:
             x = F.unfold(x, size, tuple(module.dilation), 0, tuple(stride)).mT  # (n, places, d)
     elif x.ndim > 2 and most is not None:
+        # The same tokens of every sample, about ``most`` of all.
         tokens = x.reshape(len(x), -1, x.shape[-1])
         x = tokens[:, :: min(tokens.shape[1], max(1, len(tokens) * tokens.shape[1] // most))]
     g = x.reshape(-1, x.shape[-1])  # (n, d)
-    return torch.cat((g, g.new_ones(len(g), 1)), 1) if bias else g
+    if bias:
+        g = torch.cat((g, g.new_ones(len(g), 1)), 1)
+    return g
 
 
 class Recorder:
@@ -308,7 +333,9 @@ class Recorder:
         are marked as long as there are hooks: torch then compiles the model once more, with the hooks. All modules
         have hooks, or none: otherwise there would be code for every choice of them.
         """
-        self._heard = frozenset(() if self._closed else names)
+        self._heard = frozenset(names)
+        if self._closed:
+            self._heard = frozenset()
         if not self._heard:
             _remove(self._handles, self._marks)
         elif not self._handles:
@@ -362,6 +389,7 @@ class _WeakHook:
 
 
 def _remove(handles: list[RemovableHandle], marks: list[tuple[Tensor, set[str]]]) -> None:
+    """Take hooks off their modules and marks off their parameters."""
     for handle in handles:
         handle.remove()
     handles.clear()
@@ -381,14 +409,15 @@ def _leave_out_of_copies(module: nn.Module, key: int) -> None:
     for kind in ("_forward_hooks", "_forward_hooks_with_kwargs"):
         hooks = getattr(module, kind)
         if "ours" not in vars(hooks):
-            others = functools.partial(_other_hooks, weakref.ref(hooks))
+            list_others = functools.partial(_list_other_hooks, weakref.ref(hooks))
             hooks.ours = set()
-            hooks.__deepcopy__ = lambda memo, others=others: copy.deepcopy(others(), memo)
-            hooks.__reduce_ex__ = lambda _, others=others: (OrderedDict, (), None, None, iter(others().items()))
+            hooks.__deepcopy__ = lambda memo, others=list_others: copy.deepcopy(others(), memo)
+            hooks.__reduce_ex__ = lambda _, others=list_others: (OrderedDict, (), None, None, iter(others().items()))
         hooks.ours.add(key)
 
 
-def _other_hooks(reference: weakref.ref[Any]) -> OrderedDict[int, Any]:
+def _list_other_hooks(reference: weakref.ref[Any]) -> OrderedDict[int, Any]:
+    """The hooks of a dictionary that are not a recorder's."""
     hooks = reference()
     assert hooks is not None  # it is asked by itself
     return OrderedDict((key, hook) for key, hook in hooks.items() if key not in hooks.ours)
@@ -412,11 +441,11 @@ class ListeningOptimizer(CheckedOptimizer):
         """The layers that can be preconditioned and whose weights are ours: all, or the last linear one."""
         where = type(self).__name__
         checks.choice(where, "layers", layers, ("all", "last"))
-        chosen = find_trained_layers(where, model, self.parameters, exclude, last=layers == "last")
-        if not chosen:
+        trained = find_trained_layers(where, model, self.parameters, exclude, last=layers == "last")
+        if not trained:
             text = "params hold no weight of a linear, convolutional, attention or recurrent layer of model"
             checks.warn(where, f"{text}; all take {self.remaining_steps} steps.")
-        return chosen
+        return trained
 
     def warn_unheard(self, layers: Sequence[Layer]) -> None:
         """Say once of each layer that it has a gradient, and that nobody heard where the gradient came from."""
@@ -424,7 +453,9 @@ class ListeningOptimizer(CheckedOptimizer):
         if names:
             self._warned.update(names)
             which = ", ".join(map(repr, names))
-            subject = f"layer {which} has" if len(names) == 1 else f"layers {which} have"
+            subject = f"layers {which} have"
+            if len(names) == 1:
+                subject = f"layer {which} has"
             effect = f"the steps are {self.remaining_steps}'s, or use what earlier batches gave"
             fix = "Call each layer as a module, not through its weight; if the model was compiled, call "
             fix += f"torch.compiler.reset() once; or leave them out with exclude=[{which}]."

@@ -101,9 +101,11 @@ def effect_curves(model: TabularModel, weights: Mapping[str, float] | None = Non
     rows, numbers = _draw_rows(model, _ROWS)
     predict = _leave_own_row_out(model, numbers)
     classes = model.target.classes
-    middle = torch.tensor([0.1, 0.9], dtype=torch.float64)
+    if weights is None:
+        weights = column_weights(model)
+    ends = torch.tensor([0.1, 0.9], dtype=torch.float64)
     effects = []
-    for name in list(column_weights(model) if weights is None else weights)[:_COLUMNS]:
+    for name in list(weights)[:_COLUMNS]:
         for grid in _list_grids(model, name):
             if not len(grid.encoded):
                 continue
@@ -116,9 +118,13 @@ def effect_curves(model: TabularModel, weights: Mapping[str, float] | None = Non
             stacked = torch.stack(answers)  # (g, r, c)
             # Of several classes, the one whose probability moves most; of two, the second.
             mean = stacked.mean(1)  # (g, c)
-            place = 1 if mean.shape[1] == 2 else int((mean.amax(0) - mean.amin(0)).argmax())
-            low, high = stacked[:, :, place].quantile(middle.to(stacked), dim=1).tolist()
-            of = "" if classes is None else str(classes[place])
+            place = 1
+            if mean.shape[1] != 2:
+                place = int((mean.amax(0) - mean.amin(0)).argmax())
+            low, high = stacked[:, :, place].quantile(ends.to(stacked), dim=1).tolist()
+            of = ""
+            if classes is not None:
+                of = str(classes[place])
             effects.append(Effect(name, of, grid.values, mean[:, place].tolist(), low, high, grid.part, grid.counts))
     return effects
 
@@ -172,21 +178,21 @@ def reasons(model: TabularModel, frame: pd.DataFrame) -> list[Reasons]:
     return explanations
 
 
-def _spread_by_answer(answers: Tensor, most: int) -> list[int]:  # (r,)
-    """Numbers of ``most`` rows, one of each part of the rows by answer, whose mean answer is nearly that of all."""
+def _spread_by_answer(answers: Tensor, count: int) -> list[int]:  # (r,)
+    """Numbers of ``count`` rows, one of each part of the rows by answer, whose mean answer is nearly that of all."""
     order = answers.argsort()
     ordered = answers[order]
     sums = torch.cat((ordered.new_zeros(1), ordered.cumsum(0)))
-    ends = torch.linspace(0, len(answers), min(most, len(answers)) + 1).round().long().tolist()
+    ends = torch.linspace(0, len(answers), min(count, len(answers)) + 1).round().long().tolist()
     scale = (len(ends) - 1) / len(answers)
-    chosen: list[int] = []
+    rows: list[int] = []
     total = 0.0
     for first, last in itertools.pairwise(ends):
-        # the row that brings the sum so far nearest to what it should be: errors do not add up
+        # The row that brings the sum so far nearest to its share of the whole sum: errors do not add up.
         best = first + int((total + ordered[first:last] - scale * sums[last]).abs().argmin())
         total += float(ordered[best])
-        chosen.append(int(order[best]))
-    return chosen
+        rows.append(int(order[best]))
+    return rows
 
 
 def _write_cell(value: Any) -> str:
@@ -194,8 +200,9 @@ def _write_cell(value: Any) -> str:
     if value is None or value is pd.NaT or value is pd.NA or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, float | np.floating):
-        size = float(value)
-        return f"{size:.4g}" if abs(size) < 1e4 else f"{size:,.0f}"
+        if abs(value) < 1e4:
+            return f"{float(value):.4g}"
+        return f"{float(value):,.0f}"
     return str(value)
 
 
@@ -206,35 +213,43 @@ def correlated(model: TabularModel, weights: Mapping[str, float] | None = None) 
         model: A fitted model.
         weights: Its `column_weights`, where they are known: of more than 500 columns, the 500 heaviest are compared.
     """
+    # Features of the columns that are compared, and the column of each.
     features = model.column_features()
     names = list(features)
     if len(names) > _LOOKED_AT:
-        names = list(column_weights(model) if weights is None else weights)[:_LOOKED_AT]
-    chosen = torch.tensor([feature for name in names for feature in features[name]])
-    column = torch.tensor([i for i, name in enumerate(names) for _ in features[name]])  # (p,): of each feature
-    rows = _draw_rows(model, 1000)[0][:, chosen]
+        if weights is None:
+            weights = column_weights(model)
+        names = list(weights)[:_LOOKED_AT]
+    index = torch.tensor([feature for name in names for feature in features[name]])
+    column = torch.tensor([i for i, name in enumerate(names) for _ in features[name]])  # (p,)
+
+    # Two columns are alike if a feature of one correlates with a feature of the other.
+    rows = _draw_rows(model, 1000)[0][:, index]
     spread = rows.std(0)
     scaled = (rows - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
-    one, other = ((scaled.mT @ scaled / max(1, len(rows) - 1)).abs() >= _TOGETHER).nonzero().unbind(1)
+    left, right = ((scaled.mT @ scaled / max(1, len(rows) - 1)).abs() >= _TOGETHER).nonzero().unbind(1)
     alike = torch.eye(len(names), dtype=torch.bool)
-    alike[column[one], column[other]] = True
+    alike[column[left], column[right]] = True
+
+    # Groups: each column takes the first column of those like it, until nothing changes.
     first, before = torch.arange(len(names)), None
-    while before is None or not torch.equal(first, before):  # each takes the first name that its likes have
+    while before is None or not torch.equal(first, before):
         first, before = torch.where(alike, first, len(names)).amin(1), first
     groups = [[name for name, i in zip(names, first.tolist(), strict=True) if i == k] for k in first.unique().tolist()]
     return [group for group in groups if len(group) > 1]
 
 
-def _draw_rows(model: TabularModel, most: int) -> tuple[Tensor, Tensor]:
+def _draw_rows(model: TabularModel, count: int) -> tuple[Tensor, Tensor]:
     """Training rows, evenly spaced, and their numbers."""
     rows = model.learner.rows
-    numbers = torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()
+    numbers = torch.linspace(0, len(rows) - 1, min(len(rows), count)).round().long()
     return rows[numbers], numbers
 
 
 def _predict_columns(model: TabularModel, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
+    """Probabilities, or numbers as one column."""
     answers = model.learner.predict(x)
-    return answers if answers.ndim == 2 else answers[:, None]
+    return answers.reshape(len(x), -1)
 
 
 def _leave_own_row_out(model: TabularModel, numbers: Tensor) -> Callable[[Tensor], Tensor]:
@@ -244,11 +259,7 @@ def _leave_own_row_out(model: TabularModel, numbers: Tensor) -> Callable[[Tensor
         return lambda x: _predict_columns(model, x)
     predict = machine.without(numbers)
 
-    def predict_columns(x: Tensor) -> Tensor:
-        answers = model.learner.answer(predict(x))
-        return answers if answers.ndim == 2 else answers[:, None]
-
-    return predict_columns
+    return lambda x: model.learner.answer(predict(x)).reshape(len(x), -1)
 
 
 def _list_grids(model: TabularModel, name: str) -> list[Grid]:
@@ -260,14 +271,14 @@ def _list_grids(model: TabularModel, name: str) -> list[Grid]:
     first = model.learner.rows[:, features[0]]
     counts: list[int] = []
     if isinstance(encoder, Levels):
-        # the most frequent words, in the order of the alphabet
+        # The most frequent words, in the order of the alphabet.
         places = list(range(len(encoder.levels)))[:_LEVELS]
         if encoder.counts:
             places = sorted(sorted(range(len(encoder.levels)), key=lambda i: -encoder.counts[i])[:_LEVELS])
             counts = [encoder.counts[i] for i in places]
         values: list[Any] = [encoder.levels[i] for i in places]
         if name in model.means.tables_:
-            # of many words, which the model knows by the target's mean, those of the lowest and the highest mean
+            # Of many words, which the model knows by the target's mean: those of the lowest and the highest mean.
             words, means = model.means.tables_[name]
             order = [words[i] for i in means[:, 0].argsort(stable=True).tolist() if words[i] != MISSING]
             values, counts = [*order[: _LEVELS // 2], *order[len(order) - _LEVELS // 2 :]], []
@@ -277,32 +288,38 @@ def _list_grids(model: TabularModel, name: str) -> list[Grid]:
         values = [float(v) for v in _spread_points(first)]
     else:
         return []  # a text has no values to run through
-    series = pd.Series(values, name=name, dtype=float if isinstance(encoder, Numbers) else object)
+    dtype = object
+    if isinstance(encoder, Numbers):
+        dtype = float
+    series = pd.Series(values, name=name, dtype=dtype)
     encoded = torch.cat((torch.from_numpy(encoder(series).x), model.means.transform_column(name, series)), 1)
     return [Grid("", values, counts, features, encoded)]
 
 
 def _list_date_grids(encoder: Dates, features: list[int], rows: Tensor) -> list[Grid]:
     """The trend, the season by months, the weekday and the hour, each with the others as the rows have them."""
+    # The trend: moments that the rows span.
     place = dict(zip(encoder.parts, features, strict=False))
     grids = []
     trend: list[str] = [part for part in ("days", "year") if part in place]
     if "days" in place:
-        # within a year season and trend are one
+        # Within a year season and trend are one.
         if float(rows[:, place["days"]].max() - rows[:, place["days"]].min()) < _YEAR:
             trend += [part for part in ("season sin", "season cos") if part in place]
         moments = [encoder.moment(float(v)) for v in _spread_points(rows[:, place["days"]])]
         every = date_parts(pd.Series(moments), pd.Timestamp(encoder.origin))
         encoded = torch.from_numpy(np.column_stack([every[part] for part in trend]))
         grids.append(Grid("trend", [str(v)[:10] for v in moments], [], [place[part] for part in trend], encoded))
+
+    # What comes again: a place on a circle, which the features give by its sine and cosine.
     hours = [float(hour) for hour in range(24)]
     circles: dict[str, tuple[str, list[Any], Array]] = {
         "season": ("season", list(_MONTHS), (np.arange(12) + 0.5) / 12),
         "weekday": ("weekday", list(_WEEKDAYS), np.arange(7) / 7),
-        "time": ("hour", list(hours), np.arange(24) / 24),
+        "time": ("hour", hours, np.arange(24) / 24),
     }
-    for name, (part, values, share) in circles.items():
-        waves = {f"{name} sin": np.sin(2 * np.pi * share), f"{name} cos": np.cos(2 * np.pi * share)}
+    for name, (part, values, turns) in circles.items():
+        waves = {f"{name} sin": np.sin(2 * np.pi * turns), f"{name} cos": np.cos(2 * np.pi * turns)}
         present = [wave for wave in waves if wave in place and wave not in trend]
         if present:
             encoded = torch.from_numpy(np.column_stack([waves[wave] for wave in present]))

@@ -54,6 +54,7 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
             sample_weight: Weights ``(n,)``, 0 or more, as of :meth:`TabularModel.fit`. A row of weight 0 is left out.
                 One of weight 2 is not two rows: leave-one-out would leave out only one of these.
         """
+        # The table and its target, checked as scikit-learn checks them.
         where = type(self).__name__
         if y is None:
             raise ValueError(f"{where} requires y to be passed, but the target y is None")
@@ -71,6 +72,8 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
             raise ValueError(checks.sentence(where, "X must have at least two rows", f"{len(frame)} sample"))
         if target.dtype.kind == "O":  # numbers that came as objects are numbers
             target = pd.Series(target, dtype=object).infer_objects().to_numpy()
+
+        # The rows that count, in one table with the target.
         weight = checks.weights(where, "sample_weight", sample_weight, len(frame))
         if weight is not None:  # rows of weight 0 have no class and no say
             used = (weight > 0).numpy()
@@ -78,11 +81,13 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         name = _TARGET
         while name in frame.columns:
             name += "_"
+        table = frame.assign(**{name: self._encode(target)})
+        weights = self._weights()
+
+        # The model behind.
         seed = self.random_state
         if not isinstance(seed, numbers.Integral):
             seed = int(check_random_state(seed).randint(2**31 - 1))
-        table = frame.assign(**{name: self._encode(target)})
-        weights = self._weights()
         self.model_ = TabularModel(
             task=self._task,
             trees=self.trees,
@@ -142,19 +147,21 @@ class _TabularEstimator(Savable, BaseEstimator):  # type: ignore[misc]
             rows = check_array(X, dtype=None, ensure_all_finite=False, estimator=self)
             frame = as_pandas(where, pd.DataFrame(rows).infer_objects())
             names = [f"x{i}" for i in range(frame.shape[1])]
+
+        # At fit scikit-learn notes the number of columns and their names; later it compares them.
         if reset:
             validate_data(self, rows, skip_check_array=True)
             return frame.set_axis(names, axis=1)
 
-        known = [column.name for column in self.model_.preparation.columns]
-        if table and sorted(names) == sorted(known):
-            rows = frame = frame.iloc[:, [names.index(name) for name in known]]
-        elif table and not hasattr(self, "feature_names_in_") and known[0] != "x0":
+        names_at_fit = [column.name for column in self.model_.preparation.columns]
+        if table and sorted(names) == sorted(names_at_fit):
+            rows = frame = frame.iloc[:, [names.index(name) for name in names_at_fit]]
+        elif table and not hasattr(self, "feature_names_in_") and names_at_fit[0] != "x0":
             # scikit-learn compares names only where all are text; the numbers that named the columns must agree, too.
-            need = f"X must have the columns of the fit, {', '.join(known[:6])}"
+            need = f"X must have the columns of the fit, {', '.join(names_at_fit[:6])}"
             raise ValueError(checks.sentence(where, need, ", ".join(names[:6])))
         validate_data(self, rows, reset=False, skip_check_array=True)
-        return frame.set_axis(known, axis=1)
+        return frame.set_axis(names_at_fit, axis=1)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -286,8 +293,11 @@ class TabularRegressor(RegressorMixin, _TabularEstimator):  # type: ignore[misc]
             raise ValueError(checks.sentence("TabularRegressor", "levels must lie between 0 and 1", levels))
         columns = []
         for q in asked:
-            centre = abs(2 * q - 1)
-            answers = self._answer(X, centre) if centre > 0 else self._answer(X)
-            name = "prediction" if centre == 0 else ("low" if q < 0.5 else "high")
-            columns.append(answers[name].to_numpy(dtype=np.float64))
+            if q == 0.5:
+                quantile = self._answer(X)["prediction"]
+            elif q < 0.5:
+                quantile = self._answer(X, 1 - 2 * q)["low"]
+            else:
+                quantile = self._answer(X, 2 * q - 1)["high"]
+            columns.append(quantile.to_numpy(dtype=np.float64))
         return np.column_stack(columns)

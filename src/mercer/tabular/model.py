@@ -104,7 +104,9 @@ class TabularModel(Savable):
         self.random_state = checks.integer("TabularModel", "random_state", random_state, 0, 2**32 - 1)
 
     def __repr__(self) -> str:
-        fitted = f", fitted to {self.rows} rows of {self.target.name!r}" if hasattr(self, "scores") else ""
+        fitted = ""
+        if hasattr(self, "scores"):
+            fitted = f", fitted to {self.rows} rows of {self.target.name!r}"
         return f"<TabularModel task={self.task!r}, random_state={self.random_state}{fitted}>"
 
     def _repr_html_(self) -> str:
@@ -217,8 +219,9 @@ class TabularModel(Savable):
         """The same, with a count of unexpected values: sentence -> rows."""
         self._check_fitted()
         frame = name_by_text(as_pandas("TabularModel", frame))
-        found = self.preparation.prepare(frame)
-        x = torch.cat((found.x, self.means.transform(frame)), 1)
+        # The rows as numbers, and their answers.
+        prepared = self.preparation.prepare(frame)
+        x = torch.cat((prepared.x, self.means.transform(frame)), 1)
         answer = self.learner.predict(x)
         if not bool(answer.isfinite().all()):
             fix = "Fit the model again, or take the file from where it was made."
@@ -227,10 +230,10 @@ class TabularModel(Savable):
         if self.target.classes is None:
             half = self.learner.half_widths(x, level)
             low, high = answer - half, answer + half
-        strange = found.unseen | found.blank
+        strange = prepared.unseen | prepared.blank
 
-        # rows with a blank cell where training had none are answered again, by what is known without that cell
-        holes = self.holes(found)
+        # Rows with a blank cell where training had none are answered again, by what is known without that cell.
+        holes = self.holes(prepared)
         again = holes.any(1)
         if bool(again.any()):
             widened = widen(self.learner, x[again], holes[again], level)
@@ -239,6 +242,7 @@ class TabularModel(Savable):
             strange[again.numpy()] |= widened.mattered.numpy()
             x[again] = widened.completed  # no training row looked like the filler of a blank cell
 
+        # The columns of the answer.
         if self.target.classes is None and self.learner.low >= 0:  # so were all targets
             low, high = low.clamp_min(0.0), high.clamp_min(0.0)
         columns: dict[str, Any] = {}
@@ -249,10 +253,11 @@ class TabularModel(Savable):
             columns |= {"prediction": answer.numpy(), "low": low.numpy(), "high": high.numpy()}
         unfamiliar = self.familiarity(self.learner.seen(x)).numpy()
         columns["unfamiliar"] = np.where(strange, np.maximum(unfamiliar, _UNSEEN), unfamiliar)
-        surprises = self._surprises(found, frame)
-        endless = self.learner.why_endless(level) if self.target.classes is None else ""
-        if endless:
-            surprises[endless] += len(frame)
+        surprises = self._count_surprises(prepared, frame)
+        if self.target.classes is None:
+            why_endless = self.learner.why_endless(level)
+            if why_endless:
+                surprises[why_endless] += len(frame)
         return pd.DataFrame(columns, index=frame.index), surprises
 
     def explain(self) -> pd.DataFrame:
@@ -265,10 +270,10 @@ class TabularModel(Savable):
         from .importance import column_weights
 
         weights = column_weights(self)
-        mates = {name: group for group in correlated(self, weights) for name in group}
-        named = [", ".join(other for other in mates.get(name, []) if other != name) for name in weights]
+        group_of = {name: group for group in correlated(self, weights) for name in group}
+        mates = [", ".join(mate for mate in group_of.get(name, []) if mate != name) for name in weights]
         index = pd.Index(list(weights), name="column")
-        return pd.DataFrame({"weight": list(weights.values()), "correlated": named}, index=index)
+        return pd.DataFrame({"weight": list(weights.values()), "correlated": mates}, index=index)
 
     def encode(self, frame: pd.DataFrame) -> torch.Tensor:
         """Rows as the machine sees them, ``(n, d)``."""
@@ -283,35 +288,38 @@ class TabularModel(Savable):
     @property
     def feature_names(self) -> list[str]:
         """Names of the features the machine sees."""
-        more = self.means.names(self.target.classes)
-        return [*self.preparation.feature_names, *(name for names in more.values() for name in names)]
+        means = self.means.names(self.target.classes)
+        return [*self.preparation.feature_names, *(name for names in means.values() for name in names)]
 
     def column_features(self) -> dict[str, list[int]]:
         """For each column in use the numbers of its features."""
-        more, names = self.means.names(self.target.classes), self.feature_names
-        place = {name: i for i, name in enumerate(names)}
+        means = self.means.names(self.target.classes)
+        place = {name: i for i, name in enumerate(self.feature_names)}
         used = [column for column in self.preparation.columns if not column.dropped]
-        return {c.name: [place[f] for f in (*c.encoder.features, *more.get(c.name, []))] for c in used}
+        return {c.name: [place[f] for f in (*c.encoder.features, *means.get(c.name, []))] for c in used}
 
-    def holes(self, found: Prepared) -> torch.Tensor:  # (n, d)
+    def holes(self, prepared: Prepared) -> torch.Tensor:  # (n, d)
         """Which features of prepared rows are unknown, and not as training rows taught: see :func:`.holes.widen`."""
-        mask = torch.zeros(found.x.shape[0], self.learner.width, dtype=torch.bool)
-        if found.holes or found.blank.any():
+        mask = torch.zeros(prepared.x.shape[0], self.learner.width, dtype=torch.bool)
+        if prepared.holes or prepared.blank.any():
             features = self.column_features()
-            for name, rows in found.holes.items():
+            for name, rows in prepared.holes.items():
                 mask[torch.from_numpy(np.flatnonzero(rows))[:, None], torch.tensor(features[name])] = True
-            mask[torch.from_numpy(found.blank)] = True
+            mask[torch.from_numpy(prepared.blank)] = True
         return mask
 
-    def _surprises(self, found: Prepared, frame: pd.DataFrame) -> Counter[str]:
-        surprises = Counter(found.surprises)
-        partly = {name: rows & ~found.blank for name, rows in found.holes.items()}
-        names = [name for name, rows in partly.items() if rows.any()]
+    def _count_surprises(self, prepared: Prepared, frame: pd.DataFrame) -> Counter[str]:
+        """What the user should know of these rows: sentence -> rows."""
+        surprises = Counter(prepared.surprises)
+        partly_blank = {name: rows & ~prepared.blank for name, rows in prepared.holes.items()}
+        names = [name for name, rows in partly_blank.items() if rows.any()]
         if names:
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            what = f"{', '.join(shown(name, 40) for name in names[:_NAMED])}{more}: blank, as in no training row"
-            rows = int(np.any([partly[name] for name in names], axis=0).sum())
-            surprises[f"{what}; the answer averages over values of similar training rows"] += rows
+            listed = ", ".join(shown(name, 40) for name in names[:_NAMED])
+            if len(names) > _NAMED:
+                listed += f" and {len(names) - _NAMED} more"
+            rows = int(np.any([partly_blank[name] for name in names], axis=0).sum())
+            what = "blank, as in no training row; the answer averages over values of similar training rows"
+            surprises[f"{listed}: {what}"] += rows
         for name in self.preparation.extra_columns(frame):
             if name != self.target.name:
                 surprises[f"{name}: a column that the model does not know is ignored"] += len(frame)
@@ -322,8 +330,8 @@ class TabularModel(Savable):
         weights = self.class_weight
         if weights is not None and not isinstance(weights, str):
             weights = {str(name): float(value) for name, value in weights.items()}
-        chosen = {"class_weight": weights, "time": self.time, "groups": self.groups}
-        return {"task": self.task, "trees": self.trees, "random_state": self.random_state, **chosen}
+        options = {"class_weight": weights, "time": self.time, "groups": self.groups}
+        return {"task": self.task, "trees": self.trees, "random_state": self.random_state, **options}
 
     def get_state(self) -> dict[str, Any]:
         """Everything that was learned."""
@@ -334,10 +342,10 @@ class TabularModel(Savable):
         """Take back what :meth:`get_state` gave."""
         for name in STATE:
             setattr(self, name, state[name])
-        known, width = len(self.feature_names), self.learner.width
-        if known != width:
+        count, width = len(self.feature_names), self.learner.width
+        if count != width:
             fix = "The file was changed by hand: fit the model again."
-            raise ValueError(checks.sentence("TabularModel", f"the columns must have {width} features", known, fix))
+            raise ValueError(checks.sentence("TabularModel", f"the columns must have {width} features", count, fix))
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "familiarity"):

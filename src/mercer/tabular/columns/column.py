@@ -29,7 +29,7 @@ from .values import (
     words,
 )
 
-MOST_LEVELS = 30  # categories with a column of their own
+MOST_LEVELS = 30  # categories with a column of their own, at most
 MEANS = "; and the mean of the target over other rows with the same word"
 _RARE = 0.005  # share of the rows below which a category joins the others
 _FLAGGED = 0.01  # share of missing values from which on they get a flag
@@ -79,18 +79,21 @@ def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
         series: The column.
         writing: How it writes numbers and dates, where ``series`` is a part of it; None to count its values.
     """
-    writing = Writing.of(series) if writing is None else writing
+    if writing is None:
+        writing = Writing.of(series)
     name = str(series.name)
     if is_nested(series):
         hint = f"To use {name}, turn it into embeddings and give them as columns or in an npz file."
         return Column(name, "nested", "dropped: its values are lists or records, not single values", notes=[hint])
+
     # A column of one value, or none, says nothing, unless cells without it are many.
     text = None
     if is_text(series):
         text = words(series)
-    values = series if text is None else series.where(text.notna())
+        values, different = series.where(text.notna()), int(text.nunique())
+    else:
+        values, different = series, int(series.nunique())
     missing = int(values.isna().sum())
-    different = int((values if text is None else text).nunique())
     if different == 0:
         return Column(name, "constant", "dropped: every value is missing")
     if different == 1 and missing < _least_rows(len(series)):
@@ -99,6 +102,7 @@ def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
         level = str(_first_value(words(series)))
         how = f"1 where it is {_quote(level)}, 0 where it is missing ({_count_rows(missing)})"
         return Column(name, "boolean", how, Levels([f"{name} is {level}"], [level], [], with_missing=False))
+
     # Else by what its values are.
     if text is not None:
         return _describe_words(name, series, text, writing)
@@ -111,11 +115,14 @@ def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
 
 def are_strays(present: pd.Series[Any], strange: pd.Series[Any]) -> bool:
     """Whether so few of the words ``present`` are ``strange``, no numbers, that the column holds numbers."""
-    most = max(_STRAY * len(present), 1 if len(present) >= _ALONE else 0)
-    return len(strange) <= most and strange.nunique() <= _STRAYS
+    limit = _STRAY * len(present)
+    if len(present) >= _ALONE:
+        limit = max(limit, 1)
+    return len(strange) <= limit and strange.nunique() <= _STRAYS
 
 
 def _describe_words(name: str, series: pd.Series[Any], text: pd.Series[Any], writing: Writing) -> Column:
+    """A column of text: numbers, truth values or dates as words, free text, names of the row, or categories."""
     # Numbers and truth values that came as text; codes such as 00501 are none.
     present = text.dropna()
     codes = isinstance(series.dtype, pd.CategoricalDtype) or bool(present.str.fullmatch(r"0\d+").any())
@@ -126,7 +133,7 @@ def _describe_words(name: str, series: pd.Series[Any], text: pd.Series[Any], wri
     pattern = date_format(present, writing)
     if pattern is not None:
         return _describe_dates(name, series, pattern, writing)
-    # words that differ in most rows: sentences, or names that share some of their words, are text; others name the row
+    # Words that differ in most rows: sentences, or names that share some of their words, are text; others name the row.
     unlike = present.nunique() / len(present)
     if len(present) >= _NAMED and unlike > 1 - _UNIQUE:
         long = float(present.str.count(r"\S+").mean()) >= _WORDS or float(present.str.len().mean()) >= _LETTERS
@@ -143,12 +150,13 @@ def _describe_words(name: str, series: pd.Series[Any], text: pd.Series[Any], wri
 
 def _share_words(present: pd.Series[Any]) -> bool:
     """Whether some word of three letters or more is in a hundredth of the values, but not in nearly all of them."""
-    inside = present.str.lower().str.findall(r"[^\W\d_]{3,}").map(set)
-    counts = inside.explode().value_counts()
+    words_of_value = present.str.lower().str.findall(r"[^\W\d_]{3,}").map(set)
+    counts = words_of_value.explode().value_counts()
     return bool(((counts >= _least_rows(len(present))) & (counts <= _UNIQUE * len(present))).any())
 
 
 def _describe_numbers(name: str, series: pd.Series[Any], writing: Writing) -> Column:
+    """A column of numbers; one value or row numbers say nothing and are dropped."""
     values = numbers(series, writing.decimal)
     if not np.isfinite(values).any():
         need = f"column {name!r} must hold a finite number below {LARGEST:.0e}"
@@ -159,14 +167,16 @@ def _describe_numbers(name: str, series: pd.Series[Any], writing: Writing) -> Co
     if _is_row_number(name, series, values):
         how = "dropped: it numbers the rows"
         return Column(name, "identifier", how)
-    found = Numbers([name], 0.0, flagged=False, decimal=writing.decimal)(series)
-    missing, strange = int(found.missing.sum()), int(found.unreadable.sum())
+
+    # What is missing gets the median, and a column that says so where it is often; what is no number is noted.
+    encoded = Numbers([name], 0.0, flagged=False, decimal=writing.decimal)(series)
+    missing, strange = int(encoded.missing.sum()), int(encoded.unreadable.sum())
     fill = float(np.median(values[np.isfinite(values)]))
     flagged = missing >= _least_rows(len(values))
     how = f"a number{_say_missing(missing, f'the median {fill:.6g}', flagged)}"
     notes = writing.notes(name)
     if strange:
-        where = int(np.flatnonzero(found.unreadable)[0])
+        where = int(np.flatnonzero(encoded.unreadable)[0])
         first = f"first {shown(series.iloc[where], 30)!r} in row {series.index[where]}"
         notes.append(
             f"{name}: values that are infinite or no numbers count as missing ({_count_rows(strange)}, {first})."
@@ -188,63 +198,75 @@ def _is_row_number(name: str, series: pd.Series[Any], values: Array) -> bool:
 
 
 def _describe_truths(name: str, series: pd.Series[Any]) -> Column:
+    """A column of truth values, 1 and 0; what is missing gets their mean."""
     values = truths(series)
     missing = int(np.isnan(values).sum())
     flagged = missing >= _least_rows(len(values))
     fill = float(np.nanmean(values))
-    no, yes = (_word(series[values == truth], truth) for truth in (0.0, 1.0))
+    no, yes = (_name_truth(series[values == truth], truth) for truth in (0.0, 1.0))
     how = f"1 for {yes}, 0 for {no}{_say_missing(missing, f'the mean {fill:.3g}', flagged)}"
     features = [name] + [f"{name} is missing"] * flagged
     return Column(name, "boolean", how, Truths(features, fill, flagged, [no, yes]))
 
 
-def _word(same: pd.Series[Any], truth: float) -> str:
-    """What the column itself says for true or false, as it says it most often."""
-    if not len(same) or not is_text(same):
+def _name_truth(values: pd.Series[Any], truth: float) -> str:
+    """The word that the column itself has most often for true or false; ``values`` are its rows of that truth."""
+    if not len(values) or not is_text(values):
         return str(bool(truth)).lower()
-    return shown(words(same).mode().iloc[0], 30)
+    return shown(words(values).mode().iloc[0], 30)
 
 
 def _describe_levels(name: str, text: pd.Series[Any]) -> Column:
+    """A column of categories: a feature for each frequent one, one for all rare ones together."""
+    # Frequent and rare levels.
     counts = text.value_counts()
-    least = max(2, round(_RARE * len(text)))
-    if int(counts.iloc[0]) < least:  # no level is frequent: those that repeat stay, and the target's means tell them
-        least = 2
-    kept = sorted(map(str, counts.index[counts >= least][:MOST_LEVELS]))
-    rare = sorted(set(map(str, counts.index)) - set(kept))
-    if not kept:
+    fewest = max(2, round(_RARE * len(text)))
+    if int(counts.iloc[0]) < fewest:  # no level is frequent: those that repeat stay, and the target's means tell them
+        fewest = 2
+    levels = sorted(map(str, counts.index[counts >= fewest][:MOST_LEVELS]))
+    rare = sorted(set(map(str, counts.index)) - set(levels))
+    if not levels:
         how = f"dropped: none of its {len(counts)} words comes twice"
         return Column(name, "identifier", how)
-    if len(rare) == 1 and len(kept) < MOST_LEVELS:
-        kept, rare = sorted(kept + rare), []
+    if len(rare) == 1 and len(levels) < MOST_LEVELS:
+        levels, rare = sorted(levels + rare), []
+
+    # Their features; two levels need one.
     missing = int(text.isna().sum())
     flagged = missing >= _least_rows(len(text))  # fewer blank cells teach nothing
-    features = [f"{name} is {level}" for level in kept]
+    features = [f"{name} is {level}" for level in levels]
     features += [f"{name} is another"] * bool(rare) + [f"{name} is missing"] * flagged
-    how = f"one column for each of {len(kept)} categories" if len(kept) > 1 else f"a column for {_quote(kept[0])}"
-    if len(kept) == 2 and not rare and not flagged:
-        features, how = features[:1], f"1 where it is {_quote(kept[0])}, 0 where it is {_quote(kept[1])}"
+    how = f"one column for each of {len(levels)} categories"
+    if len(levels) == 1:
+        how = f"a column for {_quote(levels[0])}"
+    if len(levels) == 2 and not rare and not flagged:
+        features, how = features[:1], f"1 where it is {_quote(levels[0])}, 0 where it is {_quote(levels[1])}"
+
+    # What becomes of the others.
     if rare:
         how += f"; {len(rare)} rare ones share one"
-    if len(kept) + len(rare) > MOST_LEVELS:
+    if len(levels) + len(rare) > MOST_LEVELS:
         how += MEANS
-    if missing:
-        how += f"; missing ({_count_rows(missing)}) is " + ("a category of its own" if flagged else "none of them")
-    rows = [int(counts[level]) for level in kept]
-    return Column(name, "categorical", how, Levels(features, kept, rare, flagged, rows))
+    if missing and flagged:
+        how += f"; missing ({_count_rows(missing)}) is a category of its own"
+    elif missing:
+        how += f"; missing ({_count_rows(missing)}) is none of them"
+    rows = [int(counts[level]) for level in levels]
+    return Column(name, "categorical", how, Levels(features, levels, rare, flagged, rows))
 
 
 def _describe_dates(name: str, series: pd.Series[Any], pattern: str, writing: Writing) -> Column:
-    found = dates(series, pattern)
-    present = found.dropna()
+    """A column of dates: those of their parts (days, season, weekday, hour) that vary."""
+    moments = dates(series, pattern)
+    present = moments.dropna()
     origin = present.min().normalize()
-    every = date_parts(present, origin)
-    parts = [part for part, values in every.items() if np.ptp(values) > 1e-9]
+    values_of_part = date_parts(present, origin)
+    parts = [part for part, values in values_of_part.items() if np.ptp(values) > 1e-9]
     if not parts:
         return Column(name, "constant", f"dropped: every value is {present.iloc[0]}")
-    missing = len(found) - len(present)
-    flagged = missing >= _least_rows(len(found))
-    fill = float(np.median(every["days"]))
+    missing = len(moments) - len(present)
+    flagged = missing >= _least_rows(len(moments))
+    fill = float(np.median(values_of_part["days"]))
     named = ", ".join(dict.fromkeys(part.split()[0] for part in parts))
     how = f"a date as {named}{_say_missing(missing, 'the middle date', flagged)}"
     features = [f"{name} {part}" for part in parts] + [f"{name} is missing"] * flagged
@@ -261,6 +283,7 @@ def _least_rows(rows: int) -> float:
 
 
 def _say_missing(missing: int, fill: str, flagged: bool) -> str:
+    """What a missing value gets, where there are any."""
     if not missing:
         return ""
     return f"; where missing ({_count_rows(missing)}) {fill}" + ", with a column that says so" * flagged
@@ -276,4 +299,6 @@ def _first_value(values: pd.Series[Any]) -> object:
 
 def _quote(value: object) -> str:
     text = str(value)
-    return repr(text if len(text) <= 30 else text[:27] + "...")
+    if len(text) > 30:
+        text = text[:27] + "..."
+    return repr(text)

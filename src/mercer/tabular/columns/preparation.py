@@ -84,8 +84,8 @@ class Preparation(Savable):
         frame = name_by_text(frame)
         if not len(frame):
             raise ValueError(checks.sentence("Preparation", "the table must have at least one row", frame.shape))
-        known = writings or {}
-        self.columns = [describe(frame[name], known.get(name)) for name in frame.columns]
+        writings = writings or {}
+        self.columns = [describe(frame[name], writings.get(name)) for name in frame.columns]
         if not self.feature_names:
             got = "; ".join(f"{column.name} {column.how}" for column in self.columns[:3]) or "no column"
             raise ValueError(checks.sentence("Preparation", "some column must be left to learn from", got))
@@ -139,12 +139,14 @@ class Preparation(Savable):
 
     def extra_columns(self, frame: pd.DataFrame) -> list[str]:
         """Columns that were not there at :meth:`fit`."""
-        known = {column.name for column in self._get_columns()}
-        return [str(name) for name in frame.columns if str(name) not in known]
+        names_at_fit = {column.name for column in self._get_columns()}
+        return [str(name) for name in frame.columns if str(name) not in names_at_fit]
 
     def get_state(self) -> dict[str, Any]:
         """The columns."""
-        return {"columns": self.columns} if hasattr(self, "columns") else {}
+        if not hasattr(self, "columns"):
+            return {}
+        return {"columns": self.columns}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take back the columns."""
@@ -157,15 +159,19 @@ class Preparation(Savable):
         return self.columns
 
     def _check_columns(self, frame: pd.DataFrame, used: list[Column]) -> None:
-        there = list(frame.columns)
-        absent = [column.name for column in used if column.name not in there]
+        """Refuse a table without a column that is used, with the name that is most like it."""
+        names = list(frame.columns)
+        absent = [column.name for column in used if column.name not in names]
         if absent:
-            near = difflib.get_close_matches(absent[0], self.extra_columns(frame), 1, 0.5)
-            named = ", ".join(repr(name) for name in absent[:5])
-            more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-            fix = f"Is it {near[0]!r}?" if near else "Is it the right file?"
-            need = f"must have the columns that the model was fitted on, but lacks {named}{more}"
-            raise ValueError(checks.sentence("the table", need, ", ".join(there[:6]) or "no columns", fix))
+            listed = ", ".join(repr(name) for name in absent[:5])
+            if len(absent) > 5:
+                listed += f" and {len(absent) - 5} more"
+            fix = "Is it the right file?"
+            matches = difflib.get_close_matches(absent[0], self.extra_columns(frame), 1, 0.5)
+            if matches:
+                fix = f"Is it {matches[0]!r}?"
+            need = f"must have the columns that the model was fitted on, but lacks {listed}"
+            raise ValueError(checks.sentence("the table", need, ", ".join(names[:6]) or "no columns", fix))
 
 
 def _check_kind(column: Column, series: pd.Series[Any], unreadable: Array) -> None:
@@ -194,10 +200,12 @@ def _find_other_mark(column: Column, series: pd.Series[Any]) -> str:
         writing = Writing.of(series)
         if writing.points + writing.commas == 0 or comma == (writing.decimal == ","):
             return ""
-        marks = ("points", "commas") if comma else ("commas", "points")
-        return f"{column.name}: decimal {marks[0]}, where training had {marks[1]}; what is unclear is read as there"
+        now, before = "commas", "points"
+        if comma:
+            now, before = before, now
+        return f"{column.name}: decimal {now}, where training had {before}; what is unclear is read as there"
     if comma and series.dtype.kind == "f":
-        # 1.125 may have been a thousand before somebody else read it
+        # 1.125 may have been a thousand before somebody else read it.
         values = series[np.isfinite(series)]
         if (values % 1).any() and np.allclose(values * 1000 % 1, 0):
             return f"{column.name}: typed numbers are taken as they are, where training had text with decimal commas"

@@ -59,18 +59,27 @@ class Target(Savable):
         name = str(series.name)
         series = series[present(series)]
         if is_nested(series) or not len(series):
-            got = "lists or records" if len(series) else "no value at all"
+            got = "no value at all"
+            if len(series):
+                got = "lists or records"
             raise ValueError(checks.sentence("Target", f"column {name!r} must hold classes or numbers", got))
-        writing = Writing.of(series) if writing is None else writing
-        values = numbers(series, writing.decimal)
-        chosen, why = _choose_task(series, values) if task == "auto" else (task, f"{task}, as asked")
-        if chosen == "classification":
-            return cls(name, chosen, _list_classes(name, series), why)
+        if writing is None:
+            writing = Writing.of(series)
+
+        # Classes or a number?
+        values, why = numbers(series, writing.decimal), f"{task}, as asked"
+        if task == "auto":
+            task, why = _choose_task(series, values)
+        if task == "classification":
+            return cls(name, task, _list_classes(name, series), why)
+
+        # Numbers that are too large are refused.
         if len(values) and np.isinf(values).any() and np.isfinite(values[~np.isinf(values)]).all():
             need = f"column {name!r} must hold numbers below {LARGEST:.0e} for regression"
             where = int(np.flatnonzero(np.isinf(values))[0])
             got = f"{shown(series.iloc[where], 30)} in row {series.index[where]}"
             raise ValueError(checks.sentence("Target", need, got, "Take its logarithm or give it another unit."))
+
         # A stray word among numbers is left out, with a note; more of them are refused.
         text, notes = words(series), writing.notes(name)
         strange = text[~np.isfinite(values)]
@@ -80,20 +89,26 @@ class Target(Savable):
             notes.append(f"{name}: {rows} left out, where it is no number ({first}).")
             values = values[np.isfinite(values)]
         elif len(strange) or series.dtype.kind == "b":
-            got = repr(strange.iloc[0])[:40] if series.dtype.kind != "b" else "truth values"
+            got = "truth values"
+            if series.dtype.kind != "b":
+                got = repr(strange.iloc[0])[:40]
             raise ValueError(checks.sentence("Target", f"column {name!r} must hold finite numbers for regression", got))
+
+        # Numbers that vary too little, or not at all, are refused.
         if 0 < np.ptp(values) < 1 / LARGEST:
             need, fix = f"column {name!r} must vary by more than {1 / LARGEST:.0e}", "Give it another unit."
             raise ValueError(checks.sentence("Target", need, f"{np.ptp(values):.1e}", fix))
         if np.ptp(values) == 0:
             raise ValueError(checks.sentence("Target", f"column {name!r} must vary", f"{values[0]:g} in every row"))
-        return cls(name, chosen, None, why, writing.decimal, notes)
+        return cls(name, task, None, why, writing.decimal, notes)
 
     @property
     def text_columns(self) -> list[str]:
         """Its name, where a file's parts must not turn it into numbers: words, and numbers with a decimal comma."""
         is_words = self.classes is not None and self.classes.dtype.kind not in "if"
-        return [self.name] if is_words or self.decimal == "," else []
+        if is_words or self.decimal == ",":
+            return [self.name]
+        return []
 
     def encode(self, series: pd.Series[Any]) -> Tensor:  # (n,)
         """Class numbers ``0..c - 1``, or the numbers themselves in float64; every row must have a value."""
@@ -111,15 +126,19 @@ class Target(Savable):
     def decode(self, values: Tensor) -> Array:  # (n,)
         """Classes by their numbers; a regression's numbers as they are."""
         array: Array = values.detach().cpu().numpy()
-        return array if self.classes is None else self.classes[array]
+        if self.classes is not None:
+            array = self.classes[array]
+        return array
 
     def known(self, series: pd.Series[Any]) -> Array:  # (n,)
         """Which rows have a value that :meth:`encode` takes."""
-        there = present(series)
-        values = self._values(series.where(there))
-        return np.isfinite(values) if self.classes is None else np.isin(values, self.classes)
+        values = self._values(series.where(present(series)))
+        if self.classes is None:
+            return np.isfinite(values)
+        return np.isin(values, self.classes)
 
     def _values(self, series: pd.Series[Any]) -> Array:
+        """Numbers, or words with an empty one where a row has none."""
         if self.classes is None or self.classes.dtype.kind in "if":
             return numbers(series, self.decimal)
         return words(series).fillna("").to_numpy(dtype=str)
@@ -127,9 +146,10 @@ class Target(Savable):
 
 def present(series: pd.Series[Any]) -> Array:  # (n,)
     """Which rows have a value."""
-    values = words(series) if is_text(series) else series
-    is_there: Array = values.notna().to_numpy()
-    return is_there
+    if is_text(series):
+        series = words(series)
+    has_value: Array = series.notna().to_numpy()
+    return has_value
 
 
 def find_target(columns: Iterable[object], target: object, asked: str = "target") -> str:
@@ -137,23 +157,26 @@ def find_target(columns: Iterable[object], target: object, asked: str = "target"
     names, target = [str(name) for name in columns], str(target)
     if target in names:
         return target
-    near = difflib.get_close_matches(target, names, 1, 0.4)
-    fix = f"Did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(target, names, 1, 0.4)
+    fix = ""
+    if matches:
+        fix = f"Did you mean {matches[0]!r}?"
     listed = ", ".join(names[:8] + ["..."] * (len(names) > 8))
     raise ValueError(checks.sentence(asked, f"must be one of the columns {listed}", repr(target), fix))
 
 
 def _choose_task(series: pd.Series[Any], values: Array) -> tuple[str, str]:
+    """The task that a target's values ask for, and a sentence that says why."""
     different = int(words(series).nunique())
     if series.dtype.kind == "b" or isinstance(series.dtype, pd.CategoricalDtype):
         return "classification", f"classification: {series.name} holds {different} categories"
     if np.isnan(values).any():
-        # a stray word among numbers is no reason to take each of them for a class
-        text, there = words(series), values[~np.isnan(values)]
-        few_whole = not (there % 1).any() and len(np.unique(there)) <= _WHOLE
+        # A stray word among numbers is no reason to take each of them for a class.
+        text, present_values = words(series), values[~np.isnan(values)]
+        few_whole = not (present_values % 1).any() and len(np.unique(present_values)) <= _WHOLE
         if few_whole or not are_strays(text, text[np.isnan(values)]):
             return "classification", f"classification: {series.name} holds {different} different words"
-        values, different = there, different - int(text[np.isnan(values)].nunique())
+        values, different = present_values, different - int(text[np.isnan(values)].nunique())
     if np.isinf(values).any() or (values % 1).any():  # numbers beyond any unit are refused as such
         return "regression", f"regression: {series.name} holds numbers with decimals"
     if different <= _WHOLE and len(series) >= _REPEATED * different:
@@ -162,6 +185,7 @@ def _choose_task(series: pd.Series[Any], values: Array) -> tuple[str, str]:
 
 
 def _list_classes(name: str, series: pd.Series[Any]) -> Array:
+    """The classes of a target, sorted: numbers where all are, else words; identifiers and dates are refused."""
     if date_format(series) is not None:
         raise ValueError(checks.sentence("Target", f"column {name!r} must hold classes or numbers", "dates"))
     plain = series
@@ -169,7 +193,9 @@ def _list_classes(name: str, series: pd.Series[Any]) -> Array:
         plain = pd.to_numeric(words(series), errors="coerce")
     values = numbers(plain)
     numeric = np.isfinite(values).all() and series.dtype.kind != "b"
-    classes: Array = np.unique(values if numeric else words(series).to_numpy(dtype=str))
+    if not numeric:
+        values = words(series).to_numpy(dtype=str)
+    classes: Array = np.unique(values)
     if numeric and not (classes % 1).any() and np.abs(classes).max() < 2**53:
         classes = classes.astype(np.int64)
     if len(classes) < 2:

@@ -66,7 +66,8 @@ class TargetMeans(Savable):
         ``weight`` are the rows' weights ``(n,)`` in all sums; None for 1.
         """
         y = keep_encoded(y)
-        weight = y.new_ones(len(y)) if weight is None else weight
+        if weight is None:
+            weight = y.new_ones(len(y))
         self.mean_, self.tables_, self.ridges_ = (weight[:, None] * y).sum(0) / weight.sum(), {}, {}
         features = [y.new_zeros(len(y), 0)]
 
@@ -74,11 +75,13 @@ class TargetMeans(Savable):
             """Each row by a fit of the other folds; None where that explains no more than luck would, 1 / sqrt(n)."""
             encoded = self.mean_.expand_as(y).clone()
             for number in fold.unique():
-                inside = fold == number
-                if int((~inside).sum()) > 1:
-                    encoded[inside] = fit(inside)
-            left = (encoded - y).square().sum(0) / (self.mean_ - y).square().sum(0)
-            return encoded if bool((left < 1 - len(y) ** -0.5).any()) else None
+                in_fold = fold == number
+                if int((~in_fold).sum()) > 1:
+                    encoded[in_fold] = fit(in_fold)
+            unexplained = (encoded - y).square().sum(0) / (self.mean_ - y).square().sum(0)
+            if not bool((unexplained < 1 - len(y) ** -0.5).any()):
+                return None
+            return encoded
 
         # Words of many levels.
         for place, column in enumerate(columns):
@@ -87,9 +90,9 @@ class TargetMeans(Savable):
                 continue
             text = to_text(frame[column.name])
 
-            def look_up(inside: Tensor, text: Array = text) -> Tensor:
-                others = self._average(text[~inside.numpy()], y[~inside], weight[~inside])
-                return _look_up(others, text[inside.numpy()], self.mean_)
+            def look_up(in_fold: Tensor, text: Array = text) -> Tensor:
+                table = self._average(text[~in_fold.numpy()], y[~in_fold], weight[~in_fold])
+                return _look_up(table, text[in_fold.numpy()], self.mean_)
 
             encoded = encode_by_others(look_up)
             if encoded is None:
@@ -105,14 +108,14 @@ class TargetMeans(Savable):
                 continue
             z = torch.from_numpy(column.encoder.locate(frame[column.name]))
 
-            def regress(inside: Tensor, z: Tensor = z) -> Tensor:
-                return _apply(_solve(z[~inside], y[~inside], weight[~inside]), z[inside])
+            def regress(in_fold: Tensor, z: Tensor = z) -> Tensor:
+                return _apply(_solve(z[~in_fold], y[~in_fold], weight[~in_fold]), z[in_fold])
 
             encoded = encode_by_others(regress)
             if encoded is not None:
                 self.ridges_[column.name] = (column.encoder, _solve(z, y, weight))
                 features.append(encoded)
-            elif sum(not one.dropped for one in columns) > 1:
+            elif sum(not any_column.dropped for any_column in columns) > 1:
                 how = "dropped: free text that says nothing about the target of left-out rows"
                 columns[place] = Column(column.name, "text", how)
         return torch.cat(features, 1)
@@ -134,8 +137,10 @@ class TargetMeans(Savable):
 
     def names(self, classes: Array | None) -> dict[str, list[str]]:
         """Names of the features each column adds."""
-        which = ["mean"] if classes is None else [f"share of {name}" for name in classes[: len(self.mean_)]]
-        return {name: [f"{name}: {what}" for what in which] for name in (*self.tables_, *self.ridges_)}
+        meanings = ["mean"]
+        if classes is not None:
+            meanings = [f"share of {name}" for name in classes[: len(self.mean_)]]
+        return {name: [f"{name}: {meaning}" for meaning in meanings] for name in (*self.tables_, *self.ridges_)}
 
     def get_state(self) -> dict[str, Any]:
         """What was learned."""
@@ -146,10 +151,12 @@ class TargetMeans(Savable):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         self.tables_ = {name: (list(table["words"]), table["means"]) for name, table in state["tables"].items()}
-        self.ridges_ = {name: (one["encoder"], one["coefficients"]) for name, one in state.get("ridges", {}).items()}
+        ridges = state.get("ridges", {})
+        self.ridges_ = {name: (ridge["encoder"], ridge["coefficients"]) for name, ridge in ridges.items()}
         self.mean_ = state["mean"]
 
     def _average(self, text: Array, y: Tensor, weight: Tensor) -> tuple[list[str], Tensor]:
+        """Words, sorted, and the mean of y over the rows of each, mixed with three rows of the overall mean."""
         levels, place = np.unique(text, return_inverse=True)
         index = torch.from_numpy(place)
         count = torch.bincount(index, weight, minlength=len(levels)).double()
@@ -194,9 +201,10 @@ def to_text(series: pd.Series[Any]) -> Array:
 
 
 def _look_up(table: tuple[list[str], Tensor], text: Array, mean: Tensor) -> Tensor:  # (n, c)
+    """The mean of each word; the overall mean for words that the table does not have."""
     levels = np.array(table[0], dtype=str)
     if not len(levels):
         return mean.expand(len(text), -1).clone()
     place = np.searchsorted(levels, text).clip(max=len(levels) - 1)
-    known = torch.from_numpy(levels[place] == text)
-    return torch.where(known[:, None], table[1][torch.from_numpy(place)], mean)
+    in_table = torch.from_numpy(levels[place] == text)
+    return torch.where(in_table[:, None], table[1][torch.from_numpy(place)], mean)

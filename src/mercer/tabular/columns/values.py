@@ -95,12 +95,15 @@ def words(series: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def _word(value: Any) -> str | None:
+    """One value as a word; None where it is missing."""
     if value is None or value is pd.NaT or value is pd.NA or (isinstance(value, float) and value != value):
         return None
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     text = str(value).strip()
-    return None if text in _MARKS else text
+    if text in _MARKS:
+        return None
+    return text
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,17 @@ class Writing:
         if not len(tally):
             return cls()
         text, counts = pd.Series(tally.index, dtype=object), tally.to_numpy()
+
+        # Of numbers with marks, which decimal mark explains them: a point, a comma, or both.
         digits = _take_apart(text)["digits"].fillna("")
         point, comma = (digits.str.fullmatch(form).to_numpy(dtype=bool) for form in (_POINT, _COMMA))
         marked = digits.str.contains("[.,]").to_numpy(dtype=bool)
         plain = pd.to_numeric(text, errors="coerce").notna().to_numpy()
         both = point & comma & marked & ~plain
+        example = ""
+        if both.any():
+            example = str(text[both].iloc[0])
+
         # Of dates such as 31/12/2024, which of the first two numbers no month can be.
         first, second = (
             pd.to_numeric(part, errors="coerce").to_numpy(dtype=np.float64) > 12
@@ -149,7 +158,7 @@ class Writing:
             points=int(counts[point & ~comma & marked].sum()),
             commas=int(counts[comma & ~point & marked].sum()),
             either=int(counts[both].sum()),
-            example=str(text[both].iloc[0]) if both.any() else "",
+            example=example,
             days=int(counts[first].sum()),
             months=int(counts[second].sum()),
         )
@@ -167,7 +176,9 @@ class Writing:
     @property
     def decimal(self) -> str:
         """The decimal mark: a comma where more values ask for it than for a point."""
-        return "," if self.commas > self.points else "."
+        if self.commas > self.points:
+            return ","
+        return "."
 
     def notes(self, name: str) -> list[str]:
         """What the user should know about a column of numbers: marks that contradict each other, or decide nothing."""
@@ -178,9 +189,11 @@ class Writing:
                 f"{name}: marks could be decimal or between thousands; {self.example!r} is read as {value:g}. {fix}"
             ]
         if self.points and self.commas:
-            said = f"{self.commas} values have a decimal comma, {self.points} a decimal point"
-            fix = f"What is unclear is read with the {'comma' if self.decimal == ',' else 'point'}."
-            return [f"{name}: {said}. {fix} Write all with a point to be sure."]
+            counts = f"{self.commas} values have a decimal comma, {self.points} a decimal point"
+            mark = "point"
+            if self.decimal == ",":
+                mark = "comma"
+            return [f"{name}: {counts}. What is unclear is read with the {mark}. Write all with a point to be sure."]
         return []
 
 
@@ -257,8 +270,8 @@ def truths(series: pd.Series[Any]) -> Array:  # (n,)
         values = numbers(series)
         return np.where(np.isin(values, (0.0, 1.0)), values, np.nan)
     text, meanings = words(series), TRUTHS | {"1": 1.0, "0": 0.0}
-    known = {word: meanings.get(word.lower(), np.nan) for word in text.dropna().unique()}
-    return np.array(text.map(known), dtype=np.float64)
+    value_of_word = {word: meanings.get(word.lower(), np.nan) for word in text.dropna().unique()}
+    return np.array(text.map(value_of_word), dtype=np.float64)
 
 
 def date_format(series: pd.Series[Any], writing: Writing | None = None) -> str | None:
@@ -272,14 +285,20 @@ def date_format(series: pd.Series[Any], writing: Writing | None = None) -> str |
         return "ISO8601"
     if not is_text(series):
         return None
+    # A quick look at the first values.
     text = words(series).dropna()
     head = text.iloc[:50]
     if not len(head) or float(head.str.contains(_LOOKS_DATED).mean()) < _DATES:
         return None
-    writing = Writing.of(series) if writing is None else writing
+    # Where days and months could be swapped, the column's own values say which comes first.
+    if writing is None:
+        writing = Writing.of(series)
     excluded: tuple[str, ...] = ()
-    if writing.days != writing.months:
-        excluded = MONTH_FIRST if writing.days > writing.months else DAY_FIRST
+    if writing.days > writing.months:
+        excluded = MONTH_FIRST
+    elif writing.months > writing.days:
+        excluded = DAY_FIRST
+    # The first format in which nearly all values are dates.
     for pattern in _FORMATS:
         if excluded and pattern.startswith(excluded):
             continue
@@ -295,10 +314,13 @@ def dates(series: pd.Series[Any], pattern: str) -> pd.Series[Any]:
             series = series.dt.tz_convert("UTC").dt.tz_localize(None)
         moments: pd.Series[Any] = series.dt.as_unit("us")  # nanoseconds end in 2262
         return moments
-    return _parse(words(series) if is_text(series) else words(series.astype(object)), pattern)
+    if not is_text(series):
+        series = series.astype(object)
+    return _parse(words(series), pattern)
 
 
 def _parse(text: pd.Series[Any], pattern: str) -> pd.Series[Any]:
+    """Moments in UTC without a zone; NaT for text that does not fit the pattern."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a value that does not fit is missing; pandas would also say so
         read = pd.to_datetime(text, format=pattern, errors="coerce", utc=True)

@@ -72,7 +72,9 @@ class Problem:
     @property
     def guess(self) -> float:
         """Share of the rows in the most common class."""
-        return max(self.counts) / sum(self.counts) if self.counts else 0.0
+        if not self.counts:
+            return 0.0
+        return max(self.counts) / sum(self.counts)
 
     def measure_accuracy(self, predicted: Tensor) -> float | None:  # (n, c)
         """Share of rows whose centred -1/+1 columns are largest at their class; None for regression."""
@@ -98,8 +100,8 @@ def sample(path: str | Path) -> Sample:
     arrays = read_npz(path)
     wide = {name: array.reshape(len(array), -1) for name, array in arrays.items() if array.ndim > 1}
     wide = {name: array for name, array in wide.items() if array.dtype.kind in "biuf"}
-    inside = {f"{name}_{i}" for name, array in wide.items() for i in range(array.shape[1])}
-    return Sample(frame[[name for name in frame.columns if name not in inside]], wide, [])
+    embedded = {f"{name}_{i}" for name, array in wide.items() for i in range(array.shape[1])}
+    return Sample(frame[[name for name in frame.columns if name not in embedded]], wide, [])
 
 
 def pose_problem(
@@ -124,23 +126,23 @@ def pose_problem(
     writings = {column: Writing.of(frame[column]) for column in frame.columns}
     asked = Target.of(series, task=task, writing=writings[name])
     notes += asked.notes
-    kept = np.flatnonzero(asked.known(series))
+    places = np.flatnonzero(asked.known(series))  # of the rows that are read
 
     # Rows of the most frequent classes, and a draw of them.
     if asked.classes is not None and len(asked.classes) > MOST_CLASSES:
-        codes = asked.encode(series.iloc[kept])
+        codes = asked.encode(series.iloc[places])
         counts = torch.bincount(codes, minlength=len(asked.classes))
         largest = counts.argsort(descending=True, stable=True)[:MOST_CLASSES]
         notes.append(f"Of {len(asked.classes)} classes the {MOST_CLASSES} with most rows were read.")
-        kept = kept[torch.isin(codes, largest).numpy()]
-    if len(kept) < FEWEST:
+        places = places[torch.isin(codes, largest).numpy()]
+    if len(places) < FEWEST:
         need = f"at least {FEWEST} rows must have a value in {name!r}"
-        raise ValueError(checks.sentence("diagnose", need, len(kept)))
-    if len(kept) > rows:
-        notes.append(f"A random {rows:,} of {len(kept):,} rows were read.")
-        kept = np.sort(kept[torch.randperm(len(kept), generator=generator)[:rows].numpy()])
-    kept = kept[order_by_content(frame.iloc[kept])]  # as a fit orders them
-    part = frame.iloc[kept]
+        raise ValueError(checks.sentence("diagnose", need, len(places)))
+    if len(places) > rows:
+        notes.append(f"A random {rows:,} of {len(places):,} rows were read.")
+        places = np.sort(places[torch.randperm(len(places), generator=generator)[:rows].numpy()])
+    places = places[order_by_content(frame.iloc[places])]  # as a fit orders them
+    part = frame.iloc[places]
     y = asked.encode(part[name])
     if len(y.unique()) == 1:
         need, got = f"column {name!r} must vary in the rows that were drawn", f"{float(y[0]):g} in each"
@@ -158,25 +160,29 @@ def pose_problem(
     else:
         training.target = Target.of(part[name], task=asked.task, writing=writings[name])
         y = training.target.encode(part[name])
-    classes = [] if training.target.classes is None else [str(label) for label in training.target.classes]
-    counts_by_class = torch.bincount(y).tolist() if classes else []
+    classes: list[str] = []
+    counts_by_class: list[int] = []
+    if training.target.classes is not None:
+        classes = [str(label) for label in training.target.classes]
+        counts_by_class = torch.bincount(y).tolist()
 
     # The embeddings of the same rows.
-    chosen = {}
+    embeddings_of_rows = {}
     for key, value in embeddings.items():
-        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-        matrix = torch.as_tensor(np.array(array)).double()  # a copy: torch warns of arrays that are read-only
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().numpy()
+        matrix = torch.as_tensor(np.array(value)).double()  # a copy: torch warns of arrays that are read-only
         matrix = checks.squarable("diagnose", str(key), checks.matrix("diagnose", str(key), matrix))
         if len(matrix) != len(frame):
             need = f"{key} must have a row for each of the table's {len(frame)}"
             raise ValueError(checks.sentence("diagnose", need, len(matrix)))
-        chosen[str(key)] = matrix[kept]
+        embeddings_of_rows[str(key)] = matrix[places]
 
     # Rows that equal another in all features: with another label no model gets both right.
-    features = torch.cat([part for part in (x, *chosen.values()) if part is not None], 1)
+    features = torch.cat([part for part in (x, *embeddings_of_rows.values()) if part is not None], 1)
     group = features.unique(dim=0, return_inverse=True)[1]
     pair = torch.stack([group.double(), y.double()], 1).unique(dim=0, return_inverse=True)[1]
     alike, copies = torch.bincount(group)[group], torch.bincount(pair)[pair]
     conflicts = int((alike > copies).sum())
     repeated = int((copies > 1).sum())
-    return Problem(asked, x, chosen, y, classes, counts_by_class, columns, notes, conflicts, repeated)
+    return Problem(asked, x, embeddings_of_rows, y, classes, counts_by_class, columns, notes, conflicts, repeated)

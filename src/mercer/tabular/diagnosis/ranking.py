@@ -44,7 +44,7 @@ SHUFFLES = 20
 _NOT_PLAIN = ("columns", "readings", "eigen", "shuffled_shares", "verdict")
 _CURVES = ("curve", "shuffled_curve")  # too long to print
 _NULL = 1e-6  # an eigenvalue of K below it is 0, beside a mean diagonal of 1
-_ALIKE = 0.005  # a difference in ``explained`` that nobody would act on
+_LEVEL = 0.005  # a difference in ``explained`` that nobody would act on
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def diagnose(
     >>> found.task, found.readings[0].accuracy >= 0.9
     ('classification', True)
     """
-    began = time.perf_counter()
+    # The rows and their labels.
+    start = time.perf_counter()
     generator = torch.Generator().manual_seed(checks.integer("diagnose", "random_state", random_state, 0, 2**32 - 1))
     report = progress or (lambda message: None)
     training = Training(task, random_state, report)
@@ -203,25 +204,31 @@ def diagnose(
     # The candidates: every machine that a fit of these rows tries, and kernels on the embeddings.
     columns = centre_columns(problem.y)
     menu = list_embedding_kernels(problem.embeddings, columns)
-    fit_scores, fit_score = None, None
+    fit_scores = fit_score = None
+    features = 0
     if problem.x is not None:
+        features = problem.x.shape[1]
         menu = [*list_machines(training.stack(problem.x, problem.y, compare=True)), *menu]
         if training.scores["folds"]:  # else the rows were too few
             fit_scores = training.scores
-            fit_score = fit_scores.get("accuracy" if problem.classes else "r2")
+            measure = "r2"
+            if problem.classes:
+                measure = "accuracy"
+            fit_score = fit_scores.get(measure)
     fold = training.fold(problem.y)
     orders = [torch.randperm(len(columns), generator=generator) for _ in range(SHUFFLES)]
 
     def read(place: int, candidate: Candidate) -> tuple[Reading, Tensor, Tensor]:
         """The candidate's line, each row's held-out squared error ``(n,)``, and ``explained`` of every shuffle."""
+        # What it predicts on rows left out, and its spectrum for the labels and for one shuffle of them.
         report(f"kernel {place} of {len(menu)}: {candidate.name}")
         held_out = leave_folds_out(candidate, columns, fold, orders)
         gram = candidate.gram()
         spectrum, control = analyze_gram(gram, columns), analyze_gram(gram, columns[orders[0]])
         # Gradient descent at half the largest stable rate: the loss left after each step, and when it is halved.
         curves, halvings = [], []
-        for one in (spectrum, control):
-            norms = one.convergence(0.5 * spectrum.largest_stable_lr, STEPS)
+        for analysis in (spectrum, control):
+            norms = analysis.convergence(0.5 * spectrum.largest_stable_lr, STEPS)
             curves.append([float(loss) for loss in (norms / norms[0]).square()])
             halvings.append(next((step for step, loss in enumerate(curves[-1]) if loss <= 0.5), None))
         reading = Reading(
@@ -250,6 +257,7 @@ def diagnose(
 
     with ThreadPoolExecutor(checks.integer("diagnose", "jobs", jobs, 1)) as pool:
         lines = list(pool.map(read, range(1, len(menu) + 1), menu))
+
     # The p-value: how often the best candidate of a shuffle explains as much as the best of the labels.
     chance = torch.stack([controls for _, _, controls in lines]).amax(0)  # (s,)
     lines = sorted(lines, key=lambda line: -line[0].explained)
@@ -260,11 +268,12 @@ def diagnose(
     readings = []
     for reading, errors, _ in lines:
         gap = errors - best_errors
-        told_apart = float(gap.mean()) > 2 * float(gap.std()) / math.sqrt(len(gap))
-        readings.append(replace(reading, tied=not told_apart or best.explained - reading.explained <= _ALIKE))
+        surely_worse = float(gap.mean()) > 2 * float(gap.std()) / math.sqrt(len(gap))
+        readings.append(replace(reading, tied=not surely_worse or best.explained - reading.explained <= _LEVEL))
 
     # Eigenvalues of the first few, for the pictures.
-    drawn = [next(candidate for candidate in menu if candidate.name == reading.name) for reading in readings[:DRAWN]]
+    by_name = {candidate.name: candidate for candidate in menu}
+    first = [by_name[reading.name] for reading in readings[:DRAWN]]
     return Diagnosis(
         target=problem.target.name,
         task=problem.target.task,
@@ -272,16 +281,16 @@ def diagnose(
         classes=problem.classes,
         counts=problem.counts,
         rows=len(problem.y),
-        features=0 if problem.x is None else problem.x.shape[1],
+        features=features,
         columns=problem.columns,
         notes=[*notes, *problem.notes],
         readings=readings,
-        eigen={candidate.name: _decompose(candidate, columns) for candidate in drawn},
-        shuffled_shares=_decompose(drawn[0], columns[orders[0]]).shares,
+        eigen={candidate.name: _decompose(candidate, columns) for candidate in first},
+        shuffled_shares=_decompose(first[0], columns[orders[0]]).shares,
         p_value=p_value,
         fit_score=fit_score,
         verdict=judge(problem, readings, p_value, fit_scores, source),
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - start,
     )
 
 
@@ -289,7 +298,9 @@ def centre_columns(y: Tensor) -> Tensor:  # (n,) -> (n, c)
     """Classes as -1/+1 columns without their mean; numbers without mean and scale."""
     columns = sign_columns(y).double()
     columns = columns - columns.mean(0)
-    return columns / columns.std(0, correction=0) if y.is_floating_point() else columns
+    if y.is_floating_point():
+        columns = columns / columns.std(0, correction=0)
+    return columns
 
 
 def analyze_gram(gram: Tensor, columns: Tensor) -> Spectrum:  # (n, n), (n, c)

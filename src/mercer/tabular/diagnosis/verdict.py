@@ -45,7 +45,9 @@ def judge(
 ) -> Verdict:
     """The verdict on ranked readings; ``scores`` are those that ``fit`` would print, None without columns."""
     best, name = readings[0], problem.target.name
-    labels = "labels" if problem.classes else "values"
+    labels = "values"
+    if problem.classes:
+        labels = "labels"
 
     # What limits every model of this table.
     limits = []
@@ -67,9 +69,11 @@ def judge(
             "(mercer predict --threshold)."
         )
 
-    level = next(word for least, word in _LEVELS if best.explained >= least)
-    fitted = None if best.source else scores
-    what = best.source or "the table's columns"
+    # The answer in a sentence, and why in words that need no kernels.
+    level = next(word for bound, word in _LEVELS if best.explained >= bound)
+    fitted, what = scores, "the table's columns"
+    if best.source:  # an embedding, which fit does not read
+        fitted, what = None, best.source
     headline = f"{name} can be learned {level} from {what}: {_say_score(problem, best, fitted)}."
     shuffled = f"Shuffled {labels} were never predicted as well: this is no accident."
     reasons = [*_compare_with_others(fitted), shuffled, *limits]
@@ -78,8 +82,13 @@ def judge(
     details = [_compare_kernels(readings)]
     machines = sum(reading.share > 0 for reading in readings)
     if fitted is not None and machines:
-        uses = "uses one of these machines" if machines == 1 else f"combines {machines} of these machines"
-        reached = _percent(fitted["r2" if best.accuracy is None else "accuracy"])
+        uses = "uses one of these machines"
+        if machines > 1:
+            uses = f"combines {machines} of these machines"
+        measure = "accuracy"
+        if best.accuracy is None:
+            measure = "r2"
+        reached = _percent(fitted[measure])
         alone = f"The best single one, chosen on the same rows, reaches {_say_reached(best)}."
         details.append(f"mercer fit {uses} and reaches {reached}. {alone}")
     details.append(
@@ -89,7 +98,9 @@ def judge(
     if best.steps is None:
         speed = "Gradient descent would need over 1,000 full steps to halve the loss: expect slow training."
     else:
-        control = "over 1,000" if best.shuffled_steps is None else f"{best.shuffled_steps:,}"
+        control = "over 1,000"
+        if best.shuffled_steps is not None:
+            control = f"{best.shuffled_steps:,}"
         steps = max(best.steps, 1)
         speed = f"Gradient descent would halve the loss in {steps:,} full steps; on shuffled labels it takes {control}."
     details.append(speed)
@@ -121,13 +132,21 @@ def _say_noise(problem: Problem, best: Reading, p_value: float, labels: str, lim
 def _say_score(problem: Problem, best: Reading, fitted: Mapping[str, Any] | None) -> str:
     """How good the answers are on rows left out."""
     if best.accuracy is None:
-        share = best.explained if fitted is None else fitted["r2"]
-        return f"{_percent(share)} of its variation is predicted on rows left out"
-    if fitted and (found := find_rare_class(fitted)):
-        rare = problem.classes[found.number]
-        tenth = f"the tenth of left-out rows that is likeliest to be {rare} holds {found.in_first_tenth:.0%} of them"
+        explained = best.explained
+        if fitted is not None:
+            explained = fitted["r2"]
+        return f"{_percent(explained)} of its variation is predicted on rows left out"
+    # Of a rare class: how many of its rows the ranking puts first.
+    rare = None
+    if fitted:
+        rare = find_rare_class(fitted)
+    if rare:
+        name = problem.classes[rare.number]
+        tenth = f"the tenth of left-out rows that is likeliest to be {name} holds {rare.in_first_tenth:.0%} of them"
         return f"{tenth} (10% by chance)"
-    right = best.accuracy if fitted is None else fitted["accuracy"]
+    right = best.accuracy
+    if fitted is not None:
+        right = fitted["accuracy"]
     guess = _percent(problem.guess)
     # Where no more rows are right than by the most frequent class, the ranking is what can be learned.
     if right <= problem.guess and fitted is not None and fitted.get("auroc") is not None:
@@ -150,14 +169,17 @@ def _compare_with_others(fitted: Mapping[str, Any] | None) -> list[str]:
     def write(score: float | None) -> str:
         if score is None:
             return "-"
-        return f"{score:.2f}" if measure == "auroc" else _percent(score)
+        if measure == "auroc":
+            return f"{score:.2f}"
+        return _percent(score)
 
-    listed = ", ".join(f"{who} {write(theirs[measure])}" for who, theirs in fitted["beside"].items())
+    listed = ", ".join(f"{who} {write(scores[measure])}" for who, scores in fitted["beside"].items())
     return [f"On the same rows ({name}): mercer fit {write(fitted[measure])}, {listed}."]
 
 
 def _compare_kernels(readings: Sequence[Reading]) -> str:
     """The best representation, and which others are as good."""
+    # A linear kernel that is as good, or right as often, is the simpler answer.
     best = readings[0]
     text = f"The best representation is {best.name}. {best.meaning}"
     if best.family != "linear":
@@ -167,11 +189,13 @@ def _compare_kernels(readings: Sequence[Reading]) -> str:
         plain = next((r for r in readings if r.family == "linear" and r.source == best.source), None)
         if plain is not None and (plain.accuracy or 0.0) >= (best.accuracy or math.inf):
             text += f" ({plain.name} is right as often, {_percent(plain.accuracy or 0.0)}, but less surely.)"
-    others = [reading.name for reading in readings[1:] if reading.tied]
-    if not others:
+    as_good = [reading.name for reading in readings[1:] if reading.tied]
+    if not as_good:
         return f"{text} No other of the {len(readings)} comes near."
-    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    return f"{text} As good within the noise: {', '.join(others[:3])}{more}."
+    listed = ", ".join(as_good[:3])
+    if len(as_good) > 3:
+        listed += f" and {len(as_good) - 3} more"
+    return f"{text} As good within the noise: {listed}."
 
 
 def _advise(problem: Problem, readings: Sequence[Reading], source: str) -> tuple[list[str], list[str]]:
@@ -192,18 +216,25 @@ def _advise(problem: Problem, readings: Sequence[Reading], source: str) -> tuple
     elif from_columns is not None:
         compared = f" The columns alone reach {_say_reached(from_columns)}, so the embedding earns its cost."
     advice = [f"Put a head on {best.source}: a kernel classifier, or a linear one where that is tied.{compared}"]
-    kind = "Classifier" if problem.classes else "Regressor"
+    kind = "Regressor"
+    if problem.classes:
+        kind = "Classifier"
     head = f"mercer.layerwise.KernelNetwork{kind}(random_state=0)"
     if not source.endswith(".npz"):
-        rows = best.source if best.source.isidentifier() else "embedding"
-        return advice, [f"{head}.fit({rows}, y)"]
+        variable = "embedding"
+        if best.source.isidentifier():
+            variable = best.source
+        return advice, [f"{head}.fit({variable}, y)"]
     code = f"import mercer, numpy; data = numpy.load({source!r}); y = data[{name!r}]; "
     code += f"x = data[{best.source!r}].reshape(len(y), -1); print({head}.fit(x, y).score(x, y))"
     return advice, [shlex.join(["python", "-c", code])]
 
 
 def _say_reached(reading: Reading) -> str:
-    return _percent(reading.explained if reading.accuracy is None else reading.accuracy)
+    """Its score on rows left out: accuracy, or of numbers R2."""
+    if reading.accuracy is None:
+        return _percent(reading.explained)
+    return _percent(reading.accuracy)
 
 
 def _percent(share: float) -> str:

@@ -56,12 +56,14 @@ def diagnosis_page(diagnosis: Diagnosis, path: str | Path, *, source: str = "the
 
 
 def _draw_pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
+    """Three pictures of the first few kernels, each beside the labels in random order."""
     names = ", ".join(diagnosis.eigen)
-    chosen = [reading for reading in diagnosis.readings if reading.name in diagnosis.eigen]
+    first = [reading for reading in diagnosis.readings if reading.name in diagnosis.eigen]
 
+    # How each is drawn.
     def draw_curves() -> figures.Figure:
-        curves = {label(reading.name): _thin_out(reading.curve) for reading in chosen}
-        curves[_RANDOM] = _thin_out(chosen[0].shuffled_curve)
+        curves = {label(reading.name): _thin_out(reading.curve) for reading in first}
+        curves[_RANDOM] = _thin_out(first[0].shuffled_curve)
         return figures.lines(curves, x_label="steps", y_label="loss left", x_log=True, control=_RANDOM)
 
     def draw_shares() -> figures.Figure:
@@ -76,6 +78,7 @@ def _draw_pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
         curves = {label(name): _by_rank(eigen.values) for name, eigen in diagnosis.eigen.items()}
         return figures.lines(curves, x_label="direction, by rank", y_label="eigenvalue", x_log=True, y_log=True)
 
+    # What each shows, in words.
     return {
         "curves": draw_picture(
             "curves",
@@ -155,7 +158,8 @@ def column_lines(columns: Sequence[Column]) -> list[ColumnLine]:
         if len(alike) <= _ALONE:
             lines.append(ColumnLine(column.name, column.kind, column.how))
         elif column.name == alike[0]:
-            named = len(alike) if column.dropped else _NAMED  # a column that is not used is named
-            more = f" and {len(alike) - named} more" if len(alike) > named else ""
-            lines.append(ColumnLine(", ".join(alike[:named]) + more, column.kind, f"each {column.how}"))
+            names = ", ".join(alike)
+            if not column.dropped and len(alike) > _NAMED:  # columns that are not used are all named
+                names = f"{', '.join(alike[:_NAMED])} and {len(alike) - _NAMED} more"
+            lines.append(ColumnLine(names, column.kind, f"each {column.how}"))
     return lines

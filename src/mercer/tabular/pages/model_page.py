@@ -67,7 +67,9 @@ def model_page(
         reasons: Why some rows get their answers, from :func:`mercer.tabular.effects.reasons`.
     """
     path = Path(path)
-    weights = column_weights(model) if weights is None else weights
+    if weights is None:
+        weights = column_weights(model)
+    # What the template shows, by the names that it uses.
     measures = [name for name in _TILES if model.scores.get(name) is not None]
     tiles = [(_write_score(model.scores[name], name), *_TILES[name]) for name in measures]
     values = {
@@ -81,7 +83,7 @@ def model_page(
         "seconds": 0.0,
         "style": own_text("style.css") + own_text("pages.css"),
         "tiles": tiles,
-        "beside": _list_others(model.scores),
+        "beside": _list_other_models(model.scores),
         "confused": confusions(model, _CONFUSIONS),
         "machines": machine_lines(model),
         "features": len(model.feature_names),
@@ -97,17 +99,20 @@ def model_page(
 def reason_lines(why: Reasons) -> tuple[str, list[tuple[str, str]]]:
     """A row and its answer in words, and what each of its five largest columns adds; the others in one line."""
     parts = list(why.parts.items())
-    more = f"{len(parts) - _PARTS} more column" + "s" * (len(parts) != _PARTS + 1)
     lines = []
     for name, value in parts[:_PARTS]:
-        cell = why.cells.get(name)  # the row's value, so that one need not look it up
-        lines.append((f"{shown(name, 40)} = {shown(cell, 24)}" if cell else name, value))
+        cell = why.cells.get(name)
+        if cell:  # the row's value, so that one need not look it up
+            name = f"{shown(name, 40)} = {shown(cell, 24)}"
+        lines.append((name, value))
     if len(parts) > _PARTS:
-        lines.append((more, sum(value for _, value in parts[_PARTS:])))
+        name = f"{len(parts) - _PARTS} more column" + "s" * (len(parts) != _PARTS + 1)
+        lines.append((name, sum(value for _, value in parts[_PARTS:])))
+    # A probability moves by points of a hundred, a number by its own unit.
     if why.of:
         title = f"row {why.row}: {shown(why.answer, 30)} ({why.value:.1%}; on average {why.average:.1%})"
         return title, [(shown(name, 40), f"{100 * value:+.1f} points") for name, value in lines]
-    # as many decimals as the largest part needs for three digits
+    # As many decimals as the largest part needs for three digits.
     largest = max([abs(value) for _, value in lines] + [1e-12])
     decimals = max(0, 2 - math.floor(math.log10(largest)))
     answer = f"{why.value:,.{decimals}f} (on average {why.average:,.{decimals}f})"
@@ -119,32 +124,40 @@ def headline(model: TabularModel) -> str:
     name, scores = model.target.name, model.scores
     if not scores["folds"]:
         return f"{name} is predicted from {_count_columns(model)}; the rows were too few to say how well."
+    # A number: its explained variation.
     if model.target.classes is None:
-        share = f"{_percent(scores['r2'])} of its variation on unseen rows"
+        explained = f"{_percent(scores['r2'])} of its variation on unseen rows"
         if scores["r2"] <= 0:
             return f"{name}: no better than always predicting the mean, on unseen rows."
         if scores["r2"] < _HARDLY:
-            return f"{name}: hardly better than always predicting the mean; {share}."
-        return f"{name} is predicted from {_count_columns(model)}: {share}."
+            return f"{name}: hardly better than always predicting the mean; {explained}."
+        return f"{name} is predicted from {_count_columns(model)}: {explained}."
+    # A rare class: the share of rows that are right says little where nearly all are of one class.
+    rare = find_rare_class(scores)
+    if rare:
+        rare_class = shown(str(model.target.classes[rare.number]), 30)
+        tenth = f"holds {rare.in_first_tenth:.0%} of the {rare_class} rows (10% by chance)"
+        rarely = f"{rare_class} is rare ({_percent(rare.share)})"
+        hits = f"{rare.hits:,} of {rare.hits + rare.missed:,} are predicted as {rare_class}"
+        alarms = f"with {rare.false_alarms:,} false alarms"
+        return f"{name}: the tenth of unseen rows that the model finds likeliest {tenth}. {rarely}: {hits}, {alarms}."
+    # Classes that are never predicted, or nothing gained over the most frequent class.
     right, alone = _percent(scores["accuracy"]), _percent(scores["always_most_frequent"])
     never = never_predicted(model)
-    if found := find_rare_class(scores):
-        # the share of rows that are right says little where nearly all are of one class
-        rare = shown(str(model.target.classes[found.number]), 30)
-        tenth = f"holds {found.in_first_tenth:.0%} of the {rare} rows (10% by chance)"
-        rarely = f"{rare} is rare ({_percent(found.share)})"
-        hits = f"{found.hits:,} of {found.hits + found.missed:,} are predicted as {rare}"
-        alarms = f"with {found.false_alarms:,} false alarms"
-        return f"{name}: the tenth of unseen rows that the model finds likeliest {tenth}. {rarely}: {hits}, {alarms}."
     if never:
-        listed = ", ".join([shown(one, 30) for one in never[:5]] + ["..."] * (len(never) > 5))
-        verb = "is" if len(never) == 1 else "are"
-        other = "as many as" if right == alone else alone
-        score = f"{right} right on unseen rows, {other} by the most frequent class alone"
+        listed = ", ".join([shown(class_name, 30) for class_name in never[:5]] + ["..."] * (len(never) > 5))
+        verb, by_guess = "are", alone
+        if len(never) == 1:
+            verb = "is"
+        if right == alone:
+            by_guess = "as many as"
+        score = f"{right} right on unseen rows, {by_guess} by the most frequent class alone"
         return f"{name}: {listed} {verb} never predicted; {score}."
     if not gains(scores):
-        other = "" if right == alone else f" ({right} by the model)"
-        return f"{name}: no more rows right than by the most frequent class alone, {alone} on unseen rows{other}."
+        by_model = ""
+        if right != alone:
+            by_model = f" ({right} by the model)"
+        return f"{name}: no more rows right than by the most frequent class alone, {alone} on unseen rows{by_model}."
     guess = f"where the most frequent class alone gives {alone}"
     return f"{name} is predicted from {_count_columns(model)}: {right} right on unseen rows, {guess}."
 
@@ -154,12 +167,12 @@ def advice(model: TabularModel) -> str:
     scores = model.scores
     if not scores["folds"] or model.target.classes is None:
         return ""
-    found = find_rare_class(scores)
-    if found and found.hits < found.missed:
-        rare = shown(str(model.target.classes[found.number]), 30)
-        cost = f"pass --cost {rare}=10 to mercer predict if a missed {rare} is as bad as 10 false alarms"
-        other = f'or --threshold {rare}=P for a probability P; in Python class_weight="balanced"'
-        return f"To predict {rare} sooner, {cost}, {other}."
+    rare = find_rare_class(scores)
+    if rare and rare.hits < rare.missed:
+        name = shown(str(model.target.classes[rare.number]), 30)
+        cost = f"pass --cost {name}=10 to mercer predict if a missed {name} is as bad as 10 false alarms"
+        threshold = f'or --threshold {name}=P for a probability P; in Python class_weight="balanced"'
+        return f"To predict {name} sooner, {cost}, {threshold}."
     if gains(scores) and not never_predicted(model):
         return ""
     what = 'or rare classes, pass --threshold to mercer predict, or class_weight="balanced" in Python.'
@@ -179,27 +192,31 @@ def next_steps(model: TabularModel) -> list[str]:
         f"{shown(c.name, 40)} ({c.how.removeprefix('dropped: ')})" for c in model.preparation.columns if c.dropped
     ]
     if unused:
-        more = f" and {len(unused) - _UNUSED} more" if len(unused) > _UNUSED else ""
-        steps.append(f"Not used: {'; '.join(unused[:_UNUSED])}{more}.")
+        listed = "; ".join(unused[:_UNUSED])
+        if len(unused) > _UNUSED:
+            listed += f" and {len(unused) - _UNUSED} more"
+        steps.append(f"Not used: {listed}.")
     return [step for step in steps if step]
 
 
 def never_predicted(model: TabularModel) -> list[str]:
     """Classes that left-out rows have and that none of them is taken for."""
-    counts = model.scores.get("confusion", [])
-    names = [] if model.target.classes is None else map(str, model.target.classes)
-    return [name for i, name in enumerate(names) if counts and sum(counts[i]) and not any(row[i] for row in counts)]
+    counts = model.scores.get("confusion")
+    if not counts or model.target.classes is None:
+        return []
+    names = map(str, model.target.classes)
+    return [name for i, name in enumerate(names) if sum(counts[i]) and not any(row[i] for row in counts)]
 
 
 def gains(scores: Mapping[str, Any]) -> bool:
     """Whether more rows are right than by the most frequent class alone, by more than a standard error."""
     sizes = [sum(row) for row in scores["confusion"]]
-    others = sum(sizes) - max(sizes)  # rows that can be gained
+    of_other_classes = sum(sizes) - max(sizes)  # rows that can be gained
     gained = (scores["accuracy"] - scores["always_most_frequent"]) * sum(sizes)
-    return bool(gained > max(1, others) ** 0.5)
+    return bool(gained > max(1, of_other_classes) ** 0.5)
 
 
-def confusions(model: TabularModel, most: int) -> list[tuple[str, str, int, int]]:
+def confusions(model: TabularModel, count: int) -> list[tuple[str, str, int, int]]:
     """The most frequent mistakes: true class, predicted class, rows, rows of the true class."""
     table = model.scores.get("confusion")
     if table is None or model.target.classes is None:
@@ -207,50 +224,57 @@ def confusions(model: TabularModel, most: int) -> list[tuple[str, str, int, int]
     names = [str(name) for name in model.target.classes]
     mistakes = []
     for true, row in zip(names, table, strict=True):
-        mistakes += [
-            (true, name, count, sum(row)) for name, count in zip(names, row, strict=True) if name != true and count
-        ]
-    return sorted(mistakes, key=lambda mistake: -mistake[2])[:most]
+        for predicted, rows in zip(names, row, strict=True):
+            if predicted != true and rows:
+                mistakes.append((true, predicted, rows, sum(row)))
+    return sorted(mistakes, key=lambda mistake: -mistake[2])[:count]
 
 
 def machine_lines(model: TabularModel) -> list[dict[str, Any]]:
     """Each machine: what it does in words, and its numbers, as values and as text."""
     lines = []
     for part in model.learner.parts():
-        shown = {"share": _percent(part["share"])}
-        shown |= {name: "–" if part[name] is None else numbers.plain(part[name], 2) for name in ("penalty", "error")}
-        lines.append({"what": part["what"], "shown": shown, "values": part})
+        cells = {"share": _percent(part["share"])}
+        for name in ("penalty", "error"):
+            cells[name] = "–"
+            if part[name] is not None:
+                cells[name] = numbers.plain(part[name], 2)
+        lines.append({"what": part["what"], "shown": cells, "values": part})
     return lines
 
 
-def _list_others(scores: Mapping[str, Any]) -> dict[str, Any] | None:
+def _list_other_models(scores: Mapping[str, Any]) -> dict[str, Any] | None:
     """Other models on the same folds: the measures, and a line for each model, ours first."""
-    others = scores.get("beside")
-    if not others:
+    models = scores.get("beside")
+    if not models:
         return None
-    measures = list(next(iter(others.values())))
+    measures = list(next(iter(models.values())))
     best, by = best_beside(scores)
-    lines = [
-        (name, name == best, [_write_score(theirs[measure], measure) for measure in measures])
-        for name, theirs in {"this model": scores, **others}.items()
-    ]
+    lines = []
+    for name, scores_of_model in {"this model": scores, **models}.items():
+        cells = [_write_score(scores_of_model[measure], measure) for measure in measures]
+        lines.append((name, name == best, cells))
     return {"measures": [_SHORT.get(m, _TILES[m][0]) for m in measures], "lines": lines, "by": by}
 
 
 def _write_score(score: float | None, measure: str) -> str:
     if score is None:
         return "–"
-    return _percent(score) if measure in _SHARES else numbers.plain(score, 3)
+    if measure in _SHARES:
+        return _percent(score)
+    return numbers.plain(score, 3)
 
 
 def _draw_pictures(
     model: TabularModel, weights: Mapping[str, float], losses: Mapping[str, float] | None
 ) -> dict[str, Picture]:
+    """The page's pictures by their anchors; which there are depends on the target and on what is known."""
     scores, pictures = model.scores, {}
 
     def add(anchor: str, draw: Callable[[], figures.Figure], alt: str, caption: str) -> None:
         pictures[anchor] = draw_picture(anchor, draw, alt, caption)
 
+    # What it looks at, and how the prediction moves with it.
     add(
         "weights",
         lambda: _draw_bars(weights, "share, %"),
@@ -259,7 +283,9 @@ def _draw_pictures(
     )
     for number, effect in enumerate(effect_curves(model, weights)):
         what = _name_effect(effect)
-        band = ". The band holds the middle 80% of the rows." if _is_curve(effect) else "."
+        band = "."
+        if _is_curve(effect):
+            band = ". The band holds the middle 80% of the rows."
         if effect.column in model.means.tables_:
             count = len(set(model.means.tables_[effect.column][0]) - {MISSING})
             band = f": of {count:,} words, those with the lowest and the highest mean of the target."
@@ -269,6 +295,7 @@ def _draw_pictures(
             f"How the prediction moves with {what}.",
             f"The average prediction for each value of {what}{band}",
         )
+    # What it needs, where shuffling was measured.
     if losses:
         add(
             "losses",
@@ -276,12 +303,11 @@ def _draw_pictures(
             "What shuffling each column of the given data costs.",
             "How much the score on the given rows falls when one column is shuffled: what the model really needs.",
         )
+    # Of classes: are its probabilities true, and which classes does it mistake?
     if "reliability" in scores:
         bins = scores["reliability"]
         # JSON has no NaN: a bin without rows holds None.
-        confidence, accuracy = (
-            [math.nan if value is None else value for value in bins[name]] for name in ("confidence", "accuracy")
-        )
+        confidence, accuracy = (np.array(bins[name], dtype=float).tolist() for name in ("confidence", "accuracy"))
         add(
             "reliability",
             lambda: figures.reliability(bins["rows"], confidence, accuracy, title="Confidence beside accuracy"),
@@ -298,6 +324,7 @@ def _draw_pictures(
             "Rows it had not seen, counted: the true class down, the predicted class across. All on the diagonal would "
             "be perfect. Colours are shares of the true class.",
         )
+    # Of numbers: the predicted beside the true.
     if "pairs" in scores:
         step = max(1, len(scores["pairs"]["value"]) // _POINTS)
         values, predictions = (scores["pairs"][name][::step] for name in ("value", "prediction"))
@@ -312,7 +339,9 @@ def _draw_pictures(
 
 
 def _name_effect(effect: Effect) -> str:
-    return f"the {effect.part} of {effect.column}" if effect.part else effect.column
+    if effect.part:
+        return f"the {effect.part} of {effect.column}"
+    return effect.column
 
 
 def _is_curve(effect: Effect) -> bool:
@@ -321,7 +350,9 @@ def _is_curve(effect: Effect) -> bool:
 
 def _draw_effect(effect: Effect, target: str) -> figures.Figure:
     """Bars for words, weekdays and truth values; a curve with its band for numbers and dates."""
-    y_label = f"probability of {label(effect.of)}" if effect.of else f"predicted {label(target)}"
+    y_label = f"predicted {label(target)}"
+    if effect.of:
+        y_label = f"probability of {label(effect.of)}"
     x, x_label = effect.values, label(_name_effect(effect))
     if not _is_curve(effect):
         names = [label(str(value)) for value in effect.values]
@@ -331,7 +362,7 @@ def _draw_effect(effect: Effect, target: str) -> figures.Figure:
     if effect.part == "season":
         x, x_label = [float(month) for month in range(1, 13)], f"month of {label(effect.column)}"
     if effect.part == "trend":
-        # days of one year, or years
+        # Days of one year, or years.
         days = np.array(effect.values, dtype="datetime64[D]").astype(np.int64).astype(np.float64)
         x, x_label = (days - days[0]).tolist(), f"{label(effect.column)}, days since {effect.values[0]}"
         if days[-1] - days[0] > _LONG_TREND:
@@ -341,8 +372,9 @@ def _draw_effect(effect: Effect, target: str) -> figures.Figure:
 
 
 def _draw_bars(shares: Mapping[str, float], x_label: str) -> figures.Figure:
-    first = {label(name): 100 * share for name, share in list(shares.items())[:_WEIGHTS]}
-    return figures.bars({"": first}, x_label=x_label)
+    """The largest shares, in percent."""
+    percents = {label(name): 100 * value for name, value in list(shares.items())[:_WEIGHTS]}
+    return figures.bars({"": percents}, x_label=x_label)
 
 
 def _count_columns(model: TabularModel) -> str:

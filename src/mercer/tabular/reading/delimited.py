@@ -62,6 +62,7 @@ class DelimitedFile:
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self.path, self.limits = path, limits
+        # The first lines decide on the delimiter and on codes.
         with self._open_lines() as lines:
             head: list[str] = []
             size = 0
@@ -70,8 +71,9 @@ class DelimitedFile:
                 size += len(line)
                 if size > _SNIFFED and len(head) > _FEWEST:  # a header may be longer than that alone
                     break
-        is_tsv = ".tsv" in [suffix.lower() for suffix in path.suffixes]
-        self.delimiter = "\t" if is_tsv else _find_delimiter(head)
+        self.delimiter = "\t"
+        if ".tsv" not in [suffix.lower() for suffix in path.suffixes]:
+            self.delimiter = _find_delimiter(head)
         with self._name_faults():
             rows = [row for row in csv.reader(iter(head), delimiter=self.delimiter) if row]
 
@@ -89,10 +91,10 @@ class DelimitedFile:
             raise corrupt(path, "the table must have at least one row", "a header only", "")
 
         # Columns such as postcodes stay text: a number would lose their leading zeros.
-        codes = {
-            i for row in rows[1:] for i, text in enumerate(row) if len(text) > 1 and text[0] == "0" and text.isdigit()
-        }
-        self.codes = [name for i, name in enumerate(self.header) if i in codes]
+        places: set[int] = set()
+        for row in rows[1:]:
+            places |= {i for i, text in enumerate(row) if len(text) > 1 and text[0] == "0" and text.isdigit()}
+        self.codes = [name for i, name in enumerate(self.header) if i in places]
 
     def frame(self, rows: int | None, text: list[str]) -> pd.DataFrame:
         """The first ``rows`` rows, or all; ``text`` columns as they are written."""
@@ -110,6 +112,7 @@ class DelimitedFile:
                 yield chunk.set_axis(self.header, axis=1)
 
     def _options(self, text: list[str]) -> dict[str, Any]:
+        """What pandas is told of the file."""
         written = {*text, *self.codes}
         return {
             "sep": self.delimiter,
@@ -124,11 +127,13 @@ class DelimitedFile:
 
     @contextlib.contextmanager
     def _open_records(self, limit: int | None) -> Iterator[_Records]:
+        """The rows as checked text, of at most so many characters."""
         with self._name_faults(), self._open_lines() as lines:
             yield _Records(self.path, lines, self.delimiter, len(self.header), limit)
 
     @contextlib.contextmanager
     def _name_faults(self) -> Iterator[None]:
+        """The parsers' errors, in our sentence."""
         try:
             yield
         except (pd.errors.ParserError, csv.Error, UnicodeError) as error:
@@ -147,21 +152,24 @@ class _Records(io.TextIOBase):
         self._path, self._columns, self._limit = path, columns, limit
         self._pending: list[str] = []
         self._rows = csv.reader(self._note_lines(lines), delimiter=delimiter)
-        self._left, self._size = "", 0
+        self._surplus, self._size = "", 0  # text that was not asked for yet; characters that were read
         while not next(self._rows):  # blank lines, then the header
             pass
         self._pending.clear()
 
     def _note_lines(self, lines: Iterator[str]) -> Iterator[str]:
+        """The lines, each kept until its row has been counted."""
         for line in lines:
             self._pending.append(line)
             yield line
 
     @override
     def read(self, size: int | None = -1, /) -> str:
-        wanted = -1 if size is None else size
-        parts, there = [self._left], len(self._left)
-        while wanted < 0 or there < wanted:
+        # Whole rows, until there are enough characters; all rows for a size of None or below 0.
+        if size is None:
+            size = -1
+        parts, length = [self._surplus], len(self._surplus)
+        while size < 0 or length < size:
             row = next(self._rows, None)
             if row is None:
                 break
@@ -171,16 +179,17 @@ class _Records(io.TextIOBase):
             text = "".join(self._pending)
             self._pending.clear()
             parts.append(text)
-            there += len(text)
+            length += len(text)
             self._size += len(text)
             if self._limit is not None and self._size > self._limit:
                 fix = "Use mercer fit or tabular.read_chunks, which stream; or pass rows."
                 raise corrupt(self._path, f"at most {self._limit} characters are read at once", "more", fix)
-        whole = "".join(parts)
-        if wanted < 0:
-            wanted = len(whole)
-        self._left = whole[wanted:]
-        return whole[:wanted]
+        # What is too much waits for the next call.
+        text = "".join(parts)
+        if size < 0:
+            size = len(text)
+        self._surplus = text[size:]
+        return text[:size]
 
 
 def _decode(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
@@ -218,7 +227,7 @@ def _decode(path: Path, stream: IO[bytes], limit: int) -> Iterator[str]:
             encoding = encoding or reads_as
         if text is None or (not line.isascii() and encoding != reads_as):
             raise corrupt(path, "the text must be UTF-8", f"another byte in line {number}", _SAVE)
-        # lines end with LF here, so a CR elsewhere is part of a field, which the parser would take for a line's end
+        # Lines end with LF here: a CR elsewhere is part of a field, which the parser would take for a line's end.
         yield _END.sub("\n", text).replace("\r", " ")
 
 
@@ -254,15 +263,18 @@ def _split_lines(stream: IO[bytes], limit: int) -> Iterator[bytes]:
             yield first
             first = stream.readline(limit + 1)
         return
-    rest = first  # what readline took for one line, or as much of it as it may take
-    while rest:
-        *lines, rest = rest.split(b"\r")
+    # Only CR: cut what readline took for one line, or as much of it as it may take, and read on.
+    text = first
+    while text:
+        *lines, text = text.split(b"\r")
         yield from (line + b"\n" for line in lines)
-        more = stream.read(2**16) if len(rest) <= limit else b""
-        if not more and rest:
-            yield rest
+        block = b""
+        if len(text) <= limit:
+            block = stream.read(2**16)
+        if not block and text:
+            yield text
             return
-        rest += more
+        text += block
 
 
 def _find_delimiter(head: list[str]) -> str:
@@ -273,11 +285,15 @@ def _find_delimiter(head: list[str]) -> str:
             counts = {len(row) for row in csv.reader(iter(head[:50]), delimiter=delimiter) if row}
         except csv.Error:  # such as a field of more than 131,072 letters: a line that another delimiter cuts
             return 0
-        return counts.pop() if len(counts) == 1 else 0
+        if len(counts) != 1:
+            return 0
+        return counts.pop()
 
+    if not head:
+        return ","
     best = max(_DELIMITERS, key=fields)
-    if fields(best) > 1 or not head:
-        return best if head else ","
+    if fields(best) > 1:
+        return best
     return max(_DELIMITERS, key=lambda delimiter: head[0].count(delimiter))  # ragged: by the header
 
 

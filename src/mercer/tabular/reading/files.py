@@ -65,7 +65,10 @@ def read_chunks(
     path, kind = _find_kind(path)
     checks.integer("read_chunks", "rows", rows, 1)
     if kind in (".npz", ".xlsx"):
-        frame = _read_arrays(path, limits) if kind == ".npz" else _read_sheet(path, limits)
+        if kind == ".npz":
+            frame = _read_arrays(path, limits)
+        else:
+            frame = _read_sheet(path, limits)
         return (frame.iloc[start : start + rows] for start in range(0, len(frame), rows))
     if kind == ".parquet":
         return parquet_chunks(path, rows, limits)
@@ -91,11 +94,17 @@ def _read_arrays(path: Path, limits: Limits) -> pd.DataFrame:
             array = array.astype(np.float64)
         elif not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
-        wide = array.reshape(len(array), -1 if array.size else 0)
+        # As columns, one for an array (n,).
+        width = 0
+        if array.size:
+            width = array.size // len(array)
+        wide = array.reshape(len(array), width)
         if wide.shape[1] > limits.columns:
             raise corrupt(path, f"the array {name} must have at most {limits.columns} columns", wide.shape[1], "")
-        names = [name] if array.ndim == 1 and array.size else [f"{name}_{i}" for i in range(wide.shape[1])]
-        twice = next((one for one in names if one in columns), None)
+        names = [f"{name}_{i}" for i in range(width)]
+        if array.ndim == 1 and array.size:
+            names = [name]
+        twice = next((column for column in names if column in columns), None)
         if twice is not None:
             raise corrupt(path, "each column must have a name of its own", f"{twice!r} twice", "Rename an array.")
         columns |= dict(zip(names, wide.T, strict=True))
@@ -126,11 +135,15 @@ def _read_sheet(path: Path, limits: Limits) -> pd.DataFrame:
 def _find_kind(path: str | Path) -> tuple[Path, str]:
     """The file, where it is one that can be read, and the ending that names its reader."""
     path = Path(path)
-    plain = path.with_suffix("") if path.suffix.lower() in (".gz", ".bz2") else path
+    plain = path
+    if path.suffix.lower() in (".gz", ".bz2"):
+        plain = path.with_suffix("")
     kind = _OTHERS.get(plain.suffix.lower(), plain.suffix.lower())
     if not path.exists():
         raise FileNotFoundError(checks.sentence("read", f"{path} must be a file", "nothing there"))
     if kind not in SUFFIXES or path.is_dir():
-        got = f"the folder {path.name!r}" if path.is_dir() else f"{path.name!r}"
+        got = repr(path.name)
+        if path.is_dir():
+            got = f"the folder {got}"
         raise ValueError(checks.sentence("read", f"a table must be a file ending in {', '.join(SUFFIXES)}", got))
     return check_replaceable(path, "read"), kind

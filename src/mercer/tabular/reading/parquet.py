@@ -15,6 +15,7 @@ from ...storage.archives import corrupt
 from ...storage.files import open_to_read
 from .delimited import Limits
 
+_ROWS = 50_000  # decoded at a time
 _PYARROW = 'Install it: pip install "mercer[data]".'
 
 
@@ -24,11 +25,14 @@ def parquet_frame(path: Path, rows: int | None, limits: Limits) -> pd.DataFrame:
         with _open(path) as (file, _):
             needed = 10 * file.metadata.num_rows * file.metadata.num_columns
         checks.memory("read", path.name, needed, "Use mercer fit or tabular.read_chunks, which stream; or pass rows.")
-    parts, there = [], 0
-    for part in parquet_chunks(path, 50_000 if rows is None else min(rows, 50_000), limits):
+    size = _ROWS
+    if rows is not None:
+        size = min(rows, _ROWS)
+    parts, count = [], 0
+    for part in parquet_chunks(path, size, limits):
         parts.append(part)
-        there += len(part)
-        if rows is not None and there >= rows:
+        count += len(part)
+        if rows is not None and count >= rows:
             break
     return pd.concat(parts).iloc[:rows]
 
@@ -98,7 +102,8 @@ def _check_text(path: Path, batch: Any, limit: int) -> None:
         if types.is_dictionary(column.type) and _is_text(column.type.value_type):
             lengths = compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
             places = column.indices.drop_null().to_numpy(zero_copy_only=False)
-            size += int(lengths[places].sum()) if len(lengths) else 0
+            if len(lengths):
+                size += int(lengths[places].sum())
     if size > limit:
         need = f"{batch.num_rows} rows must hold at most {limit / 2**30:.3g} GiB of text"
         raise corrupt(path, need, f"{size / 2**30:.3g} GiB", "Is it a decompression bomb? Else shorten the texts.")

@@ -13,9 +13,9 @@ from typing_extensions import override
 from .. import checks
 from ..linalg.distances import map_distances, median_distance, safe_sqrt
 from ..linalg.torch_internals import differentiated
-from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_generator
 from ..rows.loading import Data, load_rows
+from ..rows.rows import Rows
 from .base import Description, Kernel, Positive, Products
 
 _MEDIAN_ROWS = 1000

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.operators import SymmetricOperator
-from ..rows import Rows
 from ..rows.agreement import count_ranks, deal_out
+from ..rows.rows import Rows
 from .base import Kernel
 
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mercer import figures
+from mercer.figures.narrow import write_svg
+from mercer.figures.theme import LIGHT, canvas
 from mercer.kernels import NNGP, NTK, infinite_width
 from mercer.machines import KernelRidge
 
@@ -53,17 +54,17 @@ def main() -> None:
         "ReLU, five hidden layers: NNGP": NNGP(depth=5, bias_var=0.3),
         "ReLU, five hidden layers: NTK": NTK(depth=5, bias_var=0.3),
     } | {name: infinite_width(model, kind="nngp", weight_var=3.0, bias_var=0.5) for name, model in models.items()}
-    figure, axes = figures.canvas(3, 2, width=8.4, height=7.6)
+    figure, axes = canvas(3, 2, width=8.4, height=7.6)
     for ax, (name, kernel) in zip(axes, kernels.items(), strict=True):
         machine = KernelRidge(kernel, penalty=NOISE, solver="exact").fit(x, y)
         mean, deviation = machine.predict(new), (machine.variance(new) * kernel.diag(new)).sqrt()
         ax.fill_between(new[:, 0], mean - 2 * deviation, mean + 2 * deviation, alpha=0.2, linewidth=0)
         ax.plot(new[:, 0], mean)
         ax.plot(new[:, 0], (2 * new[:, 0]).sin(), "--", linewidth=1)
-        ax.plot(x[:, 0], y, "o", markersize=4, color=figures.LIGHT.ink)
+        ax.plot(x[:, 0], y, "o", markersize=4, color=LIGHT.ink)
         ax.set(title=name, ylim=(-4, 4))
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
-    figures.write_svg(figure, out)
+    write_svg(figure, out)
     print(out)
 
 

@@ -12,7 +12,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
-from mercer import figures
+from mercer.figures.narrow import write_svg
+from mercer.figures.theme import LIGHT, canvas
 from mercer.nn import KernelClassifier
 
 OUT = Path(__file__).parent.parent / "docs" / "img" / "gallery" / "learned_kernel.svg"
@@ -31,7 +32,7 @@ def main() -> None:
     torch.manual_seed(0)
     X, labels = load_digits(return_X_y=True)
     z, y = torch.tensor((X - X.mean(0))[::2], dtype=torch.float32), torch.tensor(labels[::2])
-    figure, (left, right) = figures.canvas(1, 2, width=8.6, height=3.4)
+    figure, (left, right) = canvas(1, 2, width=8.6, height=3.4)
     t = torch.linspace(-1, 1, 100)
     fresh = KernelClassifier(64, 10)
     heads = {"at the start": fresh}
@@ -47,9 +48,9 @@ def main() -> None:
             )
     left.set(title="the kernel of the cosine", xlabel="cosine of embedding and class weight")
     right.set(title="weight of each power in the series", xlabel="power")
-    left.legend(frameon=False, fontsize=8, labelcolor=figures.LIGHT.ink)
+    left.legend(frameon=False, fontsize=8, labelcolor=LIGHT.ink)
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
-    figures.write_svg(figure, out)
+    write_svg(figure, out)
     print(out)
 
 

@@ -16,8 +16,9 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.nn import functional as F
 
-from mercer import figures
 from mercer.bayes import Familiarity
+from mercer.figures.narrow import write_svg
+from mercer.figures.theme import LIGHT, canvas, png
 from mercer.optim import FunctionSpaceSGD
 from mercer_papers.data.letters import CYRILLIC, letters
 
@@ -88,7 +89,7 @@ def main():
 def draw(out, curves, score, strange, pictures):
     first, *rest = list(curves)[1:]
     best = max((first, *rest), key=lambda name: curves[name][-1])
-    figure, (left, middle, right) = figures.canvas(1, 3, width=9.6, height=3.2)
+    figure, (left, middle, right) = canvas(1, 3, width=9.6, height=3.2)
     for name, dash in {"FunctionSpaceSGD": "-", best: "-", first: ":"}.items():
         left.plot(range(1, 4), curves[name], dash, marker="o", markersize=4, label=name)
     left.set(title="test accuracy", xlabel="epoch", xticks=range(1, 4))
@@ -101,11 +102,11 @@ def draw(out, curves, score, strange, pictures):
     right.set(title="known (top) and strange", xticks=[], yticks=[])
     right.grid(False)
     for ax in (left, middle):
-        ax.legend(frameon=False, fontsize=8, labelcolor=figures.LIGHT.ink)  # a color that turns with the screen
+        ax.legend(frameon=False, fontsize=8, labelcolor=LIGHT.ink)  # a color that turns with the screen
     if out.suffix == ".svg":
-        figures.write_svg(figure, out)
+        write_svg(figure, out)
     else:
-        out.write_bytes(figures.png(figure))
+        out.write_bytes(png(figure))
 
 
 if __name__ == "__main__":

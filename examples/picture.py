@@ -10,8 +10,9 @@ from sklearn.datasets import load_digits, make_moons
 from torch import nn
 from torch.nn import functional as F
 
-from mercer import figures
 from mercer.features import Nystrom
+from mercer.figures.narrow import write_svg
+from mercer.figures.theme import LIGHT, canvas, png
 from mercer.kernels import RBF, ReLUGram
 from mercer.nn import KernelClassifier
 from mercer.optim import FunctionSpaceSGD
@@ -57,9 +58,9 @@ def classify(ax) -> None:
     u, v = torch.meshgrid(torch.linspace(-1.6, 2.6, 160), torch.linspace(-1.1, 1.6, 120), indexing="xy")
     with torch.no_grad():
         p = head(lift(torch.stack((u.flatten(), v.flatten()), 1))).softmax(1)[:, 1].reshape(u.shape)
-    ax.contour(u, v, p, levels=[0.5], colors=[figures.LIGHT.series[2]], linewidths=2)
+    ax.contour(u, v, p, levels=[0.5], colors=[LIGHT.series[2]], linewidths=2)
     for label in (0, 1):
-        ax.scatter(*points[labels == label].T, s=7, color=figures.LIGHT.series[label])
+        ax.scatter(*points[labels == label].T, s=7, color=LIGHT.series[label])
     ax.set(title="Classify: one layer, four prototypes a class", xticks=[], yticks=[])
 
 
@@ -106,15 +107,15 @@ def train(ax) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    figure, axes = figures.canvas(2, 2, width=9.6, height=6.6)
+    figure, axes = canvas(2, 2, width=9.6, height=6.6)
     for ax, panel in zip(axes, (read, classify, decompose, train), strict=True):
         panel(ax)
         if ax.get_legend_handles_labels()[0]:
-            ax.legend(frameon=False, fontsize=8, labelcolor=figures.LIGHT.ink)
+            ax.legend(frameon=False, fontsize=8, labelcolor=LIGHT.ink)
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".png").write_bytes(figures.png(figure)) if len(sys.argv) > 1 else None
-    figures.write_svg(figure, out)
+    out.with_suffix(".png").write_bytes(png(figure)) if len(sys.argv) > 1 else None
+    write_svg(figure, out)
     print(out)
 
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mercer import figures, metrics
+from mercer import metrics
+from mercer.figures import plots
+from mercer.figures.narrow import write_svg
 from mercer.kernels import RBF, ReLUGram
 from mercer.layerwise import KernelNetworkClassifier
 from mercer.nn import KernelClassifier
@@ -146,7 +148,7 @@ def main() -> None:
     show("kernel network, as fitted", [torch.tensor(network.predict_proba(z_test)).log()], y_test)
     if options.out:
         bins = metrics.calibration(calibrated(runs[0], y_test).softmax(1), y_test, bins=10)
-        figures.write_svg(figures.reliability(*bins), options.out)
+        write_svg(plots.reliability(*bins), options.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from mercer import figures
+from mercer.figures.narrow import write_svg
+from mercer.figures.theme import canvas
 from mercer.layerwise import KernelNetworkClassifier
 from mercer_papers import data
 
@@ -34,13 +35,13 @@ def main() -> None:
         if type(layer).__name__ == "SpectralLayer":
             seen[f"after layer {len(seen)}: HSIC {model.history_[len(seen) - 1]['hsic']:.2f}"] = flat(z)
     chosen = list(seen.items())[:3]
-    figure, axes = figures.canvas(1, len(chosen), width=8.6, height=3.2)
+    figure, axes = canvas(1, len(chosen), width=8.6, height=3.2)
     for ax, (name, rows) in zip(axes, chosen, strict=True):
         for label in y.unique():
             ax.plot(*rows[y == label].mT, ".", markersize=3)
         ax.set(title=name, xticks=[], yticks=[])
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
-    figures.write_svg(figure, out)
+    write_svg(figure, out)
     print(out)
 
 

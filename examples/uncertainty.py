@@ -13,8 +13,10 @@ from sklearn.datasets import load_digits, make_moons
 from torch import nn
 from torch.nn import functional as F
 
-from mercer import figures, metrics
+from mercer import metrics
 from mercer.bayes import LinearizedLaplace
+from mercer.figures import plots
+from mercer.figures.theme import png
 
 
 def trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss, steps: int, decay: float = 0.0) -> nn.Module:
@@ -39,7 +41,7 @@ def line():
     at = torch.linspace(-4.5, 4.5, 200)[:, None]
     mean, variance = posterior.predict(at)
     title = "Regression: linearised Laplace, noise and prior by evidence"
-    return figures.band(at[:, 0], mean[:, 0], variance[:, 0].sqrt(), (x[:, 0], y[:, 0]), title=title)
+    return plots.band(at[:, 0], mean[:, 0], variance[:, 0].sqrt(), (x[:, 0], y[:, 0]), title=title)
 
 
 def plane():
@@ -53,7 +55,7 @@ def plane():
     for name, proba in {"network": lambda r: model(r).softmax(1), "posterior": posterior.predict_proba}.items():
         ask = lambda rows, proba=proba: proba(torch.as_tensor(rows).float()).detach()  # noqa: E731
         title = {"network": "The network alone", "posterior": "Linearised Laplace, k = 20"}[name]
-        yield f"plane-{name}", figures.confidence(ask, x[:200], y[:200], title=title)
+        yield f"plane-{name}", plots.confidence(ask, x[:200], y[:200], title=title)
 
 
 def calibration():
@@ -68,14 +70,14 @@ def calibration():
     test, truth = x[600:], y[600:]
     for name, proba in {"network": model(test).softmax(1), "posterior": posterior.predict_proba(test)}.items():
         title = f"{name}: NLL {metrics.nll(proba, truth):.3f}, ECE {metrics.ece(proba, truth):.3f}"
-        yield f"calibration-{name}", figures.reliability(*metrics.calibration(proba, truth, 10), title=title)
+        yield f"calibration-{name}", plots.reliability(*metrics.calibration(proba, truth, 10), title=title)
 
 
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in [("line", line()), *plane(), *calibration()]:
-        (folder / f"{name}.png").write_bytes(figures.png(figure))
+        (folder / f"{name}.png").write_bytes(png(figure))
         print(folder / f"{name}.png")
 
 

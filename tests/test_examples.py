@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mercer import figures
+from mercer.figures.theme import svg
 from mercer_papers import data
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +48,7 @@ def test_every_word_of_a_picture_turns_light_on_a_dark_screen():
 
 
 def test_the_bands_of_the_gallery_are_drawn():
-    drawn = figures.svg(runpy.run_path(str(ROOT / "examples" / "uncertainty.py"))["line"]())
+    drawn = svg(runpy.run_path(str(ROOT / "examples" / "uncertainty.py"))["line"]())
     assert texts(drawn) == texts((ROOT / "docs" / "img" / "gallery" / "uncertainty_line.svg").read_text())
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from mercer import figures
+from mercer.figures.narrow import write_svg
 from mercer_papers.bench import table_ranks
 from mercer_papers.bench.tables import STORED
 
@@ -57,7 +57,7 @@ def main(check: bool) -> int:
         ("duels", table_ranks.draw_duels, "tables_duels.svg"),
     ):
         methods = next(_names(block) for block in blocks if block[1] == kind)
-        figures.write_svg(draw(lines, methods), PICTURES / name)
+        write_svg(draw(lines, methods), PICTURES / name)
     return 0
 
 

@@ -1,6 +1,6 @@
 """The one error sentence, the warning class, and the checks that every public entry shares.
 
-A message says where, what is needed, what came and what to do:
+A message says where it happened, what is needed, what came and what to do:
 
 >>> positive("RBF", "gamma", -2.0)
 Traceback (most recent call last):
@@ -23,11 +23,13 @@ from torch import Tensor
 
 __all__ = [
     "NumericalWarning",
+    "cast_floats",
     "choice",
     "dense",
     "device",
     "finite",
     "floating",
+    "floating_dtype",
     "integer",
     "matrix",
     "memory",
@@ -56,7 +58,7 @@ class NumericalWarning(UserWarning):
 
 def sentence(where: str, need: str, got: object, fix: str = "") -> str:
     """The house's error sentence, as ``where: need; got this. What to do.`` reads."""
-    return f"{where}: {need}; got {got}." + (f" {fix}" if fix else "")
+    return f"{where}: {need}; got {got}. {fix}".rstrip()
 
 
 def warn(where: str, message: str, *, stacklevel: int = 3) -> None:
@@ -85,7 +87,9 @@ def integer(where: str, name: str, value: int, low: int, high: int | None = None
         need = f"{name} must be a whole number of at least {low}"
         if high is not None:
             need = f"{name} must be in {low}..{high}"
-        raise ValueError(sentence(where, f"{need}, {of}" if of else need, value))
+        if of:
+            need = f"{need}, {of}"
+        raise ValueError(sentence(where, need, value))
     return int(value)
 
 
@@ -143,16 +147,34 @@ def floating(x: Tensor) -> Tensor:
     """The dtype rule: integers and booleans become the default dtype, half precision becomes float32."""
     if not x.is_floating_point():
         return x.to(torch.get_default_dtype())
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return x.float()
+    return x
+
+
+def floating_dtype(x: Tensor, otherwise: torch.dtype | None = None) -> torch.dtype:
+    """The dtype of x where it holds floats; else ``otherwise``, by default torch's default dtype."""
+    if x.is_floating_point():
+        return x.dtype
+    return otherwise or torch.get_default_dtype()
+
+
+def cast_floats(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floats in that dtype; whole numbers (tokens, indices, counters) stay as they are."""
+    if x.is_floating_point():
+        return x.to(dtype)
+    return x
 
 
 def finite(where: str, name: str, x: Tensor) -> Tensor:
     """No NaN and no infinity; the message names the first bad row."""
     if x.is_floating_point() and not math.isfinite(_largest(x)):
         # Only now, on the way to an error, look for the row.
-        rows = (~torch.isfinite(x)).reshape(len(x), -1).any(1) if x.ndim else ~torch.isfinite(x)[None]
-        row = int(rows.nonzero()[0, 0])
-        kind = "NaN" if bool(x.isnan().any()) else "infinity"
+        first = int((~torch.isfinite(x)).flatten().nonzero()[0, 0])
+        row = first // max(1, x.shape[1:].numel())
+        kind = "infinity"
+        if bool(x.isnan().any()):
+            kind = "NaN"
         raise ValueError(
             sentence(where, f"{name} must be finite", f"{kind}, first bad row {row}", "Drop or impute those rows.")
         )
@@ -200,7 +222,8 @@ def weights(where: str, name: str, value: Any, n: int) -> Tensor | None:
         weight = torch.from_numpy(np.array(value, dtype=np.float64))  # a copy: the caller's weights stay his
     except (TypeError, ValueError) as error:
         raise ValueError(sentence(where, f"{name} must hold numbers", error)) from error
-    weight = weight.expand(n) if weight.ndim == 0 else weight
+    if weight.ndim == 0:
+        weight = weight.expand(n)
     if weight.shape != (n,):
         raise ValueError(sentence(where, f"{name} must have shape ({n},), a weight for each row", tuple(weight.shape)))
     finite(where, name, weight)
@@ -208,7 +231,9 @@ def weights(where: str, name: str, value: Any, n: int) -> Tensor | None:
         raise ValueError(sentence(where, f"{name} must be 0 or more", f"{float(weight.min()):g}"))
     if n and float(weight.max()) == 0:
         raise ValueError(sentence(where, f"{name} must be above zero in some row", "all zero weights"))
-    return weight if n and bool((weight != weight[0]).any()) else None
+    if not n or bool((weight == weight[0]).all()):
+        return None
+    return weight
 
 
 def same_device(where: str, first: str, a: torch.device, second: str, b: torch.device) -> None:
@@ -230,7 +255,7 @@ def memory(where: str, what: str, needed: int, fix: str) -> None:
 
 def available_memory() -> int | None:
     """Bytes available without swapping, within a container's limit; None where the system does not tell."""
-    # What Linux says; elsewhere what POSIX knows.
+    # Ask Linux; on other systems ask POSIX.
     free: int | None = None
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -258,7 +283,9 @@ def _largest(x: Tensor) -> float:
         return 0.0
     # aminmax passes NaN on, so that one pass finds NaN, infinity and the largest value.
     low, high = (float(end) for end in torch.aminmax(x.detach()))
-    return math.nan if math.isnan(low) or math.isnan(high) else max(-low, high)
+    if math.isnan(low) or math.isnan(high):
+        return math.nan
+    return max(-low, high)
 
 
 def _is_number(value: object) -> bool:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mercer import figures
 from mercer.figures import numbers
 from mercer.figures.pages import inline
+from mercer.figures.theme import canvas, legend_below
 from mercer_papers import recorded_runs, report
 from mercer_papers.catalogue import Number, entries
 from mercer_papers.report import matrix
@@ -314,9 +314,9 @@ def test_the_reason_of_many_missing_cells_is_said_once(tmp_path):
 
 
 def test_the_legend_of_a_phones_figure_is_within_it():
-    figure, (ax,) = figures.canvas(width=6.4)
+    figure, (ax,) = canvas(width=6.4)
     names = ["no kernel", "RFF 500", "RFF 1000", "RFF 3072", "RFF 10000"]
-    figures.legend_below(figure, {name: ax.plot([0, 1], [0, i])[0] for i, name in enumerate(names)})
+    legend_below(figure, {name: ax.plot([0, 1], [0, i])[0] for i, name in enumerate(names)})
     inline(figure, "anchor", "five lines")
     figure.draw_without_rendering()
     (legend,) = figure.legends

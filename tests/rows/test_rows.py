@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mercer.rows import Rows, open_rows
+from mercer.rows import open_rows
+from mercer.rows.rows import Rows
 
 X = torch.arange(24.0, dtype=torch.float64).reshape(8, 3).sin()
 Y = torch.arange(8.0, dtype=torch.float64).cos()

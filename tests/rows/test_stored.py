@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from mercer.bayes import LinearizedLaplace
 from mercer.layerwise import KernelNetworkRegressor
-from mercer.rows import Rows
+from mercer.rows.rows import Rows
 from mercer.rows.stored import StoredRows, open_rows
 from tests.features.cases import CASES, rows
 
@@ -95,14 +95,14 @@ def test_blocks_go_through_partial_fit(source):
 
 
 def test_bad_files_are_refused_in_a_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"open_rows: source must end in .npy, .safetensors, .parquet; got rows.csv."):
+    with pytest.raises(ValueError, match=r"open_rows: path must end in .npy, .safetensors, .parquet; got rows.csv."):
         open_rows(tmp_path / "rows.csv")
     save_file({"a": X, "b": X.clone()}, tmp_path / "two.safetensors")
     with pytest.raises(ValueError, match=r"open_rows: name must be one of 'a', 'b'; got None."):
         open_rows(tmp_path / "two.safetensors")
     assert torch.equal(open_rows(tmp_path / "two.safetensors", name="b")[:2], X[:2])
     np.save(tmp_path / "flat.npy", np.zeros(3))
-    with pytest.raises(ValueError, match=r"source must be numbers of shape \(n, ...\); got float64 of \(3,\)."):
+    with pytest.raises(ValueError, match=r"path must hold numbers of shape \(n, ...\); got float64 of \(3,\)."):
         open_rows(tmp_path / "flat.npy")
     np.save(tmp_path / "nan.npy", np.array([[0.0], [np.nan]]))
     with pytest.raises(

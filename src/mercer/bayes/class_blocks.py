@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from ..linalg.blocks import block_rows, slices
 from ..linalg.cholesky import cholesky
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from ..storage.savable import Savable
 from .directions import Span

@@ -12,7 +12,7 @@ from typing_extensions import override
 from ..linalg.blocks import slices
 from ..linalg.eigen import randomized_range
 from ..linalg.operators import SymmetricOperator
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from .eigenfunction_network import EigenfunctionNetwork, read_embedding
 from .jacobian import Jacobian, LastLayerJacobian, RowwiseJacobian

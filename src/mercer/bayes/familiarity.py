@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.blocks import block_rows, slices
-from ..rows import Rows
 from ..rows.loading import Data
+from ..rows.rows import Rows
 from ..signals.capture import capture
 from ..signals.layers import layer, unwrap
 from .jacobian import near

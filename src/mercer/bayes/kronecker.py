@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.blocks import slices
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..signals.layers import trainable
 from .jacobian import RowwiseJacobian, check_rows_apart, near, one_output, two_rows
 from .layer_signals import LayerSignals, MisalignedRowsError, Signal

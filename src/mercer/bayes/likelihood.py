@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ..checks import sentence
 from ..linalg.blocks import block_rows, slices
-from ..rows import Rows
+from ..rows.rows import Rows
 from .validation import class_labels, real_targets
 
 LIKELIHOODS = ("classification", "regression")

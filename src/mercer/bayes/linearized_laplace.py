@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from ..signals.layers import trainable
 from .class_blocks import ClassBlocks, ClassBlocksSpan, ClassCurvature, fits_class_blocks

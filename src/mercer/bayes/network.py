@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..checks import sentence
-from ..rows import Rows
 from ..rows.packing import PackedNetwork, Packing
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from ..signals.attention import plain_attention
 from ..signals.layers import as_logits, trainable, unwrap

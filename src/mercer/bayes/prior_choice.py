@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor
 
-from ..rows import Rows
+from ..rows.rows import Rows
 from .likelihood import Gaussian, Likelihood, Link, Softmax, mean_over_ranks
 
 _PRECISIONS = torch.logspace(-4, 8, 37, dtype=torch.float64).tolist()

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from .. import checks
-from ..rows import Rows
 from ..rows.packing import PackedNetwork
+from ..rows.rows import Rows
 from ..signals.layers import unwrap
 from .likelihood import likelihood_named
 from .network import flat_logits

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.blocks import slices
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from .eigenfunction_network import EigenfunctionNetwork, distill_network, read_embedding
 from .ensembles import Ensemble

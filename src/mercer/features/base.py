@@ -19,8 +19,8 @@ from typing_extensions import override
 from .. import checks
 from ..kernels import Kernel
 from ..kernels.user_kernels import read_rows
-from ..rows import Rows
 from ..rows.agreement import share_generator
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from ..storage.savable import Savable
 

@@ -18,8 +18,8 @@ from ..kernels.tiled_gram import NOISE, STORAGE, TiledGram
 from ..linalg.cholesky import cholesky, shift_diagonal
 from ..linalg.eigen import lanczos_eigh, top_eigh
 from ..linalg.operators import SymmetricOperator
-from ..rows import Rows
 from ..rows.agreement import has_several_ranks, map_shared_rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from .bases import LandmarkBasis
 from .landmarks import LandmarkFeatures, resolution, sample, select, widen

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import checks
 from ..kernels import Kernel, NetworkKernel
 from ..linalg.cholesky import inverse_root
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 
 SELECTIONS = ("uniform", "kmeans", "leverage")

@@ -12,8 +12,8 @@ from .. import checks
 from ..kernels import Kernel, NetworkKernel
 from ..linalg.blocks import slices
 from ..linalg.cholesky import shift_diagonal
-from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_weights
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from .parallel_networks import L2BatchNorm
 

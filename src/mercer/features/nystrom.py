@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from .. import checks
 from ..kernels import Kernel
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from .base import FeatureMap
 from .landmarks import SELECTIONS, LandmarkFeatures, resolution, select

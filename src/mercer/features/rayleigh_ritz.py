@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from ..kernels import Kernel, NetworkKernel
 from ..linalg.eigen import top_eigh
 from ..linalg.operators import SymmetricOperator
-from ..rows import Rows
 from ..rows.agreement import map_shared_rows
-from ..rows.rows import BLOCK_BYTES
+from ..rows.rows import BLOCK_BYTES, Rows
 from ..rows.stored import Readable
 from .bases import Basis
 from .landmarks import sample, widen

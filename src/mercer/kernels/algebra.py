@@ -7,6 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
+from ..linalg.blocks import apply_to_both
 from ..linalg.distances import safe_sqrt
 from ..linalg.torch_internals import readable
 from .base import Kernel, Positive, Products
@@ -41,8 +42,10 @@ class _Pair(Kernel):
 
     @override
     def rescaled(self, factor: float) -> Kernel | None:
-        left, right = self.left.rescaled(factor), self.right.rescaled(factor)
-        return None if left is None or right is None else type(self)(left, right)
+        first, second = self.left.rescaled(factor), self.right.rescaled(factor)
+        if first is None or second is None:
+            return None
+        return type(self)(first, second)
 
     @override
     def gram_from_products(self, products: Products) -> Tensor:
@@ -69,10 +72,10 @@ class Sum(_Pair):
     def frequencies(self, normal: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A mixture of both densities, weighted by :math:`k_i(0)`."""
         origin = normal.new_zeros(1, normal.shape[1])
-        left, right = (kernel.gram_diag(origin) for kernel in (self.left, self.right))
+        share, other_share = (kernel.gram_diag(origin) for kernel in (self.left, self.right))
         coin = torch.rand(len(normal), 1, generator=generator, dtype=normal.dtype, device=normal.device)
         return torch.where(
-            coin * (left + right) < left,
+            coin * (share + other_share) < share,
             self.left.frequencies(normal, generator),
             self.right.frequencies(normal, generator),
         )
@@ -258,10 +261,9 @@ class Normalized(_Wrapped):
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        left = self._without_lengths(x)
-        right = left if y is x else self._without_lengths(y)
-        rows, columns = self._inverse_norms(left), self._inverse_norms(right)
-        gram = self.kernel.gram(left, right) * rows[:, None] * columns[None]
+        scaled_x, scaled_y = apply_to_both(self._without_lengths, x, y)
+        rows, columns = self._inverse_norms(scaled_x), self._inverse_norms(scaled_y)
+        gram = self.kernel.gram(scaled_x, scaled_y) * rows[:, None] * columns[None]
         return _recompute_undefined(self, gram, x, y, torch.cat((rows, columns)))
 
     @override
@@ -300,6 +302,5 @@ def _recompute_undefined(kernel: Kernel, gram: Tensor, x: Tensor, y: Tensor, wit
         need = "k(x, y) must not overflow in a part of the kernel"
         largest = f"entries up to {float(torch.maximum(x.detach().abs().max(), y.detach().abs().max())):.1e}"
         raise ValueError(checks.sentence(type(kernel).__name__, need, largest, "Standardise x first."))
-    rows = x.double()
-    columns = rows if y is x else y.double()
+    rows, columns = apply_to_both(Tensor.double, x, y)
     return kernel.gram(rows, columns).to(gram.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import checks
-from ..linalg.blocks import block_rows, blockwise_matmul, slices
+from ..linalg.blocks import apply_to_both, block_rows, blockwise_matmul, slices
 from ..linalg.torch_internals import differentiated, records_graph, transformed
 from ..rows.agreement import visit_ranks
 from ..rows.loading import as_tensor
@@ -104,8 +104,13 @@ class Positive(nn.Module):
         """The value, ``()`` or ``(d,)``, in the dtype and on the device of ``like``."""
         if self.number is not None:
             return like.new_full((), self.number)
-        value: Tensor = self.log.exp() if self.learnable else self.constant
-        return (value if self.is_vector else value.reshape(())).to(like.dtype)
+        if self.learnable:
+            value = self.log.exp()
+        else:
+            value = self.constant
+        if not self.is_vector:
+            value = value.reshape(())
+        return value.to(like.dtype)
 
     @property
     def learnable(self) -> bool:
@@ -116,22 +121,25 @@ class Positive(nn.Module):
         """The value times ``factor``, within the positive numbers of float32."""
         info = torch.finfo(torch.float32)
         value = (factor * self(torch.zeros((), dtype=torch.float64)).detach()).clamp(info.tiny, info.max)
-        return value if value.ndim else value.item()
+        if value.ndim:
+            return value
+        return value.item()
 
     def scale(self, by: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Both sets of rows times ``by`` ``(d,)``; rows that are one tensor stay one."""
         if len(by) != x.shape[1]:
             need = f"x must have a feature for each of the {len(by)} values of {self.name}"
             raise ValueError(checks.sentence(self.where, need, tuple(x.shape)))
-        left = x * by
-        return left, left if y is x else y * by
+        return apply_to_both(lambda rows: rows * by, x, y)
 
     def extra_repr(self) -> str:
         """The value, shown in ``repr(kernel)``."""
         if self.number is not None:
             return f"{self.number:g}"
         value = self(torch.zeros((), dtype=torch.float64)).detach()
-        return f"{value.item():g}, learnable" if value.ndim == 0 else f"{len(value)} values"
+        if value.ndim:
+            return f"{len(value)} values"
+        return f"{value.item():g}, learnable"
 
     def __float__(self) -> float:
         return float(self(torch.zeros((), dtype=torch.float64)).detach())
@@ -153,8 +161,8 @@ class Products:
     @functools.cached_property
     def cosines(self) -> Tensor:
         """Cosines, with values within rounding of +-1 set to +-1; 0 for a row of zeros."""
-        left, right = (torch.where(s > 0, s, math.inf).rsqrt() for s in (self.rows, self.columns))
-        return (self.dot * (left * (1 + _RESOLUTION))).mul_(right).clamp_(-1.0, 1.0)
+        by_row, by_column = (torch.where(s > 0, s, math.inf).rsqrt() for s in (self.rows, self.columns))
+        return (self.dot * (by_row * (1 + _RESOLUTION))).mul_(by_column).clamp_(-1.0, 1.0)
 
     @functools.cached_property
     def distances(self) -> Tensor:
@@ -181,7 +189,7 @@ class Kernel(Savable, nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # a class with a formula of its own does not follow from products in the way of the class that it extends
+        # A class with its own formula does not follow from products in the way of the class that it extends.
         if "gram" in vars(cls) and "gram_from_products" not in vars(cls):
             cls.follows_from_products = False  # type: ignore[assignment, method-assign]
 
@@ -213,6 +221,7 @@ class Kernel(Savable, nn.Module):
 
     def describe(self) -> Description:
         """The kernel's name, its meaning and its call."""
+        # The call in full: inner kernels as calls, other modules by the name of their class.
         arguments = []
         for name, value in self.get_params(deep=False).items():
             if isinstance(value, float):
@@ -260,6 +269,7 @@ class Kernel(Savable, nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # (n, d), (m, d) -> (n, m)
         """The Gram matrix between rows of ``x`` and of ``y`` (of ``x`` again where ``y`` is None)."""
         x, y = self._pair(x, y)
+        # Refuse a large matrix that the free memory cannot hold, rather than be killed by the system.
         if not records_graph() and x.device.type == "cpu":
             needed = len(x) * len(y) * x.element_size()
             if needed > _ASK_BYTES:
@@ -292,7 +302,9 @@ class Kernel(Savable, nn.Module):
         """
         if over_ranks:
             # The sum over ranks of this rank's rows with the columns of each.
-            columns = x if y is None else y
+            columns = x
+            if y is not None:
+                columns = y
             products = [self.matmul(x, part, w, block=block) for part, w in visit_ranks(columns, v)]
             return sum(products[1:], products[0])
         where = f"{type(self).__name__}.matmul"
@@ -321,7 +333,9 @@ class Kernel(Savable, nn.Module):
         """The Gram matrix of numpy arrays, for scikit-learn: ``SVC(kernel=k.numpy)``."""
         with torch.no_grad():
             where = f"{type(self).__name__}.numpy"
-            y = None if Y is None else as_tensor(where, "Y", Y)
+            y = None
+            if Y is not None:
+                y = as_tensor(where, "Y", Y)
             gram: NDArray[np.floating] = self(as_tensor(where, "X", X), y).numpy()
             return gram
 
@@ -344,19 +358,21 @@ class Kernel(Savable, nn.Module):
 
     def set_params(self, **params: Any) -> Self:
         """Construct the kernel anew, in place, with some arguments changed: ``gamma=2.0``, ``left__gamma=2.0``."""
-        # Arguments of this kernel, and those of kernels among them.
-        known = self.get_params(deep=False)
+        # Sort them into arguments of this kernel, and those of kernels among its arguments.
+        arguments = self.get_params(deep=False)
         nested: dict[str, dict[str, Any]] = {}
         for name, value in params.items():
             first, _, inner = name.partition("__")
-            checks.choice(type(self).__name__, "a parameter", first, known)
+            checks.choice(type(self).__name__, "a parameter", first, arguments)
             if inner:
                 nested.setdefault(first, {})[inner] = value
             else:
-                known[first] = value
+                arguments[first] = value
+
+        # Copies of the inner kernels take theirs; then this kernel becomes a fresh one of these arguments.
         for name, inner_params in nested.items():
-            known[name] = copy.deepcopy(known[name]).set_params(**inner_params)
-        self.__dict__ = type(self).from_arguments(known).__dict__
+            arguments[name] = copy.deepcopy(arguments[name]).set_params(**inner_params)
+        self.__dict__ = type(self).from_arguments(arguments).__dict__
         return self
 
     def __sklearn_clone__(self) -> Self:
@@ -372,9 +388,13 @@ class Kernel(Savable, nn.Module):
     def __add__(self, other: object) -> Kernel:
         from .algebra import Constant, Sum
 
-        if isinstance(other, (int, float)):
-            return Sum(self, Constant(other)) if other != 0 else self  # 0: the start of ``sum([k1, k2])``
-        return Sum(self, other) if isinstance(other, Kernel) else NotImplemented
+        if isinstance(other, Kernel):
+            return Sum(self, other)
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        if other == 0:  # the start of ``sum([k1, k2])``
+            return self
+        return Sum(self, Constant(other))
 
     __radd__ = __add__
 
@@ -383,7 +403,9 @@ class Kernel(Savable, nn.Module):
 
         if isinstance(other, Kernel):
             return Product(self, other)
-        return Scaled(self, float(other)) if isinstance(other, (int, float)) else NotImplemented
+        if isinstance(other, (int, float)):
+            return Scaled(self, float(other))
+        return NotImplemented
 
     __rmul__ = __mul__
 

@@ -58,9 +58,13 @@ class Polynomial(Kernel):
         super().__init__()
         self.degree = checks.integer("Polynomial", "degree", degree, 1)
         self.gamma = Positive("Polynomial", "gamma", gamma, learnable)
-        number = coef0.item() if isinstance(coef0, Tensor) and coef0.numel() == 1 else coef0
+        number = coef0
+        if isinstance(coef0, Tensor) and coef0.numel() == 1:
+            number = coef0.item()
         checks.non_negative("Polynomial", "coef0", number)
-        self.coef0 = Positive("Polynomial", "coef0", coef0, learnable) if number > 0 else None
+        self.coef0: Positive | None = None
+        if number > 0:
+            self.coef0 = Positive("Polynomial", "coef0", coef0, learnable)
 
     @property
     @override
@@ -80,7 +84,9 @@ class Polynomial(Kernel):
         return self._power(self.gamma(x) * x.square().sum(1))
 
     def _power(self, base: Tensor) -> Tensor:
-        return (base if self.coef0 is None else base + self.coef0(base)) ** self.degree
+        if self.coef0 is not None:
+            base = base + self.coef0(base)
+        return base**self.degree
 
 
 class Cosine(Kernel):
@@ -135,8 +141,8 @@ class ArcCosine(Kernel):
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         # J_p of the angles; angles() has a finite gradient where two rows point the same way.
-        (row_norms, left), (column_norms, right) = norms_and_units(x), norms_and_units(y)
-        t = clamp_cosines(left @ right.mT)
+        (row_norms, row_units), (column_norms, column_units) = norms_and_units(x), norms_and_units(y)
+        t = clamp_cosines(row_units @ column_units.mT)
         theta = angles(t)
         if self.order == 0:
             profile = torch.pi - theta
@@ -155,4 +161,4 @@ class ArcCosine(Kernel):
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
         if self.order == 0:
             return torch.where((x != 0).any(1), 1.0, 0.5).to(x.dtype)
-        return x.square().sum(1) ** self.order * (1.0 if self.order == 1 else 3.0)
+        return x.square().sum(1) ** self.order * (2.0 * self.order - 1)  # J_1(0) = pi, J_2(0) = 3 pi

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg.blocks import block_rows, slices
+from ..linalg.blocks import apply_to_both, block_rows, slices
 from ..signals.layers import trainable, unwrap
 from .network import NetworkKernel, seed_from
 from .tangents import Tangents
@@ -74,18 +74,22 @@ class EmpiricalNTK(NetworkKernel):
             raise ValueError(
                 checks.sentence("EmpiricalNTK", "model must have parameters that require grad", "none", fix)
             )
-        self._held = (unwrap(model),)
+        self._networks = (unwrap(model),)  # in a tuple: held, not registered
+        # Options of the methods that compute less than all Jacobians.
         self.method = checks.choice("EmpiricalNTK", "method", method, METHODS)
         self.samples = checks.integer("EmpiricalNTK", "samples", samples, 1)
-        self.block = None if block is None else checks.integer("EmpiricalNTK", "block", block, 1)
-        self.epsilon = None if epsilon is None else checks.positive("EmpiricalNTK", "epsilon", epsilon)
+        if block is not None:
+            checks.integer("EmpiricalNTK", "block", block, 1)
+        if epsilon is not None:
+            checks.positive("EmpiricalNTK", "epsilon", epsilon)
+        self.block, self.epsilon = block, epsilon
         self.iterations = checks.integer("EmpiricalNTK", "iterations", iterations, 0)
         self.seed = seed_from(generator)
         self.register_buffer("directions", torch.empty(0))
 
     @override
     def networks(self) -> Sequence[nn.Module]:
-        return self._held
+        return self._networks
 
     def fit(self, x: Tensor) -> Self:  # (n, ...)
         """Find the directions of ``"low_rank"`` on these rows. The other methods ignore it."""
@@ -100,9 +104,12 @@ class EmpiricalNTK(NetworkKernel):
         if self.method == "exact":
             return self._exact(x, y)
         if self.method == "low_rank" and not self.directions.numel():
-            q = self._range(x if y is x else torch.cat((x, y)))
-            fx = self._tangents(x).along(x, q)
-            return self.join(fx, fx if y is x else self._tangents(y).along(y, q))
+            # Without `fit`: directions from the rows of this call.
+            rows = x
+            if y is not x:
+                rows = torch.cat((x, y))
+            q = self._range(rows)
+            return self.join(*apply_to_both(lambda part: self._tangents(part).along(part, q), x, y))
         return super().gram(x, y)
 
     @override
@@ -125,7 +132,10 @@ class EmpiricalNTK(NetworkKernel):
         if self.method == "exact":
             return torch.cat(tangents.jacobian(x), 2)
         if self.method == "low_rank":
-            return tangents.along(x, self.directions if self.directions.numel() else self._range(x))
+            directions = self.directions
+            if not directions.numel():
+                directions = self._range(x)
+            return tangents.along(x, directions)
         signs = tangents.random_signs(self.samples, self.seed, x)
         if self.method == "jvp":
             return tangents.along(x, signs) / math.sqrt(self.samples)
@@ -135,9 +145,10 @@ class EmpiricalNTK(NetworkKernel):
         tangents = self._tangents(x)
         c, block = tangents.outputs(x), self._rows(tangents, x)
         if not len(x) or not len(y):
-            dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-            outputs = (c, c) if self.matrix_valued else ()
-            return torch.zeros(len(x), len(y), *outputs, dtype=dtype, device=x.device)
+            shape: tuple[int, ...] = (len(x), len(y), c, c)
+            if not self.matrix_valued:
+                shape = shape[:2]
+            return torch.zeros(shape, dtype=checks.floating_dtype(x), device=x.device)
         # Tiles of `block` rows and columns, so that two blocks of Jacobians are held at a time.
         strips: list[list[Tensor]] = []
         for i, rows in enumerate(slices(len(x), block)):
@@ -146,7 +157,9 @@ class EmpiricalNTK(NetworkKernel):
                 if y is x and j < i:
                     # Below the diagonal: the mirror image, rows with columns and outputs with outputs exchanged.
                     mirror = strips[j][i].transpose(0, 1)
-                    tiles.append(mirror.transpose(2, 3) if self.matrix_valued else mirror)
+                    if self.matrix_valued:
+                        mirror = mirror.transpose(2, 3)
+                    tiles.append(mirror)
                 else:
                     tiles.append(self._tile(tangents, x[rows], y[columns], c))
             strips.append(tiles)
@@ -162,7 +175,9 @@ class EmpiricalNTK(NetworkKernel):
             else:
                 gradients = (tangents.gradient(x[rows], output) for output in range(tangents.outputs(x)))
                 parts.append(sum((j.square().sum(1) for gradient in gradients for j in gradient), x.new_zeros(())))
-        return torch.cat(parts) if parts else x.new_zeros(0)
+        if not parts:
+            return x.new_zeros(0)
+        return torch.cat(parts)
 
     def _tile(self, tangents: Tangents, x: Tensor, y: Tensor, c: int) -> Tensor:
         if self.matrix_valued:
@@ -171,16 +186,20 @@ class EmpiricalNTK(NetworkKernel):
         # One output at a time: a trace needs no products between outputs.
         total = x.new_zeros(())
         for output in range(c):
-            left = tangents.gradient(x, output)
-            right = left if y is x else tangents.gradient(y, output)
-            for a, b in zip(left, right, strict=True):
+            rows = tangents.gradient(x, output)
+            columns = rows
+            if y is not x:
+                columns = tangents.gradient(y, output)
+            for a, b in zip(rows, columns, strict=True):
                 total = total + a @ b.mT
         return total
 
     def _rows(self, tangents: Tangents, x: Tensor) -> int:
         if self.block is not None:
             return self.block
-        width = tangents.size * (tangents.outputs(x) if self.matrix_valued else 1)
+        width = tangents.size  # of one row's Jacobian, of one output at a time where a trace is asked for
+        if self.matrix_valued:
+            width *= tangents.outputs(x)
         return block_rows(2 * width * tangents.dtype.itemsize, budget=_BUDGET)
 
     def _range(self, x: Tensor) -> Tensor:  # (n, ...) -> (p, r)
@@ -188,7 +207,7 @@ class EmpiricalNTK(NetworkKernel):
             return self._tangents(x).range_of(x, self.samples, self.iterations, self.seed, self.block)
 
     def _tangents(self, x: Tensor) -> Tangents:
-        return Tangents(self._held[0], x, self.choose)
+        return Tangents(self._networks[0], x, self.choose)
 
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:

@@ -30,7 +30,7 @@ from ..linalg.torch_internals import differentiated, records_graph
 
 _RESOLUTION = 8.0  # units in the last place within which a cosine cannot be told from 1
 _TERMS = 48  # of a Hermite series
-_REACH, _STEP = 12.0, 1 / 16  # nodes -12, -12 + 1/16, ..., 12 of its coefficients' integrals
+_END, _STEP = 12.0, 1 / 16  # nodes -12, -12 + 1/16, ..., 12 of its coefficients' integrals
 _LEAST_TAIL = 1e-10  # a smaller share of a second moment left out by a Hermite series is rounding
 
 
@@ -122,7 +122,9 @@ class Erf(Activation):
         root = _sine(rho, cc, ix, iy)
         gains = gain_x * gain_y
         value = torch.atan2(rho * cc, root) * gains
-        return value, cc * gains / root if slope else None
+        if not slope:
+            return value, None
+        return value, cc * gains / root
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,9 @@ class GELU(Activation):
         (cx, ix, gain_x), (cy, iy, gain_y) = x, y
         value, derivative = self._moments(clamp_cosines(rho), cx * cy, (ix, iy))
         gains = gain_x * gain_y
-        return value * gains, derivative * gains if slope else None
+        if not slope:
+            return value * gains, None
+        return value * gains, derivative * gains
 
     def _moments(self, rho: Tensor, t: Tensor, inverses: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The second moment over both deviations, and its derivative in rho."""
@@ -180,12 +184,17 @@ class Wave(Activation):
 
     @override
     def deviation(self, r: Tensor) -> Tensor:
-        square = -2 * r.square()
-        return safe_sqrt((1 + square.exp()) / 2 if self.cosine else -square.expm1() / 2)
+        # E[cos^2 u] and E[sin^2 u] are (1 +- e^{-2 r^2}) / 2.
+        exponent = -2 * r.square()
+        if self.cosine:
+            return safe_sqrt((1 + exponent.exp()) / 2)
+        return safe_sqrt(-exponent.expm1() / 2)
 
     @override
     def mean(self, r: Tensor) -> Tensor:
-        return (-r.square() / 2).exp() if self.cosine else torch.zeros_like(r)
+        if self.cosine:
+            return (-r.square() / 2).exp()
+        return torch.zeros_like(r)
 
     @override
     def factors(self, r: Tensor, after: Tensor) -> Factors:
@@ -205,9 +214,13 @@ class Wave(Activation):
         # Their difference by expm1 where the covariance is small.
         small = -by_difference * twice.clamp(-1, 1).expm1()
         sines = torch.where(twice.abs() < 1, small, by_difference - by_sum) / 2
-        # Each is the other's moment of the derivative.
-        value, derivative = (cosines, sines) if self.cosine else (sines, cosines)
-        return value * inverse, derivative * (rx * ry) * inverse if slope else None
+        # The derivative of the one is the other, up to its sign, which the product of two loses.
+        value, derivative = sines, cosines
+        if self.cosine:
+            value, derivative = cosines, sines
+        if not slope:
+            return value * inverse, None
+        return value * inverse, derivative * (rx * ry) * inverse
 
 
 @dataclass(frozen=True)
@@ -238,7 +251,9 @@ class HermiteSeries(Activation):
 
     @override
     def mean(self, r: Tensor) -> Tensor:
-        return torch.zeros_like(r) if self.odd else self._integrals(r, 0, [0])[1][..., 0]
+        if self.odd:
+            return torch.zeros_like(r)
+        return self._integrals(r, 0, [0])[1][..., 0]
 
     @override
     def factors(self, r: Tensor, after: Tensor) -> Factors:
@@ -252,35 +267,45 @@ class HermiteSeries(Activation):
 
     @property
     def _orders(self) -> list[int]:
-        return list(range(1, 2 * _TERMS, 2)) if self.odd else list(range(_TERMS))
+        if self.odd:
+            return list(range(1, 2 * _TERMS, 2))
+        return list(range(_TERMS))
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
         rho, orders = clamp_cosines(rho), self._orders
         coefficients = [side[0].movedim(-1, 0).contiguous() for side in (x, y)]
-        # Horner's scheme, in rho or rho^2, for the sum over k and for its derivative in rho
-        power = rho * rho if self.odd else rho
+        # Horner's scheme, in rho or rho^2, for the sum over k and for its derivative in rho.
+        power = rho
+        if self.odd:
+            power = rho * rho
         value = derivative = torch.zeros_like(rho)
         for order, ax, ay in zip(orders[::-1], coefficients[0].flip(0), coefficients[1].flip(0), strict=True):
             term = ax * ay
             value = torch.addcmul(term, value, power)
             if slope and order:
                 derivative = torch.addcmul(order * term, derivative, power)
+        # What the terms leave out goes into one more, of the next order, and so into the derivative.
+        last = rho ** (orders[-1] + int(self.odd))
         if self.odd:  # the sum over rho^2 lacks one factor
             value = value * rho
-        # The tail goes into one more term, of the next order.
-        last = rho ** (orders[-1] + (1 if self.odd else 0))
         value = value + x[1] * y[1] * last * rho
-        return value, derivative + x[2] * y[2] * last if slope else None
+        if not slope:
+            return value, None
+        return value, derivative + x[2] * y[2] * last
 
     def _integrals(self, r: Tensor, derivative: int, orders: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """The second moment ``(...)`` of the function (0) or its derivative (1), and coefficients ``(..., orders)``."""
         function = _SMOOTH[self.name][derivative]
-        make = _make_quadrature if records_graph() else _keep_quadrature
-        nodes, weights, hermite = make(r.dtype, str(r.device))
-        # Some nodes at a time, so that phi at all nodes of all rows is never held.
+        # Some nodes at a time, so that phi at all nodes of all rows is never held; all of them in a graph, which must
+        # not depend on the number of rows.
+        if records_graph():
+            nodes, weights, hermite = _make_quadrature(r.dtype, str(r.device))
+            part = len(nodes)
+        else:
+            nodes, weights, hermite = _keep_quadrature(r.dtype, str(r.device))
+            part = max(1, 2**21 // max(1, r.numel()))
         square, series = torch.zeros_like(r), r.new_zeros((*r.shape, len(orders or ())))
-        part = len(nodes) if records_graph() else max(1, 2**21 // max(1, r.numel()))
         for z, weight, h in zip(nodes.split(part), weights.split(part), hermite.split(part), strict=True):
             values = function(r[..., None] * z)
             square = square + values.square() @ weight
@@ -313,7 +338,7 @@ _SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 def _make_quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes, weights, and weights times the normalized Hermite polynomials, ``(nodes, orders)``."""
     # The trapezoidal rule for the standard normal density; its error falls faster than any power of the step.
-    z = torch.arange(-_REACH, _REACH + _STEP / 2, _STEP, dtype=torch.float64)
+    z = torch.arange(-_END, _END + _STEP / 2, _STEP, dtype=torch.float64)
     weight = torch.exp(-z * z / 2) * (_STEP / math.sqrt(2 * math.pi))
     # h_{k+1} = (z h_k - sqrt(k) h_{k-1}) / sqrt(k + 1).
     hermite = [torch.ones_like(z), z]
@@ -329,9 +354,9 @@ def _keep_quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, T
         return _make_quadrature(dtype, device)
 
 
-def _tail(square: Tensor, known: Tensor) -> Tensor:
-    """Root of what a series leaves out of a second moment; 0 where rounding hides it."""
-    tail = square - known
+def _tail(square: Tensor, partial: Tensor) -> Tensor:
+    """Root of what a series with that partial sum leaves out of a second moment; 0 where rounding hides it."""
+    tail = square - partial
     return safe_sqrt(torch.where(tail > _LEAST_TAIL * square, tail, 0.0))
 
 
@@ -359,8 +384,8 @@ def _saturation(r: Tensor) -> tuple[Tensor, Tensor]:
 def _sine(rho: Tensor, cc: Tensor, ix: Tensor, iy: Tensor) -> Tensor:
     r""":math:`\sqrt{1 - \rho^2 c_x^2 c_y^2}` with :math:`1 - c^2 = i^2`; as it stands it loses all digits near 0."""
     ex, ey = ix * ix, iy * iy
-    least = torch.finfo(rho.dtype).tiny
-    return torch.addcmul(ex + ey - ex * ey, cc * cc, (1 - rho) * (1 + rho)).clamp_min(least).sqrt()
+    tiny = torch.finfo(rho.dtype).tiny
+    return torch.addcmul(ex + ey - ex * ey, cc * cc, (1 - rho) * (1 + rho)).clamp_min(tiny).sqrt()
 
 
 def inverse_of(r: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
+from ..linalg.blocks import apply_to_both
 from .base import Kernel
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def to_gpytorch(kernel: Kernel) -> gpytorch.kernels.Kernel:
     outgoing = _outgoing_class()
     if not isinstance(kernel, Kernel):
         raise TypeError(checks.sentence("to_gpytorch", "kernel must be a mercer.kernels.Kernel", type(kernel).__name__))
-    return kernel.kernel if isinstance(kernel, _Incoming) else outgoing(kernel)
+    if isinstance(kernel, _Incoming):  # from gpytorch: give it back
+        return kernel.kernel
+    return outgoing(kernel)
 
 
 class _Incoming(Kernel):
@@ -104,11 +107,14 @@ def _outgoing_class() -> Any:
                 raise ValueError(checks.sentence("to_gpytorch", need, "last_dim_is_batch", fix))
             # Batches of inputs one after another; a set of rows with itself stays one, for its exact diagonal.
             batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-            symmetric = x1 is x2
             if not batch:
-                return self._values(x1, None if symmetric else x2, diag)
-            first, second = (x.expand(*batch, *x.shape[-2:]).flatten(0, -3) for x in (x1, x2))
-            parts = [self._values(a, None if symmetric else b, diag) for a, b in zip(first, second, strict=True)]
+                return self._values(x1, x2, diag)
+            first, second = apply_to_both(lambda x: x.expand(*batch, *x.shape[-2:]).flatten(0, -3), x1, x2)
+            parts = []
+            for a, b in zip(first, second, strict=True):
+                if second is first:
+                    b = a
+                parts.append(self._values(a, b, diag))
             return torch.stack(parts).reshape(*batch, *parts[0].shape)
 
         @property
@@ -119,11 +125,12 @@ def _outgoing_class() -> Any:
         def __reduce__(self) -> tuple[Any, ...]:
             return _blank, (), vars(self).copy()  # the class is made when gpytorch is there: it has no address
 
-        def _values(self, x: Tensor, y: Tensor | None, diag: bool) -> Tensor:  # (n, d), (m, d) -> (n, m) or (n,)
+        def _values(self, x: Tensor, y: Tensor, diag: bool) -> Tensor:  # (n, d), (m, d) -> (n, m) or (n,)
+            if not diag and y is x:
+                return self.kernel(x)
             if not diag:
-                gram: Tensor = self.kernel(x, y)
-                return gram
-            if y is None:
+                return self.kernel(x, y)
+            if y is x:
                 return self.kernel.diag(x)
             # Rows of x with those of y: the diagonals of small Gram matrices.
             pairs = zip(x.split(_DIAG_ROWS), y.split(_DIAG_ROWS), strict=True)

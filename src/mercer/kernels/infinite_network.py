@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
-from ..linalg.torch_internals import records_graph, transformed
+from ..linalg.torch_internals import readable
 from ..signals.layers import unwrap
 from ..signals.private_copy import private_copy
 from .layer_rules import Embed
@@ -87,6 +87,7 @@ class InfiniteWidth(WideKernel):
             raise TypeError(checks.sentence(where, "model must be an nn.Module", type(model).__name__))
         self.kind = checks.choice(where, "kind", kind, KINDS)
         self.weight_var, self.bias_var = weight_var, bias_var
+        # Variances given by layer must name layers of the model.
         names = {name for name, _ in unwrap(model).named_modules()}
         for argument, value, check in (
             ("weight_var", weight_var, checks.positive),
@@ -103,17 +104,19 @@ class InfiniteWidth(WideKernel):
         # The steps by the shape of a row, and the variances of the layers by name.
         self._programs: dict[tuple[int, ...], tuple[Step, ...]] = {}
         self.layers: dict[str, tuple[float, float | None]] = {}
-        self._held: tuple[nn.Module, ...] = ()  # held, not registered
+        self._kept_model: tuple[nn.Module, ...] = ()  # in a tuple: held, not registered
         self._tokens = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
         # Read the model now where an example says what rows look like.
         if example is not None:
             if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
-                got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
+                got: object = type(example).__name__
+                if isinstance(example, Tensor):
+                    got = tuple(example.shape)
                 raise ValueError(checks.sentence(where, "example must be rows, (n, ...)", got, "Use x[:1]."))
             self._read(_at_evaluation(model), example[:1])
             return
         # Without an example the model is kept, as it is now, for the shapes that calls bring.
-        self._held = (copy.deepcopy(unwrap(model)),)
+        self._kept_model = (copy.deepcopy(unwrap(model)),)
         weighted = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
         if weighted and isinstance(weighted[0], nn.Linear):
             self._read(_at_evaluation(model), weighted[0].weight.new_ones(1, weighted[0].in_features))
@@ -133,13 +136,15 @@ class InfiniteWidth(WideKernel):
     def steps(self, shape: tuple[int, ...]) -> tuple[Step, ...]:
         if shape not in self._programs:
             # A model read with an example knows rows of its shape only; one that is kept is read again.
-            if not self._held:
-                known = " or ".join(str(("n", *s)).replace("'", "") for s in self._programs)
+            if not self._kept_model:
+                shapes = " or ".join(str(("n", *s)).replace("'", "") for s in self._programs)
                 got = str(("n", *shape)).replace("'", "")
                 fix = "Call infinite_width again with an example of that shape."
-                raise ValueError(checks.sentence("InfiniteWidth", f"rows must have shape {known}", got, fix))
-            example = torch.ones(1, *shape, dtype=torch.int64 if self._tokens else torch.get_default_dtype())
-            self._read(_at_evaluation(self._held[0]), example)
+                raise ValueError(checks.sentence("InfiniteWidth", f"rows must have shape {shapes}", got, fix))
+            example = torch.ones(1, *shape)
+            if self._tokens:
+                example = example.long()
+            self._read(_at_evaluation(self._kept_model[0]), example)
         return self._programs[shape]
 
     @override
@@ -153,24 +158,27 @@ class InfiniteWidth(WideKernel):
         checks.real(where, name, x)
         # Rows as the model takes them; a model of vectors names a wrong shape as any kernel does.
         vectors = bool(self._programs) and all(len(shape) == 1 for shape in self._programs)
-        if x.ndim < 2 or (vectors and not self._held):
+        if x.ndim < 2 or (vectors and not self._kept_model):
             checks.matrix(where, name, x)
         if x.shape[1:].numel() == 0:
             raise ValueError(checks.sentence(where, f"{name} must have at least one feature", tuple(x.shape)))
         if self._tokens and not x.is_floating_point():
             return x
         x = checks.floating(x)
-        # reading a value would stall a device and break a compiled graph
-        unread = records_graph() or transformed() or x.device.type != "cpu"
-        return x if unread or x.ndim == 2 else checks.no_overflow(where, name, x)
+        # Squares of pictures must not overflow, where values can be looked at.
+        if x.ndim > 2 and readable(x):
+            checks.no_overflow(where, name, x)
+        return x
 
     @override
     def extra_repr(self) -> str:
         lines = [repr(self.kind)]
         for name, (weight, bias) in self.layers.items():
-            variances = f"weight_var={weight:.4g}" + ("" if bias is None else f", bias_var={bias:.4g}")
-            lines.append(f"{name or 'model'}: {variances}")
-        return ",\n".join(lines) if len(lines) > 1 else lines[0]
+            line = f"{name or 'model'}: weight_var={weight:.4g}"
+            if bias is not None:
+                line = f"{line}, bias_var={bias:.4g}"
+            lines.append(line)
+        return ",\n".join(lines)
 
     def _read(self, model: nn.Module, example: Tensor) -> None:
         with torch.no_grad():
@@ -182,28 +190,31 @@ class InfiniteWidth(WideKernel):
     def _variances(self, name: str, weight: Tensor, bias: Tensor | None, fan_in: int) -> tuple[float, float]:
         """The variances of a layer's weights, times fan-in, and of its biases: given, known, or as they are."""
         # The weights'. The rows of an embedding (fan-in 0) are not summed, and only its own name speaks of it.
+        weight_var: float | None = None
         if isinstance(self.weight_var, Mapping):
             weight_var = self.weight_var.get(name)
-        else:
-            weight_var = self.weight_var if fan_in else None
-        known = [1.0]
+        elif fan_in:
+            weight_var = self.weight_var
+        candidates = [1.0]
         if fan_in:
             fan_out = weight.shape[0] * weight[0, 0].numel()
-            known = [1.0, 2.0, 2 * fan_in / (fan_in + fan_out)]  # LeCun, He, Xavier
+            candidates = [1.0, 2.0, 2 * fan_in / (fan_in + fan_out)]  # LeCun, He, Xavier
         fan_in = fan_in or 1
         if weight_var is None:
-            weight_var = _known_variance(weight, fan_in, [v / fan_in for v in known]) * fan_in
+            weight_var = _recognize_variance(weight, fan_in, [v / fan_in for v in candidates]) * fan_in
         if weight_var == 0:
             fix = f"Say weight_var={{{name!r}: 1.0}}."
             need = f"layer {name!r} must have random weights"
             raise NoLimitError(checks.sentence("infinite_width", need, "zeros", fix))
 
         # The biases'.
-        bias_var = self.bias_var.get(name) if isinstance(self.bias_var, Mapping) else self.bias_var
         if bias is None:
-            bias_var = 0.0
-        elif bias_var is None:
-            bias_var = _known_variance(bias, fan_in, [])
+            return float(weight_var), 0.0
+        bias_var = self.bias_var
+        if isinstance(bias_var, Mapping):
+            bias_var = bias_var.get(name)
+        if bias_var is None:
+            bias_var = _recognize_variance(bias, fan_in, [])
         return float(weight_var), float(bias_var)
 
 
@@ -217,8 +228,8 @@ def _at_evaluation(model: nn.Module) -> nn.Module:
     return private
 
 
-def _known_variance(values: Tensor, fan_in: int, known: list[float]) -> float:
-    """The variance that a sample was drawn with, where it agrees with a known one; else its mean square."""
+def _recognize_variance(values: Tensor, fan_in: int, candidates: list[float]) -> float:
+    """The variance that a sample was drawn with, where it agrees with a candidate; else its mean square."""
     values = values.detach().double()
     square = float(values.square().mean())
     if square == 0:
@@ -229,7 +240,9 @@ def _known_variance(values: Tensor, fan_in: int, known: list[float]) -> float:
     default = 1 / (3 * fan_in)
     if float(values.abs().max()) <= 1.00001 * math.sqrt(3 * default) and abs(math.log(square / default)) < error:
         return default
-    # The nearest known variance, where it is within the error.
-    distances = {v: abs(math.log(square / v)) for v in known}
+    # The nearest candidate, where it is within the error.
+    distances = {v: abs(math.log(square / v)) for v in candidates}
     nearest = min(distances, key=lambda v: distances[v], default=square)
-    return nearest if distances.get(nearest, math.inf) < error else square
+    if distances.get(nearest, math.inf) < error:
+        return nearest
+    return square

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
+from .. import checks
 from ..linalg.distances import norms_and_units, safe_sqrt
 from ..linalg.torch_internals import differentiated, records_graph
 from .gaussian_moments import Activation, hypotenuse, inverse_of, ratio_of
@@ -35,7 +36,9 @@ class PairState(NamedTuple):
 
     def map(self, f: Callable[[Tensor], Tensor]) -> PairState:
         """Both, as ``f`` makes them."""
-        return PairState(f(self.rho), None if self.theta is None else f(self.theta))
+        if self.theta is None:
+            return PairState(f(self.rho), None)
+        return PairState(f(self.rho), f(self.theta))
 
 
 class RowState(NamedTuple):
@@ -49,7 +52,9 @@ class RowState(NamedTuple):
 
     def part(self, rows: slice) -> RowState:
         """Some of the rows, without their states."""
-        unit = None if self.unit is None else self.unit[rows]
+        unit = self.unit
+        if unit is not None:
+            unit = unit[rows]
         return RowState(self.r[rows], self.mean[rows], unit, factors=tuple(t[rows] for t in self.factors))
 
 
@@ -69,12 +74,12 @@ class Layout(NamedTuple):
     @property
     def row_axes(self) -> int:
         """Axes before the positions: ``(n,)`` or ``(n, m)``."""
-        return 1 if self.zipped else 2
+        return 2 - self.zipped
 
     @property
     def copies(self) -> int:
         """How often the positions occur: ``*P`` or ``*P, *P``."""
-        return 2 if self.full else 1
+        return 1 + self.full
 
     def align(self, a: Tensor, b: Tensor, trailing: int = 0) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
         """Views of a and b that broadcast to the pairs; so many axes after the positions stay the last ones."""
@@ -82,9 +87,9 @@ class Layout(NamedTuple):
         # An axis of 1 for the rows of the other side, and for its positions.
         row = (1,) * (self.row_axes - 1)
         positions = (1,) * ((end - 1) * (self.copies - 1))
-        left = a.reshape(a.shape[0], *row, *a.shape[1:end], *positions, *a.shape[end:])
-        right = b.reshape(*row, b.shape[0], *positions, *b.shape[1:])
-        return left, right
+        aligned_a = a.reshape(a.shape[0], *row, *a.shape[1:end], *positions, *a.shape[end:])
+        aligned_b = b.reshape(*row, b.shape[0], *positions, *b.shape[1:])
+        return aligned_a, aligned_b
 
     def align_all(self, x: RowState, y: RowState) -> list[tuple[Tensor, Tensor]]:
         """The factors of both sides, each as views that broadcast to the pairs."""
@@ -130,12 +135,17 @@ class RawCall(Rule):
     def advance_rows(self, before: Sequence[RowState]) -> RowState:
         x = before[0].r
 
+        # Put this call's tensors, and its number of rows, in the places of the recorded arguments.
         def fill(value: Any) -> Any:
+            if isinstance(value, Place) and value.number < 0:
+                return x.shape[0]
             if isinstance(value, Place):
-                return x.shape[0] if value.number < 0 else before[value.number].r
+                return before[value.number].r
             if isinstance(value, Tensor):  # a constant of the model: the data's dtype wins
-                return value.to(x.device, x.dtype if value.is_floating_point() else value.dtype)
-            return type(value)(map(fill, value)) if type(value) in (tuple, list) else value
+                return checks.cast_floats(value.to(x.device), x.dtype)
+            if type(value) in (tuple, list):
+                return type(value)(map(fill, value))
+            return value
 
         output = self.function(*fill(self.arguments), **{name: fill(value) for name, value in self.named.items()})
         return RowState(output, output)
@@ -161,8 +171,10 @@ class Enter(Rule):
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         ux, uy = x.after.unit, y.after.unit
         assert ux is not None and uy is not None
+        if ux.ndim == 2 and layout.zipped:
+            return PairState((ux * uy).sum(-1), None)
         if ux.ndim == 2:
-            return PairState((ux * uy).sum(-1) if layout.zipped else ux @ uy.mT, None)
+            return PairState(ux @ uy.mT, None)
         # Products of the channels at pairs of positions, all positions in one axis p meanwhile.
         positions = ux.shape[1:-1]
         pattern = {
@@ -202,9 +214,11 @@ class Embed(Rule):
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
         tx, ty = x.after.unit, y.after.unit
         assert tx is not None and ty is not None
-        left, right = layout.align(tx, ty)
-        rho = (left == right).to(x.after.r.dtype)
-        return PairState(rho, rho if self.trained else None)
+        aligned_x, aligned_y = layout.align(tx, ty)
+        rho = (aligned_x == aligned_y).to(x.after.r.dtype)
+        if not self.trained:
+            return PairState(rho, None)
+        return PairState(rho, rho)
 
 
 @dataclass(frozen=True)
@@ -235,6 +249,7 @@ class Patch:
                 starts = range(-pad[0], s.shape[dim] + pad[1] - gap * (k - 1), step)
                 s = _apply(s, dim, tuple(tuple((start + gap * tap, 1 / k) for tap in range(k)) for start in starts))
                 continue
+
             # All pairs: each tap moves both positions by the same offset, a step along the diagonal of the two axes.
             dims = [dim, dim - count]
             s = _pad_zeros(s, dims, pad)
@@ -309,8 +324,10 @@ class Affine(Rule):
             sigma, after = math.sqrt(self.weight_var), factors[0]
             before = layout.align(sigma * x.before[0].r, sigma * y.before[0].r)
             by_weights = self._mix_positions(rho, before, after, layout)
-            if theta is not None:  # behind the first layer theta may be rho itself
-                theta = by_weights if theta is rho else self._mix_positions(theta, before, after, layout)
+            if theta is rho:  # behind the first layer
+                theta = by_weights
+            elif theta is not None:
+                theta = self._mix_positions(theta, before, after, layout)
         elif self.bias_var:
             gain = factors[0][0] * factors[0][1]
             by_weights = rho * gain
@@ -330,11 +347,13 @@ class Affine(Rule):
         # theta' = gain theta + that part; each may be missing.
         if theta is None:
             return PairState(after_rho, by_parameters)
-        if by_parameters is None:
-            return PairState(after_rho, theta if gain is None else theta * gain)
-        if gain is None:
-            return PairState(after_rho, theta + by_parameters)
-        return PairState(after_rho, torch.addcmul(by_parameters, theta, gain))
+        if gain is not None and by_parameters is not None:
+            return PairState(after_rho, torch.addcmul(by_parameters, theta, gain))
+        if gain is not None:
+            theta = theta * gain
+        if by_parameters is not None:
+            theta = theta + by_parameters
+        return PairState(after_rho, theta)
 
     def _mix_positions(
         self, t: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], layout: Layout
@@ -375,7 +394,9 @@ class EnterConvolution(Rule):
         else:
             products = torch.einsum("npc,mpc->nmp", self._patches(x.after), self._patches(y.after))
             rho = products.reshape(*products.shape[:2], *x.after.r.shape[1:]).contiguous()
-        return PairState(rho, rho if all(self.convolution.trained) else None)
+        if not all(self.convolution.trained):
+            return PairState(rho, None)
+        return PairState(rho, rho)
 
     def _patches(self, row: RowState) -> Tensor:  # -> (n, p, channels times taps + 1)
         """Patches of the input over the deviation of their sum, with the bias as one more feature."""
@@ -411,7 +432,9 @@ class Activate(Rule):
         rho, slope = self.activation.pair(rho, rows, columns, slope=theta is not None)
         if theta is None or slope is None:
             return PairState(rho, None)
-        return PairState(rho, theta * slope if differentiated(theta, slope) else slope.mul_(theta))
+        if differentiated(theta, slope):
+            return PairState(rho, theta * slope)
+        return PairState(rho, slope.mul_(theta))  # in place: `pair` gives it away
 
 
 @dataclass(frozen=True)
@@ -441,11 +464,14 @@ class Combine(Rule):
             return states[0]
         # Each state counts by the share of its deviations; a state without theta adds nothing to it.
         rhos, thetas = [], []
-        for (rho, theta), (left, right) in zip(states, layout.align_all(x.after, y.after), strict=True):
-            rhos.append(rho * left * right)
+        for (rho, theta), (share_x, share_y) in zip(states, layout.align_all(x.after, y.after), strict=True):
+            rhos.append(rho * share_x * share_y)
             if theta is not None:
-                thetas.append(theta * left * right)
-        return PairState(functools.reduce(torch.add, rhos), functools.reduce(torch.add, thetas) if thetas else None)
+                thetas.append(theta * share_x * share_y)
+        total_theta: Tensor | None = None
+        if thetas:
+            total_theta = functools.reduce(torch.add, thetas)
+        return PairState(functools.reduce(torch.add, rhos), total_theta)
 
 
 @dataclass(frozen=True)
@@ -488,9 +514,11 @@ class Normalize(Rule):
             return PairState(rho, theta)
         # Subtract the product of the means, and divide by the centered deviations.
         centered = [safe_sqrt(row.r.square() - row.mean.square()) for row in (row_x, row_y)]
-        left, right = layout.align(ratio_of(row_x.r, centered[0]), ratio_of(row_y.r, centered[1]))
+        rx, ry = layout.align(ratio_of(row_x.r, centered[0]), ratio_of(row_y.r, centered[1]))
         mx, my = layout.align(ratio_of(row_x.mean, centered[0]), ratio_of(row_y.mean, centered[1]))
-        return PairState(rho * left * right - mx * my, None if theta is None else theta * left * right)
+        if theta is not None:
+            theta = theta * rx * ry
+        return PairState(rho * rx * ry - mx * my, theta)
 
 
 @dataclass(frozen=True)
@@ -519,16 +547,22 @@ class Pool(Rule):
         dim = -1
         for _ in range(copies):
             for k, stride, pad in zip(self.size[::-1], self.stride[::-1], self.padding[::-1], strict=True):
+                if k is None and self.total:
+                    s = s.sum(dim)
+                    continue
                 if k is None:
-                    s = s.sum(dim) if self.total else s.mean(dim)
+                    s = s.mean(dim)
                     continue
                 # The places of each window that are not padding, and their weight.
                 windows = []
                 for start in range(-pad, s.shape[dim] + pad - k + 1, stride):
-                    inside = [i for i in range(start, start + k) if 0 <= i < s.shape[dim]]
-                    counted = k if self.count_padding else len(inside)
-                    weight = 1.0 if self.total else 1 / counted
-                    windows.append(tuple((i, weight) for i in inside))
+                    places = range(max(0, start), min(start + k, s.shape[dim]))
+                    weight = 1 / k
+                    if self.total:
+                        weight = 1.0
+                    elif not self.count_padding:
+                        weight = 1 / len(places)
+                    windows.append(tuple((place, weight) for place in places))
                 s = _apply(s, dim, tuple(windows))
                 dim -= 1
         return s
@@ -538,16 +572,16 @@ class Pool(Rule):
         # The variance of a mean: the mean of the covariances of all pairs of its positions.
         (row,) = before
         assert row.state is not None
-        left, right = Layout(full=True, zipped=True).align(row.r, row.r)
-        covariance = self.pool(row.state.rho * left * right, 2)
+        first, second = Layout(full=True, zipped=True).align(row.r, row.r)
+        covariance = self.pool(row.state.rho * first * second, 2)
         after = safe_sqrt(diagonal(covariance, (covariance.ndim - 1) // 2))
         return RowState(after, self.pool(row.mean, 1))
 
     @override
     def advance_pairs(self, states: Sequence[PairState], x: Side, y: Side, layout: Layout) -> PairState:
-        left, right = layout.align(x.before[0].r, y.before[0].r)
+        rx, ry = layout.align(x.before[0].r, y.before[0].r)
         after = layout.align(inverse_of(x.after.r), inverse_of(y.after.r))
-        return states[0].map(lambda t: self.pool(t * left * right, 2) * after[0] * after[1])
+        return states[0].map(lambda t: self.pool(t * rx * ry, 2) * after[0] * after[1])
 
 
 @dataclass(frozen=True)
@@ -620,8 +654,10 @@ Windows = tuple[tuple[tuple[int, float], ...], ...]  # places and their weights,
 
 def _apply(s: Tensor, dim: int, windows: Windows) -> Tensor:
     """Weighted sums along an axis counted from the last; places beyond it are zeros."""
-    make = _make_matrix if records_graph() else _keep_matrix
-    matrix = make(windows, s.shape[dim], s.dtype, str(s.device))
+    if records_graph():
+        matrix = _make_matrix(windows, s.shape[dim], s.dtype, str(s.device))
+    else:
+        matrix = _keep_matrix(windows, s.shape[dim], s.dtype, str(s.device))
     if dim == -1:
         return s @ matrix.mT
     if dim == -2:

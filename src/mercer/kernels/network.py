@@ -15,7 +15,7 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from .. import checks
-from ..linalg.blocks import slices
+from ..linalg.blocks import apply_to_both, slices
 from ..signals.attention import plain_attention
 from ..signals.layers import as_logits, output_rows, unwrap
 from ..signals.private_copy import private_copy
@@ -77,7 +77,7 @@ class NetworkKernel(Kernel):
         if x.ndim < 2:
             fix = f"Use {name}[:, None] for one feature, {name}[None] for one row."
             raise ValueError(checks.sentence(where, f"{name} must have shape (n, ...)", tuple(x.shape), fix))
-        checks.matrix(where, name, x.flatten(1) if len(x) else x.reshape(0, 1))
+        checks.real(where, name, x)
         if x.shape[1:].numel() == 0:
             raise ValueError(checks.sentence(where, f"{name} must have at least one feature", tuple(x.shape)))
         # On the networks' device; whole numbers stay so where an embedding reads them as tokens.
@@ -88,17 +88,20 @@ class NetworkKernel(Kernel):
         tokens = not x.is_floating_point() and any(
             isinstance(layer, nn.Embedding) for network in self.networks() for layer in network.modules()
         )
-        return x if tokens else checks.floating(x)
+        if tokens:
+            return x
+        return checks.floating(x)
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, ...), (m, ...) -> (n, m) or (n, m, c, c)
-        fx = self.features(x)
-        return self.join(fx, fx if y is x else self.features(y))
+        return self.join(*apply_to_both(self.features, x, y))
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,) or (n, c, c)
         features = self.features(x)
-        return features @ features.mT if self.matrix_valued else features.square().sum((1, 2))
+        if self.matrix_valued:
+            return features @ features.mT
+        return features.square().sum((1, 2))
 
     @override
     def matmul(
@@ -111,13 +114,14 @@ class NetworkKernel(Kernel):
         if v.ndim not in (2, 3) or len(v) != len(y):
             need = f"v must have shape ({len(y)}, c) or ({len(y)}, c, r)"
             raise ValueError(checks.sentence(f"{type(self).__name__}.matmul", need, tuple(v.shape)))
-        columns = v if v.ndim == 3 else v[..., None]
-        parts = [
-            torch.einsum("nmij,mjr->nir", self.gram(x[rows], y), columns.to(x.dtype))
-            for rows in slices(len(x), block or 64)
-        ]
-        product = torch.cat(parts)
-        return product if v.ndim == 3 else product[..., 0]
+        # Blocks of rows; one vector is a matrix of one column meanwhile.
+        columns = v.to(x.dtype)
+        if v.ndim == 2:
+            columns = columns[..., None]
+        parts = []
+        for rows in slices(len(x), block or 64):
+            parts.append(torch.einsum("nmij,mjr->nir", self.gram(x[rows], y), columns))
+        return torch.cat(parts).reshape(len(x), *v.shape[1:])
 
     def join(self, fx: Tensor, fy: Tensor) -> Tensor:  # (n, c, f), (m, c, f) -> (n, m) or (n, m, c, c)
         """The Gram matrix of features."""
@@ -131,8 +135,8 @@ class NetworkKernel(Kernel):
         if isinstance(self.outputs, str):
             return flat
         if self.outputs >= flat.shape[1]:
-            reach = f"outputs must be in 0..{flat.shape[1] - 1}, the network's outputs"
-            raise ValueError(checks.sentence(type(self).__name__, reach, self.outputs))
+            need = f"outputs must be in 0..{flat.shape[1] - 1}, the network's outputs"
+            raise ValueError(checks.sentence(type(self).__name__, need, self.outputs))
         return flat[:, self.outputs, None]
 
 
@@ -203,11 +207,11 @@ class Trajectory(NetworkKernel):
         if len(models) < 2 or not all(isinstance(model, nn.Module) for model in models):
             need = "models must hold at least 2 networks"
             raise ValueError(checks.sentence("Trajectory", need, f"{len(models)} items"))
-        self._held = models
+        self._networks = models
 
     @override
     def networks(self) -> Sequence[nn.Module]:
-        return self._held
+        return self._networks
 
     def mean(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
         r""":math:`\bar g(x)`, the mean output of the networks."""
@@ -216,17 +220,16 @@ class Trajectory(NetworkKernel):
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, M)
         outputs = self.outputs_of_all(x)
-        return (outputs - outputs.mean(2, keepdim=True)) / math.sqrt(len(self._held))
+        return (outputs - outputs.mean(2, keepdim=True)) / math.sqrt(len(self._networks))
 
     def outputs_of_all(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, M)
         """Every network's outputs for checked rows."""
-        return torch.stack([self.choose(_outputs(model, x)) for model in self._held], 2)
+        return torch.stack([self.choose(_outputs(model, x)) for model in self._networks], 2)
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Tensor:
     plain = private_copy(model)
-    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    state = in_dtype({**dict(plain.named_parameters()), **dict(plain.named_buffers())}, dtype)
+    state = in_dtype({**dict(plain.named_parameters()), **dict(plain.named_buffers())}, checks.floating_dtype(x))
     with plain_attention():
         output = as_logits(functional_call(plain, state, (x,)))
     return output_rows("Trajectory", output, x.shape[0])
@@ -234,7 +237,7 @@ def _outputs(model: nn.Module, x: Tensor) -> Tensor:
 
 def in_dtype(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Weights and statistics in the data's dtype; counters stay whole numbers."""
-    return {name: t.detach().to(dtype) if t.is_floating_point() else t.detach() for name, t in tensors.items()}
+    return {name: checks.cast_floats(t.detach(), dtype) for name, t in tensors.items()}
 
 
 def seed_from(generator: torch.Generator | None) -> int:

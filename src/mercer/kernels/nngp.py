@@ -155,7 +155,9 @@ class ConvNNGP(NNGP):
         x = checks.floating(checks.matrix(where, name, x.flatten(1))).reshape(x.shape)
         if x.numel() == 0 and len(x):
             raise ValueError(checks.sentence(where, f"{name} must have at least one pixel", tuple(x.shape)))
-        return checks.no_overflow(where, name, x) if readable(x) else x
+        if readable(x):
+            checks.no_overflow(where, name, x)
+        return x
 
     @override
     def steps(self, shape: tuple[int, ...]) -> tuple[Step, ...]:

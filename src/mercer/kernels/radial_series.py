@@ -43,7 +43,7 @@ class Certificate:
         proof: ``"monomials"`` (no negative power: every dimension), ``"gegenbauer"`` (Schoenberg, in this dimension,
             both ways) or ``"eigenvalues"`` (a Gram matrix of random unit vectors).
         dim: the dimension d that the verdict is for; None for every one.
-        least: the least coefficient, or the least eigenvalue over the largest.
+        least: the smallest coefficient, or the smallest eigenvalue over the largest.
     """
 
     positive_definite: bool
@@ -116,13 +116,19 @@ class RadialSeries(Kernel):
     def _start(self) -> Tensor:
         """The parameter whose activation gives the wanted start."""
         if self.init == "ones":  # of the parameter, as the paper has it; softplus is made to give 1
-            one = math.log(math.expm1(1.0)) if self.positivity == "softplus" else 1.0
-            return torch.full((self.order + (1 if self.indicators == "off" else 3),), one)
+            start, count = 1.0, self.order + 1
+            if self.positivity == "softplus":
+                start = math.log(math.expm1(1.0))
+            if self.indicators != "off":
+                count += 2
+            return torch.full((count,), start)
         # alpha_m in proportion to 1 / (m + 1), indicators as the last of them, with the wanted sum.
         shape = 1.0 / torch.arange(1, self.order + 2, dtype=torch.float64)
         if self.indicators != "off":
             shape = torch.cat((shape[-1:], shape[-1:], shape))
-        total = 1.0 if self.positivity in TEMPERATURES else _UNIT_SUM
+        total = _UNIT_SUM
+        if self.positivity in TEMPERATURES:  # bounded
+            total = 1.0
         _, invert = _ACTIVATIONS[self.positivity]
         return invert(shape / shape.sum() * total).float()
 
@@ -134,7 +140,9 @@ class RadialSeries(Kernel):
     def coefficients(self) -> Tensor:  # (order + 3,)
         r"""The :math:`\alpha` in the paper's order [-2, -1, 0, ..., M]; without indicators the first two are 0."""
         active = self._activate()
-        return torch.cat((active.new_zeros(2), active)) if self.indicators == "off" else active
+        if self.indicators == "off":
+            return torch.cat((active.new_zeros(2), active))
+        return active
 
     @property
     def is_polynomial(self) -> bool:
@@ -186,12 +194,13 @@ class RadialSeries(Kernel):
             samples: Random unit vectors of the Gram matrix.
             generator: Draws them.
         """
-        # No negative power: positive definite in every dimension.
-        alpha = self.coefficients.detach().double().cpu()
         if dim is None:
             dim = self.dim
         else:
             checks.integer("RadialSeries.certificate", "dim", dim, 2)
+
+        # No negative power: positive definite in every dimension.
+        alpha = self.coefficients.detach().double().cpu()
         powers = alpha[2:]
         if self.basis == "gegenbauer":
             if self.dim is None:
@@ -204,14 +213,14 @@ class RadialSeries(Kernel):
         # No negative Gegenbauer coefficient: positive definite on the sphere of R^dim, and only then.
         if dim is not None and indicators >= 0:
             if self.basis == "gegenbauer" and dim == self.dim:
-                least, rounding = float(alpha[2:].min()), 0.0
+                lowest, rounding = float(alpha[2:].min()), 0.0
             else:
                 table = monomials(self.order, dim).mT
-                least = float(torch.linalg.solve_triangular(table, powers[:, None], upper=True).min())
+                lowest = float(torch.linalg.solve_triangular(table, powers[:, None], upper=True).min())
                 rounding = 1e-10 * float(powers.abs().max())
             # An indicator lifts the diagonal alone, so that a negative coefficient then decides nothing.
-            if least >= -rounding or float(alpha[:2].max()) == 0:
-                return Certificate(least >= -rounding, "gegenbauer", dim, least)
+            if lowest >= -rounding or float(alpha[:2].max()) == 0:
+                return Certificate(lowest >= -rounding, "gegenbauer", dim, lowest)
 
         # Undecided: the least eigenvalue of the Gram matrix of random unit vectors.
         width, samples = dim or 3, checks.integer("RadialSeries.certificate", "samples", samples, 2)
@@ -220,8 +229,8 @@ class RadialSeries(Kernel):
         with torch.no_grad():
             gram = self.profile(t.to(self.alpha.device)).cpu()
         values = torch.linalg.eigvalsh(gram)
-        least = float(values[0] / values.abs().max().clamp(min=torch.finfo(torch.float64).tiny))
-        return Certificate(least > -1e-10, "eigenvalues", width, least)
+        lowest = float(values[0] / values.abs().max().clamp(min=torch.finfo(torch.float64).tiny))
+        return Certificate(lowest > -1e-10, "eigenvalues", width, lowest)
 
     @override
     def get_arguments(self) -> dict[str, Any]:
@@ -256,8 +265,8 @@ def truncation_bound(alphas: Tensor, order: int) -> float:
 def gram_of_series(x: Tensor, y: Tensor, a: Tensor, factors: Factors) -> Tensor:  # (n, d), (m, d) -> (n, m)
     """The series at the cosines between rows; a row of zeros has the value a_0 with every row."""
     # Rows too short to have a direction count as 0, as in gram_diag: their gradients would overflow.
-    least = 4 * torch.finfo(x.dtype).tiny
-    long_x, long_y = (norms_and_units(rows.detach())[0][:, None] > least for rows in (x, y))
+    shortest = 4 * torch.finfo(x.dtype).tiny
+    long_x, long_y = (norms_and_units(rows.detach())[0][:, None] > shortest for rows in (x, y))
     x, y = torch.where(long_x, x, 0.0), torch.where(long_y, y, 0.0)
     t = unit_rows(x) @ unit_rows(y).mT
     t = t + (t.detach().clamp(-1, 1) - t.detach())  # rounding leads out of [-1, 1]; gradients pass

@@ -72,17 +72,21 @@ class ReLUGram(Kernel):
             return super().prepare(name, x)
         if isinstance(self.base, Kernel):
             return self.base.prepare(name, x)
-        return x if x.is_floating_point() else checks.floating(x)
+        if x.is_floating_point():  # half precision too: the map decides
+            return x
+        return checks.floating(x)
 
     @property
     @override
     def follows_from_products(self) -> bool:
-        # a base with a unit diagonal needs no normalization
+        # A base with a unit diagonal needs no normalization.
         return self.base is None or (isinstance(self.base, Stationary) and self.base.follows_from_products)
 
     @override
     def gram_from_products(self, products: Products) -> Tensor:
-        t = self.base.gram_from_products(products) if isinstance(self.base, Kernel) else products.cosines
+        t = products.cosines
+        if isinstance(self.base, Kernel):
+            t = self.base.gram_from_products(products)
         return torch.arccos(t).neg_().add_(torch.pi).mul_(t).div_(2 * torch.pi)
 
     @override
@@ -93,7 +97,9 @@ class ReLUGram(Kernel):
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
         if isinstance(self.base, Kernel):
             return 0.5 * self.base.normalized().gram_diag(x)
-        rows: Tensor = x if self.base is None else self.base(x)
+        rows = x
+        if self.base is not None:
+            rows = self.base(x)
         return 0.5 * (rows != 0).any(1).to(rows.dtype)
 
     def cosines(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -112,7 +118,7 @@ class ReLUGram(Kernel):
         map and the values of a base kernel that is not an ``RBF`` are taken to have the rounding of a product of rows.
         """
         x = self.prepare("x", x)
-        x = x.double() if x.is_floating_point() else x  # the indices of a precomputed Gram matrix stay as they are
+        x = checks.cast_floats(x, torch.float64)
         if bool((self.gram_diag(x) == 0).any()):
             return ReLUBounds(0.0, 0.0)  # a row of zeros is in the null space
         if self.base is not None and not isinstance(self.base, Kernel):
@@ -155,7 +161,11 @@ def relu_gram_bounds(gram: Callable[[slice], Tensor], rounding: Tensor) -> ReLUB
         wrong = rounding[rows, None] + rounding[None]
         diagonal = torch.arange(len(power)), torch.arange(rows.start, rows.stop)
         power.add_(wrong).clamp_max_(1.0)  # the largest that the true cosine can be
-        errors = _profile_error(power, wrong)
+        # The angle is wrong by at most the slope of arccos there, and by at most pi sqrt(wrong / 2) at 1: a bound on
+        # the error of t (pi - arccos t) / (2 pi).
+        slope = (1 - power.square()).clamp_min_(torch.finfo(power.dtype).tiny).rsqrt_()
+        angle = torch.minimum(slope.mul_(wrong), torch.pi * (wrong / 2).sqrt())
+        errors = angle.div_(2 * torch.pi).add_(wrong, alpha=0.5).add_(4 * torch.finfo(power.dtype).eps)
         power[diagonal] = errors[diagonal] = 0.0
         squared += float(errors.square().sum())
         # Row sums of the Hadamard powers 2, 4, 8, ...: the radii of the discs of each octave.
@@ -167,16 +177,6 @@ def relu_gram_bounds(gram: Callable[[slice], Tensor], rounding: Tensor) -> ReLUB
     discs = torch.tensor(masses, dtype=torch.float64)[:, None] * (1 - radii)  # (octaves, n)
     tails = discs.flip(0).cumsum(0).flip(0).amin(1)
     return ReLUBounds(max(0.0, float(tails.max()) - 4 * n * eps), math.sqrt(squared) * (1 + 8 * eps * n))
-
-
-def _profile_error(t: Tensor, wrong: Tensor) -> Tensor:
-    r"""Bound on the error of :math:`t (\pi - \arccos t) / (2 \pi)` for cosines up to t, ``wrong`` by so much.
-
-    The angle is wrong by at most the slope of arccos there, and by at most :math:`\pi \sqrt{\text{wrong} / 2}` at 1.
-    """
-    slope = (1 - t.square()).clamp_min_(torch.finfo(t.dtype).tiny).rsqrt_()
-    angle = torch.minimum(slope.mul_(wrong), torch.pi * (wrong / 2).sqrt())
-    return angle.div_(2 * torch.pi).add_(wrong, alpha=0.5).add_(4 * torch.finfo(t.dtype).eps)
 
 
 @functools.cache

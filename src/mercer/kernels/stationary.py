@@ -11,11 +11,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
+from ..linalg.blocks import apply_to_both
 from ..linalg.distances import map_distances, median_distance, safe_sqrt
 from ..linalg.torch_internals import differentiated
-from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_generator
 from ..rows.loading import Data, load_rows
+from ..rows.rows import Rows
 from .base import Description, Kernel, Positive, Products
 
 _MEDIAN_ROWS = 1000
@@ -94,7 +95,9 @@ class RBF(Stationary):
             return cls(1.0, learnable=learnable)
         # gamma = 1 / m^2, within the numbers of float32.
         limit = torch.finfo(torch.float32).max
-        gamma = 1 / typical**2 if typical**2 > 0 else math.inf
+        gamma = math.inf
+        if typical**2 > 0:
+            gamma = 1 / typical**2
         if gamma > limit:
             checks.warn(where, f"the rows of x are {typical:.1e} apart; gamma is held at its largest, {limit:.1e}.")
         return cls(min(gamma, limit), learnable=learnable)
@@ -326,9 +329,9 @@ class Periodic(Stationary):
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
-        left = self._circle(x)
-        right = left if y is x else self._circle(y)
-        return map_distances("squared", left, right, lambda squared: _decay(squared, squared.new_full((), 0.5)))
+        # Each feature as a point on a circle, over the lengthscale: exp(-|u - v|^2 / 2) there is the kernel.
+        u, v = apply_to_both(self._circle, x, y)
+        return map_distances("squared", u, v, lambda squared: _decay(squared, squared.new_full((), 0.5)))
 
     def _circle(self, x: Tensor) -> Tensor:  # (n, d) -> (n, 2 d)
         angle = x * (2 * torch.pi / self.period(x))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
+from ..checks import floating_dtype
 from ..linalg.blocks import slices
 from ..linalg.eigen import randomized_range
 from ..linalg.operators import SymmetricOperator
@@ -38,7 +39,7 @@ class Tangents:
 
     def __init__(self, model: nn.Module, x: Tensor, chosen: Callable[[Tensor], Tensor]) -> None:
         self.model, self.chosen = private_copy(model), chosen
-        self.dtype = x.dtype if x.is_floating_point() else next(iter(trainable(model).values())).dtype
+        self.dtype = floating_dtype(x, next(iter(trainable(model).values())).dtype)
         self.theta = in_dtype(trainable(model), self.dtype)
         everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.fixed = in_dtype({k: v for k, v in everything.items() if k not in self.theta}, self.dtype)
@@ -79,7 +80,9 @@ class Tangents:
         # Where another thread or caller is in forward mode: the same product by two backward passes.
         directions, chunk = directions.to(self.dtype), self._chunk(x)
         alone = not forward_mode() and _forward_mode.acquire(blocking=False)
-        product = forward if alone else self._twice_backward(x)
+        product: Callable[[Tensor], Tensor] = forward
+        if not alone:
+            product = self._twice_backward(x)
         try:
             products: Tensor = vmap(product, in_dims=1, out_dims=2, chunk_size=chunk)(directions)
         finally:

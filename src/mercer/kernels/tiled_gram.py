@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.operators import SymmetricOperator
-from ..rows import Rows
 from ..rows.agreement import count_ranks, deal_out
+from ..rows.rows import Rows
 from .base import Kernel
 
 STORAGE = {"float64": torch.float64, "float32": torch.float32, "int16": torch.int16}
@@ -45,7 +45,10 @@ class TiledGram(SymmetricOperator):
         self.storage, self.side = storage, side or _side(n)
         self.squared_norm, self._diagonal, self._squared_error = 0.0, 0.0, 0.0
         self._tiles: dict[tuple[int, int], tuple[Tensor, float]] = {}
-        self._work = torch.float64 if storage == "float64" else torch.float32
+        # Products run in the dtype of the tiles; those in fixed point become float32 in a scratch tile first.
+        self._work, self.rounding = torch.float32, 2.0**-24
+        if storage == "float64":
+            self._work, self.rounding = torch.float64, _ROUNDING
         self._scratch = torch.empty(0, dtype=torch.float32, device=device)
         if storage == "int16":
             self._scratch = torch.empty(self.side, self.side, dtype=torch.float32, device=device)
@@ -54,15 +57,16 @@ class TiledGram(SymmetricOperator):
             # A fixed-point step, drawn at random in each of n x n entries, has a norm of about 0.6 sqrt(n) steps beside
             # an eigenvalue of order n.
             self.noise += 2 / (_STEPS * n**0.5)
-        self.rounding = _ROUNDING if storage == "float64" else 2.0**-24
 
     @classmethod
     def of(cls, kernel: Kernel, x: Tensor, storage: str) -> TiledGram:
         """The Gram matrix of rows that all ranks hold, each tile computed in the dtype of the rows."""
         gram = cls(len(x), storage, x.device)
         for i, j, rows, columns in gram.pairs():
-            left = x[rows]
-            gram.put(i, j, kernel.gram(left, left if i == j else x[columns]))  # kernels know rows with themselves
+            first = second = x[rows]  # kernels know rows with themselves as one tensor
+            if i != j:
+                second = x[columns]
+            gram.put(i, j, kernel.gram(first, second))
         return gram.settle()
 
     @property
@@ -77,8 +81,9 @@ class TiledGram(SymmetricOperator):
 
     def put(self, i: int, j: int, tile: Tensor) -> None:
         """Hold the tile of row block i and column block j, i <= j."""
-        twice = 1 if i == j else 2
+        twice = 2  # a tile off the diagonal stands for its transpose too
         if i == j:
+            twice = 1
             self._diagonal += float(tile.diagonal().double().sum())
         squared = twice * float(torch.linalg.vector_norm(tile)) ** 2
         self.squared_norm += squared
@@ -158,8 +163,10 @@ class TiledGram(SymmetricOperator):
         free = checks.available_memory()
         if storage == "auto":
             fits = [s for s in STORAGE if free is None or 2 * matrices * TiledGram.bytes_for(n, s) <= free]
-            storage = fits[0] if fits else "int16"
-        what = f"H of {n} rows as {storage} tiles" + (f", {matrices} kernels at once," if matrices > 1 else "")
+            storage = [*fits, "int16"][0]
+        what = f"H of {n} rows as {storage} tiles"
+        if matrices > 1:
+            what = f"{what}, {matrices} kernels at once,"
         needed = matrices * TiledGram.bytes_for(n, storage)
         checks.memory(where, what, needed, "Use fewer rows: a random subset of them.")
         return storage
@@ -167,4 +174,6 @@ class TiledGram(SymmetricOperator):
 
 def _side(n: int) -> int:
     """Rows of a tile: few rows are one, which costs fewer calls."""
-    return n if n <= 2 * _SIDE else _SIDE
+    if n <= 2 * _SIDE:
+        return n
+    return _SIDE

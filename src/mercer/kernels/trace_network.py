@@ -34,6 +34,7 @@ from .layer_rules import (
 )
 from .wide_kernel import Step
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 CHANNEL, ALL = "channel", "channel and positions"  # what an axis of a tensor holds; a number: those positions
 
 ReadVariances = Callable[[str, Tensor, Tensor | None, int], tuple[float, float]]  # layer, weight, bias, fan-in
@@ -64,8 +65,9 @@ class Wide:
 
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape after the rows."""
-        sizes = {CHANNEL: self.channels, ALL: self.channels * math.prod(self.positions)}
-        return tuple(sizes[axis] if isinstance(axis, str) else self.positions[axis] for axis in self.axes)
+        sizes: dict[str | int, int] = dict(enumerate(self.positions))
+        sizes |= {CHANNEL: self.channels, ALL: self.channels * math.prod(self.positions)}
+        return tuple(sizes[axis] for axis in self.axes)
 
 
 @dataclass
@@ -82,9 +84,12 @@ class Tape:
 
     def layer(self) -> str:
         """The layer that is running, as the messages call it."""
-        name, module = self.running[-1] if self.running else ("", None)
-        kind = type(module).__name__ if module is not None else "model"
-        return f"layer {name!r} ({kind})" if name else f"the model's own forward ({kind})"
+        if not self.running:
+            return "the model's own forward (model)"
+        name, module = self.running[-1]
+        if not name:
+            return f"the model's own forward ({type(module).__name__})"
+        return f"layer {name!r} ({type(module).__name__})"
 
     def refuse(self, need: str, got: str, fix: str = "") -> NoLimitError:
         """The error that names the layer."""
@@ -98,7 +103,9 @@ class Tape:
     def source(self, rule: Rule, inputs: tuple[int, ...], wide: Wide, *, fresh: bool) -> Traced:
         """Record a step with infinitely many channels; ``fresh`` weights make it uncorrelated with all before."""
         node = self.add(rule, inputs, wide.positions)
-        carries = frozenset([node]) | (frozenset() if fresh else wide.carries)
+        carries = frozenset([node])
+        if not fresh:
+            carries |= wide.carries
         self.nodes[node] = replace(wide, terms=((node, 1.0),), carries=carries)
         return Traced(self, node, wide=self.nodes[node])
 
@@ -124,7 +131,9 @@ class Traced:
             return Rows(self.tape.rows), *self.wide.shape()
         assert self.value is not None
         sizes = tuple(self.value.shape)
-        return (Rows(sizes[0]), *sizes[1:]) if sizes and sizes[0] == self.tape.rows else sizes
+        if sizes and sizes[0] == self.tape.rows:
+            return Rows(sizes[0]), *sizes[1:]
+        return sizes
 
     @property
     def ndim(self) -> int:
@@ -134,12 +143,16 @@ class Traced:
     @property
     def dtype(self) -> torch.dtype:
         """As of a tensor."""
-        return torch.get_default_dtype() if self.value is None else self.value.dtype
+        if self.value is None:
+            return torch.get_default_dtype()
+        return self.value.dtype
 
     @property
     def device(self) -> torch.device:
         """As of a tensor."""
-        return torch.device("cpu") if self.value is None else self.value.device
+        if self.value is None:
+            return torch.device("cpu")
+        return self.value.device
 
     def dim(self) -> int:
         """As of a tensor."""
@@ -147,7 +160,9 @@ class Traced:
 
     def size(self, dim: int | None = None) -> Any:
         """As of a tensor."""
-        return self.shape if dim is None else self.shape[dim]
+        if dim is None:
+            return self.shape
+        return self.shape[dim]
 
     def is_floating_point(self) -> bool:
         """As of a tensor."""
@@ -193,13 +208,26 @@ def record(
         example: Some rows.
         read_variances: Gives the variances of a layer's weights (times fan-in) and biases.
     """
-    # Hooks note which layer is running, for the messages and for the names of the weights.
+    # Hooks note which layer is running, for the messages and for the names of the weights. They refuse layers that the
+    # functions they call would not name.
     tape = Tape(read_variances, len(example))
     names = {module: name for name, module in model.named_modules()}
 
     def enter_layer(module: nn.Module, args: Any) -> None:
         tape.running.append((names[module], module))
-        _refuse_layer(tape, module, args)
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            fix = "Drop the attention, or use EmpiricalNTK(model) or MonteCarloNNGP."
+            raise tape.refuse("has no rule", "softmax attention, which has no Gaussian limit as scaled", fix)
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            fix = "Use convolutions, or EmpiricalNTK(model)."
+            raise tape.refuse("has no rule", "a recurrent layer, which uses its weights many times", fix)
+        if isinstance(module, _BATCH_NORMS) and module.training:
+            fix = "Call model.eval() first: a fresh batch norm is then the identity. Or use nn.LayerNorm, nn.GroupNorm."
+            raise tape.refuse("has no limit of its own", "batch norm in training mode, which mixes rows", fix)
+        wide = any(isinstance(arg, Traced) and arg.wide is not None for arg in args)
+        if wide and isinstance(module, nn.MaxPool1d | nn.MaxPool2d | nn.AdaptiveMaxPool1d | nn.AdaptiveMaxPool2d):
+            fix = "Use average pooling (nn.AvgPool2d), or a convolution with a stride."
+            raise tape.refuse("has no rule", "max pooling, whose limit has no closed form", fix)
 
     def leave_layer(module: nn.Module, args: Any, output: Any) -> None:
         tape.running.pop()
@@ -225,7 +253,10 @@ def record(
     where = "infinite_width"
     if not isinstance(output, Traced) or output.wide is None:
         need = "model must give one tensor, made by layers with weights"
-        raise NoLimitError(checks.sentence(where, need, type(output).__name__ if output is None else "none"))
+        got = "none"
+        if output is None:
+            got = "NoneType"
+        raise NoLimitError(checks.sentence(where, need, got))
     if output.wide.positions:
         got, fix = "flattened positions", "Add a linear layer."
         if output.wide.axes != (ALL,):
@@ -236,24 +267,6 @@ def record(
     if node != len(tape.steps):  # the answer is the last step's
         tape.add(Combine((1.0,)), (node,))
     return tape.steps, tape.layers
-
-
-def _refuse_layer(tape: Tape, module: nn.Module, args: Any) -> None:
-    """Refuse the layers that no function of theirs would name."""
-    wide = any(isinstance(arg, Traced) and arg.wide is not None for arg in args)
-    if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        fix = "Drop the attention, or use EmpiricalNTK(model) or MonteCarloNNGP."
-        raise tape.refuse("has no rule", "softmax attention, which has no Gaussian limit as scaled", fix)
-    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        fix = "Use convolutions, or EmpiricalNTK(model)."
-        raise tape.refuse("has no rule", "a recurrent layer, which uses its weights many times", fix)
-    batch_norm = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm)
-    if batch_norm and module.training:
-        fix = "Call model.eval() first: a fresh batch norm is then the identity. Or use nn.LayerNorm, nn.GroupNorm."
-        raise tape.refuse("has no limit of its own", "batch norm in training mode, which mixes rows", fix)
-    if wide and isinstance(module, nn.MaxPool1d | nn.MaxPool2d | nn.AdaptiveMaxPool1d | nn.AdaptiveMaxPool2d):
-        fix = "Use average pooling (nn.AvgPool2d), or a convolution with a stride."
-        raise tape.refuse("has no rule", "max pooling, whose limit has no closed form", fix)
 
 
 def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -308,7 +321,9 @@ def _call_raw(
             return rows
         if isinstance(value, nn.Parameter):
             return value.detach().clone()
-        return type(value)(substitute(v, by, rows) for v in value) if type(value) in (tuple, list) else value
+        if type(value) in (tuple, list):
+            return type(value)(substitute(v, by, rows) for v in value)
+        return value
 
     values = [substitute(part, lambda t: t.value, tape.rows) for part in (args, tuple(kwargs.values()))]
     output = function(*values[0], **dict(zip(kwargs, values[1], strict=True)))
@@ -346,25 +361,34 @@ def enter(t: Traced, channel: int) -> Traced:
 
 def _affine(tape: Tape, weight: Tensor, bias: Tensor | None, *, fan_in: int | None = None, **options: Any) -> Affine:
     """The rule of a layer's weights, each used once; an embedding's fan-in is 0."""
+    # The layer's name, and that of the parameter where it is not the layer's `weight`.
     name, module = tape.running[-1]
     for parameter, value in module.named_parameters(recurse=False):
         if value is weight and parameter != "weight":
             name = f"{name}.{parameter}".lstrip(".")
+
+    # Weights used twice would correlate what the rules take for independent.
     if id(weight) in tape.used:
         got = f"weights that layer {tape.used[id(weight)][0]!r} uses too"
         raise tape.refuse("must have weights of its own", got, "Give every layer fresh weights, used once.")
     tape.used[id(weight)] = name, weight
+
+    # Variances as the user gives them or as they stand in the weights; frozen parameters are not in the tangent kernel.
     if fan_in is None:
         fan_in = weight.shape[1:].numel()
     weight_var, bias_var = tape.read_variances(name, weight, bias, fan_in)
-    tape.layers[name] = weight_var, None if bias is None else bias_var
+    tape.layers[name] = weight_var, None
+    if bias is not None:
+        tape.layers[name] = weight_var, bias_var
     trained = (weight.requires_grad, bias is None or bias.requires_grad)
     return Affine(weight_var, bias_var, trained=trained, **options)
 
 
 def linear(tape: Tape, input: Any, weight: Tensor, bias: Tensor | None = None) -> Traced:
     """``torch.nn.functional.linear``."""
-    node, wide = materialize(enter(input, -1) if input.wide is None else input)
+    if input.wide is None:
+        input = enter(input, -1)
+    node, wide = materialize(input)
     if wide.axes[-1] not in (CHANNEL, ALL):
         raise tape.refuse("must act on channels", "a linear layer over positions, which stay finite in number")
     if wide.shape()[-1] != weight.shape[1]:
@@ -389,31 +413,37 @@ def convolution(
 ) -> Traced:
     """``torch.nn.functional.conv1d`` and ``conv2d``."""
     count = weight.ndim - 2
-    node, wide = materialize(enter(input, 1) if input.wide is None else input)
+    first_layer = input.wide is None
+    if first_layer:
+        input = enter(input, 1)
+    node, wide = materialize(input)
     if wide.axes != (CHANNEL, *range(count)):
         need = f"must act on rows of channels and {count} axes of positions"
         raise tape.refuse(need, f"shape {(None, *wide.shape())}")
     if wide.channels != weight.shape[1] * groups:
         fix = "Give example=x[:1], as the model takes it."
         raise tape.refuse(f"must have an input of {weight.shape[1] * groups} channels", f"{wide.channels}", fix)
-    if groups > 1 and input.wide is None:
+    if groups > 1 and first_layer:
         fix = "Use groups=1 in the first layer."
         raise tape.refuse("must see all channels of the input", f"groups={groups}", fix)
-    # The window, and the positions that are left.
+
+    # The window with its padding, and the positions after it, as torch counts them.
     size = tuple(weight.shape[2:])
     stride, dilation = _each(stride, count), _each(dilation, count)
     if padding == "same":
         spread = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
         amounts = tuple((total // 2, total - total // 2) for total in spread)
+    elif padding == "valid":
+        amounts = ((0, 0),) * count
     else:
-        amounts = tuple((p, p) for p in _each(0 if padding == "valid" else padding, count))
-    # As torch counts them.
+        amounts = tuple((p, p) for p in _each(padding, count))
     positions = tuple(
         (p + sum(pad) - d * (k - 1) - 1) // s + 1
         for p, pad, d, k, s in zip(wide.positions, amounts, dilation, size, stride, strict=True)
     )
+
     # A group of one channel multiplies Gaussians: its output has the covariance, but is not Gaussian.
-    gaussian = input.wide is None or weight.shape[1] > 1
+    gaussian = first_layer or weight.shape[1] > 1
     after = replace(wide, channels=weight.shape[0], positions=positions, gaussian=gaussian, has_mean=False)
     rule = _affine(tape, weight, bias, patch=Patch(size, stride, amounts, dilation))
     return tape.source(rule, (node,), after, fresh=True)
@@ -458,37 +488,43 @@ def activate(tape: Tape, activation: Activation, input: Traced) -> Traced:
 
 def add(tape: Tape, a: Any, b: Any, *, alpha: float = 1.0, **_: Any) -> Traced:
     """Sums of uncorrelated nodes."""
+    if alpha != 1:
+        b = b * alpha
     # A number can only be 0: a bias belongs to a layer.
-    scaled = b if alpha == 1 else b * alpha
     if not isinstance(a, Traced) or not isinstance(b, Traced):
-        constant = scaled if isinstance(a, Traced) else a
+        constant: Any = b
+        branch: Traced = a
+        if isinstance(b, Traced):
+            constant, branch = a, b
         if isinstance(constant, (int, float)) and constant == 0:
-            return a if isinstance(a, Traced) else scaled
+            return branch
         fix = "Use a layer's bias."
         raise tape.refuse("must add nodes with infinitely many channels", "a constant or parameter added", fix)
 
     # Both with the same channels and positions; the input itself enters beside a node that has channels.
-    pair = [a, scaled]
-    known = next(t.wide for t in pair if t.wide is not None)
+    pair = [a, b]
+    with_channels = next(t.wide for t in pair if t.wide is not None)
     if tuple(pair[0].shape) != tuple(pair[1].shape):
         got = f"{(None, *pair[0].shape[1:])} and {(None, *pair[1].shape[1:])}"
         raise tape.refuse("must add nodes of one shape", got)
     for place, t in enumerate(pair):
         if t.wide is None:
-            if CHANNEL not in known.axes:
+            if CHANNEL not in with_channels.axes:
                 raise tape.refuse("must add nodes with channels of their own", "the input and flattened positions")
-            pair[place] = enter(t, 1 + known.axes.index(CHANNEL))
-    left, right = pair[0].wide, pair[1].wide
-    assert left is not None and right is not None
-    if (left.axes, left.positions) != (right.axes, right.positions):
-        got = f"axes {left.axes} and {right.axes}, positions {left.positions} and {right.positions}"
+            pair[place] = enter(t, 1 + with_channels.axes.index(CHANNEL))
+    first, second = pair[0].wide, pair[1].wide
+    assert first is not None and second is not None
+    if (first.axes, first.positions) != (second.axes, second.positions):
+        got = f"axes {first.axes} and {second.axes}, positions {first.positions} and {second.positions}"
         raise tape.refuse("must add nodes with the same channels and positions", got)
 
     # The sum as a list of weighted nodes, each once; a sum of a node with itself is one term.
     weights: dict[int, float] = {}
-    for node, weight in (*left.terms, *right.terms):
+    for node, weight in (*first.terms, *second.terms):
         weights[node] = weights.get(node, 0.0) + weight
-    terms = tuple((node, weight) for node, weight in weights.items() if weight) or ((left.terms[0][0], 0.0),)
+    terms = tuple((node, weight) for node, weight in weights.items() if weight)
+    if not terms:  # a difference of a node and itself
+        terms = ((first.terms[0][0], 0.0),)
 
     # Covariances add only where the nodes are uncorrelated: no shared weights, and at most one mean that is not 0.
     sources = [tape.nodes[node] for node, _ in terms]
@@ -502,7 +538,7 @@ def add(tape: Tape, a: Any, b: Any, *, alpha: float = 1.0, **_: Any) -> Traced:
         fix = "End one branch in a layer with weights."
         raise tape.refuse("must add uncorrelated nodes", "a sum of two activations' outputs", fix)
     wide = replace(
-        left,
+        first,
         terms=terms,
         gaussian=all(source.gaussian for source in sources),
         has_mean=any(source.has_mean for source in sources),
@@ -513,7 +549,9 @@ def add(tape: Tape, a: Any, b: Any, *, alpha: float = 1.0, **_: Any) -> Traced:
 
 def multiply(tape: Tape, a: Any, b: Any, **_: Any) -> Traced:
     """Products with a number."""
-    t, factor = (a, b) if isinstance(a, Traced) else (b, a)
+    t, factor = a, b
+    if not isinstance(a, Traced):
+        t, factor = b, a
     if isinstance(factor, Traced):
         fix = "Use sums, or EmpiricalNTK(model) of the finite network."
         raise tape.refuse("must not multiply nodes", "a product of two nodes", fix)
@@ -528,7 +566,9 @@ def divide(tape: Tape, a: Any, b: Any, **_: Any) -> Traced:
     """Quotients by a number."""
     if not isinstance(a, Traced) or isinstance(b, Traced):
         raise tape.refuse("must not divide by nodes", "a quotient of nodes", "Use nn.LayerNorm.")
-    return multiply(tape, a, 1 / (_constant(tape, b, "a divisor") if isinstance(b, Tensor) else b))
+    if isinstance(b, Tensor):
+        b = _constant(tape, b, "a divisor")
+    return multiply(tape, a, 1 / b)
 
 
 def _constant(tape: Tape, t: Tensor, what: str) -> float:
@@ -545,7 +585,9 @@ def _norm_scale(tape: Tape, weight: Tensor | None, bias: Tensor | None) -> float
     if bias is not None and _constant(tape, bias, "a bias") != 0:
         fix = "Use a fresh layer: its bias is 0."
         raise tape.refuse("must have the bias that it starts with", "a bias that is not 0", fix)
-    return 1.0 if weight is None else _constant(tape, weight, "a weight")
+    if weight is None:
+        return 1.0
+    return _constant(tape, weight, "a weight")
 
 
 # --- normalizations ---------------------------------------------------------------------------------------------------
@@ -576,6 +618,8 @@ def group_norm(
 
 
 def _normalize(tape: Tape, input: Traced, over: tuple[int, ...], scale: float, eps: float, *, center: bool) -> Traced:
+    # The last axes are normalized: channels, or channels and all positions. A mean over positions that is not 0 has no
+    # rule.
     node, wide = materialize(input)
     axes = wide.axes[len(wide.axes) - len(over) :]
     positions = len(axes) > 1 or axes == (ALL,)
@@ -631,7 +675,9 @@ def average_pool(
         got = "ceil_mode, divisor_override or another order of axes"
         raise tape.refuse("must pool positions in whole windows", got)
     size, pad = _each(kernel_size, count), _each(padding, count)
-    steps = _each(kernel_size if stride is None or stride == () else stride, count)
+    steps = size
+    if stride is not None and stride != ():
+        steps = _each(stride, count)
     positions = tuple((p + 2 * a - k) // s + 1 for p, a, k, s in zip(wide.positions, pad, size, steps, strict=True))
     rule = Pool(size, steps, pad, count_include_pad)
     return tape.source(rule, (node,), replace(wide, positions=positions), fresh=False)
@@ -641,7 +687,8 @@ def adaptive_pool(tape: Tape, input: Traced, output_size: Any) -> Traced:
     """``torch.nn.functional.adaptive_avg_pool1d`` and ``adaptive_avg_pool2d``."""
     assert input.wide is not None
     before = input.wide.positions
-    after = tuple(b if a is None else a for a, b in zip(_each(output_size, len(before)), before, strict=True))
+    sizes = zip(_each(output_size, len(before)), before, strict=True)
+    after = tuple(b if a is None else a for a, b in sizes)
     if any(b % a for a, b in zip(after, before, strict=True)):
         raise tape.refuse("must pool positions in equal windows", f"{before} to {after}", "Use nn.AvgPool2d.")
     size = tuple(b // a for a, b in zip(after, before, strict=True))
@@ -659,19 +706,26 @@ def mean(tape: Tape, input: Traced, dim: Any = None, keepdim: bool = False, *, t
     if 0 in dims or not all(isinstance(axis, int) for axis in axes):
         fix = "Use a linear layer to read the channels."
         raise tape.refuse("must take means over positions only", f"a mean over axes {sorted(dims)}", fix)
-    # A kept axis has a window of its whole length; a dropped one leaves, and the axes behind it move up.
+
+    # An axis that stays has a window of its whole length. One that goes has the window None, and the axes behind it
+    # move up.
     count = len(wide.positions)
-    if keepdim:
-        window = tuple(p if axis in axes else 1 for axis, p in enumerate(wide.positions))
-        positions = tuple(1 if axis in axes else p for axis, p in enumerate(wide.positions))
-        rule = Pool(window, (1,) * count, (0,) * count, total=total)
-        return tape.source(rule, (node,), replace(wide, positions=positions), fresh=False)
-    size = tuple(None if axis in axes else 1 for axis in range(count))
-    positions = tuple(p for axis, p in enumerate(wide.positions) if axis not in axes)
-    places = iter(range(len(positions)))
-    after_axes = tuple(a if isinstance(a, str) else next(places) for a in wide.axes if a not in axes)
-    rule = Pool(size, (1,) * count, (0,) * count, total=total)
-    return tape.source(rule, (node,), replace(wide, axes=after_axes, positions=positions), fresh=False)
+    window: list[int | None] = [1] * count
+    lengths = list(wide.positions)
+    for axis in axes:
+        assert isinstance(axis, int)
+        window[axis], lengths[axis] = None, 1
+        if keepdim:
+            window[axis] = wide.positions[axis]
+    after = replace(wide, positions=tuple(lengths))
+    if not keepdim:
+        remaining = [axis for axis in wide.axes if axis not in axes]
+        order = sorted(axis for axis in remaining if isinstance(axis, int))
+        numbers: dict[str | int, str | int] = {axis: place for place, axis in enumerate(order)}
+        positions = tuple(wide.positions[axis] for axis in order)
+        after = replace(wide, axes=tuple(numbers.get(axis, axis) for axis in remaining), positions=positions)
+    rule = Pool(tuple(window), (1,) * count, (0,) * count, total=total)
+    return tape.source(rule, (node,), after, fresh=False)
 
 
 def pad(tape: Tape, input: Traced, pad: Any, mode: str = "constant", value: float | None = None) -> Traced:
@@ -688,7 +742,9 @@ def pad(tape: Tape, input: Traced, pad: Any, mode: str = "constant", value: floa
 
 def permute(tape: Tape, input: Traced, *dims: Any) -> Traced:
     """Another order of axes: the same node."""
-    order = [d % input.ndim for d in (_as_tuple(dims[0]) if len(dims) == 1 else dims)]
+    if len(dims) == 1:
+        dims = _as_tuple(dims[0])
+    order = [d % input.ndim for d in dims]
     assert input.wide is not None
     if order[0] != 0:
         raise tape.refuse("must keep the rows first", f"the order {tuple(order)}")
@@ -722,7 +778,9 @@ def squeeze(tape: Tape, input: Traced, dim: Any = None) -> Traced:
 def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
     """Positions in another shape, or joined with the channels."""
     # The sizes asked for, with -1 worked out.
-    target = list(_as_tuple(shape[0]) if len(shape) == 1 else shape)
+    if len(shape) == 1:
+        shape = _as_tuple(shape[0])
+    target = list(shape)
     wide = input.wide
     assert wide is not None
     size = math.prod(wide.shape())
@@ -735,17 +793,20 @@ def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
         return input
     if not sizes:  # the axis of a single output dropped
         return Traced(tape, input.node, wide=replace(wide, axes=()))
-    if len(sizes) == 1:  # channels and positions in one
-        axes: tuple[str | int, ...] = (ALL,) if wide.positions else (CHANNEL,)
-        return Traced(tape, input.node, wide=replace(wide, axes=axes))
-    # Only positions may change their shape: the channel's axis must be found, first or last, with positions in order.
-    in_order = [axis for axis in wide.axes if isinstance(axis, int)] == list(range(len(wide.positions)))
-    place = wide.axes.index(CHANNEL) if CHANNEL in wide.axes else -1
-    if not in_order or place not in (0, len(wide.axes) - 1) or sizes[0 if place == 0 else -1] != wide.channels:
+    if len(sizes) == 1 and wide.positions:  # channels and positions in one
+        return Traced(tape, input.node, wide=replace(wide, axes=(ALL,)))
+    if len(sizes) == 1:
+        return Traced(tape, input.node, wide=replace(wide, axes=(CHANNEL,)))
+
+    # Only positions may change their shape: the axis of channels stays the first or the last, all positions in order.
+    axes: tuple[str | int, ...]
+    old_numbers, numbers = tuple(range(len(wide.positions))), tuple(range(len(sizes) - 1))
+    if wide.axes == (CHANNEL, *old_numbers) and sizes[0] == wide.channels:
+        axes, positions = (CHANNEL, *numbers), tuple(sizes[1:])
+    elif wide.axes == (*old_numbers, CHANNEL) and sizes[-1] == wide.channels:
+        axes, positions = (*numbers, CHANNEL), tuple(sizes[:-1])
+    else:
         raise tape.refuse("must keep the channels apart", f"reshape of {wide.shape()} to {tuple(sizes)}")
-    positions = tuple(sizes[1:] if place == 0 else sizes[:-1])
-    numbers = tuple(range(len(positions)))
-    axes = (CHANNEL, *numbers) if place == 0 else (*numbers, CHANNEL)
     node, _ = materialize(input)
     return tape.source(Reposition(positions), (node,), replace(wide, axes=axes, positions=positions), fresh=False)
 
@@ -753,12 +814,16 @@ def reshape(tape: Tape, input: Traced, *shape: Any) -> Traced:
 def _each(value: Any, count: int) -> tuple[int, ...]:
     """One number for each axis."""
     values = _as_tuple(value)
-    return values * count if len(values) == 1 else values
+    if len(values) == 1:
+        return values * count
+    return values
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     """Several numbers as they are, one number as a tuple."""
-    return tuple(value) if isinstance(value, (tuple, list, range)) else (value,)
+    if isinstance(value, (tuple, list, range)):
+        return tuple(value)
+    return (value,)
 
 
 def softplus(tape: Tape, input: Traced, beta: float = 1.0, threshold: float = 20.0) -> Traced:
@@ -769,7 +834,15 @@ def softplus(tape: Tape, input: Traced, beta: float = 1.0, threshold: float = 20
     return multiply(tape, after, 1 / beta)
 
 
-def _softmax(tape: Tape, *_: Any, **__: Any) -> Traced:
+def gelu(tape: Tape, input: Traced, approximate: str = "none") -> Traced:
+    """``torch.nn.functional.gelu``."""
+    if approximate == "none":
+        return activate(tape, GELU(), input)
+    return activate(tape, HermiteSeries("gelu_tanh"), input)
+
+
+def softmax(tape: Tape, *_: Any, **__: Any) -> Traced:
+    """Refused, whatever its arguments."""
     fix = "Take it off where it is the last layer: the kernel is that of the logits. Attention has no rule."
     raise tape.refuse("has no rule", "a softmax, which mixes channels or positions", fix)
 
@@ -796,10 +869,7 @@ RULES: dict[str, Callable[..., Traced]] = {
         tape, LeakyReLU(float(negative_slope)), input
     ),
     "prelu": lambda tape, input, weight: activate(tape, LeakyReLU(_constant(tape, weight, "a slope")), input),
-    "gelu": lambda tape, input, approximate="none": activate(
-        tape, GELU() if approximate == "none" else HermiteSeries("gelu_tanh"), input
-    ),
-    "softplus": softplus, "softmax": _softmax,
+    "gelu": gelu, "softplus": softplus, "softmax": softmax,
     "layer_norm": layer_norm, "rms_norm": rms_norm, "group_norm": group_norm, "batch_norm": batch_norm,
     "avg_pool1d": average_pool, "avg_pool2d": average_pool,
     "adaptive_avg_pool1d": adaptive_pool, "adaptive_avg_pool2d": adaptive_pool, "mean": mean,

@@ -46,9 +46,9 @@ class Precomputed(Kernel):
                 got = f"a difference of {gap:.1e}"
                 raise ValueError(checks.sentence("Precomputed", "gram must be symmetric", got, fix))
             if len(gram) <= 2000:
-                least = float(torch.linalg.eigvalsh(gram.detach().double())[0])
-                if least < -_SYMMETRY * scale * len(gram):
-                    checks.warn("Precomputed", f"gram is indefinite, with least eigenvalue {least:.2e}.")
+                lowest = float(torch.linalg.eigvalsh(gram.detach().double())[0])
+                if lowest < -_SYMMETRY * scale * len(gram):
+                    checks.warn("Precomputed", f"gram is indefinite, with least eigenvalue {lowest:.2e}.")
         self.register_buffer("matrix", gram.detach().clone())
 
     @override
@@ -93,7 +93,9 @@ class FunctionKernel(Kernel):
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
         gram = self.f(x, y)
         if not isinstance(gram, Tensor) or gram.shape != (len(x), len(y)):
-            came = tuple(gram.shape) if isinstance(gram, Tensor) else type(gram).__name__
+            came: object = type(gram).__name__
+            if isinstance(gram, Tensor):
+                came = tuple(gram.shape)
             need = f"f(x, y) must return a tensor of shape ({len(x)}, {len(y)})"
             raise ValueError(checks.sentence("FunctionKernel", need, came))
         return gram
@@ -115,19 +117,20 @@ def read_rows(estimator: object, kernel: Kernel | None, x: Data, *, reset: bool)
 
     where = type(estimator).__name__
     # Rows in a file stay there: only their shape is checked.
-    if isinstance(x, StoredRows | np.memmap):
-        stored = x if isinstance(x, StoredRows) else open_rows(x)
+    if isinstance(x, np.memmap):
+        x = open_rows(x)
+    if isinstance(x, StoredRows):
         if kernel is not None:
-            kernel.prepare("x", stored[:0])
-        validate_data(estimator, stored, reset=reset, skip_check_array=True)
-        return stored
+            kernel.prepare("x", x[:0])
+        validate_data(estimator, x, reset=reset, skip_check_array=True)
+        return x
 
     # Arrays and frames: scikit-learn's own checks. Indices of a Gram matrix would become floats there.
     indices = kernel is not None and any(isinstance(part, Precomputed) for part in kernel.modules())
     is_array = not isinstance(x, Tensor) and not is_loader(x)
     if is_array and not indices:
-        least = 0 if has_several_ranks() else 1  # of several ranks some may have no rows
-        x = validate_data(estimator, x, reset=reset, dtype="numeric", allow_nd=True, ensure_min_samples=least)
+        fewest = int(not has_several_ranks())  # of several ranks some may have no rows
+        x = validate_data(estimator, x, reset=reset, dtype="numeric", allow_nd=True, ensure_min_samples=fewest)
 
     # One tensor; whole numbers stay so where a kernel may read them as indices or tokens.
     if is_array:
@@ -136,13 +139,17 @@ def read_rows(estimator: object, kernel: Kernel | None, x: Data, *, reset: bool)
         are_whole = isinstance(x, Tensor) and not x.is_floating_point()
     if kernel is None:
         data = checks.matrix(where, "x", load_rows(where, x))
+    elif are_whole:
+        data = kernel.prepare("x", as_tensor(where, "x", x).detach())
     else:
-        data = kernel.prepare("x", as_tensor(where, "x", x).detach() if are_whole else load_rows(where, x))
+        data = kernel.prepare("x", load_rows(where, x))
     if not is_array or indices:
         validate_data(estimator, data, reset=reset, skip_check_array=True)
     if data.is_floating_point():
         return checks.squarable(where, "x", data, empty=True)
-    return check_indices(where, kernel, data) if kernel is not None else data
+    if kernel is not None:
+        check_indices(where, kernel, data)
+    return data
 
 
 def check_indices(where: str, kernel: Kernel, x: Tensor) -> Tensor:

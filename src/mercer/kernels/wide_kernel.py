@@ -153,12 +153,15 @@ class WideKernel(Kernel):
         self._check_memory(steps, size, x, y)
 
         # Follow single rows through all layers first: pairs read their deviations and factors.
-        left = self._follow_rows(steps, x, tangent=self.tangent and symmetric)
-        right = left if symmetric else self._follow_rows(steps, y, tangent=False)
-        diagonals = self._diagonals(left[-1], both) if symmetric else ()
+        row_states = self._follow_rows(steps, x, tangent=self.tangent and symmetric)
+        if symmetric:
+            column_states, diagonals = row_states, self._diagonals(row_states[-1], both)
+        else:
+            column_states, diagonals = self._follow_rows(steps, y, tangent=False), ()
 
         def pairs(rows: slice, columns: slice) -> tuple[Tensor, ...]:
-            parts = self._tile(steps, [row.part(rows) for row in left], [row.part(columns) for row in right], both)
+            a, b = [node.part(rows) for node in row_states], [node.part(columns) for node in column_states]
+            parts = self._tile(steps, a, b, both)
             if not symmetric or rows != columns:
                 return parts
             # Rows with themselves are known exactly; the rounding of a correlation near 1 would grow in an arc cosine.
@@ -166,13 +169,15 @@ class WideKernel(Kernel):
             return tuple(torch.where(diagonal, d[rows, None], part) for d, part in zip(diagonals, parts, strict=True))
 
         # Tiles of at most `block_bytes`, near square because a symmetric matrix leaves half of them out.
-        side = self.tile if size == 1 else max(1, math.isqrt(self.block_bytes // (x.element_size() * size)))
+        side = self.tile
+        if size > 1:
+            side = max(1, math.isqrt(self.block_bytes // (x.element_size() * size)))
         all_rows, all_columns = slice(0, x.shape[0]), slice(0, y.shape[0])
         if records_graph() or max(x.shape[0], y.shape[0]) <= side:
             return pairs(all_rows, all_columns)
         if not differentiated(x, y) and x.device.type == "cpu":
-            dtype = left[-1].r.dtype
-            grams = tuple(x.new_empty(len(x), len(y), dtype=dtype) for _ in range(2 if both else 1))
+            dtype = row_states[-1].r.dtype
+            grams = tuple(x.new_empty(len(x), len(y), dtype=dtype) for _ in range(1 + both))
             fill_tiles(grams, pairs, symmetric=symmetric, side=side)
             return grams
         if size == 1:  # tiles only save the cache
@@ -194,8 +199,10 @@ class WideKernel(Kernel):
         blocks = [self._follow_block(steps, x[part], tangent) for part in slices(x.shape[0], rows)]
 
         def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
-            known = [t for t in tensors if t is not None]
-            return torch.cat(known) if known else None
+            parts = [t for t in tensors if t is not None]
+            if not parts:
+                return None
+            return torch.cat(parts)
 
         joined = []
         for parts in zip(*blocks, strict=True):  # the blocks of one node
@@ -203,7 +210,9 @@ class WideKernel(Kernel):
             rho, theta = join([state.rho for state in states]), join([state.theta for state in states])
             r, mean = torch.cat([row.r for row in parts]), torch.cat([row.mean for row in parts])
             factors = tuple(map(torch.cat, zip(*(row.factors for row in parts), strict=True)))
-            state = None if rho is None else PairState(rho, theta)
+            state = None
+            if rho is not None:
+                state = PairState(rho, theta)
             joined.append(RowState(r, mean, join([row.unit for row in parts]), state, factors))
         return joined
 
@@ -258,7 +267,9 @@ class WideKernel(Kernel):
             state = step.rule.advance_pairs(before, sides[0], sides[1], Layout(full_before, zipped=False))
             if step.rule.ALL_PAIRS:
                 state = _take_equal_positions(state, True, step.full, len(step.positions))
-            states.append(PairState(state.rho, state.theta if self.tangent else None))
+            if not self.tangent:
+                state = PairState(state.rho, None)
+            states.append(state)
             for node in step.inputs:
                 if last_use[node] == place:
                     states[node] = None
@@ -268,8 +279,10 @@ class WideKernel(Kernel):
         relative = []
         if both or not self.tangent:
             relative.append(last.rho)
-        if self.tangent:
-            relative.append(torch.zeros_like(last.rho) if last.theta is None else last.theta)
+        if self.tangent and last.theta is not None:
+            relative.append(last.theta)
+        elif self.tangent:  # no parameter of the model is trained
+            relative.append(torch.zeros_like(last.rho))
         rx, ry = x[-1].r[:, None], y[-1].r[None]  # one after the other: their product may overflow
         return tuple(t * rx * ry for t in relative)
 
@@ -314,9 +327,7 @@ def _last_uses(steps: Sequence[Step]) -> list[int]:
 
 def _largest_state(steps: Sequence[Step]) -> int:
     """Numbers of the largest state of one pair of rows."""
-    sizes = [
-        math.prod(step.positions) ** (2 if step.full else 1) for step in steps if not isinstance(step.rule, RawCall)
-    ]
+    sizes = [math.prod(step.positions) ** (1 + step.full) for step in steps if not isinstance(step.rule, RawCall)]
     return max(sizes, default=1)
 
 

@@ -27,8 +27,7 @@ from ..machines.metric import average_gradient_outer_product, metric_root
 from ..machines.selection import candidate_kernels, median_distance, rank_kernels
 from ..machines.solution import Solution
 from ..machines.trials import Look
-from ..rows import Rows
-from ..rows.rows import BLOCK_BYTES
+from ..rows.rows import BLOCK_BYTES, Rows
 from .dependence import gaussian
 from .network import AverageLayer, FittedNetwork, Indicators, MetricLayer, Standardize
 from .record import measure_gram

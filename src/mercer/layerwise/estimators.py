@@ -22,8 +22,8 @@ from ..machines.calibration import Calibration
 from ..machines.kernel_ridge import seeded
 from ..machines.landmarks import add_rows
 from ..machines.solution import Solution
-from ..rows import Rows
 from ..rows.agreement import has_several_ranks, share_generator, unite_values
+from ..rows.rows import Rows
 from ..storage.savable import Savable
 from .auto import EXACT_ROWS, fit_auto
 from .closed_form import fit_closed_form

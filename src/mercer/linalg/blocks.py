@@ -24,6 +24,14 @@ def slices(n: int, block: int) -> Iterator[slice]:
     return (slice(start, min(start + block, n)) for start in range(0, n, block))
 
 
+def apply_to_both(f: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """``f(x), f(y)``: rows that are one tensor are computed once and stay one, so that kernels know them as equal."""
+    first = f(x)
+    if y is x:
+        return first, first
+    return first, f(y)
+
+
 def blockwise(f: Callable[[Tensor], Tensor], x: Tensor, *, block: int) -> Tensor:  # (n, ...) -> (n, ...)
     """Rows of ``f(x)`` where every row depends on its own row of ``x`` only, ``block`` rows at a time."""
     checks.integer("blockwise", "block", block, 1)

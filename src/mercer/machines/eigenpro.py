@@ -26,7 +26,7 @@ from .. import checks
 from ..kernels import Kernel
 from ..linalg.eigen import longest_step, randomized_range, shrink_directions
 from ..linalg.operators import SymmetricOperator
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from .solution import Solution, tiled_product
 

@@ -10,7 +10,7 @@ from .. import checks
 from ..kernels import Kernel
 from ..linalg.blocks import slices
 from ..linalg.cholesky import cholesky_in_place, solve_factored
-from ..rows import Rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from .dual import relative_norm, tune_penalty, weighted_mean
 from .solution import Solution, compute_fresh_gram, widen_floats

@@ -15,9 +15,9 @@ from torch import Tensor
 from .. import checks
 from ..kernels import Kernel
 from ..kernels.user_kernels import read_rows
-from ..rows import Rows
 from ..rows.agreement import share_generator
 from ..rows.loading import Data
+from ..rows.rows import Rows
 from ..storage.savable import Savable
 from .eigenpro import EigenPro
 from .exact import Exact

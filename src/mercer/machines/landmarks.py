@@ -24,8 +24,8 @@ from ..features.landmarks import LandmarkFeatures
 from ..kernels import Kernel
 from ..linalg.blocks import block_rows, slices
 from ..linalg.cholesky import cholesky
-from ..rows import Rows
 from ..rows.agreement import take_share
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 from .dual import PENALTIES, dual_path, relative_norm, walk, weighted_mean
 from .eigenpro import EigenProSolution

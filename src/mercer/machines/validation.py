@@ -12,8 +12,8 @@ from torch import Tensor
 from .. import checks
 from ..kernels import Kernel
 from ..kernels.user_kernels import read_rows
-from ..rows import Rows
 from ..rows.loading import Data, as_tensor, is_loader, load_labelled_rows
+from ..rows.rows import Rows
 from ..rows.stored import Readable
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .. import checks
 from ..linalg.distances import unit_rows
-from ..rows import Rows
 from ..rows.agreement import share_generator
+from ..rows.rows import Rows
 
 _ROWS = 5000  # of one class that k-means looks at
 _ROWS_OF_A_PROTOTYPE = 100  # docs/which-head.md has the trials

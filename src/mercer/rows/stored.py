@@ -34,7 +34,7 @@ class StoredRows:
 
     def __init__(self, read: Read, shape: Sequence[int], where: str, part: slice | None = None) -> None:
         self._read, self._where = read, where
-        self._first, last, _ = (slice(None) if part is None else part).indices(shape[0])
+        self._first, last, _ = (part or slice(None)).indices(shape[0])
         self.shape = torch.Size([max(0, last - self._first), *shape[1:]])
         empty = self[:0]  # what a read gives may have another shape and dtype than the file
         self.shape, self.dtype = torch.Size([len(self), *empty.shape[1:]]), empty.dtype
@@ -49,8 +49,7 @@ class StoredRows:
         """A block of rows, or rows by number; these are read in order of number, each once."""
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
-            rows = self._rows(first, max(first, last))
-            return rows if step == 1 else rows[::step]
+            return self._rows(first, max(first, last))[::step]
         # Read each row once, in the order of the file, neighbors together; then put them in the order asked for.
         numbers, back = index.cpu().unique(return_inverse=True)
         if not len(numbers):
@@ -95,28 +94,30 @@ Readable: TypeAlias = Tensor | StoredRows
 
 
 def open_rows(
-    source: str | Path | NDArray[Any], *, name: str | None = None, columns: Sequence[str] | None = None
+    path: str | Path | NDArray[Any], *, name: str | None = None, columns: Sequence[str] | None = None
 ) -> StoredRows:
     """Rows of a file, or of a memmap, without reading them.
 
     Args:
-        source: ``.npy``, ``.safetensors`` or ``.parquet``, or an ``np.memmap``.
+        path: A file ``.npy``, ``.safetensors`` or ``.parquet``, or an ``np.memmap``.
         name: Name of the tensor in a safetensors file; None where it holds one.
         columns: Columns of a parquet table; None for all, which must be numbers.
     """
-    if isinstance(source, np.ndarray):
-        return StoredRows(_of_array(source), source.shape, "open_rows")
-    path = Path(source)
+    if isinstance(path, np.ndarray):
+        return StoredRows(_read_array(path), path.shape, "open_rows")
+    path = Path(path)
     if path.suffix not in _KINDS:
-        raise ValueError(sentence("open_rows", f"source must end in {', '.join(_KINDS)}", path.name))
+        raise ValueError(sentence("open_rows", f"path must end in {', '.join(_KINDS)}", path.name))
+
+    # .npy: a memmap, so that the system reads the pages that are asked for.
     if path.suffix == ".npy":
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
             raise ValueError(sentence("open_rows", f"{path.name} must be an array of numbers", error)) from error
-        return StoredRows(_of_array(array), array.shape, path.name)
+        return StoredRows(_read_array(array), array.shape, path.name)
     if path.suffix == ".parquet":
-        return _of_parquet(path, columns)
+        return _open_parquet(path, columns)
 
     # safetensors: one tensor of the file, by name where it holds several.
     from safetensors import safe_open
@@ -132,30 +133,34 @@ def open_rows(
     return StoredRows(lambda first, last: rows[first:last], rows.get_shape(), path.name)
 
 
-def _of_array(array: NDArray[Any]) -> Read:
+def _read_array(array: NDArray[Any]) -> Read:
     if array.dtype.kind not in "biuf" or array.ndim < 2:
         got = f"{array.dtype} of {array.shape}"
-        raise ValueError(sentence("open_rows", "source must be numbers of shape (n, ...)", got))
+        raise ValueError(sentence("open_rows", "path must hold numbers of shape (n, ...)", got))
     native = array.dtype.newbyteorder("=")
     return lambda first, last: torch.from_numpy(np.array(array[first:last], dtype=native, order="C"))
 
 
-def _of_parquet(path: Path, columns: Sequence[str] | None) -> StoredRows:
+def _open_parquet(path: Path, columns: Sequence[str] | None) -> StoredRows:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
-    names = list(file.schema_arrow.names if columns is None else columns)
+    if columns is None:
+        columns = file.schema_arrow.names
+    names = list(columns)
+
+    # Where each row group ends, to find the groups that hold given rows.
     groups = range(file.metadata.num_row_groups)
     ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
 
     def read(first: int, last: int) -> Tensor:
         if first >= last:
             return torch.empty(0, len(names), dtype=torch.float64)
-        # Only the row groups that hold these rows are decoded.
+        # Decode only the row groups that hold these rows.
         low, high = bisect_right(ends, first), bisect_right(ends, last - 1)
-        # Their columns, from the first of these rows on.
         table = file.read_row_groups(list(range(low, high + 1)), columns=names)
-        start = first - (ends[low - 1] if low else 0)
+        # Take the rows out of each column; the first group decoded starts at row `ends[low - 1]`.
+        start = first - [0, *ends][low]
         parts = []
         for name in names:
             values = table.column(name).slice(start, last - first).to_numpy()

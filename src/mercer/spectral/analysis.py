@@ -13,9 +13,9 @@ from .. import checks
 from ..kernels import Kernel, Precomputed, ReLUGram
 from ..kernels.functionals import sign_columns
 from ..kernels.user_kernels import check_indices
-from ..rows import Rows
 from ..rows.agreement import has_several_ranks, map_shared_rows, unite_values
 from ..rows.loading import Data, load_labelled_rows, load_rows
+from ..rows.rows import Rows
 from .gram_matrices import gram_matrices, read_matrix
 from .spectrum import Factor, Proof, Spectrum, proof
 

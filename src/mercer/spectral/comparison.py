@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..kernels import Kernel, ReLUGram
-from ..rows import Rows
 from ..rows.loading import Data, load_labelled_rows, load_rows
+from ..rows.rows import Rows
 from ..signals.attention import plain_attention
 from ..signals.capture import capture
 from ..signals.embedding import run_model

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .. import checks, figures
+from .. import checks
+from ..figures.theme import Figure, canvas
 from ..kernels import Kernel, ReLUGram
 from ..linalg.eigen import top_eigh
 from ..linalg.lanczos import Lanczos, gauss, radau
@@ -393,9 +394,9 @@ class Spectrum:
             max_products=self.max_products,
         )  # fmt: skip
 
-    def plot(self) -> figures.Figure:
+    def plot(self) -> Figure:
         """Where H's mass lies, where the targets' mass lies, and how fast it is learned (spectral2019, Figure 1)."""
-        figure, (values, shares, losses) = figures.canvas(1, 3)
+        figure, (values, shares, losses) = canvas(1, 3)
         index = range(1, self.k + 1)
         values.plot(index, self.eigenvalues.clamp_min(1e-300).cpu().numpy())
         values.set(xlabel="eigenvalue, by rank", title="Eigenvalues of H", xscale="log", yscale="log")

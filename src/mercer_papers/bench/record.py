@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mercer import checks
-from mercer.figures import LIGHT, canvas, svg
+from mercer.figures.theme import LIGHT, canvas, svg
 from mercer.storage.files import append_line, atomic_write, read_lines
 
 from .compare import Line

@@ -255,7 +255,7 @@ def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
     """Mean rank by log loss for classes and by R2 for numbers, a panel for each band of five tables or more."""
     from matplotlib.ticker import MaxNLocator
 
-    from mercer.figures import LIGHT, canvas
+    from mercer.figures.theme import LIGHT, canvas
 
     bands = {}
     for band, rows in BANDS.items():
@@ -283,7 +283,7 @@ def draw(lines: pd.DataFrame, methods: Sequence[str]) -> Figure:
 
 def draw_duels(lines: pd.DataFrame, rivals: Sequence[str]) -> Figure:
     """Tables won, equal and lost against each rival by log loss or R2, as shares, with our CPU over its."""
-    from mercer.figures import LIGHT, canvas, legend_below
+    from mercer.figures.theme import LIGHT, canvas, legend_below
 
     counts = {}
     for rival in rivals:

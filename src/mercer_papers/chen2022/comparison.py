@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from mercer import figures
+from mercer.figures import plots
+from mercer.figures.theme import Figure, canvas, legend_below
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
@@ -66,7 +67,7 @@ def run(cell: Cell) -> Outcome:
     return Outcome(values=values, curves=curves, note=best.note())
 
 
-def draw(results: Sequence[Result]) -> figures.Figure:
+def draw(results: Sequence[Result]) -> Figure:
     """By epoch for the figures of curves, by batch size for Figure 5, as bars otherwise."""
     shown = results[0].settings["shows"][0]
     if shown in ("training loss", "validation accuracy"):
@@ -76,15 +77,15 @@ def draw(results: Sequence[Result]) -> figures.Figure:
     heights: dict[str, dict[str, float]] = {}
     for result in results:
         heights.setdefault(result.settings["variant"], {})[result.settings["data"]] = next(iter(result.values.values()))
-    return figures.bars(heights, x_label=f"{shown.partition(', ')[0]}, %")
+    return plots.bars(heights, x_label=f"{shown.partition(', ')[0]}, %")
 
 
-def _panels(results: Sequence[Result], curve: str) -> figures.Figure:
+def _panels(results: Sequence[Result], curve: str) -> Figure:
     """One curve of each variant, a panel for each data set, in rows of three."""
     sets = list(dict.fromkeys(result.settings["data"] for result in results))
     wide = min(3, len(sets))
     high = -(-len(sets) // wide)
-    figure, axes = figures.canvas(high, wide, width=4.0 * wide, height=3.0 * high + 0.9)
+    figure, axes = canvas(high, wide, width=4.0 * wide, height=3.0 * high + 0.9)
     handles: dict[str, Any] = {}
     for i, ax in enumerate(axes):
         if i >= len(sets):
@@ -102,12 +103,12 @@ def _panels(results: Sequence[Result], curve: str) -> figures.Figure:
         if curve == "training loss":
             firsts = sorted(result.curves[curve]["y"][0] for result in own)
             ax.set_ylim(0, 1.5 * firsts[len(firsts) // 2])  # a try that explodes at first must not flatten the rest
-    figures.legend_below(figure, handles)
+    legend_below(figure, handles)
     return figure
 
 
-def _by_batch(results: Sequence[Result]) -> figures.Figure:
-    figure, axes = figures.canvas(1, 2, width=10.0, height=4.2)
+def _by_batch(results: Sequence[Result]) -> Figure:
+    figure, axes = canvas(1, 2, width=10.0, height=4.2)
     handles: dict[str, Any] = {}
     for name in dict.fromkeys(str(result.settings["data"]) for result in results):
         own = [r for r in results if r.settings["data"] == name and r.seed == 0]
@@ -117,5 +118,5 @@ def _by_batch(results: Sequence[Result]) -> figures.Figure:
         axes[1].plot(sizes, [r.values["time"] for r in own], marker="o", markersize=4)
     for ax, label in zip(axes, ("test accuracy, %", "time, s"), strict=True):
         ax.set(xscale="log", xlabel="batch size", ylabel=label)
-    figures.legend_below(figure, handles)
+    legend_below(figure, handles)
     return figure

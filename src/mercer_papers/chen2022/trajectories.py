@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer import figures
+from mercer.figures.theme import LIGHT, Figure, canvas, legend_below
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
@@ -151,11 +151,11 @@ def _surface(task: Problem) -> Outcome:
     return Outcome(min(map(min, heights)), arrays=arrays, note="Loss over the two weights; the value is its minimum.")
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """Paths over the contours of the loss, of the first seed: a triangle where they start, crosses where they end."""
     results = [result for result in results if result.seed == 0]
     sets = list(dict.fromkeys(result.column for result in results))
-    figure, axes = figures.canvas(1, len(sets), width=5.4 * len(sets), height=5.0)
+    figure, axes = canvas(1, len(sets), width=5.4 * len(sets), height=5.0)
     handles = {}
     for ax, name in zip(axes, sets, strict=True):
         own = [result for result in results if result.column == name]
@@ -169,12 +169,12 @@ def draw(results: list[Result]) -> figures.Figure:
             (handles[method],) = ax.plot(path["x"], path["y"], linewidth=wide, zorder=3 + i, solid_capstyle="round")
             colour = handles[method].get_color()
             ax.plot(path["x"][-1], path["y"][-1], "x", color=colour, markersize=8, markeredgewidth=2, zorder=20)
-            ax.plot(path["x"][0], path["y"][0], "^", color=figures.LIGHT.ink, markersize=8, zorder=21)
+            ax.plot(path["x"][0], path["y"][0], "^", color=LIGHT.ink, markersize=8, zorder=21)
         for axis, limit in (("x", ax.set_xlim), ("y", ax.set_ylim)):  # every path, with a margin
             numbers = [value for path in paths.values() for value in path[axis]]
             margin = 0.1 * (max(numbers) - min(numbers)) + 0.1
             limit(min(numbers) - margin, max(numbers) + margin)
         ax.grid(False)
         ax.set(title=name, xlabel="$w_0$", ylabel="$w_1$")
-    figures.legend_below(figure, handles)
+    legend_below(figure, handles)
     return figure

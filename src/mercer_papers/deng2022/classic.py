@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mercer import figures
 from mercer.features import NeuralEigenfunctions
+from mercer.figures.theme import LIGHT, Figure, canvas
 from mercer.kernels import RBF, Kernel, Polynomial
 
 from ..catalogue import Entry
@@ -78,22 +78,22 @@ def run(cell: Cell) -> Outcome:
     )
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """The first functions of each method over the true ones, for the largest sample."""
     results = [result for result in results if result.seed == 0]
     most = max(result.settings["rows"] for result in results)
     columns = list(dict.fromkeys(result.settings["kernel"] for result in results))
     rows = [method for method in METHODS if any(result.settings["method"] == method for result in results)]
-    figure, axes = figures.canvas(len(rows), len(columns), width=4.6 * len(columns), height=1.9 * len(rows))
+    figure, axes = canvas(len(rows), len(columns), width=4.6 * len(columns), height=1.9 * len(rows))
     for result in (r for r in results if r.settings["rows"] == most):
         s = result.settings
         ax = axes[rows.index(s["method"]) * len(columns) + columns.index(s["kernel"])]
         for number in range(1, min(s["k"], _DRAWN) + 1):
             true, found = result.curves[f"true {number}"], result.curves[f"found {number}"]
-            ax.plot(true["x"], true["y"], color=figures.LIGHT.soft, linewidth=4, alpha=0.35)
-            ax.plot(found["x"], found["y"], color=figures.LIGHT.series[number - 1], linewidth=1.2)
+            ax.plot(true["x"], true["y"], color=LIGHT.soft, linewidth=4, alpha=0.35)
+            ax.plot(found["x"], found["y"], color=LIGHT.series[number - 1], linewidth=1.2)
         ax.set_title(f"{s['method']}: {s['kernel']}, mean |cos| {result.value:.3f}", fontsize=9)
         limit = max(max(map(abs, curve["y"])) for name, curve in result.curves.items() if "true" in name)
         ax.set_ylim(-1.3 * limit, 1.3 * limit)
-    figure.suptitle("broad: the true eigenfunctions; narrow: found", fontsize=9, color=figures.LIGHT.soft)
+    figure.suptitle("broad: the true eigenfunctions; narrow: found", fontsize=9, color=LIGHT.soft)
     return figure

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mercer import figures
 from mercer.features import NeuralEigenfunctions
+from mercer.figures import plots
+from mercer.figures.theme import LIGHT, Figure
 from mercer.kernels import MonteCarloNNGP
 
 from ..catalogue import Entry
@@ -89,13 +90,13 @@ def _network() -> nn.Module:
     return network
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """Kernel error against forward passes."""
     curves = {name: curve for result in results if result.seed == 0 for name, curve in result.curves.items()}
-    figure = figures.lines(
+    figure = plots.lines(
         curves, x_label="forward passes", y_label="relative error of the kernel", x_log=True, y_log=True
     )
     for number, (name, point) in enumerate(curves.items()):
         if name.endswith("k = 10"):
-            figure.axes[0].scatter(point["x"], point["y"], color=figures.LIGHT.series[number], zorder=3)
+            figure.axes[0].scatter(point["x"], point["y"], color=LIGHT.series[number], zorder=3)
     return figure

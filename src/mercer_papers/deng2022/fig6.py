@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer import figures, metrics
+from mercer import metrics
 from mercer.bayes import Snapshots, TrajectoryGP
 from mercer.bayes.likelihood import Softmax, link_named
+from mercer.figures import plots
+from mercer.figures.theme import Figure
 from mercer.kernels import Trajectory as TrajectoryKernel
 
 from ..backbones import LeNet5
@@ -186,10 +188,10 @@ def _descend(
         after()
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """NLL and ECE of each prediction."""
     heights = {
         measure: {result.row: result.values[measure] for result in results if result.seed == 0}
         for measure in ("NLL", "ECE")
     }
-    return figures.bars(heights, x_label="lower is better")
+    return plots.bars(heights, x_label="lower is better")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer import figures, metrics
+from mercer import metrics
 from mercer.bayes import KroneckerLaplace, LinearizedLaplace, TemperatureScaling
+from mercer.figures.theme import LIGHT, Figure, canvas
 from mercer.kernels import EmpiricalNTK
 
 from ..catalogue import Entry
@@ -168,28 +169,28 @@ def _softmax(model: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([model(part).softmax(1) for part in x.split(250)])
 
 
-def draw(results: list[Result]) -> figures.Figure | None:
+def draw(results: list[Result]) -> Figure | None:
     """Confidence over the plane, from even (light) to certain (dark), with the training points."""
     rows = [row for row in ROWS if any(result.row == row for result in results)]
     if not rows:  # of ResNet-20 alone there is no plane
         return None
-    figure, axes = figures.canvas(2, 4, width=11.5, height=6.0)
+    figure, axes = canvas(2, 4, width=11.5, height=6.0)
     image = None
     for ax in axes[len(rows) :]:
         ax.set_visible(False)
     for ax, row in zip(axes, rows, strict=False):
         result = next(r for r in results if r.row == row and r.seed == 0)
         image = ax.imshow(
-            result.arrays["confidence"], cmap=figures.LIGHT.sequential, vmin=0.5, vmax=1, origin="lower",
+            result.arrays["confidence"], cmap=LIGHT.sequential, vmin=0.5, vmax=1, origin="lower",
             extent=(-REACH, REACH, -REACH, REACH),
         )  # fmt: skip
-        for label, colour in ((0, figures.LIGHT.series[1]), (1, figures.LIGHT.series[3])):
+        for label, colour in ((0, LIGHT.series[1]), (1, LIGHT.series[3])):
             chosen = [p for p in result.arrays["points"] if p[2] == label]
             ax.scatter([p[0] for p in chosen], [p[1] for p in chosen], s=3, color=colour)
         ax.set_title(f"{row}\nNLL {result.values['NLL']:.3f}", fontsize=9)
         ax.grid(False)
     if image is not None:
         bar = figure.colorbar(image, ax=axes, shrink=0.7)
-        bar.set_label("confidence", color=figures.LIGHT.soft)
-        bar.ax.tick_params(colors=figures.LIGHT.soft, labelsize=8)
+        bar.set_label("confidence", color=LIGHT.soft)
+        bar.ax.tick_params(colors=LIGHT.soft, labelsize=8)
     return figure

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mercer import figures
 from mercer.features import NeuralEigenfunctions
+from mercer.figures.theme import LIGHT, Figure, canvas
 from mercer.kernels import NNGP, Kernel, MonteCarloNNGP
 
 from ..catalogue import Entry
@@ -94,15 +94,15 @@ def _split_by_class(plane: Tensor, y: Tensor) -> dict[str, list[list[float]]]:
     return {f"class {label}": plane[y == label].tolist() for label in (0, 1)}
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """Test rows in the plane of the first two eigenfunctions (or as they are), by class."""
     columns = list(dict.fromkeys(result.column for result in results))
     rows = list(dict.fromkeys(result.row for result in results))
-    figure, axes = figures.canvas(len(rows), len(columns), width=3.8 * len(columns), height=2.6 * len(rows))
+    figure, axes = canvas(len(rows), len(columns), width=3.8 * len(columns), height=2.6 * len(rows))
     flat = list(axes)
     for result in (r for r in results if r.seed == 0):
         ax = flat[rows.index(result.row) * len(columns) + columns.index(result.column)]
-        for (name, points), colour in zip(sorted(result.arrays.items()), figures.LIGHT.series, strict=False):
+        for (name, points), colour in zip(sorted(result.arrays.items()), LIGHT.series, strict=False):
             ax.scatter([p[0] for p in points], [p[1] for p in points], s=6, color=colour, label=name)
         ax.set_title(f"{result.row}: {result.column}, {result.value:.1f} %", fontsize=9)
     return figure

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer import figures
 from mercer.features import NeuralEigenfunctions
+from mercer.figures.theme import LIGHT, Figure, canvas
 from mercer.kernels import EmpiricalNTK
 
 from ..catalogue import Entry
@@ -118,11 +118,11 @@ def _pictures(x: Tensor) -> Tensor:
     return x if x.ndim == 4 else x.reshape(-1, 1, 8, 8)
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """The matrices side by side, rows sorted by class, one colour scale for each data set."""
     columns = list(dict.fromkeys(result.column for result in results))
     rows = [row for row in (EXACT, ALGORITHM_1, OURS, RANDOM, LOW) if any(result.row == row for result in results)]
-    figure, axes = figures.canvas(len(columns), len(rows), width=2.9 * len(rows), height=3.0 * len(columns))
+    figure, axes = canvas(len(columns), len(rows), width=2.9 * len(rows), height=3.0 * len(columns))
     flat = list(axes)
     for i, column in enumerate(columns):
         own = {r.row: r for r in results if r.column == column and r.seed == 0}
@@ -131,7 +131,7 @@ def draw(results: list[Result]) -> figures.Figure:
             ax = flat[i * len(rows) + j]
             if row not in own:
                 continue
-            ax.imshow(own[row].arrays["matrix"], cmap=figures.LIGHT.sequential, vmin=0, vmax=reach)
+            ax.imshow(own[row].arrays["matrix"], cmap=LIGHT.sequential, vmin=0, vmax=reach)
             shown = "" if row == EXACT else f"\nerror {own[row].value:.2f}"
             ax.set_title(f"{column}: {row}{shown}", fontsize=8)
             ax.set_xticks([])

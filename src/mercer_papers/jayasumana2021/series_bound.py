@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from mercer import figures
+from mercer.figures.theme import LIGHT, Figure, canvas
 from mercer.kernels import truncation_bound
 
 from ..catalogue import Entry
@@ -51,9 +51,9 @@ def run(cell: Cell) -> Outcome:
                    note=note)  # fmt: skip
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """Error and bound against M, one panel for each series, on a logarithmic scale."""
-    figure, axes = figures.canvas(1, len(results), width=2.3 * len(results) + 1, height=3.2)
+    figure, axes = canvas(1, len(results), width=2.3 * len(results) + 1, height=3.2)
     for ax, result in zip(axes, results, strict=True):
         for name, wide in (("bound", 1.5), ("tail", 6.0), ("error", 1.5)):  # the tail and the error may be one line
             curve = result.curves[name]
@@ -62,9 +62,7 @@ def draw(results: list[Result]) -> figures.Figure:
         ax.set(title=result.row, xlabel="M", yscale="log")
         ax.title.set_fontsize(9)
     handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=figures.LIGHT.ink
-    )
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=LIGHT.ink)
     return figure
 
 

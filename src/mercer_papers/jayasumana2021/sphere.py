@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mercer import figures
+from mercer.figures.theme import LIGHT, Figure, canvas
 from mercer.kernels import RadialSeries
 from mercer.nn import KernelClassifier
 
@@ -157,13 +157,13 @@ def _map(cell: Cell, drawn: Sphere) -> Outcome:
     )
 
 
-def draw(results: list[Result]) -> figures.Figure | None:
+def draw(results: list[Result]) -> Figure | None:
     """Maps of the whole sphere, blue and orange, with the data's points in the first; Table 1 has no picture."""
     by_row = {result.settings["shows"]: result for result in results if result.seed == 0 and "shows" in result.settings}
     if not by_row:
         return None
     shown = list(by_row)
-    figure, axes = figures.canvas(columns=len(shown), width=2.7 * len(shown), height=2.4)
+    figure, axes = canvas(columns=len(shown), width=2.7 * len(shown), height=2.4)
     for axis, row in zip(axes, shown, strict=True):
         arrays = by_row[row].arrays
         axis.set_title(row, fontsize=9)
@@ -171,7 +171,7 @@ def draw(results: list[Result]) -> figures.Figure | None:
         axis.set_yticks([])
         if "points" in arrays:
             x, y, orange = zip(*arrays["points"], strict=True)
-            colours = [figures.LIGHT.series[1] if o else figures.LIGHT.series[0] for o in orange]
+            colours = [LIGHT.series[1] if o else LIGHT.series[0] for o in orange]
             axis.scatter(x, y, c=colours, s=3, linewidths=0)
             axis.set_xlim(-math.pi, math.pi)
             axis.set_ylim(-math.pi / 2, math.pi / 2)
@@ -181,7 +181,7 @@ def draw(results: list[Result]) -> figures.Figure | None:
                 torch.linspace(-math.pi / 2, math.pi / 2, len(arrays["orange"])),
                 arrays["orange"],
                 levels=[-0.01, 0.5, 1.01],
-                colors=[figures.LIGHT.series[0], figures.LIGHT.series[1]],
+                colors=[LIGHT.series[0], LIGHT.series[1]],
                 alpha=0.75,
             )
     axes[0].set_xlabel("longitude")

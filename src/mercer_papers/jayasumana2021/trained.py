@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mercer import figures
+from mercer.figures import plots
+from mercer.figures.theme import Figure
 from mercer.nn import KernelClassifier
 
 from .. import data
@@ -164,7 +165,7 @@ def pictures_of(settings: Any, seed: int, device: str = "cpu") -> Pictures:
     return x, y, x_test, y_test
 
 
-def draw(results: Sequence[Result]) -> figures.Figure | None:
+def draw(results: Sequence[Result]) -> Figure | None:
     """Accuracy over M, of Figure 2; the tables have no picture."""
     by_order: dict[int, list[float]] = {}
     for result in results:
@@ -174,7 +175,7 @@ def draw(results: Sequence[Result]) -> figures.Figure | None:
         return None
     means = {order: sum(values) / len(values) for order, values in sorted(by_order.items())}
     curve = {"x": [float(order) for order in means], "y": list(means.values())}
-    figure = figures.lines({"kernelized head": curve}, x_label="order M of the series", y_label="test accuracy, %")
+    figure = plots.lines({"kernelized head": curve}, x_label="order M of the series", y_label="test accuracy, %")
     figure.axes[0].set_xticks(list(means))
     return figure
 

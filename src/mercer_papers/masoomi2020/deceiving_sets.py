@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mercer import figures
+from mercer.figures.theme import Figure, canvas, legend_below
 from mercer.layerwise.closed_form import fit_closed_form
 
 from ..catalogue import Entry
@@ -50,14 +50,14 @@ def run(cell: Cell) -> Outcome:
     return Outcome(value=accuracy[-1], values=values, curves=curves, note=note)
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """H and training accuracy by layer, of each row's fold with most layers."""
-    figure, (left, right) = figures.canvas(1, 2, width=9.6, height=3.8)
+    figure, (left, right) = canvas(1, 2, width=9.6, height=3.8)
     for row in dict.fromkeys(result.row for result in results):
         longest = max((r for r in results if r.row == row), key=lambda r: len(r.curves["H"]["x"]))
         left.plot(longest.curves["H"]["x"], longest.curves["H"]["y"], marker="o", markersize=3, label=row)
         right.plot(longest.curves["accuracy"]["x"], longest.curves["accuracy"]["y"], marker="o", markersize=3)
     left.set(title="W_s on sets made to deceive", xlabel="layer", ylabel="normalised HSIC")
     right.set(title="Ridge on the layer's outputs", xlabel="layer", ylabel="training accuracy")
-    figures.legend_below(figure, {str(line.get_label()): line for line in left.get_lines()})
+    legend_below(figure, {str(line.get_label()): line for line in left.get_lines()})
     return figure

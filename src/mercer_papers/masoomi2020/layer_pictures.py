@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mercer import figures
+from mercer.figures.theme import Figure, canvas
 from mercer.layerwise.bandwidths import most_dependent
 from mercer.layerwise.dependence import gaussian
 
@@ -59,9 +59,9 @@ def _plane(z: Tensor) -> Tensor:
     return centred @ directions.mT
 
 
-def draw(results: list[Result]) -> figures.Figure:
+def draw(results: list[Result]) -> Figure:
     """Two lines for each run: positions in IDS, kernel matrices in RKHS with rows sorted by class."""
-    figure, axes = figures.canvas(2 * len(results), 3, width=8.4, height=4.6 * len(results))
+    figure, axes = canvas(2 * len(results), 3, width=8.4, height=4.6 * len(results))
     for i, result in enumerate(results):
         labels = np.asarray(result.arrays["labels"])
         stages = result.arrays["stages"]

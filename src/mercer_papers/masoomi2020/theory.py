@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mercer import figures
+from mercer.figures import plots
+from mercer.figures.theme import Figure, canvas
 from mercer.layerwise.bandwidths import most_dependent
 from mercer.layerwise.closed_form import Chain, fit_closed_form
 from mercer.layerwise.dependence import class_sums, gamma_table, gaussian, ism_matrix
@@ -250,21 +251,21 @@ _CHECKS: dict[str, Callable[[Fold, Any], Outcome]] = {
 }
 
 
-def draw(results: list[Result]) -> figures.Figure | None:
+def draw(results: list[Result]) -> Figure | None:
     """H by layer, the limit kernel, or CE against H; the claims about gradients have no picture."""
     check = results[0].settings["check"]
     if check == "rises":
         curves = {result.row: result.curves["H"] for result in results}
-        figure = figures.lines(curves, x_label="layer (0: the inputs)", y_label="normalised HSIC")
+        figure = plots.lines(curves, x_label="layer (0: the inputs)", y_label="normalised HSIC")
         most = int(max(max(curve["x"]) for curve in curves.values()))
         figure.axes[0].set_xticks(range(0, most + 1, max(1, most // 8)))
         return figure
     if check == "losses":
         curves = {result.row: result.curves["CE"] for result in results}
-        return figures.lines(curves, x_label="normalised HSIC", y_label="cross-entropy")
+        return plots.lines(curves, x_label="normalised HSIC", y_label="cross-entropy")
     if check != "limit":
         return None
-    figure, axes = figures.canvas(1, len(results), width=3.2 * len(results), height=3.4)
+    figure, axes = canvas(1, len(results), width=3.2 * len(results), height=3.4)
     for result, ax in zip(results, axes, strict=True):
         ax.imshow(np.asarray(result.arrays["kernel"]), vmin=0, vmax=1, cmap="viridis")
         ax.set(title=f"{result.row}: last layer", xticks=[], yticks=[], xlabel="rows by class")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mercer import __version__, figures
-from mercer.figures import numbers
+from mercer import __version__
+from mercer.figures import numbers, plots
 from mercer.figures.pages import Picture, fill, inline, own_text, words
 from mercer.storage.files import atomic_write
 
@@ -157,7 +157,7 @@ def pictures(section: Section) -> list[Picture]:
         if draw is not None:
             figure = draw(done)
         elif curves:
-            figure = figures.lines(curves, y_label=entry.metric)
+            figure = plots.lines(curves, y_label=entry.metric)
         if figure is None:
             return []
         caption = f"Ours, for {entry.source}." if entry.source else "Ours."

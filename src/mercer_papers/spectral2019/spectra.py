@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mercer import figures
 from mercer.features import RandomFourier
+from mercer.figures.theme import Figure, canvas, legend_below
 from mercer.kernels import RBF, ReLUGram
 from mercer.spectral import analyze
 
@@ -65,16 +65,16 @@ def run(cell: Cell) -> Outcome:
     return Outcome(value=share[-1], values=values, curves=curves, note=note)
 
 
-def draw(results: Sequence[Result]) -> figures.Figure | None:
+def draw(results: Sequence[Result]) -> Figure | None:
     """Eigenvalues of H / n on the left, cumulated projections on the right."""
     if results[0].settings.get("shows") != "spectrum":
         return None
-    figure, (left, right) = figures.canvas(1, 2, width=10.4, height=4.2)
+    figure, (left, right) = canvas(1, 2, width=10.4, height=4.2)
     handles: dict[str, Any] = {}
     for result in (r for r in results if r.seed == 0):
         left.plot(result.curves["eigenvalues"]["x"], result.curves["eigenvalues"]["y"])
         (handles[result.row],) = right.plot(result.curves["projections"]["x"], result.curves["projections"]["y"])
     left.set(title="Eigenvalues of H / n", xlabel="eigenvector i", xscale="log", yscale="log")
     right.set(title="Share of the labels in the first i", xlabel="eigenvector i", xscale="log", ylim=(0, 1))
-    figures.legend_below(figure, handles)
+    legend_below(figure, handles)
     return figure

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mercer import figures
+from mercer.figures.theme import Figure, canvas, legend_below
 from mercer.kernels import ReLUGram
 from mercer.spectral import analyze
 
@@ -109,13 +109,13 @@ def _train(settings: str, seed: int, device: str) -> Trained:
     )
 
 
-def draw(results: Sequence[Result]) -> figures.Figure | None:
+def draw(results: Sequence[Result]) -> Figure | None:
     """One curve of each cell against the step, a panel for each data set; the first seed is drawn."""
     shows = results[0].settings.get("shows")
     if shows not in _LABELS:
         return None
     sets = list(dict.fromkeys(result.column for result in results))
-    figure, axes = figures.canvas(1, len(sets), width=5.2 * len(sets) + (1.2 if len(sets) == 1 else 0), height=4.2)
+    figure, axes = canvas(1, len(sets), width=5.2 * len(sets) + (1.2 if len(sets) == 1 else 0), height=4.2)
     handles: dict[str, Any] = {}
     for ax, name in zip(axes, sets, strict=True):
         for result in (r for r in results if r.column == name and r.seed == 0):
@@ -124,5 +124,5 @@ def draw(results: Sequence[Result]) -> figures.Figure | None:
         ax.set(title=name, xlabel="step", ylabel=_LABELS[shows] if ax is axes[0] else "")
         if shows == "loss":
             ax.set_yscale("log")
-    figures.legend_below(figure, handles)
+    legend_below(figure, handles)
     return figure

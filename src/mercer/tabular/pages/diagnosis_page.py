@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ... import __version__, figures
+from ... import __version__
+from ...figures import plots
 from ...figures.pages import Picture, fill, inline, label, own_text
+from ...figures.theme import Figure
 from ...storage.files import atomic_write
 from ..diagnosis import SHUFFLES, STEPS
 
@@ -61,22 +63,22 @@ def _draw_pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
     first = [reading for reading in diagnosis.readings if reading.name in diagnosis.eigen]
 
     # How each is drawn.
-    def draw_curves() -> figures.Figure:
+    def draw_curves() -> Figure:
         curves = {label(reading.name): _thin_out(reading.curve) for reading in first}
         curves[_RANDOM] = _thin_out(first[0].shuffled_curve)
-        return figures.lines(curves, x_label="steps", y_label="loss left", x_log=True, control=_RANDOM)
+        return plots.lines(curves, x_label="steps", y_label="loss left", x_log=True, control=_RANDOM)
 
-    def draw_shares() -> figures.Figure:
+    def draw_shares() -> Figure:
         curves = {label(name): _by_rank(eigen.shares) for name, eigen in diagnosis.eigen.items()}
         curves[_RANDOM] = _by_rank(diagnosis.shuffled_shares)
         x_label, y_label = "directions counted, strongest first", "share of the labels"
-        figure = figures.lines(curves, x_label=x_label, y_label=y_label, control=_RANDOM)
+        figure = plots.lines(curves, x_label=x_label, y_label=y_label, control=_RANDOM)
         figure.axes[0].set_ylim(0, 1.02)
         return figure
 
-    def draw_eigenvalues() -> figures.Figure:
+    def draw_eigenvalues() -> Figure:
         curves = {label(name): _by_rank(eigen.values) for name, eigen in diagnosis.eigen.items()}
-        return figures.lines(curves, x_label="direction, by rank", y_label="eigenvalue", x_log=True, y_log=True)
+        return plots.lines(curves, x_label="direction, by rank", y_label="eigenvalue", x_log=True, y_log=True)
 
     # What each shows, in words.
     return {
@@ -123,7 +125,7 @@ def _by_rank(values: list[float]) -> dict[str, list[float]]:
 
 def draw_picture(
     anchor: str,
-    draw: Callable[[], figures.Figure],
+    draw: Callable[[], Figure],
     alt: str,
     caption: str,
     size: tuple[float, float] | None = None,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ... import __version__, figures
-from ...figures import numbers
+from ... import __version__
+from ...figures import numbers, plots
 from ...figures.pages import Picture, fill, label, own_text
+from ...figures.theme import Figure
 from ...storage.files import atomic_write
 from ...user_text import shown
 from ..columns.target_means import MISSING
@@ -271,7 +272,7 @@ def _draw_pictures(
     """The page's pictures by their anchors; which there are depends on the target and on what is known."""
     scores, pictures = model.scores, {}
 
-    def add(anchor: str, draw: Callable[[], figures.Figure], alt: str, caption: str) -> None:
+    def add(anchor: str, draw: Callable[[], Figure], alt: str, caption: str) -> None:
         pictures[anchor] = draw_picture(anchor, draw, alt, caption)
 
     # What it looks at, and how the prediction moves with it.
@@ -310,7 +311,7 @@ def _draw_pictures(
         confidence, accuracy = (np.array(bins[name], dtype=float).tolist() for name in ("confidence", "accuracy"))
         add(
             "reliability",
-            lambda: figures.reliability(bins["rows"], confidence, accuracy, title="Confidence beside accuracy"),
+            lambda: plots.reliability(bins["rows"], confidence, accuracy, title="Confidence beside accuracy"),
             f"Reliability diagram, calibration error {scores['ece']:.3f}.",
             "Can its probabilities be believed? Bars on the dashed line: of the rows it calls 80% sure, 80% are "
             "right. Below, how many rows there are of each confidence; pale bars have fewer than ten.",
@@ -319,7 +320,7 @@ def _draw_pictures(
         names = [label(str(name)) for name in model.target.classes]
         add(
             "confusion",
-            lambda: figures.confusion(scores["confusion"], names),
+            lambda: plots.confusion(scores["confusion"], names),
             "Confusion matrix: rows are the true classes, columns the predicted ones.",
             "Rows it had not seen, counted: the true class down, the predicted class across. All on the diagonal would "
             "be perfect. Colours are shares of the true class.",
@@ -331,7 +332,7 @@ def _draw_pictures(
         x_label, y_label = f"true {label(model.target.name)}", "predicted, rows left out"
         add(
             "pairs",
-            lambda: figures.scatter(values, predictions, x_label=x_label, y_label=y_label),
+            lambda: plots.scatter(values, predictions, x_label=x_label, y_label=y_label),
             "Predicted value against true value for rows the model had not seen.",
             "Each point is a row it had not seen. On the dashed line the prediction is exact.",
         )
@@ -348,7 +349,7 @@ def _is_curve(effect: Effect) -> bool:
     return effect.part in ("trend", "season") or all(isinstance(value, float) for value in effect.values)
 
 
-def _draw_effect(effect: Effect, target: str) -> figures.Figure:
+def _draw_effect(effect: Effect, target: str) -> Figure:
     """Bars for words, weekdays and truth values; a curve with its band for numbers and dates."""
     y_label = f"predicted {label(target)}"
     if effect.of:
@@ -358,7 +359,7 @@ def _draw_effect(effect: Effect, target: str) -> figures.Figure:
         names = [label(str(value)) for value in effect.values]
         if effect.counts:
             names = [f"{name} ({count:,} rows)" for name, count in zip(names, effect.counts, strict=True)]
-        return figures.bars({"": dict(zip(names, effect.mean, strict=True))}, x_label=f"{y_label}, by {x_label}")
+        return plots.bars({"": dict(zip(names, effect.mean, strict=True))}, x_label=f"{y_label}, by {x_label}")
     if effect.part == "season":
         x, x_label = [float(month) for month in range(1, 13)], f"month of {label(effect.column)}"
     if effect.part == "trend":
@@ -368,13 +369,13 @@ def _draw_effect(effect: Effect, target: str) -> figures.Figure:
         if days[-1] - days[0] > _LONG_TREND:
             x, x_label = (1970 + days / 365.2425).tolist(), f"{label(effect.column)}, year"
     curve = {"x": x, "y": effect.mean, "low": effect.low, "high": effect.high}
-    return figures.lines({"average": curve}, x_label=x_label, y_label=y_label)
+    return plots.lines({"average": curve}, x_label=x_label, y_label=y_label)
 
 
-def _draw_bars(shares: Mapping[str, float], x_label: str) -> figures.Figure:
+def _draw_bars(shares: Mapping[str, float], x_label: str) -> Figure:
     """The largest shares, in percent."""
     percents = {label(name): 100 * value for name, value in list(shares.items())[:_WEIGHTS]}
-    return figures.bars({"": percents}, x_label=x_label)
+    return plots.bars({"": percents}, x_label=x_label)
 
 
 def _count_columns(model: TabularModel) -> str:

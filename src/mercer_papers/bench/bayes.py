@@ -1,8 +1,8 @@
 """Uncertainty of small networks, three seeds each: log-loss beside a temperature, strangers beside three networks.
 
 Validation rows choose, others score. laplace-torch pins other versions of its dependencies than ours, so it takes part
-where this runs in its environment (docs/papers/deng2022.md has the commands). A ResNet-20 is in
-``mercer_papers.bench.studies.uncertainty_of_resnet20``.
+where this runs in its environment (docs/papers/deng2022.md has the commands). The entry ``deng2022/lla`` has a
+ResNet-20.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from mercer.nn import KernelClassifier
-from mercer_papers.bench.record import append_row, read_rows
+from mercer_papers.bench.record import append_row, read_rows, replace_rows
 from mercer_papers.data import load, sphere
 
 RESULTS = Path(__file__).parents[1] / "results" / "head_safety.jsonl"
@@ -158,16 +158,10 @@ def train(task: str, head: str, optimizer: str, seeds: Sequence[int]) -> list[di
                 length = (second[name] / (1 - 0.999**step)).sqrt() + 1e-8
                 p.mul_(1 - rate * DECAY["AdamW"]).sub_(rate * first[name] / (1 - 0.9**step) / length)
 
+    # The accuracies of each run; those of a seed make a line.
     lines: dict[int, dict[str, Any]] = {}
     for run, (seed, _) in enumerate(runs):
-        line: dict[str, Any] = {
-            "task": task,
-            "optimizer": optimizer,
-            "head": head,
-            "seed": seed,
-            "validation": [],
-            "test": [],
-        }
+        line = {"task": task, "optimizer": optimizer, "head": head, "seed": seed, "validation": [], "test": []}
         line = lines.setdefault(seed, line)
         state = ({k: p[run] for k, p in parameters.items()}, {k: b[run] for k, b in buffers.items()})
         for name, (x, y) in zip(("validation", "test"), rows[seed][1:], strict=True):
@@ -286,32 +280,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=list(STEPS), help="all by default")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--heads", nargs="*", default=list(HEADS), choices=list(HEADS))
-    parser.add_argument("--optimizers", nargs="*", default=list(RATES), choices=list(RATES))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines = read_rows(arguments.results)
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    for task in arguments.tasks if not arguments.show else ():
-        for optimizer in arguments.optimizers:
-            for head in arguments.heads:
+    if arguments.show:
+        rows = compare([line for line in lines if line["task"] in arguments.tasks])
+        show(rows)
+        if arguments.results == RESULTS and set(arguments.tasks) == set(STEPS):
+            replace_rows(SUMMARY, [*rows, *share_below(rows)])
+        return
+    for task in arguments.tasks:
+        for optimizer in RATES:
+            for head in HEADS:
                 known = {x["seed"] for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)}
-                missing = [seed for seed in seeds if seed not in known]
+                missing = [seed for seed in range(arguments.seeds) if seed not in known]
                 for start in range(0, len(missing), GROUP):
                     for line in train(task, head, optimizer, missing[start : start + GROUP]):
                         append_row(arguments.results, line)
                         lines.append(line)
             show(compare([line for line in lines if (line["task"], line["optimizer"]) == (task, optimizer)]))
-    if arguments.show:
-        rows = compare([line for line in lines if line["task"] in arguments.tasks])
-        show(rows)
-        if arguments.results == RESULTS and set(arguments.tasks) == set(STEPS):
-            SUMMARY.unlink(missing_ok=True)
-            for row in [*rows, *share_below(rows)]:
-                append_row(SUMMARY, row)
 
 
 if __name__ == "__main__":

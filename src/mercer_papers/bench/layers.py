@@ -33,11 +33,12 @@ class Probed:
 def _probed(name: str) -> Probed:
     model = published_resnet20().eval()
     if name == "cifar10":  # the network has seen the training part
-        held = load(name, rows=(1, 5000))
-        x, y, new = held.x_test[:2000], held.y_test[:2000], (held.x_test[2000:], held.y_test[2000:])
+        pictures = load(name, rows=(1, 5000))
+        x, y = pictures.x_test[:2000], pictures.y_test[:2000]
+        new = (pictures.x_test[2000:], pictures.y_test[2000:])
     else:
-        held = load(name)
-        x, y, new = held.x_train, held.y_train, (held.x_test, held.y_test)
+        pictures = load(name)
+        x, y, new = pictures.x_train, pictures.y_train, (pictures.x_test, pictures.y_test)
     x, new = normalised(x), (normalised(new[0]), new[1])
     return Probed(model, x, y, new, _probe_scores(model, x, y, new))
 

@@ -87,7 +87,7 @@ class Line:
 def area_names() -> list[str]:
     """Every area: the files beside this one that hold cases."""
     package = importlib.import_module(__package__ or "mercer_papers.bench")
-    return sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in _MACHINERY)
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name not in _MACHINERY)
 
 
 def run(
@@ -119,13 +119,13 @@ def run(
     for name in names:
         module = f"{__package__}.{name}"
         for case in importlib.import_module(module).CASES:
-            found = record.kept(name, case.name) if record is not None else []
-            if not found:
+            measured = record.kept(name, case.name) if record is not None else []
+            if not measured:
                 _log.info("bench: %s, %s", name, case.name)
-                found = run_case(case, module, repeats=repeats, threads=threads, memory=memory, device=device)
+                measured = run_case(case, module, repeats=repeats, threads=threads, memory=memory, device=device)
                 if record is not None:
-                    record.keep(found)
-            for line in found:
+                    record.keep(measured)
+            for line in measured:
                 lines.append(line)
                 if progress is not None:
                     progress(line)

@@ -66,9 +66,9 @@ def picture_embeddings(classes: int) -> Rows:
     path = Path(os.environ.get("MERCER_DATA", "")) / "cifar100_resnet20_embeddings.npz"
     if not path.is_file():
         raise data.MissingData(f"{path.name} is not in the folder that MERCER_DATA names.")
-    with np.load(path, allow_pickle=False) as found:
-        z = torch.from_numpy(found["embeddings"].astype(np.float32))
-        y = torch.from_numpy(found["coarse" if classes == 20 else "fine"].astype(np.int64))
+    with np.load(path, allow_pickle=False) as arrays:
+        z = torch.from_numpy(arrays["embeddings"].astype(np.float32))
+        y = torch.from_numpy(arrays["coarse" if classes == 20 else "fine"].astype(np.int64))
     parts = in_parts(z, y, (30_000, 10_000, 10_000))
     return Rows(f"{classes} classes of CIFAR-100", parts, classes, 64 if classes == 20 else 128, 8, 256)
 
@@ -76,13 +76,13 @@ def picture_embeddings(classes: int) -> Rows:
 @lru_cache(maxsize=1)
 def sentence_embeddings() -> Rows:
     """MiniLM embeddings of 9,000 sentences of SST-2: 5,000 to train, 2,000, 2,000; kept in the temporary folder."""
-    kept = Path(tempfile.gettempdir()) / "mercer_bench_sst2.safetensors"
-    if not kept.is_file():
-        found = data.load("sst2")
-        some = torch.randperm(len(found.x_train), generator=torch.Generator().manual_seed(0))[:9000]
-        z = encoded([found.x_train[i] for i in some.tolist()])
-        safetensors.torch.save_file({"z": z, "y": found.y_train[some]}, kept)
-    tensors = safetensors.torch.load_file(kept)
+    path = Path(tempfile.gettempdir()) / "mercer_bench_sst2.safetensors"
+    if not path.is_file():
+        sentences = data.load("sst2")
+        some = torch.randperm(len(sentences.x_train), generator=torch.Generator().manual_seed(0))[:9000]
+        z = encoded([sentences.x_train[i] for i in some.tolist()])
+        safetensors.torch.save_file({"z": z, "y": sentences.y_train[some]}, path)
+    tensors = safetensors.torch.load_file(path)
     return Rows("SST-2", in_parts(tensors["z"], tensors["y"], (5000, 2000, 2000)), 2, 64, 15, 64)
 
 
@@ -90,8 +90,8 @@ def sentence_embeddings() -> Rows:
 @torch.no_grad()
 def picture_maps(name: str) -> Rows:
     """ResNet-20's last maps, 64 places of 64 channels, of 3,000 pictures: 1,500 to train, 500, 1,000."""
-    found = data.load(name, rows=(2000, 1000))
-    x, y = torch.cat((found.x_train, found.x_test)), torch.cat((found.y_train, found.y_test))
+    pictures = data.load(name, rows=(2000, 1000))
+    x, y = torch.cat((pictures.x_train, pictures.x_test)), torch.cat((pictures.y_train, pictures.y_test))
     if x.shape[1] == 1:  # gray digits, with a margin up to 32 x 32
         x = F.pad(x, [(32 - x.shape[3]) // 2] * 4).expand(-1, 3, -1, -1)
     model = data.published_resnet20().eval()

@@ -137,8 +137,8 @@ def _case(name: str) -> Case:
 
 def _sets() -> list[Dataset]:
     """Every fold of the poster's eight sets."""
-    drawn = [draw(fold=k) for draw in (random_labels, adversarial, spiral) for k in range(1, 11)]
-    return drawn + [load(name, fold=k) for name in _LOADED for k in range(1, 11)]
+    synthetic = [draw(fold=k) for draw in (random_labels, adversarial, spiral) for k in range(1, 11)]
+    return synthetic + [load(name, fold=k) for name in _LOADED for k in range(1, 11)]
 
 
 def _table(parts: list[Dataset]) -> list[float]:

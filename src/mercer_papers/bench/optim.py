@@ -240,14 +240,14 @@ def after_one_epoch(make: Make) -> Callable[[Task], float]:
     def work(task: Task) -> float:
         scores = []
         for seed in range(task.seeds):
-            drawn = random_features(seed)
+            data = random_features(seed)
             torch.manual_seed(seed)
-            model = drawn.network()
+            model = data.network()
             optimizer = make(model)
-            order = torch.randperm(len(drawn.x), generator=torch.Generator().manual_seed(seed))
-            for rows in order.split(drawn.batch):
-                step(model, optimizer, drawn.x[rows], drawn.y[rows], False)
-            scores.append(drawn.accuracy(model))
+            order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(seed))
+            for rows in order.split(data.batch):
+                step(model, optimizer, data.x[rows], data.y[rows], False)
+            scores.append(data.accuracy(model))
         return statistics.mean(scores)
 
     return work

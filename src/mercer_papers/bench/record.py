@@ -142,11 +142,11 @@ def speeds(lines: Sequence[Line]) -> list[Speed]:
 
 def draw(lines: Sequence[Line], machine: str = "") -> str:
     """The picture as SVG, right on light and on dark screens; ``machine`` is printed under it."""
-    found = speeds(lines)
-    figure, (ax,) = canvas(width=11.0, height=1.6 + _ROW * (len(found) + len({one.area for one in found})))
+    shown = speeds(lines)
+    figure, (ax,) = canvas(width=11.0, height=1.6 + _ROW * (len(shown) + len({one.area for one in shown})))
     row = 0.0
     ticks: list[tuple[float, str]] = []
-    for area, group in groupby(found, key=lambda one: one.area):
+    for area, group in groupby(shown, key=lambda one: one.area):
         ax.annotate(area, (0, row), (-6, 0), ("axes fraction", "data"), "offset points", ha="right", va="center",
                     fontsize=9.5, fontweight="bold", color=LIGHT.ink)  # fmt: skip
         for one in group:

@@ -156,7 +156,7 @@ def advance(
         change: What to do to the gradients before the step.
     """
     graph = method == "AdaH" or (method == "ESGD" and optimizer.due)
-    seen: list[float] = []
+    losses: list[float] = []
 
     def evaluate(part: Callable[[], Tensor] = loss) -> Tensor:
         optimizer.zero_grad()
@@ -166,7 +166,7 @@ def advance(
             value.backward(create_graph=graph)
         if change is not None:
             change()
-        seen.append(float(value.detach()))
+        losses.append(float(value.detach()))
         return value
 
     if method == "L-BFGS":
@@ -177,7 +177,7 @@ def advance(
         evaluate()
         optimizer.step()
     optimizer.zero_grad()  # a gradient with a graph must not outlive the step
-    return seen[0]
+    return losses[0]
 
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-4  # of AdaHessian, as its authors have them

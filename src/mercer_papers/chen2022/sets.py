@@ -93,8 +93,8 @@ class Rows:
 
 def size(name: str, scale: str) -> dict[str, int | str | None]:
     """What a training on a set depends on; at small scale what is bundled is quick, for the demo runs it."""
-    found = _SIZES[scale][KINDS[name]]
-    return {**found, "tries": 4} if scale == "small" and name in _BUNDLED else found
+    sizes = _SIZES[scale][KINDS[name]]
+    return {**sizes, "tries": 4} if scale == "small" and name in _BUNDLED else sizes
 
 
 def required_data(name: str) -> list[str]:
@@ -154,6 +154,6 @@ def _vocabulary(texts: list[str], words: int) -> dict[str, int]:
 def _tokens(texts: list[str], vocabulary: dict[str, int], length: int) -> Tensor:  # (n, length)
     out = torch.zeros(len(texts), length, dtype=torch.long)
     for row, text in enumerate(texts):
-        known = [vocabulary[word] for word in _split(text) if word in vocabulary][:length]
-        out[row, : len(known)] = torch.tensor(known, dtype=torch.long)
+        numbers = [vocabulary[word] for word in _split(text) if word in vocabulary][:length]
+        out[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
     return out

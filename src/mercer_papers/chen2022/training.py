@@ -71,9 +71,9 @@ class Run:
 
     def note(self) -> str:
         """What was chosen, of how many tries."""
-        other = f", second setting {self.choice.other:g}" if self.choice.other else ""
+        second = f", second setting {self.choice.other:g}" if self.choice.other else ""
         lost = f"; {self.diverged} diverged" if self.diverged else ""
-        return f"lr {self.choice.lr:.3g}{other}, the best of {self.tried} tries{lost}."
+        return f"lr {self.choice.lr:.3g}{second}, the best of {self.tried} tries{lost}."
 
 
 @functools.lru_cache(maxsize=4096)
@@ -148,10 +148,10 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
             break
     # the scores of the best model
     seconds = clock() - began
-    held = state_bytes(optimizer) / 2**20
+    state_mb = state_bytes(optimizer) / 2**20
     model.load_state_dict(best)  # the paper's "best model"
     scores = (_accuracy(model, rows.x, rows.y), _accuracy(model, rows.x_test, rows.y_test))
-    return Run(choice, *scores, seconds, held, tuple(losses), tuple(validation), 1, 0)
+    return Run(choice, *scores, seconds, state_mb, tuple(losses), tuple(validation), 1, 0)
 
 
 def overlapping(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -206,8 +206,8 @@ class Lstm(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, c)
         """Logits of texts as word numbers, 0 where there is none."""
         outputs, _ = self.lstm(self.embedding(tokens))
-        there = (tokens != 0).to(outputs.dtype)[..., None]
-        logits: Tensor = self.linear((outputs * there).sum(1) / there.sum(1).clamp(min=1))
+        mask = (tokens != 0).to(outputs.dtype)[..., None]
+        logits: Tensor = self.linear((outputs * mask).sum(1) / mask.sum(1).clamp(min=1))
         return logits
 
 

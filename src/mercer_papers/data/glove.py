@@ -30,24 +30,24 @@ def glove(words: Sequence[str], *, folder: str | Path | None = None, seed: int =
     if path is None:
         raise MissingData(_HOW)
     rows = {word: number + 1 for number, word in enumerate(words)}
-    found: dict[int, list[float]] = {}
+    vectors_by_row: dict[int, list[float]] = {}
     width = 0
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            word, _, rest = line.rstrip("\n").partition(" ")
-            width = width or len(rest.split())
+            word, _, numbers = line.rstrip("\n").partition(" ")
+            width = width or len(numbers.split())
             if word not in rows:
                 continue
             try:
-                vector = [float(part) for part in rest.split(" ")]
+                vector = [float(part) for part in numbers.split(" ")]
             except ValueError:
                 vector = []
             if len(vector) != width or not width:
-                raise corrupt(path, f"line {number} must hold a word and {width} numbers", rest[:40])
-            found[rows[word]] = vector
+                raise corrupt(path, f"line {number} must hold a word and {width} numbers", numbers[:40])
+            vectors_by_row[rows[word]] = vector
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.randn(len(words) + 1, width, generator=generator) * 0.1
     vectors[0] = 0
-    for row, vector in found.items():
+    for row, vector in vectors_by_row.items():
         vectors[row] = torch.tensor(vector)
     return vectors

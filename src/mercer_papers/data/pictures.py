@@ -52,8 +52,8 @@ def from_strips(path: Path, blob: Array, offsets: Array, n: int, shape: tuple[in
     per_strip = -(-n // len(steps))
 
     def strip(number: int) -> Array:
-        here = min(per_strip, n - number * per_strip)
-        return _webp(path, blob[offsets[number] : offsets[number + 1]].tobytes(), here, shape)
+        count = min(per_strip, n - number * per_strip)
+        return _webp(path, blob[offsets[number] : offsets[number + 1]].tobytes(), count, shape)
 
     def take(rows: Rows) -> Tensor:
         _room(len(rows), int(np.prod(shape)))

@@ -370,10 +370,10 @@ def load_shipped(name: str) -> Raw:
         "wine": datasets.load_wine,
         "breast_cancer": datasets.load_breast_cancer,
     }[name]()
-    classes, here = tuple(str(label) for label in bunch.target_names), Path(name)
+    classes, path = tuple(str(label) for label in bunch.target_names), Path(name)
     if name == "digits":
-        return Raw(picture_part(bunch.images, bunch.target, here, (8, 8), 10, high=16.0), None, classes)
-    part = table_part(here, bunch.data, bunch.target, bunch.data.shape[1], len(classes))
+        return Raw(picture_part(bunch.images, bunch.target, path, (8, 8), 10, high=16.0), None, classes)
+    part = table_part(path, bunch.data, bunch.target, bunch.data.shape[1], len(classes))
     return Raw(part, None, classes, tuple(map(str, bunch.feature_names)))
 
 

@@ -62,8 +62,8 @@ class CifarResNet(nn.Module):
         self, depth: int = 20, num_classes: int = 10, *, convolution: Convolution | None = None, width: int = 16
     ) -> None:
         super().__init__()
-        blocks, rest = divmod(depth - 2, 6)
-        if rest or blocks < 1:
+        blocks, remainder = divmod(depth - 2, 6)
+        if remainder or blocks < 1:
             raise ValueError(checks.sentence("CifarResNet", "depth must be 6 n + 2 for n >= 1", depth))
         self.embedding_size = 4 * width
         self.conv1 = (convolution or _convolution)(3, width, 1)
@@ -189,8 +189,8 @@ def imagenet_resnet50(num_classes: int, *, folder: str | Path | None = None, wid
         state = load_file(path)
     model = ResNet50(num_classes, width=width)
     body = {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("fc.")}
-    wrong = sorted(name for name in own if name not in body or body[name].shape != own[name].shape)
+    expected = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("fc.")}
+    wrong = sorted(name for name in expected if name not in body or body[name].shape != expected[name].shape)
     wrong = [name for name in wrong if not name.endswith("num_batches_tracked")]
     if wrong:
         need = f"{path.name} must hold the weights of ResNet-50 by torchvision's names"

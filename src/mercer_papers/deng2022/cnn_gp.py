@@ -161,16 +161,16 @@ def _fit_conv_nets(s: Any, kernel: Kernel, x: Tensor, seed: int) -> Callable[[Te
 
 def _best_rate(s: Any, kernel: Kernel, x: Tensor, y: Tensor, seed: int) -> tuple[NeuralEigenfunctions, float]:
     """Algorithm 1 at each rate; the labels of a fifth of the training rows choose. The map sees no labels."""
-    held = max(1, len(x) // 5)
-    chosen: dict[float, tuple[float, NeuralEigenfunctions]] = {}
+    validation = max(1, len(x) // 5)
+    fits: dict[float, tuple[float, NeuralEigenfunctions]] = {}
     for rate in RATES:
         f = NeuralEigenfunctions(
             kernel, s["k"], method="neuralef", ritz=False, deflation=_DEFLATIONS[s["map"]],
             steps=s["steps"], lr=rate, generator=rng(seed),
         ).fit(x)  # fmt: skip
-        chosen[rate] = (linear_accuracy(f, (x[:-held], y[:-held]), (x[-held:], y[-held:])), f)
-    best = max(chosen, key=lambda rate: chosen[rate][0])
-    return chosen[best][1], best
+        fits[rate] = (linear_accuracy(f, (x[:-validation], y[:-validation]), (x[-validation:], y[-validation:])), f)
+    best = max(fits, key=lambda rate: fits[rate][0])
+    return fits[best][1], best
 
 
 def _draw_network(authors: bool) -> nn.Module:

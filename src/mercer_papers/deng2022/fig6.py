@@ -132,8 +132,9 @@ def _load(network: str, rows: int, test_rows: int, seed: int) -> tuple[Rows, Row
     """Training, validation (a tenth of the training rows) and test pictures."""
     data = load("cifar10", rows=(rows, test_rows), seed=seed)
     x, test = (normalised(part) if network else part - 0.45 for part in (data.x_train, data.x_test))
-    held = max(16, rows // 10)
-    return (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:]), (test, data.y_test)
+    validation = max(16, rows // 10)
+    y = data.y_train
+    return (x[:-validation], y[:-validation]), (x[-validation:], y[-validation:]), (test, data.y_test)
 
 
 @functools.lru_cache(maxsize=1)  # one run serves the seven cells of one process

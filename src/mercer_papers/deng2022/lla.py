@@ -93,16 +93,16 @@ def _read_moons(cell: Cell) -> Outcome:
         optimizer.step()
     proba = _fit(cell, model.cpu(), train, val)
     # its confidence on new points, on a circle far away, and over the plane
-    inside = proba(test[0])
-    far = 8 * F.normalize(torch.randn(200, 2, generator=rng(cell.seed)), dim=1)
+    familiar = proba(test[0])
+    circle = 8 * F.normalize(torch.randn(200, 2, generator=rng(cell.seed)), dim=1)
     side = torch.linspace(-REACH, REACH, SIDE)
     grid = torch.stack(torch.meshgrid(side, side, indexing="xy"), 2).reshape(-1, 2)
     confidence = proba(grid).amax(1).reshape(SIDE, SIDE)
     return Outcome(
         values={
-            "NLL": metrics.nll(inside, test[1]),
-            "ECE": metrics.ece(inside, test[1]),
-            "AUROC far away": metrics.auroc(-inside.amax(1), -proba(far).amax(1)),
+            "NLL": metrics.nll(familiar, test[1]),
+            "ECE": metrics.ece(familiar, test[1]),
+            "AUROC far away": metrics.auroc(-familiar.amax(1), -proba(circle).amax(1)),
         },
         arrays={"confidence": confidence.tolist(), "points": torch.cat((train[0], train[1][:, None]), 1)[:80].tolist()},
     )
@@ -118,13 +118,13 @@ def _read_resnet(cell: Cell) -> Outcome:
     strangers = normalised(load("cifar100_subset", rows=(1, s["strangers"])).x_test).to(cell.device)
     # its confidence on rows that are new, and on strangers
     proba = _fit(cell, published_resnet20().eval().to(cell.device), (x, pictures.y_train.to(cell.device)), val)
-    inside, outside = proba(test[scored]).cpu(), proba(strangers).cpu()
+    familiar, unfamiliar = proba(test[scored]).cpu(), proba(strangers).cpu()
     truth = pictures.y_test[scored]
     return Outcome(
         values={
-            "NLL": metrics.nll(inside, truth),
-            "ECE": metrics.ece(inside, truth),
-            "AUROC CIFAR-100": metrics.auroc(-inside.amax(1), -outside.amax(1)),
+            "NLL": metrics.nll(familiar, truth),
+            "ECE": metrics.ece(familiar, truth),
+            "AUROC CIFAR-100": metrics.auroc(-familiar.amax(1), -unfamiliar.amax(1)),
         }
     )
 
@@ -184,8 +184,8 @@ def draw(results: list[Result]) -> figures.Figure | None:
             extent=(-REACH, REACH, -REACH, REACH),
         )  # fmt: skip
         for label, colour in ((0, figures.LIGHT.series[1]), (1, figures.LIGHT.series[3])):
-            chosen = [p for p in result.arrays["points"] if p[2] == label]
-            ax.scatter([p[0] for p in chosen], [p[1] for p in chosen], s=3, color=colour)
+            points = [p for p in result.arrays["points"] if p[2] == label]
+            ax.scatter([p[0] for p in points], [p[1] for p in points], s=3, color=colour)
         ax.set_title(f"{row}\nNLL {result.values['NLL']:.3f}", fontsize=9)
         ax.grid(False)
     if image is not None:

@@ -125,14 +125,14 @@ def draw(results: list[Result]) -> figures.Figure:
     figure, axes = figures.canvas(len(columns), len(rows), width=2.9 * len(rows), height=3.0 * len(columns))
     flat = list(axes)
     for i, column in enumerate(columns):
-        own = {r.row: r for r in results if r.column == column and r.seed == 0}
-        reach = max(max(map(max, own[EXACT].arrays["matrix"])), 1e-12) if EXACT in own else None
+        results_of_set = {r.row: r for r in results if r.column == column and r.seed == 0}
+        largest = max(max(map(max, results_of_set[EXACT].arrays["matrix"])), 1e-12) if EXACT in results_of_set else None
         for j, row in enumerate(rows):
             ax = flat[i * len(rows) + j]
-            if row not in own:
+            if row not in results_of_set:
                 continue
-            ax.imshow(own[row].arrays["matrix"], cmap=figures.LIGHT.sequential, vmin=0, vmax=reach)
-            shown = "" if row == EXACT else f"\nerror {own[row].value:.2f}"
+            ax.imshow(results_of_set[row].arrays["matrix"], cmap=figures.LIGHT.sequential, vmin=0, vmax=largest)
+            shown = "" if row == EXACT else f"\nerror {results_of_set[row].value:.2f}"
             ax.set_title(f"{column}: {row}{shown}", fontsize=8)
             ax.set_xticks([])
             ax.set_yticks([])

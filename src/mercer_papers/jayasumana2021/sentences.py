@@ -104,9 +104,9 @@ def _f1(predicted: Tensor, truth: Tensor) -> float:
 def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
     """Fine-tune all of an encoder with the head on top; the rate by a tenth of the training rows."""
     s = cell.settings
-    found = data.load(name, rows=None if s["rows"] is None else (s["rows"], s["test_rows"]))
+    dataset = data.load(name, rows=None if s["rows"] is None else (s["rows"], s["test_rows"]))
     load, collate = _tuned_encoder(s["encoder"])
-    x, y = found.x_train, found.y_train
+    x, y = dataset.x_train, dataset.y_train
     rate = s["rates"][0]
     if len(s["rates"]) > 1:
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(cell.seed)).tolist()
@@ -121,7 +121,7 @@ def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
         rate = choose_best(s["rates"], judge)
     torch.manual_seed(cell.seed)
     model = _fine_tune(load(), cell, x, y, collate, lr=rate)
-    return _predict(model, found.x_test, collate, cell.device), found.y_test
+    return _predict(model, dataset.x_test, collate, cell.device), dataset.y_test
 
 
 def _tuned_encoder(encoder: str) -> tuple[Callable[[], nn.Module], Collate]:

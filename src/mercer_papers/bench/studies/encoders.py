@@ -128,14 +128,14 @@ def measure(name: str, frame: pd.DataFrame, target_name: str, task: str) -> Iter
     for library in sorted(kinds) and ["", *sorted(kinds)]:
         scores[library], began, learning = {}, time.process_time(), 0.0
         for train, test in folds:
-            inside, outside = encode(x.iloc[train], x.iloc[test], y[train], target, library)
+            x_train, x_test = encode(x.iloc[train], x.iloc[test], y[train], target, library)
             started = time.process_time()
             for learner, model in make_learners(task).items():
-                model.fit(inside, y[train].numpy())
+                model.fit(x_train, y[train].numpy())
                 if target.classes is None:
-                    score = r2_score(y[test].numpy(), model.predict(outside))
+                    score = r2_score(y[test].numpy(), model.predict(x_test))
                 else:
-                    score = -log_loss(y[test].numpy(), model.predict_proba(outside), labels=range(len(target.classes)))
+                    score = -log_loss(y[test].numpy(), model.predict_proba(x_test), labels=range(len(target.classes)))
                 scores[library].setdefault(learner, []).append(round(float(score), 5))
             learning += time.process_time() - started
         seconds[library] = round(time.process_time() - began - learning, 2)

@@ -104,9 +104,9 @@ Rows = list[tuple[Tensor, Tensor]]  # rows and labels: training, validation, tes
 def draw_rows(task: str, seed: int) -> Rows:
     """A draw of the sphere (1,000 training, 500 validation, 2,000 test rows), or of the digits (500, 250, 1,047)."""
     if task == "sphere":
-        drawn = sphere(1500, 2000, seed=1 + seed)
-        x, y = drawn.x_train, drawn.y_train
-        return [(x[:1000], y[:1000]), (x[1000:], y[1000:]), (drawn.x_test, drawn.y_test)]
+        points = sphere(1500, 2000, seed=1 + seed)
+        x, y = points.x_train, points.y_train
+        return [(x[:1000], y[:1000]), (x[1000:], y[1000:]), (points.x_test, points.y_test)]
     digits = load("digits")
     x, y = torch.cat((digits.x_train, digits.x_test)).flatten(1), torch.cat((digits.y_train, digits.y_test))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
@@ -178,10 +178,10 @@ def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for task, optimizer in dict.fromkeys((line["task"], line["optimizer"]) for line in lines):
         scores: dict[str, tuple[Tensor, Tensor]] = {}
         for head in HEADS:
-            chosen = [x for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)]
-            chosen.sort(key=lambda line: line["seed"])
-            if chosen:
-                validation, test = (torch.tensor([line[part] for line in chosen]) for part in ("validation", "test"))
+            runs = [x for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)]
+            runs.sort(key=lambda line: line["seed"])
+            if runs:
+                validation, test = (torch.tensor([line[part] for line in runs]) for part in ("validation", "test"))
                 scores[head] = (validation, test)
         if "linear" not in scores:
             continue
@@ -221,10 +221,11 @@ def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     # Holm, over the settings of a head: the k-th smallest of n probabilities counts n - k + 1 times.
     for head in HEADS:
         for name in ("worse", "worse_by_1", "within_1"):
-            ordered, least = sorted((row for row in rows if row["head"] == head), key=lambda row: float(row[name])), 0.0
+            ordered = sorted((row for row in rows if row["head"] == head), key=lambda row: float(row[name]))
+            running = 0.0
             for k, row in enumerate(ordered):
-                least = max(least, min(1.0, (len(ordered) - k) * row[name]))
-                row[name] = round(least, 4)
+                running = max(running, min(1.0, (len(ordered) - k) * row[name]))
+                row[name] = round(running, 4)
     return rows
 
 
@@ -232,20 +233,20 @@ def share_below(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each head but linear: the share of runs, in percent, that end more than a point below linear."""
     shares = []
     for head in HEADS:
-        chosen = [row for row in rows if row["head"] == head]
-        if head == "linear" or not chosen:
+        settings = [row for row in rows if row["head"] == head]
+        if head == "linear" or not settings:
             continue
-        below, runs = sum(row["below"] for row in chosen), sum(row["runs"] for row in chosen)
+        below, runs = sum(row["below"] for row in settings), sum(row["runs"] for row in settings)
         interval = stats.binomtest(below, runs).proportion_ci(method="wilson")
         shares.append({
-            "setting": f"all {len(chosen)} settings",
+            "setting": f"all {len(settings)} settings",
             "head": f"{head}, all",
             "runs": runs,
             "below": below,
             "share": round(100 * below / runs, 1),
             "low": round(100 * interval.low, 1),
             "high": round(100 * interval.high, 1),
-            "collapses": sum(row["collapses"] for row in chosen),
+            "collapses": sum(row["collapses"] for row in settings),
         })  # fmt: skip
     return shares
 
@@ -261,13 +262,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             f" {row['collapses']} collapses, {row['trained']} trained",
             flush=True,
         )
-        for one in row["collapsed"]:
+        for collapse in row["collapsed"]:
             # One may choose a rate where linear layers are, on average, near what they reach at their best rate.
             best = next(x for x in rows if (x["setting"], x["head"]) == (row["setting"], "linear"))
-            usable = "a rate one may choose" if one["linear"] > best["accuracy"] - FAR else "a rate nobody would choose"
+            who = "one may" if collapse["linear"] > best["accuracy"] - FAR else "nobody would"
             print(
-                f"{'':18s}   collapse: seed {one['seed']}, rate {one['rate']:g}, {usable}: there linear layers reach"
-                f" {one['linear']} on average, at their best rate {best['rate']:g} {best['accuracy']}"
+                f"{'':18s}   collapse: seed {collapse['seed']}, rate {collapse['rate']:g}, a rate {who} choose: there"
+                f" linear layers reach {collapse['linear']} on average, at their best rate {best['rate']:g}"
+                f" {best['accuracy']}"
             )
     for share in share_below(rows):
         print(
@@ -294,8 +296,8 @@ def main() -> None:
     for task in arguments.tasks:
         for optimizer in RATES:
             for head in HEADS:
-                known = {x["seed"] for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)}
-                missing = [seed for seed in range(arguments.seeds) if seed not in known]
+                stored = {x["seed"] for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)}
+                missing = [seed for seed in range(arguments.seeds) if seed not in stored]
                 for start in range(0, len(missing), GROUP):
                     for line in train(task, head, optimizer, missing[start : start + GROUP]):
                         append_row(arguments.results, line)

@@ -53,12 +53,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", default=["digits", "mnist 128", "mnist 1024", "CNN"], metavar="TASK")
     parser.add_argument("--only", nargs="*", default=None, help="Optimizers, all by default.")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in chosen.tasks:
+    for name in arguments.tasks:
         task = TASKS[name]().on_validation()
         for who, start in RATES[name].items():
-            if chosen.only is None or who in chosen.only:
+            if arguments.only is None or who in arguments.only:
                 lr, fewest = best_rate(task, who, start)
                 print(f"{name}, {who}: {lr:g}, {fewest:.2f} epochs", flush=True)
 

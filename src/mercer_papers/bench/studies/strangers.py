@@ -97,10 +97,10 @@ def faces() -> Task:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     x, y = x[order], y[order]
     x = (x - x.mean()) / x.std()
-    known, labels = x[y < 14], y[y < 14]
-    network = trained(lambda: convolutions(14), known[:240], labels[:240], 0, 300, 2e-3, 64)
+    familiar, labels = x[y < 14], y[y < 14]
+    network = trained(lambda: convolutions(14), familiar[:240], labels[:240], 0, 300, 2e-3, 64)
     strangers = {"near: other people": x[y >= 14], **draw_far_strangers(x, 500, seed=1)}
-    return Task(network, "13", (known[:240], labels[:240]), known[240:320], known[320:], strangers)
+    return Task(network, "13", (familiar[:240], labels[:240]), familiar[240:320], familiar[320:], strangers)
 
 
 def draw_far_strangers(x: Tensor, count: int, seed: int) -> dict[str, Tensor]:  # (n, 1, h, w)
@@ -123,12 +123,12 @@ def convolutions(classes: int) -> nn.Module:
 def read(task: Task, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, d), (n, c)
     """What the head reads, and the outputs."""
     features, outputs = [], []
-    with torch.no_grad(), capture(task.network, [task.head]) as seen:
+    with torch.no_grad(), capture(task.network, [task.head]) as captured:
         for part in x.split(250):
             outputs.append(task.network(part))
-            features.append(seen[task.head].input)
-            seen[task.head].inputs.clear()
-            seen[task.head].outputs.clear()
+            features.append(captured[task.head].input)
+            captured[task.head].inputs.clear()
+            captured[task.head].outputs.clear()
     return torch.cat(features), torch.cat(outputs)
 
 
@@ -136,8 +136,8 @@ class _NoTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Answers ``import torchvision...`` with modules of empty classes."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        known = name.partition(".")[0] == "torchvision"
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
+        answered = name.partition(".")[0] == "torchvision"
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if answered else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         def make_class(name: str) -> type:
@@ -206,15 +206,15 @@ def compare(task: Task) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     for name, score in rivals(head, *read(task, task.train[0]), task.train[1]).items():
         with torch.no_grad():
-            known = score(*test)
-            table[name] = {kind: metrics.auroc(known, score(*rows)) for kind, rows in strangers.items()}
+            scores = score(*test)
+            table[name] = {kind: metrics.auroc(scores, score(*rows)) for kind, rows in strangers.items()}
 
     familiarity = Familiarity(task.network, generator=torch.Generator().manual_seed(0)).fit(task.train[0], task.val)
     start = time.process_time()
-    known = familiarity.score(task.test)
+    scores = familiarity.score(task.test)
     passes = (time.process_time() - start) / forward
-    ours = {kind: metrics.auroc(known, familiarity.score(rows)) for kind, rows in task.strangers.items()}
-    above = float((known > 0.5).double().mean())
+    ours = {kind: metrics.auroc(scores, familiarity.score(rows)) for kind, rows in task.strangers.items()}
+    above = float((scores > 0.5).double().mean())
     for row in (ours, *table.values()):
         near, mean = next(iter(row.values())), sum(row.values()) / len(row)
         row |= {"near": near, "mean": mean}

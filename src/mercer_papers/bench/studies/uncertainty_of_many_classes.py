@@ -107,8 +107,8 @@ def main() -> None:
         print(json.dumps(measure(who, int(c), answers)))
         return
     lines = read_rows(RESULTS)
-    chosen = PAIRS[:1] if arguments.last else PAIRS
-    pairs = [(c, *pair) for c in arguments.classes for pair in chosen if not arguments.show]
+    methods = PAIRS[:1] if arguments.last else PAIRS
+    pairs = [(c, *pair) for c in arguments.classes for pair in methods if not arguments.show]
     for c, rival, ours in pairs:
         with tempfile.TemporaryDirectory() as folder:
             answers = {who: Path(folder) / f"{i}.safetensors" for i, who in enumerate((rival, ours))}

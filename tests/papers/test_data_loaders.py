@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mercer_papers import data
+from mercer_papers.chen2022.sets import glove
 from mercer_papers.data import pictures
-from mercer_papers.data.glove import glove
 from mercer_papers.data.readers import READERS
 from mercer_papers.data.resnet import ResNet50, imagenet_resnet50
 from mercer_papers.data_files import SOURCES

@@ -20,7 +20,6 @@ from ..data_files import RESNET20, SOURCES, Source, canonical, data_folder, loca
 from .readers import READERS, Part, load_shipped
 from .splits import Dataset, split_rows, stratified_split
 
-Folder = str | os.PathLike[str] | None
 _verified: set[tuple[str, int, int, str]] = set()
 
 
@@ -38,10 +37,10 @@ def how_to_get(name: str) -> str:
     return SOURCES[canonical(name)].how
 
 
-def available(name: str, *, folder: Folder = None) -> bool:
+def available(name: str) -> bool:
     """Whether :func:`load` would find the files of a set (they are not opened)."""
     listed = canonical(name)
-    return listed not in READERS or locate(SOURCES[listed], data_folder(folder)) is not None
+    return listed not in READERS or locate(SOURCES[listed], data_folder(None)) is not None
 
 
 def load(
@@ -52,7 +51,7 @@ def load(
     validation: float = 0.0,
     fold: int | None = None,
     seed: int = 0,
-    folder: Folder = None,
+    folder: str | os.PathLike[str] | None = None,
     verify: bool = True,
 ) -> Dataset:
     """A data set in parts; official splits are kept, others are stratified, decided by ``seed`` and never change.
@@ -136,17 +135,16 @@ def load(
     return Dataset(listed, x_train, y_train, x_test, y_test, x_val, y_val, names, raw.features, SOURCES[listed].note)
 
 
-def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str, Tensor]:
+def resnet20_weights() -> dict[str, Tensor]:
     """Weights of a ResNet-20 (shortcuts without weights) trained on CIFAR-10: parameter name -> tensor.
 
     Its inputs are ``(x - [.485, .456, .406]) / [.229, .224, .225]`` for x in [0, 1]. It has seen the labels of
     CIFAR-10's training part: no unsupervised encoder for that set.
     """
-    files = locate(RESNET20, data_folder(folder))
+    files = locate(RESNET20, data_folder(None))
     if files is None:
-        raise missing("resnet20_weights", RESNET20, data_folder(folder))
-    if verify:
-        _verify(RESNET20, files[0])
+        raise missing("resnet20_weights", RESNET20, data_folder(None))
+    _verify(RESNET20, files[0])
     arrays = read_npz(files[0][0], limit=2**26)
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 

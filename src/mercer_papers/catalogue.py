@@ -92,7 +92,7 @@ class Entry:
 @functools.cache
 def entries() -> tuple[Entry, ...]:
     """Every entry of every paper, in the papers' own order."""
-    known = []
+    catalogue = []
     for path in sorted(PUBLISHED.glob("*.toml")):
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         for table in document["entry"]:
@@ -114,8 +114,8 @@ def entries() -> tuple[Entry, ...]:
                     elif item != "":
                         numbers.append(Number(row, column, float(item)))
             fields["numbers"] = tuple(numbers)
-            known.append(Entry(**{**fields, "id": f"{path.stem}/{table['id']}", "paper": path.stem}))
-    return tuple(known)
+            catalogue.append(Entry(**{**fields, "id": f"{path.stem}/{table['id']}", "paper": path.stem}))
+    return tuple(catalogue)
 
 
 def entry(name: str) -> Entry:
@@ -131,8 +131,8 @@ def select(names: Iterable[str]) -> list[Entry]:
     """
     wanted: set[str] = set()
     for name in names:
-        chosen = {e.id for e in entries() if name in (e.id, e.paper)}
-        if not chosen:
+        matches = {e.id for e in entries() if name in (e.id, e.paper)}
+        if not matches:
             # the ids that end so, whatever the paper, else those that are spelled alike
             ids = [e.id for e in entries()]
             close = [i for i in ids if i.split("/")[1].lower() == name.lower()]
@@ -141,5 +141,5 @@ def select(names: Iterable[str]) -> list[Entry]:
             )
             fix = f"Did you mean {' or '.join(close)}?" if close else "`mercer list` shows them all."
             raise ValueError(f"ID must be an entry or a paper; got {name!r}. {fix}")
-        wanted |= chosen
+        wanted |= matches
     return [e for e in entries() if e.id in wanted or not wanted]

@@ -108,17 +108,17 @@ class Comparison:
 
 def numbers_by_seed(results: Iterable[Result]) -> dict[str, dict[int, float]]:
     """Every number of the done cells by ``row | column``; a further value of such a cell by ``row | column | name``."""
-    found: dict[str, dict[int, float]] = {}
+    numbers: dict[str, dict[int, float]] = {}
     for result in results:
         if result.status != "done":
             continue
         key = f"{result.row} | {result.column}"
         if result.value is not None:
-            found.setdefault(key, {})[result.seed] = result.value
+            numbers.setdefault(key, {})[result.seed] = result.value
         for name, number in result.values.items():
             longer = f"{key} | {name}" if result.column else f"{result.row} | {name}"
-            found.setdefault(longer, {})[result.seed] = number
-    return found
+            numbers.setdefault(longer, {})[result.seed] = number
+    return numbers
 
 
 def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mapping[str, float]) -> Iterator[Comparison]:
@@ -218,9 +218,9 @@ def _pairs(pattern: str, rivals: Sequence[str], numbers: Numbers) -> Iterator[tu
 def _match(pattern: str, numbers: Numbers) -> Iterator[tuple[str, tuple[str, ...]]]:
     expression = re.compile(r"((?:(?! \| ).)+)".join(re.escape(part) for part in pattern.split("{}")))
     for key in numbers:
-        found = expression.fullmatch(key)
-        if found:
-            yield key, found.groups()
+        match = expression.fullmatch(key)
+        if match:
+            yield key, match.groups()
 
 
 def _gaps(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:

@@ -166,12 +166,12 @@ def locate(source: Source, folder: Path | None) -> tuple[list[Path], bool] | Non
     """The set's files and whether they are those of the papers' folder; None where it is not complete."""
     if folder is None:
         return None
-    kept = [folder / name for name, _ in source.kept]
-    if kept and all(path.is_file() for path in kept):
-        return kept, True
-    found = [next((folder / n for n in names if (folder / n).exists()), None) for names in source.original]
-    original = [path for path in found if path is not None]
-    return (original, False) if original and len(original) == len(found) else None
+    files = [folder / name for name, _ in source.kept]
+    if files and all(path.is_file() for path in files):
+        return files, True
+    published = [next((folder / n for n in names if (folder / n).exists()), None) for names in source.original]
+    original = [path for path in published if path is not None]
+    return (original, False) if original and len(original) == len(published) else None
 
 
 def is_here(name: str, folder: Path | None) -> bool:

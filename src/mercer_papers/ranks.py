@@ -58,8 +58,8 @@ def begin(folder: Path, keys: Sequence[str]) -> list[str]:
     if rank() == 0:
         shutil.rmtree(folder / _CLAIMS, ignore_errors=True)
         (folder / _CLAIMS).mkdir()
-    told: list[str] = gather_json(list(keys))[0]
-    return told
+    agreed: list[str] = gather_json(list(keys))[0]
+    return agreed
 
 
 def claim_cells(folder: Path, cells: Iterable[Cell]) -> Iterator[Cell]:
@@ -87,7 +87,7 @@ def finish(folder: Path, keys: Iterable[str]) -> None:
                 time.sleep(_POLL)
     collect(folder)
     shutil.rmtree(folder / _CLAIMS, ignore_errors=True)
-    left = set(keys) - {result.key for result in read_results(folder)}
-    if left:
+    unfinished = set(keys) - {result.key for result in read_results(folder)}
+    if unfinished:
         fix = f"Did a rank stop? Resume with: mercer reproduce --resume {folder}"
-        raise RuntimeError(sentence("reproduce", "every cell must have ended", f"{len(left)} that have not", fix))
+        raise RuntimeError(sentence("reproduce", "every cell must have ended", f"{len(unfinished)} that have not", fix))

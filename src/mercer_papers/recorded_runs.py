@@ -75,11 +75,12 @@ def find_recorded(entry: str) -> list[Recorded]:
     parts = []
     for folder in _folders(RECORDED):
         run, results = read_recorded(folder)
-        own = tuple(result for result in results if result.entry == entry and result.status == "done")
-        if own:
+        lines = tuple(result for result in results if result.entry == entry and result.status == "done")
+        if lines:
             session = run["sessions"][-1]
             version = session.get("versions", {}).get("mercer", "")
-            parts.append(Recorded(run["asked"], session["machine"], session.get("threads"), own, folder.name, version))
+            threads = session.get("threads")
+            parts.append(Recorded(run["asked"], session["machine"], threads, lines, folder.name, version))
     return parts
 
 
@@ -156,9 +157,9 @@ def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -
         if word == "apart":
             apart.append(f"{first.entry}: {first.row} | {first.column}")
     repeated = {repeat["key"] for repeat in lines}
-    left = [line for line in kept if line.seed == 0 and line.key not in repeated]
+    not_repeated = [line for line in kept if line.seed == 0 and line.key not in repeated]
     return {
-        "cells": len(lines) + len(left),
+        "cells": len(lines) + len(not_repeated),
         "repeated": len(lines),
         "equal": words.count("equal"),
         "within": words.count("within"),
@@ -167,7 +168,7 @@ def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -
         "gap": max(gaps),
         "deviations": max(spreads),
         "rounding": ROUNDING,
-        "cpu_seconds_left": sum(line.cpu_seconds for line in left),
+        "cpu_seconds_left": sum(line.cpu_seconds for line in not_repeated),
         "cpu_seconds": sum(line.cpu_seconds for line in kept),
     }
 

@@ -113,7 +113,7 @@ def read_results(run: Path) -> list[Result]:
     from mercer.storage.files import read_lines
     from mercer.storage.schema import check_schema
 
-    known = {f.name for f in fields(Result)}
+    names = {f.name for f in fields(Result)}
     latest: dict[str, Result] = {}
     path = Path(run) / RESULTS
     for number, line in enumerate(read_lines(path), 1):
@@ -122,7 +122,7 @@ def read_results(run: Path) -> list[Result]:
         except ValueError:
             continue
         check_schema("reproduce", f"{path} line {number}", document, _RESULT_SHAPE)
-        named = {name: value for name, value in document.items() if name in known}
+        named = {name: value for name, value in document.items() if name in names}
         latest[named["key"]] = Result(**{**named, "data": tuple(named.get("data", ()))})
     by_cells = {result.entry for result in latest.values() if result.key != result.entry}
     # An entry that could not run in an early session may run in a later one: then its cells speak for it.

@@ -131,9 +131,9 @@ class Request:
                 raise ValueError(
                     checks.sentence("reproduce", need, repr(text), "`mercer reproduce --json` shows them.")
                 )
-        known = sorted({name for cell in cells for name in cell.settings})
+        names = sorted({name for cell in cells for name in cell.settings})
         for name in self.settings:
-            checks.choice("reproduce", "a setting's name", name, known)
+            checks.choice("reproduce", "a setting's name", name, names)
 
     def wants(self, cell: Cell) -> bool:
         """Whether ``only`` lets the cell run."""
@@ -265,7 +265,7 @@ def plan(request: Request) -> tuple[list[Result], list[Cell]]:
             _log.warning("%s: its cells could not be listed", entry.id, exc_info=error)
             lines.append(line(status="failed", error=f"{type(error).__name__}: {error}"))
             continue
-        own: list[Cell] = []
+        entry_cells: list[Cell] = []
         for cell in cells:
             if cell.data and not request.download:
                 note = f"Left out by --bundled: needs {', '.join(cell.data)}."
@@ -273,9 +273,9 @@ def plan(request: Request) -> tuple[list[Result], list[Cell]]:
                 continue
             changes = {name: value for name, value in request.settings.items() if name in cell.settings}
             changed = replace(cell, settings={**cell.settings, **changes}, device=request.device)
-            own += changed.over_seeds(request.seeds)
+            entry_cells += changed.over_seeds(request.seeds)
         # Seed 0 of every cell first: a run that is cut short still has every row of its table.
-        planned += sorted(own, key=lambda cell: cell.seed)
+        planned += sorted(entry_cells, key=lambda cell: cell.seed)
     return lines, planned
 
 

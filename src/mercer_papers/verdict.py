@@ -123,10 +123,10 @@ def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
     for says in dict.fromkeys(claim.says for claim in entry.claims):
         claim = next(claim for claim in entry.claims if claim.says == says)
         every = tuple(comparison for (said, _), comparison in pooled.items() if said == says)
-        own = tuple(comparison for comparison in every if not comparison.stand_ins) or every
-        word = decide(claim, own)
+        counting = tuple(comparison for comparison in every if not comparison.stand_ins) or every
+        word = decide(claim, counting)
         headline = not (claim.detail or claim.finding)
-        claims.append(ClaimVerdict(says, word, _explain(word, own), headline, claim.finding, own))
+        claims.append(ClaimVerdict(says, word, _explain(word, counting), headline, claim.finding, counting))
         if claim.vetoes:
             vetoes.setdefault(claim.vetoes, []).append(claims[-1])
     # A veto changes the word of the claim that it names; a fair rival that was run says more than one that was not.
@@ -143,11 +143,11 @@ def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
     # How much of the paper's setting the headline claims rest on.
     headlines = [judged for judged in claims if judged.headline]
     counted = [comparison for judged in headlines for comparison in judged.comparisons]
-    ours = {name for run in runs for name in numbers_by_seed(run)}
+    run_names = {name for run in runs for name in numbers_by_seed(run)}
     setting = Setting(
         stand_ins=tuple(dict.fromkeys(text for comparison in counted for text in comparison.stand_ins)),
         size=min((comparison.size for comparison in counted), default=1.0),
-        filled=len(published.keys() & ours),
+        filled=len(published.keys() & run_names),
         cells=len(published),
         was_run=bool(counted),
     )
@@ -171,16 +171,16 @@ def _with_setting(entry: Entry, comparison: Comparison, results: Sequence[Result
             continue
         # its share of the training; a setting that is no number, such as None for all rows, is the paper's
         share = 1.0
-        for name, whole in entry.paper_size.items():
+        for name, full in entry.paper_size.items():
             used = result.settings.get(name)
             if isinstance(used, int | float):
-                share *= min(1.0, used / whole)
+                share *= min(1.0, used / full)
         size = min(size, share)
         # what stands in for the paper's data, network or method
         for stand_in in entry.not_the_papers:
-            chosen = stand_in.get("where", {}).items()
+            wanted = stand_in.get("where", {}).items()
             applies = result.scale != "paper" or stand_in.get("always")
-            if applies and all(result.settings.get(key) == value for key, value in chosen):
+            if applies and all(result.settings.get(key) == value for key, value in wanted):
                 stand_ins.append(stand_in["says"])
     p_fails = comparison.p_fails if size >= ENOUGH and not stand_ins else 1.0
     return replace(comparison, size=size, stand_ins=tuple(dict.fromkeys(stand_ins)), p_fails=p_fails)

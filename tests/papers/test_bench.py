@@ -12,8 +12,8 @@ import torch
 
 from mercer.cli.process import threads_set
 from mercer_papers import bench
-from mercer_papers.bench.compare import _score_ratio, run_case
-from mercer_papers.bench.memory import peak_mib
+from mercer_papers.bench.compare import compare_scores, run_case
+from mercer_papers.bench.memory import run_alone
 from mercer_papers.bench.record import draw, speeds
 from mercer_papers.bench.timing import Contender, Sample, time_in_turns
 
@@ -138,10 +138,10 @@ def test_a_peer_has_ratios_goals_and_a_version(lines):
 
 
 def test_the_ratio_of_scores_is_turned_so_that_more_is_better_for_us():
-    assert _score_ratio(0.2, 0.1, "lower") == 2.0
-    assert _score_ratio(0.5, 1.0, "higher") == 2.0
-    assert _score_ratio(0.0, 0.0, "lower") is None
-    assert _score_ratio(None, 0.1, "lower") is None
+    assert compare_scores(0.2, 0.1, "lower") == 2.0
+    assert compare_scores(0.5, 1.0, "higher") == 2.0
+    assert compare_scores(0.0, 0.0, "lower") is None
+    assert compare_scores(None, 0.1, "lower") is None
 
 
 def test_a_peer_that_is_absent_is_shown_as_absent(lines):
@@ -185,14 +185,14 @@ def test_a_case_may_have_threads_of_its_own(sample):
 
 
 def test_peak_memory_sees_torch_buffers(sample):
-    small = peak_mib("bench_sample", "sum of 1000", "mercer", threads=1)
-    large = peak_mib("bench_sample", "sum of 1000", "large", threads=1)
+    small = run_alone("bench_sample", "sum of 1000", "mercer", threads=1).peak
+    large = run_alone("bench_sample", "sum of 1000", "large", threads=1).peak
     assert small < 16
     assert 60 < large < 100
 
 
 def test_peak_memory_of_a_failing_child_is_none(sample):
-    assert peak_mib("bench_sample", "sum of 1000", "refuses", threads=1) is None
+    assert run_alone("bench_sample", "sum of 1000", "refuses", threads=1).peak is None
 
 
 def test_the_steps_of_the_heads_run_on_another_device(sample):

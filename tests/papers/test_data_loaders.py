@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mercer_papers import data
+from mercer_papers.chen2022.sets import glove
 from mercer_papers.data import pictures
-from mercer_papers.data.glove import glove
 from mercer_papers.data.readers import READERS
 from mercer_papers.data.resnet import ResNet50, imagenet_resnet50
 from mercer_papers.data_files import SOURCES
@@ -188,8 +188,8 @@ def test_classes_are_renumbered_in_the_order_given_and_rows_are_the_first(folder
 def test_only_the_strips_needed_are_decoded(folder, monkeypatch):
     write_cifar10(folder)
     decoded = []
-    real = pictures._webp
-    monkeypatch.setattr(pictures, "_webp", lambda *a: decoded.append(1) or real(*a))
+    real = pictures._pillow
+    monkeypatch.setattr(pictures, "_pillow", lambda *a: decoded.append(1) or real(*a))
     data.load("cifar10", rows=10, verify=False)
     assert len(decoded) == 2  # one strip of ten for each part, of four
 
@@ -217,9 +217,7 @@ def test_damaged_strips_are_refused(folder):
 def test_without_pillow_the_extra_is_named(folder, monkeypatch):
     write_cifar10(folder)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(
-        ImportError, match=r"decoding WebP pictures needs pillow; got none. Run pip install mercer\[data\]"
-    ):
+    with pytest.raises(ImportError, match=r"decoding pictures needs pillow; got none. Run pip install mercer\[data\]"):
         data.load("cifar10", verify=False)
 
 

@@ -1,8 +1,8 @@
 """Uncertainty of small networks, three seeds each: log-loss beside a temperature, strangers beside three networks.
 
 Validation rows choose, others score. laplace-torch pins other versions of its dependencies than ours, so it takes part
-where this runs in its environment (docs/papers/deng2022.md has the commands). A ResNet-20 is in
-``mercer_papers.bench.studies.uncertainty_of_resnet20``.
+where this runs in its environment (docs/papers/deng2022.md has the commands). The entry ``deng2022/lla`` has a
+ResNet-20.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def digits(seed: int) -> Task:
     noise = torch.rand(len(x_test), 64, generator=torch.Generator().manual_seed(seed)) * float(x.max())
     networks = [
         trained(lambda: nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)), x[:300], y[:300], part)
-        for part in _parts(seed)
+        for part in _seeds_of_networks(seed)
     ]
     return Task(networks, (x[:300], y[:300]), (x[300:700], y[300:700]), (x_test, data.y_test), {"noise": noise})
 
@@ -66,15 +66,20 @@ def pictures(name: str, side: int, seed: int) -> Task:
     order = torch.randperm(len(data.x_train), generator=generator)
     x, y = data.x_train[order].reshape(-1, 1, side, side).float(), data.y_train[order]
     test = data.x_test.reshape(-1, 1, side, side).float()
+    # strangers: other pictures and noise in the range of the rows, and test rows turned or blurred by a Gaussian
     low, high = x.min(), x.max()
+    weights = torch.exp(-torch.arange(-4.0, 5.0).square() / (2 * 2.0**2))
+    column = (weights / weights.sum()).reshape(1, 1, 9, 1)
+    down = F.conv2d(F.pad(test[:500], (0, 0, 4, 4), mode="reflect"), column)
     grey = F.interpolate(load("cifar10", rows=(1, 500)).x_test.mean(1, keepdim=True), (side, side))
     strangers = {
         "CIFAR-10": low + grey * (high - low),
         "noise": low + torch.rand(500, 1, side, side, generator=generator) * (high - low),
         "rotated": test[:500].rot90(1, (2, 3)),
-        "blurred": _blurred(test[:500]),
+        "blurred": F.conv2d(F.pad(down, (4, 4, 0, 0), mode="reflect"), column.mT),
     }
-    networks = [trained(partial(lenet, side), x[:2000], y[:2000], part, 470, 2e-3, 64) for part in _parts(seed)]
+    make = partial(lenet, side)
+    networks = [trained(make, x[:2000], y[:2000], part, 470, 2e-3, 64) for part in _seeds_of_networks(seed)]
     return Task(networks, (x[:2000], y[:2000]), (x[2000:3000], y[2000:3000]), (test, data.y_test), strangers)
 
 
@@ -114,15 +119,8 @@ def trained(
     return network.eval()
 
 
-def _parts(seed: int) -> range:
+def _seeds_of_networks(seed: int) -> range:
     return range(10 * seed, 10 * seed + 3)
-
-
-def _blurred(x: Tensor, spread: float = 2.0) -> Tensor:
-    weights = torch.exp(-torch.arange(-4.0, 5.0).square() / (2 * spread**2))
-    column = (weights / weights.sum()).reshape(1, 1, 9, 1)
-    down = F.conv2d(F.pad(x, (0, 0, 4, 4), mode="reflect"), column)
-    return F.conv2d(F.pad(down, (4, 4, 0, 0), mode="reflect"), column.mT)
 
 
 @lru_cache(maxsize=3)
@@ -204,11 +202,11 @@ def mahalanobis(task: Task) -> Reader:
     return lambda rows: torch.cdist(read(rows).double() @ root, means @ root).amin(1)
 
 
-def nearest(task: Task, *, k: int = 5) -> Reader:
-    """Distance to the k-th nearest training row in the last hidden layer (Sun et al. 2022)."""
+def nearest(task: Task) -> Reader:
+    """Distance to the fifth nearest training row in the last hidden layer (Sun et al. 2022)."""
     read = partial(embeddings, task.networks[0])
     z = F.normalize(read(task.train[0]))
-    return lambda rows: torch.cdist(F.normalize(read(rows)), z).kthvalue(k, 1).values
+    return lambda rows: torch.cdist(F.normalize(read(rows)), z).kthvalue(5, 1).values
 
 
 @dataclass(frozen=True)
@@ -269,21 +267,23 @@ _MEASURES = {"NLL": (nll, "lower"), "ECE": (ece, "lower"), "AUROC, worst strange
 
 def _case(title: str, make: Callable[[int], Task], measure: str) -> Case:
     score, better = _MEASURES[measure]
-    strange = score is auroc
-    contenders = SCORES if strange else (POSTERIORS | DIGITS_ONLY if make is digits else POSTERIORS)
-    ours = familiarity if strange else partial(laplace, parameters="last")
+    # who takes part: posteriors, or scores of strangers
+    ours: Callable[[Task], Reader]
+    if score is auroc:
+        name, ours, contenders = "Familiarity", familiarity, SCORES
+    else:
+        name, ours, contenders = "mercer", partial(laplace, parameters="last"), POSTERIORS
+        if make is digits:
+            contenders = POSTERIORS | DIGITS_ONLY
+    peers = {}
+    for peer, (build, goals) in contenders.items():
+        needs = ("laplace",) if peer.startswith("laplace-torch") else ()
+        peers[peer] = Peer(partial(predicted, peer, build), needs, {} if score is ece else goals)
     return Case(
         f"{title}, predict: {measure}",
         setup=partial(tasks, make),
-        ours=partial(predicted, "Familiarity" if strange else "mercer", ours),
-        peers={
-            name: Peer(
-                partial(predicted, name, build),
-                ("laplace",) if name.startswith("laplace-torch") else (),
-                {} if score is ece else goals,
-            )
-            for name, (build, goals) in contenders.items()
-        },
+        ours=partial(predicted, name, ours),
+        peers=peers,
         accuracy=lambda _, answers: sum(map(score, answers)) / len(answers),
         accuracy_name=f"{measure}, mean of 3 seeds",
         better=better,

@@ -17,8 +17,8 @@ from mercer import checks
 from mercer.cli.process import threads_set
 
 from ..data import MissingData
-from .memory import peak_mib, run_alone
-from .timing import OURS, Case, Contender, Sample, time_in_turns
+from .memory import run_alone
+from .timing import OURS, Case, Sample, time_in_turns
 
 if TYPE_CHECKING:
     from .record import Record
@@ -31,7 +31,6 @@ _MACHINERY = {
     "cost_model",
     "head_fits",
     "memory",
-    "optim_fits",
     "record",
     "table_ranks",
     "table_rivals",
@@ -88,7 +87,7 @@ class Line:
 def area_names() -> list[str]:
     """Every area: the files beside this one that hold cases."""
     package = importlib.import_module(__package__ or "mercer_papers.bench")
-    return sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in _MACHINERY)
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name not in _MACHINERY)
 
 
 def run(
@@ -120,13 +119,13 @@ def run(
     for name in names:
         module = f"{__package__}.{name}"
         for case in importlib.import_module(module).CASES:
-            found = record.kept(name, case.name) if record is not None else []
-            if not found:
+            measured = record.kept(name, case.name) if record is not None else []
+            if not measured:
                 _log.info("bench: %s, %s", name, case.name)
-                found = run_case(case, module, repeats=repeats, threads=threads, memory=memory, device=device)
+                measured = run_case(case, module, repeats=repeats, threads=threads, memory=memory, device=device)
                 if record is not None:
-                    record.keep(found)
-            for line in found:
+                    record.keep(measured)
+            for line in measured:
                 lines.append(line)
                 if progress is not None:
                     progress(line)
@@ -175,87 +174,65 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
                     scores[name] = float(case.accuracy(data, sample.answer))
         for name, sample in samples.items():
             if memory and not sample.why:
-                peaks[name] = peak_mib(module, case.name, name, threads=threads)
-    measured = _Measured(area, case, threads, samples, scores, peaks, device)
+                peaks[name] = run_alone(module, case.name, name, threads=threads).peak
+    # a line for each: ours within its limits, a peer's ratios against their goals
     lines = []
     for one in everyone:
         if one.name in absent:
             lines.append(Line(area, case.name, one.name, "absent", why=absent[one.name], threads=threads))
-        else:
-            lines.append(measured.line(one))
-    return lines
-
-
-def _wait(device: str) -> None:
-    """Until the device has done what it was given; a CPU is done when the call returns."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-    elif device.startswith("mps"):
-        torch.mps.synchronize()
-
-
-@dataclass(frozen=True)
-class _Measured:
-    area: str
-    case: Case
-    threads: int
-    samples: dict[str, Sample]
-    scores: dict[str, float | None]
-    peaks: dict[str, float | None]
-    device: str = "cpu"
-
-    def line(self, one: Contender) -> Line:
-        sample = self.samples[one.name]
-        goals = dict(self.case.limits if one.name == OURS else one.peer.goals)
-        common: dict[str, Any] = {"version": one.version(), "threads": self.threads, "goals": goals}
+            continue
+        sample, ours = samples[one.name], samples[OURS]
+        goals = dict(case.limits if one.name == OURS else one.peer.goals)
+        common: dict[str, Any] = {"version": one.version(), "threads": threads, "goals": goals}
         if sample.why:
-            common["why"] = sample.why
-            return Line(self.area, self.case.name, one.name, "failed", **common)
-        costs = {"cpu": sample.median("cpu"), "wall": sample.median("wall"), "memory": self.peaks.get(one.name)}
-        score = self.scores[one.name]
+            lines.append(Line(area, case.name, one.name, "failed", why=sample.why, **common))
+            continue
+        costs: dict[str, Any] = {
+            "cpu": sample.median("cpu"),
+            "wall": sample.median("wall"),
+            "memory": peaks.get(one.name),
+        }
+        score = scores[one.name]
         if score is not None and not math.isfinite(score):
-            common["why"], score = f"{self.case.accuracy_name or 'accuracy'} is {score}", None
-        # ours within its limits, a peer's ratios against their goals
+            common["why"], score = f"{case.accuracy_name or 'accuracy'} is {score}", None
         met: dict[str, bool] = {}
         ratios: dict[str, float] = {}
         if one.name == OURS:
             for measure, bound in goals.items():
                 cost = score if measure == "accuracy" else costs.get(measure)
                 if cost is not None:
-                    higher = measure == "accuracy" and self.case.better == "higher"
+                    higher = measure == "accuracy" and case.better == "higher"
                     met[measure] = cost >= bound if higher else cost <= bound
         else:
-            ratios = self._ratios(one.name)
+            found = {"cpu": sample.ratio(ours, "cpu"), "wall": sample.ratio(ours, "wall")}
+            mine, peak = peaks.get(OURS), peaks.get(one.name)
+            if mine and peak is not None:
+                found["memory"] = peak / mine
+            found["accuracy"] = compare_scores(scores[one.name], scores[OURS], case.better)
+            ratios = {measure: ratio for measure, ratio in found.items() if ratio is not None}
             met = {measure: ratios[measure] >= goal for measure, goal in goals.items() if measure in ratios}
-        return Line(
-            self.area,
-            self.case.name,
-            one.name,
-            "measured",
-            **common,
-            cpu=costs["cpu"],
-            wall=costs["wall"],
-            memory=costs["memory"],
-            accuracy=score,
-            accuracy_name=self.case.accuracy_name,
-            better=self.case.better,
-            ratios=ratios,
-            met=met,
-            repeats=len(sample.cpu),
-            device=self.device,
-        )
-
-    def _ratios(self, name: str) -> dict[str, float]:
-        theirs, ours = self.samples[name], self.samples[OURS]
-        found = {"cpu": theirs.ratio(ours, "cpu"), "wall": theirs.ratio(ours, "wall")}
-        mine, peak = self.peaks.get(OURS), self.peaks.get(name)
-        found["memory"] = peak / mine if peak is not None and mine else None
-        found["accuracy"] = _score_ratio(self.scores[name], self.scores[OURS], self.case.better)
-        return {measure: ratio for measure, ratio in found.items() if ratio is not None}
+        lines.append(
+            Line(
+                area, case.name, one.name, "measured", **common, **costs,
+                accuracy=score, accuracy_name=case.accuracy_name, better=case.better,
+                ratios=ratios, met=met, repeats=len(sample.cpu), device=device,
+            )
+        )  # fmt: skip
+    return lines
 
 
-def _score_ratio(theirs: float | None, ours: float | None, better: str) -> float | None:
+def _wait(device: str) -> None:
+    """Wait until the device has done what it was given; a CPU is done when the call returns."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    elif device.startswith("mps"):
+        torch.mps.synchronize()
+
+
+def compare_scores(theirs: float | None, ours: float | None, better: str) -> float | None:
     """How much better our score is; None where a score is absent, 0 or of the other sign."""
     if theirs is None or ours is None or not theirs * ours > 0:
         return None
-    return theirs / ours if better == "lower" else ours / theirs
+    if better == "lower":
+        return theirs / ours
+    return ours / theirs

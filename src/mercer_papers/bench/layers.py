@@ -33,24 +33,25 @@ class Probed:
 def _probed(name: str) -> Probed:
     model = published_resnet20().eval()
     if name == "cifar10":  # the network has seen the training part
-        held = load(name, rows=(1, 5000))
-        x, y, new = held.x_test[:2000], held.y_test[:2000], (held.x_test[2000:], held.y_test[2000:])
+        pictures = load(name, rows=(1, 5000))
+        x, y = pictures.x_test[:2000], pictures.y_test[:2000]
+        new = (pictures.x_test[2000:], pictures.y_test[2000:])
     else:
-        held = load(name)
-        x, y, new = held.x_train, held.y_train, (held.x_test, held.y_test)
+        pictures = load(name)
+        x, y, new = pictures.x_train, pictures.y_train, (pictures.x_test, pictures.y_test)
     x, new = normalised(x), (normalised(new[0]), new[1])
     return Probed(model, x, y, new, _probe_scores(model, x, y, new))
 
 
 def _pooled(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {name: [] for name in BLOCKS}
-    with torch.no_grad(), capture(model, BLOCKS) as seen:
+    with torch.no_grad(), capture(model, BLOCKS) as captured:
         for batch in x.split(250):
             model(batch)
             for name in BLOCKS:
-                parts[name].append(seen[name].output.mean((2, 3)))
-                seen[name].outputs.clear()
-                seen[name].inputs.clear()
+                parts[name].append(captured[name].output.mean((2, 3)))
+                captured[name].outputs.clear()
+                captured[name].inputs.clear()
     return {name: torch.cat(part) for name, part in parts.items()}
 
 
@@ -60,11 +61,11 @@ def _probe_scores(model: nn.Module, x: Tensor, y: Tensor, new: tuple[Tensor, Ten
     from sklearn.preprocessing import StandardScaler
 
     train, test = _pooled(model, x), _pooled(model, new[0])
-    found = {}
+    scores = {}
     for name in BLOCKS:
         probe = make_pipeline(StandardScaler(), RidgeClassifierCV(np.logspace(-2, 4, 7)))
-        found[name] = float(probe.fit(train[name].numpy(), y.numpy()).score(test[name].numpy(), new[1].numpy()))
-    return found
+        scores[name] = float(probe.fit(train[name].numpy(), y.numpy()).score(test[name].numpy(), new[1].numpy()))
+    return scores
 
 
 def _by_cka(data: Probed) -> dict[str, float]:
@@ -78,17 +79,17 @@ def _by_cka(data: Probed) -> dict[str, float]:
 def _logme(z: Tensor, y: Tensor) -> float:
     """Mean log evidence of a Bayesian linear model for each class (You et al. 2021)."""
     n, d = z.shape
-    left, sizes, _ = torch.linalg.svd(z, full_matrices=False)
+    vectors, sizes, _ = torch.linalg.svd(z, full_matrices=False)
     squares, total = sizes.square(), 0.0
     for column in nn.functional.one_hot(y).double().mT:
-        shares = (left.mT @ column).square()
-        outside = float(column.square().sum() - shares.sum())
+        shares = (vectors.mT @ column).square()
+        remainder = float(column.square().sum() - shares.sum())
         prior, noise = 1.0, 1.0
         for _ in range(11):
             ridge = prior / noise
             used = float((squares / (squares + ridge)).sum())
             weight = float((squares * shares / (squares + ridge).square()).sum())
-            error = float((shares / (1 + squares / ridge).square()).sum()) + outside
+            error = float((shares / (1 + squares / ridge).square()).sum()) + remainder
             prior, noise = used / (weight + 1e-9), (n - used) / (error + 1e-9)
         spread = 0.5 * float((prior + noise * squares).log().sum())
         evidence = 0.5 * (d * np.log(prior) + n * np.log(noise) - n * np.log(2 * np.pi))

@@ -73,8 +73,8 @@ def _svc_search(data: Splits) -> list[Array]:
     """Both parameters by 3 folds of the training rows, of 2,000 where there are more; the best one fitted on all."""
     answers = []
     for train, test in data.pairs:
-        few = np.random.default_rng(0).permutation(train)[:_SEARCHED]
-        search = GridSearchCV(_svc(), _SVC, cv=3, refit=False).fit(data.x[few], data.y[few])
+        searched = np.random.default_rng(0).permutation(train)[:_SEARCHED]
+        search = GridSearchCV(_svc(), _SVC, cv=3, refit=False).fit(data.x[searched], data.y[searched])
         best = _svc().set_params(**search.best_params_)
         answers.append(best.fit(data.x[train], data.y[train]).predict(data.x[test]))
     return answers
@@ -87,14 +87,15 @@ def _xrfm(data: Splits) -> list[Array]:
     answers = []
     for train, test in data.pairs:
         order = np.random.default_rng(0).permutation(train)
-        held, rest = order[: len(order) // 5], order[len(order) // 5 :]
+        validation, others = order[: len(order) // 5], order[len(order) // 5 :]
         scaler = StandardScaler().fit(data.x[train])
 
         def rows(index: Array, scaler: Any = scaler) -> torch.Tensor:
             return torch.tensor(scaler.transform(data.x[index]), dtype=torch.float32)
 
         model = xRFM(device="cpu", tuning_metric="accuracy", verbose=False)
-        model.fit(rows(rest), torch.tensor(data.y[rest]), rows(held), torch.tensor(data.y[held]))
+        y, y_val = torch.tensor(data.y[others]), torch.tensor(data.y[validation])
+        model.fit(rows(others), y, rows(validation), y_val)
         answers.append(np.asarray(model.predict(rows(test))).ravel())
     return answers
 
@@ -134,23 +135,23 @@ def _case(name: str) -> Case:
     )
 
 
-def _table(parts: list[Dataset]) -> list[float]:
-    """Both solvers on every fold of every set: test accuracies."""
-    makers: tuple[Callable[[], KernelNetworkClassifier], ...] = (
-        lambda: KernelNetworkClassifier(solver="spectral", random_state=0),
-        lambda: KernelNetworkClassifier(solver="closed_form", rule="authors"),
-    )
-    return [
-        float(make().fit(part.x_train.flatten(1), part.y_train).score(part.x_test.flatten(1), part.y_test))
-        for part in parts
-        for make in makers
-    ]
-
-
 def _sets() -> list[Dataset]:
-    made = [f(fold=k) for f in (random_labels, adversarial, spiral) for k in range(1, 11)]
-    loaded = [load(name, fold=k) for name in _LOADED for k in range(1, 11)]
-    return made + loaded
+    """Every fold of the poster's eight sets."""
+    synthetic = [draw(fold=k) for draw in (random_labels, adversarial, spiral) for k in range(1, 11)]
+    return synthetic + [load(name, fold=k) for name in _LOADED for k in range(1, 11)]
+
+
+def _table(parts: list[Dataset]) -> list[float]:
+    """Both solvers on each of them: test accuracies."""
+    scores = []
+    for part in parts:
+        for solver in (
+            KernelNetworkClassifier(solver="spectral", random_state=0),
+            KernelNetworkClassifier(solver="closed_form", rule="authors"),
+        ):
+            solver.fit(part.x_train.flatten(1), part.y_train)
+            scores.append(float(solver.score(part.x_test.flatten(1), part.y_test)))
+    return scores
 
 
 CASES = [

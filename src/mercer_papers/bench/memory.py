@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from mercer.cli.process import threads_set
 from ..data import MissingData
 from .timing import Case
 
+LIMIT = 3600.0  # seconds for one child
 _CHILD = "from mercer_papers.bench.memory import main; main()"
 
 
@@ -53,49 +54,41 @@ class Run:
     missing: str = ""
 
 
-def run_alone(module: str, case: str, contender: str, *, threads: int, timeout: float = 3600.0) -> Run:
+def run_alone(module: str, case: str, contender: str, *, threads: int) -> Run:
     """One run of ``contender`` in ``case`` of ``module.CASES``, in a child."""
     pools = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     environment = os.environ | pools | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     command = [sys.executable, "-c", _CHILD, module, case, contender, str(threads)]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True)
         return Run(**json.loads(done.stdout.splitlines()[-1]))
     except (subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
         return Run(why=f"{type(error).__name__}: {error}")
 
 
-def peak_mib(module: str, case: str, contender: str, *, threads: int, timeout: float = 3600.0) -> float | None:
-    """MiB that ``contender`` adds at its peak in ``case`` of ``module.CASES``; None if the child failed."""
-    return run_alone(module, case, contender, threads=threads, timeout=timeout).peak
-
-
 def main() -> None:
     """The child: ``module case contender threads`` on the command line, one JSON line on stdout."""
-    module, case, name, threads = sys.argv[1:]
+    module, case_name, name, threads = sys.argv[1:]
     cases: list[Case] = importlib.import_module(module).CASES
-    chosen = next(entry for entry in cases if entry.name == case)
-    with threads_set(int(threads)):
-        found = _run(chosen, name)
-    sys.stdout.write(json.dumps(asdict(found)) + "\n")
-
-
-def _run(case: Case, name: str) -> Run:
+    case = next(entry for entry in cases if entry.name == case_name)
     contender = next(entry for entry in case.contenders() if entry.name == name)
-    contender.absence()  # imports what it needs
-    try:
-        data = case.setup()
-    except MissingData as reason:
-        return Run(missing=str(reason))
-    try:
-        with peak_watched() as mark:
-            cpu, wall = time.process_time(), time.perf_counter()
-            answer: Any = contender.peer.work(data)
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    except Exception as error:  # a peer's failure is a result
-        return Run(why=f"{type(error).__name__}: {error}")
-    score = None if case.accuracy is None else float(case.accuracy(data, answer))
-    return Run(mark.mib, cpu, wall, score)
+    with threads_set(int(threads)):
+        contender.absence()  # imports what it needs
+        try:
+            data = case.setup()
+            with peak_watched() as mark:
+                cpu, wall = time.process_time(), time.perf_counter()
+                answer: Any = contender.peer.work(data)
+                cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        except MissingData as reason:
+            run = Run(missing=str(reason))
+        except Exception as error:  # a peer's failure is a result
+            run = Run(why=f"{type(error).__name__}: {error}")
+        else:
+            run = Run(mark.mib, cpu, wall)
+            if case.accuracy is not None:
+                run = replace(run, score=float(case.accuracy(data, answer)))
+    sys.stdout.write(json.dumps(asdict(run)) + "\n")
 
 
 @dataclass
@@ -116,22 +109,18 @@ def peak_watched() -> Iterator[Mark]:
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
     except OSError:
-        before = _maximum()
+        unit = 1 if sys.platform == "darwin" else 1024
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         yield mark
-        mark.mib = max(0, _maximum() - before) / 2**20
+        mark.mib = max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit / 2**20
         return
-    before = _status("VmRSS:")
+    before = _read_status("VmRSS:")
     yield mark
-    mark.mib = max(0, _status("VmHWM:") - before) / 2**20
+    mark.mib = max(0, _read_status("VmHWM:") - before) / 2**20
 
 
-def _status(field: str) -> int:
+def _read_status(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     raise OSError(f"/proc/self/status has no {field}")
-
-
-def _maximum() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

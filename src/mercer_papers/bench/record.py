@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -34,6 +34,11 @@ _ROW = 0.245  # inches
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Add one row of strict JSON: a torn last row is cut off first, the new one reaches the disk before the return."""
     append_line(path, json.dumps(row, allow_nan=False, default=dict).encode())
+
+
+def replace_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of rows anew, at once: a kill leaves the old file or the new one."""
+    atomic_write(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -137,11 +142,11 @@ def speeds(lines: Sequence[Line]) -> list[Speed]:
 
 def draw(lines: Sequence[Line], machine: str = "") -> str:
     """The picture as SVG, right on light and on dark screens; ``machine`` is printed under it."""
-    found = speeds(lines)
-    figure, (ax,) = canvas(width=11.0, height=1.6 + _ROW * (len(found) + len({one.area for one in found})))
+    shown = speeds(lines)
+    figure, (ax,) = canvas(width=11.0, height=1.6 + _ROW * (len(shown) + len({one.area for one in shown})))
     row = 0.0
     ticks: list[tuple[float, str]] = []
-    for area, group in groupby(found, key=lambda one: one.area):
+    for area, group in groupby(shown, key=lambda one: one.area):
         ax.annotate(area, (0, row), (-6, 0), ("axes fraction", "data"), "offset points", ha="right", va="center",
                     fontsize=9.5, fontweight="bold", color=LIGHT.ink)  # fmt: skip
         for one in group:

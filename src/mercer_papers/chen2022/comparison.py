@@ -91,17 +91,17 @@ def _panels(results: Sequence[Result], curve: str) -> Figure:
         if i >= len(sets):
             ax.set_visible(False)
             continue
-        own = [result for result in results if result.settings["data"] == sets[i] and result.seed == 0]
-        for result in own:
+        results_of_set = [result for result in results if result.settings["data"] == sets[i] and result.seed == 0]
+        for result in results_of_set:
             (line,) = ax.plot(result.curves[curve]["x"], result.curves[curve]["y"])
             handles.setdefault(result.settings["variant"], line)
         unit = ", %" if "accuracy" in curve else ""
         ax.set(title=sets[i], xlabel="epoch" if i >= len(sets) - wide else "")
         ax.set_ylabel(f"{curve}{unit}" if i % wide == 0 else "")
-        longest = max(len(result.curves[curve]["x"]) for result in own)
+        longest = max(len(result.curves[curve]["x"]) for result in results_of_set)
         ax.set_xticks(range(1, longest + 1, -(-longest // 8)))
         if curve == "training loss":
-            firsts = sorted(result.curves[curve]["y"][0] for result in own)
+            firsts = sorted(result.curves[curve]["y"][0] for result in results_of_set)
             ax.set_ylim(0, 1.5 * firsts[len(firsts) // 2])  # a try that explodes at first must not flatten the rest
     legend_below(figure, handles)
     return figure
@@ -111,11 +111,11 @@ def _by_batch(results: Sequence[Result]) -> Figure:
     figure, axes = canvas(1, 2, width=10.0, height=4.2)
     handles: dict[str, Any] = {}
     for name in dict.fromkeys(str(result.settings["data"]) for result in results):
-        own = [r for r in results if r.settings["data"] == name and r.seed == 0]
-        own.sort(key=lambda r: int(r.settings["batch"]))
-        sizes = [r.settings["batch"] for r in own]
-        (handles[name],) = axes[0].plot(sizes, [r.values["test accuracy"] for r in own], marker="o", markersize=4)
-        axes[1].plot(sizes, [r.values["time"] for r in own], marker="o", markersize=4)
+        results_of_set = [r for r in results if r.settings["data"] == name and r.seed == 0]
+        results_of_set.sort(key=lambda r: int(r.settings["batch"]))
+        sizes = [r.settings["batch"] for r in results_of_set]
+        for ax, value in zip(axes, ("test accuracy", "time"), strict=True):
+            (handles[name],) = ax.plot(sizes, [r.values[value] for r in results_of_set], marker="o", markersize=4)
     for ax, label in zip(axes, ("test accuracy, %", "time, s"), strict=True):
         ax.set(xscale="log", xlabel="batch size", ylabel=label)
     legend_below(figure, handles)

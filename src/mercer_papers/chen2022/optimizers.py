@@ -53,12 +53,11 @@ class Rotated:
 
     Args:
         kernel: k.
-        seed: Random seed of the orthogonal Q, one for each batch size.
     """
 
-    def __init__(self, kernel: Callable[[Tensor], Tensor], seed: int = 0) -> None:
+    def __init__(self, kernel: Callable[[Tensor], Tensor]) -> None:
         self.kernel = kernel
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(0)  # of the orthogonal Q, one for each batch size
         self._turns: dict[int, Tensor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:  # (m, d) -> (m, m)
@@ -79,23 +78,23 @@ def tries(method: str, matrix: str, count: int) -> list[Choice]:
         return _pairs(_GRID, _DEGREES, count)
     if method == LAST_LAYER:
         return _pairs(_GRID, _FACTORS, count)
+    # methods of a rate alone: rates even in their logarithm from high to low; of a single try the likeliest
+    high, low, likeliest = 1e-1, 1e-4, 1e-1
+    if method in (FUNCTION_SPACE, LARGER_RATES):
+        high, low, likeliest = 1.0, 1e-3, 1.0
     if method == FUNCTION_SPACE:
-        return [Choice(lr) for lr in _spread(1.0, 1e-3, count, first=0.3)]
-    if method == LARGER_RATES:
-        return [Choice(lr) for lr in _spread(1.0, 1e-3, count, first=1.0)]
-    return [Choice(lr) for lr in _spread(1e-1, 1e-4, count, first=1e-3 if method == "ESGD" else 1e-1)]
+        likeliest = 0.3
+    elif method == "ESGD":
+        likeliest = 1e-3
+    if count == 1:
+        return [Choice(likeliest)]
+    return [Choice(float(v) * high) for v in torch.logspace(0, 1, count, base=low / high, dtype=torch.float64)]
 
 
 def _pairs(rates: Sequence[float], others: Sequence[float], count: int) -> list[Choice]:
     every = [Choice(lr, other) for lr, other in itertools.product(rates, others)]
     every.sort(key=lambda c: rates.index(c.lr) + others.index(c.other))  # the likeliest of both first
     return every[:count]
-
-
-def _spread(high: float, low: float, count: int, *, first: float) -> list[float]:
-    if count == 1:
-        return [first]
-    return [float(v) for v in torch.logspace(0, 1, count, base=low / high, dtype=torch.float64) * high]
 
 
 def make(
@@ -124,7 +123,9 @@ def make(
         last = list(last_linear(model)[1].parameters())
         body = [p for p in parameters if all(p is not q for q in last)]
         groups: list[dict[str, Any]] = [{"params": last, "lr": lr * choice.other}]
-        return torch.optim.SGD(groups + ([{"params": body}] if body else []), lr)
+        if body:
+            groups.append({"params": body})
+        return torch.optim.SGD(groups, lr)
     simple: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "SGD": lambda: torch.optim.SGD(parameters, lr),
         LARGER_RATES: lambda: torch.optim.SGD(parameters, lr),
@@ -156,7 +157,7 @@ def advance(
         change: What to do to the gradients before the step.
     """
     graph = method == "AdaH" or (method == "ESGD" and optimizer.due)
-    seen: list[float] = []
+    losses: list[float] = []
 
     def evaluate(part: Callable[[], Tensor] = loss) -> Tensor:
         optimizer.zero_grad()
@@ -166,7 +167,7 @@ def advance(
             value.backward(create_graph=graph)
         if change is not None:
             change()
-        seen.append(float(value.detach()))
+        losses.append(float(value.detach()))
         return value
 
     if method == "L-BFGS":
@@ -177,7 +178,7 @@ def advance(
         evaluate()
         optimizer.step()
     optimizer.zero_grad()  # a gradient with a graph must not outlive the step
-    return seen[0]
+    return losses[0]
 
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-4  # of AdaHessian, as its authors have them
@@ -206,32 +207,18 @@ class AdaHessian(Optimizer):
         live = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         signs = [torch.randint(0, 2, p.shape, dtype=p.dtype, device=p.device).mul_(2).sub_(1) for p in live]
         products = torch.autograd.grad([p.grad for p in live], live, signs, allow_unused=True)
-        diagonal = {p: _average(z * h) if h is not None else torch.zeros_like(p)
-                    for p, z, h in zip(live, signs, products, strict=True)}  # fmt: skip
+        rates = {p: group["lr"] for group in self.param_groups for p in group["params"]}
         with torch.no_grad():
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p in diagonal:
-                        self._move(p, diagonal[p], group)
-
-    def _move(self, p: Tensor, diagonal: Tensor, group: dict[str, Any]) -> None:
-        state, gradient = self.state[p], p.grad
-        assert gradient is not None
-        if not state:
-            state |= {_STEP: 0, _MEAN: torch.zeros_like(p), _SQUARE: torch.zeros_like(p)}
-        state[_STEP] += 1
-        # Adam's step with that diagonal in the place of the gradient
-        first, second = _BETAS
-        state[_MEAN].lerp_(gradient.detach(), 1 - first)
-        state[_SQUARE].mul_(second).addcmul_(diagonal, diagonal, value=1 - second)
-        scale = state[_SQUARE].sqrt() / math.sqrt(1 - second ** state[_STEP]) + _EPSILON
-        p.addcdiv_(state[_MEAN], scale, value=-group["lr"] / (1 - first ** state[_STEP]))
-
-
-def _average(diagonal: Tensor) -> Tensor:
-    """Absolute values; a convolution's averaged over the places of each filter (their Eq. 10)."""
-    absolute = diagonal.detach().abs()
-    if absolute.ndim <= 2:
-        return absolute
-    places = tuple(range(2, absolute.ndim))
-    return absolute.mean(places, keepdim=True).expand_as(absolute)
+            for p, z, product in zip(live, signs, products, strict=True):
+                diagonal = torch.zeros_like(p) if product is None else (z * product).detach().abs()
+                if p.ndim > 2:  # averaged over the places of each filter (their Eq. 10)
+                    diagonal = diagonal.mean(tuple(range(2, p.ndim)), keepdim=True).expand_as(p)
+                # Adam's step with that diagonal in the place of the gradient
+                state, (first, second) = self.state[p], _BETAS
+                if not state:
+                    state |= {_STEP: 0, _MEAN: torch.zeros_like(p), _SQUARE: torch.zeros_like(p)}
+                state[_STEP] += 1
+                state[_MEAN].lerp_(p.grad.detach(), 1 - first)
+                state[_SQUARE].mul_(second).addcmul_(diagonal, diagonal, value=1 - second)
+                scale = state[_SQUARE].sqrt() / math.sqrt(1 - second ** state[_STEP]) + _EPSILON
+                p.addcdiv_(state[_MEAN], scale, value=-rates[p] / (1 - first ** state[_STEP]))

@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mercer.storage.archives import corrupt
+
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..data import load
-from ..data.glove import glove
+from ..data_files import MissingData, data_folder
 
 KINDS = {
     "mnist": "table",
@@ -93,8 +97,10 @@ class Rows:
 
 def size(name: str, scale: str) -> dict[str, int | str | None]:
     """What a training on a set depends on; at small scale what is bundled is quick, for the demo runs it."""
-    found = _SIZES[scale][KINDS[name]]
-    return {**found, "tries": 4} if scale == "small" and name in _BUNDLED else found
+    sizes = _SIZES[scale][KINDS[name]]
+    if scale == "small" and name in _BUNDLED:
+        return {**sizes, "tries": 4}
+    return sizes
 
 
 def required_data(name: str) -> list[str]:
@@ -113,13 +119,20 @@ def rows_of(
     parts = [data.x_train, data.x_val, data.x_test]
     table = None
     if kind == "text":
-        vocabulary = _vocabulary(data.x_train, words)
+        counts = Counter(word for text in data.x_train for word in _split(text))
+        vocabulary = {word: i + 1 for i, (word, _) in enumerate(counts.most_common(words))}
         if vectors == "GloVe":
             spelled = [""] * words  # fewer words than asked for leave the last rows unused
             for word, number in vocabulary.items():
                 spelled[number - 1] = word
             table = glove(spelled)
-        parts = [_tokens(part, vocabulary, length) for part in parts]
+        # the first words of each text that are in the vocabulary, by their numbers; 0 is the end
+        for i, texts in enumerate(parts):
+            tokens = torch.zeros(len(texts), length, dtype=torch.long)
+            for row, text in enumerate(texts):
+                numbers = [vocabulary[word] for word in _split(text) if word in vocabulary][:length]
+                tokens[row, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
+            parts[i] = tokens
     elif kind == "image":
         # 32 x 32, in three colours, around 0
         for i, part in enumerate(parts):
@@ -146,14 +159,42 @@ def _split(text: str) -> list[str]:
     return re.findall(r"[a-z']+", text.lower().replace("<br />", " "))
 
 
-def _vocabulary(texts: list[str], words: int) -> dict[str, int]:
-    counts = Counter(word for text in texts for word in _split(text))
-    return {word: i + 1 for i, (word, _) in enumerate(counts.most_common(words))}
+GLOVE = ("glove.6B.100d.txt", "glove.6B.300d.txt", "glove.6B.50d.txt", "glove.6B.200d.txt", "glove.840B.300d.txt")
+_HOW_GLOVE = f"Put {GLOVE[0]} (or another file of GloVe's vectors) into the folder MERCER_DATA names."
 
 
-def _tokens(texts: list[str], vocabulary: dict[str, int], length: int) -> Tensor:  # (n, length)
-    out = torch.zeros(len(texts), length, dtype=torch.long)
-    for row, text in enumerate(texts):
-        known = [vocabulary[word] for word in _split(text) if word in vocabulary][:length]
-        out[row, : len(known)] = torch.tensor(known, dtype=torch.long)
-    return out
+def glove(words: Sequence[str], *, folder: str | Path | None = None) -> Tensor:  # -> (len(words) + 1, d)
+    """Vectors of words, row i + 1 that of word i and row 0 zero; a word that the file lacks is drawn at random.
+
+    Only the lines of wanted words are parsed: the files have up to two million.
+
+    Raises:
+        MissingData: No file of GloVe's is there.
+        CorruptData: A line has another number of numbers than the first.
+    """
+    base = data_folder(folder)
+    path = next((base / name for name in GLOVE if base is not None and (base / name).is_file()), None)
+    if path is None:
+        raise MissingData(_HOW_GLOVE)
+    rows = {word: number + 1 for number, word in enumerate(words)}
+    vectors_by_row: dict[int, list[float]] = {}
+    width = 0
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            word, _, numbers = line.rstrip("\n").partition(" ")
+            width = width or len(numbers.split())
+            if word not in rows:
+                continue
+            try:
+                vector = [float(part) for part in numbers.split(" ")]
+            except ValueError:
+                vector = []
+            if len(vector) != width or not width:
+                raise corrupt(path, f"line {number} must hold a word and {width} numbers", numbers[:40])
+            vectors_by_row[rows[word]] = vector
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(len(words) + 1, width, generator=generator) * 0.1
+    vectors[0] = 0
+    for row, vector in vectors_by_row.items():
+        vectors[row] = torch.tensor(vector)
+    return vectors

@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -71,9 +71,9 @@ class Run:
 
     def note(self) -> str:
         """What was chosen, of how many tries."""
-        other = f", second setting {self.choice.other:g}" if self.choice.other else ""
+        second = f", second setting {self.choice.other:g}" if self.choice.other else ""
         lost = f"; {self.diverged} diverged" if self.diverged else ""
-        return f"lr {self.choice.lr:.3g}{other}, the best of {self.tried} tries{lost}."
+        return f"lr {self.choice.lr:.3g}{second}, the best of {self.tried} tries{lost}."
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,8 +96,7 @@ def search(plan: Plan) -> Run:
     if not runs:
         raise FloatingPointError(f"the loss became NaN with every one of {len(choices)} settings of {plan.method}")
     best = max(runs, key=lambda run: max(run.validation))
-    found = {**vars(best), "tried": len(choices), "diverged": len(choices) - len(runs)}
-    return Run(**found)
+    return replace(best, tried=len(choices), diverged=len(choices) - len(runs))
 
 
 def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
@@ -112,7 +111,9 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
 
     def loss(batch: Tensor) -> Tensor:
         x = rows.x[batch]
-        return F.cross_entropy(model(mirror_some(x, generator) if plan.augment else x), rows.y[batch])
+        if plan.augment:
+            x = mirror_some(x, generator)
+        return F.cross_entropy(model(x), rows.y[batch])
 
     # the epochs, each ended by a look at the validation rows
     losses: list[float] = []
@@ -148,10 +149,10 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
             break
     # the scores of the best model
     seconds = clock() - began
-    held = state_bytes(optimizer) / 2**20
+    state_mb = state_bytes(optimizer) / 2**20
     model.load_state_dict(best)  # the paper's "best model"
     scores = (_accuracy(model, rows.x, rows.y), _accuracy(model, rows.x_test, rows.y_test))
-    return Run(choice, *scores, seconds, held, tuple(losses), tuple(validation), 1, 0)
+    return Run(choice, *scores, seconds, state_mb, tuple(losses), tuple(validation), 1, 0)
 
 
 def overlapping(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -177,37 +178,34 @@ def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return 100 * accuracy(logits, y)
 
 
-def mlp(d: int, c: int, *, hidden: int = 2, width: int = 100) -> nn.Sequential:
-    """Hidden layers of ``width`` with ReLU, and a linear read-out."""
-    widths = [d, *[width] * hidden]
+def mlp(d: int, c: int, *, hidden: int = 2) -> nn.Sequential:
+    """Hidden layers of 100 with ReLU, and a linear read-out."""
     layers: list[nn.Module] = []
-    for i in range(hidden):
-        layers += [nn.Linear(widths[i], widths[i + 1]), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(width, c))
+    for width_in in [d, *[100] * (hidden - 1)]:
+        layers += [nn.Linear(width_in, 100), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(100, c))
 
 
 class Lstm(nn.Module):
     """Word vectors, one LSTM of width 100, the mean of its outputs, a linear read-out.
 
-    The vectors start at random, or at ``vectors`` ``(words, d)``; either way they are trained.
+    The vectors, of 50 numbers, start at random, or at ``vectors`` ``(words, d)``; either way they are trained.
     """
 
-    def __init__(
-        self, words: int, c: int, *, width: int = 100, vector: int = 50, vectors: Tensor | None = None
-    ) -> None:
+    def __init__(self, words: int, c: int, *, vectors: Tensor | None = None) -> None:
         super().__init__()
         if vectors is None:
-            self.embedding = nn.Embedding(words, vector, padding_idx=0)
+            self.embedding = nn.Embedding(words, 50, padding_idx=0)
         else:
             self.embedding = nn.Embedding.from_pretrained(vectors.clone(), freeze=False, padding_idx=0)
-        self.lstm = nn.LSTM(self.embedding.embedding_dim, width, batch_first=True)
-        self.linear = nn.Linear(width, c)
+        self.lstm = nn.LSTM(self.embedding.embedding_dim, 100, batch_first=True)
+        self.linear = nn.Linear(100, c)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (n, length) -> (n, c)
         """Logits of texts as word numbers, 0 where there is none."""
         outputs, _ = self.lstm(self.embedding(tokens))
-        there = (tokens != 0).to(outputs.dtype)[..., None]
-        logits: Tensor = self.linear((outputs * there).sum(1) / there.sum(1).clamp(min=1))
+        mask = (tokens != 0).to(outputs.dtype)[..., None]
+        logits: Tensor = self.linear((outputs * mask).sum(1) / mask.sum(1).clamp(min=1))
         return logits
 
 
@@ -218,9 +216,11 @@ class _Block(nn.Module):
             nn.Conv2d(width_in, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
             nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width),
         )  # fmt: skip
-        same = stride == 1 and width_in == width
-        way = [nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)]
-        self.way = nn.Identity() if same else nn.Sequential(*way)
+        # the weights of the shortcut are drawn in either case
+        way = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        self.way: nn.Module = nn.Identity()
+        if stride > 1 or width_in != width:
+            self.way = way
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + self.way(x))
@@ -254,4 +254,6 @@ def make_network(
         return mlp(x.shape[1], c)
     if kind == "text":
         return Lstm(words, c, vectors=vectors)
-    return ResNet18(c) if name == "ResNet-18" else CifarResNet(8, c, width=8)
+    if name == "ResNet-18":
+        return ResNet18(c)
+    return CifarResNet(8, c, width=8)

@@ -48,10 +48,10 @@ class Problem:
 
 def problem(name: str, rows: int | None, seed: int, device: str = "cpu") -> Problem:
     """Three hidden layers of 100, trained; two weights of the last layer, drawn at random, are moved away."""
-    found = rows_of(name, rows, rows).to(device)
-    x, y = found.x[:512], found.y[:512]
+    data = rows_of(name, rows, rows).to(device)
+    x, y = data.x[:512], data.y[:512]
     torch.manual_seed(seed)
-    model = mlp(x.shape[1], found.classes, hidden=3).to(device)
+    model = mlp(x.shape[1], data.classes, hidden=3).to(device)
     # a few epochs of Adam: the loss of an untrained network is flat in any two weights
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(10):
@@ -93,14 +93,14 @@ def run(cell: Cell) -> Outcome:
     if method == SURFACE:
         return _surface(start())
     # every try from the same start; the one that ends lowest is shown
-    found = []
+    trajectories = []
     choices = [replace(choice, lr=_FASTER * choice.lr) for choice in tries(method, "RBF", s["tries"])]
     for choice in choices:
         with contextlib.suppress(FloatingPointError):
-            found.append(_trajectory(start(), method, choice, s["steps"]))
-    if not found:
+            trajectories.append(_trajectory(start(), method, choice, s["steps"]))
+    if not trajectories:
         raise FloatingPointError("loss became NaN with every setting")
-    path, losses = min(found, key=lambda pair: pair[1][-1])
+    path, losses = min(trajectories, key=lambda pair: pair[1][-1])
     curves = {
         "path": {"x": [w[0] for w in path], "y": [w[1] for w in path]},
         "loss": {"x": [float(i) for i in range(len(losses))], "y": losses},
@@ -158,9 +158,9 @@ def draw(results: list[Result]) -> Figure:
     figure, axes = canvas(1, len(sets), width=5.4 * len(sets), height=5.0)
     handles = {}
     for ax, name in zip(axes, sets, strict=True):
-        own = [result for result in results if result.column == name]
-        paths = {r.settings["shows"]: r.curves["path"] for r in own if r.settings["shows"] != SURFACE}
-        for result in own:
+        results_of_set = [result for result in results if result.column == name]
+        paths = {r.settings["shows"]: r.curves["path"] for r in results_of_set if r.settings["shows"] != SURFACE}
+        for result in results_of_set:
             if result.settings["shows"] == SURFACE:
                 ground = result.arrays
                 ax.contour(ground["w0"], ground["w1"], ground["loss"], levels=14, cmap="Greys", linewidths=0.8)

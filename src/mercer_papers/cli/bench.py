@@ -80,9 +80,9 @@ def bench(
         return
     unknown = [area for area in areas if area not in area_names()]
     if unknown:
-        known = [*area_names(), GROWTH, TABLES]
+        names = [*area_names(), GROWTH, TABLES]
         need = f"bench: AREA must be one of {', '.join(area_names())}, or alone {GROWTH} or {TABLES}"
-        raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], known)}")
+        raise click.UsageError(f"{need}; got {shown(unknown[0])!r}.{closest(unknown[0], names)}")
     try:
         device = checks.device("bench", device or "cpu")
     except ValueError as error:
@@ -144,8 +144,8 @@ def measure_growth(output: Path | None, as_json: bool, stream: bool) -> None:
     except Interrupted as interrupted:
         say("Interrupted. The same command with the same folder resumes.")
         raise click.exceptions.Exit(interrupted.exit_code) from None
-    found = document(points, where)
-    text = json.dumps(found, allow_nan=False, indent=1)
+    result = document(points, where)
+    text = json.dumps(result, allow_nan=False, indent=1)
     if output is not None:
         atomic_write(output / "growth.json", f"{text}\n".encode())
     if as_json or stream:
@@ -156,11 +156,11 @@ def measure_growth(output: Path | None, as_json: bool, stream: bool) -> None:
     for kind, title in (("seconds", "CPU time grows as"), ("mib", "peak memory grows as")):
         heads = "".join(f"{letter:>12}" for letter in _LETTERS)
         click.echo(click.style(f"{title:<23}{heads}{'within':>8}", bold=True), err=stream)
-        for name, growth in found["methods"].items():
+        for name, growth in result["methods"].items():
             cells = ""
             for letter in _LETTERS:
-                along = growth["exponents"][kind].get(letter)
-                power = f"{along['exponent']:.2f} ({along['last']:.2f})" if along else ""
+                exponent = growth["exponents"][kind].get(letter)
+                power = f"{exponent['exponent']:.2f} ({exponent['last']:.2f})" if exponent else ""
                 cells += f"{power:>12}"
             factor = f"{growth['fits'][kind]['factor']:.2g}x"
             click.echo(f"{shortened(name, 23):<23}{cells}{factor:>8}", err=stream)
@@ -252,7 +252,7 @@ def _goal(line: Line, measure: str, goal: float) -> str:
     peer = line.who != "mercer"
     got = line.ratios.get(measure) if peer else getattr(line, measure)
     unit = " x" if peer else _UNITS.get(measure, "")
-    reach = "at least" if peer or (measure == "accuracy" and line.better == "higher") else "at most"
+    bound = "at least" if peer or (measure == "accuracy" and line.better == "higher") else "at most"
     what = f"{measure} ratio" if peer else measure
     reached = "" if got is None else f"; got {number(got, 3)}{unit}"
-    return f"goal: {what} {reach} {number(goal, 3)}{unit}{reached}: {style}"
+    return f"goal: {what} {bound} {number(goal, 3)}{unit}{reached}: {style}"

@@ -57,44 +57,44 @@ def estimate(
     from mercer_papers.bench.cost_model import MEASURED, RANKS
     from mercer_papers.bench.cost_model import estimate as predicted
 
-    known = {one.name: one for one in METHODS}
+    methods = {one.name: one for one in METHODS}
     if method is None:
         for one in METHODS:
             letters = ", ".join(f"{letter} {what}" for letter, what in one.letters.items())
             for line in (*wrap(one.what, " " * 24, f"{one.name:<24}"), *wrap(letters, " " * 24, " " * 24)):
                 click.echo(line)
         return
-    if method not in known:
-        need = f"estimate: METHOD must be one of {', '.join(known)}"
-        raise click.UsageError(f"{need}; got {shown(method)!r}.{closest(method, list(known))}")
+    if method not in methods:
+        need = f"estimate: METHOD must be one of {', '.join(methods)}"
+        raise click.UsageError(f"{need}; got {shown(method)!r}.{closest(method, list(methods))}")
     if n is None:
-        raise click.UsageError(f"estimate: --n is needed, {known[method].letters['n']}.")
+        raise click.UsageError(f"estimate: --n is needed, {methods[method].letters['n']}.")
     try:
-        found = predicted(method, n=n, d=d, c=c, k=k, ranks=ranks or RANKS, path=measured or MEASURED)
+        prediction = predicted(method, n=n, d=d, c=c, k=k, ranks=ranks or RANKS, path=measured or MEASURED)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
-        click.echo(json.dumps(asdict(found), allow_nan=False, default=dict))
+        click.echo(json.dumps(asdict(prediction), allow_nan=False, default=dict))
         return
-    for text in _page(found, known[method].what):
+    for text in _page(prediction, methods[method].what):
         click.echo(text)
 
 
-def _page(found: Estimate, what: str) -> Iterator[str]:
-    size = ", ".join(f"{letter} = {value:,}" for letter, value in found.size.items())
-    yield click.style(f"{found.method}: {size}", bold=True)
+def _page(prediction: Estimate, what: str) -> Iterator[str]:
+    size = ", ".join(f"{letter} = {value:,}" for letter, value in prediction.size.items())
+    yield click.style(f"{prediction.method}: {size}", bold=True)
     yield from wrap(what, "  ", "  ")
     yield f"  {'ranks':>7}{'CPU time of each':>20}{'peak memory of each':>22}"
-    for cost in found.costs:
+    for cost in prediction.costs:
         yield f"  {cost.ranks:>7,}{duration(cost.seconds):>20}{volume(cost.mib):>22}"
-    bands = f"time within {found.seconds_factor:.2g}x, memory within {found.mib_factor:.2g}x"
+    bands = f"time within {prediction.seconds_factor:.2g}x, memory within {prediction.mib_factor:.2g}x"
     yield from wrap(f"{bands} at the sizes measured; the rows themselves come on top", "  ", "  ")
-    growth = ", ".join(f"{letter}^{power:.2f}" for letter, power in found.exponents.items())
+    growth = ", ".join(f"{letter}^{power:.2f}" for letter, power in prediction.exponents.items())
     yield f"  time grows as {growth} around the measured base"
-    busy = "" if found.load is None else f", at load {found.load:g} of {found.machine['cores']} cores"
-    where = f"measured with one thread of {found.machine['cpu']}, torch {found.versions['torch']}{busy}"
+    busy = "" if prediction.load is None else f", at load {prediction.load:g} of {prediction.machine['cores']} cores"
+    where = f"measured with one thread of {prediction.machine['cpu']}, torch {prediction.versions['torch']}{busy}"
     yield from wrap(where, "  ", "  ")
-    for beyond in found.beyond:
+    for beyond in prediction.beyond:
         for line in wrap(f"warning: {beyond}: an extrapolation, beyond the factors above", "    ", "  "):
             yield click.style(line, fg="yellow")
 

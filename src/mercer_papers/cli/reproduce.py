@@ -109,8 +109,8 @@ def reproduce(
             with watcher() as watch:
                 results = runner.run(resume, watch, jobs=jobs)
         except Interrupted as interrupted:
-            kept = f": finished cells are kept. Resume with: mercer reproduce --resume {resume}"
-            click.echo(f"Interrupted{'.' if stream else kept}", err=True)
+            hint = f": finished cells are kept. Resume with: mercer reproduce --resume {resume}"
+            click.echo(f"Interrupted{'.' if stream else hint}", err=True)
             raise click.exceptions.Exit(interrupted.exit_code) from None
         except RuntimeError as error:  # the folder's lock; an entry's own errors are results
             raise click.ClickException(str(error)) from error
@@ -273,9 +273,9 @@ def _said_before(result: Result, missing: set[str]) -> bool:
     """Whether the same data or package was named before: cells without it are counted at the end, not listed."""
     if result.status != "missing":
         return False
-    known = result.note in missing
+    is_known = result.note in missing
     missing.add(result.note)
-    return known
+    return is_known
 
 
 def describe(result: Result) -> str:

@@ -20,7 +20,6 @@ from ..data_files import RESNET20, SOURCES, Source, canonical, data_folder, loca
 from .readers import READERS, Part, load_shipped
 from .splits import Dataset, split_rows, stratified_split
 
-Folder = str | os.PathLike[str] | None
 _verified: set[tuple[str, int, int, str]] = set()
 
 
@@ -38,10 +37,10 @@ def how_to_get(name: str) -> str:
     return SOURCES[canonical(name)].how
 
 
-def available(name: str, *, folder: Folder = None) -> bool:
+def available(name: str) -> bool:
     """Whether :func:`load` would find the files of a set (they are not opened)."""
-    known = canonical(name)
-    return known not in READERS or locate(SOURCES[known], data_folder(folder)) is not None
+    listed = canonical(name)
+    return listed not in READERS or locate(SOURCES[listed], data_folder(None)) is not None
 
 
 def load(
@@ -52,7 +51,7 @@ def load(
     validation: float = 0.0,
     fold: int | None = None,
     seed: int = 0,
-    folder: Folder = None,
+    folder: str | os.PathLike[str] | None = None,
     verify: bool = True,
 ) -> Dataset:
     """A data set in parts; official splits are kept, others are stratified, decided by ``seed`` and never change.
@@ -77,29 +76,29 @@ def load(
     >>> load("digits", classes=(3, 8), rows=100)
     Dataset('digits': 100 train, 0 validation, 72 test, 2 classes)
     """
-    known = canonical(name)
-    where = f"data.load({known!r})"
+    listed = canonical(name)
+    where = f"data.load({listed!r})"
     # the set as its files have it
-    if known not in READERS:
-        raw = load_shipped(known)
+    if listed not in READERS:
+        raw = load_shipped(listed)
     else:
-        found = locate(SOURCES[known], data_folder(folder))
-        if found is None:
-            raise missing(known, SOURCES[known], data_folder(folder))
-        paths, kept = found
-        if kept and verify:
-            _verify(SOURCES[known], paths)
-        raw = READERS[known](paths, kept)
+        files = locate(SOURCES[listed], data_folder(folder))
+        if files is None:
+            raise missing(listed, SOURCES[listed], data_folder(folder))
+        paths, is_kept = files
+        if is_kept and verify:
+            _verify(SOURCES[listed], paths)
+        raw = READERS[listed](paths, is_kept)
     # the classes that are wanted, by their numbers
-    wanted = list(range(len(raw.classes)))
+    labels = list(range(len(raw.classes)))
     if classes is not None:
-        wanted = []
+        labels = []
         for label in classes:
             if isinstance(label, str):
-                wanted.append(raw.classes.index(checks.choice(where, "a class", label, raw.classes)))
+                labels.append(raw.classes.index(checks.choice(where, "a class", label, raw.classes)))
             else:
-                wanted.append(checks.integer(where, "a class", label, 0, len(raw.classes) - 1))
-        if len(set(wanted)) != len(wanted) or not wanted:
+                labels.append(checks.integer(where, "a class", label, 0, len(raw.classes) - 1))
+        if len(set(labels)) != len(labels) or not labels:
             raise ValueError(checks.sentence(where, "classes must be distinct, at least one", list(classes)))
     # rows of the training part, rows of the test part, and the part the latter live in
     if raw.test is None:
@@ -111,42 +110,41 @@ def load(
             raise ValueError(checks.sentence(where, need, fold, "Leave fold out."))
         held_out = raw.test
         train, test = torch.arange(len(raw.train.y)), torch.arange(len(raw.test.y))
-    numbers = torch.tensor(wanted)
+    numbers = torch.tensor(labels)
     train, test = train[torch.isin(raw.train.y[train], numbers)], test[torch.isin(held_out.y[test], numbers)]
     # validation rows that the set brings are never trained on; then as many rows as were asked for
-    own = train[train >= len(raw.train.y) - raw.validation]
-    train = train[: len(train) - len(own)]
+    validation_rows = train[train >= len(raw.train.y) - raw.validation]
+    train = train[: len(train) - len(validation_rows)]
     if rows is not None:
         n_train, n_test = rows if isinstance(rows, tuple) and len(rows) == 2 else (rows, rows)
         train = train[: checks.integer("data.load", "rows", n_train, 1)]
         test = test[: checks.integer("data.load", "rows", n_test, 1)]
     # decode
     order = torch.full((len(raw.classes),), -1)  # new label of each old one, -1 for those left out
-    order[numbers] = torch.arange(len(wanted))
+    order[numbers] = torch.arange(len(labels))
     x_val, y_val = None, None
-    if len(own):
-        x_val, y_val = _fetch(raw.train, own[: len(train)], order)
+    if len(validation_rows):
+        x_val, y_val = _fetch(raw.train, validation_rows[: len(train)], order)
     elif validation:
         split = stratified_split(order[raw.train.y[train]], test=0.0, validation=validation, seed=seed)
         x_val, y_val = _fetch(raw.train, train[split.val], order)
         train = train[split.train]
     x_train, y_train = _fetch(raw.train, train, order)
     x_test, y_test = _fetch(held_out, test, order)
-    names = tuple(raw.classes[label] for label in wanted)
-    return Dataset(known, x_train, y_train, x_test, y_test, x_val, y_val, names, raw.features, SOURCES[known].note)
+    names = tuple(raw.classes[label] for label in labels)
+    return Dataset(listed, x_train, y_train, x_test, y_test, x_val, y_val, names, raw.features, SOURCES[listed].note)
 
 
-def resnet20_weights(*, folder: Folder = None, verify: bool = True) -> dict[str, Tensor]:
+def resnet20_weights() -> dict[str, Tensor]:
     """Weights of a ResNet-20 (shortcuts without weights) trained on CIFAR-10: parameter name -> tensor.
 
     Its inputs are ``(x - [.485, .456, .406]) / [.229, .224, .225]`` for x in [0, 1]. It has seen the labels of
     CIFAR-10's training part: no unsupervised encoder for that set.
     """
-    files = locate(RESNET20, data_folder(folder))
+    files = locate(RESNET20, data_folder(None))
     if files is None:
-        raise missing("resnet20_weights", RESNET20, data_folder(folder))
-    if verify:
-        _verify(RESNET20, files[0])
+        raise missing("resnet20_weights", RESNET20, data_folder(None))
+    _verify(RESNET20, files[0])
     arrays = read_npz(files[0][0], limit=2**26)
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 

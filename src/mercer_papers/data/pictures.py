@@ -46,14 +46,26 @@ def from_strips(path: Path, blob: Array, offsets: Array, n: int, shape: tuple[in
         n: pictures in all; every strip but the last holds as many.
         shape: channels, height, width of one picture.
     """
-    steps = np.diff(offsets.astype(np.int64)) if offsets.ndim == 1 else np.empty(0)
+    steps = np.empty(0)
+    if offsets.ndim == 1:
+        steps = np.diff(offsets.astype(np.int64))
     if len(steps) == 0 or n == 0 or offsets[0] < 0 or offsets[-1] > blob.size or (steps <= 0).any():
         raise corrupt(path, f"offsets must rise within the {blob.size} bytes of the blob", f"{offsets.shape}")
     per_strip = -(-n // len(steps))
 
-    def strip(number: int) -> Array:
-        here = min(per_strip, n - number * per_strip)
-        return _webp(path, blob[offsets[number] : offsets[number + 1]].tobytes(), here, shape)
+    def decode(number: int) -> Array:  # -> (count, c, h, w), uint8
+        """One strip; its size is compared with what was promised before it is decoded."""
+        (c, h, w), count = shape, min(per_strip, n - number * per_strip)
+        content, pillow = blob[offsets[number] : offsets[number + 1]].tobytes(), _pillow(path)
+        try:
+            with pillow.open(io.BytesIO(content), formats=("WEBP",)) as image:
+                if image.size != (w, count * h):
+                    size = f"{image.size[0]} x {image.size[1]}"
+                    raise corrupt(path, f"a strip must have {w} x {count * h} pixels", size)
+                pixels = np.asarray(image.convert("RGB" if c == 3 else "L"))
+        except (OSError, SyntaxError, pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+            raise corrupt(path, "a strip must be a whole WebP picture", type(error).__name__) from error
+        return pixels.reshape(count, h, w, c).transpose(0, 3, 1, 2)
 
     def take(rows: Rows) -> Tensor:
         _room(len(rows), int(np.prod(shape)))
@@ -62,40 +74,35 @@ def from_strips(path: Path, blob: Array, offsets: Array, n: int, shape: tuple[in
         needed = np.unique(strip_of)
         for number in needed.tolist():
             places = np.flatnonzero(strip_of == number)
-            out[torch.from_numpy(places)] = from_array(strip(number))(rows[places] - number * per_strip)
+            out[torch.from_numpy(places)] = from_array(decode(number))(rows[places] - number * per_strip)
         return out
 
     return take
 
 
-def from_files(paths: list[Path], side: int = 224) -> Take:
-    """Pictures in files of their own (JPEG or PNG): the middle square of each, at ``side`` x ``side``, in colour."""
+def from_files(paths: list[Path]) -> Take:
+    """Pictures in files of their own (JPEG or PNG): the middle square of each, at 224 x 224, in colour."""
+    side = 224
 
     def take(rows: Rows) -> Tensor:
         _room(len(rows), 3 * side * side)
+        pillow = _pillow(paths[0])
         out = torch.empty(len(rows), 3, side, side)
         for place, row in enumerate(rows.tolist()):
-            out[place] = torch.from_numpy(_square(paths[row], side)).permute(2, 0, 1).float() / 255
+            try:
+                with pillow.open(paths[row], formats=("JPEG", "PNG")) as image:
+                    w, h = image.size
+                    edge = min(w, h)
+                    left, top = (w - edge) // 2, (h - edge) // 2
+                    box = (left, top, left + edge, top + edge)
+                    square = np.array(image.convert("RGB").resize((side, side), box=box))
+            except (OSError, SyntaxError, pillow.DecompressionBombError) as error:
+                need = "the file must be a whole JPEG or PNG picture"
+                raise corrupt(paths[row], need, type(error).__name__) from error
+            out[place] = torch.from_numpy(square).permute(2, 0, 1).float() / 255
         return out
 
     return take
-
-
-def _square(path: Path, side: int) -> Array:  # -> (side, side, 3), uint8
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        fix = "Run pip install mercer[data]."
-        raise ImportError(checks.sentence(path.name, "decoding pictures needs pillow", "none", fix)) from error
-    try:
-        with Image.open(path, formats=("JPEG", "PNG")) as image:
-            w, h = image.size
-            edge = min(w, h)
-            left, top = (w - edge) // 2, (h - edge) // 2
-            square = image.convert("RGB").resize((side, side), box=(left, top, left + edge, top + edge))
-            return np.array(square)
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise corrupt(path, "the file must be a whole JPEG or PNG picture", type(error).__name__) from error
 
 
 def idx(path: Path) -> Array:
@@ -142,28 +149,14 @@ def usps_text(path: Path) -> tuple[Array, Array]:
     return table[:, 1:].reshape(-1, 16, 16), digits
 
 
-def _webp(path: Path, content: bytes, n: int, shape: tuple[int, int, int]) -> Array:
-    """One strip, ``(n, c, h, w)`` uint8; its size is compared with what was promised before it is decoded."""
+def _pillow(path: Path) -> Any:
+    """Pillow's module ``Image``, an optional package; ``path`` is what asks for it."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as error:
         fix = "Run pip install mercer[data]."
-        raise ImportError(checks.sentence(path.name, "decoding WebP pictures needs pillow", "none", fix)) from error
-    c, h, w = shape
-    try:
-        with Image.open(io.BytesIO(content), formats=("WEBP",)) as image:
-            if image.size != (w, n * h):
-                raise corrupt(path, f"a strip must have {w} x {n * h} pixels", f"{image.size[0]} x {image.size[1]}")
-            pixels = np.asarray(image.convert("RGB" if c == 3 else "L"))
-    except (
-        UnidentifiedImageError,
-        OSError,
-        SyntaxError,
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ) as error:
-        raise corrupt(path, "a strip must be a whole WebP picture", type(error).__name__) from error
-    return pixels.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+        raise ImportError(checks.sentence(path.name, "decoding pictures needs pillow", "none", fix)) from error
+    return Image
 
 
 def _room(n: int, values: int) -> None:

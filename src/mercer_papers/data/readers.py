@@ -165,10 +165,9 @@ def usps(paths: list[Path], kept: bool) -> Raw:
     """USPS: thousandths in one npz, or the two text files; grey values -1..1 are mapped to [0, 1]."""
     if kept:
         z = read_npz(paths[0], ("x_train_milli", "y_train", "x_test_milli", "y_test"))
-        parts = [(z[f"x_{part}_milli"], z[f"y_{part}"], paths[0]) for part in ("train", "test")]
+        parts, high = [(z[f"x_{part}_milli"], z[f"y_{part}"], paths[0]) for part in ("train", "test")], 1000.0
     else:
-        parts = [(*usps_text(path), path) for path in paths]
-    high = 1000.0 if kept else 1.0
+        parts, high = [(*usps_text(path), path) for path in paths], 1.0
     train, test = (picture_part(x, y, path, (16, 16), 10, low=-high, high=high) for x, y, path in parts)
     return Raw(train, test, DIGITS)
 
@@ -185,9 +184,12 @@ def cifar10(paths: list[Path], kept: bool) -> Raw:
 def cifar100(paths: list[Path], kept: bool) -> Raw:
     """The whole of CIFAR-100, fine labels, from the two binary files."""
     parts = [picture_part(*cifar_binary([p], label_bytes=2), p, (3, 32, 32), 100) for p in paths]
-    names = paths[0].with_name("fine_label_names.txt")
-    lines = decompress(names).decode("ascii", "replace").split() if names.is_file() else []
-    return Raw(parts[0], parts[1], tuple(lines) if len(lines) == 100 else tuple(map(str, range(100))))
+    classes, names = tuple(map(str, range(100))), paths[0].with_name("fine_label_names.txt")
+    if names.is_file():
+        lines = decompress(names).decode("ascii", "replace").split()
+        if len(lines) == 100:
+            classes = tuple(lines)
+    return Raw(parts[0], parts[1], classes)
 
 
 def cifar100_subset(paths: list[Path], kept: bool) -> Raw:
@@ -370,10 +372,10 @@ def load_shipped(name: str) -> Raw:
         "wine": datasets.load_wine,
         "breast_cancer": datasets.load_breast_cancer,
     }[name]()
-    classes, here = tuple(str(label) for label in bunch.target_names), Path(name)
+    classes, path = tuple(str(label) for label in bunch.target_names), Path(name)
     if name == "digits":
-        return Raw(picture_part(bunch.images, bunch.target, here, (8, 8), 10, high=16.0), None, classes)
-    part = table_part(here, bunch.data, bunch.target, bunch.data.shape[1], len(classes))
+        return Raw(picture_part(bunch.images, bunch.target, path, (8, 8), 10, high=16.0), None, classes)
+    part = table_part(path, bunch.data, bunch.target, bunch.data.shape[1], len(classes))
     return Raw(part, None, classes, tuple(map(str, bunch.feature_names)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,17 +15,16 @@ from mercer.storage.archives import read_npz
 from ..data_files import MissingData, data_folder
 from .loaders import resnet20_weights
 
-Convolution = Callable[[int, int, int], nn.Module]  # channels in, channels out, stride
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours
 
 
 class _ResidualBlock(nn.Module):
-    def __init__(self, width_in: int, width: int, stride: int, convolution: Convolution) -> None:
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = convolution(width_in, width, stride)
+        self.conv1 = _convolution(width_in, width, stride)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu1 = nn.ReLU()
-        self.conv2 = convolution(width, width, 1)
+        self.conv2 = _convolution(width, width, 1)
         self.bn2 = nn.BatchNorm2d(width)
         self.relu2 = nn.ReLU()  # a module of its own, so that kernelize can take the last one off
         self.stride = stride
@@ -50,8 +48,7 @@ class CifarResNet(nn.Module):
     Args:
         depth: 6 n + 2: 8, 14, 20, 32, 44, 56.
         num_classes: outputs of ``linear``.
-        convolution: ``convolution(channels_in, channels_out, stride)`` for the first layer; None for 3 x 3. KERVO puts
-            a :class:`mercer.nn.Kervolution2d` there.
+        first: takes the place of the first convolution, as KERVO does.
         width: channels of the first stage.
 
     >>> sum(p.numel() for p in CifarResNet(56).parameters())
@@ -59,14 +56,14 @@ class CifarResNet(nn.Module):
     """
 
     def __init__(
-        self, depth: int = 20, num_classes: int = 10, *, convolution: Convolution | None = None, width: int = 16
+        self, depth: int = 20, num_classes: int = 10, *, first: nn.Module | None = None, width: int = 16
     ) -> None:
         super().__init__()
-        blocks, rest = divmod(depth - 2, 6)
-        if rest or blocks < 1:
+        blocks, remainder = divmod(depth - 2, 6)
+        if remainder or blocks < 1:
             raise ValueError(checks.sentence("CifarResNet", "depth must be 6 n + 2 for n >= 1", depth))
         self.embedding_size = 4 * width
-        self.conv1 = (convolution or _convolution)(3, width, 1)
+        self.conv1 = first or _convolution(3, width, 1)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
         self.layer1 = _stage(blocks, width, width, 1)
@@ -95,8 +92,8 @@ def _convolution(width_in: int, width: int, stride: int) -> nn.Module:
 
 
 def _stage(blocks: int, width_in: int, width: int, stride: int) -> nn.Sequential:
-    first = _ResidualBlock(width_in, width, stride, _convolution)
-    return nn.Sequential(first, *(_ResidualBlock(width, width, 1, _convolution) for _ in range(blocks - 1)))
+    first = _ResidualBlock(width_in, width, stride)
+    return nn.Sequential(first, *(_ResidualBlock(width, width, 1) for _ in range(blocks - 1)))
 
 
 def published_resnet20() -> CifarResNet:
@@ -189,8 +186,8 @@ def imagenet_resnet50(num_classes: int, *, folder: str | Path | None = None, wid
         state = load_file(path)
     model = ResNet50(num_classes, width=width)
     body = {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("fc.")}
-    wrong = sorted(name for name in own if name not in body or body[name].shape != own[name].shape)
+    expected = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("fc.")}
+    wrong = sorted(name for name in expected if name not in body or body[name].shape != expected[name].shape)
     wrong = [name for name in wrong if not name.endswith("num_batches_tracked")]
     if wrong:
         need = f"{path.name} must hold the weights of ResNet-50 by torchvision's names"

@@ -117,17 +117,17 @@ def _log_radial(t: Tensor) -> Tensor:
     Below t = -30 the closed form loses its digits to cancellation and three terms of its asymptotic series are exact to
     1e-6 relative.
     """
-    near = t.clamp(min=-30.0)
+    clipped = t.clamp(min=-30.0)
     # erfcx(-t / sqrt 2) = e^{t^2/2} 2 Phi(t) overflows for large t, where Phi itself is safe
-    negative = near.clamp(max=0.0)
+    negative = clipped.clamp(max=0.0)
     mills = math.sqrt(math.pi / 2) * torch.special.erfcx(-negative / math.sqrt(2))
     below = ((1 + negative**2) * mills + negative).log()
-    above_t = near.clamp(min=0.0)
-    inside = (1 + above_t**2) * torch.special.ndtr(above_t) * math.sqrt(2 * math.pi)
-    above = above_t**2 / 2 + (inside + above_t * (-(above_t**2) / 2).exp()).log()
+    above_t = clipped.clamp(min=0.0)
+    mass = (1 + above_t**2) * torch.special.ndtr(above_t) * math.sqrt(2 * math.pi)
+    above = above_t**2 / 2 + (mass + above_t * (-(above_t**2) / 2).exp()).log()
     a = (-t).clamp(min=30.0)
-    far = math.log(2) - 3 * a.log() + (1 - 6 / a**2 + 45 / a**4 - 420 / a**6).log()
-    return torch.where(t < -30.0, far, torch.where(t < 0, below, above))
+    asymptotic = math.log(2) - 3 * a.log() + (1 - 6 / a**2 + 45 / a**4 - 420 / a**6).log()
+    return torch.where(t < -30.0, asymptotic, torch.where(t < 0, below, above))
 
 
 def spiral(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -63,23 +63,20 @@ def algorithm_1(
     )  # fmt: skip
 
 
-def small_mlp(d: int, outputs: int = 1, width: int = 32) -> nn.Module:
+def small_mlp(d: int, outputs: int = 1) -> nn.Module:
     """The authors' network for points in the plane: two hidden layers of 32."""
-    return nn.Sequential(
-        nn.Linear(d, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
-    )  # fmt: skip
+    return nn.Sequential(nn.Linear(d, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, outputs))
 
 
-def conv_net(channels: int, outputs: int = 1, widths: Sequence[int] = (32, 64, 128)) -> nn.Module:
+def conv_net(channels: int, outputs: int = 1) -> nn.Module:
     """The authors' ConvNet for MNIST: two convolutions, batch-normalized and pooled, and a hidden layer.
 
     The pooling before the hidden layer takes pictures of every size; those of 28 x 28 have 6 x 6 places there anyway.
     """
-    a, b, c = widths
     return nn.Sequential(
-        nn.Conv2d(channels, a, 3, padding=1), nn.BatchNorm2d(a), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(a, b, 3), nn.BatchNorm2d(b), nn.ReLU(), nn.AdaptiveMaxPool2d(6),
-        nn.Flatten(), nn.Linear(36 * b, c), nn.ReLU(), nn.Linear(c, outputs),
+        nn.Conv2d(channels, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveMaxPool2d(6),
+        nn.Flatten(), nn.Linear(36 * 64, 128), nn.ReLU(), nn.Linear(128, outputs),
     )  # fmt: skip
 
 
@@ -87,7 +84,9 @@ def picture_network(name: str, channels: int, outputs: int) -> nn.Module:
     """The network of one function of pictures, by its name."""
     if name == RESNET:
         return CifarResNet(20, outputs, width=32)
-    return LeNet5(outputs) if name == LENET else conv_net(channels, outputs)
+    if name == LENET:
+        return LeNet5(outputs)
+    return conv_net(channels, outputs)
 
 
 class LowRankLaplace:

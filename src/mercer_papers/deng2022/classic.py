@@ -58,11 +58,11 @@ def run(cell: Cell) -> Outcome:
         steps = max(1, steps // 10)
         f = NeuralEigenfunctions(kernel, k, method="neuralef", ritz=True, steps=steps, generator=generator)
     f.fit(x.to(cell.device))
-    found, eigenvalues = f.eigenfunctions(grid.to(cell.device)).cpu(), f.eigenvalues.double().cpu()
+    computed, eigenvalues = f.eigenfunctions(grid.to(cell.device)).cpu(), f.eigenvalues.double().cpu()
     # how far they are from the true ones; a sign is free
-    agreement = cosines(found, true)
-    signs = (found * true).sum(0).sign()
-    curves = {"true": true, "found": found * signs}
+    agreement = cosines(computed, true)
+    signs = (computed * true).sum(0).sign()
+    curves = {"true": true, "found": computed * signs}
     return Outcome(
         value=float(agreement.mean()),
         values={
@@ -81,11 +81,11 @@ def run(cell: Cell) -> Outcome:
 def draw(results: list[Result]) -> Figure:
     """The first functions of each method over the true ones, for the largest sample."""
     results = [result for result in results if result.seed == 0]
-    most = max(result.settings["rows"] for result in results)
+    largest = max(result.settings["rows"] for result in results)
     columns = list(dict.fromkeys(result.settings["kernel"] for result in results))
     rows = [method for method in METHODS if any(result.settings["method"] == method for result in results)]
     figure, axes = canvas(len(rows), len(columns), width=4.6 * len(columns), height=1.9 * len(rows))
-    for result in (r for r in results if r.settings["rows"] == most):
+    for result in (r for r in results if r.settings["rows"] == largest):
         s = result.settings
         ax = axes[rows.index(s["method"]) * len(columns) + columns.index(s["kernel"])]
         for number in range(1, min(s["k"], _DRAWN) + 1):

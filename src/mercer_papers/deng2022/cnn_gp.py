@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from typing_extensions import override
 
 from mercer.features import NeuralEigenfunctions
@@ -64,7 +65,7 @@ def run(cell: Cell) -> Outcome:
     if authors:
         x, test = 2 * x - 1, 2 * test - 1
     if s["kernel"] == "analytic":
-        x, test = _shrink(x), _shrink(test)
+        x, test = (F.interpolate(pictures, size=(SIDE, SIDE), mode="area") for pictures in (x, test))
     elif s["kernel"] != "CNN-GP":
         x, test = x.flatten(1), test.flatten(1)
     x, test = x.to(cell.device), test.to(cell.device)
@@ -78,8 +79,8 @@ def run(cell: Cell) -> Outcome:
         kernel, note = ConvNNGP(2, bias_var=0.1), f"pictures of {SIDE} x {SIDE} for the analytic kernel"
     elif s["kernel"] == "polynomial":
         kernel = Polynomial(10, 0.001, 1.0) if authors else Polynomial(4, 1.0 / x.shape[1], 1.0)
-    elif authors:
-        kernel = RBF(1 / (2 * 100))  # length scale squared 100
+    elif authors:  # a squared length scale of 100
+        kernel = RBF(1 / (2 * 100))
     else:
         kernel = RBF.from_data(x, generator=rng(cell.seed))
     # the map
@@ -90,16 +91,16 @@ def run(cell: Cell) -> Outcome:
         f, rate = _best_rate(s, kernel, x, data.y_train, cell.seed)
         note = f"lr {rate:g}, the best of {len(RATES)} on a fifth of the training rows"
     else:
-        rows = x
-        if s["map"] == "Nystrom" and "nystrom_rows" in s:
-            rows = x[torch.randperm(len(x), generator=rng(cell.seed))[: s["nystrom_rows"]].to(x.device)]
         generator = rng(cell.seed)
         if s["map"] == "Nystrom":
+            rows = x
+            if "nystrom_rows" in s:
+                rows = x[torch.randperm(len(x), generator=generator)[: s["nystrom_rows"]].to(x.device)]
             f = AllRowsNystrom(kernel, s["k"]).fit(rows)
         elif s["map"] == "landmarks":
-            f = NeuralEigenfunctions(kernel, s["k"], landmarks=min(len(x), 20 * s["k"]), generator=generator).fit(rows)
+            f = NeuralEigenfunctions(kernel, s["k"], landmarks=min(len(x), 20 * s["k"]), generator=generator).fit(x)
         else:
-            f = NeuralEigenfunctions(kernel, s["k"], steps=s["steps"], generator=generator).fit(rows)
+            f = NeuralEigenfunctions(kernel, s["k"], steps=s["steps"], generator=generator).fit(x)
     return Outcome(value=linear_accuracy(f, (x, data.y_train), (test, data.y_test)), note=note)
 
 
@@ -161,16 +162,16 @@ def _fit_conv_nets(s: Any, kernel: Kernel, x: Tensor, seed: int) -> Callable[[Te
 
 def _best_rate(s: Any, kernel: Kernel, x: Tensor, y: Tensor, seed: int) -> tuple[NeuralEigenfunctions, float]:
     """Algorithm 1 at each rate; the labels of a fifth of the training rows choose. The map sees no labels."""
-    held = max(1, len(x) // 5)
-    chosen: dict[float, tuple[float, NeuralEigenfunctions]] = {}
+    validation = max(1, len(x) // 5)
+    fits: dict[float, tuple[float, NeuralEigenfunctions]] = {}
     for rate in RATES:
         f = NeuralEigenfunctions(
             kernel, s["k"], method="neuralef", ritz=False, deflation=_DEFLATIONS[s["map"]],
             steps=s["steps"], lr=rate, generator=rng(seed),
         ).fit(x)  # fmt: skip
-        chosen[rate] = (linear_accuracy(f, (x[:-held], y[:-held]), (x[-held:], y[-held:])), f)
-    best = max(chosen, key=lambda rate: chosen[rate][0])
-    return chosen[best][1], best
+        fits[rate] = (linear_accuracy(f, (x[:-validation], y[:-validation]), (x[-validation:], y[-validation:])), f)
+    best = max(fits, key=lambda rate: fits[rate][0])
+    return fits[best][1], best
 
 
 def _draw_network(authors: bool) -> nn.Module:
@@ -191,8 +192,3 @@ def _draw_network(authors: bool) -> nn.Module:
             assert layer.bias is not None
             nn.init.normal_(layer.bias, std=0.1 if authors else 0.3)
     return network
-
-
-def _shrink(x: Tensor) -> Tensor:
-    pictures: Tensor = torch.nn.functional.interpolate(x, size=(SIDE, SIDE), mode="area")
-    return pictures

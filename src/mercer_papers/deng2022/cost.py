@@ -38,8 +38,8 @@ def run(cell: Cell) -> Outcome:
     settings = cell.settings
     data = load("digits", rows=(settings["rows"], settings["test_rows"]), seed=cell.seed)
     x, test = (part.flatten(1).to(cell.device) for part in (data.x_train, data.x_test))
-    most = settings["samples"]
-    kernel = MonteCarloNNGP(lambda: _network().to(x.device), most, generator=rng(cell.seed))
+    samples = settings["samples"]
+    kernel = MonteCarloNNGP(lambda: _network().to(x.device), samples, generator=rng(cell.seed))
     if "method" in settings:
         f = algorithm_1(kernel, K, lambda: small_mlp(64), steps=settings["steps"], seed=cell.seed).fit(x)
         name, text = "Algorithm 1, k = 10", f"{K} functions, one pass of a small network each"
@@ -48,25 +48,25 @@ def run(cell: Cell) -> Outcome:
         name, text = "Mercer, distilled, k = 10", f"{K} functions; one distilled network gives these in one pass"
     # the error of the functions, and of more and more random features
     with torch.no_grad():
-        truth = _drawn(test, 4 * most, cell.seed + 200)  # networks that nothing was distilled from
+        truth = _drawn(test, 4 * samples, cell.seed + 200)  # networks that nothing was distilled from
         gram = truth @ truth.mT / truth.shape[1]
-        ours = relative_error(f.kernel(test), gram)
-        fresh = _drawn(test, most, cell.seed + 100)
-        sizes = [2**power for power in range(1, most.bit_length())]
+        our_error = relative_error(f.kernel(test), gram)
+        fresh = _drawn(test, samples, cell.seed + 100)
+        sizes = [2**power for power in range(1, samples.bit_length())]
         errors = [relative_error(fresh[:, :s] @ fresh[:, :s].mT / s, gram) for s in sizes]
     # how many features are as good
-    needed = next((s for s, error in zip(sizes, errors, strict=True) if error <= ours), 2 * most)
-    count = f"more than {most}" if needed > most else str(needed)
+    needed = next((s for s, error in zip(sizes, errors, strict=True) if error <= our_error), 2 * samples)
+    count = f"more than {samples}" if needed > samples else str(needed)
     return Outcome(
         value=float(needed),
         values={
-            "error of k = 10": ours,
+            "error of k = 10": our_error,
             "best of rank 10": best_rank(gram, K),
             "random features, S = 8": errors[min(2, len(errors) - 1)],
         },
         curves={
             "random features": {"x": [float(s) for s in sizes], "y": errors},
-            name: {"x": [float(K)], "y": [ours]},
+            name: {"x": [float(K)], "y": [our_error]},
         },
         passed=needed > K,
         note=f"{count} random features for the error of {text}",

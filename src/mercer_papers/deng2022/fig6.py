@@ -28,7 +28,7 @@ from ..results import Result
 from ..rivals import SWAG
 from .algorithm1 import LENET, algorithm_1, picture_network
 from .algorithm1 import RESNET as RESNET_FUNCTIONS
-from .measures import rng
+from .measures import rng, softmax
 
 MAP, SWA, SWAG_ROW, ENSEMBLE = "MAP", "SWA", "SWAG", "Ensemble of snapshots"
 ALGORITHM_1 = "Algorithm 1, k = 10"  # the paper's
@@ -65,14 +65,36 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 
 def run(cell: Cell) -> Outcome:
     """Test accuracy, NLL and ECE."""
-    s = cell.settings
+    s, method = cell.settings, cell.settings["method"]
     network = s.get("network", "")
     train, val, (test, truth) = _load(network, s["rows"], s["test_rows"], cell.seed)
     trained = _train(network, s["rows"], s["test_rows"], s["epochs"], s["kept"], cell.seed, cell.device)
-    if s["method"] == ALGORITHM_1:
-        proba = _algorithm_1(cell, trained.snapshots.models, train[0], test)
+    models = trained.snapshots.models
+    if method == MAP:
+        proba = softmax(trained.annealed, test)
+    elif method == SWA:
+        proba = softmax(trained.snapshots.averaged(), test)
+    elif method == ENSEMBLE:
+        proba = torch.stack([softmax(model, test) for model in models]).mean(0)
+    elif method == SWAG_ROW:
+        proba = SWAG(models, samples=20, generator=rng(0)).predict_proba(test)
+    elif method == ALGORITHM_1:
+        # the slide's integral with the mean of the M networks and the covariance of k functions of Algorithm 1
+        kernel = TrajectoryKernel(models, outputs="full")
+        make = partial(picture_network, s["functions"], 3, 10)
+        psi = algorithm_1(kernel, 10, make, steps=s["function steps"], seed=cell.seed, outputs=10).fit(train[0])
+        parts = []
+        with torch.no_grad():
+            link = link_named("samples", rng(0))
+            for rows in test.split(500):
+                features = psi(rows)  # (n, c, k)
+                parts.append(Softmax().proba(kernel.mean(rows), features @ features.mT, link))
+        proba = torch.cat(parts)
     else:
-        proba = _predict(s["method"], trained, test, train, val)
+        # the integral of the slide by samples, with its precision of 1
+        functions = "network" if method == DISTILLED else "models"
+        gp = TrajectoryGP(models, eigenfunctions=functions, precision=1.0, link="samples", generator=rng(0))
+        proba = gp.fit(train, val).predict_proba(test)
     return Outcome(
         value=metrics.accuracy(proba, truth),
         values={
@@ -94,48 +116,13 @@ class Trajectory(NamedTuple):
     annealed: nn.Module
 
 
-def _predict(method: str, trained: Trajectory, test: Tensor, train: Rows, val: Rows) -> Tensor:
-    """The integral of the slide by samples, with its precision of 1."""
-    snapshots = trained.snapshots
-    with torch.no_grad():
-        if method == MAP:
-            return _softmax(trained.annealed, test)
-        if method == SWA:
-            return _softmax(snapshots.averaged(), test)
-        if method == ENSEMBLE:
-            return torch.stack([_softmax(model, test) for model in snapshots.models]).mean(0)
-    if method == SWAG_ROW:
-        return SWAG(snapshots.models, samples=20, generator=rng(0)).predict_proba(test)
-    functions = "network" if method == DISTILLED else "models"
-    gp = TrajectoryGP(snapshots.models, eigenfunctions=functions, precision=1.0, link="samples", generator=rng(0))
-    return gp.fit(train, val).predict_proba(test)
-
-
-def _algorithm_1(cell: Cell, models: Sequence[nn.Module], x: Tensor, test: Tensor) -> Tensor:  # -> (n, c)
-    """The slide's integral with the mean of the M networks and the covariance of k functions of Algorithm 1."""
-    s = cell.settings
-    kernel = TrajectoryKernel(models, outputs="full")
-    make = partial(picture_network, s["functions"], 3, 10)
-    psi = algorithm_1(kernel, 10, make, steps=s["function steps"], seed=cell.seed, outputs=10).fit(x)
-    parts = []
-    with torch.no_grad():
-        link = link_named("samples", rng(0))
-        for rows in test.split(500):
-            features = psi(rows)  # (n, c, k)
-            parts.append(Softmax().proba(kernel.mean(rows), features @ features.mT, link))
-    return torch.cat(parts)
-
-
-def _softmax(model: nn.Module, x: Tensor) -> Tensor:
-    return torch.cat([model(part).softmax(1) for part in x.split(500)])
-
-
 def _load(network: str, rows: int, test_rows: int, seed: int) -> tuple[Rows, Rows, Rows]:
     """Training, validation (a tenth of the training rows) and test pictures."""
     data = load("cifar10", rows=(rows, test_rows), seed=seed)
     x, test = (normalised(part) if network else part - 0.45 for part in (data.x_train, data.x_test))
-    held = max(16, rows // 10)
-    return (x[:-held], data.y_train[:-held]), (x[-held:], data.y_train[-held:]), (test, data.y_test)
+    validation = max(16, rows // 10)
+    y = data.y_train
+    return (x[:-validation], y[:-validation]), (x[-validation:], y[-validation:]), (test, data.y_test)
 
 
 @functools.lru_cache(maxsize=1)  # one run serves the seven cells of one process

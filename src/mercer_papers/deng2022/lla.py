@@ -20,7 +20,7 @@ from ..cells import Cell, Outcome
 from ..data import load, normalised, published_resnet20
 from ..results import Result
 from .algorithm1 import LENET, RESNET, LowRankLaplace, algorithm_1, picture_network, small_mlp
-from .measures import rng
+from .measures import rng, softmax
 
 MAP, MERCER, BARE, EXACT, KFAC = "MAP", "Mercer, k = 20", "k = 20, no complement", "Exact", "KFAC"
 TEMPERATURE = "Temperature scaling"  # the cheapest rival
@@ -94,16 +94,16 @@ def _read_moons(cell: Cell) -> Outcome:
         optimizer.step()
     proba = _fit(cell, model.cpu(), train, val)
     # its confidence on new points, on a circle far away, and over the plane
-    inside = proba(test[0])
-    far = 8 * F.normalize(torch.randn(200, 2, generator=rng(cell.seed)), dim=1)
+    familiar = proba(test[0])
+    circle = 8 * F.normalize(torch.randn(200, 2, generator=rng(cell.seed)), dim=1)
     side = torch.linspace(-REACH, REACH, SIDE)
     grid = torch.stack(torch.meshgrid(side, side, indexing="xy"), 2).reshape(-1, 2)
     confidence = proba(grid).amax(1).reshape(SIDE, SIDE)
     return Outcome(
         values={
-            "NLL": metrics.nll(inside, test[1]),
-            "ECE": metrics.ece(inside, test[1]),
-            "AUROC far away": metrics.auroc(-inside.amax(1), -proba(far).amax(1)),
+            "NLL": metrics.nll(familiar, test[1]),
+            "ECE": metrics.ece(familiar, test[1]),
+            "AUROC far away": metrics.auroc(-familiar.amax(1), -proba(circle).amax(1)),
         },
         arrays={"confidence": confidence.tolist(), "points": torch.cat((train[0], train[1][:, None]), 1)[:80].tolist()},
     )
@@ -119,13 +119,13 @@ def _read_resnet(cell: Cell) -> Outcome:
     strangers = normalised(load("cifar100_subset", rows=(1, s["strangers"])).x_test).to(cell.device)
     # its confidence on rows that are new, and on strangers
     proba = _fit(cell, published_resnet20().eval().to(cell.device), (x, pictures.y_train.to(cell.device)), val)
-    inside, outside = proba(test[scored]).cpu(), proba(strangers).cpu()
+    familiar, unfamiliar = proba(test[scored]).cpu(), proba(strangers).cpu()
     truth = pictures.y_test[scored]
     return Outcome(
         values={
-            "NLL": metrics.nll(inside, truth),
-            "ECE": metrics.ece(inside, truth),
-            "AUROC CIFAR-100": metrics.auroc(-inside.amax(1), -outside.amax(1)),
+            "NLL": metrics.nll(familiar, truth),
+            "ECE": metrics.ece(familiar, truth),
+            "AUROC CIFAR-100": metrics.auroc(-familiar.amax(1), -unfamiliar.amax(1)),
         }
     )
 
@@ -135,7 +135,7 @@ def _fit(cell: Cell, model: nn.Module, train: Rows, val: Rows) -> Callable[[Tens
     s, method, generator = cell.settings, cell.settings["method"], rng(cell.seed)
     pictures = "network" in s
     if method == MAP:
-        return partial(_softmax, model)
+        return partial(softmax, model)
     if method == TEMPERATURE:
         return TemperatureScaling(model).fit(train, val).predict_proba
     if method == KFAC:
@@ -154,19 +154,15 @@ def _fit(cell: Cell, model: nn.Module, train: Rows, val: Rows) -> Callable[[Tens
         return LowRankLaplace(model, psi.fit(train[0])).fit(train, val).predict_proba
     if method == LAST:
         return LinearizedLaplace(model, parameters="last", generator=generator).fit(train, val).predict_proba
+    # k directions of the NTK: the dense answer has all of them, ResNet-20's are learned by a small network.
     # Validation rows from where the training rows are cannot tell a temperature from a prior: chosen together, the
     # temperature explains them all, the precision goes to its bound, and far away nothing is left of the variance.
     posterior = LinearizedLaplace(
         model, parameters="all", k=100_000 if method == EXACT else s["k"], complement=method != BARE,
-        temperature=None if method == BOTH else 1.0, iterations=0 if pictures else 1,
+        temperature=None if method == BOTH else 1.0, iterations=int(not pictures),
         eigenfunctions="network" if pictures and method == MERCER else "derivatives", generator=generator,
     )  # fmt: skip
     return posterior.fit(train, val).predict_proba
-
-
-@torch.no_grad()
-def _softmax(model: nn.Module, x: Tensor) -> Tensor:
-    return torch.cat([model(part).softmax(1) for part in x.split(250)])
 
 
 def draw(results: list[Result]) -> Figure | None:
@@ -185,8 +181,8 @@ def draw(results: list[Result]) -> Figure | None:
             extent=(-REACH, REACH, -REACH, REACH),
         )  # fmt: skip
         for label, colour in ((0, LIGHT.series[1]), (1, LIGHT.series[3])):
-            chosen = [p for p in result.arrays["points"] if p[2] == label]
-            ax.scatter([p[0] for p in chosen], [p[1] for p in chosen], s=3, color=colour)
+            points = [p for p in result.arrays["points"] if p[2] == label]
+            ax.scatter([p[0] for p in points], [p[1] for p in points], s=3, color=colour)
         ax.set_title(f"{row}\nNLL {result.values['NLL']:.3f}", fontsize=9)
         ax.grid(False)
     if image is not None:

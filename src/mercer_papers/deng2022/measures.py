@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mercer.kernels import Kernel
 
@@ -15,6 +15,12 @@ from mercer.kernels import Kernel
 def rng(seed: int) -> torch.Generator:
     """A generator of its own for each use."""
     return torch.Generator().manual_seed(seed)
+
+
+@torch.no_grad()
+def softmax(model: nn.Module, x: Tensor) -> Tensor:  # (n, ...) -> (n, c)
+    """Class probabilities of a network."""
+    return torch.cat([model(part).softmax(1) for part in x.split(250)])
 
 
 def reference(kernel: Kernel, reach: float, grid: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,9 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     cells = []
     for column, data in (("digits", []), ("CIFAR-10", ["cifar10"])):
         settings = {"rows": train, "test_rows": test, "network steps": fit, "steps": steps, "k": K, "set": column}
-        seeds = 1 if scale == "smoke" or (scale == "small" and not data) else 3
+        seeds = 3
+        if scale == "smoke" or (scale == "small" and not data):
+            seeds = 1
         for row in (OURS, RANDOM, LOW, EXACT, ALGORITHM_1):
             extra = alone if row == ALGORITHM_1 else {}
             cells.append(Cell(entry.id, row, column, {**settings, "method": row, **extra}, data, seeds))
@@ -56,9 +58,7 @@ def run(cell: Cell) -> Outcome:
     settings = cell.settings
     name = "digits" if settings["set"] == "digits" else "cifar10"
     data = load(name, rows=(settings["rows"], settings["test_rows"]), classes=(0, 1), seed=cell.seed)
-    x, test = _pictures(data.x_train), _pictures(data.x_test)
-    order = data.y_test.argsort(stable=True)
-    test = test[order]
+    x, test = data.x_train, data.x_test[data.y_test.argsort(stable=True)]
     if settings["set"] == RESNET:
         network: nn.Module = published_resnet20().eval()
         x, test = (normalised(part) for part in (x, test))
@@ -87,7 +87,9 @@ def run(cell: Cell) -> Outcome:
     else:
         by = "finite_difference" if method == RANDOM else "low_rank"
         matrix = EmpiricalNTK(network, outputs=0, method=by, samples=K, generator=generator).fit(x)(test).detach()
-    error = best_rank(exact, K) if method == EXACT else relative_error(matrix, exact)
+    error = relative_error(matrix, exact)
+    if method == EXACT:
+        error = best_rank(exact, K)
     step = -(-len(matrix) // 60)  # at most 60 rows are drawn
     thin = (matrix / exact.diagonal().mean())[::step, ::step].double().tolist()
     return Outcome(value=error, arrays={"matrix": thin}, note=note)
@@ -114,10 +116,6 @@ def _train(x: Tensor, y: Tensor, steps: int, cell: Cell) -> nn.Module:
     return network.cpu()
 
 
-def _pictures(x: Tensor) -> Tensor:
-    return x if x.ndim == 4 else x.reshape(-1, 1, 8, 8)
-
-
 def draw(results: list[Result]) -> Figure:
     """The matrices side by side, rows sorted by class, one colour scale for each data set."""
     columns = list(dict.fromkeys(result.column for result in results))
@@ -125,15 +123,19 @@ def draw(results: list[Result]) -> Figure:
     figure, axes = canvas(len(columns), len(rows), width=2.9 * len(rows), height=3.0 * len(columns))
     flat = list(axes)
     for i, column in enumerate(columns):
-        own = {r.row: r for r in results if r.column == column and r.seed == 0}
-        reach = max(max(map(max, own[EXACT].arrays["matrix"])), 1e-12) if EXACT in own else None
+        results_of_set = {r.row: r for r in results if r.column == column and r.seed == 0}
+        largest = None  # of the colour scale
+        if EXACT in results_of_set:
+            largest = max(max(map(max, results_of_set[EXACT].arrays["matrix"])), 1e-12)
         for j, row in enumerate(rows):
             ax = flat[i * len(rows) + j]
-            if row not in own:
+            if row not in results_of_set:
                 continue
-            ax.imshow(own[row].arrays["matrix"], cmap=LIGHT.sequential, vmin=0, vmax=reach)
-            shown = "" if row == EXACT else f"\nerror {own[row].value:.2f}"
-            ax.set_title(f"{column}: {row}{shown}", fontsize=8)
+            ax.imshow(results_of_set[row].arrays["matrix"], cmap=LIGHT.sequential, vmin=0, vmax=largest)
+            title = f"{column}: {row}"
+            if row != EXACT:
+                title += f"\nerror {results_of_set[row].value:.2f}"
+            ax.set_title(title, fontsize=8)
             ax.set_xticks([])
             ax.set_yticks([])
             ax.grid(False)

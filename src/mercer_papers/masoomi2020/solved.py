@@ -83,7 +83,7 @@ def stack_layers(parts: Fold, layers: int, enough: float, halvings: int) -> list
     """
     z, y, c = parts.x_train, parts.y_train, parts.c
     bandwidth = most_dependent(z, y, c) / 2**halvings
-    found = [measure_gram(gaussian(bandwidth)(z), z, y, c, bandwidth).hsic]
+    H = [measure_gram(gaussian(bandwidth)(z), z, y, c, bandwidth).hsic]
     for _ in range(layers):
         tried: list[tuple[float, Tensor, float]] = []
         for candidate in walk_down(bandwidth, 0.1 * bandwidth, 10):
@@ -92,14 +92,14 @@ def stack_layers(parts: Fold, layers: int, enough: float, halvings: int) -> list
             after = most_dependent(outputs, y, c)
             h = measure_gram(gaussian(after)(outputs), outputs, y, c, candidate).hsic
             tried.append((h, outputs, after))
-            if h > found[-1]:
+            if h > H[-1]:
                 break
         # the layer that was found, or the best that was tried
         h, z, bandwidth = max(tried, key=lambda step: step[0])
-        found.append(h)
+        H.append(h)
         if h >= enough:
             break
-    return found
+    return H
 
 
 def passed_through(chain: Chain, x: Tensor) -> list[Tensor]:

@@ -185,11 +185,11 @@ def _compare_gradients(r: Tensor, y: Tensor, c: int, sigma: float) -> Outcome:
         z = r @ w
         gram = gaussian(sigma)(z)
         # the gradient of Eq. 1, then that of Eq. 11 with its kernel frozen
-        (wanted,) = torch.autograd.grad((gamma * gram).sum(), w, retain_graph=True)
+        (of_eq1,) = torch.autograd.grad((gamma * gram).sum(), w, retain_graph=True)
         hat = (gamma * gram).detach() / sigma**2  # frozen: K in Eq. 11 and in D
         eq11 = (hat * (z @ z.mT)).sum() - (hat.sum(1) * z.square().sum(1)).sum()
-        (found,) = torch.autograd.grad(eq11, w)
-        gaps[f"gap at {place}"] = float((found - wanted).norm() / wanted.norm())
+        (of_eq11,) = torch.autograd.grad(eq11, w)
+        gaps[f"gap at {place}"] = float((of_eq11 - of_eq1).norm() / of_eq1.norm())
     worst = max(gaps.values())
     note = f"Gradients of Eq. 11, norms squared and K frozen, and of Eq. 1 differ by {worst:.1g} of their norm."
     return Outcome(value=worst, values=gaps, passed=worst < EQUAL, note=note)

@@ -47,9 +47,9 @@ class Matrix:
     @property
     def has(self) -> frozenset[str]:
         """Which of ``ours``, ``kept``, ``theirs``, ``claim`` and ``timed`` the table holds."""
-        cells = [cell for _, own in self.rows for cell in own]
-        held = {name for name in ("ours", "kept", "theirs", "claim") if any(getattr(c, name) for c in cells)}
-        return frozenset(held | {cell.tone for cell in cells if cell.tone == "timed"})
+        cells = [cell for _, row in self.rows for cell in row]
+        names = {name for name in ("ours", "kept", "theirs", "claim") if any(getattr(c, name) for c in cells)}
+        return frozenset(names | {cell.tone for cell in cells if cell.tone == "timed"})
 
 
 def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> Matrix:

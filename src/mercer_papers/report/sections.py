@@ -124,18 +124,18 @@ def sections(
     grouped: dict[str, list[Result]] = {}
     for result in results:
         grouped.setdefault(result.entry, []).append(result)
-    found = []
+    built = []
     for entry in entries:
         lines = grouped.get(entry.id, [])
         # the line of a whole entry (its key is its id) says why nothing ran; cells that ran since outdate it
         lines = [result for result in lines if result.key != result.entry] or lines
         ran = any(result.status in ("done", "failed") for result in lines)
         # the longest recorded run stands beside this one
-        kept = max(find_recorded(entry.id), key=lambda run: len(run.results), default=None)
-        longer = kept.results if kept else ()
+        recorded = max(find_recorded(entry.id), key=lambda run: len(run.results), default=None)
+        longer = recorded.results if recorded else ()
         # why cells were not done, each reason once, sets that were left out in one sentence
-        told = (result.error or result.note for result in lines if result.status not in ("done", "not_built"))
-        reasons = list(dict.fromkeys(reason for reason in told if reason))
+        texts = (result.error or result.note for result in lines if result.status not in ("done", "not_built"))
+        reasons = list(dict.fromkeys(reason for reason in texts if reason))
         left_out = [reason.removeprefix(_LEFT_OUT).rstrip(".") for reason in reasons if reason.startswith(_LEFT_OUT)]
         reasons = [reason for reason in reasons if not reason.startswith(_LEFT_OUT)]
         if left_out:
@@ -164,33 +164,33 @@ def sections(
             reasons=tuple(reasons),
             seconds=sum(result.seconds for result in lines),
             cpu_seconds=sum(result.cpu_seconds for result in lines),
-            kept=kept,
+            kept=recorded,
             results=tuple(lines),
         )
-        found.append(section)
-    return found
+        built.append(section)
+    return built
 
 
 def unknown_entries(entries: Iterable[Entry], results: Iterable[Result]) -> list[Entry]:
     """Entries of a run that the catalogue does not have (a run of another version): shown by their id alone."""
-    known = {entry.id for entry in entries}
-    strange = dict.fromkeys(result.entry for result in results if result.entry not in known)
+    ids = {entry.id for entry in entries}
+    strange = dict.fromkeys(result.entry for result in results if result.entry not in ids)
     return [Entry(id=name, paper=name.split("/", 1)[0], kind="result", title=name, source="") for name in strange]
 
 
 def _state(entry: Entry, results: list[Result], planned: int) -> str:
     if not results:
         return "not_run" if entry.built else "not_built"
-    seen = {result.status for result in results}
-    if "failed" in seen:
+    statuses = {result.status for result in results}
+    if "failed" in statuses:
         return "failed"
-    if seen == {"missing"} and all(result.note.startswith(_LEFT_OUT) for result in results):
+    if statuses == {"missing"} and all(result.note.startswith(_LEFT_OUT) for result in results):
         return "left_out"
-    if "missing" in seen and "done" not in seen:
+    if "missing" in statuses and "done" not in statuses:
         cells = [result for result in results if result.status == "missing" and result.row]
         return "package" if cells and not any(result.data for result in cells) else "missing"
-    if "missing" in seen:
+    if "missing" in statuses:
         return "in_part"
-    if "done" in seen and len(results) < planned:
+    if "done" in statuses and len(results) < planned:
         return "in_part"
-    return next((status for status in ("done", "paper_scale_only") if status in seen), "not_built")
+    return next((status for status in ("done", "paper_scale_only") if status in statuses), "not_built")

@@ -84,8 +84,8 @@ class ESGD(CheckedOptimizer):
             for p in live:
                 p.grad = p.grad.detach() / scale  # type: ignore[union-attr]
         for group in self.param_groups:
-            own = [p for p in group["params"] if p.grad is not None]
-            descend(own, [self._direction(p) for p in own], group)
+            parameters = [p for p in group["params"] if p.grad is not None]
+            descend(parameters, [self._direction(p) for p in parameters], group)
 
     @property
     def _estimates(self) -> int:

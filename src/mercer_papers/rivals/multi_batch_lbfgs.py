@@ -107,9 +107,9 @@ class MultiBatchLBFGS(CheckedOptimizer):
     def _remember(self, s: Tensor, y: Tensor) -> None:
         state = self._first_state()
         old = self._pairs(s)
-        for key, kept, new in ((MOVES, old[0], s), (CHANGES, old[1], y)):
+        for key, pairs, new in ((MOVES, old[0], s), (CHANGES, old[1], y)):
             # a copy, not a view: sums depend on alignment, and a resumed run must repeat them to the bit
-            state[key] = torch.cat((kept, new[None]))[-self.history :].clone()
+            state[key] = torch.cat((pairs, new[None]))[-self.history :].clone()
 
 
 def two_loop(gradient: Tensor, s: Tensor, y: Tensor) -> Tensor:  # (N,), (pairs, N), (pairs, N) -> (N,)

@@ -202,5 +202,5 @@ def mask_gradients(sigma: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:  # (k, k
     factor = torch.linalg.cholesky_ex(shift_diagonal(sigma, ridge))[0]
     inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
     lam = inverse @ pi @ inverse.mT
-    own = 1 / factor.diagonal()
-    return inverse.mT * own, -inverse.mT @ torch.triu(lam * own)
+    inverse_diagonal = 1 / factor.diagonal()
+    return inverse.mT * inverse_diagonal, -inverse.mT @ torch.triu(lam * inverse_diagonal)

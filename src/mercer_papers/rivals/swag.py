@@ -79,12 +79,12 @@ class SWAG(Ensemble):
         first = own_network(self._networks[0], (), self.packing_)
         prefix = "" if self.packing_ is None else "model."
         for state in self.draws():
-            drawn = own_network(first, ())
+            network = own_network(first, ())
             for name, value in state.items():
                 owner, _, last = (prefix + name).rpartition(".")
-                module = drawn.get_submodule(owner)
+                module = network.get_submodule(owner)
                 setattr(module, last, nn.Parameter(value, False) if last in dict(module.named_parameters()) else value)
-            yield drawn
+            yield network
 
     @override
     def _is_fitted(self) -> bool:
@@ -93,11 +93,11 @@ class SWAG(Ensemble):
     def _drawn(self, stack: Tensor, common: Tensor, generator: torch.Generator) -> Tensor:  # (M, ...) -> (...)
         mean = stack.mean(0)
         deviations = stack - mean
-        own = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
-        spread = deviations.square().mean(0).sqrt() * own
+        noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
+        spread = deviations.square().mean(0).sqrt() * noise
         spread = spread + torch.tensordot(common.to(mean), deviations, 1) / math.sqrt(len(stack) - 1)
-        drawn: Tensor = mean + math.sqrt(self.scale / 2) * spread
-        return drawn
+        weights: Tensor = mean + math.sqrt(self.scale / 2) * spread
+        return weights
 
 
 def _middle(stack: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ class TwoLayerNet(nn.Module):
         super().__init__()
         checks.integer("TwoLayerNet", "width", width, 1)
         self.scale = checks.positive("TwoLayerNet", "scale", scale)
-        drawn = torch.randn(width, in_features, generator=generator, dtype=dtype)
-        self.weight = nn.Parameter(scale * drawn)
+        normal = torch.randn(width, in_features, generator=generator, dtype=dtype)
+        self.weight = nn.Parameter(scale * normal)
         coins = torch.randint(0, 2, (outputs, width), generator=generator)
         self.register_buffer("signs", (2 * coins - 1).to(self.weight.dtype))
 

@@ -41,9 +41,9 @@ def pair(name: str, rows: int | None, test_rows: int = 0, *, last: bool = False)
     """The first two classes of a set (the last two where ``last``), at most so many rows of them."""
     classes = (8, 9) if last else (0, 1)
     limit = None if rows is None else (rows, max(1, test_rows))
-    found = data.load(name, classes=classes, rows=limit)
-    signs = [1.0 - 2.0 * labels.double() for labels in (found.y_train, found.y_test)]
-    flat = [unit_rows(x.flatten(1).double()) for x in (found.x_train, found.x_test)]
+    dataset = data.load(name, classes=classes, rows=limit)
+    signs = [1.0 - 2.0 * labels.double() for labels in (dataset.y_train, dataset.y_test)]
+    flat = [unit_rows(x.flatten(1).double()) for x in (dataset.x_train, dataset.x_test)]
     return Pair(flat[0], signs[0], flat[1], signs[1])
 
 
@@ -54,17 +54,17 @@ def embed_pair(settings: Mapping[str, Any], generator: torch.Generator) -> Pair:
     (the last two classes) or ``"nothing"``, the control: a first layer as it was drawn.
     """
     s = settings
-    whole = pair(s["set"], s["rows"], s["test_rows"])
-    used = whole.second_half() if s.get("half") else whole
+    every = pair(s["set"], s["rows"], s["test_rows"])
+    used = every.second_half() if s.get("half") else every
     if s["kind"] == "none":
         return used
     if s["kind"] == "rff":
         features = RandomFourier(RBF(s["gamma"]), s["m"], generator=generator).fit(used.x)
         return used._replace(x=features(used.x), x_test=features(used.x_test))
-    first, epochs = whole, s["epochs"]
+    first, epochs = every, s["epochs"]
     if s["trained_on"] == "same":
-        half = len(whole.x) // 2
-        first, used = whole._replace(x=whole.x[:half], y=whole.y[:half]), whole.second_half()
+        half = len(every.x) // 2
+        first, used = every._replace(x=every.x[:half], y=every.y[:half]), every.second_half()
     elif s["trained_on"] == "other":
         first = pair(s["set"], s["rows"], last=True)
     else:

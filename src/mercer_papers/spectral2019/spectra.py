@@ -29,15 +29,15 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         common |= {"rows": 150 if scale == "smoke" else None, "tolerance": TOLERANCE}
     else:
         common |= {**SIZES[scale], "top": TOP[scale]}
-    one = scale == "smoke" or (complexity and scale == "small")
+    is_single = scale == "smoke" or (complexity and scale == "small")
     return [
         Cell(
-            entry.id, name, COLUMNS[chosen], {"set": chosen, **common, **made},
-            data=() if chosen == "digits" else (chosen,),
-            seeds=None if made["kind"] in ("none", "exact") else 1 if one else 3,
+            entry.id, name, COLUMNS[set_name], {"set": set_name, **common, **embedding},
+            data=() if set_name == "digits" else (set_name,),
+            seeds=None if embedding["kind"] in ("none", "exact") else 1 if is_single else 3,
         )
-        for chosen in entry.run["sets"]
-        for name, made in entry.run["embeddings"].items()
+        for set_name in entry.run["sets"]
+        for name, embedding in entry.run["embeddings"].items()
     ]  # fmt: skip
 
 
@@ -54,15 +54,15 @@ def run(cell: Cell) -> Outcome:
     both = embed_pair(s, generator)
     spectrum = analyze(ReLUGram(), both.x, both.y, k=s["top"])
     index = [float(i + 1) for i in range(s["top"])]
-    share = spectrum.projections.cumsum(0).tolist()
+    cumulated = spectrum.projections.cumsum(0).tolist()
     largest = int(spectrum.projections.argmax()) + 1
     curves = {
         "eigenvalues": {"x": index, "y": (spectrum.eigenvalues / len(both.x)).tolist()},
-        "projections": {"x": index, "y": share},
+        "projections": {"x": index, "y": cumulated},
     }
-    values = {"first 10": share[9], "complexity / n": spectrum.complexity / len(both.x)}
+    values = {"first 10": cumulated[9], "complexity / n": spectrum.complexity / len(both.x)}
     note = f"{len(both.x)} rows; eigenvector {largest} holds most, {100 * float(spectrum.projections.max()):.0f} %."
-    return Outcome(value=share[-1], values=values, curves=curves, note=note)
+    return Outcome(value=cumulated[-1], values=values, curves=curves, note=note)
 
 
 def draw(results: Sequence[Result]) -> Figure | None:

@@ -33,11 +33,11 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     if scale != "smoke":
         sizes, seeds = {**sizes, **entry.run.get("settings", {})}, 3
     cells = []
-    for chosen in entry.run["sets"]:
-        column = "" if shows == "table" else COLUMNS[chosen]
-        data = () if chosen == "digits" else (chosen,)
-        for name, made in entry.run["embeddings"].items():
-            settings = {"set": chosen, "shows": shows, "k": SCALE, **sizes, **made}
+    for set_name in entry.run["sets"]:
+        column = "" if shows == "table" else COLUMNS[set_name]
+        data = () if set_name == "digits" else (set_name,)
+        for name, embedding in entry.run["embeddings"].items():
+            settings = {"set": set_name, "shows": shows, "k": SCALE, **sizes, **embedding}
             cells.append(Cell(entry.id, name, column, settings, data, seeds))
     return cells
 

@@ -12,7 +12,6 @@ and ``tables_long``.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 import warnings
@@ -34,6 +33,7 @@ from torch.nn.functional import one_hot
 from mercer.tabular.columns import Column, Dates, Levels, Preparation, Target, TargetMeans, Texts, dates, words
 from mercer.tabular.columns.column import MOST_LEVELS
 from mercer.tabular.reading import read
+from mercer_papers.bench.record import append_row, read_rows
 
 from .honest_scores import tables
 
@@ -86,23 +86,22 @@ def encode(train: pd.DataFrame, test: pd.DataFrame, y: torch.Tensor, target: Tar
     """Both parts as matrices: columns of the kind ``library`` by the library, the others by us."""
     preparation, means = Preparation().fit(train), TargetMeans()
     theirs = [column for column in preparation.columns if library and find_kind(column) == library]
-    kept = [column for column in preparation.columns if column not in theirs]
-    sides: list[list[Any]] = [[], []]
+    ours = [column for column in preparation.columns if column not in theirs]
+    sides: list[list[Any]] = [[], []]  # blocks of columns of the training rows and of the test rows
+    # the library's columns
     for column in theirs:
-        name = column.name
-        for side, part in zip(
-            sides, encode_by_library(library, column, train[name], test[name], y.numpy()), strict=True
-        ):
+        parts = encode_by_library(library, column, train[column.name], test[column.name], y.numpy())
+        for side, part in zip(sides, parts, strict=True):
             side.append(part)
-    targets = y[:, None].double() if target.classes is None else one_hot(y, len(target.classes)).double()
-    fold = torch.arange(len(y)) % 5
-    if kept:
-        more = means.fit_transform(train, kept, targets, fold)
-        preparation.columns = kept
-        for side, frame in zip(sides, (train, test), strict=True):
-            side.append(preparation.prepare(frame).x.numpy())
-        sides[0].append(more.numpy())
-        sides[1].append(means.transform(test).numpy())
+    # our columns, and the target means of ours
+    if ours:
+        targets = y[:, None].double()
+        if target.classes is not None:
+            targets = one_hot(y, len(target.classes)).double()
+        train_means = means.fit_transform(train, ours, targets, torch.arange(len(y)) % 5)
+        preparation.columns = ours
+        sides[0] += [preparation.prepare(train).x.numpy(), train_means.numpy()]
+        sides[1] += [preparation.prepare(test).x.numpy(), means.transform(test).numpy()]
     return [np.column_stack(side) for side in sides]
 
 
@@ -129,14 +128,14 @@ def measure(name: str, frame: pd.DataFrame, target_name: str, task: str) -> Iter
     for library in sorted(kinds) and ["", *sorted(kinds)]:
         scores[library], began, learning = {}, time.process_time(), 0.0
         for train, test in folds:
-            inside, outside = encode(x.iloc[train], x.iloc[test], y[train], target, library)
+            x_train, x_test = encode(x.iloc[train], x.iloc[test], y[train], target, library)
             started = time.process_time()
             for learner, model in make_learners(task).items():
-                model.fit(inside, y[train].numpy())
+                model.fit(x_train, y[train].numpy())
                 if target.classes is None:
-                    score = r2_score(y[test].numpy(), model.predict(outside))
+                    score = r2_score(y[test].numpy(), model.predict(x_test))
                 else:
-                    score = -log_loss(y[test].numpy(), model.predict_proba(outside), labels=range(len(target.classes)))
+                    score = -log_loss(y[test].numpy(), model.predict_proba(x_test), labels=range(len(target.classes)))
                 scores[library].setdefault(learner, []).append(round(float(score), 5))
             learning += time.process_time() - started
         seconds[library] = round(time.process_time() - began - learning, 2)
@@ -192,22 +191,19 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--reading", action="store_true", help="compare readers of files instead")
     arguments = parser.parse_args()
-    output = arguments.output
     if arguments.reading:
-        with output.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in measure_reading())
+        for line in measure_reading():
+            append_row(arguments.output, line)
         return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    lines = output.read_text().splitlines() if output.exists() else []
-    done = {json.loads(line).get("table") for line in lines}
+    done = {line.get("table") for line in read_rows(arguments.output)}
     for name, row in tables().iterrows():
         if name in done:
             continue
         frame = read(Path(row["folder"]) / f"{name}.csv.gz", rows=200_000)
         for line in measure(str(name), frame, row["target"], row["task"]):
-            with output.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_row(arguments.output, line)
 
 
 if __name__ == "__main__":

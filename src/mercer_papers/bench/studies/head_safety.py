@@ -39,7 +39,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from mercer.nn import KernelClassifier
-from mercer_papers.bench.record import append_row, read_rows
+from mercer_papers.bench.record import append_row, read_rows, replace_rows
 from mercer_papers.data import load, sphere
 
 RESULTS = Path(__file__).parents[1] / "results" / "head_safety.jsonl"
@@ -104,9 +104,9 @@ Rows = list[tuple[Tensor, Tensor]]  # rows and labels: training, validation, tes
 def draw_rows(task: str, seed: int) -> Rows:
     """A draw of the sphere (1,000 training, 500 validation, 2,000 test rows), or of the digits (500, 250, 1,047)."""
     if task == "sphere":
-        drawn = sphere(1500, 2000, seed=1 + seed)
-        x, y = drawn.x_train, drawn.y_train
-        return [(x[:1000], y[:1000]), (x[1000:], y[1000:]), (drawn.x_test, drawn.y_test)]
+        points = sphere(1500, 2000, seed=1 + seed)
+        x, y = points.x_train, points.y_train
+        return [(x[:1000], y[:1000]), (x[1000:], y[1000:]), (points.x_test, points.y_test)]
     digits = load("digits")
     x, y = torch.cat((digits.x_train, digits.x_test)).flatten(1), torch.cat((digits.y_train, digits.y_test))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
@@ -158,16 +158,10 @@ def train(task: str, head: str, optimizer: str, seeds: Sequence[int]) -> list[di
                 length = (second[name] / (1 - 0.999**step)).sqrt() + 1e-8
                 p.mul_(1 - rate * DECAY["AdamW"]).sub_(rate * first[name] / (1 - 0.9**step) / length)
 
+    # The accuracies of each run; those of a seed make a line.
     lines: dict[int, dict[str, Any]] = {}
     for run, (seed, _) in enumerate(runs):
-        line: dict[str, Any] = {
-            "task": task,
-            "optimizer": optimizer,
-            "head": head,
-            "seed": seed,
-            "validation": [],
-            "test": [],
-        }
+        line = {"task": task, "optimizer": optimizer, "head": head, "seed": seed, "validation": [], "test": []}
         line = lines.setdefault(seed, line)
         state = ({k: p[run] for k, p in parameters.items()}, {k: b[run] for k, b in buffers.items()})
         for name, (x, y) in zip(("validation", "test"), rows[seed][1:], strict=True):
@@ -184,10 +178,10 @@ def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for task, optimizer in dict.fromkeys((line["task"], line["optimizer"]) for line in lines):
         scores: dict[str, tuple[Tensor, Tensor]] = {}
         for head in HEADS:
-            chosen = [x for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)]
-            chosen.sort(key=lambda line: line["seed"])
-            if chosen:
-                validation, test = (torch.tensor([line[part] for line in chosen]) for part in ("validation", "test"))
+            runs = [x for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)]
+            runs.sort(key=lambda line: line["seed"])
+            if runs:
+                validation, test = (torch.tensor([line[part] for line in runs]) for part in ("validation", "test"))
                 scores[head] = (validation, test)
         if "linear" not in scores:
             continue
@@ -227,10 +221,11 @@ def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     # Holm, over the settings of a head: the k-th smallest of n probabilities counts n - k + 1 times.
     for head in HEADS:
         for name in ("worse", "worse_by_1", "within_1"):
-            ordered, least = sorted((row for row in rows if row["head"] == head), key=lambda row: float(row[name])), 0.0
+            ordered = sorted((row for row in rows if row["head"] == head), key=lambda row: float(row[name]))
+            running = 0.0
             for k, row in enumerate(ordered):
-                least = max(least, min(1.0, (len(ordered) - k) * row[name]))
-                row[name] = round(least, 4)
+                running = max(running, min(1.0, (len(ordered) - k) * row[name]))
+                row[name] = round(running, 4)
     return rows
 
 
@@ -238,20 +233,20 @@ def share_below(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each head but linear: the share of runs, in percent, that end more than a point below linear."""
     shares = []
     for head in HEADS:
-        chosen = [row for row in rows if row["head"] == head]
-        if head == "linear" or not chosen:
+        settings = [row for row in rows if row["head"] == head]
+        if head == "linear" or not settings:
             continue
-        below, runs = sum(row["below"] for row in chosen), sum(row["runs"] for row in chosen)
+        below, runs = sum(row["below"] for row in settings), sum(row["runs"] for row in settings)
         interval = stats.binomtest(below, runs).proportion_ci(method="wilson")
         shares.append({
-            "setting": f"all {len(chosen)} settings",
+            "setting": f"all {len(settings)} settings",
             "head": f"{head}, all",
             "runs": runs,
             "below": below,
             "share": round(100 * below / runs, 1),
             "low": round(100 * interval.low, 1),
             "high": round(100 * interval.high, 1),
-            "collapses": sum(row["collapses"] for row in chosen),
+            "collapses": sum(row["collapses"] for row in settings),
         })  # fmt: skip
     return shares
 
@@ -267,13 +262,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             f" {row['collapses']} collapses, {row['trained']} trained",
             flush=True,
         )
-        for one in row["collapsed"]:
+        for collapse in row["collapsed"]:
             # One may choose a rate where linear layers are, on average, near what they reach at their best rate.
             best = next(x for x in rows if (x["setting"], x["head"]) == (row["setting"], "linear"))
-            usable = "a rate one may choose" if one["linear"] > best["accuracy"] - FAR else "a rate nobody would choose"
+            who = "one may" if collapse["linear"] > best["accuracy"] - FAR else "nobody would"
             print(
-                f"{'':18s}   collapse: seed {one['seed']}, rate {one['rate']:g}, {usable}: there linear layers reach"
-                f" {one['linear']} on average, at their best rate {best['rate']:g} {best['accuracy']}"
+                f"{'':18s}   collapse: seed {collapse['seed']}, rate {collapse['rate']:g}, a rate {who} choose: there"
+                f" linear layers reach {collapse['linear']} on average, at their best rate {best['rate']:g}"
+                f" {best['accuracy']}"
             )
     for share in share_below(rows):
         print(
@@ -286,32 +282,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=list(STEPS), help="all by default")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--heads", nargs="*", default=list(HEADS), choices=list(HEADS))
-    parser.add_argument("--optimizers", nargs="*", default=list(RATES), choices=list(RATES))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines = read_rows(arguments.results)
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    for task in arguments.tasks if not arguments.show else ():
-        for optimizer in arguments.optimizers:
-            for head in arguments.heads:
-                known = {x["seed"] for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)}
-                missing = [seed for seed in seeds if seed not in known]
+    if arguments.show:
+        rows = compare([line for line in lines if line["task"] in arguments.tasks])
+        show(rows)
+        if arguments.results == RESULTS and set(arguments.tasks) == set(STEPS):
+            replace_rows(SUMMARY, [*rows, *share_below(rows)])
+        return
+    for task in arguments.tasks:
+        for optimizer in RATES:
+            for head in HEADS:
+                stored = {x["seed"] for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)}
+                missing = [seed for seed in range(arguments.seeds) if seed not in stored]
                 for start in range(0, len(missing), GROUP):
                     for line in train(task, head, optimizer, missing[start : start + GROUP]):
                         append_row(arguments.results, line)
                         lines.append(line)
             show(compare([line for line in lines if (line["task"], line["optimizer"]) == (task, optimizer)]))
-    if arguments.show:
-        rows = compare([line for line in lines if line["task"] in arguments.tasks])
-        show(rows)
-        if arguments.results == RESULTS and set(arguments.tasks) == set(STEPS):
-            SUMMARY.unlink(missing_ok=True)
-            for row in [*rows, *share_below(rows)]:
-                append_row(SUMMARY, row)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from torch.nn import functional as F
 from mercer import spectral
 from mercer.kernels import FunctionKernel, Laplacian, infinite_width
 from mercer.machines import KernelRidge
+from mercer_papers.bench.record import append_row, read_rows
 from mercer_papers.bench.studies.infinite_width_rules import WIDTHS, draw_weights, empirical_ntk
 from mercer_papers.data import load
 
@@ -60,8 +61,12 @@ def dense(depth: int, act: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = Fa
     def make(width: int) -> nn.Module:
         d = 3 * (32 // pool) ** 2
         layers: list[nn.Module] = [nn.AvgPool2d(pool), nn.Flatten()]
-        for i in range(depth):
-            layers += [nn.Linear(d if i == 0 else width, width), *([nn.LayerNorm(width)] if norm else []), act()]
+        for _ in range(depth):
+            layers.append(nn.Linear(d, width))
+            if norm:
+                layers.append(nn.LayerNorm(width))
+            layers.append(act())
+            d = width
         return nn.Sequential(*layers, nn.Linear(width, 10))
 
     return make
@@ -79,27 +84,27 @@ def cnn(
 
     def make(width: int) -> nn.Module:
         layers: list[nn.Module] = [nn.AvgPool2d(pool)]
-        side = 32 // pool
-        for i, stride in enumerate(strides):
-            layers += [nn.Conv2d(3 if i == 0 else width, width, size, stride, size // 2), act()]
-            side = -(-side // stride)
-        layers += [nn.AdaptiveAvgPool2d(1)] if mean else []
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * (1 if mean else side**2), 10))
+        channels, side = 3, 32 // pool
+        for stride in strides:
+            layers += [nn.Conv2d(channels, width, size, stride, size // 2), act()]
+            channels, side = width, -(-side // stride)
+        if mean:
+            layers.append(nn.AdaptiveAvgPool2d(1))
+            side = 1
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side**2, 10))
 
     return make
 
 
-def resnet(blocks: int, *, pool: int = 1, stride: int = 2, mean: bool = False) -> Any:
-    """A residual network with pre-activation blocks and group norm."""
+def resnet(blocks: int, *, pool: int = 1) -> Any:
+    """A residual network with pre-activation blocks, group norm and a flattened readout, at half of the size."""
 
     def make(width: int) -> nn.Module:
-        layers: list[nn.Module] = [nn.AvgPool2d(pool), nn.Conv2d(3, width, 3, stride, 1)]
+        layers: list[nn.Module] = [nn.AvgPool2d(pool), nn.Conv2d(3, width, 3, 2, 1)]
         for _ in range(blocks):
             norm, first = nn.GroupNorm(1, width), nn.Conv2d(width, width, 3, padding=1)
             layers.append(Residual(norm, nn.ReLU(), first, nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)))
-        side = 32 // pool // stride
-        layers += [nn.ReLU(), *([nn.AdaptiveAvgPool2d(1)] if mean else []), nn.Flatten()]
-        return nn.Sequential(*layers, nn.Linear(width * (1 if mean else side**2), 10))
+        return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(width * (32 // pool // 2) ** 2, 10))
 
     return make
 
@@ -130,15 +135,16 @@ RANKED = {
 def write(line: dict[str, Any], arguments: list[str] | None = None) -> None:
     """Print a line and keep it with how it was made: by these arguments, or by those of this process."""
     module = f"mercer_papers.bench.studies.{Path(sys.argv[0]).stem}"
+    if arguments is None:
+        arguments = sys.argv[1:]
     line |= {
-        "command": " ".join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)]),
+        "command": " ".join(["python", "-m", module, *arguments]),
         "torch": torch.__version__,
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
     }
     print(json.dumps(line), flush=True)
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    append_row(RESULTS, line)
 
 
 def pictures(train: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -164,17 +170,17 @@ def cost_of(name: str, file: str) -> None:
     x = torch.from_numpy(np.load(file))
     kernel = infinite_width(COST[name](64), example=x[:1])
     kernel(x[:8])
-    before, start = _peak_kib(), time.process_time()
+    before, start = read_peak_kib(), time.process_time()
     gram = kernel(x)
     seconds = time.process_time() - start
-    peak = _peak_kib()
+    peak = read_peak_kib()
     least = float(torch.linalg.eigvalsh(gram.double())[0] / gram.diagonal().mean())
     write({"what": "cost", "name": name, "n": 1000, "dtype": "float32", "cpu_s": round(seconds, 2),
            "peak_mib": round(peak / 1024), "added_mib": round((peak - before) / 1024),
            "least_eigenvalue_over_mean_diagonal": least}, ["cost", name])  # fmt: skip
 
 
-def _peak_kib() -> int:
+def read_peak_kib() -> int:
     """Peak memory of this program; that of getrusage is inherited from the process that started it."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1])
@@ -223,9 +229,9 @@ def ridge(sizes: list[int], only: str) -> None:
             # both blocks in float32; the machine then asks for them by the pictures' numbers
             blocks = torch.cat((kernel(rows), kernel(new, rows)))  # (n + test rows, n)
             gram_s = time.process_time() - start
-            held = FunctionKernel(lambda a, b, blocks=blocks: blocks[a[:, 0].long()][:, b[:, 0].long()])
+            stored = FunctionKernel(lambda a, b, blocks=blocks: blocks[a[:, 0].long()][:, b[:, 0].long()])
             numbers = torch.arange(len(blocks), dtype=torch.float64)[:, None]
-            machine = KernelRidge(held, solver="exact").fit(numbers[:n], targets)
+            machine = KernelRidge(stored, solver="exact").fit(numbers[:n], targets)
             scores = blocks[n:].double() @ machine.weights_ + machine.solution_.mean
             accuracy = float((scores.argmax(1) == y_test).float().mean())
             left_out = float((machine.loo_.argmax(1) == y).float().mean())
@@ -234,14 +240,13 @@ def ridge(sizes: list[int], only: str) -> None:
                    "gram_cpu_s": round(gram_s, 1), "cpu_s": round(time.process_time() - start, 1)})  # fmt: skip
         if only and not "trained".startswith(only):
             continue
-        for width in (48,):
-            start, scores = time.process_time(), []
-            for seed in range(2):
-                torch.manual_seed(seed)
-                scores.append(trained_accuracy(make(width), data, 30, 2e-3))
-            write({"what": "ridge", "name": f"the CNN of width {width}, trained, 2 seeds", "n": n,
-                   "test_rows": len(x_test), "accuracy": round(statistics.mean(scores), 4),
-                   "each": [round(s, 4) for s in scores], "cpu_s": round(time.process_time() - start, 1)})  # fmt: skip
+        start, scores = time.process_time(), []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            scores.append(trained_accuracy(make(48), data, 30, 2e-3))
+        write({"what": "ridge", "name": "the CNN of width 48, trained, 2 seeds", "n": n, "test_rows": len(x_test),
+               "accuracy": round(statistics.mean(scores), 4), "each": [round(s, 4) for s in scores],
+               "cpu_s": round(time.process_time() - start, 1)})  # fmt: skip
 
 
 def ranking(rows: int) -> None:
@@ -299,8 +304,7 @@ def drift() -> None:
 def render() -> dict[str, str]:
     """The tables of docs/tutorials/infinite-width.md; of stored lines about one thing the last counts."""
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for text in RESULTS.read_text().splitlines():
-        line = json.loads(text)
+    for line in read_rows(RESULTS):
         lines[line["what"], line.get("name"), line.get("n"), line.get("width")] = line
 
     def of(what: str) -> list[dict[str, Any]]:
@@ -310,15 +314,18 @@ def render() -> dict[str, str]:
         head, *body = [f"| {' | '.join(row)} |" for row in rows]
         return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
 
+    # rules: the error of the empirical NTK by width, and how fast it falls
     rules = [["network", *(f"{w:,}" for w in WIDTHS), "slope", "slope, NNGP"]]
     for line in of("rule"):
         errors = [f"{error:.3f}" for error in line["ntk_errors"]]
         rules.append([line["name"], *errors, f"{line['ntk_slope']:.2f}", f"{line['nngp_slope']:.2f}"])
     costs = [["network", "1,000 pictures, measured", "peak memory added", "5,000, times 25", "20,000, times 400"]]
     for line in of("cost"):
-        seconds, added = line["cpu_s"], line.get("added_mib")
-        memory = "not measured" if added is None else f"{added} MiB"
-        costs.append([line["name"], _time(seconds), memory, _time(25 * seconds), _time(400 * seconds)])
+        seconds, memory = line["cpu_s"], "not measured"
+        if line.get("added_mib") is not None:
+            memory = f"{line['added_mib']} MiB"
+        costs.append([line["name"], *(format_time(times * seconds) for times in (1, 25, 400))])
+        costs[-1].insert(2, memory)
     # ridge: one row for each number of pictures, of the Laplacian kernel the bandwidth with most left-out rows right
     ridges = of("ridge")
     names = ["NTK of the CNN", "NNGP of the CNN", "NTK of the FC network", "Laplacian", "the CNN"]
@@ -326,10 +333,14 @@ def render() -> dict[str, str]:
     for n in sorted({line["n"] for line in ridges}):
         row = [f"{n:,}"]
         for name in names:
-            some = [line for line in ridges if line["n"] == n and line["name"].startswith(name)]
-            best = max(some, key=lambda line: line.get("left_out_accuracy", 0.0), default=None)
-            row.append("not run" if best is None else f"{100 * best['accuracy']:.1f} %")
+            runs = [line for line in ridges if line["n"] == n and line["name"].startswith(name)]
+            cell = "not run"
+            if runs:
+                best = max(runs, key=lambda line: line.get("left_out_accuracy", 0.0))
+                cell = f"{100 * best['accuracy']:.1f} %"
+            row.append(cell)
         accuracies.append(row)
+    # ranking: the networks by trained accuracy, and how well what is known before training ranks them
     ranked = sorted(of("ranking"), key=lambda line: -line["trained_accuracy"])
     rank_rows = [["network", "complexity", "ratio", "left out", "trained"]]
     for line in ranked:
@@ -339,7 +350,8 @@ def render() -> dict[str, str]:
     for name in ("complexity", "ratio", "left_out_accuracy"):
         test = spearmanr([line[name] for line in ranked], [line["trained_accuracy"] for line in ranked])
         correlations.append(f"{name.replace('_', ' ')} {test.statistic:.2f} (p = {test.pvalue:.2f})")
-    told = f"Spearman's correlation with trained accuracy over {len(ranked)} networks: {', '.join(correlations)}."
+    sentence = f"Spearman's correlation with trained accuracy over {len(ranked)} networks: {', '.join(correlations)}."
+    # drift: distances of tangent kernels by width
     drifts = [["width", "from the limit, at the start", "moved by training", "from the limit, after", "loss after"]]
     for line in of("drift"):
         distances = [f"{line[name]:.3f}" for name in ("from_limit_at_start", "moved", "from_limit_after")]
@@ -348,16 +360,18 @@ def render() -> dict[str, str]:
         "rules": table(*rules),
         "cost": table(*costs),
         "ridge": table(*accuracies),
-        "ranking": table(*rank_rows) + "\n\n" + told,
+        "ranking": table(*rank_rows) + "\n\n" + sentence,
         "drift": table(*drifts),
     }
 
 
-def _time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Seconds, minutes or hours, in three digits."""
     if seconds < 100:
         return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.3g} h"
 
 
 def fill(page: str) -> str:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from mercer.kernels import infinite_width
 
 WIDTHS = (256, 512, 1024, 2048, 4096)
-_WEIGHTS = 2**27  # drawn at each width, about: wide layers are drawn less often
-_ROWS = 3
+WEIGHTS = 2**27  # drawn at each width, about: wide layers are drawn less often
+ROWS = 3
 
 
 class Call(nn.Module):
@@ -103,7 +103,7 @@ def tokens(*layers: Callable[[int], nn.Module]) -> Network:
     return Network(lambda w: nn.Sequential(*[layer(w) for layer in layers], nn.Linear(w, 1)), "tokens")
 
 
-def _read_shapes(w: int) -> list[nn.Module]:
+def read_shapes(w: int) -> list[nn.Module]:
     """Pixels as tokens by permute, reshape, swapaxes, view and squeeze, and a linear layer on each token."""
     return [
         nn.ReLU(),
@@ -154,7 +154,7 @@ NETWORKS = {
     "average pooling": pictures(SAME, lambda w: [nn.ReLU(), nn.AvgPool2d(2, 2, 1, count_include_pad=False)], 9),
     "global average pooling": pictures(SAME, lambda w: [nn.ReLU(), nn.AdaptiveAvgPool2d(1)], 1),
     "sum over pixels": pictures(SAME, lambda w: [nn.ReLU(), Call(lambda x: x.sum((2, 3)) / 16)], 1),
-    "mean over tokens, shapes": pictures(SAME, _read_shapes, 1),
+    "mean over tokens, shapes": pictures(SAME, read_shapes, 1),
     "convolution of sequences": sequences(lambda w: [nn.ReLU(), nn.Conv1d(w, w, 2, stride=2), nn.ReLU()], 3),
     "pooled sequences": sequences(lambda w: [nn.ReLU(), nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(1)], 1),
     "linear layer of tokens": sequences(
@@ -166,7 +166,7 @@ NETWORKS = {
 }
 
 
-def draw_rows(kind: str, n: int = _ROWS) -> Tensor:
+def draw_rows(kind: str, n: int = ROWS) -> Tensor:
     """Rows of one of the four kinds."""
     generator = torch.Generator().manual_seed(1)
     if kind == "tokens":
@@ -204,22 +204,6 @@ def empirical_ntk(model: nn.Module, output: Tensor, variances: dict[str, float])
     return ntk.detach()
 
 
-def draw_finite_kernels(
-    model: nn.Module, x: Tensor, layers: dict[str, tuple[float, float | None]]
-) -> tuple[Tensor, Tensor]:
-    """The empirical NNGP and NTK of the only output at fresh weights."""
-    variances = draw_weights(model, layers)
-    # the NNGP given the hidden layers: the covariance over draws of the last layer alone
-    hidden: list[Tensor] = []
-    name, last = list(model.named_modules())[-1]
-    hook = last.register_forward_pre_hook(lambda module, inputs: hidden.append(inputs[0].detach()))
-    output = model(x)
-    hook.remove()
-    weight_var, bias_var = layers[name]
-    nngp = weight_var * hidden[0] @ hidden[0].mT / hidden[0].shape[1] + (bias_var or 0.0)
-    return nngp, empirical_ntk(model, output, variances)
-
-
 def measure(name: str, width: int, draws: int) -> list[float]:
     """Root mean square relative errors of NNGP and NTK at one width; weights by torch's global generator."""
     network = NETWORKS[name]
@@ -227,10 +211,20 @@ def measure(name: str, width: int, draws: int) -> list[float]:
     model = network.make(width).eval()
     kernel = infinite_width(model, example=x[:1], weight_var=1.6, bias_var=0.1)
     limits = kernel.both(x.double() if x.is_floating_point() else x)
+    last_name, last = list(model.named_modules())[-1]
+    weight_var, bias_var = kernel.layers[last_name]
     squares = torch.zeros(2, dtype=torch.float64)
     for _ in range(draws):
-        finite = draw_finite_kernels(model, x, kernel.layers)
-        for place, (gram, exact) in enumerate(zip(finite, limits, strict=True)):
+        # fresh weights; what the last layer reads is caught on its way
+        variances = draw_weights(model, kernel.layers)
+        hidden: list[Tensor] = []
+        hook = last.register_forward_pre_hook(lambda _, inputs, hidden=hidden: hidden.append(inputs[0].detach()))
+        output = model(x)
+        hook.remove()
+        # the NNGP given the hidden layers: the covariance over draws of the last layer alone
+        nngp = weight_var * hidden[0] @ hidden[0].mT / hidden[0].shape[1] + (bias_var or 0.0)
+        ntk = empirical_ntk(model, output, variances)
+        for place, (gram, exact) in enumerate(zip((nngp, ntk), limits, strict=True)):
             squares[place] += float(((gram - exact).norm() / exact.norm()) ** 2)
     return (squares / draws).sqrt().tolist()
 
@@ -245,7 +239,7 @@ def main() -> None:
         for width in WIDTHS:
             torch.manual_seed(width)
             size = sum(p.numel() for p in NETWORKS[name].make(width).parameters())
-            draws.append(min(32, max(2, _WEIGHTS // size)))
+            draws.append(min(32, max(2, WEIGHTS // size)))
             errors.append(measure(name, width, draws[-1]))
         slopes = np.polyfit(np.log(WIDTHS), np.log(np.array(errors)), 1)[0]  # of both columns
         write({"what": "rule", "name": name, "widths": list(WIDTHS), "draws": draws,

@@ -3,7 +3,7 @@
     python -m mercer_papers.bench.studies.optim_rates
 
 The target is that of ``mercer bench optim``, on a sixth of the training rows that is held out; one seed. The results
-stand in ``RATES`` of mercer_papers.bench.optim_fits.
+stand in ``RATES`` of mercer_papers.bench.optim.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from mercer_papers.bench.optim_fits import RATES, TASKS, Task, reach
+from mercer_papers.bench.optim import RATES, TASKS, Task, reach
 
 FACTOR = 2.0
 SEED = 100  # none of the seeds that the bench scores
@@ -25,15 +25,17 @@ def epochs(task: Task, who: str, lr: float, limit: float) -> float:
     """Epochs to the target, infinite where it was not reached in so many."""
     if limit < math.inf:
         task = replace(task, most=min(task.most, math.ceil(limit)))
-    begun = time.process_time()
+    start = time.process_time()
     try:
-        found = reach(task, who, lr, SEED)
+        count = reach(task, who, lr, SEED)
     except (FloatingPointError, RuntimeError) as error:
         print(f"  {who} at {lr:g}: {error}", flush=True)
         return math.inf
-    seconds = time.process_time() - begun
-    print(f"  {who} at {lr:g}: {found:.2f} epochs, {seconds:.1f} CPU s", flush=True)
-    return found if found <= task.most else math.inf
+    seconds = time.process_time() - start
+    print(f"  {who} at {lr:g}: {count:.2f} epochs, {seconds:.1f} CPU s", flush=True)
+    if count > task.most:
+        return math.inf
+    return count
 
 
 def best_rate(task: Task, who: str, start: float) -> tuple[float, float]:
@@ -41,8 +43,8 @@ def best_rate(task: Task, who: str, start: float) -> tuple[float, float]:
     best, fewest = start, epochs(task, who, start, math.inf)
     for by in (1 / FACTOR, FACTOR):
         lr = best * by
-        while (found := epochs(task, who, lr, fewest)) < fewest:
-            best, fewest, lr = lr, found, lr * by
+        while (count := epochs(task, who, lr, fewest)) < fewest:
+            best, fewest, lr = lr, count, lr * by
     return best, fewest
 
 
@@ -51,12 +53,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", default=["digits", "mnist 128", "mnist 1024", "CNN"], metavar="TASK")
     parser.add_argument("--only", nargs="*", default=None, help="Optimizers, all by default.")
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in chosen.tasks:
+    for name in arguments.tasks:
         task = TASKS[name]().on_validation()
         for who, start in RATES[name].items():
-            if chosen.only is None or who in chosen.only:
+            if arguments.only is None or who in arguments.only:
                 lr, fewest = best_rate(task, who, start)
                 print(f"{name}, {who}: {lr:g}, {fewest:.2f} epochs", flush=True)
 

@@ -98,7 +98,7 @@ def measure(folder: Path, rank: int, ranks: int, scale: float, repeats: int) -> 
     warnings.simplefilter("ignore")
     store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    found = {}
+    lines = {}
     for name, work in works(scale).items():
         answer, times, spent = work(), [], []
         for _ in range(repeats):
@@ -109,8 +109,8 @@ def measure(folder: Path, rank: int, ranks: int, scale: float, repeats: int) -> 
             dist.barrier()
             times.append(time.perf_counter() - start)
         busiest = max(distributed.gather_json(min(spent)))
-        found[name] = {"seconds": min(times), "cpu": busiest, "answer": answer.double().flatten().tolist()}
-    (folder / f"{ranks}.{rank}.json").write_text(json.dumps(found))
+        lines[name] = {"seconds": min(times), "cpu": busiest, "answer": answer.double().flatten().tolist()}
+    (folder / f"{ranks}.{rank}.json").write_text(json.dumps(lines))
     dist.destroy_process_group()
 
 

@@ -39,15 +39,12 @@ from torch.nn import functional as F
 from mercer import metrics
 from mercer.bayes import Familiarity
 from mercer.signals.capture import capture
-from mercer.storage.files import atomic_write
 from mercer_papers import data
 from mercer_papers.bench.bayes import trained
-from mercer_papers.bench.record import read_rows
-from mercer_papers.data import CifarResNet
+from mercer_papers.bench.record import read_rows, replace_rows
+from mercer_papers.data import normalised, published_resnet20
 
 RESULTS = Path(__file__).parents[1] / "results" / "strangers.jsonl"
-MEAN = torch.tensor([0.485, 0.456, 0.406]).reshape(1, 3, 1, 1)
-DEVIATION = torch.tensor([0.229, 0.224, 0.225]).reshape(1, 3, 1, 1)
 TRAINING, VALIDATION, TEST, STRANGERS = 4000, 1000, 1500, 1000
 
 
@@ -65,8 +62,6 @@ class Task(NamedTuple):
 def resnet20() -> Task:
     """CIFAR-10, 92.6 % of the test rows right."""
     pictures = data.load("cifar10", rows=(TRAINING, VALIDATION + TEST))
-    network = CifarResNet(20)
-    network.load_state_dict(data.resnet20_weights(), strict=False)
     digits = F.interpolate(data.load("mnist", rows=(1, STRANGERS)).x_test.reshape(-1, 1, 28, 28).float(), (32, 32))
     digits = (digits - digits.min()) / (digits.max() - digits.min())
     noise = torch.rand(STRANGERS, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -75,10 +70,10 @@ def resnet20() -> Task:
         "far: MNIST": digits.repeat(1, 3, 1, 1),
         "far: noise": noise,
     }
-    x, test = ((part - MEAN) / DEVIATION for part in (pictures.x_train, pictures.x_test))
-    scaled = {name: (rows - MEAN) / DEVIATION for name, rows in strangers.items()}
-    train = (x, pictures.y_train)
-    return Task(network.eval(), "linear", train, test[:VALIDATION], test[VALIDATION:], scaled)
+    test = normalised(pictures.x_test)
+    scaled = {name: normalised(rows) for name, rows in strangers.items()}
+    train = (normalised(pictures.x_train), pictures.y_train)
+    return Task(published_resnet20().eval(), "linear", train, test[:VALIDATION], test[VALIDATION:], scaled)
 
 
 def mnist() -> Task:
@@ -90,14 +85,7 @@ def mnist() -> Task:
     x, y, val = x[:-VALIDATION], y[:-VALIDATION], x[-VALIDATION:]
 
     network = trained(lambda: convolutions(7), x, y, 3, 400, 2e-3, 64)
-    low, high = x.min(), x.max()
-    gray = F.interpolate(data.load("cifar10", rows=(1, STRANGERS)).x_test.mean(1, keepdim=True), (28, 28))
-    noise = torch.rand(STRANGERS, 1, 28, 28, generator=torch.Generator().manual_seed(3))
-    strangers = {
-        "near: digits 0 to 2": test[truth < 0],
-        "far: CIFAR-10": low + gray * (high - low),
-        "far: noise": low + noise * (high - low),
-    }
+    strangers = {"near: digits 0 to 2": test[truth < 0], **draw_far_strangers(x, STRANGERS, seed=3)}
     return Task(network, "13", (x[:TRAINING], y[:TRAINING]), val, test[truth >= 0], strangers)
 
 
@@ -109,17 +97,18 @@ def faces() -> Task:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     x, y = x[order], y[order]
     x = (x - x.mean()) / x.std()
-    known, labels = x[y < 14], y[y < 14]
-    network = trained(lambda: convolutions(14), known[:240], labels[:240], 0, 300, 2e-3, 64)
+    familiar, labels = x[y < 14], y[y < 14]
+    network = trained(lambda: convolutions(14), familiar[:240], labels[:240], 0, 300, 2e-3, 64)
+    strangers = {"near: other people": x[y >= 14], **draw_far_strangers(x, 500, seed=1)}
+    return Task(network, "13", (familiar[:240], labels[:240]), familiar[240:320], familiar[320:], strangers)
+
+
+def draw_far_strangers(x: Tensor, count: int, seed: int) -> dict[str, Tensor]:  # (n, 1, h, w)
+    """Gray pictures of CIFAR-10 and noise, of the size and within the range of the rows ``x``."""
     low, high = x.min(), x.max()
-    gray = F.interpolate(data.load("cifar10", rows=(1, 500)).x_test.mean(1, keepdim=True), (30, 32))
-    noise = torch.rand(500, 1, 30, 32, generator=torch.Generator().manual_seed(1))
-    strangers = {
-        "near: other people": x[y >= 14],
-        "far: CIFAR-10": low + gray * (high - low),
-        "far: noise": low + noise * (high - low),
-    }
-    return Task(network, "13", (known[:240], labels[:240]), known[240:320], known[320:], strangers)
+    gray = F.interpolate(data.load("cifar10", rows=(1, count)).x_test.mean(1, keepdim=True), x.shape[2:])
+    noise = torch.rand(count, 1, *x.shape[2:], generator=torch.Generator().manual_seed(seed))
+    return {"far: CIFAR-10": low + gray * (high - low), "far: noise": low + noise * (high - low)}
 
 
 def convolutions(classes: int) -> nn.Module:
@@ -134,12 +123,12 @@ def convolutions(classes: int) -> nn.Module:
 def read(task: Task, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, d), (n, c)
     """What the head reads, and the outputs."""
     features, outputs = [], []
-    with torch.no_grad(), capture(task.network, [task.head]) as seen:
+    with torch.no_grad(), capture(task.network, [task.head]) as captured:
         for part in x.split(250):
             outputs.append(task.network(part))
-            features.append(seen[task.head].input)
-            seen[task.head].inputs.clear()
-            seen[task.head].outputs.clear()
+            features.append(captured[task.head].input)
+            captured[task.head].inputs.clear()
+            captured[task.head].outputs.clear()
     return torch.cat(features), torch.cat(outputs)
 
 
@@ -147,8 +136,8 @@ class _NoTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Answers ``import torchvision...`` with modules of empty classes."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        known = name.partition(".")[0] == "torchvision"
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
+        answered = name.partition(".")[0] == "torchvision"
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if answered else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         def make_class(name: str) -> type:
@@ -217,15 +206,15 @@ def compare(task: Task) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     for name, score in rivals(head, *read(task, task.train[0]), task.train[1]).items():
         with torch.no_grad():
-            known = score(*test)
-            table[name] = {kind: metrics.auroc(known, score(*rows)) for kind, rows in strangers.items()}
+            scores = score(*test)
+            table[name] = {kind: metrics.auroc(scores, score(*rows)) for kind, rows in strangers.items()}
 
     familiarity = Familiarity(task.network, generator=torch.Generator().manual_seed(0)).fit(task.train[0], task.val)
     start = time.process_time()
-    known = familiarity.score(task.test)
+    scores = familiarity.score(task.test)
     passes = (time.process_time() - start) / forward
-    ours = {kind: metrics.auroc(known, familiarity.score(rows)) for kind, rows in task.strangers.items()}
-    above = float((known > 0.5).double().mean())
+    ours = {kind: metrics.auroc(scores, familiarity.score(rows)) for kind, rows in task.strangers.items()}
+    above = float((scores > 0.5).double().mean())
     for row in (ours, *table.values()):
         near, mean = next(iter(row.values())), sum(row.values()) / len(row)
         row |= {"near": near, "mean": mean}
@@ -249,8 +238,7 @@ def main() -> None:
         lines = [line for line in lines if line["network"] != name] + new
         if len(new) == 1:  # without rivals: our line is printed, not stored
             continue
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        atomic_write(RESULTS, text.encode())
+        replace_rows(RESULTS, lines)
     for line in lines:
         print(json.dumps(line))
 

@@ -17,6 +17,7 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mercer.bayes import KroneckerLaplace, LinearizedLaplace
-from mercer.storage.files import atomic_write
-from mercer_papers.bench.record import read_rows
+from mercer_papers.bench.record import read_rows, replace_rows
 
 RESULTS = Path(__file__).parents[1] / "results" / "uncertainty_of_many_classes.jsonl"
 CLASSES = (128, 512, 1000, 3100)
 PAIRS = (("laplace-torch, last layer", "LinearizedLaplace"), ("laplace-torch, kron", "KroneckerLaplace"))
 MEMORY = 8 * 2**30
+LIMIT = 600.0  # seconds for one process
 WIDTH = 32
 
 
@@ -98,8 +99,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", type=int, default=list(CLASSES))
     parser.add_argument("--one", nargs=3, metavar=("WHO", "CLASSES", "FILE"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, default=Path(), help="For the answers, while they are compared.")
-    parser.add_argument("--limit", type=float, default=600.0, help="Seconds for one process.")
     parser.add_argument("--last", action="store_true", help="The last layer alone, without Kronecker factors.")
     parser.add_argument("--show", action="store_true", help="Measure nothing.")
     arguments = parser.parse_args()
@@ -108,31 +107,27 @@ def main() -> None:
         print(json.dumps(measure(who, int(c), answers)))
         return
     lines = read_rows(RESULTS)
-    chosen = PAIRS[:1] if arguments.last else PAIRS
-    pairs = [(c, *pair) for c in arguments.classes for pair in chosen if not arguments.show]
+    methods = PAIRS[:1] if arguments.last else PAIRS
+    pairs = [(c, *pair) for c in arguments.classes for pair in methods if not arguments.show]
     for c, rival, ours in pairs:
-        answers = {}
-        for who in (rival, ours):
-            answers[who] = arguments.folder / f"{who.replace(', ', '-').replace(' ', '-')}-{c}.safetensors"
-            command = [sys.executable, "-m", __spec__.name, "--one", who, str(c), str(answers[who])]
-            try:
-                run = subprocess.run(command, capture_output=True, text=True, timeout=arguments.limit, check=True)
-                line = json.loads(run.stdout.splitlines()[-1])
-            except subprocess.TimeoutExpired:
-                line = {
-                    "who": who,
-                    "classes": c,
-                    "failed": f"not done after {arguments.limit:g} s of the clock, beside other work",
-                }
-            except subprocess.CalledProcessError as error:
-                line = {"who": who, "classes": c, "failed": error.stderr.splitlines()[-1][:200]}
-            if who == ours and all(path.exists() for path in answers.values()) and len(answers) == 2:
-                p, q = (load_file(path)["p"] for path in answers.values())
-                line["farthest"] = float((p - q).abs().max())
-            lines = [old for old in lines if (old["who"], old["classes"]) != (who, c)] + [line]
-            atomic_write(RESULTS, "".join(json.dumps(line) + "\n" for line in lines).encode())
-        for path in answers.values():
-            path.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            answers = {who: Path(folder) / f"{i}.safetensors" for i, who in enumerate((rival, ours))}
+            for who, answer in answers.items():
+                line = {"who": who, "classes": c}
+                command = [sys.executable, "-m", __spec__.name, "--one", who, str(c), str(answer)]
+                try:
+                    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
+                    line = json.loads(run.stdout.splitlines()[-1])
+                except subprocess.TimeoutExpired:
+                    line["failed"] = f"not done after {LIMIT:g} s of the clock, beside other work"
+                except subprocess.CalledProcessError as error:
+                    line["failed"] = error.stderr.splitlines()[-1][:200]
+                # how far the answers of both are apart, once both are there
+                if who == ours and all(path.exists() for path in answers.values()):
+                    p, q = (load_file(path)["p"] for path in answers.values())
+                    line["farthest"] = float((p - q).abs().max())
+                lines = [old for old in lines if (old["who"], old["classes"]) != (who, c)] + [line]
+                replace_rows(RESULTS, lines)
     show(sorted(lines, key=lambda line: line["classes"]))
 
 

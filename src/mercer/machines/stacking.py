@@ -323,12 +323,12 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.machines_, singles, folds = [], [], []
         for trial in stay:
             look = self.looks[trial.look]
-            weights, single, whole = self._solve(look.view, trial, y, fold, forward, device)
+            weights, single, whole = self._solve(look.view, trial, y, fold, choose_by, device)
             # rows whose targets taught the view are predicted through that of other rows
             for rows, view in look.honest:
                 own = torch.isin(self.left_out_, rows)[:, None]
                 if bool(own.any()):
-                    _, other, others = self._solve(view, trial, y, fold, forward, device)
+                    _, other, others = self._solve(view, trial, y, fold, choose_by, device)
                     single, whole = torch.where(own, other, single), torch.where(own, others, whole)
             error = float(weighted_mean((truth - single).square(), weight).mean())
             number = used.index(trial.look)
@@ -388,23 +388,44 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         return share, boosted
 
     def _solve(
-        self, view: View, trial: Trial, y: Tensor, fold: Tensor, forward: bool, device: torch.device
+        self, view: View, trial: Trial, y: Tensor, fold: Tensor, choose_by: str, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Weights of a machine, and predictions of the rows left out: without the row, and without its fold."""
-        z, weight = view(self.rows_).to(device), self.weight_
+        z, rows, forward = view(self.rows_).to(device), self.left_out_, choose_by == "earlier folds"
+        targets = torch.cat((y, torch.ones_like(y[:, :1])), 1)  # its prediction of a constant is used below
         if forward:
-            factor = ridge_factor(trial.kernel, z, trial.penalty, weight=weight)
-            weights, whole = solve_forward(factor, y, self.left_out_, fold)
-            return weights.cpu(), whole.cpu(), whole.cpu()
-        # the rows left out come last
-        others = torch.ones(len(z), dtype=torch.bool)
-        others[self.left_out_] = False
-        order = torch.cat((others.nonzero()[:, 0], self.left_out_))
-        factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=weight_of(weight, order))
-        solved, single, whole = solve_left_out(factor, y[order], fold[self.left_out_])
-        weights = torch.empty_like(solved)
-        weights[order.to(device)] = solved
-        return weights.cpu(), single.cpu(), whole.cpu()
+            factor = ridge_factor(trial.kernel, z, trial.penalty, weight=self.weight_)
+            weights, whole = solve_forward(factor, targets, rows, fold)
+            single, apart = whole, torch.ones_like(fold, dtype=torch.bool)
+        else:
+            # what is left out comes last: these rows; where folds choose, all of their folds, whose rows are alike
+            apart = torch.isin(torch.arange(len(z)), rows)
+            if choose_by == "folds":
+                apart = torch.isin(fold, fold[rows].unique())
+            order = torch.cat(((~apart).nonzero()[:, 0], apart.nonzero()[:, 0]))
+            ordered = weight_of(self.weight_, order)
+            factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=ordered)
+            solved, single, whole = solve_left_out(factor, targets[order], fold[apart])
+            weights = torch.empty_like(solved)
+            weights[order.to(device)] = solved
+            asked = torch.isin(apart.nonzero()[:, 0], rows)
+            single, whole = single.cpu()[asked], whole.cpu()[asked]
+
+        # the mean is that of the other rows, too: that of all knows a fifth of what a fold's targets have in common
+        w = y.new_ones(len(y)) if self.weight_ is None else self.weight_
+        means = torch.zeros_like(y[rows])
+        for number in fold[rows].unique():
+            others = fold < number if forward else ~(apart & (fold == number))
+            if bool(others.any()):
+                means[fold[rows] == number] = weighted_mean(y[others], w[others])
+        whole = whole[:, :-1] + means * (1 - whole[:, -1:])
+        if forward:
+            single = whole
+        else:
+            own = w[rows, None]
+            mean = -own * y[rows] / (w.sum() - own).clamp_min(_LEAST_WEIGHT)  # y is centred
+            single = single[:, :-1] + mean * (1 - single[:, -1:])
+        return weights[:, :-1].contiguous().cpu(), single, whole
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())

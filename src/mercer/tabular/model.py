@@ -24,6 +24,7 @@ from .familiarity import Familiarity
 from .frames import as_pandas
 from .holes import widen
 from .learner import Learner
+from .scoring import deal_groups
 from .splits import choose_scored_rows, name_groups, read_moments, score_split, weigh_classes
 from .training import LEVEL, STATE, Progress, Sizes, Training
 
@@ -168,31 +169,48 @@ class TabularModel(Savable):
             moments = read_moments(frame, self.time, find_target(frame.columns, target), weight)
         sizes = sizes or Sizes()
         long = len(table) > sizes.exact
-        # groups of a table that is not long are left out in turn, as folds of the model's own
-        apart = moments is not None or (names is not None and long)
         groups = None if long else names
+        # of a short table every group is scored, else a fifth of them; of rows by time the last fifth
+        in_turn = groups is not None and len(table) <= sizes.every_row
         training = Training(self.task, self.random_state, progress, sizes, device, self.trees)
         training.learn(
-            table, target, weight, writings=writings, compare=compare and not apart, groups=groups, moments=moments
+            table,
+            target,
+            weight,
+            writings=writings,
+            compare=compare and (in_turn or (names is None and moments is None)),
+            groups=groups,
+            moments=moments,
         )
         self.set_state(training.state())
-        if groups is not None:
-            self.scores["of"] = f"whole groups of {self.groups}, left out together"
-            widths = "; intervals are as wide as their errors ask for" * (self.target.classes is None)
-            self.notes.append(f"Scores are of {self.scores['of']}{widths}.")
-        if apart and self.scores["folds"]:
-            # what is scored is a second model, learned in the same way from the earlier rows or the other groups
-            scored = choose_scored_rows(names, moments, self.random_state)
+        if (names is not None or moments is not None) and self.scores["folds"]:
+            # what is scored are other models, learned in the same way from the earlier rows or the other groups
+            beside = self.scores.get("beside") if in_turn else None
+            parts = [choose_scored_rows(names, moments, self.random_state)]
             which = f"a fifth of the groups of {self.groups}, by a model fitted without them"
             if moments is not None:
-                share = scored.sum() / np.isfinite(moments).sum()
+                share = parts[0].sum() / np.isfinite(moments).sum()
                 which = f"the last {share:.0%} of the rows by {self.time}, predicted from those before them"
+            elif in_turn:
+                fold = deal_groups(np.asarray(names), self.random_state).numpy()
+                parts = [fold == number for number in range(fold.max() + 1)]
+                which = f"whole groups of {self.groups}, by models fitted without them"
             progress(f"scores of {which}")
-            sizes = replace(sizes, exact=min(sizes.exact, int((~scored).sum()) - long))
-            other = Training(self.target.task, self.random_state, progress, sizes, device, self.trees)
-            self.scores, more = score_split(self, other, table, scored, weight, moments, writings, compare=compare)
+            fewest = min(int((~scored).sum()) for scored in parts)
+            sizes = replace(sizes, exact=min(sizes.exact, fewest - 1) if long else sizes.exact)
+            self.scores, more = score_split(
+                self,
+                lambda: Training(self.target.task, self.random_state, progress, sizes, device, self.trees),
+                table,
+                parts,
+                weight,
+                groups,
+                moments,
+                writings,
+                compare=compare and not in_turn,
+            )
             if self.scores["folds"]:
-                self.scores["of"] = which
+                self.scores |= {"of": which} | ({"beside": beside} if beside else {})
                 self.notes.append(f"Scores are of {which}{'; ' * bool(more)}{more}.")
         if self.groups is not None:
             # in its own place: estimators read the columns of an array by place

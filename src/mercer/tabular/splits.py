@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +69,10 @@ def read_moments(frame: pd.DataFrame, time: str, target: str, weight: Any) -> Ar
 
 
 def choose_scored_rows(names: Array | None, moments: Array | None, seed: int) -> Array:  # (n,)
-    """The last fifth of the rows by ``moments``, rows of one moment together; or groups drawn until they have a fifth.
+    """The last fifth of the rows by ``moments``, rows of one moment together; or all rows of a fifth of the groups.
+
+    Every group is drawn with the same chance, whatever its size: drawn until they have a fifth of the rows, large ones
+    would come too often.
 
     Args:
         names: Names of the groups, ``(n,)``; None where rows come by time.
@@ -87,9 +90,7 @@ def choose_scored_rows(names: Array | None, moments: Array | None, seed: int) ->
         return np.asarray(after)
     different, place = np.unique(np.asarray(names), return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(different))
-    counts = np.bincount(place)[order].cumsum()
-    chosen = order[:-1][: 1 + int(np.searchsorted(counts, _SHARE * len(place)))]  # one group at least teaches
-    return np.isin(place, chosen)
+    return np.isin(place, order[: max(1, round(_SHARE * len(different)))])
 
 
 def name_groups(frame: pd.DataFrame, groups: str | None) -> Array:  # (n,)
@@ -103,81 +104,102 @@ def name_groups(frame: pd.DataFrame, groups: str | None) -> Array:  # (n,)
 
 def score_split(
     model: TabularModel,
-    other: Training,
+    begin: Callable[[], Training],
     table: pd.DataFrame,
-    scored: Array,
+    parts: Sequence[Array],
     weight: Any,
+    names: Array | None,
     moments: Array | None,
     writings: Mapping[str, Writing] | None,
     *,
     compare: bool,
 ) -> tuple[dict[str, Any], str]:
-    """Scores of rows, predicted by a model of the other rows, and a sentence on the widths of intervals.
+    """Scores of rows, each part of them predicted by a model of all other rows, and a sentence on interval widths.
 
-    The intervals of a ``model`` that was not chosen by periods get the widths that cover these rows; of later rows, the
-    earlier or the later half, the one that asks for more.
+    Such a model knows nothing of its part: no value, no mean of the target, no choice of machines. The intervals of a
+    ``model`` that was not chosen by periods get the widths that cover these rows; of later rows, the earlier or the
+    later half, the one that asks for more.
 
     Args:
         model: Of all rows; its classes are those that are scored.
-        other: What learns from the other rows.
+        begin: Makes what learns from the other rows.
         table: All rows.
-        scored: Which of them are scored, ``(n,)``.
+        parts: Which rows are scored together, ``(n,)`` each; no row is in two parts.
         weight: Weights of all rows, ``(n,)``; None for 1.
+        names: Names of their groups, ``(n,)``, where groups choose the machines of the other models, too; else None.
         moments: When they came, ``(n,)``; None where whole groups are scored.
         writings: For each column how it writes numbers and dates, where ``table`` is a part of the file.
-        compare: Score a linear model and boosted trees in the same way.
+        compare: Score a linear model and boosted trees in the same way; of one part.
     """
     target = model.target.name
     known = np.asarray(model.target.known(table[target]))
-    taught = model.target.encode(table[target][known & ~scored])
+    if weight is not None:
+        known = known & (np.asarray(weight, dtype=np.float64) > 0)
     content = order_by_content(table)  # sums and ties are the same for any order of rows
-    place = content[(known & scored)[content]]
-    rows = table.iloc[place]
-    truth = model.target.encode(rows[target])
-    classes = model.target.classes
-    head = {"rows": len(rows), "folds": 1}
+    places = [content[(known & scored)[content]] for scored in parts]
+    truths = [model.target.encode(table.iloc[place][target]) for place in places]
+    truth, classes = torch.cat(truths), model.target.classes
+    head = {"rows": len(truth), "folds": len(parts)}
 
     # learn from the other rows, if they say anything
+    taught = [model.target.encode(table[target][known & ~scored]) for scored in parts]
+    others, last = ("rows of other groups", "groups") if moments is None else ("rows before the last ones", "last rows")
     why = ""
-    if len(taught) < FEWEST or not len(rows):
-        why = "too few rows come before the last ones"
-    elif classes is not None and len(taught.unique()) < 2:
-        why = "all rows before the last ones are of one class"
+    if min(map(len, taught)) < FEWEST or not len(truth):
+        why = f"there are too few {others}"
+    elif classes is not None and min(len(y.unique()) for y in taught) < 2:
+        why = f"all {others} are of one class"
     elif classes is None and not float(truth.min()) < float(truth.max()):
-        why = f"{target} is the same in all of the last rows"
+        why = f"{target} is the same in all of the {last}"
     if why:
         return {**head, "folds": 0, "note": why}, ""
-    weights = None if weight is None else np.asarray(weight)[~scored]
-    earlier = None if moments is None else moments[~scored]
-    other.learn(table[~scored], target, weights, writings=writings, moments=earlier)
-    of_others = type(model)(task=model.target.task, random_state=model.random_state)
-    of_others.set_state(other.state())
-
-    # its answers; a class that it never met has next to no probability
-    answers, _ = of_others.predict_with_surprises(rows)
+    outputs, spreads = [], []
+    for scored, place in zip(parts, places, strict=True):
+        other, rows = begin(), table.iloc[place]
+        other.learn(
+            table[~scored],
+            target,
+            None if weight is None else np.asarray(weight)[~scored],
+            writings=writings,
+            groups=None if names is None or len(np.unique(names[~scored])) < 2 else names[~scored],
+            moments=None if moments is None else moments[~scored],
+        )
+        of_others = type(model)(task=model.target.task, random_state=model.random_state)
+        of_others.set_state(other.state())
+        answers, _ = of_others.predict_with_surprises(rows)
+        if classes is not None:
+            columns = [f"p_{name}" for name in classes]  # a class that it never met has next to no probability
+            answers = answers.reindex(columns=columns, fill_value=0.0)
+        else:
+            answers = answers[["prediction"]]
+            spreads.append(other.learner.spreads(of_others.encode(rows)))
+        outputs.append(torch.from_numpy(answers.to_numpy(dtype=np.float64, copy=True)))
+    predicted = torch.cat(outputs)
     said = ""
     if classes is not None:
-        columns = [f"p_{name}" for name in classes]
-        p = torch.from_numpy(answers.reindex(columns=columns, fill_value=0.0).to_numpy(dtype=np.float64, copy=True))
-        p = p.clamp_min(_LEAST)
+        p = predicted.clamp_min(_LEAST)
         scores = {**head, **score_classes(p / p.sum(1, keepdim=True), truth)}
     else:
-        predicted = torch.from_numpy(answers["prediction"].to_numpy(copy=True))
-        scores = {**head, **score_values(predicted, truth)}
-        errors = (truth - predicted).abs() / other.learner.spreads(of_others.encode(rows))
+        scores = {**head, **score_values(predicted[:, 0], truth)}
+        errors = (truth - predicted[:, 0]).abs() / torch.cat(spreads)
+        weights = None if weight is None else torch.from_numpy(np.asarray(weight, dtype=np.float64))
+        weights = None if weights is None else weights[torch.from_numpy(np.concatenate(places))]
         if other.periods is not None:
             said = "intervals are as wide as the errors of later periods ask for"  # see Learner.of
         elif len(errors) >= _INTERVAL_ROWS:
             said = "intervals are as wide as their errors ask for"
             if moments is not None and len(errors) >= 2 * _INTERVAL_ROWS:
                 # rows of one period err alike, so that one period says little about the next: take the worse of two
-                order = torch.from_numpy(np.argsort(moments[place], kind="stable"))
-                errors = max(errors[order].tensor_split(2), key=lambda half: float(half.quantile(LEVEL)))
+                order = torch.from_numpy(np.argsort(moments[places[0]], kind="stable"))
+                half = max(order.tensor_split(2), key=lambda half: float(errors[half].quantile(LEVEL)))
+                errors, weights = errors[half], None if weights is None else weights[half]
                 said = "intervals are as wide as the errors of their worse half ask for"
             # rows of the same groups or days, left out one by one, are easier than those that will come
-            learner, ascending = model.learner, errors.sort().values
+            learner = model.learner
+            ascending, order = errors.sort()
+            weights = None if weights is None else (weights / weights.mean())[order]
             model.learner = Learner(
-                learner.machine, learner.view, None, ascending, learner.low, learner.high, learner.spread
+                learner.machine, learner.view, None, ascending, learner.low, learner.high, learner.spread, weights
             )
 
     if compare:

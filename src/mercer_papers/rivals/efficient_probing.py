@@ -38,7 +38,7 @@ class EfficientProbing(nn.Module):
         # Queries near 0 look at all places alike: the start is a linear layer on their mean.
         self.query = nn.Parameter(0.02 * torch.randn(queries, in_features))
         pooled_features = in_features if split else queries * in_features
-        self.value: nn.Module = nn.Identity()
+        self.value: nn.Linear | None = None
         self.standardise: nn.Module = nn.Identity()
         if values:
             self.value = nn.Linear(in_features, in_features, bias=False)
@@ -52,12 +52,11 @@ class EfficientProbing(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(~mask.bool().unsqueeze(2), float("-inf"))
         attention = scores.softmax(1)
-        # Each query's weighted mean, of its own channels or of all.
-        values = self.value(places)
-        if self.split:
-            channels = values.unflatten(2, (self.queries, -1))  # (n, s, m, d / m)
-            pooled = (attention.unsqueeze(3) * channels).sum(1)
-        else:
-            pooled = attention.mT @ values  # (n, m, d)
+        # Each query's weighted mean. V of the mean is the mean of V's values, and there are fewer queries than places.
+        pooled = attention.mT @ places  # (n, m, d)
+        if self.value is not None:
+            pooled = self.value(pooled)
+        if self.split:  # its own channels
+            pooled = pooled.unflatten(2, (self.queries, -1)).diagonal(dim1=1, dim2=2).mT  # (n, m, d / m)
         logits: Tensor = self.linear(self.standardise(pooled.flatten(1)))
         return logits

@@ -7,14 +7,17 @@ from mercer.nn import kernelize
 from mercer_papers.rivals import EfficientProbing
 
 
+@pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("split", [True, False])
-def test_each_query_pools_the_places_that_it_likes(split):
+def test_each_query_pools_the_places_that_it_likes(split, values):
     generator = torch.Generator().manual_seed(0)
     places = torch.randn(3, 5, 4, generator=generator)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0]])
-    head = EfficientProbing(4, 7, queries=2, split=split)
+    head = EfficientProbing(4, 7, queries=2, split=split, values=values).eval()
     with torch.no_grad():
         head.query.copy_(torch.randn(2, 4, generator=generator))
+        if values:
+            head.standardise.running_mean.copy_(torch.randn(4 if split else 8, generator=generator))
     for row in range(3):
         pooled = []
         for m in range(2):
@@ -22,8 +25,12 @@ def test_each_query_pools_the_places_that_it_likes(split):
                 [(head.query[m] @ x / 2).exp() * counts for x, counts in zip(places[row], mask[row], strict=True)]
             )
             channels = slice(2 * m, 2 * m + 2) if split else slice(None)
-            pooled.append((shares[:, None] * places[row, :, channels]).sum(0) / shares.sum())
-        expected = head.linear(torch.cat(pooled))
+            read = places[row] @ head.value.weight.mT if values else places[row]
+            pooled.append((shares[:, None] * read[:, channels]).sum(0) / shares.sum())
+        joined = torch.cat(pooled)
+        if values:
+            joined = (joined - head.standardise.running_mean) / (1 + 1e-6) ** 0.5
+        expected = head.linear(joined)
         torch.testing.assert_close(head.at_places(places.mean(1), places, mask)[row], expected)
 
 

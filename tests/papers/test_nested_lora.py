@@ -52,6 +52,28 @@ def test_joint_gradient_is_that_of_the_mean_of_all_objectives():
     torch.testing.assert_close(compute_gradient(f.detach(), gram, "joint"), gradient)
 
 
+def test_two_halves_give_each_the_overlaps_of_the_other():
+    f, gram = make_batch()
+    whole = compute_gradient(f, gram, "sequential", halves=True) - compute_gradient(f, gram, "sequential")
+    # Column l is pulled off columns 1 to l, by as much as the other half says that they overlap.
+    expected = torch.zeros_like(f)
+    for row in range(12):
+        other = f[6:] if row < 6 else f[:6]
+        for last in range(4):
+            for i in range(last + 1):
+                overlap = other[:, i] @ other[:, last] / 6 - f[:, i] @ f[:, last] / 12
+                expected[row, last] += 4 / 12 * f[row, i] * overlap
+    torch.testing.assert_close(whole, expected)
+
+
+def test_the_authors_training_finds_the_leading_functions_too():
+    x = 4 * torch.rand(300, 1, generator=seeded(), dtype=torch.float64) - 2
+    model = NestedLoRA(RBF(0.5), 2, generator=0, recipe="authors", steps=400, batch_size=128, lr=1e-3).fit(x)
+    vectors = torch.linalg.eigh(RBF(0.5)(x) / 300)[1]
+    psi = torch.nn.functional.normalize(model.eigenfunctions(x), dim=0)
+    assert ((psi * vectors.flip(1)[:, :2]).sum(0).abs() > 0.98).all()
+
+
 @pytest.mark.parametrize("nesting", ["sequential", "joint"])
 def test_it_finds_the_leading_functions_in_order(nesting: str):
     x = 4 * torch.rand(300, 1, generator=seeded(), dtype=torch.float64) - 2

@@ -23,23 +23,34 @@ from mercer.kernels import Kernel
 from mercer.rows.stored import Readable
 
 NESTINGS = ("sequential", "joint")
+RECIPES = ("Adam", "authors")
 
 
-def compute_gradient(f: Tensor, gram: Tensor, nesting: str) -> Tensor:  # (b, k), (b, b) -> (b, k)
+def compute_gradient(
+    f: Tensor, gram: Tensor, nesting: str, *, halves: bool = False
+) -> Tensor:  # (b, k), (b, b) -> (b, k)
     r"""Gradient of the nested objective on a minibatch with respect to the functions' values.
 
     ``"sequential"``: function l follows :math:`\partial_{f_l} L(f_{1:l})`, so that it never bends those before it.
     ``"joint"``: the gradient of :math:`\frac1k \sum_l L(f_{1:l})`, in which pair (i, j) counts
     :math:`1 - (\max(i, j) - 1) / k` times. The former is for networks that share nothing, the latter for one trunk.
+
+    With ``halves`` the two factors of :math:`\langle f_i, f_j \rangle^2` are estimated from one half of the minibatch
+    each, as the authors do, so that the estimate of the square is unbiased.
     """
     b, k = f.shape
-    moment = f.mT @ f / b
     if nesting == "sequential":
-        own, pairs = torch.ones(k, dtype=f.dtype), torch.triu(torch.ones_like(moment))
+        own, pairs = torch.ones(k, dtype=f.dtype), torch.triu(torch.ones(k, k, dtype=f.dtype))
     else:
         own = 1 - torch.arange(k, dtype=f.dtype) / k
         pairs = torch.minimum(own[:, None], own[None])
-    return -4 / b**2 * (gram @ f) * own + 4 / b * f @ (moment * pairs)
+    parts = [f]
+    if halves:
+        parts = list(f.chunk(2))
+    moments = [part.mT @ part / len(part) for part in parts]
+    # Each part meets the moment of the other one; with a single part that is its own.
+    overlaps = torch.cat([part @ (moment * pairs) for part, moment in zip(parts, reversed(moments), strict=True)])
+    return -4 / b**2 * (gram @ f) * own + 4 / b * overlaps
 
 
 class NestedLoRA(FeatureMap):
@@ -52,7 +63,10 @@ class NestedLoRA(FeatureMap):
         nesting: As in :func:`compute_gradient`.
         steps: Iterations.
         batch_size: Rows of a minibatch.
-        lr: Step size of Adam, which falls to a tenth along a cosine, as for NeuralEF.
+        lr: Largest step size.
+        recipe: ``"Adam"``, whose step size falls to a tenth along a cosine, as for NeuralEF; or ``"authors"``, the
+            training of their published code: RMSprop that forgets a thousandth a step, a cosine down to 0, overlaps
+            from two halves of the minibatch, and at the end the mean of the weights over about 200 steps.
 
     Attributes:
         eigenvalues: ``(k,)`` Rayleigh quotients over all rows, in the order of the functions.
@@ -74,6 +88,7 @@ class NestedLoRA(FeatureMap):
         steps: int = 2000,
         batch_size: int = 256,
         lr: float = 1e-2,
+        recipe: str = "Adam",
     ) -> None:
         super().__init__(kernel, generator)
         self.k = self.m = checks.integer("NestedLoRA", "k", k, 1)
@@ -81,6 +96,7 @@ class NestedLoRA(FeatureMap):
         self.steps = checks.integer("NestedLoRA", "steps", steps, 0)
         self.batch_size = checks.integer("NestedLoRA", "batch_size", batch_size, 1)
         self.lr = checks.positive("NestedLoRA", "lr", lr)
+        self.recipe = checks.choice("NestedLoRA", "recipe", recipe, RECIPES)
         self.network: ParallelNetworks | None = None
 
     @override
@@ -89,15 +105,22 @@ class NestedLoRA(FeatureMap):
         self.spread = spread.reshape(1)
         x = gather_rows(x[:])
         self.network = ParallelNetworks(self.centre.numel(), self.k, generator=self.generator)
-        optimizer = torch.optim.Adam(self.network.parameters(), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps), self.lr / 10)
+        parameters = list(self.network.parameters())
+        halves = self.recipe == "authors"
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=self.lr)
+        last_rate = self.lr / 10
+        if halves:
+            optimizer = torch.optim.RMSprop(parameters, lr=self.lr, alpha=0.999, eps=1e-10)
+            last_rate = 0.0
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps), last_rate)
+        means = [p.detach().clone() for p in parameters]
         size = min(self.batch_size, len(x))
         for step in range(self.steps):
             # The functions on a minibatch, and the gradient of the objective with respect to their values there.
             batch = x[torch.randperm(len(x), generator=self.generator)[:size]]
             with torch.enable_grad():
                 f = self._outputs(batch)
-            gradient = compute_gradient(f.detach(), self.exact(batch).to(f.dtype), self.nesting)
+            gradient = compute_gradient(f.detach(), self.exact(batch).to(f.dtype), self.nesting, halves=halves)
             if not bool(torch.isfinite(gradient).all()):
                 raise FloatingPointError(
                     checks.sentence("NestedLoRA", "the loss must stay finite", f"NaN at step {step}")
@@ -106,6 +129,13 @@ class NestedLoRA(FeatureMap):
             f.backward(gradient)
             optimizer.step()
             schedule.step()
+            # The mean of the weights over steps; it forgets faster at the start.
+            forget = 1 - min(0.995, (2 + step) / (11 + step))
+            for mean, p in zip(means, parameters, strict=True):
+                mean.lerp_(p.detach(), forget)
+        if halves:
+            for mean, p in zip(means, parameters, strict=True):
+                p.data.copy_(mean)
 
         # Functions of mean square 1 over all rows, and their Rayleigh quotients.
         self.network.eval().double().requires_grad_(False)

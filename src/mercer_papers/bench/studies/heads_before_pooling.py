@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from mercer_papers.bench.head_fits import PLACED, RATES, picture_maps, scores
+from mercer_papers.bench.head_fits import PLACED, picture_maps, rates_of, scores
 from mercer_papers.bench.record import append_row
 
 RESULTS = Path(__file__).parents[1] / "results" / "heads_before_pooling.jsonl"
@@ -26,16 +26,17 @@ RESULTS = Path(__file__).parents[1] / "results" / "heads_before_pooling.jsonl"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", default=["cifar100_subset", "mnist"])
+    parser.add_argument("--heads", nargs="*", default=list(PLACED), choices=list(PLACED))
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.sets:
         rows = partial(picture_maps, name)
         seeds = rows().seeds  # makes the maps, too
-        for head in PLACED:
+        for head in arguments.heads:
             start = time.process_time()
             found = scores(head, rows)
-            seconds = (time.process_time() - start) / (len(RATES) + seeds)
+            seconds = (time.process_time() - start) / (len(rates_of(head)) + seeds)
             line = {
                 "set": name,
                 "head": head,

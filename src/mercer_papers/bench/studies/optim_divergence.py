@@ -1,130 +1,101 @@
-"""Does FunctionSpaceSGD diverge without any setting? Seeds x problems, small sizes, one line each.
+"""Does FunctionSpaceSGD diverge as it comes? Twenty seeds of eight networks, two short epochs each.
 
-    python -m mercer_papers.bench.studies.optim_divergence --seeds 20
+    OMP_NUM_THREADS=1 python -m mercer_papers.bench.studies.optim_divergence [--seeds 20]
+    python -m mercer_papers.bench.studies.optim_divergence --show
 
-A run diverges where a loss is not finite or the loss over the training rows ends above that of a constant guess.
+A run diverges where a loss is not finite, or where the mean loss of its last five batches is above log 10, that of a
+guess. Finished runs are appended to src/mercer_papers/bench/results/optim_divergence.jsonl; a second call goes on where
+the first one stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from mercer.optim import FunctionSpaceSGD
-from mercer_papers.bench.studies.optim_networks import Encoder, Recurrent
-from mercer_papers.data import load
+from mercer_papers.bench.record import append_row, read_rows
+from mercer_papers.bench.studies.optim_networks import Encoder, Recurrent, Task, cnn, mlp
+from mercer_papers.data import CifarResNet, load
 
+RESULTS = Path(__file__).parents[1] / "results" / "optim_divergence.jsonl"
+ROWS = 1500
+EPOCHS = 2
 
-class Residual(nn.Module):
-    """Two convolutions and a shortcut."""
-
-    def __init__(self, wide_in: int, wide: int, stride: int) -> None:
-        super().__init__()
-        self.a = nn.Sequential(nn.Conv2d(wide_in, wide, 3, stride, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU())
-        self.b = nn.Sequential(nn.Conv2d(wide, wide, 3, 1, 1, bias=False), nn.BatchNorm2d(wide))
-        self.shortcut = nn.Conv2d(wide_in, wide, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
-        return F.relu(self.b(self.a(x)) + self.shortcut(x))
-
-
-class Transformer(nn.Module):
-    """One block over the rows of a picture as tokens."""
-
-    def __init__(self, side: int, wide: int = 32) -> None:
-        super().__init__()
-        self.embed, self.place = nn.Linear(side, wide), nn.Parameter(0.02 * torch.randn(side, wide))
-        self.mix, self.out = nn.Linear(wide, 3 * wide), nn.Linear(wide, wide)
-        self.first, self.second, self.third = nn.LayerNorm(wide), nn.LayerNorm(wide), nn.LayerNorm(wide)
-        self.up, self.down, self.head = nn.Linear(wide, 4 * wide), nn.Linear(4 * wide, wide), nn.Linear(wide, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        x = self.embed(x) + self.place
-        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.mix(self.first(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        x = x + self.down(F.gelu(self.up(self.second(x))))
-        logits: Tensor = self.head(self.third(x).mean(1))
-        return logits
-
-
-def mlp(d: int) -> nn.Module:
-    """Two hidden layers of 100."""
-    return nn.Sequential(nn.Linear(d, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
-
-
-def cnn() -> nn.Module:
-    """Two convolutions."""
-    pool = nn.MaxPool2d(2)
-    body = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), pool, nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), pool]
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(64, 10))
-
-
-def resnet() -> nn.Module:
-    """A ResNet-8 of 8 channels."""
-    stem = [nn.Conv2d(1, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
-    body = [Residual(8, 8, 1), Residual(8, 16, 2), Residual(16, 32, 2)]
-    return nn.Sequential(*stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-
-
-def pictures(x: Tensor) -> Tensor:
-    """Rows of 64 as pictures of 8 x 8."""
-    return x.reshape(len(x), 1, 8, 8)
-
-
-PROBLEMS: dict[str, tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], nn.Module]]] = {
-    "digits": ("digits", lambda x: x.flatten(1), lambda x: mlp(x.shape[1])),
-    "usps": ("usps", lambda x: x.flatten(1), lambda x: mlp(x.shape[1])),
-    "mnist": ("mnist", lambda x: x.flatten(1), lambda x: mlp(x.shape[1])),
-    "cnn": ("digits", pictures, lambda x: cnn()),
-    "resnet8": ("digits", pictures, lambda x: resnet()),
-    "transformer": ("digits", lambda x: x.reshape(len(x), 8, 8), lambda x: Transformer(8)),
-    "encoder": ("digits", lambda x: x.reshape(len(x), 8, 8), lambda x: Encoder(8, 8)),
-    "lstm": ("digits", lambda x: x.reshape(len(x), 8, 8), lambda x: Recurrent(8)),
+# Name: the data, the shape of a row, the network.
+NETWORKS: dict[str, tuple[str, tuple[int, ...], Callable[[], nn.Module]]] = {
+    "MLP, digits": ("digits", (64,), lambda: mlp(64, 100, 100, 10)),
+    "MLP, usps": ("usps", (256,), lambda: mlp(256, 100, 100, 10)),
+    "MLP, mnist": ("mnist", (784,), lambda: mlp(784, 100, 100, 10)),
+    "CNN": ("digits", (1, 8, 8), lambda: cnn(8)),
+    "ResNet-8": ("digits", (1, 8, 8), lambda: CifarResNet(8, first=nn.Conv2d(1, 8, 3, padding=1, bias=False), width=8)),
+    "transformer": ("digits", (8, 8), lambda: Encoder(8, 8)),
+    "transformer, mnist": ("mnist", (28, 28), lambda: Encoder(28, 28)),
+    "LSTM": ("digits", (8, 8), lambda: Recurrent(8)),
 }
 
 
-def final_loss(x: Tensor, y: Tensor, make: Callable[[Tensor], nn.Module], seed: int, epochs: int) -> float:
-    """Mean loss over the last five batches of a run at the default settings."""
+def load_task(name: str) -> Task:
+    """The first training rows, in the network's shape."""
+    source, shape, network = NETWORKS[name]
+    data = load(source, rows=None if source == "digits" else (ROWS, 10))
+    x, x_test = (part.reshape(len(part), *shape) for part in (data.x_train, data.x_test))
+    return Task(network, x[:ROWS], data.y_train[:ROWS], x_test, data.y_test, EPOCHS)
+
+
+def final_loss(task: Task, seed: int) -> float:
+    """Mean loss of the last five batches at the default settings; infinite where a loss or a step is not finite."""
     torch.manual_seed(seed)
-    model = make(x)
+    model = task.network()
     optimizer = FunctionSpaceSGD(model.parameters(), model=model)
-    generator, losses = torch.Generator().manual_seed(seed), []
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x), generator=generator)[: len(x) // 64 * 64].split(64):
+    losses: list[float] = []
+    for _ in range(task.epochs):
+        for rows in torch.randperm(len(task.x)).split(task.batch):
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(x[rows]), y[rows])
+            loss = F.cross_entropy(model(task.x[rows]), task.y[rows])
             loss.backward()
-            optimizer.step()
+            try:
+                optimizer.step()
+            except FloatingPointError:
+                return math.inf
             losses.append(float(loss.detach()))
-    optimizer.close()
+    if not all(map(math.isfinite, losses)):
+        return math.inf
     return sum(losses[-5:]) / 5
 
 
+def show(lines: Iterable[dict[str, Any]]) -> None:
+    """Print, for each network, the worst and the mean loss over the seeds and how many runs diverged."""
+    lines = list(lines)
+    for name in dict.fromkeys(line["network"] for line in lines):
+        losses = [float(line["loss"]) for line in lines if line["network"] == name]
+        diverged = sum(not loss < math.log(10) for loss in losses)
+        mean = sum(losses) / len(losses)
+        print(f"{name:20s} diverged {diverged} of {len(losses)}; last loss {mean:.3f}, the worst {max(losses):.3f}")
+
+
 def main() -> None:
-    """Print, for each problem, the worst loss over the seeds and how many runs diverged."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run what is not stored yet, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--show", action="store_true", help="Print the stored runs and run nothing.")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    for name, (source, shape, make) in PROBLEMS.items():
-        data = load(source, rows=None if source == "digits" else (1500, 10))
-        x = shape(data.x_train)
-        ends = []
+    stored = {(line["network"], line["seed"]) for line in read_rows(RESULTS)}
+    for name in [] if chosen.show else NETWORKS:
+        task = load_task(name)
         for seed in range(chosen.seeds):
-            try:
-                ends.append(final_loss(x, data.y_train, make, seed, chosen.epochs))
-            except FloatingPointError:
-                ends.append(math.inf)
-        bad = sum(not end < math.log(10) for end in ends)
-        print(f"{name:12s} worst {max(ends):.3f}, mean {sum(ends) / len(ends):.3f}, diverged {bad} of {len(ends)}")
+            if (name, seed) not in stored:
+                loss = final_loss(task, seed)
+                append_row(RESULTS, {"network": name, "seed": seed, "loss": str(loss) if math.isinf(loss) else loss})
+    show(read_rows(RESULTS))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import mercer
 from mercer.kernels import RBF
 from mercer.machines import StackedRidge
 from mercer.machines.calibration import Calibration
-from mercer.machines.dual import Folds, dual_fit, dual_path
+from mercer.machines.dual import Folds, dual_fit, dual_path, weighted_mean
 from mercer.machines.metric import learn_rotation
 from mercer.machines.stacking import ridge_factor, solve_forward, solve_left_out
-from mercer.machines.trials import _PLANS, convex_weights, relevance, try_machines, try_metric
+from mercer.machines.trials import _PLANS, Trial, convex_weights, relevance, try_machines, try_metric
 from mercer.machines.views import View
 from tests.machines import reference_machines as reference
 
@@ -63,6 +63,59 @@ def test_folds_left_out_together_equal_literal_refits(forward):
         if forward:
             expected = gram[inside][:, stay] @ torch.linalg.solve(system, y[stay])
             torch.testing.assert_close(whole[inside], expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("choose_by", ["folds", "earlier folds"])
+def test_a_fold_left_out_does_not_know_its_own_mean(choose_by):
+    """Folds differ by a level that nothing tells: the others' mean is the best answer, that of all would be a leak."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 3, generator=g, dtype=torch.float64)
+    fold = torch.arange(300) // 60
+    y = torch.tensor([2.0, -1.0, 0.5, 1.5, -3.0], dtype=torch.float64)[fold, None]
+    y = y + 0.1 * torch.randn(300, 1, generator=g, dtype=torch.float64)
+    machine = StackedRidge(random_state=0).fit(x, y, fold, choose_by=choose_by)
+    rows = machine.left_out_
+    others = torch.stack([y[fold < f if choose_by == "earlier folds" else fold != f].mean() for f in fold[rows]])
+    error, best = ((y[rows, 0] - p).square().mean() for p in (machine.held_out_[:, 0], others))
+    assert 0.97 * best < error < 1.1 * best  # the mean of all would give 0.64 of it by folds
+
+
+def test_a_row_left_out_does_not_know_the_mean_with_it():
+    x, y = torch.randn(40, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64), rows(40)[1][:, 1:]
+    y = torch.where(torch.arange(40) == 7, 100.0, 0.01 * y[:, 0])[:, None]
+    machine = StackedRidge(random_state=0).fit(x, y)
+    assert float(machine.loo_[7, 0]) < 0.1  # 2.5 with the mean of all rows
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
+@pytest.mark.parametrize("choose_by", ["rows", "folds", "earlier folds"])
+def test_machines_without_rows_or_folds_equal_literal_refits(choose_by, weighted):
+    """With the mean of the rows that are left. Some rows are scored; where folds choose, their whole folds go."""
+    x, y = rows(40)
+    weight = 0.1 + torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * weighted
+    weight = weight / weight.mean()
+    fold = torch.arange(40) // 10 if choose_by == "earlier folds" else torch.arange(40) % 4
+    machine, kernel, penalty, view = StackedRidge(), RBF(0.3), 0.05, View.of(x)
+    machine.rows_, machine.left_out_, machine.weight_ = x, torch.arange(13, 40, 2), weight if weighted else None
+    centred = y - weighted_mean(y, weight)
+    trial = Trial(0, kernel, penalty, 0.0, y)
+    _, single, whole = machine._solve(view, trial, centred, fold, choose_by, torch.device("cpu"))
+
+    def predict_without(gone, row):
+        stay, gram = ~gone, kernel(view(x))
+        mean = weighted_mean(centred[stay], weight[stay])
+        system = gram[stay][:, stay] + torch.diag(penalty / weight[stay])
+        return mean + gram[row, stay] @ torch.linalg.solve(system, centred[stay] - mean)
+
+    for place, row in enumerate(machine.left_out_.tolist()):
+        gone = fold == fold[row]
+        if choose_by == "rows":  # rows that had a part in the choice stay
+            gone &= torch.isin(torch.arange(40), machine.left_out_)
+        elif choose_by == "earlier folds":
+            gone = fold >= fold[row]
+        torch.testing.assert_close(whole[place], predict_without(gone, row), rtol=1e-8, atol=1e-8)
+        alone = gone if choose_by == "earlier folds" else torch.arange(40) == row
+        torch.testing.assert_close(single[place], predict_without(alone, row), rtol=1e-8, atol=1e-8)
 
 
 def test_whole_groups_choose_machines_and_shares():

@@ -16,6 +16,7 @@ from mercer.cli import main
 from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor, read
 from mercer.tabular.pages.model_page import headline
 from mercer.tabular.scoring import deal_groups
+from mercer.tabular.splits import choose_scored_rows
 from mercer.tabular.training import Sizes
 
 ROWS = 200
@@ -149,6 +150,60 @@ def test_a_score_of_later_rows_is_that_of_a_model_that_never_saw_them(sizes):
     assert scores["rows"] == 40
     np.testing.assert_allclose(scores["rmse"], np.sqrt((missed**2).mean()), rtol=1e-9)
     np.testing.assert_allclose(scores["r2"], 1 - (missed**2).mean() / frame["sales"][late].var(ddof=0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [4000, 100], ids=["in turn", "a fifth"])
+def test_scores_of_groups_are_those_of_models_that_never_saw_them(rows):
+    """Not their values, nor target means with them, nor a choice by them."""
+    frame = drifting().assign(sales=lambda t: t["sales"] + t["floor"])
+    names = frame["shop"].to_numpy(dtype=str)
+    sizes = Sizes(every_row=rows)
+    model = TabularModel(groups="shop", trees=False).fit(frame, "sales", sizes=sizes)
+    fold = deal_groups(names, 0).numpy()
+    parts = [fold == i for i in range(5)] if rows > len(frame) else [choose_scored_rows(names, None, 0)]
+    missed, truth = [], []
+    for part in parts:
+        others = TabularModel(groups="shop", trees=False).fit(frame[~part], "sales", sizes=sizes)
+        missed.append(frame["sales"][part] - others.predict(frame[part])["prediction"])
+        truth.append(frame["sales"][part])
+    missed, truth = np.concatenate(missed), np.concatenate(truth)
+    assert model.scores["rows"] == len(truth) and model.scores["folds"] == len(parts)
+    np.testing.assert_allclose(model.scores["rmse"], np.sqrt((missed**2).mean()), rtol=1e-9)
+    assert "by " + ("models" if len(parts) > 1 else "a model") + " fitted without them" in model.scores["of"]
+
+
+def test_levels_of_groups_that_nothing_tells_score_below_chance():
+    """The mean of the other groups is the best answer; a choice of machines by the groups that are scored beat it."""
+    shares = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        group = np.repeat(np.arange(40), np.ceil(rng.lognormal(1.8, 1, 40)).astype(int))
+        frame = pd.DataFrame({"g": [f"g{i}" for i in group], "a": rng.normal(size=len(group))})
+        frame = frame.assign(b=rng.normal(size=40)[group], y=rng.normal(size=40)[group])
+        scores = TabularModel(groups="g", trees=False).fit(frame, "y").scores
+        fold = deal_groups(frame["g"].to_numpy(dtype=str), 0).numpy()
+        y = frame["y"].to_numpy()
+        best = np.array([y[fold != i].mean() for i in range(5)])[fold]
+        shares.append(scores["rmse"] ** 2 / ((y - best) ** 2).mean())
+    assert np.mean(shares) > 0.97  # 0.88 of it where the groups that are scored choose
+
+
+def test_every_group_is_scored_with_the_same_chance_whatever_its_size():
+    names = np.repeat([f"g{i}" for i in range(10)], [200, *[10] * 9])
+    drawn = [choose_scored_rows(names, None, seed)[0] for seed in range(300)]
+    assert 0.12 < np.mean(drawn) < 0.28  # 2 of 10 groups
+    assert choose_scored_rows(np.array(["a", "b", "b"]), None, 0).sum() in (1, 2)
+
+
+def test_where_all_other_groups_are_of_one_class_nothing_is_scored():
+    x = np.random.default_rng(0).normal(size=60)
+    frame = pd.DataFrame({"g": np.repeat(["a", "b"], 30), "x": x, "y": ["u"] * 30 + ["u", "v"] * 15})
+    scores = TabularModel(groups="g", trees=False).fit(frame, "y").scores
+    assert scores["folds"] == 0 and scores["note"] == "all rows of other groups are of one class"
+    # the one column is the same in all rows of a group
+    frame = frame.assign(x=frame["g"] == "a", y=x)
+    scores = TabularModel(groups="g", trees=False).fit(frame, "y").scores
+    assert scores["folds"] == 0 and "rows of other groups teach nothing: Preparation: some column" in scores["note"]
 
 
 def test_later_rows_of_one_moment_stay_together_and_rows_to_predict_are_not_scored():

@@ -94,7 +94,7 @@ def test_scores_of_later_rows_and_of_whole_groups(tmp_path):
         later = clone(estimator(time="day", trees=False)).fit(frame, target)
         assert later.time == "day" and later.model_.scores["of"].startswith("the last")
         grouped = clone(estimator(groups="shape", trees=False)).fit(frame, target)
-        assert grouped.model_.scores["of"] == "whole groups of shape, left out together"
+        assert grouped.model_.scores["of"] == "whole groups of shape, by models fitted without them"
         assert list(grouped.columns_.index) == list(frame.columns)
         mercer.save(grouped, tmp_path / estimator.__name__)
         again = mercer.load(tmp_path / estimator.__name__)

@@ -156,14 +156,17 @@ def score_split(
     outputs, spreads = [], []
     for scored, place in zip(parts, places, strict=True):
         other, rows = begin(), table.iloc[place]
-        other.learn(
-            table[~scored],
-            target,
-            None if weight is None else np.asarray(weight)[~scored],
-            writings=writings,
-            groups=None if names is None or len(np.unique(names[~scored])) < 2 else names[~scored],
-            moments=None if moments is None else moments[~scored],
-        )
+        try:
+            other.learn(
+                table[~scored],
+                target,
+                None if weight is None else np.asarray(weight)[~scored],
+                writings=writings,
+                groups=None if names is None or len(np.unique(names[~scored])) < 2 else names[~scored],
+                moments=None if moments is None else moments[~scored],
+            )
+        except ValueError as error:  # all rows could be learned from: without these too little is left
+            return {**head, "folds": 0, "note": f"{others} teach nothing: {error}"}, ""
         of_others = type(model)(task=model.target.task, random_state=model.random_state)
         of_others.set_state(other.state())
         answers, _ = of_others.predict_with_surprises(rows)

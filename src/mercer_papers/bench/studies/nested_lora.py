@@ -108,6 +108,7 @@ def main() -> None:
     """Tune each method on one draw, score it on three others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", default=list(TASKS), metavar="TASK")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--show", action="store_true", help="Train nothing.")
     chosen = parser.parse_args()
@@ -125,7 +126,7 @@ def main() -> None:
         return line
 
     for task in [] if chosen.show else chosen.tasks:
-        for method in METHODS:
+        for method in chosen.methods:
             rate = None
             if method != "our default":
                 rate = choose_rate(partial(run, task, method, TUNING))

@@ -102,7 +102,10 @@ class ESGD(CheckedOptimizer):
         if generator is None:
             generator = torch.Generator().manual_seed(self.steps)
         v = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in live]
-        products = self._exact(live, v) if all(_has_graph(p) for p in live) else self._difference(live, v, closure)
+        if all(p.grad is not None and p.grad.requires_grad for p in live):  # the gradients have their graph
+            products = self._exact(live, v)
+        else:
+            products = self._difference(live, v, closure)
         for p, product in zip(live, products, strict=True):
             total = self.state_of(p).setdefault(CURVATURE, torch.zeros_like(p))
             total.addcmul_(product, product)
@@ -145,7 +148,3 @@ class ESGD(CheckedOptimizer):
             p.copy_(value)
             p.grad = gradient
         return products
-
-
-def _has_graph(p: Tensor) -> bool:
-    return p.grad is not None and p.grad.requires_grad

@@ -14,7 +14,7 @@ from ..cells import Cell, Outcome
 from ..data import load
 from ..results import Result
 from .algorithm1 import algorithm_1, small_mlp
-from .measures import best_rank, relative_error, rng
+from .measures import SEEDS, best_rank, relative_error, rng
 
 K = 10
 ALGORITHM_1 = "digits, two-layer network, Algorithm 1"
@@ -27,7 +27,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     settings = {"rows": train, "test_rows": test, "samples": samples, "steps": steps, "k": K}
     alone = {"method": "Algorithm 1", "steps": 20 if scale == "smoke" else 2000}
     return [
-        Cell(entry.id, row=row, column="passes", seeds=3 if scale == "paper" else 1, settings={**settings, **changes})
+        Cell(entry.id, row=row, column="passes", seeds=SEEDS[scale], settings={**settings, **changes})
         for row, changes in (("digits, two-layer network", {}), (ALGORITHM_1, alone))
     ]
 
@@ -54,8 +54,11 @@ def run(cell: Cell) -> Outcome:
         sizes = [2**power for power in range(1, samples.bit_length())]
         errors = [relative_error(fresh[:, :s] @ fresh[:, :s].mT / s, gram) for s in sizes]
     # how many features are as good
-    needed = next((s for s, error in zip(sizes, errors, strict=True) if error <= our_error), 2 * samples)
-    count = f"more than {samples}" if needed > samples else str(needed)
+    needed, count = 2 * samples, f"more than {samples}"
+    for s, error in zip(sizes, errors, strict=True):
+        if error <= our_error:
+            needed, count = s, str(s)
+            break
     return Outcome(
         value=float(needed),
         values={

@@ -13,7 +13,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .algorithm1 import algorithm_1, small_mlp
-from .measures import best_rank, linear_accuracy, relative_error, rng
+from .measures import SEEDS, best_rank, linear_accuracy, relative_error, rng
 
 ROWS = {  # what is decomposed, and how
     "relu, analytic, landmarks": ("relu", False),
@@ -37,7 +37,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             settings = {**sizes, "k": K, "set": column, "activation": activation, "sampled": sampled}
             if row.endswith(ALGORITHM_1):
                 settings["method"] = ALGORITHM_1
-            cells.append(Cell(entry.id, row, column, settings, seeds=3 if scale == "paper" else 1))
+            cells.append(Cell(entry.id, row, column, settings, seeds=SEEDS[scale]))
     return cells
 
 

@@ -41,15 +41,20 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         if scale == "smoke" or (scale == "small" and not data):
             seeds = 1
         for row in (OURS, RANDOM, LOW, EXACT, ALGORITHM_1):
-            extra = alone if row == ALGORITHM_1 else {}
-            cells.append(Cell(entry.id, row, column, {**settings, "method": row, **extra}, data, seeds))
+            asked = {**settings, "method": row}
+            if row == ALGORITHM_1:
+                asked |= alone
+            cells.append(Cell(entry.id, row, column, asked, data, seeds))
     if scale in RESNET_SIZES:
         train, test, directions = RESNET_SIZES[scale]
         settings = {"set": RESNET, "rows": train, "test_rows": test, "directions": directions, "steps": steps, "k": K}
-        alone["functions"] = RESNET_FUNCTIONS if scale == "paper" else CONVNET
+        if scale == "paper":
+            alone["functions"] = RESNET_FUNCTIONS
         for row in (OURS, RANDOM, EXACT, ALGORITHM_1):
-            extra = alone if row == ALGORITHM_1 else {}
-            cells.append(Cell(entry.id, row, RESNET, {**settings, "method": row, **extra}, ["cifar10"], 3))
+            asked = {**settings, "method": row}
+            if row == ALGORITHM_1:
+                asked |= alone
+            cells.append(Cell(entry.id, row, RESNET, asked, ["cifar10"], 3))
     return cells
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mercer import figures
 from mercer.layerwise.bandwidths import most_dependent
@@ -45,18 +44,15 @@ def run(cell: Cell) -> Outcome:
     for i in stages:
         z = places[i]
         gram = gaussian(most_dependent(z, parts.y_train, parts.c))(z)
-        arrays[f"ids {i + 1}"] = _plane(z)[shown].tolist()
+        # the plane of the two widest directions; a line, where there is but one
+        centred = z - z.mean(0)
+        plane = torch.cat((centred, torch.zeros_like(centred)), 1)
+        if z.shape[1] > 1:
+            plane = centred @ torch.linalg.svd(centred, full_matrices=False)[2][:2].mT
+        arrays[f"ids {i + 1}"] = plane[shown].tolist()
         arrays[f"rkhs {i + 1}"] = gram[rows][:, rows].tolist()
     last = chain.history[-1]
     return Outcome(value=last.hsic, values={"C": last.c, "T": last.t}, arrays=arrays)
-
-
-def _plane(z: Tensor) -> Tensor:
-    centred = z - z.mean(0)
-    if z.shape[1] < 2:
-        return torch.cat((centred, torch.zeros_like(centred)), 1)
-    directions: Tensor = torch.linalg.svd(centred, full_matrices=False)[2][:2]
-    return centred @ directions.mT
 
 
 def draw(results: list[Result]) -> figures.Figure:

@@ -103,8 +103,10 @@ class Vgg16(Backbone):
             if factor == 0:
                 layers.append(nn.MaxPool2d(2))
                 continue
-            convolution = nn.Conv2d(channels, factor * width, 3, padding=1, bias=False)
-            layers += [convolution if layers or first is None else first, nn.BatchNorm2d(factor * width), nn.ReLU()]
+            convolution: nn.Module = nn.Conv2d(channels, factor * width, 3, padding=1, bias=False)
+            if first is not None and not layers:
+                convolution = first
+            layers += [convolution, nn.BatchNorm2d(factor * width), nn.ReLU()]
             channels = factor * width
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, hidden), nn.BatchNorm1d(hidden))
         self.relu = nn.ReLU()

@@ -30,8 +30,13 @@ def execute(cell: Cell, scale: str) -> Result:
     blank = blank_result(cell, scale)
     absent = missing(cell.data)
     if absent:
-        how = [data.how_to_get(n) if _is_known(n) else f"{n}: Mercer has no loader for this set." for n in absent]
-        return replace(blank, status="missing", note=" ".join(how))
+        sentences = []
+        for name in absent:
+            if _is_known(name):
+                sentences.append(data.how_to_get(name))
+            else:
+                sentences.append(f"{name}: Mercer has no loader for this set.")
+        return replace(blank, status="missing", note=" ".join(sentences))
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         with distributed.alone(), torch.random.fork_rng():  # ranks share cells, not a cell's rows

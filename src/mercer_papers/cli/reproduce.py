@@ -109,8 +109,10 @@ def reproduce(
             with watcher() as watch:
                 results = runner.run(resume, watch, jobs=jobs)
         except Interrupted as interrupted:
-            hint = f": finished cells are kept. Resume with: mercer reproduce --resume {resume}"
-            click.echo(f"Interrupted{'.' if stream else hint}", err=True)
+            text = "Interrupted."
+            if not stream:
+                text = f"Interrupted: finished cells are kept. Resume with: mercer reproduce --resume {resume}"
+            click.echo(text, err=True)
             raise click.exceptions.Exit(interrupted.exit_code) from None
         except RuntimeError as error:  # the folder's lock; an entry's own errors are results
             raise click.ClickException(str(error)) from error
@@ -141,7 +143,10 @@ def reproduce(
         for outline in outlines:
             line = f"{outline['id']:<25}{WORDS[outline['status']]:<18}{_counts(outline)}"
             click.echo(line.rstrip(), err=stream)
-        click.echo(page.read_text("utf-8") if stream else page, nl=not stream)
+        if stream:
+            click.echo(page.read_text("utf-8"), nl=False)
+        else:
+            click.echo(page)
     raise click.exceptions.Exit(int(failed > 0 or nothing))
 
 
@@ -266,7 +271,9 @@ class Bar:
 
 def watcher() -> Bar | Lines:
     """A bar where stderr is a terminal, else lines."""
-    return Bar() if sys.stderr is not None and sys.stderr.isatty() else Lines()
+    if sys.stderr is not None and sys.stderr.isatty():
+        return Bar()
+    return Lines()
 
 
 def _said_before(result: Result, missing: set[str]) -> bool:
@@ -291,4 +298,6 @@ def describe(result: Result) -> str:
     reason = result.error
     if result.status == "missing":
         reason = reason or result.note
-    return f"{text}: {reason}" if reason else text
+    if reason:
+        text += f": {reason}"
+    return text

@@ -56,6 +56,7 @@ class DenseNet(Backbone):
         layers, rest = divmod(depth - 4, 3)
         if rest or layers < 1:
             raise ValueError(checks.sentence("DenseNet", "depth must be 3 n + 4 for n >= 1", depth))
+        # three blocks; between two of them the picture is halved
         parts: list[nn.Module] = [first or nn.Conv2d(3, 16, 3, padding=1, bias=False)]
         channels = 16
         for block in range(3):
@@ -99,6 +100,7 @@ class Vgg16(Backbone):
         self.embedding_size = hidden
         layers: list[nn.Module] = []
         channels = 3
+        # the convolutions, each with norm and ReLU; then the hidden layer
         for factor in _PLAN:
             if factor == 0:
                 layers.append(nn.MaxPool2d(2))

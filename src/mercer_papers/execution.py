@@ -28,6 +28,7 @@ def execute(cell: Cell, scale: str) -> Result:
     from mercer_papers import data
 
     blank = blank_result(cell, scale)
+    # data that is not there
     absent = missing(cell.data)
     if absent:
         sentences = []
@@ -37,6 +38,7 @@ def execute(cell: Cell, scale: str) -> Result:
             else:
                 sentences.append(f"{name}: Mercer has no loader for this set.")
         return replace(blank, status="missing", note=" ".join(sentences))
+    # the entry's function, seeded by the cell
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         with distributed.alone(), torch.random.fork_rng():  # ranks share cells, not a cell's rows

@@ -268,6 +268,7 @@ def plan(request: Request) -> tuple[list[Result], list[Cell]]:
                 note = f"Left out by --bundled: needs {', '.join(cell.data)}."
                 lines.append(replace(blank_result(cell, request.scale), status="missing", note=note, started=""))
                 continue
+            # the settings that were asked for, once for each seed
             changes = {name: value for name, value in request.settings.items() if name in cell.settings}
             changed = replace(cell, settings={**cell.settings, **changes}, device=request.device)
             entry_cells += changed.over_seeds(request.seeds)

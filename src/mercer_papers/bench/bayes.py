@@ -105,6 +105,7 @@ def trained(
     batch: int = 100,
 ) -> nn.Module:
     """Adam without weight decay, on minibatches."""
+    # weights of their own seed, whatever was drawn before
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = make()
@@ -154,6 +155,7 @@ def laplace_torch(task: Task, *, subset: str, structure: str, val_rows: int = 40
     """laplace-torch, linearised, probit link; its kron predicts so slowly that few rows must choose the prior."""
     from laplace import Laplace  # type: ignore[import-not-found]
 
+    # fit as its authors do, on a loader
     posterior: Any = Laplace(task.networks[0], "classification", subset_of_weights=subset, hessian_structure=structure)
     pairs = torch.utils.data.TensorDataset(*task.train)
     posterior.fit(torch.utils.data.DataLoader(pairs, batch_size=100))
@@ -166,6 +168,7 @@ def laplace_torch(task: Task, *, subset: str, structure: str, val_rows: int = 40
         posterior.prior_precision = torch.tensor([precision])
         return metrics.nll(batches(task.val[0][:val_rows]), task.val[1][:val_rows])
 
+    # the prior precision that the validation rows like best
     best = min(torch.logspace(-2, 5, 12, dtype=torch.float64).tolist(), key=loss)
     posterior.prior_precision = torch.tensor([best])
     return batches

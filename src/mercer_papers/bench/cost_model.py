@@ -110,6 +110,7 @@ def measure(
         earlier = [row["point"] for row in rows if row["method"] == method.name]
         warm = False
         for size in method.sizes():
+            # a point of an earlier session stands
             point = next((one for one in earlier if all(one[letter] == size[letter] for letter in size)), None)
             if point is None:
                 _log.info("growth: %s at %s", method.name, size)

@@ -81,6 +81,7 @@ def _logme(z: Tensor, y: Tensor) -> float:
     n, d = z.shape
     vectors, sizes, _ = torch.linalg.svd(z, full_matrices=False)
     squares, total = sizes.square(), 0.0
+    # each class by itself: prior and noise precision by fixed-point steps, then the evidence
     for column in nn.functional.one_hot(y).double().mT:
         shares = (vectors.mT @ column).square()
         remainder = float(column.square().sum() - shares.sum())

@@ -75,6 +75,7 @@ def main() -> None:
     with threads_set(int(threads)):
         contender.absence()  # imports what it needs
         try:
+            # the work, watched; data that is not there and a failure are results
             data = case.setup()
             with peak_watched() as mark:
                 cpu, wall = time.process_time(), time.perf_counter()

@@ -72,6 +72,7 @@ def bench(
         check_output(output, {}, as_json)
     stream = is_stream(output)  # the JSON to standard output, the text to stderr
     output = None if stream else output
+    # two areas run alone
     if areas == (GROWTH,):
         measure_growth(output, as_json, stream)
         return
@@ -140,6 +141,7 @@ def measure_growth(output: Path | None, as_json: bool, stream: bool) -> None:
         size = ", ".join(f"{letter} = {value:,}" for letter, value in point.items() if letter in _LETTERS)
         say(f"{method}: {size}: {point['seconds']:.3g} s, {point['mib']:,.3g} MiB")
 
+    # measure, into the folder where one was named
     where = session()
     path = None
     if output is not None:
@@ -190,6 +192,7 @@ def rank_tables(output: Path | None, threads: int, as_json: bool, stream: bool) 
         say(f"{row['table']}, fold {row['fold']}, {row['method']}: {state}")
 
     with tempfile.TemporaryDirectory() as temporary:
+        # measure into the folder, or one that goes away
         folder = output or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "tables.jsonl"

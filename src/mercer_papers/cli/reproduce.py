@@ -168,6 +168,7 @@ def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:
     """One entry of the run: how it went, and its numbers beside the published ones."""
     from mercer_papers.results import entry_status, summarise
 
+    # ours beside theirs
     published = {(number.row, number.column): number.value for number in entry.numbers}
     numbers = [
         {

@@ -59,6 +59,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """Test accuracy on k = 10 features."""
     s = cell.settings
+    # the rows, as the kernel reads them
     data = load("mnist", rows=(s["rows"], s["test_rows"]), seed=cell.seed)
     x, test = data.x_train, data.x_test
     authors = s.get("setup") == AUTHORS
@@ -143,6 +144,7 @@ def _fit_conv_nets(s: Any, kernel: Kernel, x: Tensor, seed: int) -> Callable[[Te
     """Algorithm 1 with one ConvNet a function; the features of all networks of the kernel are computed once."""
     assert isinstance(kernel, MonteCarloNNGP)
     shape = x.shape[1:]
+    # the features of the kernel's networks
     with torch.no_grad():
         stored = torch.cat([kernel.features(part)[:, 0] for part in x.split(10_000)])  # (n, S)
     f = algorithm_1(

@@ -45,6 +45,7 @@ def run(cell: Cell) -> Outcome:
     """Accuracy of logistic regression on the three leading functions; the kernel's error and the best of rank 3."""
     from sklearn.datasets import make_circles, make_moons
 
+    # two classes in the plane
     half = cell.settings["rows"]
     if cell.settings["set"] == "circles":
         points, labels = make_circles(2 * half, noise=0.08, factor=0.5, random_state=cell.seed)

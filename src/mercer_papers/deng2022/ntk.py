@@ -62,6 +62,7 @@ def run(cell: Cell) -> Outcome:
     """Relative error of the NTK matrix of test rows (for *Exact*, of its best approximation of rank 10)."""
     settings = cell.settings
     name = "digits" if settings["set"] == "digits" else "cifar10"
+    # two classes; the test rows sorted by class, so that the matrices show blocks
     data = load(name, rows=(settings["rows"], settings["test_rows"]), classes=(0, 1), seed=cell.seed)
     x, test = data.x_train, data.x_test[data.y_test.argsort(stable=True)]
     if settings["set"] == RESNET:

@@ -51,6 +51,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
                  settings={**settings, "task": "SST-2", "score": "accuracy", "head": head})
             for head in ("Softmax", "Kernelized")
         ]  # fmt: skip
+    # MiniLM at small scale, the five BERTs at paper scale
     small = scale == "small"
     encoders = ("MiniLM, frozen", _TUNED) if small else tuple(_BERTS)
     settings = {"rows": 800, "test_rows": 400, "epochs": 15}

@@ -103,6 +103,7 @@ def _fine_tuned(cell: Cell) -> Outcome:
 
     rate = s["rates"][0]
     if len(s["rates"]) > 1:
+        # the rate that a tenth of the rows likes best, then all rows
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell.seed))
         judging, training = order[: len(x) // 10], order[len(x) // 10 :]
         rate = choose_best(s["rates"], lambda tried: accuracy(train(training, tried), x[judging], y[judging]))

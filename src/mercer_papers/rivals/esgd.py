@@ -129,10 +129,12 @@ class ESGD(CheckedOptimizer):
         if closure is None:
             fix = "Call loss.backward(create_graph=opt.due), or pass step a closure."
             raise RuntimeError(checks.sentence("ESGD", "a step with curvature needs H v", "a plain gradient", fix))
+        # move along v by a small step
         before = [(p.detach().clone(), p.grad) for p in live]
         largest = max(float(p.abs().max()) for p in live)
         size = torch.finfo(live[0].dtype).eps ** 0.5 * (1 + largest)
         add_in_place(live, v, size)
+        # the gradient there, with the same random numbers
         now = torch.get_rng_state()
         if self._random_state is not None:
             torch.set_rng_state(self._random_state)  # dropout must drop the same units
@@ -141,6 +143,7 @@ class ESGD(CheckedOptimizer):
         with torch.enable_grad():
             closure()
         torch.set_rng_state(now)
+        # the quotient; parameters and gradients as they were
         products = []
         for p, (value, gradient) in zip(live, before, strict=True):
             assert gradient is not None

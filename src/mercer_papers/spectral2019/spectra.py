@@ -54,6 +54,7 @@ def run(cell: Cell) -> Outcome:
             x = RandomFourier(RBF(s["gamma"]), s["m"], generator=generator).fit_transform(x)
         spectrum = analyze(kernel, x, both.y, tolerance=s["tolerance"])
         return Outcome(value=spectrum.complexity, values={"bound": spectrum.bound}, note=f"{len(x)} rows.")
+    # the leading eigenvalues, and the labels' share in their eigenvectors
     both = embed_pair(s, generator)
     spectrum = analyze(ReLUGram(), both.x, both.y, k=s["top"])
     index = [float(i + 1) for i in range(s["top"])]

@@ -64,6 +64,7 @@ def run(cell: Cell) -> Outcome:
     if shows == "table":
         steps = [step for step in _STEPS if step < len(result.accuracy) - 1] + [len(result.accuracy) - 1]
         return Outcome(values={f"step {step}": 100 * result.accuracy[step] for step in steps})
+    # a figure: one field by step
     y: list[float] = getattr(result, shows)
     x = [float(step) for step in range(len(y))]
     curves = {shows: {"x": x, "y": y}}

@@ -213,6 +213,7 @@ def ridge(sizes: list[int], only: str) -> None:
         x, y, x_test, y_test = data
         targets = F.one_hot(y, 10).double() - 0.1
         flat, flat_test = x.flatten(1), x_test.flatten(1)
+        # the kernels, each with the rows as it reads them
         spread = float((flat[:200, None] - flat[None, :200]).abs().sum(-1).median())
         kernels = {
             "NTK of the CNN": (infinite_width(make(64), example=x[:1]), x, x_test),
@@ -256,6 +257,7 @@ def ranking(rows: int) -> None:
     targets = F.one_hot(y, 10).float() - 0.1
     for name, make in RANKED.items():
         start = time.process_time()
+        # before training: complexity, and kernel ridge with the NTK
         kernel = infinite_width(make(64), example=x[:1]).normalized()
         row = spectral.compare({name: kernel}, x, y).iloc[0]
         complexity, ratio = float(row["complexity"]), float(row["ratio"])
@@ -278,6 +280,7 @@ def drift() -> None:
     make = dense(2, pool=8)
     limit = infinite_width(make(64), example=x[:1], weight_var=2.0, bias_var=0.0)
     exact = limit(x)
+    # a stable rate, by the largest eigenvalue of the limit
     rate = 0.5 / float(torch.linalg.eigvalsh(exact.double())[-1])
     for width in (32, 128, 512):
         rows = []

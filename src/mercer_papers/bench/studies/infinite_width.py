@@ -38,21 +38,10 @@ from mercer import spectral
 from mercer.kernels import FunctionKernel, Laplacian, infinite_width
 from mercer.machines import KernelRidge
 from mercer_papers.bench.record import append_row, read_rows
-from mercer_papers.bench.studies.infinite_width_rules import WIDTHS, draw_weights, empirical_ntk
+from mercer_papers.bench.studies.infinite_width_rules import WIDTHS, Residual, draw_weights, empirical_ntk
 from mercer_papers.data import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "infinite_width.jsonl"
-
-
-class Residual(nn.Module):
-    """x + body(x), a body that begins with norm and activation and ends in a layer with weights."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.body = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)
 
 
 def dense(depth: int, act: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = False, pool: int = 1) -> Any:
@@ -103,7 +92,8 @@ def resnet(blocks: int, *, pool: int = 1) -> Any:
         layers: list[nn.Module] = [nn.AvgPool2d(pool), nn.Conv2d(3, width, 3, 2, 1)]
         for _ in range(blocks):
             norm, first = nn.GroupNorm(1, width), nn.Conv2d(width, width, 3, padding=1)
-            layers.append(Residual(norm, nn.ReLU(), first, nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)))
+            body = (norm, nn.ReLU(), first, nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
+            layers.append(Residual(*body, factor=1.0))
         return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(width * (32 // pool // 2) ** 2, 10))
 
     return make

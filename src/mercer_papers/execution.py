@@ -99,7 +99,7 @@ class _Worker:
 
 
 def execute_all(
-    cells: Sequence[Cell], scale: str, jobs: int, threads: int, began: Callable[[Cell], None]
+    cells: Sequence[Cell], scale: str, jobs: int, threads: int, report_start: Callable[[Cell], None]
 ) -> Generator[Result, None, None]:
     """The results of the cells as they come, from ``jobs`` processes with ``threads`` torch threads each.
 
@@ -121,7 +121,7 @@ def execute_all(
             for worker in workers:
                 if worker.cell is None and waiting:
                     worker.cell = waiting.pop()
-                    began(worker.cell)
+                    report_start(worker.cell)
                     worker.pipe.send((worker.cell, scale))
             # the results that are there; a pipe that was closed is a worker that died
             busy = {worker.pipe: worker for worker in workers if worker.cell}

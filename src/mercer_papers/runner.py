@@ -144,7 +144,7 @@ class Watcher(Protocol):
     def report_plan(self, total: int, kept: int) -> None:
         """``total`` cells in all, ``kept`` of them done by an earlier session."""
 
-    def began(self, cell: Cell) -> None:
+    def report_start(self, cell: Cell) -> None:
         """A cell starts."""
 
     def report_end(self, result: Result) -> None:
@@ -192,7 +192,7 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
         checks.integer("reproduce", "jobs", jobs, 1, 1, of="for each rank of torchrun runs one cell")
     checks.integer("reproduce", "jobs", jobs, 1)
     request = read_request(folder)
-    with ranks.held(folder), Interruption() as interruption:
+    with ranks.hold(folder), Interruption() as interruption:
 
         def keep(result: Result) -> None:
             with interruption.held():
@@ -225,12 +225,12 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
         # the cells, each written when it ends
         claimed = ranks.claim_cells(folder, todo)
         if jobs > 1:
-            results = execute_all(list(claimed), request.scale, jobs, _threads(jobs), watcher.began)
+            results = execute_all(list(claimed), request.scale, jobs, _threads(jobs), watcher.report_start)
         else:
 
             def execute_here() -> Generator[Result, None, None]:
                 for cell in claimed:
-                    watcher.began(cell)
+                    watcher.report_start(cell)
                     yield execute(cell, request.scale)
 
             results = execute_here()

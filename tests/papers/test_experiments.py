@@ -48,7 +48,7 @@ class Silent:
     def report_plan(self, total, kept):
         self.kept = kept
 
-    def began(self, cell):
+    def report_start(self, cell):
         self.begun.append(cell)
 
     def report_end(self, result):

@@ -23,7 +23,7 @@ from mercer.cli.process import threads_set
 from mercer.storage.files import read_json
 
 from .cost_methods import LETTERS, METHODS, Method, monomial
-from .memory import peak_watched
+from .memory import watch_peak
 from .record import append_row, read_rows
 
 MEASURED = Path(__file__).with_name("growth.json")
@@ -137,7 +137,7 @@ def _measure_point(method: Method, size: Mapping[str, int]) -> Point:
 
     with threads_set(1):
         data = method.setup(size)
-        with peak_watched() as mark:
+        with watch_peak() as mark:
             seconds = [measure_seconds()]
         while len(seconds) < _ROUNDS and min(seconds) < _SHORT:
             seconds.append(measure_seconds())

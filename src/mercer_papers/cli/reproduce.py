@@ -223,7 +223,7 @@ class Lines:
         self._total, self._count = total, kept
         say(f"{total} cells, {kept} done before")
 
-    def began(self, cell: Cell) -> None:
+    def report_start(self, cell: Cell) -> None:
         """Nothing: the line comes when the cell has ended."""
 
     def report_end(self, result: Result) -> None:
@@ -258,7 +258,7 @@ class Bar:
         """Set the bar's length."""
         self._progress.update(self._task, total=total, completed=kept)
 
-    def began(self, cell: Cell) -> None:
+    def report_start(self, cell: Cell) -> None:
         """Name the cell at work."""
         name = " ".join(part for part in (cell.entry, cell.row, cell.column) if part)
         self._progress.update(self._task, description=name)

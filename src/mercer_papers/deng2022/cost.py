@@ -47,10 +47,10 @@ def run(cell: Cell) -> Outcome:
         name, text = "Mercer, distilled, k = 10", f"{K} functions; one distilled network gives these in one pass"
     # the error of the functions, and of more and more random features
     with torch.no_grad():
-        truth = _drawn(test, 4 * samples, cell.seed + 200)  # networks that nothing was distilled from
+        truth = _draw_outputs(test, 4 * samples, cell.seed + 200)  # networks that nothing was distilled from
         gram = truth @ truth.mT / truth.shape[1]
         our_error = relative_error(f.kernel(test), gram)
-        fresh = _drawn(test, samples, cell.seed + 100)
+        fresh = _draw_outputs(test, samples, cell.seed + 100)
         sizes = [2**power for power in range(1, samples.bit_length())]
         errors = [relative_error(fresh[:, :s] @ fresh[:, :s].mT / s, gram) for s in sizes]
     # how many features are as good
@@ -75,7 +75,7 @@ def run(cell: Cell) -> Outcome:
     )
 
 
-def _drawn(x: Tensor, count: int, seed: int) -> Tensor:  # (n, d) -> (n, count)
+def _draw_outputs(x: Tensor, count: int, seed: int) -> Tensor:  # (n, d) -> (n, count)
     """Outputs of so many random networks, one a column."""
     outputs: Tensor = (
         MonteCarloNNGP(lambda: _network().to(x.device), count, generator=rng(seed)).features(x)[:, 0] * count**0.5

@@ -12,7 +12,7 @@ from mercer.layerwise.dependence import gaussian
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .solved import fold, passed_through, solve
+from .solved import fold, pass_through, solve
 
 SHOWN = 60  # rows of a kernel matrix in the picture
 POINTS = 100
@@ -36,7 +36,7 @@ def run(cell: Cell) -> Outcome:
     order = parts.y_train.argsort(stable=True)
     rows = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long()]
     # outputs in IDS of every layer
-    inputs = [parts.x_train, *passed_through(chain, parts.x_train)[:-1]]
+    inputs = [parts.x_train, *pass_through(chain, parts.x_train)[:-1]]
     places = [layer.project(rows_in) for layer, rows_in in zip(chain.layers, inputs, strict=True)]
     stages = sorted({0, len(chain.layers) // 2, len(chain.layers) - 1})
     shown = torch.arange(len(order)) % max(1, len(order) // POINTS) == 0

@@ -105,7 +105,7 @@ def stack_layers(parts: Fold, layers: int, enough: float, halvings: int) -> list
     return H
 
 
-def passed_through(chain: Chain, x: Tensor) -> list[Tensor]:
+def pass_through(chain: Chain, x: Tensor) -> list[Tensor]:
     """Outputs of every layer for new rows, in IDS for W_s and in RKHS for ISM."""
     outputs = []
     for layer in chain.layers:

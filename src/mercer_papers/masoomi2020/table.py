@@ -15,7 +15,7 @@ from mercer.layerwise.record import LayerRecord, measure_gram
 
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
-from .solved import DECEIVING, FOLDS, HELD_OUT, NEEDS, RESTARTED, SETS, Fold, fold, passed_through, read_out, solve
+from .solved import DECEIVING, FOLDS, HELD_OUT, NEEDS, RESTARTED, SETS, Fold, fold, pass_through, read_out, solve
 
 SOLVED = ("ISM", "W_s", RESTARTED, HELD_OUT)
 DEFAULT = "Mercer's default"  # KernelNetworkClassifier() as a user has it
@@ -61,7 +61,7 @@ def run(cell: Cell) -> Outcome:
     # the layers, and a ridge on the last one's outputs
     chain = solve(cell.settings["by"], cell.settings["set"], parts.x_train, parts.y_train, parts.c, cell.seed)
     seconds = time.process_time() - start
-    test = passed_through(chain, parts.x_test)[-1]
+    test = pass_through(chain, parts.x_test)[-1]
     scores = read_out(chain.representation, parts.y_train, test, parts.y_test, parts.c)
     values = {"L": float(len(chain.layers)), "train": scores.train, "test": scores.test, "time": seconds}
     values["sigma"] = min(record.bandwidth for record in chain.history)

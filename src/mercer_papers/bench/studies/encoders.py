@@ -129,7 +129,7 @@ def measure(name: str, frame: pd.DataFrame, target_name: str, task: str) -> Iter
     seconds: dict[str, float] = {}
     # all columns by us, then each kind by its library; CPU of the encoding alone
     for library in sorted(kinds) and ["", *sorted(kinds)]:
-        scores[library], began, learning = {}, time.process_time(), 0.0
+        scores[library], start, learning = {}, time.process_time(), 0.0
         for train, test in folds:
             x_train, x_test = encode(x.iloc[train], x.iloc[test], y[train], target, library)
             started = time.process_time()
@@ -141,7 +141,7 @@ def measure(name: str, frame: pd.DataFrame, target_name: str, task: str) -> Iter
                     score = -log_loss(y[test].numpy(), model.predict_proba(x_test), labels=range(len(target.classes)))
                 scores[library].setdefault(learner, []).append(round(float(score), 5))
             learning += time.process_time() - started
-        seconds[library] = round(time.process_time() - began - learning, 2)
+        seconds[library] = round(time.process_time() - start - learning, 2)
     for library in sorted(kinds):
         yield {
             "table": name,
@@ -183,9 +183,9 @@ def measure_reading() -> Iterator[dict[str, Any]]:
         for reader, read_file in readers.items():
             times = []
             for _ in range(3):
-                began = time.process_time()
+                start = time.process_time()
                 read_file(path)
-                times.append(time.process_time() - began)
+                times.append(time.process_time() - start)
             seconds[reader] = round(min(times), 3)
         yield {"file": "300,000 lines", "seconds": seconds}
 

@@ -40,7 +40,7 @@ from mercer import metrics
 from mercer.bayes import Familiarity
 from mercer.signals.capture import capture
 from mercer_papers import data
-from mercer_papers.bench.bayes import trained
+from mercer_papers.bench.bayes import train
 from mercer_papers.bench.record import read_rows, replace_rows
 from mercer_papers.data import normalised, published_resnet20
 
@@ -84,7 +84,7 @@ def mnist() -> Task:
     x, y = x[y >= 0], y[y >= 0]
     x, y, val = x[:-VALIDATION], y[:-VALIDATION], x[-VALIDATION:]
 
-    network = trained(lambda: convolutions(7), x, y, 3, 400, 2e-3, 64)
+    network = train(lambda: convolutions(7), x, y, 3, 400, 2e-3, 64)
     strangers = {"near: digits 0 to 2": test[truth < 0], **draw_far_strangers(x, STRANGERS, seed=3)}
     return Task(network, "13", (x[:TRAINING], y[:TRAINING]), val, test[truth >= 0], strangers)
 
@@ -98,7 +98,7 @@ def faces() -> Task:
     x, y = x[order], y[order]
     x = (x - x.mean()) / x.std()
     familiar, labels = x[y < 14], y[y < 14]
-    network = trained(lambda: convolutions(14), familiar[:240], labels[:240], 0, 300, 2e-3, 64)
+    network = train(lambda: convolutions(14), familiar[:240], labels[:240], 0, 300, 2e-3, 64)
     strangers = {"near: other people": x[y >= 14], **draw_far_strangers(x, 500, seed=1)}
     return Task(network, "13", (familiar[:240], labels[:240]), familiar[240:320], familiar[320:], strangers)
 

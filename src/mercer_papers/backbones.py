@@ -56,6 +56,7 @@ class DenseNet(Backbone):
         layers, rest = divmod(depth - 4, 3)
         if rest or layers < 1:
             raise ValueError(checks.sentence("DenseNet", "depth must be 3 n + 4 for n >= 1", depth))
+        # three blocks; between two of them the picture is halved
         parts: list[nn.Module] = [first or nn.Conv2d(3, 16, 3, padding=1, bias=False)]
         channels = 16
         for block in range(3):
@@ -99,12 +100,15 @@ class Vgg16(Backbone):
         self.embedding_size = hidden
         layers: list[nn.Module] = []
         channels = 3
+        # the convolutions, each with norm and ReLU; then the hidden layer
         for factor in _PLAN:
             if factor == 0:
                 layers.append(nn.MaxPool2d(2))
                 continue
-            convolution = nn.Conv2d(channels, factor * width, 3, padding=1, bias=False)
-            layers += [convolution if layers or first is None else first, nn.BatchNorm2d(factor * width), nn.ReLU()]
+            convolution: nn.Module = nn.Conv2d(channels, factor * width, 3, padding=1, bias=False)
+            if first is not None and not layers:
+                convolution = first
+            layers += [convolution, nn.BatchNorm2d(factor * width), nn.ReLU()]
             channels = factor * width
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, hidden), nn.BatchNorm1d(hidden))
         self.relu = nn.ReLU()

@@ -139,7 +139,9 @@ def select(names: Iterable[str]) -> list[Entry]:
             close = close or difflib.get_close_matches(
                 name, ids + sorted({e.paper for e in entries()}), n=3, cutoff=0.5
             )
-            fix = f"Did you mean {' or '.join(close)}?" if close else "`mercer list` shows them all."
+            fix = "`mercer list` shows them all."
+            if close:
+                fix = f"Did you mean {' or '.join(close)}?"
             raise ValueError(f"ID must be an entry or a paper; got {name!r}. {fix}")
         wanted |= matches
     return [e for e in entries() if e.id in wanted or not wanted]

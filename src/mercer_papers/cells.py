@@ -104,7 +104,9 @@ def _flat(numbers: Any) -> Iterator[float]:
     if isinstance(numbers, int | float):
         yield numbers
         return
-    for part in numbers.values() if isinstance(numbers, Mapping) else numbers:
+    if isinstance(numbers, Mapping):
+        numbers = numbers.values()
+    for part in numbers:
         yield from _flat(part)
 
 

@@ -98,7 +98,9 @@ class Comparison:
         """By itself: beyond a one-sided 95 % interval on either side, or open."""
         if self.p_holds < LEVEL:
             return HOLDS
-        return FAILS if self.p_fails < LEVEL else OPEN
+        if self.p_fails < LEVEL:
+            return FAILS
+        return OPEN
 
     @property
     def is_settled(self) -> bool:
@@ -116,7 +118,9 @@ def numbers_by_seed(results: Iterable[Result]) -> dict[str, dict[int, float]]:
         if result.value is not None:
             numbers.setdefault(key, {})[result.seed] = result.value
         for name, number in result.values.items():
-            longer = f"{key} | {name}" if result.column else f"{result.row} | {name}"
+            longer = f"{result.row} | {name}"
+            if result.column:
+                longer = f"{key} | {name}"
             numbers.setdefault(longer, {})[result.seed] = number
     return numbers
 
@@ -194,8 +198,9 @@ def decide(claim: Claim, comparisons: Sequence[Comparison]) -> str:
     At least u of n hold where u do at the level 5 % / (n - u + 1), and fewer do where n - u + 1 fail at 5 % / u: the
     partial conjunction by Bonferroni. For all of them, u = n, each must hold at 5 %, and one fails at 5 % / n.
     """
-    n = len(comparisons)
-    needed = n // 2 + 1 if claim.most else n
+    n = needed = len(comparisons)
+    if claim.most:
+        needed = n // 2 + 1
     if n and sum(c.p_holds < LEVEL / (n - needed + 1) for c in comparisons) >= needed:
         return HOLDS
     if n and sum(c.p_fails < LEVEL / needed and c.outcome != HOLDS for c in comparisons) >= n - needed + 1:
@@ -236,8 +241,9 @@ def _p_above(values: Sequence[float], bound: float, exact: bool) -> float:
     """Probability of a mean so far above ``bound`` where the true one is not: Student's t; 1 for a single draw."""
     if not values or (len(values) < 2 and not exact):
         return 1.0
-    distance = statistics.fmean(values) - bound
-    spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    distance, spread = statistics.fmean(values) - bound, 0.0
+    if len(values) > 1:
+        spread = statistics.stdev(values) / math.sqrt(len(values))
     if spread == 0 or math.isinf(distance):
         return float(distance <= 0)
     return student_tail(distance / spread, len(values) - 1)
@@ -255,19 +261,26 @@ def student_tail(t: float, degrees: int) -> float:
     """
     angle = math.atan(t / math.sqrt(degrees))
     sine, squared = math.sin(angle), math.cos(angle) ** 2
-    total = term = 1.0 if degrees % 2 == 0 else math.cos(angle)
+    is_odd = degrees % 2 == 1
+    total = term = math.cos(angle) if is_odd else 1.0
     for i in range(2 + degrees % 2, degrees - 1, 2):  # each term from the one before
         term *= squared * (i - 1) / i
         total += term
-    inside = sine * total if degrees % 2 == 0 else 2 / math.pi * (angle + (sine * total if degrees > 1 else 0.0))
+    # P(|T| < |t|), with the sign of t
+    inside = sine * total
+    if degrees == 1:
+        inside = 2 / math.pi * angle
+    elif is_odd:
+        inside = 2 / math.pi * (angle + sine * total)
     return (1 - inside) / 2
 
 
 def _words(key: str, other: str, numbers: Numbers) -> str:
     a, b = (statistics.fmean(numbers[name].values()) for name in (key, other))
     seeds = len(_gaps(numbers[key], numbers[other]))
-    names = key.removesuffix(" | "), other.removesuffix(" | ")  # a whole row's number has no column
-    return f"{names[0]} {_figure(a)} against {names[1]} {_figure(b)}, {seeds} seed{'' if seeds == 1 else 's'}"
+    first, second = key.removesuffix(" | "), other.removesuffix(" | ")  # a whole row's number has no column
+    count = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    return f"{first} {_figure(a)} against {second} {_figure(b)}, {count}"
 
 
 def _figure(number: float) -> str:

@@ -158,8 +158,9 @@ RESNET20 = Source(
 
 def data_folder(folder: str | os.PathLike[str] | None) -> Path | None:
     """The folder given, or the one that ``MERCER_DATA`` names, or None."""
-    named = os.environ.get("MERCER_DATA") if folder is None else folder
-    return Path(named) if named else None
+    if folder is None:
+        folder = os.environ.get("MERCER_DATA")
+    return Path(folder) if folder else None
 
 
 def locate(source: Source, folder: Path | None) -> tuple[list[Path], bool] | None:
@@ -171,7 +172,9 @@ def locate(source: Source, folder: Path | None) -> tuple[list[Path], bool] | Non
         return files, True
     published = [next((folder / n for n in names if (folder / n).exists()), None) for names in source.original]
     original = [path for path in published if path is not None]
-    return (original, False) if original and len(original) == len(published) else None
+    if original and len(original) == len(published):
+        return original, False
+    return None
 
 
 def is_here(name: str, folder: Path | None) -> bool:

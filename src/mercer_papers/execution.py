@@ -30,10 +30,17 @@ def execute(cell: Cell, scale: str) -> Result:
     from mercer_papers import data
 
     blank = blank_result(cell, scale)
+    # data that is not there
     absent = missing(cell.data)
     if absent:
-        how = [data.how_to_get(n) if _is_known(n) else f"{n}: Mercer has no loader for this set." for n in absent]
-        return replace(blank, status="missing", note=" ".join(how))
+        sentences = []
+        for name in absent:
+            if _is_known(name):
+                sentences.append(data.how_to_get(name))
+            else:
+                sentences.append(f"{name}: Mercer has no loader for this set.")
+        return replace(blank, status="missing", note=" ".join(sentences))
+    # the entry's function, seeded by the cell
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         with distributed.alone(), torch.random.fork_rng():  # ranks share cells, not a cell's rows
@@ -94,7 +101,7 @@ class _Worker:
 
 
 def execute_all(
-    cells: Sequence[Cell], scale: str, jobs: int, threads: int, began: Callable[[Cell], None]
+    cells: Sequence[Cell], scale: str, jobs: int, threads: int, report_start: Callable[[Cell], None]
 ) -> Generator[Result, None, None]:
     """The results of the cells as they come, from ``jobs`` processes with ``threads`` threads each.
 
@@ -116,7 +123,7 @@ def execute_all(
             for worker in workers:
                 if worker.cell is None and waiting:
                     worker.cell = waiting.pop()
-                    began(worker.cell)
+                    report_start(worker.cell)
                     worker.pipe.send((worker.cell, scale))
             # the results that are there; a pipe that was closed is a worker that died
             busy = {worker.pipe: worker for worker in workers if worker.cell}

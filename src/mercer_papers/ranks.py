@@ -24,7 +24,7 @@ _POLL = 0.1  # seconds between two looks at a lock
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold(folder: Path) -> Iterator[None]:
     """The folder for this run alone: rank 0 holds the folder, every other rank a file of its own in it."""
     if rank():
         with lock(folder, _LOCK.format(rank())):

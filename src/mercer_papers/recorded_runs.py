@@ -55,7 +55,8 @@ class Recorded:
         used = {name for result in self.results for name in result.settings}
         for name, value in self.asked.get("settings", {}).items():
             if name in used:
-                words.append(f"--set {name}={value if isinstance(value, str) else json.dumps(value)}")
+                text = value if isinstance(value, str) else json.dumps(value)
+                words.append(f"--set {name}={text}")
         # which cells; whole names where they were all named, because an entry may have got more rows since
         named = list(dict.fromkeys(f"{result.row} | {result.column}" for result in self.results))
         only = [text for text in self.asked.get("only", ()) if any(text in name for name in named)]
@@ -102,7 +103,9 @@ def describe_repeat(name: str) -> str:
 
 def find_changes(kept: Result, cell: Cell) -> list[str]:
     """The settings in which a cell of today differs from a kept line; one that is only written down now is none."""
-    changes = [] if tuple(kept.data) == tuple(cell.data) else ["data"]
+    changes = []
+    if tuple(kept.data) != tuple(cell.data):
+        changes.append("data")
     for name in sorted({**kept.settings, **cell.settings}):
         before, now = kept.settings.get(name, LATER.get(name)), cell.settings.get(name)
         same = before == now
@@ -152,7 +155,8 @@ def compare_repeat(kept: Sequence[Result], lines: Sequence[Mapping[str, Any]]) -
             if deviation:
                 allowed = 2**0.5 * deviation * student.ppf(0.995, len(values) - 1)
                 spreads.append(gap / deviation)
-            word = "within" if gap <= allowed and word != "apart" else "apart"
+            if word != "apart":
+                word = "within" if gap <= allowed else "apart"
         words.append(word)
         if word == "apart":
             apart.append(f"{first.entry}: {first.row} | {first.column}")
@@ -178,7 +182,9 @@ def _numbers(values: Mapping[str, float], value: float | None, row: str) -> list
     if "time" in row:
         return []
     numbers = [(name, number) for name, number in values.items() if not name.startswith("time")]
-    return numbers if value is None else [*numbers, ("", value)]
+    if value is not None:
+        numbers.append(("", value))
+    return numbers
 
 
 @functools.cache

@@ -159,7 +159,9 @@ def summarise(results: Iterable[Result]) -> list[Summary]:
     for result in results:
         if result.status != "done":
             continue
-        numbers = {} if result.column else dict(result.values)
+        numbers: dict[str, float] = {}
+        if not result.column:
+            numbers |= result.values
         if result.value is not None:
             numbers[result.column] = result.value
         for column, number in numbers.items():

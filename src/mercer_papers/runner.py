@@ -71,7 +71,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,10 +127,8 @@ class Request:
         cells = [cell for e in able for cell in e.load().cells(e, self.scale)]
         for text in self.only:
             if not any(text in f"{cell.row} | {cell.column}" for cell in cells):
-                need = "only must be a part of a cell's `row | column`"
-                raise ValueError(
-                    checks.sentence("reproduce", need, repr(text), "`mercer reproduce --json` shows them.")
-                )
+                need, fix = "only must be a part of a cell's `row | column`", "`mercer reproduce --json` shows them."
+                raise ValueError(checks.sentence("reproduce", need, repr(text), fix))
         names = sorted({name for cell in cells for name in cell.settings})
         for name in self.settings:
             checks.choice("reproduce", "a setting's name", name, names)
@@ -146,7 +144,7 @@ class Watcher(Protocol):
     def report_plan(self, total: int, kept: int) -> None:
         """``total`` cells in all, ``kept`` of them done by an earlier session."""
 
-    def began(self, cell: Cell) -> None:
+    def report_start(self, cell: Cell) -> None:
         """A cell starts."""
 
     def report_end(self, result: Result) -> None:
@@ -157,7 +155,7 @@ def create(request: Request, folder: Path | None = None) -> Path:
     """A new run folder, ``runs/<stamp>`` unless named; one that holds anything is refused."""
     if folder is None:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-        names = (stamp if i == 1 else f"{stamp}-{i}" for i in range(1, 10_000))
+        names = [stamp, *(f"{stamp}-{i}" for i in range(2, 10_000))]
         folder = next(Path("runs") / name for name in names if not (Path("runs") / name).exists())
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -190,10 +188,11 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
     every finished cell on disk. Two runs into one folder: the second is refused. Under ``torchrun`` the ranks share the
     cells.
     """
-    most = 1 if distributed.world_size() > 1 else None
-    checks.integer("reproduce", "jobs", jobs, 1, most, of="for each rank of torchrun runs one cell" if most else "")
+    if distributed.world_size() > 1:
+        checks.integer("reproduce", "jobs", jobs, 1, 1, of="for each rank of torchrun runs one cell")
+    checks.integer("reproduce", "jobs", jobs, 1)
     request = read_request(folder)
-    with ranks.held(folder), Interruption() as interruption:
+    with ranks.hold(folder), Interruption() as interruption:
 
         def keep(result: Result) -> None:
             with interruption.held():
@@ -226,23 +225,21 @@ def run(folder: Path, watcher: Watcher, *, jobs: int = 1) -> list[Result]:
         # the cells, each written when it ends
         claimed = ranks.claim_cells(folder, todo)
         if jobs > 1:
-            results = execute_all(list(claimed), request.scale, jobs, _threads(jobs), watcher.began)
+            results = execute_all(list(claimed), request.scale, jobs, _threads(jobs), watcher.report_start)
         else:
-            results = _execute_one_by_one(claimed, request.scale, watcher.began)
+
+            def execute_here() -> Generator[Result, None, None]:
+                for cell in claimed:
+                    watcher.report_start(cell)
+                    yield execute(cell, request.scale)
+
+            results = execute_here()
         with contextlib.closing(results):
             for result in results:
                 keep(result)
                 watcher.report_end(result)
         ranks.finish(folder, keys)
     return read_results(folder)
-
-
-def _execute_one_by_one(
-    cells: Iterable[Cell], scale: str, began: Callable[[Cell], None]
-) -> Generator[Result, None, None]:
-    for cell in cells:
-        began(cell)
-        yield execute(cell, scale)
 
 
 def plan(request: Request) -> tuple[list[Result], list[Cell]]:
@@ -259,7 +256,7 @@ def plan(request: Request) -> tuple[list[Result], list[Cell]]:
             continue
         try:
             cells = list(entry.load().cells(entry, request.scale))
-            _check_cells(entry, cells)
+            check_cells(entry, cells)
             cells = [cell for cell in cells if request.wants(cell)]
         except Exception as error:
             _log.warning("%s: its cells could not be listed", entry.id, exc_info=error)
@@ -271,6 +268,7 @@ def plan(request: Request) -> tuple[list[Result], list[Cell]]:
                 note = f"Left out by --bundled: needs {', '.join(cell.data)}."
                 lines.append(replace(blank_result(cell, request.scale), status="missing", note=note, started=""))
                 continue
+            # the settings that were asked for, once for each seed
             changes = {name: value for name, value in request.settings.items() if name in cell.settings}
             changed = replace(cell, settings={**cell.settings, **changes}, device=request.device)
             entry_cells += changed.over_seeds(request.seeds)
@@ -279,14 +277,14 @@ def plan(request: Request) -> tuple[list[Result], list[Cell]]:
     return lines, planned
 
 
-def _check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
+def check_cells(entry: Entry, cells: Sequence[Cell]) -> None:
+    """Refuse a slip of an entry's code: no cells, cells of another entry, or two alike."""
     if not cells:
         raise ValueError(checks.sentence(entry.id, "cells(scale) must give at least one cell", "none"))
     for cell in cells:
         if cell.entry != entry.id:
             raise ValueError(checks.sentence(entry.id, "a cell must name its own entry", repr(cell.entry)))
-    keys = {cell.key() for cell in cells}
-    if len(keys) != len(cells):
+    if len({cell.key() for cell in cells}) != len(cells):
         raise ValueError(checks.sentence(entry.id, "cells must differ from each other", "two alike"))
 
 

@@ -80,9 +80,13 @@ class Setting:
         parts = [*self.stand_ins]
         if self.size < 1:
             parts.append(f"{100 * self.size:.2g} % of the paper's training")
-        if self.cells:
-            parts.append(f"{self.filled} of {self.cells} cells" if self.filled else f"not run: its {self.cells} cells")
-        return "; ".join(parts) or ("the paper's own setting" if self.was_run else "not run")
+        if self.filled:
+            parts.append(f"{self.filled} of {self.cells} cells")
+        elif self.cells:
+            parts.append(f"not run: its {self.cells} cells")
+        if parts:
+            return "; ".join(parts)
+        return "the paper's own setting" if self.was_run else "not run"
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,10 @@ class Verdict:
 
 def recorded_verdict(entry: Entry, also: Sequence[Result] = ()) -> Verdict:
     """The verdict of the stored runs together; ``also`` are the lines of a run at hand, one more."""
-    return judge(entry, [run.results for run in find_recorded(entry.id)] + ([tuple(also)] if also else []))
+    runs = [run.results for run in find_recorded(entry.id)]
+    if also:
+        runs.append(tuple(also))
+    return judge(entry, runs)
 
 
 def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
@@ -157,8 +164,10 @@ def judge(entry: Entry, runs: Sequence[Sequence[Result]]) -> Verdict:
         entry_word = VERDICTS[0] if setting.is_the_papers else VERDICTS[1]
     elif HOLDS in words or any(some_hold(judged.comparisons) for judged in headlines):
         entry_word = "mixed"
+    elif FAILS in words:
+        entry_word = "does not"
     else:
-        entry_word = "does not" if FAILS in words else "not tested"
+        entry_word = "not tested"
     return Verdict(entry_word, _sentence(headlines, setting), tuple(claims), setting)
 
 
@@ -166,7 +175,9 @@ def _with_setting(entry: Entry, comparison: Comparison, results: Sequence[Result
     """The comparison with its run's share of the training and its stand-ins; either may leave it unable to refute."""
     size, stand_ins = 1.0, []
     for result in results:
-        place = f"{result.row} | {result.column}" if result.column else result.row
+        place = result.row
+        if result.column:
+            place += f" | {result.column}"
         if not any(name == place or name.startswith(f"{place} | ") for name in comparison.names):
             continue
         # its share of the training; a setting that is no number, such as None for all rows, is the paper's
@@ -182,7 +193,9 @@ def _with_setting(entry: Entry, comparison: Comparison, results: Sequence[Result
             applies = result.scale != "paper" or stand_in.get("always")
             if applies and all(result.settings.get(key) == value for key, value in wanted):
                 stand_ins.append(stand_in["says"])
-    p_fails = comparison.p_fails if size >= ENOUGH and not stand_ins else 1.0
+    p_fails = comparison.p_fails
+    if size < ENOUGH or stand_ins:
+        p_fails = 1.0
     return replace(comparison, size=size, stand_ins=tuple(dict.fromkeys(stand_ins)), p_fails=p_fails)
 
 
@@ -212,7 +225,9 @@ def _explain(word: str, comparisons: Sequence[Comparison]) -> str:
 def _sentence(headlines: Sequence[ClaimVerdict], setting: Setting) -> str:
     """What decided, in the order failed, open, held, and how much of the paper's setting it rests on."""
     if not any(claim.comparisons for claim in headlines):
-        missing = headlines[0].says if headlines else "no claim of the paper is written down"
+        missing = "no claim of the paper is written down"
+        if headlines:
+            missing = headlines[0].says
         return f"No stored run settles: {missing.rstrip('.')}."
     order = (FAILS, OPEN, HOLDS)
     first = min(headlines, key=lambda claim: (order.index(claim.word), not claim.comparisons))

@@ -57,12 +57,12 @@ def test_every_contender_of_the_bench_answers():
     task = bench.Task(networks, (x[:40], y[:40]), (x[40:80], y[40:80]), (x[80:], y[80:]), {"far": 5 * x[80:]})
     for name, (make, _) in (bench.POSTERIORS | bench.DIGITS_ONLY).items():
         if not name.startswith("laplace-torch") and "network" not in name:
-            found = bench.predicted(name, make, [task])
+            found = bench.predict(name, make, [task])
             assert math.isfinite(bench.nll(found[0]))
             assert 0 <= bench.ece(found[0]) <= 1
-            assert bench.predicted(name, None, [task])[0].reader is found[0].reader  # made once
+            assert bench.predict(name, None, [task])[0].reader is found[0].reader  # made once
     for name, (make, _) in ({"Familiarity": (bench.familiarity, {})} | bench.SCORES).items():
-        assert 0 <= bench.auroc(bench.predicted(name, make, [task])[0]) <= 1
+        assert 0 <= bench.auroc(bench.predict(name, make, [task])[0]) <= 1
 
 
 def test_trajectory_gp_and_snapshots():

@@ -84,11 +84,14 @@ def test_the_papers_networks_have_their_last_widths():
     assert training.ResNet18(10)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_texts_become_word_numbers_and_shares():
-    vocabulary = sets._vocabulary(["the cat<br />the", "cat the dog"], 10)
-    tokens = sets._tokens(["dog the bird the"], vocabulary, 6)
-    assert vocabulary["the"] == 1 and tokens[0, :4].tolist() == [vocabulary["dog"], 1, 1, 0]
-    shares = sets.bag_of_words(11, tokens)
+def test_texts_become_word_numbers_and_shares(monkeypatch):
+    texts, y = ["the cat<br />the", "cat the dog"], torch.tensor([0, 1])
+    reviews = data.Dataset("imdb", texts, y, ["dog the bird the"], y[:1], texts, y, ("negative", "positive"))
+    monkeypatch.setattr(sets, "load", lambda *_, **__: reviews)
+    rows = sets.rows_of.__wrapped__("imdb", None, None, words=10, length=6)
+    assert rows.x.tolist() == [[1, 2, 1, 0, 0, 0], [2, 1, 3, 0, 0, 0]]  # the, cat, dog: the most frequent first
+    assert rows.x_test.tolist() == [[3, 1, 1, 0, 0, 0]]
+    shares = sets.bag_of_words(11, rows.x_test)
     assert shares[0, 1] == pytest.approx(2 / 3) and float(shares.sum()) == pytest.approx(1)
 
 

@@ -48,7 +48,7 @@ class Silent:
     def report_plan(self, total, kept):
         self.kept = kept
 
-    def began(self, cell):
+    def report_start(self, cell):
         self.begun.append(cell)
 
     def report_end(self, result):
@@ -134,7 +134,7 @@ def test_an_unknown_id_is_refused_with_close_ones(name, fix):
 def test_built_entries_give_cells_of_their_own_at_every_scale():
     for entry in (e for e in catalogue.entries() if e.built):
         for scale in SCALES if entry.scale != "paper" else ("paper",):
-            runner._check_cells(entry, entry.load().cells(entry, scale))
+            runner.check_cells(entry, entry.load().cells(entry, scale))
 
 
 # --- cells and lines
@@ -411,7 +411,7 @@ def test_a_folder_that_cannot_be_made_is_named(fake):
 )
 def test_what_an_entry_offers_is_checked(fake, cells, sentence):
     with pytest.raises(ValueError, match=re.escape(f"fake2000/thmA: {sentence}")):
-        runner._check_cells(catalogue.entry("fake2000/thmA"), cells)
+        runner.check_cells(catalogue.entry("fake2000/thmA"), cells)
 
 
 # --- longer runs, kept with the package

@@ -112,13 +112,13 @@ def test_superclasses_group_five_classes_each(papers_data):
 def test_kept_embeddings_are_trained_on_and_the_last_are_scored(tmp_path, monkeypatch):
     monkeypatch.setenv("MERCER_DATA", str(tmp_path))
     with pytest.raises(data.MissingData, match=r"Put cifar100_resnet20_embeddings\.npz into the folder"):
-        transfer._kept_embeddings("coarse", 3000)
+        transfer._read_embeddings("coarse", 3000)
     numbers = np.arange(5100)
     path = tmp_path / "cifar100_resnet20_embeddings.npz"
     np.savez(path, embeddings=numbers[:, None].astype(np.float16), coarse=(numbers % 20).astype(np.uint8))
-    z, y, z_test, y_test = transfer._kept_embeddings("coarse", 60)
+    z, y, z_test, y_test = transfer._read_embeddings("coarse", 60)
     assert z.shape == (60, 1) and z_test.shape == (5000, 1) and int(y_test[-1]) == 5099 % 20
-    assert len(transfer._kept_embeddings("coarse", 3000)[0]) == 100 and y.dtype == torch.int64
+    assert len(transfer._read_embeddings("coarse", 3000)[0]) == 100 and y.dtype == torch.int64
 
 
 def test_of_several_starts_on_the_sphere_the_least_training_loss_is_taken():
@@ -240,4 +240,4 @@ def test_resnet50_is_fine_tuned_with_every_head_where_its_files_are(monkeypatch,
     for head in ("Softmax", "SOP", "Kernelized"):
         settings = {**cells[head].settings, "epochs": 1, "batch": 8, "rates": [0.1, 0.01]}
         assert 0 <= transfer.run(replace(cells[head], settings=settings)).value <= 100
-    assert transfer.resized_crops(x, generator).shape == x.shape
+    assert transfer.crop_and_resize(x, generator).shape == x.shape

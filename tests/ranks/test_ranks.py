@@ -169,7 +169,7 @@ def test_a_rank_left_over_keeps_the_folder(tmp_path):
     from mercer_papers import ranks
 
     match = r"must be used by one run at a time; got a second run."
-    with lock(tmp_path, ".mercer.rank1.lock"), pytest.raises(RuntimeError, match=match), ranks.held(tmp_path):
+    with lock(tmp_path, ".mercer.rank1.lock"), pytest.raises(RuntimeError, match=match), ranks.hold(tmp_path):
         pass
-    with ranks.held(tmp_path):
+    with ranks.hold(tmp_path):
         pass

@@ -53,7 +53,7 @@ def digits(seed: int) -> Task:
     x_test = data.x_test.flatten(1)
     noise = torch.rand(len(x_test), 64, generator=torch.Generator().manual_seed(seed)) * float(x.max())
     networks = [
-        trained(lambda: nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)), x[:300], y[:300], part)
+        train(lambda: nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)), x[:300], y[:300], part)
         for part in _seeds_of_networks(seed)
     ]
     return Task(networks, (x[:300], y[:300]), (x[300:700], y[300:700]), (x_test, data.y_test), {"noise": noise})
@@ -79,7 +79,7 @@ def pictures(name: str, side: int, seed: int) -> Task:
         "blurred": F.conv2d(F.pad(down, (4, 4, 0, 0), mode="reflect"), column.mT),
     }
     make = partial(lenet, side)
-    networks = [trained(make, x[:2000], y[:2000], part, 470, 2e-3, 64) for part in _seeds_of_networks(seed)]
+    networks = [train(make, x[:2000], y[:2000], part, 470, 2e-3, 64) for part in _seeds_of_networks(seed)]
     return Task(networks, (x[:2000], y[:2000]), (x[2000:3000], y[2000:3000]), (test, data.y_test), strangers)
 
 
@@ -95,7 +95,7 @@ def lenet(side: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-def trained(
+def train(
     make: Callable[[], nn.Module],
     x: Tensor,
     y: Tensor,
@@ -105,6 +105,7 @@ def trained(
     batch: int = 100,
 ) -> nn.Module:
     """Adam without weight decay, on minibatches."""
+    # weights of their own seed, whatever was drawn before
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = make()
@@ -154,6 +155,7 @@ def laplace_torch(task: Task, *, subset: str, structure: str, val_rows: int = 40
     """laplace-torch, linearised, probit link; its kron predicts so slowly that few rows must choose the prior."""
     from laplace import Laplace  # type: ignore[import-not-found]
 
+    # fit as its authors do, on a loader
     posterior: Any = Laplace(task.networks[0], "classification", subset_of_weights=subset, hessian_structure=structure)
     pairs = torch.utils.data.TensorDataset(*task.train)
     posterior.fit(torch.utils.data.DataLoader(pairs, batch_size=100))
@@ -166,6 +168,7 @@ def laplace_torch(task: Task, *, subset: str, structure: str, val_rows: int = 40
         posterior.prior_precision = torch.tensor([precision])
         return metrics.nll(batches(task.val[0][:val_rows]), task.val[1][:val_rows])
 
+    # the prior precision that the validation rows like best
     best = min(torch.logspace(-2, 5, 12, dtype=torch.float64).tolist(), key=loss)
     posterior.prior_precision = torch.tensor([best])
     return batches
@@ -218,7 +221,7 @@ class Answer:
     said: Tensor
 
 
-def predicted(name: str, make: Callable[[Task], Reader], found: list[Task]) -> list[Answer]:
+def predict(name: str, make: Callable[[Task], Reader], found: list[Task]) -> list[Answer]:
     """The timed work: the test rows of every seed. The first, untimed round fits."""
     readers = [task.reader(name, make) for task in found]
     return [Answer(task, reader, reader(task.test[0])) for task, reader in zip(found, readers, strict=True)]
@@ -278,11 +281,11 @@ def _case(title: str, make: Callable[[int], Task], measure: str) -> Case:
     peers = {}
     for peer, (build, goals) in contenders.items():
         needs = ("laplace",) if peer.startswith("laplace-torch") else ()
-        peers[peer] = Peer(partial(predicted, peer, build), needs, {} if score is ece else goals)
+        peers[peer] = Peer(partial(predict, peer, build), needs, {} if score is ece else goals)
     return Case(
         f"{title}, predict: {measure}",
         setup=partial(tasks, make),
-        ours=partial(predicted, name, ours),
+        ours=partial(predict, name, ours),
         peers=peers,
         accuracy=lambda _, answers: sum(map(score, answers)) / len(answers),
         accuracy_name=f"{measure}, mean of 3 seeds",

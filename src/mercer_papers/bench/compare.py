@@ -119,6 +119,7 @@ def run(
     for name in names:
         module = f"{__package__}.{name}"
         for case in importlib.import_module(module).CASES:
+            # a case that an earlier session measured is not measured again
             measured = record.kept(name, case.name) if record is not None else []
             if not measured:
                 _log.info("bench: %s, %s", name, case.name)
@@ -181,6 +182,7 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
         if one.name in absent:
             lines.append(Line(area, case.name, one.name, "absent", why=absent[one.name], threads=threads))
             continue
+        # its costs and its score
         sample, ours = samples[one.name], samples[OURS]
         goals = dict(case.limits if one.name == OURS else one.peer.goals)
         common: dict[str, Any] = {"version": one.version(), "threads": threads, "goals": goals}
@@ -195,6 +197,7 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
         score = scores[one.name]
         if score is not None and not math.isfinite(score):
             common["why"], score = f"{case.accuracy_name or 'accuracy'} is {score}", None
+        # whether the goals are met, and a peer's costs over ours
         met: dict[str, bool] = {}
         ratios: dict[str, float] = {}
         if one.name == OURS:

@@ -207,13 +207,22 @@ def _network_sizes(*rows: int) -> _Sizes:
     )
 
 
+_MAP: _Sizes = (
+    {"n": "rows", "d": "columns", "k": "features"},
+    {"n": 5000, "d": 64, "k": 128},
+    {"n": (1000, 3162, 10_000, 31_623, 100_000), "d": (8, 25, 80, 253, 800), "k": (16, 51, 160, 506, 1600)},
+)
+# of work that meets every row with every other: the base and the axes
+_SQUARE_BASE = {"n": 2000, "d": 50, "c": 1}
+_SQUARE_AXES = {"n": (200, 632, 2000, 6325, 20_000), "d": (8, 50, 80, 253, 800), "c": (1, 3, 10, 32, 100)}
+
 METHODS = (
     Method(
         "kernel-matmul",
         "RBF().matmul(x, None, v), float32",
         {"n": "rows of x", "d": "columns of x", "c": "columns of v"},
-        {"n": 2000, "d": 50, "c": 1},
-        {"n": (200, 632, 2000, 6325, 20_000), "d": (8, 50, 80, 253, 800), "c": (1, 3, 10, 32, 100)},
+        _SQUARE_BASE,
+        _SQUARE_AXES,
         ("n", "n^2", "n^2 d", "n^2 c"),
         ("n", "b", "n d", "n c"),
         lambda s: (_rows(s["n"], s["d"]), _rows(s["n"], s["c"])),
@@ -224,9 +233,8 @@ METHODS = (
     Method(
         "nystrom",
         "Nystrom(RBF(), k).fit_transform(x), float32",
-        {"n": "rows", "d": "columns", "k": "landmarks"},
-        {"n": 5000, "d": 64, "k": 128},
-        {"n": (1000, 3162, 10_000, 31_623, 100_000), "d": (8, 25, 80, 253, 800), "k": (16, 51, 160, 506, 1600)},
+        {**_MAP[0], "k": "landmarks"},
+        *_MAP[1:],
         ("n", "n k", "n k d", "n k^2", "k^3"),
         ("n k", "n d", "k^2"),
         lambda s: (_rows(s["n"], s["d"]), s["k"]),
@@ -235,9 +243,7 @@ METHODS = (
     Method(
         "random-fourier",
         "RandomFourier(RBF(), k).fit_transform(x), float32",
-        {"n": "rows", "d": "columns", "k": "features"},
-        {"n": 5000, "d": 64, "k": 128},
-        {"n": (1000, 3162, 10_000, 31_623, 100_000), "d": (8, 25, 80, 253, 800), "k": (16, 51, 160, 506, 1600)},
+        *_MAP,
         ("n d", "n k", "n k d"),
         ("n k", "n d", "k d"),
         lambda s: (_rows(s["n"], s["d"]), s["k"]),
@@ -261,8 +267,8 @@ METHODS = (
         "spectral-analyze",
         "analyze(ReLUGram(), x, targets): complexity to 1e-4 and the curve of 100 steps, float32 tiles",
         {"n": "rows", "d": "columns", "c": "columns of the targets"},
-        {"n": 1000, "d": 50, "c": 1},
-        {"n": (200, 632, 2000, 6325, 20_000), "d": (8, 50, 80, 253, 800), "c": (1, 3, 10, 32, 100)},
+        {**_SQUARE_BASE, "n": 1000},
+        _SQUARE_AXES,
         ("n c", "n^2", "n^2 d", "n^2 c"),
         ("n d", "n^2", "n c"),
         lambda s: (unit_rows(_rows(s["n"], s["d"]).double()), _rows(s["n"], s["c"]).sign().double()),

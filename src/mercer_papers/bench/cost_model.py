@@ -23,7 +23,7 @@ from mercer.cli.process import threads_set
 from mercer.storage.files import read_json
 
 from .cost_methods import LETTERS, METHODS, Method, monomial
-from .memory import peak_watched
+from .memory import watch_peak
 from .record import append_row, read_rows
 
 MEASURED = Path(__file__).with_name("growth.json")
@@ -110,6 +110,7 @@ def measure(
         earlier = [row["point"] for row in rows if row["method"] == method.name]
         warm = False
         for size in method.sizes():
+            # a point of an earlier session stands
             point = next((one for one in earlier if all(one[letter] == size[letter] for letter in size)), None)
             if point is None:
                 _log.info("growth: %s at %s", method.name, size)
@@ -136,7 +137,7 @@ def _measure_point(method: Method, size: Mapping[str, int]) -> Point:
 
     with threads_set(1):
         data = method.setup(size)
-        with peak_watched() as mark:
+        with watch_peak() as mark:
             seconds = [measure_seconds()]
         while len(seconds) < _ROUNDS and min(seconds) < _SHORT:
             seconds.append(measure_seconds())

@@ -43,16 +43,16 @@ class Answer:
     features: list[Tensor]
 
 
-def _seeded(seed: int) -> torch.Generator:
+def _rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def _uniform(reach: float, d: int, n: int, seed: int) -> Tensor:
-    return (2 * torch.rand(n, d, generator=_seeded(seed), dtype=torch.float64) - 1) * reach
+    return (2 * torch.rand(n, d, generator=_rng(seed), dtype=torch.float64) - 1) * reach
 
 
 def _bimodal(n: int, seed: int) -> Tensor:
-    generator = _seeded(seed)
+    generator = _rng(seed)
     centre = torch.where(torch.rand(n, 1, generator=generator, dtype=torch.float64) < 0.5, -1.5, 1.5)
     return centre + 0.5 * torch.randn(n, 1, generator=generator, dtype=torch.float64)
 
@@ -64,10 +64,10 @@ def _toy(kernel: Kernel, k: int, draw: Callable[[int], Tensor]) -> Toy:
     return Toy(kernel, k, rows, grams, vectors)
 
 
-def _fitted(data: Toy, *, method: str = "landmarks", ritz: bool = True, steps: int | None = None) -> Answer:
+def _fit(data: Toy, *, method: str = "landmarks", ritz: bool = True, steps: int | None = None) -> Answer:
     features = []
     for seed, x in zip(SEEDS, data.rows, strict=True):
-        f = NeuralEigenfunctions(data.kernel, data.k, method=method, ritz=ritz, steps=steps, generator=_seeded(seed))
+        f = NeuralEigenfunctions(data.kernel, data.k, method=method, ritz=ritz, steps=steps, generator=_rng(seed))
         features.append(f.fit_transform(x))
     return Answer(features)
 
@@ -83,11 +83,11 @@ def _functions_found(data: Toy, answer: Answer) -> float:
     return float(min(int(((unit(f, dim=0) * v).sum(0).abs() > 0.99).sum()) for f, v in pairs))
 
 
-_TRAINED = {"neuralef, 200 steps, then Ritz": Peer(partial(_fitted, method="neuralef", steps=200))}
+_TRAINED = {"neuralef, 200 steps, then Ritz": Peer(partial(_fit, method="neuralef", steps=200))}
 # Algorithm 1 to the letter, with its own settings; the goal names it on one toy, and it takes most of the time.
 _LETTER = {
     "neuralef, 2000 steps": Peer(
-        partial(_fitted, method="neuralef", ritz=False, steps=2000), goals={"cpu": 4.0}, once=True
+        partial(_fit, method="neuralef", ritz=False, steps=2000), goals={"cpu": 4.0}, once=True
     )
 }
 
@@ -99,7 +99,7 @@ def _toy_cases(
         Case(
             f"{name}: functions with |cos| > 0.99",
             setup=setup,
-            ours=_fitted,
+            ours=_fit,
             peers=peers,
             accuracy=_functions_found,
             accuracy_name="functions",
@@ -111,7 +111,7 @@ def _toy_cases(
         Case(
             f"{name}: kernel error",
             setup=setup,
-            ours=_fitted,
+            ours=_fit,
             accuracy=_kernel_error,
             accuracy_name="relative error",
             limits={"accuracy": error},
@@ -125,7 +125,7 @@ def _digits() -> Toy:
     from sklearn.datasets import load_digits
 
     x = torch.as_tensor(load_digits().data) / 16
-    kernel = RBF.from_data(x, generator=_seeded(0))
+    kernel = RBF.from_data(x, generator=_rng(0))
     gram = kernel(x)
     vectors = torch.linalg.eigh(gram)[1].flip(1)[:, :16]
     return Toy(kernel, 16, [x] * 3, [gram] * 3, [vectors] * 3)
@@ -196,7 +196,7 @@ def _small_cnn() -> Tangent:
 def _tangent(data: Tangent, *, method: str, samples: int) -> list[Tensor]:
     grams = []
     for seed in SEEDS:
-        kernel = EmpiricalNTK(data.network, method=method, samples=samples, iterations=1, generator=_seeded(seed))
+        kernel = EmpiricalNTK(data.network, method=method, samples=samples, iterations=1, generator=_rng(seed))
         grams.append(kernel(data.x).detach())
     return grams
 
@@ -213,10 +213,10 @@ class Fresh:
 
 def _clusters(kind: str, n: int) -> Fresh:
     """Eight clusters in ten dimensions, in float32; bandwidths by the median."""
-    generator = _seeded(0)
+    generator = _rng(0)
     centres = 1.5 * torch.randn(8, 10, generator=generator)
     x = centres[torch.randint(8, (n + 1000,), generator=generator)] + torch.randn(n + 1000, 10, generator=generator)
-    gaussian = RBF.from_data(x[:n], generator=_seeded(0))
+    gaussian = RBF.from_data(x[:n], generator=_rng(0))
     width = (2 * float(gaussian.gamma)) ** -0.5
     kernel = {"RBF": gaussian, "NTK(3)": NTK(3), "Matern": Matern(1.5, width)}[kind]
     return Fresh(kernel, x[:n], x[n:], kernel(x[n:].double()).detach())
@@ -241,7 +241,7 @@ def _by_scipy(data: Fresh, *, dense: bool = False, tolerance: float = 0.0) -> Te
 def _nystrom(data: Fresh, *, m: int) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)  # of a rank below m
-        return Nystrom(data.kernel, m, generator=_seeded(0)).fit(data.x)(data.new)[:, :K].detach()
+        return Nystrom(data.kernel, m, generator=_rng(0)).fit(data.x)(data.new)[:, :K].detach()
 
 
 def _new_error(data: Fresh, features: Tensor) -> float:
@@ -253,7 +253,7 @@ def _fresh_case(kind: str, n: int, peers: Mapping[str, Peer], repeats: int) -> C
     return Case(
         f"{kind}, n = {n:,}, k = {K}: fit and 1,000 new rows",
         setup=partial(_clusters, kind, n),
-        ours=lambda data: NeuralEigenfunctions(data.kernel, K, generator=_seeded(0)).fit(data.x)(data.new).detach(),
+        ours=lambda data: NeuralEigenfunctions(data.kernel, K, generator=_rng(0)).fit(data.x)(data.new).detach(),
         peers=peers,
         accuracy=_new_error,
         accuracy_name="relative error on new rows",
@@ -304,7 +304,7 @@ CASES = [
     Case(
         "digits, RBF, k = 16: kernel error over the best of rank 16",
         setup=_digits,
-        ours=_fitted,
+        ours=_fit,
         peers={
             "scikit-learn Nystroem, width 16": Peer(partial(_nystroem, components=16), needs=("sklearn",)),
             "scikit-learn Nystroem, 128 landmarks and width": Peer(
@@ -320,7 +320,7 @@ CASES = [
     Case(
         "digits, RBF, k = 16: the same, landmarks trained by 50 steps",
         setup=_digits,
-        ours=partial(_fitted, steps=50),
+        ours=partial(_fit, steps=50),
         accuracy=_over_best,
         accuracy_name="x best",
         limits={"accuracy": 1.005},
@@ -329,7 +329,7 @@ CASES = [
     ),
     Case(
         "NNGP and NTK, n = 5000, d = 784, 4 layers",
-        setup=lambda: torch.rand(5000, 784, generator=_seeded(0)),
+        setup=lambda: torch.rand(5000, 784, generator=_rng(0)),
         ours=lambda x: NTK(4).both(x).ntk.diagonal(),
         peers={"neural-tangents": Peer(_neural_tangents, needs=("neural_tangents",), goals={"cpu": 1.0})},
         accuracy=_diagonal_error,

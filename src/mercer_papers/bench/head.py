@@ -108,6 +108,7 @@ def _fit_cases(name: str, rows: Callable[[], Rows], *, before_pooling: bool = Fa
     heads, first = ["shared", *(head for head in HEADS if head != "shared")], f"accuracy %, {name}, ours: shared units"
     if before_pooling:
         heads, first = list(PLACED), f"accuracy % of maps, {name}, ours: before pooling"
+    # what is shown of a fit
     measures: list[tuple[str, str, Callable[[Scores], list[float]]]] = [
         (first, "higher", lambda scores: scores.accuracy),
         (f"NLL, {name}, the same fits", "lower", lambda scores: scores.nll),

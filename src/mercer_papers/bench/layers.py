@@ -30,7 +30,7 @@ class Probed:
     found: dict[str, float]
 
 
-def _probed(name: str) -> Probed:
+def _prepare(name: str) -> Probed:
     model = published_resnet20().eval()
     if name == "cifar10":  # the network has seen the training part
         pictures = load(name, rows=(1, 5000))
@@ -43,7 +43,7 @@ def _probed(name: str) -> Probed:
     return Probed(model, x, y, new, _probe_scores(model, x, y, new))
 
 
-def _pooled(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+def _pool_blocks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {name: [] for name in BLOCKS}
     with torch.no_grad(), capture(model, BLOCKS) as captured:
         for batch in x.split(250):
@@ -60,7 +60,7 @@ def _probe_scores(model: nn.Module, x: Tensor, y: Tensor, new: tuple[Tensor, Ten
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    train, test = _pooled(model, x), _pooled(model, new[0])
+    train, test = _pool_blocks(model, x), _pool_blocks(model, new[0])
     scores = {}
     for name in BLOCKS:
         probe = make_pipeline(StandardScaler(), RidgeClassifierCV(np.logspace(-2, 4, 7)))
@@ -72,7 +72,7 @@ def _by_cka(data: Probed) -> dict[str, float]:
     labels = nn.functional.one_hot(data.y).double()
     return {
         name: float(cka(z.double() @ z.double().mT, labels @ labels.mT))
-        for name, z in _pooled(data.model, data.x).items()
+        for name, z in _pool_blocks(data.model, data.x).items()
     }
 
 
@@ -81,6 +81,7 @@ def _logme(z: Tensor, y: Tensor) -> float:
     n, d = z.shape
     vectors, sizes, _ = torch.linalg.svd(z, full_matrices=False)
     squares, total = sizes.square(), 0.0
+    # each class by itself: prior and noise precision by fixed-point steps, then the evidence
     for column in nn.functional.one_hot(y).double().mT:
         shares = (vectors.mT @ column).square()
         remainder = float(column.square().sum() - shares.sum())
@@ -106,7 +107,7 @@ def _rank_correlation(data: Probed, answer: dict[str, float]) -> float:
 CASES = [
     Case(
         f"blocks of ResNet-20, {name}: rank correlation with a ridge probe",
-        setup=partial(_probed, name),
+        setup=partial(_prepare, name),
         ours=lambda data: {
             str(name): -ratio for name, ratio in layers(data.model, (data.x, data.y), BLOCKS)["ratio"].items()
         },
@@ -116,7 +117,7 @@ CASES = [
             ),
             "CKA with the labels": Peer(_by_cka),
             "LogME": Peer(
-                lambda data: {name: _logme(z.double(), data.y) for name, z in _pooled(data.model, data.x).items()}
+                lambda data: {name: _logme(z.double(), data.y) for name, z in _pool_blocks(data.model, data.x).items()}
             ),
         },
         accuracy=_rank_correlation,

@@ -75,8 +75,9 @@ def main() -> None:
     with threads_set(int(threads)):
         contender.absence()  # imports what it needs
         try:
+            # the work, watched; data that is not there and a failure are results
             data = case.setup()
-            with peak_watched() as mark:
+            with watch_peak() as mark:
                 cpu, wall = time.process_time(), time.perf_counter()
                 answer: Any = contender.peer.work(data)
                 cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -99,7 +100,7 @@ class Mark:
 
 
 @contextlib.contextmanager
-def peak_watched() -> Iterator[Mark]:
+def watch_peak() -> Iterator[Mark]:
     """Watch a block: what it adds to this process's resident memory at its peak."""
     # return what the set-up freed to the system, else the work would reuse it unseen
     gc.collect()

@@ -146,6 +146,7 @@ def steps(make: Make, count: int = 200) -> Callable[[Task], float]:
 
 def made_by(who: str, lr: float | None = None) -> Make:
     """A maker of that optimizer at that rate: ours untuned without one, peers with their own settings."""
+    # ours, and what comes with torch
     if who == "FunctionSpaceSGD" and lr is None:
         return lambda model: FunctionSpaceSGD(model.parameters(), model=model)
     assert lr is not None
@@ -259,6 +260,7 @@ def state_mib(make: Make, *, graph: bool = False, closure: bool = False) -> Call
     def work(task: Task) -> float:
         model = task.network()
         optimizer: Any = make(model)
+        # twelve steps; L-BFGS evaluates the loss itself
         for i in range(12):
             rows = slice(i * task.batch, (i + 1) * task.batch)
             x, y = task.x[rows], task.y[rows]

@@ -36,6 +36,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     for name, kind in KINDS.items():
         seeds = {"smoke": 1, "small": 3 if name in ("mnist", "usps") else 1, "paper": 5}[scale]
         for variant, changes in entry.run["variants"].items():
+            # some variants are for some kinds of data, or for paper scale
             if kind not in changes.get("kinds", (kind,)) or (changes.get("scale") == "paper" != scale):
                 continue
             suffix = f", {variant}" if suffixed else ""
@@ -98,6 +99,7 @@ def _panels(results: Sequence[Result], curve: str) -> Figure:
         unit = ", %" if "accuracy" in curve else ""
         ax.set(title=sets[i], xlabel="epoch" if i >= len(sets) - wide else "")
         ax.set_ylabel(f"{curve}{unit}" if i % wide == 0 else "")
+        # a tick for each epoch, eight at most
         longest = max(len(result.curves[curve]["x"]) for result in results_of_set)
         ax.set_xticks(range(1, longest + 1, -(-longest // 8)))
         if curve == "training loss":

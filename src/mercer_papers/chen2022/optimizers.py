@@ -110,6 +110,7 @@ def make(
     parameters = [p for p in model.parameters() if p.requires_grad]
     lr = choice.lr
     if method == KERNEL_SGD:
+        # its matrix: a kernel of the inputs, or one without any
         matrices: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
             "RBF": lambda: RBF(choice.other),
             "linear": Linear,
@@ -170,6 +171,7 @@ def advance(
         losses.append(float(value.detach()))
         return value
 
+    # L-BFGS evaluates the loss itself, R-L-BFGS also on the shared rows
     if method == "L-BFGS":
         optimizer.step(evaluate)
     elif method == "R-L-BFGS":

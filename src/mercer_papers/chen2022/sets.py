@@ -179,6 +179,7 @@ def glove(words: Sequence[str], *, folder: str | Path | None = None) -> Tensor: 
     rows = {word: number + 1 for number, word in enumerate(words)}
     vectors_by_row: dict[int, list[float]] = {}
     width = 0
+    # the lines of wanted words; the first line says how many numbers
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             word, _, numbers = line.rstrip("\n").partition(" ")
@@ -192,6 +193,7 @@ def glove(words: Sequence[str], *, folder: str | Path | None = None) -> Tensor: 
             if len(vector) != width or not width:
                 raise corrupt(path, f"line {number} must hold a word and {width} numbers", numbers[:40])
             vectors_by_row[rows[word]] = vector
+    # words that the file lacks are drawn, the row of no word is 0
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(len(words) + 1, width, generator=generator) * 0.1
     vectors[0] = 0

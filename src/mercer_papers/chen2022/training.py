@@ -120,7 +120,7 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
     validation: list[float] = []
     best: dict[str, Tensor] = {}
     clock = time.process_time if plan.device == "cpu" else time.perf_counter
-    began = clock()
+    start = clock()
     for _ in range(plan.epochs):
         # batches in a new order each epoch; those of R-L-BFGS share a fifth of their rows with the next
         if plan.method == "R-L-BFGS":
@@ -148,7 +148,7 @@ def _train(plan: Plan, choice: Choice, rows: Rows) -> Run:
         if len(changes) == _PATIENCE and max(changes) < _TOLERANCE:
             break
     # the scores of the best model
-    seconds = clock() - began
+    seconds = clock() - start
     state_mb = state_bytes(optimizer) / 2**20
     model.load_state_dict(best)  # the paper's "best model"
     scores = (_accuracy(model, rows.x, rows.y), _accuracy(model, rows.x_test, rows.y_test))

@@ -164,6 +164,7 @@ def draw(results: list[Result]) -> Figure:
             if result.settings["shows"] == SURFACE:
                 ground = result.arrays
                 ax.contour(ground["w0"], ground["w1"], ground["loss"], levels=14, cmap="Greys", linewidths=0.8)
+        # the paths, each with its start and its end
         for i, (method, path) in enumerate(paths.items()):
             wide = 1.4 + 0.5 * (len(paths) - i)  # the first is drawn broadest and lowest, so that none hides another
             (handles[method],) = ax.plot(path["x"], path["y"], linewidth=wide, zorder=3 + i, solid_capstyle="round")

@@ -72,6 +72,7 @@ def bench(
         check_output(output, {}, as_json)
     stream = is_stream(output)  # the JSON to standard output, the text to stderr
     output = None if stream else output
+    # two areas run alone
     if areas == (GROWTH,):
         measure_growth(output, as_json, stream)
         return
@@ -103,7 +104,7 @@ def bench(
                 record=record,
             )
     except Interrupted as interrupted:
-        say("Interrupted." if output is None else f"Interrupted. The same command resumes {output}.")
+        _say_interrupted(output)
         raise click.exceptions.Exit(interrupted.exit_code) from None
     # show
     if record is not None:
@@ -113,6 +114,13 @@ def bench(
     if not as_json:
         for text in _page(lines):
             click.echo(text, err=stream)
+
+
+def _say_interrupted(output: Path | None) -> None:
+    if output is None:
+        say("Interrupted.")
+    else:
+        say(f"Interrupted. The same command resumes {output}.")
 
 
 def session() -> dict[str, Any]:
@@ -133,6 +141,7 @@ def measure_growth(output: Path | None, as_json: bool, stream: bool) -> None:
         size = ", ".join(f"{letter} = {value:,}" for letter, value in point.items() if letter in _LETTERS)
         say(f"{method}: {size}: {point['seconds']:.3g} s, {point['mib']:,.3g} MiB")
 
+    # measure, into the folder where one was named
     where = session()
     path = None
     if output is not None:
@@ -159,8 +168,9 @@ def measure_growth(output: Path | None, as_json: bool, stream: bool) -> None:
         for name, growth in result["methods"].items():
             cells = ""
             for letter in _LETTERS:
-                exponent = growth["exponents"][kind].get(letter)
-                power = f"{exponent['exponent']:.2f} ({exponent['last']:.2f})" if exponent else ""
+                exponent, power = growth["exponents"][kind].get(letter), ""
+                if exponent:
+                    power = f"{exponent['exponent']:.2f} ({exponent['last']:.2f})"
                 cells += f"{power:>12}"
             factor = f"{growth['fits'][kind]['factor']:.2g}x"
             click.echo(f"{shortened(name, 23):<23}{cells}{factor:>8}", err=stream)
@@ -182,6 +192,7 @@ def rank_tables(output: Path | None, threads: int, as_json: bool, stream: bool) 
         say(f"{row['table']}, fold {row['fold']}, {row['method']}: {state}")
 
     with tempfile.TemporaryDirectory() as temporary:
+        # measure into the folder, or one that goes away
         folder = output or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "tables.jsonl"
@@ -191,7 +202,7 @@ def rank_tables(output: Path | None, threads: int, as_json: bool, stream: bool) 
         except MissingData as error:
             raise click.ClickException(str(error)) from error
         except Interrupted as interrupted:
-            say("Interrupted." if output is None else f"Interrupted. The same command resumes {output}.")
+            _say_interrupted(output)
             raise click.exceptions.Exit(interrupted.exit_code) from None
         if as_json or stream:
             click.echo(json.dumps(read_rows(path), allow_nan=False))
@@ -208,8 +219,10 @@ def _page(lines: list[Line]) -> Iterator[str]:
             ours = block[0]
             yield from (click.style(text, underline=True) for text in textwrap.wrap(ours.case, width()))
             if ours.repeats:
-                score = f"accuracy: {ours.accuracy_name}, {ours.better} is better; " if ours.accuracy_name else ""
-                yield click.style(f"  {score}rounds: {ours.repeats}; threads: {ours.threads}", dim=True)
+                text = f"rounds: {ours.repeats}; threads: {ours.threads}"
+                if ours.accuracy_name:
+                    text = f"accuracy: {ours.accuracy_name}, {ours.better} is better; {text}"
+                yield click.style(f"  {text}", dim=True)
             for line in block:
                 yield from _contender(line)
         yield ""
@@ -219,8 +232,10 @@ def _page(lines: list[Line]) -> Iterator[str]:
     if goals:
         yield click.style("every goal, those missed first", bold=True)
     for line, measure, goal in sorted(goals, key=lambda one: order[one[0].met.get(one[1])]):
-        who = "" if line.who == "mercer" else f", against {line.who}"
-        yield from textwrap.wrap(f"{line.area}: {line.case}{who}", width(), initial_indent="  ", subsequent_indent="  ")
+        text = f"{line.area}: {line.case}"
+        if line.who != "mercer":
+            text += f", against {line.who}"
+        yield from textwrap.wrap(text, width(), initial_indent="  ", subsequent_indent="  ")
         yield _INDENT + _goal(line, measure, goal)
     met = [met for line in lines for met in line.met.values()]
     yield f"{sum(met)} of {len(goals)} goals met, {met.count(False)} not met, {len(goals) - len(met)} not measured"
@@ -249,10 +264,12 @@ def _goal(line: Line, measure: str, goal: float) -> str:
     """``goal: cpu ratio at least 20 x; got 51.3 x: met``."""
     word = {True: "met", False: "not met", None: "not measured"}[line.met.get(measure)]
     style = click.style(word, fg={"met": "green", "not met": "red"}.get(word))
-    peer = line.who != "mercer"
-    got = line.ratios.get(measure) if peer else getattr(line, measure)
-    unit = " x" if peer else _UNITS.get(measure, "")
-    bound = "at least" if peer or (measure == "accuracy" and line.better == "higher") else "at most"
-    what = f"{measure} ratio" if peer else measure
-    reached = "" if got is None else f"; got {number(got, 3)}{unit}"
-    return f"goal: {what} {bound} {number(goal, 3)}{unit}{reached}: {style}"
+    if line.who == "mercer":  # a bound on ours alone
+        what, unit, got = measure, _UNITS.get(measure, ""), getattr(line, measure)
+        bound = "at least" if measure == "accuracy" and line.better == "higher" else "at most"
+    else:
+        what, unit, got, bound = f"{measure} ratio", " x", line.ratios.get(measure), "at least"
+    text = f"goal: {what} {bound} {number(goal, 3)}{unit}"
+    if got is not None:
+        text += f"; got {number(got, 3)}{unit}"
+    return f"{text}: {style}"

@@ -64,6 +64,7 @@ def estimate(
             for line in (*wrap(one.what, " " * 24, f"{one.name:<24}"), *wrap(letters, " " * 24, " " * 24)):
                 click.echo(line)
         return
+    # a method that is not there, or no size
     if method not in methods:
         need = f"estimate: METHOD must be one of {', '.join(methods)}"
         raise click.UsageError(f"{need}; got {shown(method)!r}.{closest(method, list(methods))}")

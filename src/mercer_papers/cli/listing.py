@@ -72,6 +72,7 @@ def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
+    # a block for each paper, then the totals
     for paper in dict.fromkeys(row["paper"] for row in rows):
         click.echo(click.style(paper, bold=True))
         for row in (row for row in rows if row["paper"] == paper):

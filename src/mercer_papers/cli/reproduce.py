@@ -109,8 +109,10 @@ def reproduce(
             with watcher() as watch:
                 results = runner.run(resume, watch, jobs=jobs)
         except Interrupted as interrupted:
-            hint = f": finished cells are kept. Resume with: mercer reproduce --resume {resume}"
-            click.echo(f"Interrupted{'.' if stream else hint}", err=True)
+            text = "Interrupted."
+            if not stream:
+                text = f"Interrupted: finished cells are kept. Resume with: mercer reproduce --resume {resume}"
+            click.echo(text, err=True)
             raise click.exceptions.Exit(interrupted.exit_code) from None
         except RuntimeError as error:  # the folder's lock; an entry's own errors are results
             raise click.ClickException(str(error)) from error
@@ -141,7 +143,10 @@ def reproduce(
         for outline in outlines:
             line = f"{outline['id']:<25}{WORDS[outline['status']]:<18}{_counts(outline)}"
             click.echo(line.rstrip(), err=stream)
-        click.echo(page.read_text("utf-8") if stream else page, nl=not stream)
+        if stream:
+            click.echo(page.read_text("utf-8"), nl=False)
+        else:
+            click.echo(page)
     raise click.exceptions.Exit(int(failed > 0 or nothing))
 
 
@@ -163,6 +168,7 @@ def _outline(entry: Entry, results: list[Result]) -> dict[str, Any]:
     """One entry of the run: how it went, and its numbers beside the published ones."""
     from mercer_papers.results import entry_status, summarise
 
+    # ours beside theirs
     published = {(number.row, number.column): number.value for number in entry.numbers}
     numbers = [
         {
@@ -217,7 +223,7 @@ class Lines:
         self._total, self._count = total, kept
         say(f"{total} cells, {kept} done before")
 
-    def began(self, cell: Cell) -> None:
+    def report_start(self, cell: Cell) -> None:
         """Nothing: the line comes when the cell has ended."""
 
     def report_end(self, result: Result) -> None:
@@ -252,7 +258,7 @@ class Bar:
         """Set the bar's length."""
         self._progress.update(self._task, total=total, completed=kept)
 
-    def began(self, cell: Cell) -> None:
+    def report_start(self, cell: Cell) -> None:
         """Name the cell at work."""
         name = " ".join(part for part in (cell.entry, cell.row, cell.column) if part)
         self._progress.update(self._task, description=name)
@@ -266,7 +272,9 @@ class Bar:
 
 def watcher() -> Bar | Lines:
     """A bar where stderr is a terminal, else lines."""
-    return Bar() if sys.stderr is not None and sys.stderr.isatty() else Lines()
+    if sys.stderr is not None and sys.stderr.isatty():
+        return Bar()
+    return Lines()
 
 
 def _said_before(result: Result, missing: set[str]) -> bool:
@@ -291,4 +299,6 @@ def describe(result: Result) -> str:
     reason = result.error
     if result.status == "missing":
         reason = reason or result.note
-    return f"{text}: {reason}" if reason else text
+    if reason:
+        text += f": {reason}"
+    return text

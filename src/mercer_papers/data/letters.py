@@ -31,6 +31,7 @@ def letters(n: int, *, alphabet: str = LATIN, seed: int = 0) -> tuple[Tensor, Te
     from PIL import Image, ImageDraw, ImageFont
 
     checks.integer("letters", "n", n, 1)
+    # every letter in every font
     folder, glyphs = Path(matplotlib.get_data_path()) / "fonts" / "ttf", []
     for face in _FACES:
         font = ImageFont.truetype(str(folder / f"DejaVu{face}.ttf"), _SIZE)
@@ -39,6 +40,7 @@ def letters(n: int, *, alphabet: str = LATIN, seed: int = 0) -> tuple[Tensor, Te
             ImageDraw.Draw(image).text((_SIDE // 2, _SIDE // 2), letter, 255, font, anchor="mm")
             pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
             glyphs.append(pixels.view(1, _SIDE, _SIDE) / 255)
+    # pick some, bend and shift each, add noise
     generator = torch.Generator().manual_seed(seed)
     which = torch.randint(len(glyphs), (n,), generator=generator)
     bend = torch.eye(2) + _BEND * torch.randn(n, 2, 2, generator=generator)

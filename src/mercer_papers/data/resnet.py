@@ -178,12 +178,14 @@ def imagenet_resnet50(num_classes: int, *, folder: str | Path | None = None, wid
     path = next((base / name for name in FILES if base is not None and (base / name).is_file()), None)
     if path is None:
         raise MissingData(_HOW)
+    # the state, by torchvision's names
     if path.suffix == ".npz":
         state = {name: torch.from_numpy(array.copy()) for name, array in read_npz(path, limit=2**28).items()}
     else:
         from safetensors.torch import load_file
 
         state = load_file(path)
+    # all of it but the last layer goes into the model
     model = ResNet50(num_classes, width=width)
     body = {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
     expected = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("fc.")}

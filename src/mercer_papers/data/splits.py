@@ -72,6 +72,7 @@ def stratified_split(y: Tensor, *, test: float = 0.2, validation: float = 0.0, s
     draws = StableRandom(seed)
     parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for rows in rows_of_each_class(labels, draws):
+        # its share of each part, rounded; one row always trains
         n_test = min(int(len(rows) * test + 0.5), len(rows) - 1)
         if test > 0 and len(rows) >= 2:
             n_test = max(n_test, 1)

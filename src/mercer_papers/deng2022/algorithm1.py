@@ -42,7 +42,9 @@ class OneNetworkEach(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)
         stacked = torch.stack([function(x) for function in self.functions], -1)
-        return stacked[:, 0] if self.outputs == 1 else stacked
+        if self.outputs == 1:
+            return stacked[:, 0]
+        return stacked
 
 
 def algorithm_1(
@@ -137,4 +139,6 @@ class LowRankLaplace:
         inner = self._curvature + precision * torch.eye(psi.shape[2], dtype=psi.dtype, device=psi.device)
         covariance = psi @ torch.linalg.solve(inner, psi.mT)  # (n, c, c)
         link = link_named("probit")
-        return Softmax().proba(f, covariance if link.needs_covariance else covariance.diagonal(dim1=1, dim2=2), link)
+        if not link.needs_covariance:
+            covariance = covariance.diagonal(dim1=1, dim2=2)
+        return Softmax().proba(f, covariance, link)

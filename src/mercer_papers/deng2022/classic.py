@@ -12,7 +12,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from ..rivals import SpectralInference
-from .measures import AllRowsNystrom, cosines, reference, rng
+from .measures import SEEDS, AllRowsNystrom, cosines, reference, rng
 
 KERNELS: dict[str, tuple[Kernel, float, int]] = {  # kernel, reach of the uniform density, functions
     "RBF": (RBF(0.5), 2.0, 10),
@@ -26,9 +26,8 @@ _DRAWN = 5
 
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """Every method on every kernel and size."""
-    seeds = 3 if scale == "paper" else 1
     return [
-        Cell(entry.id, method, f"{kernel}, N = {n}", seeds=seeds,
+        Cell(entry.id, method, f"{kernel}, N = {n}", seeds=SEEDS[scale],
              settings={"kernel": kernel, "method": method, "rows": n, "k": KERNELS[kernel][2], "steps": STEPS[scale]})
         for n in SIZES[scale]
         for kernel in KERNELS

@@ -15,7 +15,7 @@ from ..cells import Cell, Outcome
 from ..data import load
 from ..results import Result
 from .algorithm1 import algorithm_1, small_mlp
-from .measures import best_rank, relative_error, rng
+from .measures import SEEDS, best_rank, relative_error, rng
 
 K = 10
 ALGORITHM_1 = "digits, two-layer network, Algorithm 1"
@@ -28,7 +28,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     settings = {"rows": train, "test_rows": test, "samples": samples, "steps": steps, "k": K}
     alone = {"method": "Algorithm 1", "steps": 20 if scale == "smoke" else 2000}
     return [
-        Cell(entry.id, row=row, column="passes", seeds=3 if scale == "paper" else 1, settings={**settings, **changes})
+        Cell(entry.id, row=row, column="passes", seeds=SEEDS[scale], settings={**settings, **changes})
         for row, changes in (("digits, two-layer network", {}), (ALGORITHM_1, alone))
     ]
 
@@ -48,15 +48,18 @@ def run(cell: Cell) -> Outcome:
         name, text = "Mercer, distilled, k = 10", f"{K} functions; one distilled network gives these in one pass"
     # the error of the functions, and of more and more random features
     with torch.no_grad():
-        truth = _drawn(test, 4 * samples, cell.seed + 200)  # networks that nothing was distilled from
+        truth = _draw_outputs(test, 4 * samples, cell.seed + 200)  # networks that nothing was distilled from
         gram = truth @ truth.mT / truth.shape[1]
         our_error = relative_error(f.kernel(test), gram)
-        fresh = _drawn(test, samples, cell.seed + 100)
+        fresh = _draw_outputs(test, samples, cell.seed + 100)
         sizes = [2**power for power in range(1, samples.bit_length())]
         errors = [relative_error(fresh[:, :s] @ fresh[:, :s].mT / s, gram) for s in sizes]
     # how many features are as good
-    needed = next((s for s, error in zip(sizes, errors, strict=True) if error <= our_error), 2 * samples)
-    count = f"more than {samples}" if needed > samples else str(needed)
+    needed, count = 2 * samples, f"more than {samples}"
+    for s, error in zip(sizes, errors, strict=True):
+        if error <= our_error:
+            needed, count = s, str(s)
+            break
     return Outcome(
         value=float(needed),
         values={
@@ -73,7 +76,7 @@ def run(cell: Cell) -> Outcome:
     )
 
 
-def _drawn(x: Tensor, count: int, seed: int) -> Tensor:  # (n, d) -> (n, count)
+def _draw_outputs(x: Tensor, count: int, seed: int) -> Tensor:  # (n, d) -> (n, count)
     """Outputs of so many random networks, one a column."""
     outputs: Tensor = (
         MonteCarloNNGP(lambda: _network().to(x.device), count, generator=rng(seed)).features(x)[:, 0] * count**0.5

@@ -47,7 +47,9 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     if scale in RESNET_SIZES:
         networks[RESNET] = RESNET_SIZES[scale]
     # the networks of Algorithm 1's functions: the authors' at paper scale, smaller ones below it
-    functions = {"functions": RESNET_FUNCTIONS if scale == "paper" else LENET, "function steps": FUNCTION_STEPS[scale]}
+    functions = {"functions": LENET, "function steps": FUNCTION_STEPS[scale]}
+    if scale == "paper":
+        functions["functions"] = RESNET_FUNCTIONS
     cells = []
     for network, size in networks.items():
         sizes = dict(zip(("rows", "test_rows", "epochs", "kept"), size, strict=True))

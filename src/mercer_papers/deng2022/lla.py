@@ -20,7 +20,7 @@ from ..cells import Cell, Outcome
 from ..data import load, normalised, published_resnet20
 from ..results import Result
 from .algorithm1 import LENET, RESNET, LowRankLaplace, algorithm_1, picture_network, small_mlp
-from .measures import rng, softmax
+from .measures import SEEDS, rng, softmax
 
 MAP, MERCER, BARE, EXACT, KFAC = "MAP", "Mercer, k = 20", "k = 20, no complement", "Exact", "KFAC"
 TEMPERATURE = "Temperature scaling"  # the cheapest rival
@@ -54,7 +54,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         settings: dict[str, Any] = {"rows": n, "steps": steps, "k": 20, "method": row}
         if row == ALGORITHM_1:
             settings |= {"directions": DIRECTIONS[scale][0], "function steps": FUNCTION_STEPS[scale][0]}
-        cells.append(Cell(entry.id, row=row, settings=settings, seeds=3 if scale == "paper" else 1))
+        cells.append(Cell(entry.id, row=row, settings=settings, seeds=SEEDS[scale]))
     if scale not in NETWORK_SIZES:
         return cells
     n, scored, strangers = NETWORK_SIZES[scale]
@@ -70,7 +70,9 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 
 def run(cell: Cell) -> Outcome:
     """NLL and ECE on new rows, and AUROC of the confidence against rows far away; in the plane also its map."""
-    return _read_resnet(cell) if "network" in cell.settings else _read_moons(cell)
+    if "network" in cell.settings:
+        return _read_resnet(cell)
+    return _read_moons(cell)
 
 
 def _read_moons(cell: Cell) -> Outcome:

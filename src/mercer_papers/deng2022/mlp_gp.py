@@ -13,7 +13,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from .algorithm1 import algorithm_1, small_mlp
-from .measures import best_rank, linear_accuracy, relative_error, rng
+from .measures import SEEDS, best_rank, linear_accuracy, relative_error, rng
 
 ROWS = {  # what is decomposed, and how
     "relu, analytic, landmarks": ("relu", False),
@@ -37,7 +37,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
             settings = {**sizes, "k": K, "set": column, "activation": activation, "sampled": sampled}
             if row.endswith(ALGORITHM_1):
                 settings["method"] = ALGORITHM_1
-            cells.append(Cell(entry.id, row, column, settings, seeds=3 if scale == "paper" else 1))
+            cells.append(Cell(entry.id, row, column, settings, seeds=SEEDS[scale]))
     return cells
 
 
@@ -45,6 +45,7 @@ def run(cell: Cell) -> Outcome:
     """Accuracy of logistic regression on the three leading functions; the kernel's error and the best of rank 3."""
     from sklearn.datasets import make_circles, make_moons
 
+    # two classes in the plane
     half = cell.settings["rows"]
     if cell.settings["set"] == "circles":
         points, labels = make_circles(2 * half, noise=0.08, factor=0.5, random_state=cell.seed)

@@ -41,15 +41,20 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         if scale == "smoke" or (scale == "small" and not data):
             seeds = 1
         for row in (OURS, RANDOM, LOW, EXACT, ALGORITHM_1):
-            extra = alone if row == ALGORITHM_1 else {}
-            cells.append(Cell(entry.id, row, column, {**settings, "method": row, **extra}, data, seeds))
+            asked = {**settings, "method": row}
+            if row == ALGORITHM_1:
+                asked |= alone
+            cells.append(Cell(entry.id, row, column, asked, data, seeds))
     if scale in RESNET_SIZES:
         train, test, directions = RESNET_SIZES[scale]
         settings = {"set": RESNET, "rows": train, "test_rows": test, "directions": directions, "steps": steps, "k": K}
-        alone["functions"] = RESNET_FUNCTIONS if scale == "paper" else CONVNET
+        if scale == "paper":
+            alone["functions"] = RESNET_FUNCTIONS
         for row in (OURS, RANDOM, EXACT, ALGORITHM_1):
-            extra = alone if row == ALGORITHM_1 else {}
-            cells.append(Cell(entry.id, row, RESNET, {**settings, "method": row, **extra}, ["cifar10"], 3))
+            asked = {**settings, "method": row}
+            if row == ALGORITHM_1:
+                asked |= alone
+            cells.append(Cell(entry.id, row, RESNET, asked, ["cifar10"], 3))
     return cells
 
 
@@ -57,6 +62,7 @@ def run(cell: Cell) -> Outcome:
     """Relative error of the NTK matrix of test rows (for *Exact*, of its best approximation of rank 10)."""
     settings = cell.settings
     name = "digits" if settings["set"] == "digits" else "cifar10"
+    # two classes; the test rows sorted by class, so that the matrices show blocks
     data = load(name, rows=(settings["rows"], settings["test_rows"]), classes=(0, 1), seed=cell.seed)
     x, test = data.x_train, data.x_test[data.y_test.argsort(stable=True)]
     if settings["set"] == RESNET:

@@ -51,6 +51,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
                  settings={**settings, "task": "SST-2", "score": "accuracy", "head": head})
             for head in ("Softmax", "Kernelized")
         ]  # fmt: skip
+    # MiniLM at small scale, the five BERTs at paper scale
     small = scale == "small"
     encoders = ("MiniLM, frozen", _TUNED) if small else tuple(_BERTS)
     settings = {"rows": 800, "test_rows": 400, "epochs": 15}
@@ -88,11 +89,11 @@ def run(cell: Cell) -> Outcome:
         model = _fine_tune(SmallTransformer(32, 2, width=16, layers=1), cell, ids, y, torch.stack, lr=1e-2)
         predicted = _predict(model, new, torch.stack, cell.device)
     elif s["encoder"] == "MiniLM, frozen":
-        z, y, z_test, truth = _embedded_texts(name, s["rows"], s["test_rows"])
+        z, y, z_test, truth = _embed_texts(name, s["rows"], s["test_rows"])
         logits = fit_head(head, z, y, 2, epochs=s["epochs"], seed=cell.seed, lr=0.005, device=cell.device)
         predicted = logits(z_test).argmax(1)
     else:
-        predicted, truth = _fine_tuned(name, cell)
+        predicted, truth = _fine_tune_and_predict(name, cell)
     value = _f1(predicted, truth) if score == "F1" else float((predicted == truth).double().mean())
     return Outcome(value=100 * value, note=f"Encoder: {s['encoder']}, {len(truth)} test rows.")
 
@@ -102,7 +103,7 @@ def _f1(predicted: Tensor, truth: Tensor) -> float:
     return 2 * hits / max(1.0, float((predicted == 1).sum() + (truth == 1).sum()))
 
 
-def _fine_tuned(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
+def _fine_tune_and_predict(name: str, cell: Cell) -> tuple[Tensor, Tensor]:
     """Fine-tune all of an encoder with the head on top; the rate by a tenth of the training rows."""
     s = cell.settings
     dataset = data.load(name, rows=None if s["rows"] is None else (s["rows"], s["test_rows"]))
@@ -202,7 +203,7 @@ def _logits(model: nn.Module, batch: Any, device: str) -> Tensor:
 
 
 @lru_cache(maxsize=3)
-def _embedded_texts(name: str, rows: int, test_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _embed_texts(name: str, rows: int, test_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Frozen MiniLM embeddings of a text set; of a pair (u, v) the features |u - v|."""
     dataset = data.load(name, rows=(rows, test_rows))
     features = []

@@ -166,6 +166,7 @@ def draw(results: list[Result]) -> Figure | None:
         axis.set_title(row, fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])
+        # the data as points, a head as its two regions
         if "points" in arrays:
             x, y, orange = zip(*arrays["points"], strict=True)
             colours = [LIGHT.series[1] if o else LIGHT.series[0] for o in orange]

@@ -219,6 +219,7 @@ def fit(
         FloatingPointError: the loss became NaN or infinite.
     """
     model.to(device=x.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    # SGD with momentum and a schedule over all steps
     optimizer = torch.optim.SGD(groups_of(model), lr, momentum=0.9, weight_decay=_WEIGHT_DECAY)
     per_epoch = max(1, len(x) // batch)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(epochs * per_epoch, schedule))

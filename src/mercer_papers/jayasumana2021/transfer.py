@@ -69,7 +69,7 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """Train a head on the frozen embeddings of the training part; accuracy on the test part."""
     if "labels" not in cell.settings:
-        return _fine_tuned(cell)
+        return _run_fine_tuning(cell)
     s = cell.settings
     z, y, z_test, y_test = _compute_embeddings(s["labels"], s["rows"])
     classes = int(y.max()) + 1
@@ -81,7 +81,7 @@ def run(cell: Cell) -> Outcome:
     return Outcome(value=100 * _accuracy(logits, z_test, y_test), note=note)
 
 
-def _fine_tuned(cell: Cell) -> Outcome:
+def _run_fine_tuning(cell: Cell) -> Outcome:
     """All of ResNet-50 trained with the head on top, crops and mirrors as ImageNet's; the rate by held-out rows."""
     s = cell.settings
     dataset = data.load(s["set"], rows=None if s["rows"] is None else (s["rows"], s["test_rows"]))
@@ -97,12 +97,13 @@ def _fine_tuned(cell: Cell) -> Outcome:
         generator = torch.Generator().manual_seed(cell.seed)
         fit(
             model, x[rows], y[rows], epochs=s["epochs"], batch=min(s["batch"], len(rows)), lr=rate,
-            generator=generator, augment=resized_crops,
+            generator=generator, augment=crop_and_resize,
         )  # fmt: skip
         return model
 
     rate = s["rates"][0]
     if len(s["rates"]) > 1:
+        # the rate that a tenth of the rows likes best, then all rows
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell.seed))
         judging, training = order[: len(x) // 10], order[len(x) // 10 :]
         rate = choose_best(s["rates"], lambda tried: accuracy(train(training, tried), x[judging], y[judging]))
@@ -111,7 +112,7 @@ def _fine_tuned(cell: Cell) -> Outcome:
     return Outcome(value=value, note=f"ResNet-50 of ImageNet, {len(x)} pictures, {s['epochs']} epochs, rate {rate:g}.")
 
 
-def resized_crops(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, 3, h, w) -> the same
+def crop_and_resize(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, 3, h, w) -> the same
     """A part of 8 to 100 % of each picture's area, 3:4 to 4:3, at full size, mirrored by chance (He et al., 2016)."""
     size = x.shape[-1]
     crops = []
@@ -205,7 +206,7 @@ def _compute_embeddings(labels: str, rows: int) -> tuple[Tensor, Tensor, Tensor,
         z, y = torch.randn(80, 8, generator=generator), torch.arange(80) % 4
         return z[:40], y[:40], z[40:], y[40:]
     if rows > _PICTURES:
-        return _kept_embeddings(labels, rows)
+        return _read_embeddings(labels, rows)
     x, y, x_test, y_test = cifar("cifar100_subset", None, None)
     x, y = x[:rows], y[:rows]
     model = published_resnet20()
@@ -216,7 +217,7 @@ def _compute_embeddings(labels: str, rows: int) -> tuple[Tensor, Tensor, Tensor,
     return z, y, z_test, y_test
 
 
-def _kept_embeddings(labels: str, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _read_embeddings(labels: str, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     path = Path(data_folder(None) or "") / _EMBEDDINGS
     if not path.is_file():
         raise data.MissingData(f"Put {_EMBEDDINGS} into the folder MERCER_DATA names.")

@@ -8,7 +8,7 @@ from mercer.layerwise.closed_form import fit_closed_form
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .solved import fold, passed_through, read_out
+from .solved import fold, pass_through, read_out
 
 ROWS = {"random": "random", "adver": "adversarial"}
 RESTARTS = {", one walk": 0, ", up to 8 restarts": 8}  # the authors' walk stalls; from narrower bandwidths it does not
@@ -37,7 +37,7 @@ def run(cell: Cell) -> Outcome:
         restarts=cell.settings["restarts"],
     )
     # how well a ridge on each layer's outputs fits the training rows
-    outputs = passed_through(chain, parts.x_train)
+    outputs = pass_through(chain, parts.x_train)
     accuracy = [read_out(z, parts.y_train, z, parts.y_train, parts.c).train for z in outputs]
     index = [float(i + 1) for i in range(len(outputs))]
     curves = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mercer.figures.theme import Figure, canvas
 from mercer.layerwise.bandwidths import most_dependent
@@ -13,7 +12,7 @@ from mercer.layerwise.dependence import gaussian
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .solved import fold, passed_through, solve
+from .solved import fold, pass_through, solve
 
 SHOWN = 60  # rows of a kernel matrix in the picture
 POINTS = 100
@@ -37,7 +36,7 @@ def run(cell: Cell) -> Outcome:
     order = parts.y_train.argsort(stable=True)
     rows = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long()]
     # outputs in IDS of every layer
-    inputs = [parts.x_train, *passed_through(chain, parts.x_train)[:-1]]
+    inputs = [parts.x_train, *pass_through(chain, parts.x_train)[:-1]]
     places = [layer.project(rows_in) for layer, rows_in in zip(chain.layers, inputs, strict=True)]
     stages = sorted({0, len(chain.layers) // 2, len(chain.layers) - 1})
     shown = torch.arange(len(order)) % max(1, len(order) // POINTS) == 0
@@ -45,18 +44,15 @@ def run(cell: Cell) -> Outcome:
     for i in stages:
         z = places[i]
         gram = gaussian(most_dependent(z, parts.y_train, parts.c))(z)
-        arrays[f"ids {i + 1}"] = _plane(z)[shown].tolist()
+        # the plane of the two widest directions; a line, where there is but one
+        centred = z - z.mean(0)
+        plane = torch.cat((centred, torch.zeros_like(centred)), 1)
+        if z.shape[1] > 1:
+            plane = centred @ torch.linalg.svd(centred, full_matrices=False)[2][:2].mT
+        arrays[f"ids {i + 1}"] = plane[shown].tolist()
         arrays[f"rkhs {i + 1}"] = gram[rows][:, rows].tolist()
     last = chain.history[-1]
     return Outcome(value=last.hsic, values={"C": last.c, "T": last.t}, arrays=arrays)
-
-
-def _plane(z: Tensor) -> Tensor:
-    centred = z - z.mean(0)
-    if z.shape[1] < 2:
-        return torch.cat((centred, torch.zeros_like(centred)), 1)
-    directions: Tensor = torch.linalg.svd(centred, full_matrices=False)[2][:2]
-    return centred @ directions.mT
 
 
 def draw(results: list[Result]) -> Figure:

@@ -50,7 +50,10 @@ def fold(name: str, number: int) -> Fold:
     The authors standardize their test folds by the folds' own statistics; here both parts are standardized by the
     training part's.
     """
-    parts = _MADE[name](fold=number + 1) if name in _MADE else data.load(_LOADED[name], fold=number + 1)
+    if name in _MADE:
+        parts = _MADE[name](fold=number + 1)
+    else:
+        parts = data.load(_LOADED[name], fold=number + 1)
     train, test = parts.x_train.flatten(1).double(), parts.x_test.flatten(1).double()
     standardize = Standardize.of(train)
     return Fold(standardize(train), parts.y_train, standardize(test), parts.y_test, len(parts.classes))
@@ -102,7 +105,7 @@ def stack_layers(parts: Fold, layers: int, enough: float, halvings: int) -> list
     return H
 
 
-def passed_through(chain: Chain, x: Tensor) -> list[Tensor]:
+def pass_through(chain: Chain, x: Tensor) -> list[Tensor]:
     """Outputs of every layer for new rows, in IDS for W_s and in RKHS for ISM."""
     outputs = []
     for layer in chain.layers:

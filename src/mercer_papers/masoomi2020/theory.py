@@ -31,16 +31,14 @@ SHOWN = 60  # rows of a kernel matrix in the picture
 def cells(entry: Entry, scale: str) -> list[Cell]:
     """The sets that the entry's TOML names, each in the entry's readings; one of the sets at smoke scale."""
     sets = entry.run["sets"][:1] if scale == "smoke" else entry.run["sets"]
-    settings = {"check": entry.run["check"], **entry.run.get("settings", {})}
-    return [
-        Cell(
-            entry.id,
-            row=f"{name}, {reading}" if reading else name,
-            settings={"set": name, **settings, **({"reading": reading} if reading else {})},
-        )
-        for name in sets
-        for reading in entry.run.get("readings", [""])
-    ]
+    cells = []
+    for name in sets:
+        settings = {"set": name, "check": entry.run["check"], **entry.run.get("settings", {})}
+        if "readings" not in entry.run:
+            cells.append(Cell(entry.id, row=name, settings=settings))
+        for reading in entry.run.get("readings", ()):
+            cells.append(Cell(entry.id, row=f"{name}, {reading}", settings={**settings, "reading": reading}))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -58,7 +56,8 @@ def _follow_layers(parts: Fold, s: Any) -> Outcome:
     H: list[float] = []
     for halvings in range(s["restarts"] + 1):
         tried = stack_layers(parts, s["layers"], 1 - s["delta"], halvings)
-        H = tried if not H or tried[-1] > H[-1] else H
+        if not H or tried[-1] > H[-1]:
+            H = tried
         if H[-1] >= 1 - s["delta"] and _count_falls(H) == 0:
             break
     # what the best walk did
@@ -233,7 +232,9 @@ def implicit_penalty(
     gamma = gamma_table(labels, c).to(r.dtype)[labels][:, labels]  # (n, n)
     gram = gaussian(bandwidth)(z)
     same = labels[:, None] == labels
-    signed = torch.where(same, gamma, -gamma.abs()) if as_printed else gamma
+    signed = gamma
+    if as_printed:
+        signed = torch.where(same, gamma, -gamma.abs())
     penalties = (signed * gram).sum(1) / bandwidth**2
     hat = gamma * gram
     attraction = float((hat * (z @ z.mT)).sum()) / bandwidth**2

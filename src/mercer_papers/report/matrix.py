@@ -58,7 +58,7 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
     ours = {(s.row, s.column): s for s in summarise(results)}
     longer = {(s.row, s.column): s for s in summarise(kept)}
     cells: dict[tuple[str, str], list[Result]] = {}
-    for result in (*results, *(kept if not results else ())):
+    for result in results or kept:
         if result.row or result.column or result.status == "done":
             cells.setdefault((result.row, result.column), []).append(result)
     # a cell with no number of its own has a place where it only checks a claim, or failed in a row that has none
@@ -84,8 +84,9 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
                 texts["theirs"] = numbers.printed(number.value, number.deviation)
                 order = number.value
             if best:
-                texts["tone"] = _tone(number, best) if number else ""
                 order = best.mean
+            if best and number:
+                texts["tone"] = _tone(number, best)
             if summary:
                 texts["ours"] = numbers.with_deviation(summary.mean, summary.deviation)
             if recorded:
@@ -101,7 +102,8 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
             bad = next((result for result in own if result.status != "done"), None)
             if bad is not None and place in places:
                 texts["why"] = bad.error or bad.note
-                texts["state"] = bad.status if best is None and bad.status != "missing" else ""
+                if best is None and bad.status != "missing":
+                    texts["state"] = bad.status
             line.append(MatrixCell(**texts, order=order))
         rows.append((row, tuple(line)))
     return Matrix(columns, tuple(rows))

@@ -76,6 +76,7 @@ def build(run_folder: Path, page: Path | None = None) -> Path:
 def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
     """The page's text. All that comes from results or published files is escaped by the template."""
     script = own_text("sort.js", _HERE) + own_text("run.js", _HERE)
+    # the entries by paper, in the papers' order
     keys = dict.fromkeys([*PAPERS, *(section.entry.paper for section in found)])
     grouped = {key: tuple(section for section in found if section.entry.paper == key) for key in keys}
     values = {

@@ -107,9 +107,11 @@ class Section:
         if self.kept is None:
             return ""
         machine, threads = numbers.machine(self.kept.machine), self.kept.threads
-        if not threads:
-            return machine
-        return f"{machine}, {threads} thread" if threads == 1 else f"{machine}, {threads} threads"
+        if threads == 1:
+            return f"{machine}, 1 thread"
+        if threads:
+            return f"{machine}, {threads} threads"
+        return machine
 
     @property
     def kept_cpu(self) -> float:
@@ -153,12 +155,15 @@ def sections(
             Detail(*place, numbers.with_deviation(*numbers.mean_and_deviation(values)))
             for place, values in further.items()
         ]
+        table = Matrix()
+        if ran or longer:
+            table = matrix(entry, lines if ran else [], longer)
         section = Section(
             entry=entry,
             state=STATES[_state(entry, lines, expected)],
             verdict=recorded_verdict(entry, lines),
             anchor="entry-" + "".join(c if c.isalnum() else "-" for c in entry.id),
-            matrix=matrix(entry, lines if ran else [], longer) if ran or longer else Matrix(),
+            matrix=table,
             details=tuple(details),
             notes=tuple(dict.fromkeys(result.note for result in lines if result.status == "done" and result.note)),
             reasons=tuple(reasons),
@@ -186,11 +191,14 @@ def _state(entry: Entry, results: list[Result], planned: int) -> str:
         return "failed"
     if statuses == {"missing"} and all(result.note.startswith(_LEFT_OUT) for result in results):
         return "left_out"
-    if "missing" in statuses and "done" not in statuses:
-        cells = [result for result in results if result.status == "missing" and result.row]
-        return "package" if cells and not any(result.data for result in cells) else "missing"
-    if "missing" in statuses:
+    if "missing" in statuses and "done" in statuses:
         return "in_part"
+    if "missing" in statuses:
+        # a cell that needs no data lacks a package
+        cells = [result for result in results if result.status == "missing" and result.row]
+        if cells and not any(result.data for result in cells):
+            return "package"
+        return "missing"
     if "done" in statuses and len(results) < planned:
         return "in_part"
     return next((status for status in ("done", "paper_scale_only") if status in statuses), "not_built")

@@ -102,7 +102,10 @@ class ESGD(CheckedOptimizer):
         if generator is None:
             generator = torch.Generator().manual_seed(self.steps)
         v = [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in live]
-        products = self._exact(live, v) if all(_has_graph(p) for p in live) else self._difference(live, v, closure)
+        if all(p.grad is not None and p.grad.requires_grad for p in live):  # the gradients have their graph
+            products = self._exact(live, v)
+        else:
+            products = self._difference(live, v, closure)
         for p, product in zip(live, products, strict=True):
             total = self.state_of(p).setdefault(CURVATURE, torch.zeros_like(p))
             total.addcmul_(product, product)
@@ -126,10 +129,12 @@ class ESGD(CheckedOptimizer):
         if closure is None:
             fix = "Call loss.backward(create_graph=opt.due), or pass step a closure."
             raise RuntimeError(checks.sentence("ESGD", "a step with curvature needs H v", "a plain gradient", fix))
+        # move along v by a small step
         before = [(p.detach().clone(), p.grad) for p in live]
         largest = max(float(p.abs().max()) for p in live)
         size = torch.finfo(live[0].dtype).eps ** 0.5 * (1 + largest)
         add_in_place(live, v, size)
+        # the gradient there, with the same random numbers
         now = torch.get_rng_state()
         if self._random_state is not None:
             torch.set_rng_state(self._random_state)  # dropout must drop the same units
@@ -138,6 +143,7 @@ class ESGD(CheckedOptimizer):
         with torch.enable_grad():
             closure()
         torch.set_rng_state(now)
+        # the quotient; parameters and gradients as they were
         products = []
         for p, (value, gradient) in zip(live, before, strict=True):
             assert gradient is not None
@@ -145,7 +151,3 @@ class ESGD(CheckedOptimizer):
             p.copy_(value)
             p.grad = gradient
         return products
-
-
-def _has_graph(p: Tensor) -> bool:
-    return p.grad is not None and p.grad.requires_grad

@@ -69,19 +69,25 @@ class MultiBatchLBFGS(CheckedOptimizer):
     @override
     def update(self, live: list[Tensor], closure: Closure | None) -> None:
         assert closure is not None
-        again = closure if self._overlap is None else self._overlap
-        gradient = _flat([p.grad for p in live])
-        before = gradient if self._overlap is None else self._gradient_of(live, again)
+        # the gradient on the batch, and on the rows that the next batch has too: all of this one, if none were named
+        gradient = before = _flat([p.grad for p in live])
+        again = closure
+        if self._overlap is not None:
+            again = self._overlap
+            before = self._gradient_of(live, again)
         # the step, by the pairs so far
         s = self._rates(live) * two_loop(gradient, *self._pairs(gradient))
-        _add(live, s)
+        sizes = [p.numel() for p in live]
+        for p, part in zip(live, s.split(sizes), strict=True):
+            p.add_(part.reshape(p.shape))
         # the change of the gradient on the rows that both batches have
         y = self._gradient_of(live, again) - before
         if self.param_groups[0]["maximize"]:
             y = -y  # the curvature is that of -J, the direction H g the same
         if bool(y @ s > self.caution * (s @ s)):
             self._remember(s, y)
-        _split_like(live, gradient)
+        for p, part in zip(live, gradient.split(sizes), strict=True):
+            p.grad = part.reshape(p.shape).to(p.dtype)
 
     def _rates(self, live: list[Tensor]) -> Tensor:  # (N,)
         """What multiplies the direction: minus each group's rate, or plus where all maximize."""
@@ -135,13 +141,3 @@ def two_loop(gradient: Tensor, s: Tensor, y: Tensor) -> Tensor:  # (N,), (pairs,
 
 def _flat(tensors: list[Any]) -> Tensor:
     return torch.cat([t.detach().reshape(-1) for t in tensors])
-
-
-def _add(live: list[Tensor], flat: Tensor) -> None:
-    for p, part in zip(live, flat.split([p.numel() for p in live]), strict=True):
-        p.add_(part.reshape(p.shape))
-
-
-def _split_like(live: list[Tensor], flat: Tensor) -> None:
-    for p, part in zip(live, flat.split([p.numel() for p in live]), strict=True):
-        p.grad = part.reshape(p.shape).to(p.dtype)

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, jacrev, vjp
 from typing_extensions import override
 
@@ -21,6 +21,9 @@ from mercer.linalg.cholesky import cholesky, shift_diagonal
 from mercer.rows.stored import Readable
 
 _BLOCK = 4096
+_BATCH = 256  # rows of a minibatch
+_LR = 1e-2  # of Adam, which falls to a tenth along a cosine
+_DECAY = 0.3  # weight of a batch in the moving averages; at 0.1 and below the Jacobian lags behind the weights
 _log = logging.getLogger("mercer")
 
 
@@ -36,17 +39,13 @@ class SpectralInference(FeatureMap):
     with moving averages of :math:`\Sigma` and of :math:`J_\Sigma` (deng2022, slide "A closely related work"; Pfau et
     al. 2018). Both derivatives are of the right factor only, :math:`J_\Sigma = E[u \, \partial_w u^\top]`: with that
     and the mask, function j sees those before it, never those after it. :math:`J_\Sigma` is k x k for each weight: that
-    is the cost of SpIN.
+    is the cost of SpIN. The networks are k parallel ones, made anew at every fit.
 
     Args:
         kernel: k, with one number for each pair.
         k: Number of eigenfunctions.
-        network: ``(n, ...) -> (n, k)``, trained in place; None takes k parallel networks.
         generator: Source of randomness, or a seed.
         steps: Iterations.
-        batch_size: Rows of a minibatch.
-        lr: Step size of Adam, which falls to a tenth along a cosine.
-        decay: Weight of a batch in the moving averages; at 0.1 and below the Jacobian lags behind the weights.
 
     Attributes:
         eigenvalues: ``(k,)``, descending, the diagonal of :math:`\Lambda` over all rows.
@@ -64,22 +63,13 @@ class SpectralInference(FeatureMap):
         kernel: Kernel,
         k: int,
         *,
-        network: nn.Module | None = None,
         generator: torch.Generator | int | None = None,
         steps: int = 2000,
-        batch_size: int = 256,
-        lr: float = 1e-2,
-        decay: float = 0.3,
     ) -> None:
         super().__init__(kernel, generator)
-        where = "SpectralInference"
-        self.k = self.m = checks.integer(where, "k", k, 1)
-        self.network = network
-        self.owns_network = network is None  # then every fit starts with a new one
-        self.steps = checks.integer(where, "steps", steps, 0)
-        self.batch_size = checks.integer(where, "batch_size", batch_size, 1)
-        self.lr = checks.positive(where, "lr", lr)
-        self.decay = checks.positive(where, "decay", decay)
+        self.k = self.m = checks.integer("SpectralInference", "k", k, 1)
+        self.steps = checks.integer("SpectralInference", "steps", steps, 0)
+        self.network: ParallelNetworks | None = None
         self.jitter = 0.0
 
     @override
@@ -87,9 +77,7 @@ class SpectralInference(FeatureMap):
         self.centre, spread = measure_center_and_spread(x)
         self.spread = spread.reshape(1)
         x = gather_rows(x[:])
-        if self.owns_network:
-            self.network = self._default_network(self.centre.shape)
-        assert self.network is not None
+        self.network = self._make_networks(self.centre.shape)
         broadcast_module(self.network)
         try:
             self._train(x)
@@ -120,21 +108,23 @@ class SpectralInference(FeatureMap):
     def _train(self, x: Tensor) -> None:
         assert self.network is not None
         parameters = dict(self.network.named_parameters())
-        optimizer = torch.optim.Adam(parameters.values(), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps), self.lr / 10)
-        size = min(self.batch_size, len(x))
+        optimizer = torch.optim.Adam(parameters.values(), lr=_LR)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps), _LR / 10)
+        size = min(_BATCH, len(x))
         sigma: Tensor | None = None
         jacobian: dict[str, Tensor] = {}
         for step in range(self.steps):
             batch = x[torch.randperm(len(x), generator=self.generator)[:size].to(x.device)]
             weights = {name: p.detach() for name, p in parameters.items()}
             # the moving averages of Sigma and of its Jacobian
-            now, change = self._covariance(batch, weights)
-            rate = max(self.decay, 1 / (step + 1))
+            left = self._outputs(batch, weights)
+            now = left.mT @ left / len(left)
+            change = jacrev(lambda w, x, u: u.mT @ self._outputs(x, w) / len(u))(weights, batch, left)
+            rate = max(_DECAY, 1 / (step + 1))
             sigma = now if sigma is None else sigma + rate * (now - sigma)
-            jacobian = {
-                n: change[n] if step == 0 else j + rate * (change[n] - j) for n, j in (jacobian or change).items()
-            }
+            if jacobian:
+                change = {name: j + rate * (change[name] - j) for name, j in jacobian.items()}
+            jacobian = change
             # one step of Adam along the masked gradient
             gradient = self._gradient(batch, weights, sigma, jacobian)
             if not all(bool(torch.isfinite(g).all()) for g in gradient.values()):
@@ -145,15 +135,10 @@ class SpectralInference(FeatureMap):
             optimizer.step()
             schedule.step()
 
-    def _covariance(self, x: Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sigma of a batch ``(k, k)`` and the Jacobian of its right factor over the weights."""
-        left = self._outputs(x, weights)
-        change = jacrev(lambda w: left.mT @ self._outputs(x, w) / len(left))(weights)
-        return left.mT @ left / len(left), change
-
     def _gradient(
         self, x: Tensor, weights: dict[str, Tensor], sigma: Tensor, jacobian: dict[str, Tensor]
     ) -> dict[str, Tensor]:
+        """The masked gradient: through Pi of this batch, and through the moving average of Sigma's Jacobian."""
         left = self.exact(x).to(sigma.dtype) @ self._outputs(x, weights)
         value, pull, *_ = vjp(lambda w: left.mT @ self._outputs(x, w) / len(left) ** 2, weights)
         by_pi, by_sigma = mask_gradients(sigma, value)
@@ -174,14 +159,12 @@ class SpectralInference(FeatureMap):
         self.eigenvalues = values[order].clamp_min(0)
         self.projection = inverse[:, order]
 
-    def _default_network(self, shape: torch.Size) -> ParallelNetworks:
+    def _make_networks(self, shape: torch.Size) -> ParallelNetworks:
         return ParallelNetworks(shape.numel(), self.k, generator=self.generator).to(self.eigenvalues.device)
 
     def _freeze(self) -> None:
         assert self.network is not None
-        self.network.eval()
-        if isinstance(self.network, ParallelNetworks):
-            self.network.double().requires_grad_(False)
+        self.network.eval().double().requires_grad_(False)
 
     @override
     def _width(self) -> int | None:
@@ -190,7 +173,7 @@ class SpectralInference(FeatureMap):
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         if self.network is None and any(key.startswith(prefix + "network.") for key in state_dict):
-            self.network = self._default_network(state_dict[prefix + "centre"].shape)
+            self.network = self._make_networks(state_dict[prefix + "centre"].shape)
             self._freeze()
         super()._load_from_state_dict(state_dict, prefix, *args)
 

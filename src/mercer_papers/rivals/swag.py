@@ -63,10 +63,15 @@ class SWAG(Ensemble):
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.samples):
             common = torch.randn(len(states), generator=generator, dtype=torch.float64)
-            yield {
-                name: self._drawn(stack, common, generator) if name in weights else _middle(stack)
-                for name, stack in stacks.items()
-            }
+            state = {}
+            for name, stack in stacks.items():
+                if name in weights:
+                    state[name] = self._draw(stack, common, generator)
+                elif stack.is_floating_point():  # a statistic: its mean
+                    state[name] = stack.mean(0)
+                else:  # a counter: its last value
+                    state[name] = stack[-1]
+            yield state
 
     @override
     def predict_proba(self, x: Any, *, gradients: bool = False) -> Tensor:  # (n, ...) -> (n, c)
@@ -90,7 +95,7 @@ class SWAG(Ensemble):
     def _is_fitted(self) -> bool:
         return True
 
-    def _drawn(self, stack: Tensor, common: Tensor, generator: torch.Generator) -> Tensor:  # (M, ...) -> (...)
+    def _draw(self, stack: Tensor, common: Tensor, generator: torch.Generator) -> Tensor:  # (M, ...) -> (...)
         mean = stack.mean(0)
         deviations = stack - mean
         noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
@@ -98,8 +103,3 @@ class SWAG(Ensemble):
         spread = spread + torch.tensordot(common.to(mean), deviations, 1) / math.sqrt(len(stack) - 1)
         weights: Tensor = mean + math.sqrt(self.scale / 2) * spread
         return weights
-
-
-def _middle(stack: Tensor) -> Tensor:
-    """The mean of a statistic; the last value of a counter."""
-    return stack.mean(0) if stack.is_floating_point() else stack[-1]

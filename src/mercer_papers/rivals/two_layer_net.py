@@ -90,7 +90,7 @@ def train_two_layer(
     checks.positive("train_two_layer", "lr", lr)
     checks.integer("train_two_layer", "steps", steps, 0)
     checks.same_length("train_two_layer", "x", x, "targets", targets)
-    y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
+    y = _as_columns(targets).to(x.dtype)
     weight, signs, root = network.weight, network.signs, math.sqrt(len(network.weight))
     residuals, tests, hits = [], [], []
     for step in range(steps + 1):
@@ -99,9 +99,12 @@ def train_two_layer(
         gap = hidden @ signs.mT / root - y  # (n, c)
         residuals.append(sum_over_ranks(gap.square().sum()).sqrt())
         if test is not None:
-            error, accuracy = _test(network, *test)
-            tests.append(error)
-            hits.append(accuracy)
+            out, y_test = network(test[0]), _as_columns(test[1]).to(x.dtype)
+            right = out.argmax(1) == y_test.argmax(1)
+            if y_test.shape[1] == 1:
+                right = ((out > 0) == (y_test > 0))[:, 0]
+            tests.append((out - y_test).norm())
+            hits.append(right.to(x.dtype).mean())
         if step < steps:
             # the gradient, written out
             back = (gap @ signs).mul_(hidden > 0)  # (n, m)
@@ -136,7 +139,7 @@ def neural_embedding(
         generator: Randomness of the weights and of the order of rows.
     """
     checks.same_length("neural_embedding", "x", x, "targets", targets)
-    y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
+    y = _as_columns(targets).to(x.dtype)
     n, generator = global_slice(len(x))[1], shared_generator(generator)
     # three layers, of which the first is kept
     first = _linear(x.shape[1], width, x.dtype, generator)
@@ -158,11 +161,10 @@ class _Unit(nn.Module):
         return unit_rows(x)
 
 
-def _test(network: TwoLayerNet, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    y = (targets.flatten(1) if targets.ndim > 1 else targets[:, None]).to(x.dtype)
-    out = network(x)
-    right = out.argmax(1) == y.argmax(1) if y.shape[1] > 1 else (out > 0)[:, 0] == (y > 0)[:, 0]
-    return (out - y).norm(), right.to(x.dtype).mean()
+def _as_columns(targets: Tensor) -> Tensor:  # (n,) or (n, c) -> (n, c)
+    if targets.ndim == 1:
+        return targets[:, None]
+    return targets.flatten(1)
 
 
 def _linear(d: int, m: int, dtype: torch.dtype, generator: torch.Generator | None) -> nn.Linear:

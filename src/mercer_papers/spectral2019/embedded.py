@@ -23,6 +23,13 @@ SIZES: dict[str, dict[str, int]] = {  # rows, hidden units, steps; units and epo
 }
 
 
+def required_data(name: str) -> tuple[str, ...]:
+    """What the runner must find in MERCER_DATA for a set; digits come with scikit-learn."""
+    if name == "digits":
+        return ()
+    return (name,)
+
+
 class Pair(NamedTuple):
     """Two classes: unit rows, targets +1 for the first class and -1 for the second."""
 
@@ -54,13 +61,15 @@ def embed_pair(settings: Mapping[str, Any], generator: torch.Generator) -> Pair:
     (the last two classes) or ``"nothing"``, the control: a first layer as it was drawn.
     """
     s = settings
-    every = pair(s["set"], s["rows"], s["test_rows"])
-    used = every.second_half() if s.get("half") else every
+    every = used = pair(s["set"], s["rows"], s["test_rows"])
+    if s.get("half"):
+        used = every.second_half()
     if s["kind"] == "none":
         return used
     if s["kind"] == "rff":
         features = RandomFourier(RBF(s["gamma"]), s["m"], generator=generator).fit(used.x)
         return used._replace(x=features(used.x), x_test=features(used.x_test))
+    # a first layer, trained on rows that are not analysed
     first, epochs = every, s["epochs"]
     if s["trained_on"] == "same":
         half = len(every.x) // 2

@@ -15,7 +15,7 @@ from mercer.spectral import analyze
 from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
-from .embedded import COLUMNS, SIZES, embed_pair, pair
+from .embedded import COLUMNS, SIZES, embed_pair, pair, required_data
 
 TOP = {"smoke": 10, "small": 100, "paper": 100}
 TOLERANCE = 1e-5
@@ -29,16 +29,17 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         common |= {"rows": 150 if scale == "smoke" else None, "tolerance": TOLERANCE}
     else:
         common |= {**SIZES[scale], "top": TOP[scale]}
-    is_single = scale == "smoke" or (complexity and scale == "small")
-    return [
-        Cell(
-            entry.id, name, COLUMNS[set_name], {"set": set_name, **common, **embedding},
-            data=() if set_name == "digits" else (set_name,),
-            seeds=None if embedding["kind"] in ("none", "exact") else 1 if is_single else 3,
-        )
-        for set_name in entry.run["sets"]
-        for name, embedding in entry.run["embeddings"].items()
-    ]  # fmt: skip
+    cells = []
+    for set_name in entry.run["sets"]:
+        for name, embedding in entry.run["embeddings"].items():
+            seeds: int | None = 3
+            if scale == "smoke" or (complexity and scale == "small"):
+                seeds = 1
+            if embedding["kind"] in ("none", "exact"):  # nothing is random
+                seeds = None
+            settings = {"set": set_name, **common, **embedding}
+            cells.append(Cell(entry.id, name, COLUMNS[set_name], settings, required_data(set_name), seeds))
+    return cells
 
 
 def run(cell: Cell) -> Outcome:
@@ -46,11 +47,14 @@ def run(cell: Cell) -> Outcome:
     s, generator = cell.settings, torch.Generator().manual_seed(cell.seed)
     if s["shows"] == "complexity":
         both = pair(s["set"], s["rows"])
-        kernel, x = ReLUGram(RBF(s["gamma"]) if s["kind"] == "exact" else None), both.x
-        if s["kind"] == "rff":
+        kernel, x = ReLUGram(), both.x
+        if s["kind"] == "exact":
+            kernel = ReLUGram(RBF(s["gamma"]))
+        elif s["kind"] == "rff":
             x = RandomFourier(RBF(s["gamma"]), s["m"], generator=generator).fit_transform(x)
         spectrum = analyze(kernel, x, both.y, tolerance=s["tolerance"])
         return Outcome(value=spectrum.complexity, values={"bound": spectrum.bound}, note=f"{len(x)} rows.")
+    # the leading eigenvalues, and the labels' share in their eigenvectors
     both = embed_pair(s, generator)
     spectrum = analyze(ReLUGram(), both.x, both.y, k=s["top"])
     index = [float(i + 1) for i in range(s["top"])]

@@ -17,7 +17,7 @@ from ..catalogue import Entry
 from ..cells import Cell, Outcome
 from ..results import Result
 from ..rivals import TwoLayerNet, train_two_layer
-from .embedded import COLUMNS, SIZES, embed_pair
+from .embedded import COLUMNS, SIZES, embed_pair, required_data
 
 SCALE = 1e-2  # the paper's k, the deviation of the first weights; ``--set k=0.2`` trains lazily
 RATE = 2e-4  # the paper's eta, for the sum over all its rows
@@ -34,11 +34,12 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         sizes, seeds = {**sizes, **entry.run.get("settings", {})}, 3
     cells = []
     for set_name in entry.run["sets"]:
-        column = "" if shows == "table" else COLUMNS[set_name]
-        data = () if set_name == "digits" else (set_name,)
+        column = COLUMNS[set_name]
+        if shows == "table":
+            column = ""
         for name, embedding in entry.run["embeddings"].items():
             settings = {"set": set_name, "shows": shows, "k": SCALE, **sizes, **embedding}
-            cells.append(Cell(entry.id, name, column, settings, data, seeds))
+            cells.append(Cell(entry.id, name, column, settings, required_data(set_name), seeds))
     return cells
 
 
@@ -60,10 +61,10 @@ def run(cell: Cell) -> Outcome:
     shows = cell.settings["shows"]
     settings = {name: value for name, value in cell.settings.items() if name != "shows"}
     result = _train(json.dumps(settings, sort_keys=True), cell.seed, cell.device)
-    distrust = " (above 1: not lazy, the prediction is not to be trusted)" if result.laziness > _DISTRUST else ""
     if shows == "table":
         steps = [step for step in _STEPS if step < len(result.accuracy) - 1] + [len(result.accuracy) - 1]
         return Outcome(values={f"step {step}": 100 * result.accuracy[step] for step in steps})
+    # a figure: one field by step
     y: list[float] = getattr(result, shows)
     x = [float(step) for step in range(len(y))]
     curves = {shows: {"x": x, "y": y}}
@@ -72,7 +73,9 @@ def run(cell: Cell) -> Outcome:
     if shows == "loss":
         curves["predicted"] = {"x": x, "y": result.predicted}
         values["predicted"] = result.predicted[-1]
-        note += f"; predicted {result.predicted[-1]:.3g}, laziness {result.laziness:.2g}{distrust}"
+        note += f"; predicted {result.predicted[-1]:.3g}, laziness {result.laziness:.2g}"
+        if result.laziness > _DISTRUST:
+            note += " (above 1: not lazy, the prediction is not to be trusted)"
     return Outcome(value=y[-1], values=values, curves=curves, note=note + ".")
 
 

@@ -176,6 +176,7 @@ def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each task, optimizer and head: what it reaches at its best rate, and its gains over linear."""
     rows: list[dict[str, Any]] = []
     for task, optimizer in dict.fromkeys((line["task"], line["optimizer"]) for line in lines):
+        # validation and test accuracy of each head, (seeds, rates)
         scores: dict[str, tuple[Tensor, Tensor]] = {}
         for head in HEADS:
             runs = [x for x in lines if (x["task"], x["optimizer"], x["head"]) == (task, optimizer, head)]
@@ -185,6 +186,7 @@ def compare(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 scores[head] = (validation, test)
         if "linear" not in scores:
             continue
+        # what the linear layer reaches at its best rate, and where it trains
         linear = scores["linear"][1]
         base = linear[:, scores["linear"][0].mean(0).argmax()]
         trains = linear > base.mean() - FAR
@@ -237,6 +239,7 @@ def share_below(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if head == "linear" or not settings:
             continue
         below, runs = sum(row["below"] for row in settings), sum(row["runs"] for row in settings)
+        # the share with its interval
         interval = stats.binomtest(below, runs).proportion_ci(method="wilson")
         shares.append({
             "setting": f"all {len(settings)} settings",
@@ -293,6 +296,7 @@ def main() -> None:
         if arguments.results == RESULTS and set(arguments.tasks) == set(STEPS):
             replace_rows(SUMMARY, [*rows, *share_below(rows)])
         return
+    # train what is not stored, a group of seeds at a time
     for task in arguments.tasks:
         for optimizer in RATES:
             for head in HEADS:

@@ -38,21 +38,10 @@ from mercer import spectral
 from mercer.kernels import FunctionKernel, Laplacian, infinite_width
 from mercer.machines import KernelRidge
 from mercer_papers.bench.record import append_row, read_rows
-from mercer_papers.bench.studies.infinite_width_rules import WIDTHS, draw_weights, empirical_ntk
+from mercer_papers.bench.studies.infinite_width_rules import WIDTHS, Residual, draw_weights, empirical_ntk
 from mercer_papers.data import load
 
 RESULTS = Path(__file__).parents[1] / "results" / "infinite_width.jsonl"
-
-
-class Residual(nn.Module):
-    """x + body(x), a body that begins with norm and activation and ends in a layer with weights."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.body = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)
 
 
 def dense(depth: int, act: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = False, pool: int = 1) -> Any:
@@ -103,7 +92,8 @@ def resnet(blocks: int, *, pool: int = 1) -> Any:
         layers: list[nn.Module] = [nn.AvgPool2d(pool), nn.Conv2d(3, width, 3, 2, 1)]
         for _ in range(blocks):
             norm, first = nn.GroupNorm(1, width), nn.Conv2d(width, width, 3, padding=1)
-            layers.append(Residual(norm, nn.ReLU(), first, nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)))
+            body = (norm, nn.ReLU(), first, nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
+            layers.append(Residual(*body, factor=1.0))
         return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(width * (32 // pool // 2) ** 2, 10))
 
     return make
@@ -213,6 +203,7 @@ def ridge(sizes: list[int], only: str) -> None:
         x, y, x_test, y_test = data
         targets = F.one_hot(y, 10).double() - 0.1
         flat, flat_test = x.flatten(1), x_test.flatten(1)
+        # the kernels, each with the rows as it reads them
         spread = float((flat[:200, None] - flat[None, :200]).abs().sum(-1).median())
         kernels = {
             "NTK of the CNN": (infinite_width(make(64), example=x[:1]), x, x_test),
@@ -256,6 +247,7 @@ def ranking(rows: int) -> None:
     targets = F.one_hot(y, 10).float() - 0.1
     for name, make in RANKED.items():
         start = time.process_time()
+        # before training: complexity, and kernel ridge with the NTK
         kernel = infinite_width(make(64), example=x[:1]).normalized()
         row = spectral.compare({name: kernel}, x, y).iloc[0]
         complexity, ratio = float(row["complexity"]), float(row["ratio"])
@@ -278,6 +270,7 @@ def drift() -> None:
     make = dense(2, pool=8)
     limit = infinite_width(make(64), example=x[:1], weight_var=2.0, bias_var=0.0)
     exact = limit(x)
+    # a stable rate, by the largest eigenvalue of the limit
     rate = 0.5 / float(torch.linalg.eigvalsh(exact.double())[-1])
     for width in (32, 128, 512):
         rows = []

@@ -39,14 +39,14 @@ class Call(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + 0.7 body(x)."""
+    """x + factor body(x), a body that begins with norm or activation and ends in a layer with weights."""
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, *layers: nn.Module, factor: float = 0.7) -> None:
         super().__init__()
-        self.body = nn.Sequential(*layers)
+        self.body, self.factor = nn.Sequential(*layers), factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + 0.7 * self.body(x)
+        return x + self.factor * self.body(x)
 
 
 class Branches(nn.Module):

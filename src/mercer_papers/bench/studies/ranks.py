@@ -41,6 +41,7 @@ def works(scale: float) -> dict[str, Work]:
     def rows(n: int, d: int) -> Tensor:
         return torch.randn(round(n * scale), d, generator=draw, dtype=torch.float64)
 
+    # the rows of each method and a network, drawn alike on all ranks
     many, x, wide, few = rows(20_000, 32), rows(8000, 64), rows(60_000, 32), rows(20_000, 20)
     labels = (many[:, :4].argmax(1) + (many[:, 4] > 0)).numpy()
     network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)).double()
@@ -99,6 +100,7 @@ def measure(folder: Path, rank: int, ranks: int, scale: float, repeats: int) -> 
     store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     lines = {}
+    # each work once to warm up, then timed between two barriers
     for name, work in works(scale).items():
         answer, times, spent = work(), [], []
         for _ in range(repeats):
@@ -136,12 +138,14 @@ def main() -> None:
     if asked.rank is not None:
         measure(asked.folder, asked.rank, asked.ranks, asked.scale, asked.repeats)
         return
+    # one process, then two ranks
     with tempfile.TemporaryDirectory() as folder:
         one, two = (run(Path(folder), ranks, asked.scale, asked.repeats) for ranks in (1, 2))
     heads = (
         f"{'1 process':>12}{'2 ranks':>12}{'ratio':>8}  {f'goal {GOAL}':<10}{'CPU ratio':>10}{'largest difference':>20}"
     )
     print(f"{'':48}{heads}")
+    # times, and how far the answers of both are apart
     for name, alone in one.items():
         shared = two[name]
         ratio = alone["seconds"] / shared["seconds"]

@@ -68,25 +68,18 @@ def power(n: int) -> str:
 
 
 def tables() -> str:
-    return "\n".join(
-        [
-            BEGIN,
-            "",
-            "**Sums over rows**",
-            "",
-            *by_rows(SUMS),
-            "",
-            "**Every row meets every other**",
-            "",
-            *by_rows(SQUARES),
-            "",
-            "**A batch at a time** (one pass over the rows; the ranks' batches are joined)",
-            "",
-            *by_steps(),
-            "",
-            END,
-        ]
-    )
+    """All of them, between their marks."""
+    parts = [
+        BEGIN,
+        "**Sums over rows**",
+        "\n".join(by_rows(SUMS)),
+        "**Every row meets every other**",
+        "\n".join(by_rows(SQUARES)),
+        "**A batch at a time** (one pass over the rows; the ranks' batches are joined)",
+        "\n".join(by_steps()),
+        END,
+    ]
+    return "\n\n".join(parts)
 
 
 def main() -> None:

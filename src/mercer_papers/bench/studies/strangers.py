@@ -40,7 +40,7 @@ from mercer import metrics
 from mercer.bayes import Familiarity
 from mercer.signals.capture import capture
 from mercer_papers import data
-from mercer_papers.bench.bayes import trained
+from mercer_papers.bench.bayes import train
 from mercer_papers.bench.record import read_rows, replace_rows
 from mercer_papers.data import normalised, published_resnet20
 
@@ -84,7 +84,7 @@ def mnist() -> Task:
     x, y = x[y >= 0], y[y >= 0]
     x, y, val = x[:-VALIDATION], y[:-VALIDATION], x[-VALIDATION:]
 
-    network = trained(lambda: convolutions(7), x, y, 3, 400, 2e-3, 64)
+    network = train(lambda: convolutions(7), x, y, 3, 400, 2e-3, 64)
     strangers = {"near: digits 0 to 2": test[truth < 0], **draw_far_strangers(x, STRANGERS, seed=3)}
     return Task(network, "13", (x[:TRAINING], y[:TRAINING]), val, test[truth >= 0], strangers)
 
@@ -98,7 +98,7 @@ def faces() -> Task:
     x, y = x[order], y[order]
     x = (x - x.mean()) / x.std()
     familiar, labels = x[y < 14], y[y < 14]
-    network = trained(lambda: convolutions(14), familiar[:240], labels[:240], 0, 300, 2e-3, 64)
+    network = train(lambda: convolutions(14), familiar[:240], labels[:240], 0, 300, 2e-3, 64)
     strangers = {"near: other people": x[y >= 14], **draw_far_strangers(x, 500, seed=1)}
     return Task(network, "13", (familiar[:240], labels[:240]), familiar[240:320], familiar[320:], strangers)
 
@@ -165,10 +165,12 @@ def rivals(head: nn.Linear, features: Tensor, logits: Tensor, y: Tensor) -> dict
     import pytorch_ood.detector as detectors  # type: ignore[import-not-found]
 
     scores: dict[str, Scores] = {}
+    # by the outputs
     for name in ("MaxSoftmax", "MaxLogit", "EnergyBased", "Entropy", "GEN", "KLMatching", "OpenMax"):
         detector = getattr(detectors, name)(None).fit_logits(logits, y)
         scores[name] = lambda _, f, detector=detector: detector.predict_logits(f)
     weight, bias = head.weight.detach(), head.bias.detach()
+    # by what the head reads
     by_features = {
         "KNN": detectors.KNN(None),
         "Mahalanobis": detectors.Mahalanobis(None),
@@ -186,6 +188,7 @@ def rivals(head: nn.Linear, features: Tensor, logits: Tensor, y: Tensor) -> dict
     for name, detector in by_features.items():
         detector.fit_features(features, y)
         scores[name] = lambda z, _, detector=detector: detector.predict_features(z)
+    # by the maps that the head reads
     flat = nn.Sequential(nn.Flatten(), head)
     for name in ("ReAct", "ASH", "SCALE", "VRA"):
         detector = getattr(detectors, name)(nn.Identity(), flat)
@@ -198,6 +201,7 @@ def rivals(head: nn.Linear, features: Tensor, logits: Tensor, y: Tensor) -> dict
 def compare(task: Task) -> dict[str, dict[str, float]]:
     """AUROC against each kind of strangers, the near ones, and their mean; ours first, then by the mean."""
     start = time.process_time()
+    # the rivals read features and outputs, which cost a forward pass
     test = read(task, task.test)
     forward = time.process_time() - start
     strangers = {kind: read(task, rows) for kind, rows in task.strangers.items()}
@@ -209,12 +213,14 @@ def compare(task: Task) -> dict[str, dict[str, float]]:
             scores = score(*test)
             table[name] = {kind: metrics.auroc(scores, score(*rows)) for kind, rows in strangers.items()}
 
+    # ours, with its cost in forward passes
     familiarity = Familiarity(task.network, generator=torch.Generator().manual_seed(0)).fit(task.train[0], task.val)
     start = time.process_time()
     scores = familiarity.score(task.test)
     passes = (time.process_time() - start) / forward
     ours = {kind: metrics.auroc(scores, familiarity.score(rows)) for kind, rows in task.strangers.items()}
     above = float((scores > 0.5).double().mean())
+    # the near strangers come first; the mean is over all kinds
     for row in (ours, *table.values()):
         near, mean = next(iter(row.values())), sum(row.values()) / len(row)
         row |= {"near": near, "mean": mean}

@@ -65,6 +65,7 @@ def measure(who: str, c: int, answers: str) -> dict[str, Any]:
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     if who.startswith("laplace-torch"):
         subset, structure = ("all", "kron") if who.endswith("kron") else ("last_layer", "full")
+        # theirs: fitted on a loader, then probabilities by the probit link
         posterior: Any = Laplace(
             network, "classification", subset_of_weights=subset, hessian_structure=structure, prior_precision=1.0
         )
@@ -73,6 +74,7 @@ def measure(who: str, c: int, answers: str) -> dict[str, Any]:
         with torch.no_grad():
             parts = [posterior(part, link_approx="probit") for part in new.split(10)]
     else:
+        # ours
         kind = LinearizedLaplace if who == "LinearizedLaplace" else KroneckerLaplace
         posterior = kind(network, prior_precision=1.0).fit((x, y))
         fitted = time.process_time()
@@ -110,6 +112,7 @@ def main() -> None:
     methods = PAIRS[:1] if arguments.last else PAIRS
     pairs = [(c, *pair) for c in arguments.classes for pair in methods if not arguments.show]
     for c, rival, ours in pairs:
+        # each of a pair in a process of its own, which leaves its answers in a file
         with tempfile.TemporaryDirectory() as folder:
             answers = {who: Path(folder) / f"{i}.safetensors" for i, who in enumerate((rival, ours))}
             for who, answer in answers.items():

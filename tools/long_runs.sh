@@ -36,7 +36,7 @@ run masoomi2020-exp1 1 masoomi2020/exp1 --scale small --seeds 10
 run jayasumana2021-sec5.2 1 jayasumana2021/sec5.2 --scale paper
 run deng2022-cost 2 deng2022/cost --scale small --seeds 3
 run deng2022-mlp-gp 4 deng2022/mlp-gp --scale small --seeds 3
-run deng2022-ntk-digits 3 deng2022/ntk --scale small --seeds 3 --bundled
+run deng2022-ntk-digits 3 deng2022/ntk --scale small --seeds 3 --bundled --set steps=400
 run chen2022-imdb 3 chen2022/table3 chen2022/table4 chen2022/fig2 chen2022/fig3 --scale small --seeds 3 --set rows=1000 --set test_rows=1000 --set epochs=5 --only "imdb, Kernel SGD" --only "imdb, AdaH" --only "imdb, ESGD" --only "imdb, L-BFGS" --only "imdb, R-L-BFGS" --only "imdb, SGD |" --only "imdb, SGD+M"
 run chen2022-s-cov-second-order 5 chen2022/table3 chen2022/fig2 chen2022/fig3 --scale small --seeds 3 --set epochs=8 --only "s-cov, Kernel SGD" --only "s-cov, AdaH" --only "s-cov, ESGD" --only "s-cov, L-BFGS" --only "s-cov, R-L-BFGS"
 run chen2022-rates-up-to-1 6 chen2022/table3 chen2022/table4 --scale small --seeds 3 --set rows=1500 --set test_rows=2000 --set epochs=20 --set tries=16 --only "mnist, Kernel SGD" --only "mnist, SGD, rates" --only "mnist, FunctionSpaceSGD" --only "usps, Kernel SGD" --only "usps, SGD, rates" --only "usps, FunctionSpaceSGD"
@@ -44,7 +44,7 @@ run masoomi2020-exp4-default 2 masoomi2020/exp4 --scale paper --seeds 3 --only "
 run deng2022-classic-64 6 deng2022/classic --scale paper --seeds 2 --only "N = 64"
 run jayasumana2021-ablations-short 5 jayasumana2021/table6 jayasumana2021/table11 jayasumana2021/table12 --scale small --seeds 3
 run jayasumana2021-table5-budgets 7 jayasumana2021/table5 --scale small --seeds 3
-run deng2022-lla-plane 8 deng2022/lla --scale small --seeds 5 --bundled
+run deng2022-lla-plane 8 deng2022/lla --scale small --seeds 5 --bundled --set "function steps=2000"
 run jayasumana2021-sphere-starts 12 jayasumana2021/table1 jayasumana2021/fig1 --scale small --seeds 40
 run jayasumana2021-sphere-rates 25 jayasumana2021/table1 jayasumana2021/fig1 --scale small --seeds 40 --set "rates=[0.03,0.1,0.3]"
 run deng2022-fig6-algorithm-1 35 deng2022/fig6 --scale small --seeds 3
@@ -58,7 +58,7 @@ run chen2022-mnist 100 chen2022/table1 chen2022/table3 chen2022/table4 chen2022/
 run chen2022-s-cov-long 40 chen2022/table4 chen2022/fig4 --scale small --seeds 3 --set rows=2000 --set epochs=20 --only s-cov
 run chen2022-imdb-long 60 chen2022/table4 chen2022/fig4 --scale small --seeds 3 --set rows=5000 --set epochs=10 --only imdb
 
-run deng2022-ntk-cifar10 30 deng2022/ntk --scale small --seeds 3 --only CIFAR-10
+run deng2022-ntk-cifar10 30 deng2022/ntk --scale small --seeds 3 --set steps=400 --only CIFAR-10
 
 # Hours each
 run deng2022-lla-resnet20 90 deng2022/lla --scale small --seeds 3 --only ResNet-20

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 import torch
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mercer import distributed
 from mercer_papers.catalogue import entry
@@ -117,7 +116,8 @@ def execute_all(
             while waiting and len(workers) < jobs:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
-                process.start()
+                with _pools_of(threads):
+                    process.start()
                 theirs.close()
                 workers.append(_Worker(process, ours))
             for worker in workers:
@@ -149,13 +149,28 @@ def execute_all(
             worker.pipe.close()
 
 
+@contextlib.contextmanager
+def _pools_of(threads: int) -> Generator[None, None, None]:
+    """So many threads for every BLAS and OpenMP pool of a process that starts meanwhile: they read it as they load.
+
+    Two processes whose pools had two threads each on two cores spent seven times the CPU on small matrices.
+    """
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, str(threads)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _serve(pipe: Connection, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
-    # Torch's threads, those of the libraries that are loaded, and those of libraries that are loaded later. Threads of
-    # boosted trees that waited for a busy core made a cell ten times dearer.
     torch.set_num_threads(threads)
-    threadpool_limits(threads)
-    os.environ["OMP_NUM_THREADS"] = str(threads)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone, killed perhaps: so go too
         while True:
             cell, scale = pipe.recv()

@@ -56,19 +56,24 @@ class Recorded:
         for name, value in self.asked.get("settings", {}).items():
             if name in used:
                 text = value if isinstance(value, str) else json.dumps(value)
-                words.append(f"--set {name}={text}")
+                words.append(_option("--set", f"{name}={text}"))
         # which cells; whole names where they were all named, because an entry may have got more rows since
         named = list(dict.fromkeys(f"{result.row} | {result.column}" for result in self.results))
         only = [text for text in self.asked.get("only", ()) if any(text in name for name in named)]
         if len(named) <= len(only) and all(result.column for result in self.results):
             only = named
-        words += [f'--only "{text}"' if " " in text else f"--only {text}" for text in only]
+        words += [_option("--only", text) for text in only]
         if not self.asked.get("download", True):
             words.append("--bundled")
         seeds = 1 + max(result.seed for result in self.results)
         if seeds > 1 or self.asked.get("seeds"):
             words.append(f"--seeds {seeds}")
         return " ".join(words)
+
+
+def _option(name: str, text: str) -> str:
+    """An option of a command line, in quotation marks where the text has blanks."""
+    return f'{name} "{text}"' if " " in text else f"{name} {text}"
 
 
 def find_recorded(entry: str) -> list[Recorded]:
@@ -96,7 +101,8 @@ def describe_repeat(name: str) -> str:
     repeat = find_repeat(name)
     if not repeat["repeated"]:
         return f"not repeated: one seed costs {repeat['cpu_seconds_left'] / 60:.0f} CPU minutes"
-    words = {"equal": repeat["equal"], "within the seeds' spread": repeat["within"], "apart": len(repeat["apart"])}
+    apart = f"apart by at most {100 * repeat['gap']:.1g} %"
+    words = {"equal": repeat["equal"], "within the seeds' spread": repeat["within"], apart: len(repeat["apart"])}
     outcome = ", ".join(f"{count} {word}" for word, count in words.items() if count)
     return f"repeated by {repeat['version']}: {repeat['repeated']} of {repeat['cells']} cells of one seed, {outcome}"
 

@@ -14,7 +14,7 @@ import pytest
 
 import mercer_papers
 from mercer.storage.files import lock, mend_lines
-from mercer_papers import catalogue, recorded_runs, runner
+from mercer_papers import catalogue, execution, recorded_runs, runner
 from mercer_papers.cells import SCALES, Cell, Outcome, non_finite
 from mercer_papers.cli.reproduce import parse_settings, reproduce
 from mercer_papers.recorded_runs import find_recorded
@@ -283,6 +283,16 @@ def test_a_cell_is_repeatable_and_leaves_the_global_generator_alone(fake):
     assert bare(first) == bare(second)
     assert len({r.value for r in first}) == len(first) == 8  # 2 rows, 2 columns, 2 seeds
     assert first[0].curves == {"loss": {"x": [0, 1], "y": [1.0, 0.5]}}
+
+
+def test_a_process_that_starts_reads_its_share_of_threads_and_the_caller_keeps_their_own(monkeypatch):
+    """The pools of numpy's and scipy's BLAS, not only torch's: they read these names as they load."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    read = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ['OPENBLAS_NUM_THREADS'])"
+    with execution._pools_of(1):
+        assert subprocess.run([sys.executable, "-c", read], capture_output=True, text=True).stdout == "1 1\n"
+    assert os.environ["OMP_NUM_THREADS"] == "7" and "OPENBLAS_NUM_THREADS" not in os.environ
 
 
 def test_two_processes_give_what_one_gives(fake):

@@ -60,6 +60,16 @@ def test_counts_that_double_are_compared_by_their_logarithms():
     assert judge(replace(ENTRY, claims=(below,)), [counts]).word == "does not"
 
 
+def test_the_printed_difference_counts_for_a_row_that_has_another_name_here():
+    """A tenth more than the rival's is not refuted by itself; beside a printed difference of 8 it is."""
+    numbers = (Number("printed", "score", 9.0), Number("rival", "score", 1.0))
+    rows = lines([5.1, 5.0, 5.4], [5.0, 5.1, 5.1])
+    claim = Claim("ours is higher", higher="x, ours | score", than=["x, theirs | score"])
+    named = replace(claim, printed=("printed | score", "rival | score"))
+    assert judge(replace(ENTRY, claims=(claim,), numbers=numbers), [rows]).word == "not tested"
+    assert judge(replace(ENTRY, claims=(named,), numbers=numbers), [rows]).word == "does not"
+
+
 def test_a_pattern_does_not_reach_into_the_further_numbers_of_a_cell():
     """``{} | ours, {}`` once compared the training losses of table 3 as accuracies."""
     entry = replace(ENTRY, claims=(Claim("ours is higher", higher="{} | ours, {}", than=["{0} | theirs, {1}"]),))

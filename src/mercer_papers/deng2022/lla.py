@@ -36,7 +36,7 @@ NETWORK_ROWS = {
 # Algorithm 1 decomposes a sampled NTK of so many directions, in so many steps; the plane, then ResNet-20, where the
 # authors took 200 epochs of 50,000 rows in batches of 256.
 DIRECTIONS = {"smoke": (8, 0), "small": (500, 100), "paper": (4000, 4000)}
-FUNCTION_STEPS = {"smoke": (3, 0), "small": (2000, 500), "paper": (2000, 39_000)}
+FUNCTION_STEPS = {"smoke": (3, 0), "small": (1000, 500), "paper": (2000, 39_000)}
 FUNCTIONS = {"small": LENET, "paper": RESNET}
 SIZES = {"smoke": (40, 20), "small": (300, 1000), "paper": (1000, 3000)}  # training rows, steps
 NETWORK_SIZES = {"small": (200, 1500, 300), "paper": (50_000, 9000, 9000)}  # training rows, scored rows, strangers

@@ -152,10 +152,11 @@ def floating(x: Tensor) -> Tensor:
     return x
 
 
-def floating_dtype(x: Tensor, otherwise: torch.dtype | None = None) -> torch.dtype:
-    """The dtype of x where it holds floats; else ``otherwise``, by default torch's default dtype."""
+def floating_dtype(x: Any, otherwise: torch.dtype | None = None) -> torch.dtype:
+    """The dtype of a tensor, or of rows in a file, that holds floats; else ``otherwise``, by default torch's default dtype."""
+    dtype: torch.dtype = x.dtype
     if x.is_floating_point():
-        return x.dtype
+        return dtype
     return otherwise or torch.get_default_dtype()
 
 

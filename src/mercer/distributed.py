@@ -68,7 +68,7 @@ def world_size() -> int:
         return dist.get_world_size()
     started = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if started > 1:
-        need = f"torch.distributed must be initialised, for WORLD_SIZE says {started} processes"
+        need = f"torch.distributed must be initialised: WORLD_SIZE says {started} processes"
         fix = "Call torch.distributed.init_process_group(), or work in `with mercer.distributed.alone():`."
         raise RuntimeError(sentence("distributed", need, "no process group", fix))
     return 1
@@ -256,7 +256,7 @@ def _counts(n: int) -> list[int]:
 
 
 def _shapes(rows: Tensor) -> list[int]:
-    # Unequal shapes in all_gather hang or corrupt: compare them first, in a message of known size.
+    # Unequal shapes in all_gather hang or corrupt: compare them first, in a message of fixed size.
     kind = _DTYPES.index(rows.dtype)
     mine = torch.tensor([kind, rows.ndim, *rows.shape, *(8 - rows.ndim) * [0]], device=rows.device)
     every = [torch.empty_like(mine) for _ in range(world_size())]

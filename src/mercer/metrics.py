@@ -33,16 +33,18 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 def nll(probabilities: Tensor, labels: Tensor) -> float:
     r"""Negative log-likelihood :math:`-\frac{1}{n} \sum_i \log p_{i, y_i}`.
 
-    A probability of 0 counts as the spacing of its dtype at 1 (scikit-learn's ``log_loss`` does the same), for
-    float softmax rounds to 0 what is merely small.
+    A probability of 0 counts as the spacing of its dtype at 1 (scikit-learn's ``log_loss`` does the same), because a
+    softmax in floats rounds to 0 what is merely small.
 
     Args:
         probabilities: ``(n, c)``, rows that sum to 1.
         labels: Classes ``0..c-1``, ``(n,)``.
     """
     p = _probabilities("nll", probabilities, labels)
-    least = torch.finfo(probabilities.dtype).eps if probabilities.is_floating_point() else 0.0
-    return float(-p.gather(1, labels[:, None].long()).clamp(min=least).log().mean())
+    floor = 0.0
+    if probabilities.is_floating_point():
+        floor = torch.finfo(probabilities.dtype).eps
+    return float(-p.gather(1, labels[:, None].long()).clamp(min=floor).log().mean())
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:
@@ -109,7 +111,9 @@ def _probabilities(where: str, p: Tensor, labels: Tensor) -> Tensor:
     p = _scores(where, p, labels)
     off = float((p.sum(1) - 1).abs().max())
     if off > 1e-3 or float(p.min()) < 0:
-        got = f"a row that is off by {off:.1e}" if off > 1e-3 else f"{float(p.min()):.1e}"
+        got = f"{float(p.min()):.1e}"
+        if off > 1e-3:
+            got = f"a row that is off by {off:.1e}"
         fix = "Pass probabilities, not logits: logits.softmax(1)."
         raise ValueError(sentence(where, "rows of probabilities must be 0 or more and sum to 1", got, fix))
     return p

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mercer.user_text import shortened, shown, spreadsheet_safe
+from mercer.user_text import shorten, shown, spreadsheet_safe
 
 HOSTILE = {
     "escape": ("\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
@@ -25,7 +25,7 @@ def test_58_a_name_of_any_length_fits():
     assert len(shown("x" * 100_000, 30)) == 30
     assert len(shown("\x1b" * 100_000, 30)) == 30
     assert shown("total_amount_in_january_2024", 20).endswith("2024")
-    assert shortened("short", 20) == "short" and len(shortened("y" * 50, 5)) == 5
+    assert shorten("short", 20) == "short" and len(shorten("y" * 50, 5)) == 5
 
 
 def test_58_formulas_are_text_by_option():

@@ -53,8 +53,8 @@ def test_an_exhausted_column_stops_and_is_exact(matrix, start):
     nodes, weights = gauss(*run.tridiagonal(0))
     torch.testing.assert_close(nodes, values[[3, 40]])
     torch.testing.assert_close(weights, torch.tensor([0.2, 0.8], dtype=torch.float64))
-    assert not run.finished
-    assert run.extend(100).finished
+    assert not run.is_exhausted
+    assert run.extend(100).is_exhausted
     assert run.steps == 80
 
 

@@ -54,9 +54,7 @@ def test_a_launcher_that_started_one_process_is_found_out():
 def test_several_processes_without_a_group_do_not_fit_their_shards_in_silence(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    match = (
-        r"distributed: torch.distributed must be initialised, for WORLD_SIZE says 2 processes; got no process group."
-    )
+    match = r"distributed: torch.distributed must be initialised: WORLD_SIZE says 2 processes; got no process group."
     with pytest.raises(RuntimeError, match=match):
         distributed.sum_over_ranks(torch.ones(1))
     with distributed.alone():

@@ -96,7 +96,9 @@ class FeatureMap(
         """``fit(x)`` and the features of ``x``, in one pass where the map has one; an array for an array."""
         with torch.no_grad(), self._share_draws():
             features = self._learn_features(self._rows(x)[:])
-        return features if isinstance(x, Tensor | DataLoader) else features.cpu().numpy()
+        if isinstance(x, Tensor | DataLoader):
+            return features
+        return features.cpu().numpy()
 
     @overload
     def transform(self, x: Tensor) -> Tensor: ...
@@ -123,14 +125,14 @@ class FeatureMap(
     def set_params(self, **params: Any) -> Self:
         """Construct an unfitted map with some arguments changed."""
         # Arguments of the map, then those of its kernel, which is copied: the old map keeps its own.
-        known = self.get_params(deep=False)
+        arguments = self.get_params(deep=False)
         for name in params:
-            checks.choice(type(self).__name__, "a parameter", name.partition("__")[0], known)
-        known.update({name: value for name, value in params.items() if "__" not in name})
+            checks.choice(type(self).__name__, "a parameter", name.partition("__")[0], arguments)
+        arguments.update({name: value for name, value in params.items() if "__" not in name})
         inner = {name.removeprefix("kernel__"): value for name, value in params.items() if "__" in name}
         if inner:
-            known["kernel"] = copy.deepcopy(known["kernel"]).set_params(**inner)
-        fresh = type(self).from_arguments(known)
+            arguments["kernel"] = copy.deepcopy(arguments["kernel"]).set_params(**inner)
+        fresh = type(self).from_arguments(arguments)
         self.__dict__ = fresh.__dict__
         return self
 
@@ -188,8 +190,9 @@ class FeatureMap(
     @contextmanager
     def _share_draws(self) -> Iterator[None]:
         """All ranks draw the same numbers; from a seed, every fit does."""
-        before = self.generator
-        source = before if self.seed is None else torch.Generator().manual_seed(self.seed)
+        before = source = self.generator
+        if self.seed is not None:
+            source = torch.Generator().manual_seed(self.seed)
         self.generator = share_generator(source)
         try:
             yield

@@ -46,7 +46,9 @@ class LandmarkBasis(Basis):
     @property
     @override
     def width(self) -> int | None:
-        return self.landmarks.shape[1] if self.landmarks.ndim == 2 else None
+        if self.landmarks.ndim != 2:
+            return None
+        return self.landmarks.shape[1]
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, m)
@@ -79,7 +81,9 @@ class NetworkBasis(Basis):
     @property
     @override
     def width(self) -> int | None:
-        return self.centre.shape[0] if self.centre.ndim == 1 else None
+        if self.centre.ndim != 1:
+            return None
+        return self.centre.shape[0]
 
     def standardize(self, x: Tensor) -> Tensor:
         """Center and scale rows, in the dtype of the weights; indices and tokens stay as they are."""

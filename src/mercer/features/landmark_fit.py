@@ -49,6 +49,7 @@ def fit_landmarks(task: Task) -> tuple[LandmarkBasis, Pairs]:
         return fit_given(task)
     if task.n > _EXACT_ROWS or not _tiles_fit(task.n, "float32"):
         return fit_sample(task)
+
     # Lanczos on the Gram matrix of all rows, which are the landmarks.
     exact = decompose(task.kernel, Rows(task.rows).gather(), task.k)
     return LandmarkBasis(task.kernel, exact.rows), exact.pairs
@@ -185,6 +186,7 @@ def decompose(kernel: Kernel, x: Tensor, k: int) -> Exact:
         return _decompose_in(kernel, x, k, "float64")
     exact = _decompose_in(kernel, x, k, "float32")
     values = exact.pairs.values
+    # Small eigenvalues are noise in float32: again in float64, where that fits the memory.
     if float(values[-1]) < _FINE_RATIO * float(values[0]) and (is_short or _tiles_fit(len(x), "float64")):
         return _decompose_in(kernel, widen(kernel, x), k, "float64")
     return exact
@@ -197,12 +199,12 @@ def _decompose_in(kernel: Kernel, x: Tensor, k: int, storage: str) -> Exact:
     array: Tensor | None = None
     operator: SymmetricOperator
     if _ARRAY_ROWS[0] < n <= _ARRAY_ROWS[1] and 3 * k < n and x.device.type == "cpu" and not has_several_ranks():
-        array = held = kernel(x).to(STORAGE[storage])
-        operator = SymmetricOperator(lambda v: (v.mT.to(held.dtype) @ held).mT.double(), n)
-        squared_norm = float(torch.linalg.vector_norm(array)) ** 2
+        array = gram = kernel(x).to(STORAGE[storage])
+        operator = SymmetricOperator(lambda v: (v.mT.to(gram.dtype) @ gram).mT.double(), n)
+        squared_norm = float(torch.linalg.vector_norm(gram)) ** 2
     else:
-        operator = gram = TiledGram.of(kernel, x, storage)
-        squared_norm = gram.squared_norm
+        operator = tiles = TiledGram.of(kernel, x, storage)
+        squared_norm = tiles.squared_norm
     if not math.isfinite(squared_norm):
         need = "the kernel must be finite on x"
         raise ValueError(checks.sentence("NeuralEigenfunctions", need, "NaN or infinity", "Standardise x."))
@@ -222,7 +224,9 @@ def _decompose_in(kernel: Kernel, x: Tensor, k: int, storage: str) -> Exact:
     assert top is not None
 
     # Eigenvectors as functions of mean square 1, and as combinations of K(., x); 0 beyond the rank.
-    floor = n * float(torch.finfo(torch.float64).eps) if storage == "float64" else tolerance
+    floor = tolerance
+    if storage == "float64":
+        floor = n * float(torch.finfo(torch.float64).eps)
     alive = top.values > floor * top.values[:1].clamp_min(0)
     functions = top.vectors * alive * math.sqrt(n)  # a mask times a number would be float32
     rotation = functions / torch.where(alive, top.values, 1.0)

@@ -52,19 +52,23 @@ class LandmarkFeatures:
 
     def __call__(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, r)
         """The features of rows, in the rows' dtype; where they are whole numbers (indices), in the kernel's."""
-        z = self.landmarks.to(x.dtype) if x.is_floating_point() else self.landmarks
+        z = self.landmarks
+        if x.is_floating_point():
+            z = z.to(x.dtype)
         gram = self.kernel(x, z)
         return gram @ self.whitener.to(gram.dtype)
 
 
 def widen(kernel: Kernel, x: Tensor) -> Tensor:
     """Rows in float64, but for kernels of networks, which would be twice as dear, and for indices."""
-    return x if isinstance(kernel, NetworkKernel) or not x.is_floating_point() else x.double()
+    if isinstance(kernel, NetworkKernel):
+        return x
+    return checks.cast_floats(x, torch.float64)
 
 
 def resolution(x: Readable) -> float:
     """Relative rounding of rows; of indices that of float64."""
-    return float(torch.finfo(x.dtype if x.is_floating_point() else torch.float64).eps)
+    return float(torch.finfo(checks.floating_dtype(x, torch.float64)).eps)
 
 
 def select(kernel: Kernel, x: Readable, m: int, selection: str, generator: torch.Generator | None) -> Tensor:
@@ -92,6 +96,7 @@ def kmeans(x: Readable, m: int, generator: torch.Generator | None) -> Tensor:  #
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
+    # Draw rows for it, and a seed for scikit-learn.
     rows = sample(x, max(m, _KMEANS_ROWS), generator)
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     with warnings.catch_warnings():  # fewer distinct rows than centers: the rank's own warning says it

@@ -95,7 +95,7 @@ def distill(
             # The weighted squared distance on a minibatch.
             rows = torch.randint(len(x), (size,), generator=generator).to(x.device)
             with torch.enable_grad():
-                batch = x[rows].to(dtype) if x.is_floating_point() else x[rows]
+                batch = checks.cast_floats(x[rows], dtype)
                 loss = ((network(batch).reshape(targets[rows].shape) - targets[rows]).square() * weights).mean()
                 optimizer.zero_grad()
                 loss.backward()
@@ -122,7 +122,9 @@ def blank_network_basis(
         network = _make_parallel(centre.shape, k, c, None)
         _freeze(network.to(centre.device), dtype)
     trained = OutputBasis(network, torch.empty_like(centre), torch.empty_like(spread))
-    return _ritz_basis(trained, k) if ritz else trained
+    if ritz:
+        return _ritz_basis(trained, k)
+    return trained
 
 
 def _combine_functions(task: Task, trained: OutputBasis) -> tuple[NetworkBasis, Pairs]:
@@ -166,9 +168,10 @@ def _make_parallel(shape: torch.Size, k: int, c: int, generator: torch.Generator
 
 
 def _freeze(network: nn.Module, dtype: torch.dtype) -> None:
-    """Our own networks become constants; small ones in float64, for Rayleigh-Ritz takes small differences."""
+    """Our own networks become constants; small ones in float64, because Rayleigh-Ritz takes small differences."""
     network.eval()
     if isinstance(network, ParallelNetworks | Trunk):
         network.requires_grad_(False)
-        fine = dtype == torch.float64 or isinstance(network, ParallelNetworks)
-        network.to(torch.float64 if fine else torch.float32)
+        if isinstance(network, ParallelNetworks):
+            dtype = torch.float64
+        network.to(torch.promote_types(dtype, torch.float32))  # half precision and indices: float32

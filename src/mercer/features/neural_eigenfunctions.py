@@ -135,8 +135,12 @@ class NeuralEigenfunctions(FeatureMap):
     @property
     def network(self) -> nn.Module | None:
         """The network in use: the user's, or the one that was trained; None for landmarks."""
-        basis = self.basis.scalar if isinstance(self.basis, ProductBasis) else self.basis
-        return basis.network if isinstance(basis, NetworkBasis) else self.given_network[0]
+        basis = self.basis
+        if isinstance(basis, ProductBasis):
+            basis = basis.scalar
+        if isinstance(basis, NetworkBasis):
+            return basis.network
+        return self.given_network[0]
 
     def resolve_method(self) -> str:
         """The method in force: what ``"auto"`` stands for with this kernel and network."""
@@ -186,16 +190,16 @@ class NeuralEigenfunctions(FeatureMap):
     @override
     def kernel(self, x: Tensor, y: Tensor | None = None) -> Tensor:  # -> (n, m), or (n, m, c, c)
         """The approximate Gram matrix."""
-        left = right = self(x)
+        rows = columns = self(x)
         if y is not None:
-            right = self(y)
-        if left.ndim == 3:  # functions with c outputs: a matrix for each pair of rows
-            return torch.einsum("nck,mdk->nmcd", left, right)
-        return left @ right.mT
+            columns = self(y)
+        if rows.ndim == 3:  # functions with c outputs: a matrix for each pair of rows
+            return torch.einsum("nck,mdk->nmcd", rows, columns)
+        return rows @ columns.mT
 
     def _functions(self, x: Tensor) -> Tensor:
         assert self.basis is not None
-        dtype = x.dtype if x.is_floating_point() else self.projection.dtype
+        dtype = checks.floating_dtype(x, self.projection.dtype)
         values = self.basis(x)  # (n c, m)
         functions = (values @ self.projection.to(values.dtype)).to(dtype)
         if self.basis.outputs == 1:
@@ -207,7 +211,9 @@ class NeuralEigenfunctions(FeatureMap):
 
     @override
     def _width(self) -> int | None:
-        return None if self.basis is None else self.basis.width
+        if self.basis is None:
+            return None
+        return self.basis.width
 
     @override
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:

@@ -95,6 +95,7 @@ def train(
         plan: Settings.
         generator: Draws the minibatches, the same on all ranks.
     """
+    # Adam, and running means that start from nothing.
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, plan.steps), plan.lr / 10)
     dtype = next(network.parameters()).dtype
@@ -127,7 +128,7 @@ def train(
 
             # The functions at its rows, of mean square 1, and the gradient of the loss with respect to them.
             with torch.enable_grad():
-                raw = network(batch.to(dtype) if batch.is_floating_point() else batch)
+                raw = network(checks.cast_floats(batch, dtype))
                 psi = norm(raw.reshape(-1, norm.num_features))  # (b c, k)
                 psi = psi * (size / len(psi)) ** 0.5  # mean over rows, not over outputs, is 1
             gradient = compute_gradient(psi.detach(), gram, plan.deflation) * (len(psi) / size) ** 2

@@ -109,7 +109,9 @@ class Nystrom(FeatureMap):
 
     @override
     def _width(self) -> int | None:
-        return self.landmarks.shape[1] if self.landmarks.ndim == 2 else None
+        if self.landmarks.ndim != 2:
+            return None
+        return self.landmarks.shape[1]
 
     def _place_landmarks(self, x: Readable) -> LandmarkFeatures:
         """Choose the landmarks, and their features on the directions that the data's dtype can tell from 0."""
@@ -124,10 +126,13 @@ class Nystrom(FeatureMap):
     def _rotate(self, x: Readable, features: LandmarkFeatures, sums: Tensor) -> Tensor:  # -> (r, m)
         """Store everything in the basis of the eigenfunctions; the rotation, padded to m columns."""
         n, diag, r = Rows(x).n, sums[-1], features.whitener.shape[1]
+        dtype = checks.floating_dtype(x, torch.float64)
+
         # Eigenvectors of the features' moment turn them into eigenfunctions, times the root of the eigenvalue.
         values, vectors = torch.linalg.eigh(sums[:-1].reshape(r, r) / n)
         values, vectors = values.flip(0), vectors.flip(1)
-        # Directions that the data's dtype cannot tell from 0 are dropped; their columns stay 0.
+
+        # Drop directions that the data's dtype cannot tell from 0; their columns stay 0.
         rank = int((values > resolution(x) * values[:1].clamp_min(0)).sum())
         rotation: Tensor = vectors.new_zeros(len(vectors), self.m)
         rotation[:, :rank] = vectors[:, :rank]
@@ -138,7 +143,7 @@ class Nystrom(FeatureMap):
             if n < self.m:
                 rows = f", the rows of x are {n}"
             checks.warn("Nystrom", f"rank {rank} below m = {self.m}{rows}; the other {self.m - rank} features are 0.")
-        dtype = x.dtype if x.is_floating_point() else torch.float64
+
         # What the map needs: eigenvalues, one projection K(., z) -> features, the share of the trace left out.
         self.eigenvalues = spectrum.to(dtype)
         self.projection = (features.whitener @ rotation).to(dtype)

@@ -47,8 +47,8 @@ class ParallelNetworks(nn.Module):
         self.hidden_features = k * fan
         # Layer sizes, the same for all k networks; weights as torch draws those of a linear layer.
         sizes = [(in_features, width), *[(fan, width)] * (depth - 1), (fan, outputs)]
-        self.weights = nn.ParameterList([_uniform(k, a, b, fan=a, generator=generator) for a, b in sizes])
-        self.biases = nn.ParameterList([_uniform(k, 1, b, fan=a, generator=generator) for a, b in sizes])
+        self.weights = nn.ParameterList([_draw_uniform(k, a, b, fan=a, generator=generator) for a, b in sizes])
+        self.biases = nn.ParameterList([_draw_uniform(k, 1, b, fan=a, generator=generator) for a, b in sizes])
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)
@@ -167,8 +167,7 @@ class L2BatchNorm(nn.Module):
             need = f"the input must have shape (n, {self.num_features}, ...)"
             raise ValueError(checks.sentence("L2BatchNorm", need, tuple(h.shape)))
         if self.training:
-            others = [dim for dim in range(h.ndim) if dim != 1]
-            mean_square = h.square().mean(others)
+            mean_square = h.square().mean([dim for dim in range(h.ndim) if dim != 1])
             with torch.no_grad():
                 # The running mean square: an even mean of the first batches, then one that forgets.
                 self.num_batches_tracked += 1
@@ -187,6 +186,6 @@ class L2BatchNorm(nn.Module):
         return f"{self.num_features}, momentum={self.momentum}"
 
 
-def _uniform(k: int, a: int, b: int, *, fan: int, generator: torch.Generator | None) -> nn.Parameter:
-    reach = 1 / math.sqrt(fan)
-    return nn.Parameter((2 * torch.rand(k, a, b, generator=generator) - 1) * reach)
+def _draw_uniform(k: int, a: int, b: int, *, fan: int, generator: torch.Generator | None) -> nn.Parameter:
+    bound = 1 / math.sqrt(fan)
+    return nn.Parameter((2 * torch.rand(k, a, b, generator=generator) - 1) * bound)

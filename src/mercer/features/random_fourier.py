@@ -82,7 +82,9 @@ class RandomFourier(FeatureMap):
 
     @property
     def _pairs(self) -> int:
-        return self.m // 2 if self.paired else 0
+        if not self.paired:
+            return 0
+        return self.m // 2
 
     @override
     def _width(self) -> int:

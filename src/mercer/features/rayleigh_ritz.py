@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .. import checks
 from ..kernels import Kernel, NetworkKernel
 from ..linalg.eigen import top_eigh
 from ..linalg.operators import SymmetricOperator
@@ -61,7 +62,13 @@ def kernel_operator(kernel: Kernel, x: Tensor) -> SymmetricOperator:
         return SymmetricOperator(lambda v: features @ (features.mT @ v) / n, len(features), device=x.device)
     # A network's Gram matrix is dear: compute it once.
     if isinstance(kernel, NetworkKernel):
-        gram = map_shared_rows(lambda part: kernel(part, None if part is x else x), x).double()
+
+        def compute_rows(part: Tensor) -> Tensor:
+            if part is x:  # one rank: the symmetric matrix costs half
+                return kernel(x)
+            return kernel(part, x)
+
+        gram = map_shared_rows(compute_rows, x).double()
         if gram.ndim == 4:  # (n, n, c, c): a matrix for each pair, as (n c, n c)
             gram = gram.transpose(1, 2).flatten(2).flatten(0, 1)
         return SymmetricOperator(lambda v: gram @ v / n, len(gram), device=x.device)
@@ -83,10 +90,10 @@ def ritz(operator: SymmetricOperator, basis: Tensor, k: int, *, rows: int, floor
             and so are eigenvalues below it.
     """
     # An orthonormal basis Q of the span, without directions that are rounding.
-    left, sizes, right = torch.linalg.svd(basis.double(), full_matrices=False)
+    u, sizes, vh = torch.linalg.svd(basis.double(), full_matrices=False)
     keep = sizes > floor * sizes[:1]
     scale = math.sqrt(rows)
-    q = left[:, keep] * scale  # orthonormal for the mean over rows
+    q = u[:, keep] * scale  # orthonormal for the mean over rows
 
     # The operator seen from the span, Q^T K Q, and its pairs: the best that the span holds.
     product = operator @ q
@@ -97,7 +104,7 @@ def ritz(operator: SymmetricOperator, basis: Tensor, k: int, *, rows: int, floor
 
     # The pairs as combinations of the given functions; 0 beyond the rank.
     alive = values > floor * values[:1].clamp_min(0)
-    to_orthonormal = right[keep].mT * (scale / sizes[keep])  # (m, r)
+    to_orthonormal = vh[keep].mT * (scale / sizes[keep])  # (m, r)
     return Pairs(values * alive, to_orthonormal @ vectors * alive, residuals * alive).pad(k)
 
 
@@ -124,7 +131,9 @@ def _explicit_features(kernel: Kernel, x: Tensor) -> Tensor | None:  # -> (n c, 
     if not isinstance(kernel, NetworkKernel) or getattr(kernel, "method", "") == "exact":
         return None
     features = map_shared_rows(kernel.features, x).double()  # (n, c, S)
-    return features.flatten(0, 1) if kernel.matrix_valued else features.flatten(1)
+    if kernel.matrix_valued:
+        return features.flatten(0, 1)
+    return features.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -178,7 +187,7 @@ class Task:
     @property
     def resolution(self) -> float:
         """Relative rounding of the rows."""
-        return float(torch.finfo(self.rows.dtype if self.rows.is_floating_point() else torch.float32).eps)
+        return float(torch.finfo(checks.floating_dtype(self.rows, torch.float32)).eps)
 
     def residuals(self, functions: Tensor, values: Tensor) -> Tensor:  # (n c, k), (k,) -> (k,)
         """Root mean square of K psi / n - mu psi over the sample."""
@@ -206,7 +215,7 @@ def measure_center_and_spread(x: Readable) -> tuple[Tensor, Tensor]:  # (n, ...)
     """
     rows, size = Rows(x), x.shape[1:].numel()
     center = rows.mean(lambda part: part.double().sum(0), row_bytes=2 * 8 * size)
-    middle = center.mean()
-    squares = rows.mean(lambda part: (part.double() - middle).square().sum(), row_bytes=2 * 8 * size)
+    mean = center.mean()
+    squares = rows.mean(lambda part: (part.double() - mean).square().sum(), row_bytes=2 * 8 * size)
     spread = (squares / size).sqrt()
     return center, torch.where(spread > 0, spread, 1.0)

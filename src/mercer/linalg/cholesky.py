@@ -57,12 +57,12 @@ def cholesky(matrix: Tensor, *, where: str = "cholesky") -> Cholesky:
             return Cholesky(factor, jitter)
         relative *= 10
     # More than rounding: say how indefinite the matrix is.
-    least = float(torch.linalg.eigvalsh(matrix.detach()).min())
+    lowest = float(torch.linalg.eigvalsh(matrix.detach()).min())
     raise ValueError(
         checks.sentence(
             where,
             "the matrix must be positive semi-definite",
-            f"least eigenvalue {least:.3e} at mean diagonal {scale:.3e}",
+            f"least eigenvalue {lowest:.3e} at mean diagonal {scale:.3e}",
             "Use a positive semi-definite kernel, or add a ridge.",
         )
     )
@@ -136,8 +136,8 @@ def inverse_root(gram: Tensor, cut: float, *, where: str) -> Tensor:  # (m, m) -
     values, vectors = torch.linalg.eigh(gram)
     floor = cut * float(values.abs().max())
     if float(values[0]) < -floor * 10:
-        least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
-        checks.warn(where, f"the kernel is indefinite on the landmarks, {least}; the negative part is dropped.")
+        size = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
+        checks.warn(where, f"the kernel is indefinite on the landmarks, {size}; the negative part is dropped.")
     above = values > floor
     root: Tensor = vectors[:, above] / values[above].sqrt()
     return root

@@ -31,12 +31,12 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
     away as the dtype can say, and neither changes the distances between the others.
     """
     if x.shape[-1] <= _FEW_FEATURES:
-        return _by_differences(x, y)
+        return _sum_differences(x, y)
     if not differentiated(x, y):
-        left, right = _with_norms_inside(x, y)
-        return (left @ right.mT).clamp_min_(0)
+        extended_x, extended_y = _append_norms(x, y)
+        return (extended_x @ extended_y.mT).clamp_min_(0)
     # Derivatives go through the plain sum. NaN is not below the floor, and stays.
-    x, y, rows, columns = _with_norms(x, y)
+    x, y, rows, columns = _center_and_square(x, y)
     norms = rows[:, None] + columns[None]  # (n, m)
     squared = torch.addmm(norms, x, y.mT, alpha=-2.0)
     floor = _RESOLUTION * torch.finfo(x.dtype).eps * norms.detach()
@@ -46,21 +46,33 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
 def squared_tiles(x: Tensor, y: Tensor) -> Callable[[slice, slice], Tensor]:
     """The same between some rows and some columns; what all tiles share is computed once."""
     if x.shape[-1] <= _FEW_FEATURES:
-        return lambda rows, columns: _by_differences(x[rows], y[columns])
-    left, right = _with_norms_inside(x, y)
-    return lambda rows, columns: (left[rows] @ right[columns].mT).clamp_min_(0)
+        return lambda rows, columns: _sum_differences(x[rows], y[columns])
+    extended_x, extended_y = _append_norms(x, y)
+    return lambda rows, columns: (extended_x[rows] @ extended_y[columns].mT).clamp_min_(0)
 
 
-def _by_differences(x: Tensor, y: Tensor) -> Tensor:
+def _sum_differences(x: Tensor, y: Tensor) -> Tensor:
     total = x.new_zeros(x.shape[0], y.shape[0])  # len() would fix the rows of an exported graph
     for feature in range(x.shape[-1]):
         total = total + (x[:, feature, None] - y[None, :, feature]).square()
     return total
 
 
-def _with_norms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _center_and_square(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows around a common center, none so long that its square overflows, and their squared norms."""
-    center = _find_center(x.detach(), y.detach())
+    # Any point near the rows will do as the center: it only keeps the norms small. Medians over a few rows, because a
+    # mean would follow one far row, and take the digits of all the others with it.
+    if records_graph():  # a graph must not know the number of rows, and ONNX has no median
+        center = y.detach().mean(0)
+    else:
+        few = [part.detach()[:: max(1, len(part) // _CENTER_ROWS)][:_CENTER_ROWS] for part in (x, y)]
+        sample = torch.cat(few)
+        center = sample.new_zeros(x.shape[-1])
+        if len(sample):
+            center = sample.nanmedian(0).values
+    center = center.nan_to_num(0.0, 0.0, 0.0)
+
+    # Squares; where some overflow, of rows that are shortened.
     x, y = x - center, y - center
     rows, columns = x.square().sum(-1), y.square().sum(-1)
     if readable(rows, columns):  # elsewhere values cannot be looked at
@@ -71,15 +83,15 @@ def _with_norms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, y, rows, columns
 
 
-def _with_norms_inside(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # (n, d), (m, d) -> (n, d + 2), (m, d + 2)
+def _append_norms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # (n, d), (m, d) -> (n, d + 2), (m, d + 2)
     """Rows whose products are the squared distances: the norms ride along as two more features.
 
     They are lowered by the rounding error of the sum, so that what cannot be told from 0 falls below it.
     """
-    x, y, rows, columns = _with_norms(x, y)
+    x, y, rows, columns = _center_and_square(x, y)
     keep = 1 - _RESOLUTION * torch.finfo(x.dtype).eps
-    left = torch.cat((-2 * x, keep * rows[:, None], torch.ones_like(rows)[:, None]), 1)
-    return left, torch.cat((y, torch.ones_like(columns)[:, None], keep * columns[:, None]), 1)
+    extended_x = torch.cat((-2 * x, keep * rows[:, None], torch.ones_like(rows)[:, None]), 1)
+    return extended_x, torch.cat((y, torch.ones_like(columns)[:, None], keep * columns[:, None]), 1)
 
 
 def median_distance(x: Tensor, *, p: int = 2, rows: int = 1000) -> float:  # (n, d)
@@ -92,7 +104,9 @@ def median_distance(x: Tensor, *, p: int = 2, rows: int = 1000) -> float:  # (n,
     """
     x = x.detach()[torch.linspace(0, len(x) - 1, min(len(x), rows), device=x.device).round().long()].double()
     # Scale first: squares of tiny values would vanish, those of huge ones overflow.
-    largest = float(x.abs().max()) if x.numel() else 0.0
+    largest = 0.0
+    if x.numel():
+        largest = float(x.abs().max())
     if not largest > 0:
         return 0.0
     x = x / largest
@@ -103,17 +117,6 @@ def median_distance(x: Tensor, *, p: int = 2, rows: int = 1000) -> float:  # (n,
     if not len(positive):
         return 0.0
     return math.pow(float(positive.median()), power) * largest
-
-
-def _find_center(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (d,)
-    """Medians over a few rows: a mean would follow one far row, and take the digits of all the others with it."""
-    if records_graph():  # a graph must not know the number of rows, and ONNX has no median
-        return y.mean(0).nan_to_num(0.0, 0.0, 0.0)
-    # Any point near the rows will do: it only keeps the norms small.
-    sample = torch.cat([part[:: max(1, len(part) // _CENTER_ROWS)][:_CENTER_ROWS] for part in (x, y)])
-    if not len(sample):
-        return sample.new_zeros(x.shape[-1])
-    return sample.nanmedian(0).values.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _shorten_rows(x: Tensor) -> Tensor:
@@ -162,14 +165,16 @@ def scalar_products(x: Tensor, y: Tensor, factor: Tensor | None = None) -> Tenso
     products = x @ y.mT
     if factor is not None:  # before the lengths: a small factor may keep the value finite
         products = factor * products
-    return products if scales is None else products * scales[0] * scales[1].mT
+    if scales is not None:
+        products = products * scales[0] * scales[1].mT
+    return products
 
 
 def _all_below(limit: float, x: Tensor) -> bool:
     if not x.numel():
         return True
-    least, most = torch.aminmax(x.detach())
-    return bool((least > -limit) & (most < limit))  # False for a NaN
+    low, high = torch.aminmax(x.detach())
+    return bool((low > -limit) & (high < limit))  # False for a NaN
 
 
 def cosines(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, m)
@@ -184,7 +189,9 @@ def clamp_cosines(t: Tensor) -> Tensor:
     """Cosines, with values within rounding of +-1 set to +-1; the gradient passes as if nothing was set."""
     edge = 1.0 - _RESOLUTION * torch.finfo(t.dtype).eps
     snapped = torch.where(t.detach().abs() > edge, t.detach().sign(), t.detach())
-    return t + (snapped - t.detach()) if differentiated(t) else snapped
+    if not differentiated(t):
+        return snapped
+    return t + (snapped - t.detach())
 
 
 def angles(t: Tensor) -> Tensor:
@@ -215,12 +222,12 @@ def manhattan_tiles(x: Tensor, y: Tensor) -> Callable[[slice, slice], Tensor]:
     codes = _find_codes(x, y)
     if codes is None:
         return lambda rows, columns: torch.cdist(x[rows], y[columns], p=1.0)
-    signs_x, signs_y, half, least, others = codes
-    x, y = x[:, others], y[:, others]
+    signs_x, signs_y, half, rounding, uncoded = codes
+    x, y = x[:, uncoded], y[:, uncoded]
 
     def tile(rows: slice, columns: slice) -> Tensor:
         distances = torch.rsub(signs_x[rows] @ signs_y[columns].mT, half)
-        distances = torch.where(distances < least, 0.0, distances)  # rounding: a true one is 1,000 times as large
+        distances = torch.where(distances < rounding, 0.0, distances)  # a true one is 1,000 times as large
         if x.shape[1]:
             distances = distances + torch.cdist(x[rows], y[columns], p=1.0)
         return distances
@@ -232,17 +239,19 @@ class _Codes(NamedTuple):
     x: Tensor  # (n, c): signs times the root of half the gap
     y: Tensor  # (m, c)
     half: float  # half the sum of the gaps
-    least: float  # what is below is rounding
-    others: Tensor  # columns that are not coded
+    rounding: float  # smaller distances are 0
+    uncoded: Tensor  # the other columns
 
 
 def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
     """The signs of all columns of few values; None where there are none, or their scales differ too much."""
     # Columns that may have few values, by a few rows; then all their values.
-    both = x if y is x else torch.cat((x, y))
+    both = x
+    if y is not x:
+        both = torch.cat((x, y))
     probe = both[:: max(1, len(both) // _PROBE)].sort(0).values
     candidates = ((probe.diff(dim=0) != 0).sum(0) < _LEVELS) & (both.isfinite().all(0))
-    coded, parts = torch.zeros_like(candidates), []
+    coded, parts = torch.zeros_like(candidates), [both.new_zeros(len(both), 0)]
     for column in candidates.nonzero()[:, 0].tolist():
         # The levels l_0 < ... < l_u, and for each row the signs of x - l_j times the root of half the gap.
         levels = both[:, column].unique()
@@ -250,20 +259,20 @@ def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
             coded[column] = True
             root = (levels.diff() / 2).sqrt()
             parts.append(torch.where(both[:, column, None] > levels[:-1], root, -root))
-    signs = torch.cat(parts, 1) if parts else both.new_zeros(len(both), 0)
+    signs = torch.cat(parts, 1)
     if not signs.shape[1]:
         return None
 
     # Below this, a distance is the rounding of the product; a true one, at least the smallest gap, must be far above.
     gaps = 2 * signs[0].square()
     half = float(gaps.double().sum()) / 2
-    least = (8 + signs.shape[1] ** 0.5) * torch.finfo(x.dtype).eps * half
-    if 1000 * least > float(gaps.min()):  # columns of too different scales for one product
+    rounding = (8 + signs.shape[1] ** 0.5) * torch.finfo(x.dtype).eps * half
+    if 1000 * rounding > float(gaps.min()):  # columns of too different scales for one product
         return None
-    others = (~coded).nonzero()[:, 0]
+    uncoded = (~coded).nonzero()[:, 0]
     if y is x:
-        return _Codes(signs, signs, half, least, others)
-    return _Codes(signs[: len(x)], signs[len(x) :], half, least, others)
+        return _Codes(signs, signs, half, rounding, uncoded)
+    return _Codes(signs[: len(x)], signs[len(x) :], half, rounding, uncoded)
 
 
 class _Manhattan(torch.autograd.Function):

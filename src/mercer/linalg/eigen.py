@@ -78,7 +78,9 @@ def top_eigh(
     a = as_operator(operator)
     checks.integer("top_eigh", "k", k, 1, a.n, of="the rows of the operator")
     if a.n <= max(_DENSE, 2 * k):
-        dense = operator if isinstance(operator, Tensor) else a.dense()
+        dense = operator
+        if not isinstance(dense, Tensor):
+            dense = dense.dense()
         values, vectors = torch.linalg.eigh((dense + dense.mT) / 2)
         values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
         return TopEigh(values, vectors, (dense @ vectors - vectors * values).norm(dim=0))
@@ -89,7 +91,9 @@ def top_eigh(
         start = start[:, None]
     # The basis grows by one block with each product.
     b, limit = start.shape[1], min(a.n, max_products or a.n)
-    interval = 2 * b if a.n <= _CHEAP else b  # a product with few rows costs less than a look at the residuals
+    interval = b
+    if a.n <= _CHEAP:  # a product with few rows costs less than a look at the residuals
+        interval = 2 * b
 
     basis = torch.linalg.qr(start)[0].mT.contiguous()  # (width, n): few long rows multiply faster than few columns
     projected = start.new_zeros(0, 0)  # Q^T A Q
@@ -107,8 +111,8 @@ def top_eigh(
         projected = bordered
 
         # The next block: the part of the product outside the basis, orthogonalized twice, because once leaves rounding.
-        outside = product - coupling @ basis
-        q, tail = torch.linalg.qr((outside - (outside @ basis.mT) @ basis).mT)
+        remainder = product - coupling @ basis
+        q, tail = torch.linalg.qr((remainder - (remainder @ basis.mT) @ basis).mT)
         if (width < 3 * k or width % interval) and width + b <= limit:  # no run ends below 3 k
             basis = torch.cat((basis, _replace_lost(q.mT, tail, basis, float(projected.diagonal().abs().max()))))
             continue
@@ -178,8 +182,8 @@ def lanczos_eigh(matrix: Tensor, k: int, *, tolerance: float, relative: float) -
 
         # They have converged. The largest Ritz value of their complement shows whether one was passed over.
         vectors = rotation.astype(array.dtype).T @ basis  # (k, n)
-        *_, (_, across, along) = _lanczos_steps(array, vectors, min(n - k, max(_PROBE, width // 4)))
-        hidden = eigh_tridiagonal(across, along[:-1], eigvals_only=True)[-1]
+        *_, (_, new_alphas, new_betas) = _lanczos_steps(array, vectors, min(n - k, max(_PROBE, width // 4)))
+        hidden = eigh_tridiagonal(new_alphas, new_betas[:-1], eigvals_only=True)[-1]
         if hidden <= values[0] + 10 * max(relative * values[0], tolerance * values[-1]):
             parts = (values[::-1], vectors[::-1].T, residuals[::-1])
             return TopEigh(*(torch.from_numpy(part.copy()).double() for part in parts))
@@ -214,11 +218,11 @@ def _lanczos_steps(
     for width in range(f + 1, f + limit + 1):
         # Multiply the last vector; take the part along the basis away twice, because once leaves rounding.
         np.divide(w, beta, out=basis[width - 1])
-        inside = basis[:width]
+        vectors = basis[:width]
         w = symv(1.0, columns, basis[width - 1])
-        coupling = inside @ w
-        w -= coupling @ inside
-        w -= (inside @ w) @ inside
+        coupling = vectors @ w
+        w -= coupling @ vectors
+        w -= (vectors @ w) @ vectors
         alphas.append(float(coupling[-1]))
         beta = math.sqrt(w @ w)
 

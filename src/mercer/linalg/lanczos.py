@@ -50,14 +50,14 @@ class Lanczos:
         return self._basis[:, : self.steps]
 
     @property
-    def finished(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether every column has exhausted its Krylov space: the rules are then exact."""
         return bool((self.lengths <= self.steps).all())
 
     def extend(self, steps: int) -> Lanczos:
         """Take ``steps`` more products, fewer where every column is exhausted."""
         for _ in range(steps):
-            if self.finished:
+            if self.is_exhausted:
                 break
             k, n = self.steps, self._basis.shape[2]
             if k + 1 >= self._basis.shape[1]:  # room for twice as many vectors
@@ -88,7 +88,9 @@ class Lanczos:
 
     def tridiagonal(self, column: int, steps: int | None = None) -> tuple[Tensor, Tensor]:
         """Diagonal ``(k,)`` and off-diagonal ``(k,)`` of one column's T after at most ``steps`` steps."""
-        k = min(self.steps if steps is None else steps, self.steps, int(self.lengths[column]))
+        k = min(self.steps, int(self.lengths[column]))
+        if steps is not None:
+            k = min(k, steps)
         return self._alphas[column, :k], self._betas[column, :k]
 
 

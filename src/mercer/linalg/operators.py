@@ -76,8 +76,10 @@ class SymmetricOperator:
     @functools.cached_property
     def trace(self) -> float:
         """Sum of the diagonal."""
+        if callable(self._trace):
+            return float(self._trace())
         if self._trace is not None:
-            return float(self._trace() if callable(self._trace) else self._trace)
+            return float(self._trace)
         total = 0.0
         for part in slices(self.n, _TRACE_COLUMNS):
             # Some columns of the identity pick out their part of the diagonal.
@@ -93,4 +95,6 @@ class SymmetricOperator:
 
 def as_operator(operator: SymmetricOperator | Tensor) -> SymmetricOperator:
     """The operator itself, or that of a matrix."""
-    return SymmetricOperator.from_matrix(operator) if isinstance(operator, Tensor) else operator
+    if isinstance(operator, Tensor):
+        return SymmetricOperator.from_matrix(operator)
+    return operator

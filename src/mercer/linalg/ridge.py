@@ -51,7 +51,7 @@ def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float], *, intercept: bo
 
     # Center, so that the intercept is free of the penalty; its share of the hat matrix is 1 / n.
     dtype, n = x.dtype, len(x)
-    x, y = x.double(), (y if y.ndim == 2 else y[:, None]).double()
+    x, y = x.double(), y.double().reshape(n, -1)
     center, base, leverage = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1]), 0.0
     if intercept:
         center, base, leverage = x.mean(0), y.mean(0), 1 / n
@@ -59,23 +59,23 @@ def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float], *, intercept: bo
 
     # Orthonormal directions of the rows and their squared lengths, from the smaller of the two products.
     wide = x.shape[1] > n
-    values, vectors = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
-    values = values.clamp_min(0)
-    # The eigenvectors of x x^T are these directions; those of x^T x give them by a product with x.
-    left = vectors  # (n, r)
-    if not wide:
-        inverse = torch.where(values > 0, values, torch.inf).rsqrt()
-        left = x @ (vectors * inverse)
-    moments = left.mT @ y  # (r, c)
+    if wide:
+        values, vectors = torch.linalg.eigh(x @ x.mT)
+        values, directions = values.clamp_min(0), vectors  # (n, r)
+    else:
+        values, vectors = torch.linalg.eigh(x.mT @ x)
+        values = values.clamp_min(0)
+        directions = x @ (vectors * torch.where(values > 0, values, torch.inf).rsqrt())
+    moments = directions.mT @ y  # (r, c)
 
     # Leave-one-out residuals of every penalty.
-    squares, errors, best = left.square(), [], math.inf
+    squares, errors, best = directions.square(), [], math.inf
     penalty, held_out = grid[0], torch.zeros_like(y)
     for candidate in grid:
         shrink = values / (values + candidate)
         hat = squares @ shrink + leverage  # (n,)
         room = (1 - hat).clamp_min(torch.finfo(y.dtype).eps)  # a row that fixes its own fit has no held-out error
-        residual = (y - left @ (shrink[:, None] * moments)) / room[:, None]
+        residual = (y - directions @ (shrink[:, None] * moments)) / room[:, None]
         errors.append(float(residual.square().mean()))
         if errors[-1] < best:
             best, penalty, held_out = errors[-1], candidate, y - residual

@@ -47,9 +47,8 @@ def map_shared_rows(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # (n, 
     """``f(x)`` for rows that all ranks hold; each rank computes its share. ``f`` treats every row by itself."""
     if not has_several_ranks():
         return f(x)
-    part = f(take_share(x))
-    whole: Tensor = Rows(part).gather()
-    return whole
+    mapped: Tensor = Rows(f(take_share(x))).gather()
+    return mapped
 
 
 def take_share(x: Tensor) -> Tensor:

@@ -42,7 +42,9 @@ def load_rows(where: str, data: Data, name: str = "x") -> Tensor:  # -> (n, ...)
 
 def load_labelled_rows(where: str, data: Data) -> tuple[Tensor, Tensor]:  # -> (n, ...), (n, ...)
     """Inputs and labels of a loader of pairs, or of one pair; labels keep their dtype."""
-    pairs: list[Any] = list(data) if is_loader(data) else [data]
+    pairs: list[Any] = [data]
+    if is_loader(data):
+        pairs = list(data)
     if not pairs:
         raise ValueError(sentence(where, "loader must have at least one row", "no batch"))
     if not all(isinstance(pair, tuple | list) and len(pair) >= 2 for pair in pairs):
@@ -58,14 +60,17 @@ def is_loader(data: Any) -> TypeGuard[Iterable[Any]]:
     """Whether data comes in batches."""
     if isinstance(data, list):  # of batches; a list of numbers, or of single rows, is an array
         return all(isinstance(b, tuple | Mapping) or (isinstance(b, Tensor) and b.ndim > 1) for b in data)
-    plain = isinstance(data, Tensor | np.ndarray | tuple | Mapping | str | bytes)
-    plain = plain or hasattr(data, "__array__") or hasattr(data, "tocsr")
-    return not plain and isinstance(data, Iterable)
+    # Arrays, frames and sparse matrices can be iterated over, too: they are one batch.
+    one_batch = isinstance(data, Tensor | np.ndarray | tuple | Mapping | str | bytes)
+    one_batch = one_batch or hasattr(data, "__array__") or hasattr(data, "tocsr")
+    return not one_batch and isinstance(data, Iterable)
 
 
 def first_item(batch: Any) -> Any:
     """The input of a batch: the first item of a tuple or list, else the batch."""
-    return batch[0] if isinstance(batch, tuple | list) else batch
+    if isinstance(batch, tuple | list):
+        return batch[0]
+    return batch
 
 
 def stack_batches(where: str, name: str, parts: list[Tensor]) -> Tensor:

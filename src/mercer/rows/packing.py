@@ -51,21 +51,27 @@ class Packing(Savable):
             need = "x must hold " + ", ".join(f"{n} {s}" for n, s in zip(self.names, self.shapes, strict=True))
             got = ", ".join(f"{name} {tuple(part.shape[1:])}" for name, part in parts.items())
             raise ValueError(sentence(where, f"{need} a row", got, "Pad all rows to the length met at fit."))
-        flat = [part.flatten(1) if part.ndim > 1 else part[:, None] for part in parts.values()]
+        # Side by side, one number of each row as a column.
+        columns = [part[:, None].flatten(1) for part in parts.values()]
         if all(self.whole):
-            return torch.cat([part.long() for part in flat], 1)
+            return torch.cat([part.long() for part in columns], 1)
+
         # Beside floats, whole numbers become floats, which are exact up to 2^24.
-        counts = [part for part, whole in zip(flat, self.whole, strict=True) if whole and len(part)]
+        counts = [part for part, is_whole in zip(columns, self.whole, strict=True) if is_whole and len(part)]
         if any(int(part.abs().max()) > 2**24 for part in counts):
             raise ValueError(sentence(where, "whole numbers beside floats must stay below 2^24", "a larger one"))
-        dtype = next(floating(part).dtype for part, whole in zip(flat, self.whole, strict=True) if not whole)
-        return torch.cat([part.to(dtype) for part in flat], 1)
+        dtype = next(floating(part).dtype for part, is_whole in zip(columns, self.whole, strict=True) if not is_whole)
+        return torch.cat([part.to(dtype) for part in columns], 1)
 
     def unpack(self, rows: Tensor) -> dict[str, Tensor]:  # (n, width) ->
         """The dictionary of arguments again."""
         sizes = [torch.Size(shape).numel() for shape in self.shapes]
-        parts = zip(self.names, rows.split(sizes, 1), self.shapes, self.whole, strict=True)
-        return {n: (part.long() if whole else part).reshape(len(rows), *shape) for n, part, shape, whole in parts}
+        arguments = {}
+        for name, part, shape, is_whole in zip(self.names, rows.split(sizes, 1), self.shapes, self.whole, strict=True):
+            arguments[name] = part.reshape(len(rows), *shape)
+            if is_whole:
+                arguments[name] = arguments[name].long()
+        return arguments
 
 
 class PackedNetwork(nn.Module):
@@ -90,12 +96,14 @@ def split_labels(where: str, loader: Iterable[Any]) -> tuple[list[Mapping[str, A
 
     None for any other data; a loader of tensors is not read.
     """
-    # One batch is a loader of one; tensors and loaders of tensors are left alone.
+    # One batch counts as a loader of one; tensors and loaders of tensors are not ours.
     batches: Iterable[Any] = loader
     if isinstance(loader, Mapping | tuple) and _is_named(loader):  # one batch
         batches = [loader]
     elif isinstance(loader, Tensor | tuple) or not _is_named(next(iter(loader), None)):
         return None
+
+    # The labels of each batch stand beside its dictionary or in it.
     dictionaries: list[Mapping[str, Any]] = []
     labels: list[Tensor] = []
     for batch in batches:
@@ -121,7 +129,7 @@ def _arguments(where: str, batch: Mapping[str, Any]) -> dict[str, Tensor]:
     parts = {str(n): as_tensor(where, str(n), v) for n, v in batch.items() if n not in LABELS}
     if not parts:
         raise ValueError(sentence(where, "x must hold the network's arguments", "an empty dictionary"))
-    first, *others = parts.items()
-    for name, part in others:
-        same_length(where, first[0], first[1], name, part)
+    first = next(iter(parts))
+    for name, part in parts.items():
+        same_length(where, first, parts[first], name, part)
     return parts

@@ -73,11 +73,10 @@ class Rows:
 
     def sum(self, f: Callable[..., Tensor], *, row_bytes: int | None = None) -> Tensor:
         """Sum over all rows, where ``f`` gives the sum over one block; the same on all ranks."""
-        total: Tensor | None = None
-        for block in self.blocks(row_bytes):
-            part = f(*block)
-            total = part if total is None else total + part
-        assert total is not None
+        blocks = self.blocks(row_bytes)  # at least one
+        total = f(*next(blocks))
+        for block in blocks:
+            total = total + f(*block)
         return self.total(total)
 
     def mean(self, f: Callable[..., Tensor], *, row_bytes: int | None = None) -> Tensor:
@@ -107,4 +106,6 @@ class Rows:
         return self._one([distributed.gather_rows(part[:]) for part in self.parts])
 
     def _one(self, tensors: list[Tensor]) -> Any:
-        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+        if len(tensors) == 1:
+            return tensors[0]
+        return tuple(tensors)

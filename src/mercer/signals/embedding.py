@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,15 +27,24 @@ def embeddings(model: nn.Module, loader: Data, layer: str | None = None) -> Tens
             or one tensor or array.
         layer: A name of ``model.named_modules()``; None for the input of the last ``nn.Linear``.
     """
-    name = last_linear(model)[0] if layer is None else layer
+    name = layer or ""
+    if layer is None:
+        name = last_linear(model)[0]
+    batches: Iterable[Any] = [loader]
+    if is_loader(loader):
+        batches = loader
+
+    # Run a private copy on each batch, and keep what its layer saw last.
     parts = []
     private = private_copy(model)
     with torch.no_grad(), capture(private, [name]) as signals:
         signal = signals[name]
-        for batch in loader if is_loader(loader) else [loader]:
+        for batch in batches:
             run_model("embeddings", private, batch)
-            part = signal.input if layer is None else signal.output
-            parts.append(part.flatten(1))
+            if layer is None:
+                parts.append(signal.input.flatten(1))
+            else:
+                parts.append(signal.output.flatten(1))
             signal.inputs.clear()
             signal.outputs.clear()
     return stack_batches("embeddings", "loader", parts)

@@ -42,10 +42,12 @@ def layer(model: nn.Module, name: str) -> nn.Module:
     layers: dict[str, nn.Module] = dict(unwrap(model).named_modules())
     if name in layers and name:
         return layers[name]
-    names = [known for known in layers if known]
+    names = [own_name for own_name in layers if own_name]
     # A name that is nearly right is a slip: show what it could have been.
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.3)
-    fix = f"Close: {', '.join(close)}." if close else f"Its layers: {', '.join(names[:8]) or 'none'}."
+    fix = f"Its layers: {', '.join(names[:8]) or 'none'}."
+    if close:
+        fix = f"Close: {', '.join(close)}."
     raise ValueError(sentence("layer", f"name must be a layer of {type(unwrap(model)).__name__}", repr(name), fix))
 
 
@@ -92,7 +94,7 @@ def as_logits(output: Any) -> Tensor:
 def output_rows(where: str, output: Tensor, n: int) -> Tensor:  # (n, ...) -> (n, c)
     """A model's output for n rows as ``(n, c)``; ``(n,)``, and ``()`` of a squeezed row, are one logit."""
     if output.shape[:1] == (n,):
-        return output.reshape(n, -1 if n else output.shape[1:].numel())
+        return output.reshape(n, output.shape[1:].numel())
     if n == 1 and output.ndim <= 1:
         return output.reshape(1, -1)
     fix = "Wrap the model so that forward keeps the rows first."

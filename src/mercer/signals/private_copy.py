@@ -35,13 +35,17 @@ def private_copy(model: nn.Module) -> nn.Module:
 
 def _copy_model(model: nn.Module) -> nn.Module:
     model = unwrap(model)
-    # deepcopy takes from the memo what must not be copied: tensors are shared, hooks are left out.
+    # deepcopy takes from the memo what must not be copied: tensors are shared, hooks are left out but for those of
+    # torch.nn.utils, which compute a weight.
     memo: dict[int, Any] = {}
     for module in model.modules():
         for name, value in vars(module).items():
             if name.endswith("_hooks") and isinstance(value, dict):
-                memo[id(value)] = type(value)((key, hook) for key, hook in value.items() if _makes_a_weight(hook))
-            memo.update((id(tensor), tensor) for tensor in _tensors(value))
+                memo[id(value)] = type(value)()
+                for key, hook in value.items():
+                    if type(hook).__module__.startswith("torch.nn.utils."):
+                        memo[id(value)][key] = hook
+            memo.update((id(tensor), tensor) for tensor in _find_tensors(value))
     try:
         private = copy.deepcopy(model, memo).eval()
     except (TypeError, RuntimeError, NotImplementedError) as error:
@@ -55,16 +59,12 @@ def _copy_model(model: nn.Module) -> nn.Module:
     return private
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _find_tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from _find_tensors(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
-
-
-def _makes_a_weight(hook: Any) -> bool:
-    return type(hook).__module__.startswith("torch.nn.utils.")
+            yield from _find_tensors(item)

@@ -62,6 +62,7 @@ def analyze(
         >>> round(spectrum.complexity, 6)  # H is half the identity
         4.0
     """
+    # Rows and targets of all ranks, and the numbers checked.
     where = "analyze"
     x, targets = gather(where, x, targets)
     k = check_k(where, k, len(x))
@@ -76,13 +77,13 @@ def analyze(
         matrix = _check_symmetric(where, kernel)
         indices = _Indices(matrix)
         gram = read_matrix(where, matrix, check_indices(where, indices, indices.prepare("x", x)), storage)
-        least: float | Proof | None = floor
+        bound: float | Proof | None = floor
     else:
         kernel, points = resolve(where, kernel, x)
         gram = gram_matrices(where, [kernel], points, storage)[0]
-        least = floor or proof(kernel, points, gram)
+        bound = floor or proof(kernel, points, gram)
     factor = Factor(gram, tolerance, dense_rows)
-    return Spectrum(gram, columns, k=k, floor=least, tolerance=tolerance, factor=factor, max_products=max_products)
+    return Spectrum(gram, columns, k=k, floor=bound, tolerance=tolerance, factor=factor, max_products=max_products)
 
 
 def resolve(where: str, kernel: object, x: Tensor) -> tuple[Kernel, Tensor]:
@@ -115,7 +116,10 @@ def gather(where: str, x: Data, targets: ArrayLike | Tensor | None) -> tuple[Ten
         raise ValueError(checks.sentence(where, "targets must be given with a tensor x", "None"))
     if x.ndim == 0 or Rows(x).n == 0:
         raise ValueError(checks.sentence(where, "x must have at least one row", tuple(x.shape)))
-    y = targets.detach() if isinstance(targets, Tensor) else _read_targets(where, targets)
+    if isinstance(targets, Tensor):
+        y = targets.detach()
+    else:
+        y = _read_targets(where, targets)
     if has_several_ranks() and (y.ndim not in (1, 2) or len(y) != len(x)):
         need = f"targets must have as many rows as x on each rank, {len(x)}"
         raise ValueError(checks.sentence(where, need, tuple(y.shape)))
@@ -151,7 +155,7 @@ def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n
         if largest == 0:
             raise ValueError(checks.sentence(where, "targets must not all be 0", "zeros"))
         if not _SMALLEST <= largest <= 1 / _SMALLEST:
-            need = f"the largest target must be in {_SMALLEST:g}..{1 / _SMALLEST:g}, for its square to be a number"
+            need = f"the largest target must be in {_SMALLEST:g}..{1 / _SMALLEST:g}, so that its square is a number"
             raise ValueError(checks.sentence(where, need, f"{largest:.1e}", "Divide the targets by it."))
         return sign_columns(targets).double()
     if targets.ndim == 2 and targets.shape[1] != 1:
@@ -160,8 +164,8 @@ def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n
     if targets.ndim == 2:
         from sklearn.exceptions import DataConversionWarning
 
-        said = f"{where}: classes in a column of shape {tuple(targets.shape)} were read as ({n},)."
-        warnings.warn(said, DataConversionWarning, stacklevel=3)
+        message = f"{where}: classes in a column of shape {tuple(targets.shape)} were read as ({n},)."
+        warnings.warn(message, DataConversionWarning, stacklevel=3)
     # Classes: at least two, as columns of -1 and +1.
     targets = targets.reshape(-1).long()
     if int(targets.min()) == int(targets.max()):

@@ -114,6 +114,7 @@ def compare(
         (predicted after 100 steps at half the largest stable rate), ``largest_stable_lr``, ``alignment``,
         ``effective_dimension``. Singular kernels come last.
     """
+    # Rank by the ratio, which needs two complexities; then what a reader may want to know beside it.
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     named = spectra(candidates, x, targets, storage=storage, tolerance=tolerance, where="compare")
@@ -191,7 +192,10 @@ def layers(
 
     # One pass: what comes out of each layer, (n, d).
     private = private_copy(model)
-    layer_names = find_blocks(private) if names is None else list(names)
+    if names is None:
+        layer_names = find_blocks(private)
+    else:
+        layer_names = list(names)
     parts: dict[str, list[Tensor]] = {name: [] for name in layer_names}
     with torch.no_grad(), plain_attention(), capture(private, layer_names) as signals:
         for batch in x.split(_BATCH):
@@ -228,7 +232,7 @@ def find_blocks(model: nn.Module) -> list[str]:
         lists = any(isinstance(part, nn.ModuleList | nn.ModuleDict) for part in module.modules())
         if module is model or isinstance(module, nn.Sequential) or lists:
             for child, part in module.named_children():
-                open_module(part, f"{name}.{child}" if name else child)
+                open_module(part, f"{name}.{child}".lstrip("."))
         elif any(parameter.ndim > 1 for parameter in module.parameters()):
             blocks.append(name)
 

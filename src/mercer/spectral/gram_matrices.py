@@ -73,15 +73,17 @@ def gram_matrices(where: str, kernels: Sequence[Kernel], x: Tensor, storage: str
     grams = [TiledGram(len(x), storage, x.device) for _ in kernels]
     # One small matrix gains nothing from sharing, and is then bit for bit what kernel(x) gives.
     sharing = x.ndim == 2 and x.is_floating_point() and (len(kernels) > 1 or len(x) > grams[0].side)
-    shares = [sharing and kernel.follows_from_products for kernel in kernels]
+    from_products = [sharing and kernel.follows_from_products for kernel in kernels]
     squared = x
-    if any(shares):
+    if any(from_products):
         squared = x.square().sum(1)
     # Tile by tile: the scalar products once, then each kernel's tile out of them or by itself.
     for i, j, rows, columns in grams[0].pairs():
-        products = Products(x[rows], x[columns], (squared[rows], squared[columns])) if any(shares) else None
-        for kernel, share, gram in zip(kernels, shares, grams, strict=True):
-            if share and products is not None:
+        products: Products | None = None
+        if any(from_products):
+            products = Products(x[rows], x[columns], (squared[rows], squared[columns]))
+        for kernel, follows, gram in zip(kernels, from_products, grams, strict=True):
+            if follows and products is not None:
                 tile = kernel.gram_from_products(products)
             else:
                 tile = kernel.gram(x[rows], x[columns])
@@ -103,6 +105,9 @@ def read_matrix(where: str, matrix: Tensor, x: Tensor, storage: str) -> Gram:
         return DenseGram(matrix[x[:, None], x[None]])
     gram = TiledGram(len(x), TiledGram.choose_storage(where, storage, len(x)), x.device)
     for i, j, rows, columns in gram.pairs():
-        tile = matrix[rows, columns] if in_order else matrix[x[rows, None], x[None, columns]]
+        if in_order:
+            tile = matrix[rows, columns]
+        else:
+            tile = matrix[x[rows, None], x[None, columns]]
         gram.put(i, j, tile.to(torch.float64, copy=storage == "float64"))
     return gram.settle()

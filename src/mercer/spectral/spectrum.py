@@ -58,7 +58,9 @@ class Proof:
 
 def proof(kernel: Kernel, x: Tensor, gram: Gram) -> Proof | None:
     """Bounds where the kernel has some; None for kernels that have none."""
-    return Proof(kernel, x, gram) if isinstance(kernel, ReLUGram) else None
+    if isinstance(kernel, ReLUGram):
+        return Proof(kernel, x, gram)
+    return None
 
 
 class Factor:
@@ -73,7 +75,9 @@ class Factor:
     def __init__(self, gram: Gram, tolerance: float, rows: int | None = None) -> None:
         self._gram = gram
         if rows is None:
-            rows = _FINE_ROWS if tolerance < _FINE else _DENSE_ROWS
+            rows = _DENSE_ROWS
+            if tolerance < _FINE:
+                rows = _FINE_ROWS
         self._rows = rows
         self._spent = 0.0
 
@@ -91,12 +95,15 @@ class Factor:
     @functools.cached_property
     def lower(self) -> Tensor | None:  # (n, n)
         """L; None where H is singular to rounding, which Lanczos handles."""
+        lower: Tensor
         lower, failed = torch.linalg.cholesky_ex(self._gram.dense())
         if bool(failed):
             return None
         # A pivot that is rounding beside the largest one says that H is singular.
         pivots = lower.diagonal().square()
-        return lower if float(pivots.min()) > 1e3 * self._gram.noise * float(pivots.max()) else None
+        if float(pivots.min()) <= 1e3 * self._gram.noise * float(pivots.max()):
+            return None
+        return lower
 
     def half(self, columns: Tensor) -> Tensor | None:  # (n, c) -> (n, c)
         """L^-1 Y; None where there is no factor."""
@@ -154,7 +161,7 @@ class Spectrum:
         max_products: int = 1000,
     ) -> None:
         self.k, self.tolerance, self.max_products = k, tolerance, max_products
-        self._factor = Factor(gram, tolerance) if factor is None else factor
+        self._factor = factor or Factor(gram, tolerance)
         self._gram, self._columns, self._given_floor = gram, columns, floor
         self._run = Lanczos(gram, columns)
 
@@ -206,22 +213,38 @@ class Spectrum:
     def _dense(self) -> float | None:
         """The complexity by the factor; None where there was none when it was first asked for."""
         half = self._factor.half(self._columns)
-        return None if half is None else float(half.square().sum())
+        if half is None:
+            return None
+        return float(half.square().sum())
 
     @functools.cached_property
     def _gauss(self) -> float:
         """The complexity by Lanczos: products are added until the estimated rest of the sum is small."""
+        # Five products at a time, and a look at how the sum grows.
         sums: list[float] = []
         remainder = math.inf
-        while remainder > self.tolerance and not self._run.finished and self._run.steps < self.max_products:
+        while remainder > self.tolerance and not self._run.is_exhausted and self._run.steps < self.max_products:
             self._run.extend(_STRIDE)
             sums.append(self._inverse_sum())
             if math.isinf(sums[-1]):
                 why = "H is singular to rounding along the targets (duplicate rows with different targets?)"
                 checks.warn("Spectrum", f"{why}: the complexity is infinite.", stacklevel=4)
                 return math.inf
-            remainder = _estimate_remainder(sums)
-        if remainder > self.tolerance and not self._run.finished:
+
+            # How much it may still grow, relative to its last value: twice a geometric series of its increments, of
+            # which the larger ratio of two in a row stands for all that follow.
+            if len(sums) < 4:
+                continue
+            older, old, new = (b - a for a, b in zip(sums[-4:], sums[-3:], strict=False))
+            ratio = 0.0
+            if older > 0:
+                ratio = old / older
+            if old > 0:
+                ratio = max(ratio, new / old)
+            remainder = math.inf
+            if ratio < 1:
+                remainder = 2 * new * ratio / (1 - ratio) / sums[-1]
+        if remainder > self.tolerance and not self._run.is_exhausted:
             growth = f"it may grow by about {100 * remainder:.1g} % ({self._run.steps} products)"
             checks.warn("Spectrum", f"the complexity has not converged: {growth}.", stacklevel=4)
         return self._inverse_sum()
@@ -260,7 +283,7 @@ class Spectrum:
         while floor is not None:
             high = sum(float((weights / nodes).sum()) for nodes, weights in self._rules(floor))
             closed = high <= (1 + _BRACKET) * self._inverse_sum()
-            if closed or self._run.finished or self._run.steps >= self.max_products:
+            if closed or self._run.is_exhausted or self._run.steps >= self.max_products:
                 break
             self._run.extend(_STRIDE)
         worst = self._worst(floor or 0.0)
@@ -283,18 +306,22 @@ class Spectrum:
             # No Rayleigh quotient lies below the least eigenvalue: one below the floor disproves it.
             floor = self._given_floor
             self._run.extend(_STRIDE - min(self._run.steps, _STRIDE))
-            least = min(float(nodes.min()) for nodes, _ in self._rules())
-            if floor > least * (1 + 1e-9):
+            quotient = min(float(nodes.min()) for nodes, _ in self._rules())
+            if floor > quotient * (1 + 1e-9):
                 need = "floor must not lie above the least eigenvalue"
-                came = f"{floor:g}, where a Rayleigh quotient is {least:g}"
+                came = f"{floor:g}, where a Rayleigh quotient is {quotient:g}"
                 raise ValueError(checks.sentence("Spectrum", need, came))
         floor -= self._error
-        return floor if floor > 0 else None
+        if floor <= 0:
+            return None
+        return floor
 
     @functools.cached_property
     def _error(self) -> float:
         """Bound on the spectral norm of (H as stored - true H)."""
-        return self._gram.error + (self._given_floor.error if isinstance(self._given_floor, Proof) else 0.0)
+        if isinstance(self._given_floor, Proof):
+            return self._gram.error + self._given_floor.error
+        return self._gram.error
 
     @functools.cached_property
     def largest_stable_lr(self) -> float:
@@ -369,6 +396,7 @@ class Spectrum:
         checks.integer("Spectrum.laziness", "width", width, 1)
         self._run.extend(1 - min(self._run.steps, 1))
 
+        # The squared movement along each direction, as a function of its eigenvalue; 0 in the null space.
         def squared_movement(nodes: Tensor) -> Tensor:
             learned = 1 - (1 - lr * nodes) ** steps
             return (learned.square() / torch.where(nodes > 0, nodes, torch.inf))[:, None]
@@ -379,16 +407,16 @@ class Spectrum:
         """The same H against the same targets in random order, which have no structure."""
         # Shuffled on the CPU, so that the order does not depend on the device.
         order = torch.randperm(self._gram.n, generator=generator).to(self._columns.device)
-        return self._with(self._columns[order])
+        return self._replace_columns(self._columns[order])
 
     def against(self, targets: Tensor) -> Spectrum:
         """The same H against other targets, floating ``(n,)`` or ``(n, c)``; the factorization is reused."""
         checks.finite("Spectrum.against", "targets", targets)
         columns = targets.detach().double().reshape(len(targets), -1).to(self._columns.device)
         checks.same_length("Spectrum.against", "targets", columns, "H", self._columns)
-        return self._with(columns)
+        return self._replace_columns(columns)
 
-    def _with(self, columns: Tensor) -> Spectrum:
+    def _replace_columns(self, columns: Tensor) -> Spectrum:
         return Spectrum(
             self._gram, columns, k=self.k, floor=self._given_floor, tolerance=self.tolerance, factor=self._factor,
             max_products=self.max_products,
@@ -445,7 +473,7 @@ class Spectrum:
         previous: Tensor | None = None
         while True:
             total = torch.stack([weights @ f(nodes) for nodes, weights in self._rules()]).sum(0)
-            if self._run.steps >= min(exact, self.max_products) or self._run.finished:
+            if self._run.steps >= min(exact, self.max_products) or self._run.is_exhausted:
                 return total
             if previous is not None and bool(((total - previous).abs() <= 1e-10 * total).all()):
                 return total
@@ -459,16 +487,18 @@ class Spectrum:
             # Nodes below the cut are 0 to rounding: what the targets have there makes the sum infinite. A negative node
             # shows that rounding is larger than that of products: of rows that are nearly parallel, an arc cosine has
             # half the digits of its cosine. More than that is not rounding.
-            least, largest = float(nodes.min()), float(nodes.max())
+            lowest, largest = float(nodes.min()), float(nodes.max())
             cut = self._gram.noise * largest
-            if least < -max(1e3 * cut, _HALF_DIGITS * largest):
-                got = f"a Rayleigh quotient of {least:.3e}"
+            if lowest < -max(1e3 * cut, _HALF_DIGITS * largest):
+                got = f"a Rayleigh quotient of {lowest:.3e}"
                 raise ValueError(checks.sentence("Spectrum", "H must be positive semi-definite", got))
-            cut = max(cut, -least)
+            cut = max(cut, -lowest)
             above = nodes > cut
             null += float(weights[~above].sum())
             total += float((weights[above] / nodes[above]).sum())
-        return math.inf if null > _NULL * self._squared_norm else total
+        if null > _NULL * self._squared_norm:
+            return math.inf
+        return total
 
     def _worst(self, floor: float) -> float:
         """Largest change of an eigenvalue by rounding in products and by the error of H as it is stored."""
@@ -484,22 +514,6 @@ class Spectrum:
 
 def complexity_ratio(complexity: float, control: float) -> float:
     """The complexity over that of shuffled targets; 1 where both are infinite."""
-    if math.isinf(control):
-        return 1.0 if math.isinf(complexity) else 0.0
-    return complexity / control
-
-
-def _estimate_remainder(sums: list[float]) -> float:
-    """How much a growing sequence may still grow, relative to its last: twice a geometric series of its increments."""
-    if len(sums) < 4:
-        return math.inf
-    # The larger ratio of two increments in a row stands for all that follow.
-    older, old, new = (b - a for a, b in zip(sums[-4:], sums[-3:], strict=False))
-    ratio = 0.0
-    if older > 0:
-        ratio = old / older
-    if old > 0:
-        ratio = max(ratio, new / old)
-    if ratio >= 1:
-        return math.inf
-    return 2 * new * ratio / (1 - ratio) / sums[-1]
+    if math.isinf(complexity) and math.isinf(control):
+        return 1.0
+    return complexity / control  # 0 where only the control is infinite

@@ -27,7 +27,7 @@ from mercer.cli.output import (
     say,
     width,
 )
-from mercer.user_text import shortened, shown
+from mercer.user_text import shorten, shown
 
 if TYPE_CHECKING:
     from mercer_papers.bench import Line
@@ -173,7 +173,7 @@ def measure_growth(output: Path | None, as_json: bool, stream: bool) -> None:
                     power = f"{exponent['exponent']:.2f} ({exponent['last']:.2f})"
                 cells += f"{power:>12}"
             factor = f"{growth['fits'][kind]['factor']:.2g}x"
-            click.echo(f"{shortened(name, 23):<23}{cells}{factor:>8}", err=stream)
+            click.echo(f"{shorten(name, 23):<23}{cells}{factor:>8}", err=stream)
         click.echo("", err=stream)
     click.echo("exponents over all sizes (and between the two largest)", err=stream)
     click.echo("within: the largest factor by which the fit is off", err=stream)
@@ -242,7 +242,7 @@ def _page(lines: list[Line]) -> Iterator[str]:
 
 
 def _contender(line: Line) -> Iterator[str]:
-    name = f"  {shortened(f'{line.who} {line.version}'.rstrip(), _NAME - 3)}"
+    name = f"  {shorten(f'{line.who} {line.version}'.rstrip(), _NAME - 3)}"
     if line.state != "measured":
         yield f"{name}: {line.state}"
         yield from _why(line)

@@ -16,7 +16,7 @@ from mercer.cli.commands import main
 from mercer.kernels import RBF, Laplacian, Linear
 from mercer.spectral import analyze
 from mercer.tabular import TabularModel, diagnose
-from mercer.tabular.diagnosis.candidates import Candidate, leave_folds_out, list_embedding_kernels
+from mercer.tabular.diagnosis.candidates import Candidate, Description, leave_folds_out, list_embedding_kernels
 from mercer.tabular.diagnosis.problem import sample
 from mercer.tabular.diagnosis.ranking import NOISE, SHUFFLES, analyze_gram, centre_columns
 from mercer.tabular.pages import diagnosis_page
@@ -90,7 +90,7 @@ def test_folds_are_predicted_by_kernel_ridge_on_the_others(noise):
     kernel, part = RBF(0.1), torch.arange(0, 40, 2)
     penalties = [0.01, 1.0] if noise else [0.01]
     other = 0.5 * x
-    candidate = Candidate("", "", "", "", kernel, x, 0.01, honest=((part, other),))
+    candidate = Candidate(Description("", "", "", ""), kernel, x, 0.01, honest=((part, other),))
     fold = torch.arange(40) % 5
     held = leave_folds_out(candidate, columns, fold, [order])
 
@@ -178,7 +178,7 @@ def test_many_embeddings_get_one_kernel_each():
     x = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = x[:, :1]
     many = list_embedding_kernels({f"layer{i}": x for i in range(4)}, y)
-    assert [candidate.name for candidate in many] == [f"layer{i}: Two-layer ReLU network" for i in range(4)]
+    assert [candidate.description.name for candidate in many] == [f"layer{i}: Two-layer ReLU network" for i in range(4)]
     assert len(list_embedding_kernels({"one": x}, y)) == 3
 
 

@@ -80,10 +80,16 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
     from mercer.tabular.diagnosis import sample
     from mercer.tabular.pages import diagnosis_page
 
+    # Refuse, before any work, what cannot end well.
     page = output or Path(f"{data.name.split('.')[0]}-diagnosis.html")
     check_output(page, {"DATA": data}, as_json)
     if not page.parent.is_dir():
         raise click.ClickException(f"the page's folder must be there; got {page.parent}. Make it first.")
+    source = str(data)
+    if data.name == STANDARD_INPUT:
+        source = "DATA.csv"
+
+    # Read the table, judge it, draw the page, and tell the verdict.
     with stoppable(), threads_set(1), progress() as report:
         part = sample(data)
         diagnosis = read(
@@ -93,7 +99,7 @@ def diagnose(data: Path, target: str, output: Path | None, task: str, rows: int,
             embeddings=part.embeddings,
             rows=rows,
             random_state=seed,
-            source="DATA.csv" if data.name == STANDARD_INPUT else str(data),
+            source=source,
             notes=part.notes,
             jobs=min(2, os.cpu_count() or 1),
             progress=report,

@@ -129,8 +129,10 @@ def _write_lines(
     from mercer.tabular.effects import correlated
     from mercer.tabular.pages.model_page import confusions, headline, machine_lines, next_steps
 
+    # How good it is, and what to do.
     for text in (headline(model), *next_steps(model)):
         yield from wrap(text)
+    # What it looks at, and what it needs.
     yield ""
     yield click.style("What it looks at", bold=True) + "  (share of how the prediction moves)"
     yield from _draw_bars(weights)
@@ -139,12 +141,14 @@ def _write_lines(
     if losses is not None:
         yield click.style("What it needs", bold=True) + "  (points of the score lost when the column is shuffled)"
         yield from _draw_bars(losses)
+    # The machines behind it; those that differ in their numbers only share a line, and the page has each.
     yield click.style("How it is built", bold=True)
-    shares: dict[str, float] = {}  # machines that differ in their numbers only share a line; the page has each
+    shares: dict[str, float] = {}
     for line in machine_lines(model):
         shares[line["what"]] = shares.get(line["what"], 0.0) + line["values"]["share"]
     for what, share in shares.items():
         yield from textwrap.wrap(f"  {f'{share:.1%}':>6}  {what}", width(), subsequent_indent=" " * 10)
+    # Its mistakes.
     mistakes = confusions(model, 3)
     if mistakes:
         yield click.style("Its most frequent mistakes", bold=True)

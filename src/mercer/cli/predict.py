@@ -96,9 +96,12 @@ def predict(
     from mercer.cli.process import stoppable, threads_for
     from mercer.tabular.streaming import predict_file
 
+    # Refuse, before any work, what cannot end well.
     loaded = load_model(model)
     check_output(output, {"DATA": data}, as_json, model=model)
     rule = _read_threshold(threshold, cost)
+
+    # Predict, then tell what was predicted and what was strange.
     with stoppable(), threads_for(data), progress() as report, opened_output(output) as file:
         answers = predict_file(
             loaded,

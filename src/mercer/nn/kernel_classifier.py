@@ -130,6 +130,7 @@ class KernelClassifier(_OneConstructor):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        # The arguments, checked.
         super().__init__()
         where = "KernelClassifier"
         self.in_features = checks.integer(where, "in_features", in_features, 1)
@@ -153,6 +154,8 @@ class KernelClassifier(_OneConstructor):
         if not isinstance(kernel, Kernel):
             need, fix = "kernel must be a mercer.kernels.Kernel", "Use FunctionKernel for a function of your own."
             raise TypeError(checks.sentence(where, need, type(kernel).__name__, fix))
+
+        # The parameters; a Gegenbauer series needs the dimension of the sphere that it is put on.
         self.kernel = kernel.to(device=device, dtype=dtype)
         self._make_parameters(bias, linear, {"device": device, "dtype": dtype})
         for part in self.kernel.modules():
@@ -221,7 +224,7 @@ class KernelClassifier(_OneConstructor):
         """The scale at which an embedding on its class's weight, at right angles to the others, has probability 0.9."""
         with torch.no_grad():
             cosines = torch.tensor([1.0, 0.0], dtype=torch.float64, device=self.weight.device)
-            at_weight, across = self.profile(cosines).tolist()
+            at_weight, across = (float(value) for value in self.profile(cosines))
         gap = at_weight - across
         if isinstance(self.kernel, RadialSeries) and at_weight > 0:
             gap = gap / at_weight
@@ -315,7 +318,9 @@ class KernelClassifier(_OneConstructor):
         if bias is not None:
             values = values + bias
         if linear is not None:
-            x = z if self.center is None else z - self.center.to(z.dtype)
+            x = z
+            if self.center is not None:
+                x = z - self.center.to(z.dtype)
             values = torch.addmm(values, shorten_long_rows(x, self.radius), linear.mT)
         return values
 
@@ -348,9 +353,9 @@ class KernelClassifier(_OneConstructor):
             a = kernel.alpha  # series_logits rectifies them, with a gradient for those below 0
         else:
             a = kernel.coefficients[2:]
-        center = self.center
-        if center is not None:
-            center = center.to(z.dtype)
+        center: Tensor | None = self.center
+        if self.center is not None:
+            center = self.center.to(z.dtype)
         options = (self.lift, self.radius, normalized)
         return series_logits(z, weight, a.to(z.dtype), gate, bias, linear, start, center, *options)
 
@@ -448,11 +453,11 @@ class KernelClassifier(_OneConstructor):
         if kernel_lr is not None:
             kernel["lr"] = checks.positive("KernelClassifier.param_groups", "kernel_lr", kernel_lr)
         undecayed = self.no_weight_decay()
-        others = [(name, p) for name, p in self.named_parameters() if not name.startswith("kernel.")]
+        named = [(name, p) for name, p in self.named_parameters() if not name.startswith("kernel.")]
         groups = [
-            {"params": [p for name, p in others if name not in undecayed], "weight_decay": weight_decay},
+            {"params": [p for name, p in named if name not in undecayed], "weight_decay": weight_decay},
             kernel,
-            {"params": [p for name, p in others if name in undecayed], "weight_decay": 0.0},
+            {"params": [p for name, p in named if name in undecayed], "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
 

@@ -153,7 +153,11 @@ class _SeriesLogits(torch.autograd.Function):
             if scale is not None and bias is not None:
                 logits = torch.addcmul(bias, value, scale)
             else:
-                logits = value * (1.0 if scale is None else scale) + (0.0 if bias is None else bias)
+                logits = value.clone()  # of the backward pass, too
+                if scale is not None:
+                    logits.mul_(scale)
+                if bias is not None:
+                    logits.add_(bias)
             of_small = [powers, value, slope, unit_x, unit_w, shortened]
         else:
             t = torch.mm(unit_x, w.mT)  # cosines, once each block has been divided by the lengths of the weights
@@ -243,14 +247,17 @@ class _SeriesLogits(torch.autograd.Function):
                 shortened = x * factor
         if needed[0]:
             # The cosines do not feel a step along (x, lift), and h(x) feels less of a step along x than of one across.
-            flow = along = torch.mm(grad_t, unit_w if small else w).mul_(inverse_x)
+            directions = w
+            if small:
+                directions = unit_w
+            flow = radial = torch.mm(grad_t, directions).mul_(inverse_x)
             if linear is not None:
                 linear_flow = torch.mm(grad, linear)
                 if factor is not None:
                     linear_flow.mul_(factor)
-                    along = torch.addcmul(flow, linear_flow, share, value=_SHORTENING)
+                    radial = torch.addcmul(flow, linear_flow, share, value=_SHORTENING)
                 flow = flow + linear_flow
-            grad_z = torch.addcmul(flow, unit_x, (along * unit_x).sum(1, keepdim=True), value=-1)
+            grad_z = torch.addcmul(flow, unit_x, (radial * unit_x).sum(1, keepdim=True), value=-1)
         if needed[1]:
             # A weight's length does not matter: nothing flows along it.
             grad_w = torch.mm(grad_t.mT, unit_x)
@@ -279,7 +286,9 @@ def _fill_powers(rows: tuple[Tensor, ...]) -> None:
 def _row_blocks(t: Tensor) -> list[slice]:
     """A few rows of the cosines at a time; one block of none where there are no rows."""
     n, m = t.shape
-    size = _BLOCK if t.device.type == "cpu" else _BLOCK_GPU
+    size = _BLOCK_GPU
+    if t.device.type == "cpu":
+        size = _BLOCK
     rows = max(1, size // max(1, m))
     return [slice(start, min(start + rows, n)) for start in range(0, max(1, n), rows)]
 

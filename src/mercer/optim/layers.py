@@ -235,9 +235,9 @@ def read_attended(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any
 def read_state(backwards: bool, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor:
     """The states that the last recurrent layer went on from; without the first, which is not in the output."""
     assert isinstance(module, nn.RNNBase)
-    states = output[0]
-    if isinstance(states, nn.utils.rnn.PackedSequence):
-        states = states.data
+    states: Tensor = output[0]
+    if isinstance(output[0], nn.utils.rnn.PackedSequence):
+        states = output[0].data
     # Both directions stand side by side.
     width = states.shape[-1] // (1 + module.bidirectional)
     if backwards:
@@ -266,7 +266,7 @@ def layer_rows(module: nn.Module, x: Tensor, *, bias: bool, most: int | None = N
             x = x[None]  # (n, c, h, w)
         margins = module._reversed_padding_repeated_twice
         if any(margins):
-            mode = module.padding_mode
+            mode: str = module.padding_mode
             if mode == "zeros":
                 mode = "constant"
             x = F.pad(x, margins, mode=mode)

@@ -200,9 +200,10 @@ def _write_cell(value: Any) -> str:
     if value is None or value is pd.NaT or value is pd.NA or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, float | np.floating):
-        if abs(value) < 1e4:
-            return f"{float(value):.4g}"
-        return f"{float(value):,.0f}"
+        number = float(value)
+        if abs(number) < 1e4:
+            return f"{number:.4g}"
+        return f"{number:,.0f}"
     return str(value)
 
 

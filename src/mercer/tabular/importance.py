@@ -39,23 +39,26 @@ def column_weights(model: TabularModel) -> dict[str, float]:
 
     def exchange(group: list[str]) -> float:
         """How far the function moves when a group's values come from other rows."""
-        chosen = [feature for name in group for feature in features[name]]
+        exchanged = [feature for name in group for feature in features[name]]
         total = 0.0
         for _ in range(_ROUNDS):
             changed = rows.clone()
-            changed[:, chosen] = rows[torch.randperm(len(rows), generator=generator)][:, chosen]
+            changed[:, exchanged] = rows[torch.randperm(len(rows), generator=generator)][:, exchanged]
             total += float((model.learner.scores(changed) - before).square().sum(1).mean())
         return total
 
     # One column each, or groups where there are many columns, of which the heaviest is halved time after time.
     names = list(features)
-    size = 1 if len(names) <= _ALONE else -(-len(names) // _GROUPS)
+    size = 1
+    if len(names) > _ALONE:
+        size = -(-len(names) // _GROUPS)
     moves = [(group, exchange(group)) for group in (names[i : i + size] for i in range(0, len(names), size))]
     for _ in range(_SPLITS):
-        heaviest = max(range(len(moves)), key=lambda i: moves[i][1] if len(moves[i][0]) > 1 else -1.0)
-        group = moves[heaviest][0]
-        if len(group) == 1:
+        divisible = [i for i, (group, _) in enumerate(moves) if len(group) > 1]
+        if not divisible:
             break
+        heaviest = max(divisible, key=lambda i: moves[i][1])
+        group = moves[heaviest][0]
         halves = (group[: len(group) // 2], group[len(group) // 2 :])
         moves[heaviest : heaviest + 1] = [(half, exchange(half)) for half in halves]
 
@@ -83,6 +86,7 @@ def permutation_losses(
         random_state: Seed of the rows and their order.
         weights: Its `column_weights`, where they are known.
     """
+    # The rows that have a target, at most 500 of them.
     frame, name = name_by_text(frame), model.target.name
     if name not in map(str, frame.columns):
         got = ", ".join(map(str, frame.columns[:6]))
@@ -94,9 +98,13 @@ def permutation_losses(
         raise ValueError(checks.sentence("explain", need, len(frame)))
     draw = np.random.default_rng(checks.integer("explain", "random_state", random_state, 0))
     frame = frame.iloc[np.sort(draw.permutation(len(frame))[:_ROWS])]
+
+    # Shuffle one column after the other, the heaviest first.
+    if weights is None:
+        weights = column_weights(model)
     before = _score(model, frame)
     losses = {}
-    for column in list(column_weights(model) if weights is None else weights)[:_COLUMNS]:
+    for column in list(weights)[:_COLUMNS]:
         shuffled = frame.copy()
         shuffled[column] = frame[column].to_numpy()[draw.permutation(len(frame))]
         losses[column] = before - _score(model, shuffled)
@@ -104,6 +112,7 @@ def permutation_losses(
 
 
 def _score(model: TabularModel, frame: pd.DataFrame) -> float:
+    """Accuracy or R squared."""
     predicted = model.predict_with_surprises(frame)[0]["prediction"]
     truth = model.target.encode(frame[model.target.name])
     if model.target.classes is not None:

@@ -75,8 +75,8 @@ class Dropped(Encoder):
 
     @override
     def __call__(self, series: pd.Series[Any]) -> Encoded:
-        none = np.zeros(len(series), dtype=bool)
-        return Encoded(np.zeros((len(series), 0)), none, none, none)
+        no_row = np.zeros(len(series), dtype=bool)
+        return Encoded(np.zeros((len(series), 0)), no_row, no_row, no_row)
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,14 @@ class Levels(Encoder):
 
     @override
     def __call__(self, series: pd.Series[Any]) -> Encoded:
+        # The place of each value among the levels.
         text = words(series)
         missing = text.isna().to_numpy()
         place = text.map({level: i for i, level in enumerate(self.levels)}).to_numpy(dtype=np.float64, na_value=np.nan)
-        known = ~np.isnan(place)
-        rare = text.isin(self.others).to_numpy() & ~known
+        has_level = ~np.isnan(place)
+        rare = text.isin(self.others).to_numpy() & ~has_level
+
+        # A column for each level that is shown, one for the others, one for missing values; two levels need one.
         shown = np.array([i for i, level in enumerate(self.levels) if level not in self.hidden], dtype=np.int64)
         x = (place[:, None] == shown).astype(np.float64)
         if self.others or self.hidden:
@@ -169,9 +172,9 @@ class Levels(Encoder):
         if self.with_missing:
             x = np.column_stack((x, missing))
         elif len(self.levels) == 2 and not self.others and not self.hidden:
-            x = np.where(known, x[:, 0], 0.5)[:, None]
-        none = np.zeros(len(text), dtype=bool)
-        return Encoded(x, none, ~known & ~rare & ~missing, missing)
+            x = np.where(has_level, x[:, 0], 0.5)[:, None]
+        no_row = np.zeros(len(text), dtype=bool)
+        return Encoded(x, no_row, ~has_level & ~rare & ~missing, missing)
 
 
 @dataclass(frozen=True)
@@ -192,12 +195,12 @@ class Dates(Encoder):
     def __call__(self, series: pd.Series[Any]) -> Encoded:
         moments = dates(series, self.pattern)
         missing = moments.isna().to_numpy()
-        every = date_parts(moments.fillna(self.moment(self.fill)), pd.Timestamp(self.origin))
-        x = np.column_stack([every[part] for part in self.parts])
+        values_of_part = date_parts(moments.fillna(self.moment(self.fill)), pd.Timestamp(self.origin))
+        x = np.column_stack([values_of_part[part] for part in self.parts])
         if self.flagged:
             x = np.column_stack((x, missing))
-        none = np.zeros(len(moments), dtype=bool)
-        return Encoded(x, missing & words(series).notna().to_numpy(), none, missing)
+        no_row = np.zeros(len(moments), dtype=bool)
+        return Encoded(x, missing & words(series).notna().to_numpy(), no_row, missing)
 
     def moment(self, days: float) -> pd.Timestamp:
         """The moment that many days after the origin; a Timedelta of parts of days ends in the year 2262."""
@@ -230,6 +233,7 @@ class Texts(Encoder):
         """Learn from texts, None where missing; None where no run of letters is in two of them."""
         from sklearn.decomposition import TruncatedSVD
 
+        # Count runs of letters in some of the texts.
         present = text.dropna()
         present = present.iloc[np.linspace(0, len(present) - 1, min(len(present), _TEXTS)).round().astype(int)]
         counter = _count_grams(min_df=2, max_features=_GRAMS)
@@ -240,6 +244,7 @@ class Texts(Encoder):
         k = min(_DIRECTIONS, *(size - 1 for size in counts.shape))
         if k < 1:
             return None
+        # The directions of largest variance; the first few are features.
         svd = TruncatedSVD(k, random_state=0).fit(counts)
         features = [f"{name}: direction {i + 1}" for i in range(min(k, _SHOWN_DIRECTIONS))]
         features += [f"{name} is missing"] * flagged
@@ -267,11 +272,12 @@ class Texts(Encoder):
         x = self.locate(series)[:, : len(self.features) - self.flagged]
         if self.flagged:
             x = np.column_stack((x, missing))
-        none = np.zeros(len(x), dtype=bool)
-        return Encoded(x, none, none, missing)
+        no_row = np.zeros(len(x), dtype=bool)
+        return Encoded(x, no_row, no_row, missing)
 
 
 def _count_grams(**arguments: Any) -> Any:
+    """scikit-learn's counter of runs of three and four letters within words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     return TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True, **arguments)
@@ -286,6 +292,7 @@ def date_parts(moments: pd.Series[Any], origin: pd.Timestamp) -> dict[str, Array
         "days": (moments - origin).dt.total_seconds().to_numpy(dtype=np.float64) / 86_400,
         "year": moments.dt.year.to_numpy(dtype=np.float64),
     }
-    for name, share in (("season", day / _YEAR), ("weekday", weekday / 7), ("time", clock)):
-        parts |= {f"{name} sin": np.sin(2 * np.pi * share), f"{name} cos": np.cos(2 * np.pi * share)}
+    # What comes again, as a place on a circle.
+    for name, turns in (("season", day / _YEAR), ("weekday", weekday / 7), ("time", clock)):
+        parts |= {f"{name} sin": np.sin(2 * np.pi * turns), f"{name} cos": np.cos(2 * np.pi * turns)}
     return parts

@@ -23,15 +23,31 @@ _WIDTHS = {"near": "close by only", "mid": "at the typical distance", "far": "fa
 _NETWORK = "A wide network with one hidden layer whose first weights learn; the length of a row does not count."
 
 
+class Description(NamedTuple):
+    """A kernel in words.
+
+    Attributes:
+        name: For the table.
+        meaning: What it assumes, for a reader who does not know kernels.
+        call: The Python that makes it.
+        family: ``linear``, ``gaussian``, ``laplacian``, ``matern`` or ``network``.
+    """
+
+    name: str
+    meaning: str
+    call: str
+    family: str
+
+
+_RELU_NETWORK = Description("Two-layer ReLU network", _NETWORK, "ReLUGram()", "network")
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One representation of the rows with one kernel on it.
 
     Attributes:
-        name: For the table.
-        meaning: What it assumes, for a reader who does not know kernels.
-        call: The Python that makes the kernel.
-        family: ``linear``, ``gaussian``, ``laplacian``, ``matern`` or ``network``.
+        description: The kernel and the rows it reads, in words.
         kernel: k.
         x: The rows it reads, ``(n, d)``.
         penalty: Its ridge.
@@ -40,10 +56,7 @@ class Candidate:
         honest: Row numbers, and the rows ``(n, d)`` as they are read to predict these, whose labels taught ``x``.
     """
 
-    name: str
-    meaning: str
-    call: str
-    family: str
+    description: Description
     kernel: Kernel
     x: Tensor
     penalty: float
@@ -76,10 +89,10 @@ def list_machines(stack: StackedRidge) -> list[Candidate]:
         honest = tuple((rows, view(stack.rows_)) for rows, view in look.honest)
         trials = [trial for trial in stack.trials if trial.look == number]
         descriptions = _describe_kernels([trial.kernel for trial in trials])
-        for trial, (name, meaning, call, family) in zip(trials, descriptions, strict=True):
+        for trial, kernel in zip(trials, descriptions, strict=True):
+            description = kernel._replace(name=kernel.name + title, meaning=f"{kernel.meaning}{explanation}.")
             share = shares.get(id(trial.kernel), 0.0)
-            words = (name + title, f"{meaning}{explanation}.", call, family)
-            candidates.append(Candidate(*words, trial.kernel, x, trial.penalty, "", share, honest))
+            candidates.append(Candidate(description, trial.kernel, x, trial.penalty, share=share, honest=honest))
     return candidates
 
 
@@ -94,32 +107,30 @@ def list_embedding_kernels(embeddings: Mapping[str, Tensor], columns: Tensor) ->
     for source, rows in embeddings.items():
         centred = rows - rows.mean(0)
         x = centred / (float(centred.square().mean().sqrt()) or 1.0)
-        menu: list[tuple[Kernel, str, str, str, str]] = [
-            (ReLUGram(), "Two-layer ReLU network", _NETWORK, "ReLUGram()", "network")
-        ]
+        menu: list[tuple[Kernel, Description]] = [(ReLUGram(), _RELU_NETWORK)]
         if len(embeddings) <= _SEVERAL_KERNELS:
             kernels = table_kernels(x)
-            described = zip(kernels, _describe_kernels(kernels), strict=True)
-            every = [(kernel, name, f"{meaning}.", call, family) for kernel, (name, meaning, call, family) in described]
-            menu += every[-2:]  # the Gaussian, and the linear one
-        for kernel, name, meaning, call, family in menu:
+            descriptions = [words._replace(meaning=f"{words.meaning}.") for words in _describe_kernels(kernels)]
+            menu += list(zip(kernels, descriptions, strict=True))[-2:]  # the Gaussian, and the linear one
+        for kernel, words in menu:
             with torch.no_grad():
                 penalty = dual_path(kernel(x[:_PILOT]), columns[:_PILOT]).penalty
-            candidates.append(Candidate(f"{source}: {name}", meaning, call, family, kernel, x, penalty, source))
+            description = words._replace(name=f"{source}: {words.name}")
+            candidates.append(Candidate(description, kernel, x, penalty, source))
     return candidates
 
 
-def _describe_kernels(kernels: list[Kernel]) -> Iterator[tuple[str, str, str, str]]:
-    """Name, meaning, call and family of each kernel of :func:`~mercer.machines.selection.table_kernels`."""
+def _describe_kernels(kernels: list[Kernel]) -> Iterator[Description]:
+    """Each kernel of :func:`~mercer.machines.selection.table_kernels` in words; the meaning has no full stop yet."""
     widths = {Laplacian: ["near", "mid", "far"], Matern: ["mid", "far"], RBF: ["near", "mid"]}
     for kernel in kernels:
         if type(kernel) not in widths:
-            yield "Linear", "A weighted sum of the columns", "Linear()", "linear"
+            yield Description("Linear", "A weighted sum of the columns", "Linear()", "linear")
             continue
         width = widths[type(kernel)].pop(0)
         words = kernel.describe()
         meaning = words.meaning.replace("near rows have near answers", "Near rows have near labels")
-        yield f"{words.name} {width}", f"{meaning}, {_WIDTHS[width]}", words.call, words.name.lower()
+        yield Description(f"{words.name} {width}", f"{meaning}, {_WIDTHS[width]}", words.call, words.name.lower())
 
 
 class HeldOut(NamedTuple):

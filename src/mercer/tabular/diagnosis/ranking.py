@@ -221,7 +221,8 @@ def diagnose(
     def read(place: int, candidate: Candidate) -> tuple[Reading, Tensor, Tensor]:
         """The candidate's line, each row's held-out squared error ``(n,)``, and ``explained`` of every shuffle."""
         # What it predicts on rows left out, and its spectrum for the labels and for one shuffle of them.
-        report(f"kernel {place} of {len(menu)}: {candidate.name}")
+        words = candidate.description
+        report(f"kernel {place} of {len(menu)}: {words.name}")
         held_out = leave_folds_out(candidate, columns, fold, orders)
         gram = candidate.gram()
         spectrum, control = analyze_gram(gram, columns), analyze_gram(gram, columns[orders[0]])
@@ -232,10 +233,10 @@ def diagnose(
             curves.append([float(loss) for loss in (norms / norms[0]).square()])
             halvings.append(next((step for step, loss in enumerate(curves[-1]) if loss <= 0.5), None))
         reading = Reading(
-            name=candidate.name,
-            meaning=candidate.meaning,
-            call=candidate.call,
-            family=candidate.family,
+            name=words.name,
+            meaning=words.meaning,
+            call=words.call,
+            family=words.family,
             source=candidate.source,
             share=candidate.share,
             explained=held_out.explained,
@@ -272,7 +273,7 @@ def diagnose(
         readings.append(replace(reading, tied=not surely_worse or best.explained - reading.explained <= _LEVEL))
 
     # Eigenvalues of the first few, for the pictures.
-    by_name = {candidate.name: candidate for candidate in menu}
+    by_name = {candidate.description.name: candidate for candidate in menu}
     first = [by_name[reading.name] for reading in readings[:DRAWN]]
     return Diagnosis(
         target=problem.target.name,
@@ -285,7 +286,7 @@ def diagnose(
         columns=problem.columns,
         notes=[*notes, *problem.notes],
         readings=readings,
-        eigen={candidate.name: _decompose(candidate, columns) for candidate in first},
+        eigen={candidate.description.name: _decompose(candidate, columns) for candidate in first},
         shuffled_shares=_decompose(first[0], columns[orders[0]]).shares,
         p_value=p_value,
         fit_score=fit_score,

@@ -185,6 +185,8 @@ class Boosting(Savable):
         rounds: int = ROUNDS,
         leaves: int = 15,
         rate: float = 0.06,
+        columns: float = 1.0,
+        ridge: float = 0.0,
         stopping: bool = False,
         seed: int = 0,
     ) -> Boosting:  # (n, d), (n, c), (n,)
@@ -197,28 +199,36 @@ class Boosting(Savable):
             rounds: Trees of each output.
             leaves: Leaves of a tree, at most.
             rate: Share of each tree that is added.
+            columns: Share of the columns, drawn anew for each split, that it chooses from.
+            ridge: Penalty on the values of the leaves.
             stopping: Leave out a tenth of the rows, and stop when ten rounds have not helped them.
             seed: Of these rows, and of those that set the bins of long tables.
         """
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         c = y.shape[1]
-        columns = torch.zeros(0, dtype=torch.int64)
+        classes = torch.zeros(0, dtype=torch.int64)
         make, outputs = HistGradientBoostingRegressor, list(y.mT)
         if are_classes(y):
             labels = y[:, 0].long() if c == 1 else y.argmax(1)
-            columns = labels.unique()
-            make, outputs = HistGradientBoostingClassifier, [labels] * (len(columns) > 1)
+            classes = labels.unique()
+            make, outputs = HistGradientBoostingClassifier, [labels] * (len(classes) > 1)
         models = []
         for output in outputs:
             model = make(
-                max_iter=rounds, max_leaf_nodes=leaves, learning_rate=rate, early_stopping=stopping, random_state=seed
+                max_iter=rounds,
+                max_leaf_nodes=leaves,
+                learning_rate=rate,
+                max_features=columns,
+                l2_regularization=ridge,
+                early_stopping=stopping,
+                random_state=seed,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of columns with fewer values than bins
                 model.fit(x.numpy(), output.numpy(), None if weight is None else weight.numpy())
             models.append(Trees.of_boosting(model))
-        return cls(models, columns, c)
+        return cls(models, classes, c)
 
     @property
     def rounds(self) -> int:

@@ -45,7 +45,7 @@ _BOOSTED: tuple[dict[str, Any], ...] = (
 _FEW_TREES = 2  # of these, for several classes: each round grows a tree for each
 _NEEDLESS = 0.002  # share of the loss by which it may rise when a member goes
 _STEPS = 3  # of weights towards the least log loss
-_LEAST = 0.01  # probability below which a class counts no more in it
+_LEAST = 0.001  # probability below which a class counts no more in it
 _LEARN_AGAIN = 0.05  # share of the rows left out from which on they are worth learning from
 _FOLDS = 5
 _AT_ONCE = 4096  # rows of a leaf that are predicted together
@@ -254,32 +254,37 @@ class LocalStack(Savable):
             looks.append(metric[0])
             chosen.append(min((t for t in metric[1] if isinstance(t.kernel, _CURVED)), key=lambda trial: trial.error))
 
-        # each kernel in large and in small leaves, and boosted trees of large and of small steps
-        plans: list[Plan] = [
-            partial(Local(size, seed + i, device).solve, looks[trial.look].view, trial.kernel)
-            for size in (leaf, max(1, leaf // 2))
-            for i, trial in enumerate(chosen)
-        ]
+        # boosted trees, and each kernel in small leaves; in large ones, too, where small ones help
         classes = are_classes(y)
         few = _FEW_TREES if classes and y.shape[1] > 1 else len(_BOOSTED)
-        for i, how in enumerate(_BOOSTED[:few] * trees):
-            plans.append(partial(Boosting.grow, **how, stopping=True, seed=seed + i))
+        plans: list[Plan] = [
+            partial(Boosting.grow, **how, stopping=True, seed=seed + i) for i, how in enumerate(_BOOSTED[:few] * trees)
+        ]
         members = [learn(rows, target, w) for learn in plans]
-
-        # the rows left out weigh, and as long as one member is hardly missed, it goes
         truth, own = y[left_out], weight_of(weight, left_out)
         predictions = [member.predict(x[left_out]) for member in members]
-        kept = list(range(len(members)))
-        shares, loss = weigh(predictions, truth, own, classes=classes)
-        most = (1 + _NEEDLESS) * loss
-        while len(kept) > 1:
-            fewer = [[i for i in kept if i != gone] for gone in kept]
-            trials_without = [weigh([predictions[i] for i in some], truth, own, classes=classes) for some in fewer]
-            best = min(range(len(fewer)), key=lambda i: trials_without[i][1])
-            if trials_without[best][1] > most:
+        for size in (max(1, leaf // 2), leaf):
+            for i, trial in enumerate(chosen):
+                plans.append(partial(Local(size, seed + i, device).solve, looks[trial.look].view, trial.kernel))
+                members.append(plans[-1](rows, target, w))
+                predictions.append(members[-1].predict(x[left_out]))
+            # the rows left out weigh; a local machine that is hardly missed goes, for it costs most of a prediction
+            kept = list(range(len(members)))
+            shares, loss = weigh(predictions, truth, own, classes=classes)
+            most = (1 + _NEEDLESS) * loss
+            while len(kept) > 1:
+                tried = []
+                for gone in kept:
+                    if isinstance(members[gone], LocalMachine):
+                        fewer = [i for i in kept if i != gone]
+                        tried.append((fewer, *weigh([predictions[i] for i in fewer], truth, own, classes=classes)))
+                best = min(tried, key=lambda one: one[2], default=None)
+                if best is None or best[2] > most:
+                    break
+                kept, shares, _ = best
+            plans, members, predictions = ([every[i] for i in kept] for every in (plans, members, predictions))
+            if not any(isinstance(member, LocalMachine) for member in members):
                 break
-            kept, (shares, _) = fewer[best], trials_without[best]
-        plans, members, predictions = ([every[i] for i in kept] for every in (plans, members, predictions))
 
         # each row left out is predicted by shares from the others
         part = torch.arange(len(truth)) % _FOLDS

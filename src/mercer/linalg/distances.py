@@ -244,30 +244,35 @@ class _Codes(NamedTuple):
 
 
 def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
-    """The signs of all columns of few values; None where there are none, or their scales differ too much."""
+    """The signs of columns of few values; None where there are none."""
     # Columns that may have few values, by a few rows; then all their values.
     both = x
     if y is not x:
         both = torch.cat((x, y))
     probe = both[:: max(1, len(both) // _PROBE)].sort(0).values
     candidates = ((probe.diff(dim=0) != 0).sum(0) < _LEVELS) & (both.isfinite().all(0))
-    coded, parts = torch.zeros_like(candidates), [both.new_zeros(len(both), 0)]
+    coded, parts = torch.zeros_like(candidates), {}
     for column in candidates.nonzero()[:, 0].tolist():
         # The levels l_0 < ... < l_u, and for each row the signs of x - l_j times the root of half the gap.
         levels = both[:, column].unique()
         if len(levels) <= _LEVELS:
             coded[column] = True
             root = (levels.diff() / 2).sqrt()
-            parts.append(torch.where(both[:, column, None] > levels[:-1], root, -root))
-    signs = torch.cat(parts, 1)
-    if not signs.shape[1]:
-        return None
+            parts[column] = torch.where(both[:, column, None] > levels[:-1], root, -root)
 
-    # Below this, a distance is the rounding of the product; a true one, at least the smallest gap, must be far above.
-    gaps = 2 * signs[0].square()
-    half = float(gaps.double().sum()) / 2
-    rounding = (8 + signs.shape[1] ** 0.5) * torch.finfo(x.dtype).eps * half
-    if 1000 * rounding > float(gaps.min()):  # columns of too different scales for one product
+    # Below `rounding`, a distance is the rounding of the product; a true one, at least the smallest gap, must be far
+    # above. A column of much smaller gaps than the others is no part of the product; without it the rounding is less.
+    while parts:
+        signs = torch.cat(list(parts.values()), 1)
+        half = float((2 * signs[0].square()).double().sum()) / 2
+        rounding = (8 + signs.shape[1] ** 0.5) * torch.finfo(x.dtype).eps * half
+        narrow = [column for column, part in parts.items() if bool((2 * part[0].square() < 1000 * rounding).any())]
+        if not narrow:
+            break
+        for column in narrow:
+            coded[column] = False
+            del parts[column]
+    if not parts:
         return None
     uncoded = (~coded).nonzero()[:, 0]
     if y is x:

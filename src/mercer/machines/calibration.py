@@ -17,10 +17,11 @@ _SHRINK = 1e-4  # of the logits' squares: scores that separate the classes must 
 _SHRINK_MIXING = 0.1  # of the squares of D
 _MIXING_ROWS, _SURE = 50, 3.0  # rows for each class from which on D is tried; standard errors that it must gain
 _LEAST = 0.01  # scores below it count as it in the logarithm
+_LEAST_PROBABILITY = 0.001  # the same of scores that are nearly probabilities
 
 
 class Calibration(SavableModule):
-    r""":math:`p = (1 - c \epsilon) \, \mathrm{softmax}(a s + q \log \max(s, 0.01) + b) + \epsilon`.
+    r""":math:`p = (1 - c \epsilon) \, \mathrm{softmax}(a s + q \log \max(s, l) + b) + \epsilon`.
 
     Least squares on targets 0 and 1 gives scores that are nearly probabilities, which q = 1 keeps, where a alone would
     make rare classes too rare. The floor :math:`\epsilon = 1 / (2 (n + c))` is what n rows can tell at best of a class
@@ -32,16 +33,23 @@ class Calibration(SavableModule):
         floor: :math:`\epsilon`.
         power: q.
         mixing: D, ``(c, c)``; empty where each score speaks for its own class alone.
+        least: l.
     """
 
     bias: Tensor
     mixing: Tensor
 
     def __init__(
-        self, scale: float, bias: Tensor, floor: float, power: float = 0.0, mixing: Tensor | None = None
+        self,
+        scale: float,
+        bias: Tensor,
+        floor: float,
+        power: float = 0.0,
+        mixing: Tensor | None = None,
+        least: float = _LEAST,
     ) -> None:
         super().__init__()
-        self.scale, self.floor, self.power = scale, floor, power
+        self.scale, self.floor, self.power, self.least = scale, floor, power, least
         self.hold(bias=bias, mixing=bias.new_zeros(0, 0) if mixing is None else mixing)
 
     @classmethod
@@ -53,6 +61,7 @@ class Calibration(SavableModule):
         rows: int | None = None,
         shares: bool = False,
         mixes: bool = True,
+        near: bool = False,
         weight: Tensor | None = None,
     ) -> Calibration:  # (n, c), (n,)
         r"""The scale and biases of least log loss.
@@ -65,23 +74,26 @@ class Calibration(SavableModule):
                 rows by more than :math:`\frac12 \log n`, as the Bayesian information criterion asks. D of three classes
                 or more is kept where one half of the rows says, by three standard errors, that D of the other helps.
             mixes: Whether D may join; then ``shares`` decides.
+            near: Whether scores are nearly probabilities, as those of boosted trees. Then q is always fitted, and small
+                scores count: l is 0.001 in place of 0.01.
             weight: Weights of the rows in the log loss, ``(n,)``; None for 1.
         """
         s, (n, c) = scores.double().numpy(), scores.shape
         truth, floor = np.eye(c)[labels.numpy()], 1 / (2 * ((rows or n) + c))
         w = np.ones(n) if weight is None else (weight / weight.mean()).numpy()
+        least = _LEAST_PROBABILITY if near else _LEAST
         features, (loss, fit) = [s], _fit([s], truth, w)
-        if shares:
-            both = [s, np.log(s.clip(_LEAST))]
+        if shares or near:
+            both = [s, np.log(s.clip(least))]
             lower, better = _fit(both, truth, w)
-            if n * (loss - lower) > 0.5 * math.log(n):
+            if near or n * (loss - lower) > 0.5 * math.log(n):
                 features, loss, fit = both, lower, better
         k, mixing = len(features), None
         if shares and mixes and c > 2 and n >= _MIXING_ROWS * c and _mixing_pays(features, truth, w):
             _, fit = _fit(features, truth, w, mix=True)
             fit, mixing = fit[: k + c], torch.from_numpy(fit[k + c :].reshape(c, c).copy())
         power = float(fit[1]) if k > 1 else 0.0
-        return cls(float(fit[0]), torch.from_numpy(fit[k:].copy()), floor, power, mixing)
+        return cls(float(fit[0]), torch.from_numpy(fit[k:].copy()), floor, power, mixing, least)
 
     @override
     def forward(self, scores: Tensor) -> Tensor:  # (n, c) -> (n, c)
@@ -89,7 +101,7 @@ class Calibration(SavableModule):
         if len(self.mixing):
             logits = logits + scores @ self.mixing.to(scores)
         if self.power:
-            logits = logits + self.power * scores.clamp_min(_LEAST).log()
+            logits = logits + self.power * scores.clamp_min(self.least).log()
         p = torch.softmax(logits, 1)
         return (1 - scores.shape[1] * self.floor) * p + self.floor
 

@@ -2,16 +2,18 @@ r"""Many rows: a kernel machine in each leaf of a shallow tree, several such tre
 
 A Gram matrix of n rows costs :math:`n^3`. Shallow trees cut the rows into leaves of some 2,500, others into leaves of
 half as many; in each leaf a machine is solved exactly. Each tree sees half of the columns, so the trees cut at
-different places and their average has no sharp edges. Rows left out weigh the members, and light ones go. They can
-calibrate and score the whole, too: no member learned from them. Where they are more than a twentieth of the table, the
-members that stay learn once more, from all rows.
+different places and their average has no sharp edges. A metric that turns the columns joins where few rows say that it
+helps. Rows left out weigh the members, and those that they can do without go. They can calibrate and score the whole,
+too: no member learned from them. Where they are more than a twentieth of the table, the members that stay learn once
+more, from all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +25,8 @@ from ..storage.savable import Savable, SavableModule
 from .dual import dual_path, weighted_mean
 from .solution import table_product
 from .stacking import CHOOSING_ROWS, ridge_factor
-from .trees import Boosting
-from .trials import convex_weights, try_machines, weight_of
+from .trees import Boosting, are_classes
+from .trials import convex_weights, try_machines, try_metric, weight_of
 from .views import View
 
 LEAF = 2500
@@ -32,9 +34,18 @@ _CURVED = (Laplacian, Matern, RBF)  # of the kernels for tables, all but the lin
 _MOST = 2  # times LEAF: rows of a leaf that are learned from
 _TUNING_ROWS = 400  # of a leaf, that choose its ridge and length scale
 _SCALES = (1.0, 0.5)  # of the length scale of all rows: leaves are narrower than the table
-_SHRINK = 0.05  # of the weights towards equal ones
-_BOOSTED = ((300, 31, 0.06), (400, 62, 0.04))  # rounds, leaves and rates of boosted trees: many rows teach more
-_LEAST_SHARE = 0.05  # a member of less weight goes
+_METRIC_ROWS = 1000  # that teach a metric
+_SHRINK = 0.2  # of the weights towards equal ones: few rows weigh
+# small trees that see half of the columns at each split are best on most tables, large ones on some
+_BOOSTED: tuple[dict[str, Any], ...] = (
+    {"rounds": 600, "leaves": 12, "rate": 0.06, "columns": 0.5, "ridge": 5.0},
+    {"rounds": 400, "leaves": 31, "rate": 0.06, "columns": 0.5},
+    {"rounds": 400, "leaves": 62, "rate": 0.04},
+)
+_FEW_TREES = 2  # of these, for several classes: each round grows a tree for each
+_NEEDLESS = 0.002  # share of the loss by which it may rise when a member goes
+_STEPS = 3  # of weights towards the least log loss
+_LEAST = 0.001  # probability below which a class counts no more in it
 _LEARN_AGAIN = 0.05  # share of the rows left out from which on they are worth learning from
 _FOLDS = 5
 _AT_ONCE = 4096  # rows of a leaf that are predicted together
@@ -234,36 +245,53 @@ class LocalStack(Savable):
         with torch.no_grad():
             # few rows choose two kernels on views of the columns; a sum of columns has no use for leaves
             order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-            looks, trials = try_machines(rows, target - weighted_mean(target, w), order[:CHOOSING_ROWS], w)
+            centred = target - weighted_mean(target, w)
+            looks, trials = try_machines(rows, centred, order[:CHOOSING_ROWS], w)
+            metric = try_metric(rows, centred, order[:_METRIC_ROWS], CHOOSING_ROWS, looks, trials, w)
         curved = sorted((t for t in trials if isinstance(t.kernel, _CURVED)), key=lambda trial: trial.error)
-        second = next((t for t in curved if type(t.kernel) is not type(curved[0].kernel)), curved[0])
+        chosen = [curved[0], next((t for t in curved if type(t.kernel) is not type(curved[0].kernel)), curved[0])]
+        if metric is not None:
+            looks.append(metric[0])
+            chosen.append(min((t for t in metric[1] if isinstance(t.kernel, _CURVED)), key=lambda trial: trial.error))
 
-        # each kernel in large and in small leaves, and boosted trees of large and of small steps
+        # boosted trees, and each kernel in small leaves; in large ones, too, where small ones help
+        classes = are_classes(y)
+        few = _FEW_TREES if classes and y.shape[1] > 1 else len(_BOOSTED)
         plans: list[Plan] = [
-            partial(Local(size, seed + i, device).solve, looks[trial.look].view, trial.kernel)
-            for size in (leaf, max(1, leaf // 2))
-            for i, trial in enumerate((curved[0], second))
+            partial(Boosting.grow, **how, stopping=True, seed=seed + i) for i, how in enumerate(_BOOSTED[:few] * trees)
         ]
-        for rounds, leaves, rate in _BOOSTED * trees:
-            plans.append(partial(Boosting.grow, rounds=rounds, leaves=leaves, rate=rate, stopping=True, seed=seed))
         members = [learn(rows, target, w) for learn in plans]
-
-        # the rows left out weigh; light members go
         truth, own = y[left_out], weight_of(weight, left_out)
         predictions = [member.predict(x[left_out]) for member in members]
-        shares = convex_weights(predictions, truth, own)
-        heavy = (shares >= min(_LEAST_SHARE, float(shares.max()))).nonzero()[:, 0].tolist()
-        plans, members, predictions = ([every[i] for i in heavy] for every in (plans, members, predictions))
-        shares = convex_weights(predictions, truth, own, shrink=_SHRINK)
+        for size in (max(1, leaf // 2), leaf):
+            for i, trial in enumerate(chosen):
+                plans.append(partial(Local(size, seed + i, device).solve, looks[trial.look].view, trial.kernel))
+                members.append(plans[-1](rows, target, w))
+                predictions.append(members[-1].predict(x[left_out]))
+            # the rows left out weigh; a local machine that is hardly missed goes, for it costs most of a prediction
+            kept = list(range(len(members)))
+            shares, loss = weigh(predictions, truth, own, classes=classes)
+            most = (1 + _NEEDLESS) * loss
+            while len(kept) > 1:
+                tried = []
+                for gone in kept:
+                    if isinstance(members[gone], LocalMachine):
+                        fewer = [i for i in kept if i != gone]
+                        tried.append((fewer, *weigh([predictions[i] for i in fewer], truth, own, classes=classes)))
+                best = min(tried, key=lambda one: one[2], default=None)
+                if best is None or best[2] > most:
+                    break
+                kept, shares, _ = best
+            plans, members, predictions = ([every[i] for i in kept] for every in (plans, members, predictions))
+            if not any(isinstance(member, LocalMachine) for member in members):
+                break
 
         # each row left out is predicted by shares from the others
         part = torch.arange(len(truth)) % _FOLDS
         held_out = torch.zeros_like(truth)
         for i in part.unique():
             others = part != i
-            weights = convex_weights(
-                [p[others] for p in predictions], truth[others], weight_of(own, others), shrink=_SHRINK
-            )
+            weights, _ = weigh([p[others] for p in predictions], truth[others], weight_of(own, others), classes=classes)
             held_out[part == i] = torch.einsum("m,mrc->rc", weights, torch.stack(predictions))[part == i]
 
         # of a shorter table they are worth learning from, too; boosted trees then know when to stop
@@ -272,8 +300,8 @@ class LocalStack(Savable):
                 if isinstance(member, Boosting):
                     learn = partial(learn, rounds=member.rounds, stopping=False)
                 members[i] = learn(x, y, weight)
-        kept = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _KEPT)).round().long()]
-        stack = cls(members, shares, kept.contiguous())
+        some_rows = rows[torch.linspace(0, len(rows) - 1, min(len(rows), _KEPT)).round().long()]
+        stack = cls(members, shares, some_rows.contiguous())
         stack.left_out_, stack.held_out_ = left_out, held_out
         return stack
 
@@ -291,3 +319,36 @@ class LocalStack(Savable):
     def get_state(self) -> dict[str, object]:
         """All of it is in the arguments."""
         return {}
+
+
+def weigh(
+    predictions: Sequence[Tensor], y: Tensor, weight: Tensor | None, *, classes: bool
+) -> tuple[Tensor, float]:  # (n, c), (n,) -> (m,)
+    r"""Convex weights of the members, shrunk towards equal ones, and the loss of their average.
+
+    Of numbers it is the squared error. Of classes it is the log loss, which :math:`\sum (y - p)^2 / v` with the
+    variances :math:`v = p (1 - p)` (of several classes p) follows near its least: the average p of one step gives v of
+    the next. A rare class counts as it should: its squares alone are as good as none.
+
+    Args:
+        predictions: Of rows left out, ``(n, c)`` each.
+        y: Targets.
+        weight: Weights of the rows; None for 1.
+        classes: Whether targets are classes.
+    """
+    shares = convex_weights(predictions, y, weight, shrink=_SHRINK)
+    blend = torch.einsum("m,mrc->rc", shares, torch.stack(list(predictions)))
+    if not classes:
+        return shares, float(weighted_mean((y - blend).square(), weight).sum())
+    single = y.shape[1] == 1
+    for _ in range(_STEPS):
+        p = blend.clamp(_LEAST, 1 - _LEAST)
+        root = (p * (1 - p) if single else p).rsqrt()
+        shares = convex_weights([root * one for one in predictions], root * y, weight, shrink=_SHRINK)
+        blend = torch.einsum("m,mrc->rc", shares, torch.stack(list(predictions)))
+    p, truth = blend, y
+    if single:
+        p, truth = torch.cat((1 - p, p), 1), torch.cat((1 - y, y), 1)
+    p = p.clamp_min(_LEAST)
+    losses = -(truth * (p / p.sum(1, keepdim=True)).log()).sum(1, keepdim=True)
+    return shares, float(weighted_mean(losses, weight))

@@ -12,11 +12,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from .. import checks
+from ..linalg.blocks import slices
 from ..storage.savable import Savable, SavableModule
 
 LINKS = ("identity", "logistic", "softmax")
 ROUNDS = 120
 _AT_ONCE = 256  # trees whose masks are looked up together
+_ROWS_AT_ONCE = 1024
 _LEAVES = 62  # leaves of a tree that fit the bits of one whole number
 
 Array = NDArray[Any]
@@ -30,7 +32,7 @@ class Trees(SavableModule):
 
     To evaluate, each inner node has a mask of the leaves that stay possible if a row goes right there. The leaf of a
     row is the first one left after all masks of nodes where it went right (QuickScorer, lucchese2015). Sorted by
-    threshold, the masks of one column are joined in advance: a row looks up one mask for each column and tree.
+    threshold, the masks of one column are joined in advance: a row looks up one mask for each column of a tree.
 
     Args:
         start: First node of each tree, and the number of nodes, ``(t + 1,)``.
@@ -95,42 +97,48 @@ class Trees(SavableModule):
         rows = x.double().numpy()
         c = len(self.baseline)
         total = np.tile(self.baseline.numpy(), (len(rows), 1))
-        for trees, columns, leaves in self._tables():
-            # one bit for each leaf of each tree that no column has ruled out yet
-            possible = np.full((len(rows), len(trees)), -1, dtype=np.int64)
-            for column, (thresholds, masks) in columns.items():
-                values = rows[:, column]
-                place = np.searchsorted(thresholds, values)  # thresholds below the value: there it goes right
-                place[np.isnan(values)] = len(thresholds) + 1
-                # at 0 no threshold is below, and all leaves stay: most rows of a column that marks one word
-                passed = place.nonzero()[0]
-                if 2 * len(passed) < len(place):
-                    possible[passed] &= masks[place[passed]]
-                else:
-                    possible &= masks[place]
-            # the first leaf left is the lowest bit: its place is the exponent of m & -m
-            first = np.frexp((possible & -possible).astype(np.float64))[1] - 1
-            values = leaves[np.arange(len(trees)), first]
-            for j in range(c):
-                total[:, j] += values[:, trees % c == j].sum(1)
+        thresholds, tables = self._tables()
+        for part in slices(len(rows), _ROWS_AT_ONCE):
+            # thresholds below each value: there it goes right
+            places = {}
+            for column, edges in thresholds.items():
+                values = rows[part, column]
+                places[column] = np.searchsorted(edges, values)
+                places[column][np.isnan(values)] = len(edges) + 1
+            for trees, columns, leaves in tables:
+                # one bit for each leaf of each tree that no column has ruled out yet
+                possible = np.full((len(trees), len(total[part])), -1, dtype=np.int64)
+                for column, (split_here, masks) in columns.items():
+                    possible[split_here] &= masks.take(places[column], axis=1)
+                # the first leaf left is the lowest bit: its place is the exponent of m & -m
+                first = np.frexp((possible & -possible).astype(np.float64))[1] - 1
+                values = np.ascontiguousarray(np.take_along_axis(leaves, first, axis=1).T)
+                for j in range(c):
+                    total[part, j] += values[:, trees % c == j].sum(1)
         scores = torch.from_numpy(total)
         if self.link == "softmax":
             return scores.softmax(1)
         return scores.sigmoid() if self.link == "logistic" else scores
 
-    def _tables(self) -> list[tuple[Array, dict[int, tuple[Array, Array]], Array]]:
-        """For some trees at a time: their numbers, the masks of each column, and the values of their leaves."""
+    def _tables(self) -> tuple[dict[int, Array], list[tuple[Array, dict[int, tuple[Array, Array]], Array]]]:
+        """The thresholds of each column, and for some trees at a time what their forward pass looks up.
+
+        That is their numbers; for each column those of them that split it ``(s,)``, with their masks for each place
+        among the thresholds ``(s, p)``; and the values of their leaves.
+        """
         if "_looked_up" in self.__dict__:
-            known: list[tuple[Array, dict[int, tuple[Array, Array]], Array]] = self.__dict__["_looked_up"]
+            known: tuple[dict[int, Array], list[tuple[Array, dict[int, tuple[Array, Array]], Array]]]
+            known = self.__dict__["_looked_up"]
             return known
         feature, threshold, value = self.feature.numpy(), self.threshold.numpy(), self.value.numpy()
         left, right, missing_left = self.left.numpy(), self.right.numpy(), self.missing_left.numpy()
         is_leaf, start = self.is_leaf.numpy(), self.start.tolist()
+        thresholds = {int(j): np.unique(threshold[(feature == j) & ~is_leaf]) for j in np.unique(feature[~is_leaf])}
         tables = []
         for first in range(0, len(start) - 1, _AT_ONCE):
             trees = np.arange(first, min(first + _AT_ONCE, len(start) - 1))
             leaves = np.zeros((len(trees), _LEAVES))
-            splits: list[tuple[int, float, int, int, bool]] = []  # column, threshold, tree, mask, missing left
+            splits: dict[int, list[tuple[int, int, int]]] = {}  # of a column: tree, node, mask
             for t, tree in enumerate(trees):
                 # number the leaves from left to right; the leaves under a left child are ruled out by going right
                 count = 0
@@ -144,19 +152,20 @@ class Trees(SavableModule):
                         walk += [(start[tree] + right[node], None), (node, count), (start[tree] + left[node], None)]
                     else:
                         mask = ~((1 << count) - (1 << begun))
-                        splits.append((int(feature[node]), float(threshold[node]), t, mask, bool(missing_left[node])))
+                        splits.setdefault(int(feature[node]), []).append((t, node, mask))
             columns = {}
-            for column in sorted({split[0] for split in splits}):
-                own = sorted(split[1:] for split in splits if split[0] == column)
-                masks = np.full((len(own) + 2, len(trees)), -1, dtype=np.int64)
-                for i, (_, t, mask, goes_left) in enumerate(own):
-                    masks[i + 1 : -1, t] &= mask
-                    if not goes_left:
-                        masks[-1, t] &= mask
-                columns[column] = (np.array([split[0] for split in own]), masks)
+            for column, own in splits.items():
+                split_here, line = np.unique([t for t, _, _ in own], return_inverse=True)
+                place = np.searchsorted(thresholds[column], threshold[[node for _, node, _ in own]])
+                masks = np.full((len(split_here), len(thresholds[column]) + 2), -1, dtype=np.int64)
+                for i, p, (_, node, mask) in zip(line, place, own, strict=True):
+                    masks[i, p + 1 : -1] &= mask
+                    if not missing_left[node]:
+                        masks[i, -1] &= mask
+                columns[column] = (split_here, masks)
             tables.append((trees, columns, leaves))
-        self.__dict__["_looked_up"] = tables
-        return tables
+        self.__dict__["_looked_up"] = (thresholds, tables)
+        return thresholds, tables
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -185,6 +194,8 @@ class Boosting(Savable):
         rounds: int = ROUNDS,
         leaves: int = 15,
         rate: float = 0.06,
+        columns: float = 1.0,
+        ridge: float = 0.0,
         stopping: bool = False,
         seed: int = 0,
     ) -> Boosting:  # (n, d), (n, c), (n,)
@@ -197,28 +208,36 @@ class Boosting(Savable):
             rounds: Trees of each output.
             leaves: Leaves of a tree, at most.
             rate: Share of each tree that is added.
+            columns: Share of the columns, drawn anew for each split, that it chooses from.
+            ridge: Penalty on the values of the leaves.
             stopping: Leave out a tenth of the rows, and stop when ten rounds have not helped them.
             seed: Of these rows, and of those that set the bins of long tables.
         """
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         c = y.shape[1]
-        columns = torch.zeros(0, dtype=torch.int64)
+        classes = torch.zeros(0, dtype=torch.int64)
         make, outputs = HistGradientBoostingRegressor, list(y.mT)
         if are_classes(y):
             labels = y[:, 0].long() if c == 1 else y.argmax(1)
-            columns = labels.unique()
-            make, outputs = HistGradientBoostingClassifier, [labels] * (len(columns) > 1)
+            classes = labels.unique()
+            make, outputs = HistGradientBoostingClassifier, [labels] * (len(classes) > 1)
         models = []
         for output in outputs:
             model = make(
-                max_iter=rounds, max_leaf_nodes=leaves, learning_rate=rate, early_stopping=stopping, random_state=seed
+                max_iter=rounds,
+                max_leaf_nodes=leaves,
+                learning_rate=rate,
+                max_features=columns,
+                l2_regularization=ridge,
+                early_stopping=stopping,
+                random_state=seed,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of columns with fewer values than bins
                 model.fit(x.numpy(), output.numpy(), None if weight is None else weight.numpy())
             models.append(Trees.of_boosting(model))
-        return cls(models, columns, c)
+        return cls(models, classes, c)
 
     @property
     def rounds(self) -> int:

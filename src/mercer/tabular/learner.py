@@ -156,7 +156,10 @@ class Learner(Savable):
         view = View.of(machine.rows_)
         fold, without_fold = (None, left_out) if apart is None else apart
         if classes:
-            calibration = Calibration.of(class_scores(without_fold), truth, rows=len(y), shares=True, weight=weight)
+            near = isinstance(machine, LocalStack)
+            calibration = Calibration.of(
+                class_scores(without_fold), truth, rows=len(y), shares=True, near=near, weight=weight
+            )
             return cls(machine, view, calibration, left_out.new_zeros(0), -math.inf, math.inf)
         low, high = float(y.min()), float(y.max())
         reach = _BEYOND * (high - low)
@@ -277,8 +280,10 @@ def class_scores(scores: Tensor) -> Tensor:  # (n, 1) or (n, c) -> (n, c)
     return scores if scores.shape[1] > 1 else torch.cat((1 - scores, scores), 1)
 
 
-def cross_calibrated(scores: Tensor, y: Tensor, rows: int, weight: Tensor | None = None) -> Tensor:  # (r, c)
-    """Probabilities of rows left out, each by a calibration that was fitted to the others."""
+def cross_calibrated(
+    scores: Tensor, y: Tensor, rows: int, weight: Tensor | None = None, *, near: bool = False
+) -> Tensor:  # (r, c)
+    """Probabilities of rows left out, each by a calibration that was fitted to the others; see :class:`Calibration`."""
     full = class_scores(scores)
     part = torch.arange(len(y)) % _FOLDS
     p = torch.zeros_like(full)
@@ -287,7 +292,7 @@ def cross_calibrated(scores: Tensor, y: Tensor, rows: int, weight: Tensor | None
         own, others = part == number, part != number
         use = others if others.any() else own
         some = None if weight is None else weight[use]
-        calibration = Calibration.of(full[use], y[use], rows=rows, shares=True, mixes=mixes, weight=some)
+        calibration = Calibration.of(full[use], y[use], rows=rows, shares=True, mixes=mixes, near=near, weight=some)
         mixes = len(calibration.mixing) > 0  # the first part tells whether a map between classes is worth its cost
         p[own] = calibration(full[own])
     return p

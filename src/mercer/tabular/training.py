@@ -261,7 +261,8 @@ class Training:
             return {"rows": len(y), "folds": 0, "note": "too few rows of each class to cross-validate"}
         counts = {"rows": len(rows), "folds": len(fold[rows].unique())}
         if self._classes:
-            return {**counts, **score_classes(cross_calibrated(held_out, y[rows], len(y), weight), y[rows])}
+            near = isinstance(self.learner.machine, LocalStack)
+            return {**counts, **score_classes(cross_calibrated(held_out, y[rows], len(y), weight, near=near), y[rows])}
         return {**counts, **score_values(self.learner.answer(held_out), y[rows])}
 
     def fold(self, y: Tensor) -> Tensor:  # (n,) -> (n,)

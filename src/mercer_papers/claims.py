@@ -1,4 +1,4 @@
-"""What a paper claims, as comparisons of numbers that a run can settle.
+"""The claims of a paper, as comparisons of numbers that a run can settle.
 
 A claim is data, one ``[[entry.claims]]`` of ``published/<paper>.toml``. A number is named ``row | column``. ``{}``
 in the first pattern stands for any text without `` | ``, and ``{0}``, ``{1}`` in the others for what it stood for::
@@ -136,25 +136,25 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
             sign = 1.0 if claim.higher else -1.0
             for key, other in _pairs(claim.higher or claim.lower, claim.than, numbers):
                 ours, theirs = numbers[key], numbers[other]
-                wanted = least = claim.by
+                asked = threshold = claim.by
                 is_printed = key in published and other in published
                 if claim.times != 1:
                     # a ratio: by the logarithms of both, which are positive
                     ours, theirs = (
                         {seed: math.log(value) for seed, value in side.items() if value > 0} for side in (ours, theirs)
                     )
-                    wanted = least = math.log(claim.times)
+                    asked = threshold = math.log(claim.times)
                     if is_printed and min(published[key], published[other]) > 0:
-                        least = _QUARTER * max(wanted, sign * math.log(published[key] / published[other]))
+                        threshold = _QUARTER * max(asked, sign * math.log(published[key] / published[other]))
                 elif is_printed:
                     printed = sign * (published[key] - published[other])
                     if printed <= min(0.0, claim.by) and not claim.finding:
                         continue
                     if claim.by >= 0:
-                        least = max(claim.by, _QUARTER * printed)
+                        threshold = max(claim.by, _QUARTER * printed)
                 # it holds beyond what is asked for, and fails where a quarter of the printed difference is excluded
                 gaps = [sign * gap for gap in _gaps(ours, theirs)]
-                above, below = _p_above(gaps, wanted, claim.exact), _p_below(gaps, least, claim.exact)
+                above, below = _p_above(gaps, asked, claim.exact), _p_below(gaps, threshold, claim.exact)
                 yield Comparison(claim, (key, other), above, below, _words(key, other, numbers), len(gaps))
         elif claim.near:
             for key, other in _pairs(claim.near, claim.to, numbers):

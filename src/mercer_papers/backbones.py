@@ -53,8 +53,8 @@ class DenseNet(Backbone):
         self, depth: int = 40, growth: int = 12, num_classes: int = 10, *, first: nn.Module | None = None
     ) -> None:
         super().__init__()
-        layers, rest = divmod(depth - 4, 3)
-        if rest or layers < 1:
+        layers, remainder = divmod(depth - 4, 3)
+        if remainder or layers < 1:
             raise ValueError(checks.sentence("DenseNet", "depth must be 3 n + 4 for n >= 1", depth))
         # three blocks; between two of them the picture is halved
         parts: list[nn.Module] = [first or nn.Conv2d(3, 16, 3, padding=1, bias=False)]

@@ -1,4 +1,4 @@
-"""What goes into one run of an entry and what comes out: `Cell` in, `Outcome` out."""
+"""The input and the output of one run of an entry: `Cell` in, `Outcome` out."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ``run`` returns. Every number must be finite: a NaN or an infinity fails the cell.
+    """The answer of ``run``. Every number must be finite: a NaN or an infinity fails the cell.
 
     Args:
         value: the cell's number, compared with the published one of the same row and column.
@@ -73,7 +73,7 @@ class Outcome:
     note: str = ""
 
     def plain(self) -> Outcome:
-        """The same with Python's own numbers and lists in place of tensors and arrays, as JSON needs them."""
+        """This outcome with Python's own numbers and lists in place of tensors and arrays, as JSON needs them."""
         return replace(
             self,
             value=None if self.value is None else float(self.value),

@@ -1,4 +1,4 @@
-"""What a paper claims, as comparisons of numbers that a run can settle.
+"""The claims of a paper, as comparisons of numbers that a run can settle.
 
 A claim is data, one ``[[entry.claims]]`` of ``published/<paper>.toml``. A number is named ``row | column``. ``{}``
 in the first pattern stands for any text without `` | ``, and ``{0}``, ``{1}`` in the others for what it stood for::
@@ -138,7 +138,7 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
             sign = 1.0 if claim.higher else -1.0
             for key, other in _pairs(claim.higher or claim.lower, claim.than, numbers):
                 ours, theirs = numbers[key], numbers[other]
-                wanted = least = claim.by
+                asked = threshold = claim.by
                 first, second = claim.printed or (key, other)
                 is_printed = first in published and second in published
                 if claim.times != 1:
@@ -146,20 +146,20 @@ def compare(claims: Sequence[Claim], results: Sequence[Result], published: Mappi
                     ours, theirs = (
                         {seed: math.log(value) for seed, value in side.items() if value > 0} for side in (ours, theirs)
                     )
-                    wanted = least = math.log(claim.times)
+                    asked = threshold = math.log(claim.times)
                     if is_printed and min(published[first], published[second]) > 0:
-                        least = _QUARTER * max(wanted, sign * math.log(published[first] / published[second]))
+                        threshold = _QUARTER * max(asked, sign * math.log(published[first] / published[second]))
                 elif is_printed:
                     printed = sign * (published[first] - published[second])
                     if printed <= min(0.0, claim.by) and not claim.finding:
                         continue
                     if claim.by >= 0:
-                        least = max(claim.by, _QUARTER * printed)
+                        threshold = max(claim.by, _QUARTER * printed)
                 # it holds beyond what is asked for, and fails where a quarter of the printed difference is excluded
                 gaps = [sign * gap for gap in _gaps(ours, theirs)]
-                above, below = _p_above(gaps, wanted, claim.exact), _p_below(gaps, least, claim.exact)
+                above, below = _p_above(gaps, asked, claim.exact), _p_below(gaps, threshold, claim.exact)
                 text = _words(key, other, numbers)
-                if below < LEVEL and statistics.fmean(gaps) > wanted:
+                if below < LEVEL and statistics.fmean(gaps) > asked:
                     text += ", less than a quarter of the printed difference"
                 yield Comparison(claim, (key, other), above, below, text, len(gaps))
         elif claim.near:

@@ -1,4 +1,4 @@
-"""What each data set is called on disk, how to get it, and the checksum of the file of the papers' folder.
+"""The names of each data set on disk, how to get it, and the checksum of the file of the papers' folder.
 
 Without torch, so that ``mercer list`` can say in a moment which sets are on this machine.
 """

@@ -76,7 +76,7 @@ def blank_result(cell: Cell, scale: str) -> Result:
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Those of the data sets that are not found."""
+    """The names of the data sets that are not found."""
     from mercer_papers import data
 
     return [name for name in names if not _is_known(name) or not data.available(name)]

@@ -91,7 +91,7 @@ def find_recorded(entry: str) -> list[Recorded]:
 
 
 def find_repeat(name: str) -> dict[str, Any]:
-    """What came out when a share of the kept run was run again, as `compare_repeat` has it, with the version."""
+    """The outcome of running a share of the kept run again, as `compare_repeat` has it, with the version."""
     repeat: dict[str, Any] = json.loads((RECORDED / name / REPEAT).read_text(encoding="utf-8"))
     return repeat
 
@@ -200,7 +200,7 @@ def _folders(root: Path) -> tuple[Path, ...]:
 
 @functools.cache
 def read_recorded(folder: Path) -> tuple[dict[str, Any], list[Result]]:
-    """What was asked, and the lines.
+    """The request, and the lines.
 
     Part of the package, so read as it is: the checks of a stranger's folder would import torch for `mercer list`.
     """

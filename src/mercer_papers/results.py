@@ -138,7 +138,8 @@ def read_run(run: Path) -> dict[str, Any]:
     if not path.exists():
         contents = "no folder of that name"
         if Path(run).is_dir():
-            contents = ", ".join(sorted(inside.name for inside in Path(run).iterdir())[:5]) or "an empty folder"
+            names = sorted(file.name for file in Path(run).iterdir())
+            contents = ", ".join(names[:5]) or "an empty folder"
         raise FileNotFoundError(f"{run}: not a run folder, for it has no {RUN}; got {contents}.")
     try:
         with open_to_read(path) as file:

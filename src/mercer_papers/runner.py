@@ -93,7 +93,7 @@ _log = logging.getLogger("mercer")
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked of a run; kept in ``run.json``, so that resuming needs the folder alone.
+    """The request of a run; kept in ``run.json``, so that resuming needs the folder alone.
 
     Args:
         ids: entries and papers; none mean all.
@@ -119,11 +119,11 @@ class Request:
         if self.seeds is not None:
             checks.integer("reproduce", "seeds", self.seeds, 1)
         checks.device("reproduce", self.device)
-        chosen = select(self.ids)
+        entries = select(self.ids)
         if not (self.settings or self.only):
             return
         # A setting that no cell has, or a text in no row, would change nothing without a word: refuse it.
-        able = [e for e in chosen if e.built and (e.scale != "paper" or self.scale == "paper")]
+        able = [e for e in entries if e.built and (e.scale != "paper" or self.scale == "paper")]
         cells = [cell for e in able for cell in e.load().cells(e, self.scale)]
         for text in self.only:
             if not any(text in f"{cell.row} | {cell.column}" for cell in cells):

@@ -100,7 +100,7 @@ class Verdict:
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Those of all claims."""
+        """The comparisons of all claims."""
         return tuple(comparison for claim in self.claims for comparison in claim.comparisons)
 
 
@@ -189,9 +189,9 @@ def _with_setting(entry: Entry, comparison: Comparison, results: Sequence[Result
         size = min(size, share)
         # what stands in for the paper's data, network or method
         for stand_in in entry.not_the_papers:
-            wanted = stand_in.get("where", {}).items()
+            settings = stand_in.get("where", {}).items()
             applies = result.scale != "paper" or stand_in.get("always")
-            if applies and all(result.settings.get(key) == value for key, value in wanted):
+            if applies and all(result.settings.get(key) == value for key, value in settings):
                 stand_ins.append(stand_in["says"])
     p_fails = comparison.p_fails
     if size < ENOUGH or stand_ins:
@@ -223,7 +223,7 @@ def _explain(word: str, comparisons: Sequence[Comparison]) -> str:
 
 
 def _sentence(headlines: Sequence[ClaimVerdict], setting: Setting) -> str:
-    """What decided, in the order failed, open, held, and how much of the paper's setting it rests on."""
+    """The claim that decided, in the order failed, open, held, and how much of the paper's setting it rests on."""
     if not any(claim.comparisons for claim in headlines):
         missing = "no claim of the paper is written down"
         if headlines:

@@ -214,7 +214,7 @@ def nearest(task: Task) -> Reader:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one contender says about the test rows of one seed."""
+    """The prediction of one contender for the test rows of one seed."""
 
     task: Task
     reader: Reader
@@ -228,12 +228,12 @@ def predict(name: str, make: Callable[[Task], Reader], found: list[Task]) -> lis
 
 
 def nll(answer: Answer) -> float:
-    """Of the test rows."""
+    """Log loss of the test rows."""
     return metrics.nll(answer.said, answer.task.test[1])
 
 
 def ece(answer: Answer) -> float:
-    """Of the test rows."""
+    """Calibration error of the test rows."""
     return metrics.ece(answer.said, answer.task.test[1])
 
 

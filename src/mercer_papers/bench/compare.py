@@ -189,11 +189,8 @@ def run_case(case: Case, module: str, *, repeats: int, threads: int, memory: boo
         if sample.why:
             lines.append(Line(area, case.name, one.name, "failed", why=sample.why, **common))
             continue
-        costs: dict[str, Any] = {
-            "cpu": sample.median("cpu"),
-            "wall": sample.median("wall"),
-            "memory": peaks.get(one.name),
-        }
+        costs: dict[str, Any] = {kind: sample.median(kind) for kind in ("cpu", "wall")}
+        costs["memory"] = peaks.get(one.name)
         score = scores[one.name]
         if score is not None and not math.isfinite(score):
             common["why"], score = f"{case.accuracy_name or 'accuracy'} is {score}", None

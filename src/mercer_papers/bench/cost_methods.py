@@ -199,7 +199,7 @@ _LAPLACE: _Sizes = (
 
 
 def _network_sizes(*rows: int) -> _Sizes:
-    """Of a kernel network; the rows that are fitted differ from those that are predicted."""
+    """The sizes of a kernel network; fitting and predicting are measured on other numbers of rows."""
     return (
         {"n": "rows", "d": "columns", "c": "classes", "k": "landmarks"},
         {"n": 6000, "d": 20, "c": 5, "k": 500},

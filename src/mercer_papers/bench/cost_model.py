@@ -55,7 +55,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run takes on so many ranks; seconds are CPU seconds of each rank, memory is each rank's."""
+    """The cost of a run on so many ranks; seconds are CPU seconds of each rank, memory is each rank's."""
 
     ranks: int
     seconds: float
@@ -242,19 +242,19 @@ def estimate(
     Raises:
         ValueError: there is no such method or letter, or a size below 1.
     """
-    known = {one.name: one for one in METHODS}
-    chosen = known[checks.choice("estimate", "method", method, known)]
+    methods = {one.name: one for one in METHODS}
+    chosen = methods[checks.choice("estimate", "method", method, methods)]
     # the size: what was given, else the base
-    given = {letter: v for letter, v in {"n": n, "d": d, "c": c, "k": k}.items() if v is not None}
-    for letter, value in given.items():
+    asked = {letter: v for letter, v in {"n": n, "d": d, "c": c, "k": k}.items() if v is not None}
+    for letter, value in asked.items():
         if letter not in chosen.letters:
-            own = ", ".join(f"{one} ({what})" for one, what in chosen.letters.items())
-            raise ValueError(checks.sentence("estimate", f"{chosen.name} has {own}", f"{letter} = {value}"))
+            letters = ", ".join(f"{one} ({what})" for one, what in chosen.letters.items())
+            raise ValueError(checks.sentence("estimate", f"{chosen.name} has {letters}", f"{letter} = {value}"))
         checks.integer("estimate", letter, value, 1)
-    size = {letter: given.get(letter, chosen.base[letter]) for letter in LETTERS if letter in chosen.base}
+    size = {letter: asked.get(letter, chosen.base[letter]) for letter in LETTERS if letter in chosen.base}
     # the cost of each rank: terms in n are dealt over the ranks, the others are paid by each
-    whole = read_json(path)
-    stored = whole["methods"][chosen.name]
+    document = read_json(path)
+    stored = document["methods"][chosen.name]
     values = chosen.values(size)
     costs = []
     for count in ranks:
@@ -279,9 +279,9 @@ def estimate(
         costs=tuple(costs),
         seconds_factor=stored["fits"]["seconds"]["factor"],
         mib_factor=stored["fits"]["mib"]["factor"],
-        exponents={letter: along["exponent"] for letter, along in stored["exponents"]["seconds"].items()},
+        exponents={letter: growth["exponent"] for letter, growth in stored["exponents"]["seconds"].items()},
         beyond=tuple(beyond),
-        machine=whole["machine"],
-        versions=whole["versions"],
-        load=whole["load"],
+        machine=document["machine"],
+        versions=document["versions"],
+        load=document["load"],
     )

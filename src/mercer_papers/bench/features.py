@@ -41,9 +41,9 @@ def rows(name: str, n: int) -> Rows:
     x = load(name, rows=n).x_train.flatten(1)
     generator = torch.Generator().manual_seed(0)
     gamma = float(RBF.from_data(x, generator=generator).gamma)
-    chosen = torch.randperm(len(x), generator=generator)[:1000]
-    gram = RBF(gamma)(x[chosen].double())
-    return Rows(x, x.numpy(), gamma, chosen.numpy(), gram.detach().numpy())
+    scored = torch.randperm(len(x), generator=generator)[:1000]
+    gram = RBF(gamma)(x[scored].double())
+    return Rows(x, x.numpy(), gamma, scored.numpy(), gram.detach().numpy())
 
 
 def kernel_error(data: Rows, answer: Features) -> float:

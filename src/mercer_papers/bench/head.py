@@ -45,7 +45,7 @@ def make_data(batch: int, width: int, classes: int) -> Data:
 
 
 def move(data: Data, device: str) -> Data:
-    """The same on a device."""
+    """These data on a device."""
     heads = {name: getattr(data, name).to(device) for name in ("kernel", "linear", "cosine")}
     return replace(data, z=data.z.detach().to(device).requires_grad_(), grad=data.grad.to(device), **heads)
 

@@ -35,7 +35,7 @@ _CHILD = "from mercer_papers.bench.memory import main; main()"
 
 @dataclass(frozen=True)
 class Run:
-    """What a child found.
+    """The numbers that a child measured.
 
     Args:
         peak: MiB that the work added; None where it failed.

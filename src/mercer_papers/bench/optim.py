@@ -49,7 +49,7 @@ class Task:
     checks: int = 1  # looks at the test rows in an epoch, untimed ones among the works of all alike
 
     def on_validation(self) -> Task:
-        """The same, with a sixth of the training rows in place of the test rows."""
+        """This task, with a sixth of the training rows in place of the test rows."""
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(0))
         check, train = order.split([len(order) // 6, len(order) - len(order) // 6])
         return replace(self, x=self.x[train], y=self.y[train], x_test=self.x[check], y_test=self.y[check])
@@ -285,7 +285,7 @@ _RIVALS = ("SGD, momentum 0.9", "AdamW", "SOAP", "Muon")
 
 
 def _steps(name: str, setup: Callable[[], Task], most: float, count: int) -> Case:
-    """What a step costs; at most ``most`` times one of SGD."""
+    """The cost of a step; the goal is at most ``most`` times that of SGD."""
     return Case(
         name,
         setup=setup,

@@ -118,7 +118,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a named peer costs, over what ours does."""
+    """The cost of a named peer over ours."""
 
     area: str
     label: str

@@ -117,7 +117,7 @@ def _reading(data: Problem) -> list[float]:
 
 
 def _plain_reading(data: Problem) -> list[float]:
-    """The same by plain torch: one Cholesky factor, and gradient descent step by step."""
+    """Complexity, curve and controls by plain torch: one Cholesky factor, and gradient descent step by step."""
     with torch.no_grad():
         gram = torch.cat([ReLUGram()(rows, data.x) for rows in data.x.split(500)])
     orders = [torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed)) for seed in range(SHUFFLES)]

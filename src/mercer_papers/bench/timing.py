@@ -139,7 +139,7 @@ class Contender:
 
 @dataclass
 class Sample:
-    """What the rounds of one contender gave; ``why`` is set where it failed."""
+    """The times and the answer of one contender; ``why`` is set where it failed."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)

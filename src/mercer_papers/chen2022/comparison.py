@@ -55,8 +55,8 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 def run(cell: Cell) -> Outcome:
     """The best try's numbers, and its loss and validation accuracy by epoch."""
     # the search's best try
-    known = {f.name for f in fields(Plan)}
-    settings = {name: value for name, value in cell.settings.items() if name in known}
+    names = {f.name for f in fields(Plan)}
+    settings = {name: value for name, value in cell.settings.items() if name in names}
     best = search(Plan(**settings, seed=cell.seed, device=cell.device))
     values = {name: _SHOWN[name.split(",")[0]](best) for name in cell.settings["shows"]}
     # what is shown of it

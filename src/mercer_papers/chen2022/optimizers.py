@@ -71,7 +71,7 @@ class Rotated:
 
 
 def tries(method: str, matrix: str, count: int) -> list[Choice]:
-    """As many choices for every method; the likeliest first."""
+    """The tries of a method, as many for each; the likeliest first."""
     if method == KERNEL_SGD and matrix in ("RBF", "rotated RBF"):
         return _pairs(_GRID, _GAMMAS, count)
     if method == KERNEL_SGD and matrix == "polynomial":

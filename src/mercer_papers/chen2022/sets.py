@@ -90,13 +90,13 @@ class Rows:
     vectors: Tensor | None = None
 
     def to(self, device: str) -> Rows:
-        """The same on a device."""
+        """These rows on a device."""
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return Rows(**{**vars(self), **moved})
 
 
 def size(name: str, scale: str) -> dict[str, int | str | None]:
-    """What a training on a set depends on; at small scale what is bundled is quick, for the demo runs it."""
+    """The settings of a training on a set; bundled sets are quick at small scale, for the demo runs them."""
     sizes = _SIZES[scale][KINDS[name]]
     if scale == "small" and name in _BUNDLED:
         return {**sizes, "tries": 4}
@@ -104,7 +104,7 @@ def size(name: str, scale: str) -> dict[str, int | str | None]:
 
 
 def required_data(name: str) -> list[str]:
-    """What the runner must find in MERCER_DATA for a set."""
+    """The data that the runner must find in MERCER_DATA for a set."""
     return [] if name in _BUNDLED else [name]
 
 
@@ -148,7 +148,7 @@ def rows_of(
 
 
 def bag_of_words(words: int, tokens: Tensor) -> Tensor:  # (m, length) -> (m, words)
-    """What the kernel sees of a text: its words' shares, for the paper does not say what x is there."""
+    """A text as the kernel sees it: the shares of its words. The paper does not say what x is there."""
     ones = torch.ones(tokens.shape, device=tokens.device)
     counts = torch.zeros(len(tokens), words, device=tokens.device).scatter_add_(1, tokens, ones)
     counts[:, 0] = 0

@@ -63,8 +63,8 @@ def _rise(m: int, generator: torch.Generator) -> float:
     lr, gamma = (_GRID[int(i)] for i in torch.randint(len(_GRID), (2,), generator=generator))
     # one step of Eq. 8 from a random point
     inverse = torch.zeros(d, d, dtype=torch.float64)  # padded with zeros, or without its last rows (Section 3.1)
-    kept = min(m, d)
-    inverse[:kept, :kept] = torch.linalg.inv(RBF(gamma)(x).detach())[:kept, :kept]
+    size = min(m, d)
+    inverse[:size, :size] = torch.linalg.inv(RBF(gamma)(x).detach())[:size, :size]
     gradient = (F.softmax(g @ w.mT, 1) - F.one_hot(y, c)).mT @ g / m
     return float(_loss(w - lr * gradient @ inverse, g, y) - _loss(w, g, y))
 

@@ -27,7 +27,7 @@ _OVERLAP = 0.2  # share of a batch of R-L-BFGS that the next one has too (Beraha
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: the whole input of `search`, by the names of a cell's settings."""
+    """One training to be searched: the whole input of `search`, by the names of a cell's settings."""
 
     data: str
     rows: int | None
@@ -70,7 +70,7 @@ class Run:
     diverged: int
 
     def note(self) -> str:
-        """What was chosen, of how many tries."""
+        """The chosen rate, and of how many tries it is the best."""
         second = f", second setting {self.choice.other:g}" if self.choice.other else ""
         lost = f"; {self.diverged} diverged" if self.diverged else ""
         return f"lr {self.choice.lr:.3g}{second}, the best of {self.tried} tries{lost}."
@@ -165,8 +165,8 @@ def overlapping(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def mirror_some(x: Tensor, generator: torch.Generator) -> Tensor:
     """Pictures mirrored by chance: the paper's example of the pre-processing that it leaves out."""
-    chosen = torch.rand(len(x), generator=generator).to(x.device) < 0.5
-    return torch.where(chosen[:, None, None, None], x.flip(3), x)
+    is_mirrored = torch.rand(len(x), generator=generator).to(x.device) < 0.5
+    return torch.where(is_mirrored[:, None, None, None], x.flip(3), x)
 
 
 def _accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -38,11 +38,11 @@ def list_entries(papers: tuple[str, ...], as_json: bool) -> None:
     from mercer_papers.verdict import recorded_verdict
 
     try:
-        chosen = select(papers)
+        entries = select(papers)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     rows: list[dict[str, Any]] = []
-    for entry in chosen:
+    for entry in entries:
         # whether it can run here
         state = "ready"
         if not entry.built:

@@ -38,10 +38,10 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 
 def run(cell: Cell) -> Outcome:
     """Mean |cos| with the true eigenfunctions on a grid, of all and of three, how many exceed 0.99; five are drawn."""
-    kernel, reach, k = KERNELS[cell.settings["kernel"]]
-    x = (2 * torch.rand(cell.settings["rows"], 1, generator=rng(cell.seed), dtype=torch.float64) - 1) * reach
-    grid = torch.linspace(-reach, reach, 101, dtype=torch.float64)[:, None]
-    values, true = reference(kernel, reach, grid, k)
+    kernel, bound, k = KERNELS[cell.settings["kernel"]]
+    x = (2 * torch.rand(cell.settings["rows"], 1, generator=rng(cell.seed), dtype=torch.float64) - 1) * bound
+    grid = torch.linspace(-bound, bound, 101, dtype=torch.float64)[:, None]
+    values, true = reference(kernel, bound, grid, k)
     # the functions by the cell's method, and their values on the grid
     method, steps, generator = cell.settings["method"], cell.settings["steps"], rng(cell.seed + 1)
     f: NeuralEigenfunctions | AllRowsNystrom | SpectralInference
@@ -88,9 +88,9 @@ def draw(results: list[Result]) -> Figure:
         s = result.settings
         ax = axes[rows.index(s["method"]) * len(columns) + columns.index(s["kernel"])]
         for number in range(1, min(s["k"], _DRAWN) + 1):
-            true, found = result.curves[f"true {number}"], result.curves[f"found {number}"]
+            true, fitted = result.curves[f"true {number}"], result.curves[f"found {number}"]
             ax.plot(true["x"], true["y"], color=LIGHT.soft, linewidth=4, alpha=0.35)
-            ax.plot(found["x"], found["y"], color=LIGHT.series[number - 1], linewidth=1.2)
+            ax.plot(fitted["x"], fitted["y"], color=LIGHT.series[number - 1], linewidth=1.2)
         ax.set_title(f"{s['method']}: {s['kernel']}, mean |cos| {result.value:.3f}", fontsize=9)
         limit = max(max(map(abs, curve["y"])) for name, curve in result.curves.items() if "true" in name)
         ax.set_ylim(-1.3 * limit, 1.3 * limit)

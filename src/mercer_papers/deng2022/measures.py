@@ -1,4 +1,4 @@
-"""What the entries of deng2022 share: exact eigenfunctions, errors of kernels, the accuracy of a linear model."""
+"""Shared by the entries of deng2022: exact eigenfunctions, errors of kernels, the accuracy of a linear model."""
 
 from __future__ import annotations
 

@@ -59,13 +59,13 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
         settings = {"rows": None, "test_rows": None, "epochs": 4, "rates": [3e-4, 1e-4, 5e-5, 3e-5]}
     cells = []
     for encoder in encoders:
-        own = {**settings, "encoder": encoder}
+        chosen = {**settings, "encoder": encoder}
         if encoder == _TUNED:
-            own |= {"epochs": 3, "rates": [1e-4]}
+            chosen |= {"epochs": 3, "rates": [1e-4]}
         for task, scores in _TASKS.items():
             data_needed = (task.lower().replace("-", ""),)
             for score, head in itertools.product(scores, _HEADS):
-                asked = {**own, "task": task, "score": score, "head": head}
+                asked = {**chosen, "task": task, "score": score, "head": head}
                 row = f"{task} {score}, {head}"
                 cells.append(Cell(entry.id, row, encoder, asked, data_needed, seeds=3 if small else 5))
     return cells
@@ -196,7 +196,7 @@ def _predict(model: nn.Module, inputs: Any, collate: Collate, device: str) -> Te
 
 
 def _logits(model: nn.Module, batch: Any, device: str) -> Tensor:
-    """Of a tensor, or of a dictionary of arguments."""
+    """Logits of a batch: a tensor, or a dictionary of arguments."""
     if isinstance(batch, dict):
         return as_logits(model(**{name: value.to(device) for name, value in batch.items()}))
     return as_logits(model(batch.to(device)))

@@ -57,14 +57,14 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
 
 def run(cell: Cell) -> Outcome:
     """Test accuracy on the centres of this seed, or a map of the sphere."""
-    drawn = sphere(cell.settings["rows"], cell.settings["rows"], seed=cell.seed)
+    data = sphere(cell.settings["rows"], cell.settings["rows"], seed=cell.seed)
     if "shows" in cell.settings:
-        return _map(cell, drawn)
+        return _map(cell, data)
     if cell.settings["head"] == _BAYES:
-        best, error = drawn.bayes_accuracy(cell.settings["bayes_samples"])
+        best, error = data.bayes_accuracy(cell.settings["bayes_samples"])
         return Outcome(value=100 * best, values={"standard error": 100 * error})
     head, loss = _fit(cell.settings["head"], cell)
-    right = (head(drawn.x_test).argmax(1) == drawn.y_test).double().mean()
+    right = (head(data.x_test).argmax(1) == data.y_test).double().mean()
     return Outcome(value=100 * right.item(), values={"training loss": loss}, note=f"Our own centres, seed {cell.seed}.")
 
 
@@ -89,8 +89,8 @@ def _train(
     The first start is that of a single one. Heads of several prototypes start from k-means. A share ``judging`` of the
     training rows may stay out; the loss is then that of those.
     """
-    drawn = sphere(rows, rows, seed=seed)
-    x, y = drawn.x_train.to(device), drawn.y_train.to(device)
+    data = sphere(rows, rows, seed=seed)
+    x, y = data.x_train.to(device), data.y_train.to(device)
     # rows that judge, where any are asked for
     x_judge, y_judge = x, y
     if judging:

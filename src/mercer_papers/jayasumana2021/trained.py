@@ -57,26 +57,26 @@ def cells(entry: Entry, scale: str) -> list[Cell]:
     for label, network in networks.items():
         for name in sets:
             # the pictures: made up, a subset of CIFAR-100, or the set itself
-            chosen, classes = _SETS[name], 10
+            set_name, classes = _SETS[name], 10
             if smoke:
-                chosen = "synthetic"
+                set_name = "synthetic"
             elif name == "CIFAR-100":
                 classes = 100
-                chosen = "cifar100_subset" if scale == "small" else chosen
+                set_name = "cifar100_subset" if scale == "small" else set_name
             settings = {
-                **SIZES[scale], "set": chosen, "classes": classes,
+                **SIZES[scale], "set": set_name, "classes": classes,
                 "network": network, "loss": "cross_entropy", "rectify": False, "lr": 0.1,
                 "rates": RATES[scale], "schedules": SCHEDULES[scale],
             }  # fmt: skip
             for variant, changes in run["variants"].items():
                 if scale not in changes.get("scales", (scale,)):
                     continue
-                own = {key: value for key, value in changes.items() if key != "scales"}
+                asked = {key: value for key, value in changes.items() if key != "scales"}
                 row, column = (
                     run[place].format(network=label, set=name, variant=variant) for place in ("row", "column")
                 )
-                data_needed, seeds = ((), 1) if smoke else ((chosen,), 3)
-                cells.append(Cell(entry.id, row, column, {**settings, **own}, data_needed, seeds))
+                data_needed, seeds = ((), 1) if smoke else ((set_name,), 3)
+                cells.append(Cell(entry.id, row, column, {**settings, **asked}, data_needed, seeds))
     return cells
 
 

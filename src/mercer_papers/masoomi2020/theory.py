@@ -97,13 +97,13 @@ def _reach_limit(parts: Fold, s: Any) -> Outcome:
     T = [record.t for record in chain.history]
     order = y.argsort(stable=True)
     rows = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().long()]
-    near = s["near"]
+    tolerance = s["near"]
     return Outcome(
         value=T[-1],
         values={"within": within, "between": between, "H": chain.history[-1].hsic},
         curves={"T": {"x": [float(i + 1) for i in range(len(T))], "y": T}},
         arrays={"kernel": gram[rows][:, rows].tolist()},
-        passed=T[-1] < T[0] and T[-1] < near and within > 1 - near and abs(between) < near,
+        passed=T[-1] < T[0] and T[-1] < tolerance and within > 1 - tolerance and abs(between) < tolerance,
         note=f"Mean kernel {within:.3f} within and {between:.3f} between classes; T from {T[0]:.2f} to {T[-1]:.3f}.",
     )
 
@@ -258,8 +258,8 @@ def draw(results: list[Result]) -> Figure | None:
     if check == "rises":
         curves = {result.row: result.curves["H"] for result in results}
         figure = plots.lines(curves, x_label="layer (0: the inputs)", y_label="normalised HSIC")
-        most = int(max(max(curve["x"]) for curve in curves.values()))
-        figure.axes[0].set_xticks(range(0, most + 1, max(1, most // 8)))
+        last = int(max(max(curve["x"]) for curve in curves.values()))
+        figure.axes[0].set_xticks(range(0, last + 1, max(1, last // 8)))
         return figure
     if check == "losses":
         curves = {result.row: result.curves["CE"] for result in results}

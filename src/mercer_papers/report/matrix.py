@@ -65,9 +65,9 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
     covered = {row for row, _ in (*theirs, *ours, *longer)}
     lone = [
         place
-        for place, own in cells.items()
-        if any(result.passed is not None for result in own)
-        or (place[0] not in covered and any(result.status == "failed" for result in own))
+        for place, results_of_cell in cells.items()
+        if any(result.passed is not None for result in results_of_cell)
+        or (place[0] not in covered and any(result.status == "failed" for result in results_of_cell))
     ]
     places = dict.fromkeys([*theirs, *ours, *longer, *lone])
     columns = tuple(dict.fromkeys(column for _, column in places))
@@ -98,8 +98,8 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
             elif passed:
                 texts["claim"] = "holds" if passed[0] else "does not hold"
             # what went wrong, here or in the cell that gives the whole row
-            own = cells.get(place) or cells.get((row, ""), [])
-            bad = next((result for result in own if result.status != "done"), None)
+            results_of_cell = cells.get(place) or cells.get((row, ""), [])
+            bad = next((result for result in results_of_cell if result.status != "done"), None)
             if bad is not None and place in places:
                 texts["why"] = bad.error or bad.note
                 if best is None and bad.status != "missing":

@@ -108,7 +108,7 @@ def render(found: Sequence[Section], run: Mapping[str, Any]) -> str:
 
 
 def _facts(run: Mapping[str, Any], found: Sequence[Section]) -> dict[str, Any]:
-    """What was asked, found, where and when, as pairs to show; what ``run.json`` does not say is left out."""
+    """The request, its outcome, place and time, as pairs to show; facts that ``run.json`` lacks are left out."""
     past = run.get("sessions") or [{}]
     session, asked = past[-1], run.get("asked", {})
     results = [result for section in found for result in section.results]

@@ -90,7 +90,7 @@ class MultiBatchLBFGS(CheckedOptimizer):
             p.grad = part.reshape(p.shape).to(p.dtype)
 
     def _rates(self, live: list[Tensor]) -> Tensor:  # (N,)
-        """What multiplies the direction: minus each group's rate, or plus where all maximize."""
+        """The factor of the direction: minus each group's rate, or plus where all maximize."""
         rates = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
         sign = 1.0 if self.param_groups[0]["maximize"] else -1.0
         return torch.cat([p.new_full((p.numel(),), sign * rates[id(p)]) for p in live])

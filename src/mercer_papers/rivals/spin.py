@@ -117,9 +117,9 @@ class SpectralInference(FeatureMap):
             batch = x[torch.randperm(len(x), generator=self.generator)[:size].to(x.device)]
             weights = {name: p.detach() for name, p in parameters.items()}
             # the moving averages of Sigma and of its Jacobian
-            left = self._outputs(batch, weights)
-            now = left.mT @ left / len(left)
-            change = jacrev(lambda w, x, u: u.mT @ self._outputs(x, w) / len(u))(weights, batch, left)
+            outputs = self._outputs(batch, weights)
+            now = outputs.mT @ outputs / len(outputs)
+            change = jacrev(lambda w, x, u: u.mT @ self._outputs(x, w) / len(u))(weights, batch, outputs)
             rate = max(_DECAY, 1 / (step + 1))
             sigma = now if sigma is None else sigma + rate * (now - sigma)
             if jacobian:

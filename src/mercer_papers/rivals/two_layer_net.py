@@ -57,7 +57,7 @@ class TwoLayerNet(nn.Module):
 
 
 class Descent(NamedTuple):
-    r"""What full-batch descent did: :math:`\|Y - u(t)\|` for t = 0..steps, and the same on test rows, with accuracy."""
+    r"""The course of full-batch descent: :math:`\|Y - u(t)\|`, t = 0..steps; the same and accuracy on test rows."""
 
     residual: Tensor
     test_residual: Tensor | None

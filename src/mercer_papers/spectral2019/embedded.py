@@ -24,7 +24,7 @@ SIZES: dict[str, dict[str, int]] = {  # rows, hidden units, steps; units and epo
 
 
 def required_data(name: str) -> tuple[str, ...]:
-    """What the runner must find in MERCER_DATA for a set; digits come with scikit-learn."""
+    """The data that the runner must find in MERCER_DATA for a set; digits come with scikit-learn."""
     if name == "digits":
         return ()
     return (name,)

@@ -1,4 +1,4 @@
-"""What infinite-width kernels cost and what they are good for, on CIFAR-10.
+"""The cost and the use of infinite-width kernels, on CIFAR-10.
 
     OMP_NUM_THREADS=1 MERCER_DATA=... python -m mercer_papers.bench.studies.infinite_width cost [NAME ...]
     ... ridge [--rows 100 500 5000] [--only NAME] | ranking [--rows 500] | drift | tables PAGE

@@ -90,7 +90,7 @@ def pictures(first: dict[str, Any], middle: Callable[[int], list[nn.Module]], po
 
 
 def sequences(middle: Callable[[int], list[nn.Module]], positions: int) -> Network:
-    """The same of sequences."""
+    """A convolution of sequences, the layers in between, a linear layer on all that is left."""
 
     def make(w: int) -> nn.Module:
         return nn.Sequential(nn.Conv1d(3, w, 3, padding=1), *middle(w), nn.Flatten(), nn.Linear(w * positions, 1))

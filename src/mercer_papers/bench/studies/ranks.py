@@ -42,12 +42,12 @@ def works(scale: float) -> dict[str, Work]:
         return torch.randn(round(n * scale), d, generator=draw, dtype=torch.float64)
 
     # the rows of each method and a network, drawn alike on all ranks
-    many, x, wide, few = rows(20_000, 32), rows(8000, 64), rows(60_000, 32), rows(20_000, 20)
+    many, x, wide, z = rows(20_000, 32), rows(8000, 64), rows(60_000, 32), rows(20_000, 20)
     labels = (many[:, :4].argmax(1) + (many[:, 4] > 0)).numpy()
     network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)).double()
     for p in network.parameters():
         nn.init.normal_(p, 0, 0.2, generator=draw)
-    answers = network(few).argmax(1)
+    answers = network(z).argmax(1)
 
     def make_generator() -> torch.Generator:
         return torch.Generator().manual_seed(0)
@@ -81,7 +81,7 @@ def works(scale: float) -> dict[str, Work]:
         model = bayes.LinearizedLaplace(
             network, parameters="all", k=20, prior_precision=1.0, batch_size=256, generator=make_generator()
         )
-        return model.fit((few[own(few)], answers[own(few)])).eigenvalues_
+        return model.fit((z[own(z)], answers[own(z)])).eigenvalues_
 
     return {
         f"kernel matmul, n = {len(x)}": matmul,
@@ -89,7 +89,7 @@ def works(scale: float) -> dict[str, Work]:
         f"Nystrom, n = {len(wide)}, m = 512": nystrom,
         f"NeuralEigenfunctions by landmarks, n = {len(wide)}": eigenfunctions,
         f"KernelNetworkClassifier, n = {len(many)}": classifier,
-        f"LinearizedLaplace, n = {len(few)}, k = 20": laplace,
+        f"LinearizedLaplace, n = {len(z)}, k = 20": laplace,
     }
 
 
@@ -117,7 +117,7 @@ def measure(folder: Path, rank: int, ranks: int, scale: float, repeats: int) -> 
 
 
 def run(folder: Path, ranks: int, scale: float, repeats: int) -> dict[str, dict]:
-    """What rank 0 of so many found."""
+    """Start so many ranks and return the numbers of rank 0."""
     command = [sys.executable, __file__, "--scale", str(scale), "--repeats", str(repeats), "--folder", str(folder)]
     started = [subprocess.Popen([*command, "--rank", str(rank), "--ranks", str(ranks)]) for rank in range(ranks)]
     codes = [process.wait() for process in started]
@@ -140,13 +140,13 @@ def main() -> None:
         return
     # one process, then two ranks
     with tempfile.TemporaryDirectory() as folder:
-        one, two = (run(Path(folder), ranks, asked.scale, asked.repeats) for ranks in (1, 2))
+        single, two = (run(Path(folder), ranks, asked.scale, asked.repeats) for ranks in (1, 2))
     heads = (
         f"{'1 process':>12}{'2 ranks':>12}{'ratio':>8}  {f'goal {GOAL}':<10}{'CPU ratio':>10}{'largest difference':>20}"
     )
     print(f"{'':48}{heads}")
     # times, and how far the answers of both are apart
-    for name, alone in one.items():
+    for name, alone in single.items():
         shared = two[name]
         ratio = alone["seconds"] / shared["seconds"]
         a, b = (torch.tensor(side["answer"], dtype=torch.float64) for side in (alone, shared))

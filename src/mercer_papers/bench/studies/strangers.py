@@ -121,7 +121,7 @@ def convolutions(classes: int) -> nn.Module:
 
 
 def read(task: Task, x: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) -> (n, d), (n, c)
-    """What the head reads, and the outputs."""
+    """The inputs of the head, and the outputs."""
     features, outputs = [], []
     with torch.no_grad(), capture(task.network, [task.head]) as captured:
         for part in x.split(250):

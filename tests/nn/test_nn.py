@@ -255,6 +255,13 @@ def test_plot_draws_the_learned_kernel():
     assert len(KernelClassifier(D, C, RBF()).plot().axes) == 1
 
 
+def test_the_profile_of_a_series_of_one_sphere_is_taken_on_that_sphere():
+    series = RadialSeries(3, basis="gegenbauer")
+    head = KernelClassifier(D, C, series + Linear())  # lifted: the sphere has a dimension more than the embeddings
+    t = torch.tensor([-1.0, 0.0, 0.5, 1.0])
+    torch.testing.assert_close(head.profile(t), series.profile(t) + t)
+
+
 def test_second_order_pooling_equals_the_outer_product():
     head, z, w = SecondOrderPooling(D, C).double(), rows(), rows(seed=1)
     expected = (reference.squared_outer_product(z) * reference.squared_outer_product(w)).sum((1, 2))

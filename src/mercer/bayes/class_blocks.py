@@ -238,8 +238,8 @@ class ClassBlocksSpan(Span):
         n, c = f.shape
         columns = self._couple(phi).flatten(0, 1)
         coupled = (columns @ self.blocks.inner @ columns.mT).reshape(n, c, n, c).transpose(1, 2)
-        own = phi @ self.blocks.inverses @ phi.mT  # (c, n, n)
-        return f, coupled + torch.diag_embed(own.permute(1, 2, 0))
+        within_output = phi @ self.blocks.inverses @ phi.mT  # (c, n, n)
+        return f, coupled + torch.diag_embed(within_output.permute(1, 2, 0))
 
     @override
     def draw(
@@ -253,10 +253,10 @@ class ClassBlocksSpan(Span):
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=dtype, device=x.device)
 
-        own = torch.linalg.cholesky(blocks.inverses.double()).to(dtype) @ normal(c, d, n)
+        within_output = torch.linalg.cholesky(blocks.inverses.double()).to(dtype) @ normal(c, d, n)
         shared = torch.linalg.cholesky(blocks.inner.double()).to(dtype) @ normal(len(blocks.inner), n)
         pulled = [blocks.features.mT @ (blocks.couplings[:, j, None] * shared) for j in range(c)]
-        weights = own + blocks.inverses @ torch.stack(pulled)  # (c, d, n)
+        weights = within_output + blocks.inverses @ torch.stack(pulled)  # (c, d, n)
 
         draws, means = [], []
         for part in slices(len(x), self.batch_size):

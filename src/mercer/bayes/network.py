@@ -138,14 +138,14 @@ def check_weights(where: str, model: nn.Module, known: Mapping[str, list[float]]
     parameters = trainable(model)
     if not every:
         parameters = {n: p for n, p in model.named_parameters() if n in known}
-    other = sorted(parameters.keys() ^ known.keys())
-    if other:
-        fix = "Freeze and unfreeze as it was at fit."
-        raise ValueError(sentence(where, f"parameters that require grad must be {', '.join(known)}", other[0], fix))
+    unlike_fit = sorted(parameters.keys() ^ known.keys())
+    if unlike_fit:
+        need, fix = f"parameters that require grad must be {', '.join(known)}", "Freeze and unfreeze as it was at fit."
+        raise ValueError(sentence(where, need, unlike_fit[0], fix))
     for name, (size, norm) in known.items():
-        count, found_norm = parameters[name].numel(), _norm(parameters[name])
-        if count != size or not math.isclose(found_norm, norm, rel_tol=1e-5, abs_tol=1e-12):
-            got = f"{count} numbers of norm {found_norm:.6g}"
+        count, norm_now = parameters[name].numel(), _norm(parameters[name])
+        if count != size or not math.isclose(norm_now, norm, rel_tol=1e-5, abs_tol=1e-12):
+            got = f"{count} numbers of norm {norm_now:.6g}"
             fix = "Load the weights that the posterior was fitted at."
             raise ValueError(sentence(where, f"{name} must hold {size:.0f} numbers of norm {norm:.6g}", got, fix))
 
@@ -157,4 +157,6 @@ def _norm(p: Tensor) -> float:
 def flat_logits(output: Any) -> Tensor:  # -> (n, c)
     """A network's outputs as a matrix; one number a row is one column."""
     logits = as_logits(output)
-    return logits.reshape(len(logits), -1) if logits.ndim > 1 else logits[:, None]
+    if logits.ndim == 1:
+        return logits[:, None]
+    return logits.reshape(len(logits), -1)

@@ -65,7 +65,9 @@ class TemperatureScaling(NetworkPosterior):
     @override
     def _moments(self, x: Tensor, *, full: bool, gradients: bool) -> tuple[Tensor, Tensor]:
         f = self._outputs(x)
-        return f, f.new_zeros((*f.shape, f.shape[1]) if full else f.shape)
+        if full:
+            return f, f.new_zeros(*f.shape, f.shape[1])
+        return f, torch.zeros_like(f)
 
     @override
     def _joint(self, x: Tensor, gradients: bool) -> tuple[Tensor, Tensor]:

@@ -153,7 +153,7 @@ class _SeriesLogits(torch.autograd.Function):
             if scale is not None and bias is not None:
                 logits = torch.addcmul(bias, value, scale)
             else:
-                logits = value.clone()  # of the backward pass, too
+                logits = value.clone()  # the values are saved for the backward pass
                 if scale is not None:
                     logits.mul_(scale)
                 if bias is not None:

@@ -198,7 +198,7 @@ def no_overflow(where: str, name: str, x: Tensor) -> Tensor:
         raise ValueError(
             sentence(
                 where,
-                f"{name} must stay below {limit:.1e} in {x.dtype}, for its squares overflow",
+                f"{name} must stay below {limit:.1e} in {x.dtype}, because its squares overflow",
                 f"{largest:.1e}",
                 f"Standardise {name} first.",
             )

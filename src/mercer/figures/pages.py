@@ -38,7 +38,7 @@ def fill(package: str, template: str, values: Mapping[str, Any]) -> str:
         return f"{100 * share:.1f}%".replace("-", numbers.MINUS)
 
     def order(value: float | None) -> str:
-        """What a table is sorted by in the browser: every digit."""
+        """The number with every digit: the browser sorts a table by it."""
         if value is None:
             return ""
         return repr(float(value))

@@ -35,7 +35,7 @@ def lines(
 
     A value that is not finite leaves a gap. The curve named ``control`` is dashed and grey.
     """
-    _some("lines", "curves", curves)
+    _check_some("lines", "curves", curves)
     figure, (ax,) = canvas(theme=theme)
     colors = theme_named(theme)
     for i, (name, curve) in enumerate(curves.items()):
@@ -59,7 +59,7 @@ def lines(
     if y_log:
         ax.set_yscale("log")
     ax.set(xlabel=x_label, ylabel=y_label, title=title)
-    _legend(figure, ax, colors, len(curves), inside=True)
+    _draw_legend(figure, ax, colors, len(curves), inside=True)
     return figure
 
 
@@ -75,7 +75,7 @@ def bars(
 
     Categories run down the page, one bar for each series side by side; a missing or non-finite one leaves a gap.
     """
-    _some("bars", "heights", heights)
+    _check_some("bars", "heights", heights)
     categories = list(dict.fromkeys(category for values in heights.values() for category in values))
     tall = 0.9 + len(categories) * (0.22 + 0.2 * len(heights))
     figure, (ax,) = canvas(height=max(2.0, tall), theme=theme)
@@ -101,7 +101,7 @@ def bars(
     ax.set_ylim(len(categories) - 0.5, -0.5)  # the first on top
     ax.grid(False, axis="y")
     ax.set(xlabel=x_label, title=title)
-    _legend(figure, ax, colors, len(heights))
+    _draw_legend(figure, ax, colors, len(heights))
     return figure
 
 
@@ -301,12 +301,12 @@ def confidence(
     return figure
 
 
-def _some(where: str, name: str, values: Mapping[str, object]) -> None:
+def _check_some(where: str, name: str, values: Mapping[str, object]) -> None:
     if not values:
         raise ValueError(sentence(where, f"{name} must have at least one name", "none"))
 
 
-def _legend(figure: Figure, ax: Axes, theme: Theme, entries: int, *, inside: bool = False) -> None:
+def _draw_legend(figure: Figure, ax: Axes, theme: Theme, entries: int, *, inside: bool = False) -> None:
     # None for one entry; beside the curves where few fit there; else below all axes.
     if entries < 2:
         return

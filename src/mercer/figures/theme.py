@@ -230,19 +230,19 @@ def _write_plain_powers(figure: Figure) -> None:
                 axis.set_major_locator(MaxNLocator(4))  # more would touch each other
 
 
-def _slots(theme: Theme) -> dict[str, str]:
+def _name_colors(theme: Theme) -> dict[str, str]:
     named = {name: getattr(theme, name) for name in ("paper", "ink", "soft", "line")}
     return named | {f"s{i}": color for i, color in enumerate(theme.series)}
 
 
 # Either theme's color -> the variable that carries both.
 _VARIABLES = {
-    color: f"var(--mercer-{slot}, {_slots(LIGHT)[slot]})"
+    color: f"var(--mercer-{slot}, {_name_colors(LIGHT)[slot]})"
     for theme in (LIGHT, DARK)
-    for slot, color in _slots(theme).items()
+    for slot, color in _name_colors(theme).items()
 }
 _DARK_RULE = (
     "@media screen and (prefers-color-scheme: dark) {:root {"
-    + " ".join(f"--mercer-{slot}: {color};" for slot, color in _slots(DARK).items())
+    + " ".join(f"--mercer-{slot}: {color};" for slot, color in _name_colors(DARK).items())
     + "}}"
 )

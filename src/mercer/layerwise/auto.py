@@ -45,7 +45,7 @@ _PARTS = 2  # of these rows, each left out through a metric that the others teac
 _FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
 _NEAR = 1.0  # standard errors within which losses count as equal: the simpler network is taken
 _METRIC_WIDTH = 50  # columns beyond which many rows need no learned metric: they tell the directions apart themselves
-_COMPONENTS_FROM, _COMPONENTS = 150, 100  # columns from which many rows are projected on so many directions
+_COMPONENTS_FROM, _COMPONENTS = 150, 100  # above 150 columns many rows are projected on 100 directions
 _BLOCK = 5000  # rows of a block
 
 # One machine on it.
@@ -59,7 +59,7 @@ _RECORDED = 1000  # rows on which layers are measured
 
 
 class Setting(NamedTuple):
-    r"""What a search on few rows chose for the Gaussian.
+    r"""The Gaussian's setting that a search on few rows chose.
 
     Attributes:
         multiple: Bandwidth over the median distance, so that it carries over to another metric and other rows.
@@ -178,7 +178,7 @@ def fit_auto(
         modules = [*stem, machine.bare()]
     assert isinstance(machine, Solution)
 
-    # What each layer achieved.
+    # Measure each layer.
     bandwidth = measure_length_scale(machine.kernel, machine.anchors)
     if task == "classes":
         history = measure_layers(encoding, metrics, modules, bandwidth, rows)
@@ -273,7 +273,7 @@ def learn_metrics(z: Tensor, y: Tensor, kinds: tuple[str, ...], setting: Setting
 
 
 def measure_loss(y: Tensor, left_out: Tensor, task: str) -> float:
-    r"""What decides between networks: mean squared error, or for classes a smooth count of errors.
+    r"""The loss that decides between networks: mean squared error, or for classes a smooth count of errors.
 
     The count is :math:`\frac1n \sum_i 1 / (1 + e^{10 m_i})` of the margins :math:`m_i` between a row's own column
     and the best other; the squared error also rewards scores that are close to 1 far from any boundary.

@@ -193,7 +193,7 @@ class KernelNetwork(SavableModule):
 
 
 class FittedNetwork(NamedTuple):
-    """What a solver learned, before calibration.
+    """The network that a solver learned, before calibration.
 
     Attributes:
         modules: From raw rows to one column an output.

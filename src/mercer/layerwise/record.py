@@ -1,4 +1,4 @@
-r"""What a layer achieved, in the poster's columns: H, MSE, CE, C and T."""
+r"""Measures of a layer, in the poster's columns: H, MSE, CE, C and T."""
 
 from __future__ import annotations
 

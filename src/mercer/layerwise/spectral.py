@@ -20,7 +20,7 @@ from .record import LayerRecord, measure_features
 
 _ENOUGH = 0.99  # normalised HSIC at which the stack is done
 _HALVINGS, _SHARE = 4, 0.25  # bandwidths walked, and the share of the gap to H = 1 that ends the walk
-_STEPS, _CLOSE = 6, 1e-4  # a layer's fixed point: the next layer mends what the last digits would
+_STEPS, _CLOSE = 6, 1e-4  # steps and residual of a layer's fixed point; more digits gain nothing, the next layer does
 _LEAST = 1e-3  # eigenvalues of Q below this share of the largest are left out
 _GROWTH = 0.01  # growth of H below which another layer is not worth its width
 
@@ -256,7 +256,7 @@ def fit_spectral(
         width = min(c, *r.shape)
         fourier = RandomFourier(gaussian(sigma), features, paired=False, generator=generator).fit(r.new_zeros(1, width))
 
-        # Walk the bandwidth down till a layer closes enough of the gap to H* = 1; the layer of greatest H is taken.
+        # Walk the bandwidth down until a layer closes enough of the gap to H* = 1; take the layer of greatest H.
         candidates: list[tuple[SpectralLayer, LayerRecord]] = []
         for halvings in range(_HALVINGS):
             bandwidth, frequencies, phase = sigma / 2**halvings, fourier.omega * 2**halvings, fourier.phase

@@ -96,7 +96,7 @@ def save(obj: Savable, folder: str | os.PathLike[str]) -> None:
 
         # Delete tensors that neither version names, and what killed writers left.
         for path in (*target.glob("tensors-*.safetensors"), *target.glob(TEMPORARY)):
-            if path.name not in in_use and not path.is_symlink() and path.is_file() and _is_ours(path):
+            if path.name not in in_use and not path.is_symlink() and path.is_file() and _is_written_by_mercer(path):
                 path.unlink(missing_ok=True)
 
 
@@ -148,7 +148,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
-def _is_ours(path: Path) -> bool:
+def _is_written_by_mercer(path: Path) -> bool:
     """A writer's temporary file, or tensors that are named by what is in them: nobody else names files so."""
     match = _TENSOR_FILE.fullmatch(path.name)
     if match is None:

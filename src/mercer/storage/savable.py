@@ -78,7 +78,7 @@ class Savable:
         return cls(*bound.args[1:], **bound.kwargs)
 
     def get_state(self) -> dict[str, Any]:
-        """What was learned or fitted, by name."""
+        """The learned or fitted values, by name."""
         if isinstance(self, nn.Module):
             return dict(self.state_dict())
         return {k: v for k, v in vars(self).items() if k.endswith("_") and not k.startswith("_")}

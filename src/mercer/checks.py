@@ -153,7 +153,7 @@ def floating(x: Tensor) -> Tensor:
 
 
 def floating_dtype(x: Any, otherwise: torch.dtype | None = None) -> torch.dtype:
-    """The dtype of a tensor, or of rows in a file, that holds floats; else ``otherwise``, by default torch's default dtype."""
+    """The dtype of floats (a tensor, or rows in a file); for whole numbers ``otherwise``, or torch's default dtype."""
     dtype: torch.dtype = x.dtype
     if x.is_floating_point():
         return dtype
@@ -198,7 +198,7 @@ def no_overflow(where: str, name: str, x: Tensor) -> Tensor:
         raise ValueError(
             sentence(
                 where,
-                f"{name} must stay below {limit:.1e} in {x.dtype}, for its squares overflow",
+                f"{name} must stay below {limit:.1e} in {x.dtype}, because its squares overflow",
                 f"{largest:.1e}",
                 f"Standardise {name} first.",
             )

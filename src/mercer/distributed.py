@@ -34,17 +34,17 @@ _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
 )  # fmt: skip
-_alone = contextvars.ContextVar("mercer_alone", default=False)
+_works_alone = contextvars.ContextVar("mercer_alone", default=False)
 
 
 class Rows(Protocol):
-    """What rows are read from: a tensor, or a file that is read where it is indexed."""
+    """A tensor of rows, or a file that is read where it is indexed."""
 
     def __len__(self) -> int:
         """Rows."""
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Some of them, by a slice or by numbers."""
+        """The rows of a slice, or rows by number."""
 
 
 # --- who is there -----------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def world_size() -> int:
         RuntimeError: A launcher started several, and ``torch.distributed`` was not initialised: each would take its own
             rows for all of them.
     """
-    if _alone.get():
+    if _works_alone.get():
         return 1
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
@@ -88,11 +88,11 @@ def expect(ranks: int) -> None:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """In this block the rank works alone: nothing is sent, and its rows are all the rows."""
-    token = _alone.set(True)
+    token = _works_alone.set(True)
     try:
         yield
     finally:
-        _alone.reset(token)
+        _works_alone.reset(token)
 
 
 @contextlib.contextmanager
@@ -126,12 +126,12 @@ def shard(n: int) -> slice:
 
 
 def global_slice(n: int) -> tuple[slice, int]:
-    """Where this rank's ``n`` rows stand among those of all ranks, and how many those are.
+    """The place of this rank's ``n`` rows among those of all ranks, and the number of all.
 
     >>> global_slice(3)
     (slice(0, 3, None), 3)
     """
-    counts = _counts(n)
+    counts = _gather_counts(n)
     start = sum(counts[: rank()])
     return slice(start, start + n), sum(counts)
 
@@ -145,7 +145,7 @@ def take_rows(rows: Rows, index: Tensor) -> Tensor:  # (n_rank, ...), (m,) -> (m
     """
     if world_size() == 1:
         return rows[index]
-    ends = list(itertools.accumulate(_counts(len(rows))))
+    ends = list(itertools.accumulate(_gather_counts(len(rows))))
     owner = torch.bucketize(index, torch.tensor(ends, device=index.device), right=True)  # (m,)
     start = ends[rank()] - len(rows)
     everyone = gather_rows(rows[index[owner == rank()] - start])
@@ -167,7 +167,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     if world_size() == 1:
         return tensor
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    _together("sum_over_ranks", dist.all_reduce, total)
+    _call_together("sum_over_ranks", dist.all_reduce, total)
     return total
 
 
@@ -184,11 +184,11 @@ def gather_rows(rows: Tensor) -> Tensor:  # (n_rank, ...) -> (n, ...)
     if world_size() == 1:
         return rows
     rows = rows.detach().contiguous()
-    counts = _shapes(rows)
+    counts = _check_shapes(rows)
     padded = rows.new_zeros((max(counts), *rows.shape[1:]))  # all_gather wants one shape
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in counts]
-    _together("gather_rows", dist.all_gather, parts, padded)
+    _call_together("gather_rows", dist.all_gather, parts, padded)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
@@ -198,14 +198,14 @@ def shards(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:  # each (n_rank, .
         yield tensors
         return
     mine = [tensor.detach().contiguous() for tensor in tensors]
-    counts = [_shapes(tensor) for tensor in mine]
+    counts = [_check_shapes(tensor) for tensor in mine]
     for source in range(world_size()):
         parts = [
             tensor if source == rank() else tensor.new_empty((count[source], *tensor.shape[1:]))
             for tensor, count in zip(mine, counts, strict=True)
         ]
         for part in parts:
-            _together("shards", dist.broadcast, part, source)
+            _call_together("shards", dist.broadcast, part, source)
         yield tuple(parts)
 
 
@@ -218,8 +218,8 @@ def gather_json(value: Any) -> list[Any]:
     text = json.dumps(value).encode()
     if world_size() == 1:
         return [json.loads(text)]
-    said = gather_rows(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(_device()))
-    ends = [0, *itertools.accumulate(_counts(len(text)))]
+    said = gather_rows(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(_message_device()))
+    ends = [0, *itertools.accumulate(_gather_counts(len(text)))]
     return [json.loads(bytes(said[a:b].tolist())) for a, b in itertools.pairwise(ends)]
 
 
@@ -229,8 +229,8 @@ def shared_generator(generator: torch.Generator | None) -> torch.Generator | Non
         return generator
     if generator is None:
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, (1,))))
-    state = generator.get_state().to(_device())
-    _together("shared_generator", dist.broadcast, state, 0)
+    state = generator.get_state().to(_message_device())
+    _call_together("shared_generator", dist.broadcast, state, 0)
     generator.set_state(state.cpu())
     return generator
 
@@ -241,26 +241,26 @@ def broadcast_module(module: nn.Module) -> None:
         return
     for tensor in itertools.chain(module.parameters(), module.buffers()):
         said = tensor.detach().contiguous()
-        _together("broadcast_module", dist.broadcast, said, 0)
+        _call_together("broadcast_module", dist.broadcast, said, 0)
         with torch.no_grad():
             tensor.copy_(said)
 
 
-def _counts(n: int) -> list[int]:
+def _gather_counts(n: int) -> list[int]:
     if world_size() == 1:
         return [n]
-    mine = torch.tensor([n], device=_device())
+    mine = torch.tensor([n], device=_message_device())
     every = [torch.empty_like(mine) for _ in range(world_size())]
-    _together("global_slice", dist.all_gather, every, mine)
+    _call_together("global_slice", dist.all_gather, every, mine)
     return [int(count) for count in every]
 
 
-def _shapes(rows: Tensor) -> list[int]:
+def _check_shapes(rows: Tensor) -> list[int]:
     # Unequal shapes in all_gather hang or corrupt: compare them first, in a message of fixed size.
     kind = _DTYPES.index(rows.dtype)
     mine = torch.tensor([kind, rows.ndim, *rows.shape, *(8 - rows.ndim) * [0]], device=rows.device)
     every = [torch.empty_like(mine) for _ in range(world_size())]
-    _together("gather_rows", dist.all_gather, every, mine)
+    _call_together("gather_rows", dist.all_gather, every, mine)
     said = [message.tolist() for message in every]
     shapes = [tuple(message[2 : 2 + message[1]]) for message in said]
     if len({shape[1:] for shape in shapes}) > 1:
@@ -271,14 +271,14 @@ def _shapes(rows: Tensor) -> list[int]:
     return [shape[0] for shape in shapes]
 
 
-def _device() -> torch.device:
-    """Where small messages travel."""
+def _message_device() -> torch.device:
+    """The device that small messages need."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
-def _together(where: str, collective: Callable[..., object], *arguments: object) -> None:
+def _call_together(where: str, collective: Callable[..., object], *arguments: object) -> None:
     try:
         collective(*arguments)
     except RuntimeError as error:

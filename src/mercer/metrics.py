@@ -24,9 +24,9 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
     """
     if scores.ndim == 1:
         same_length("accuracy", "scores", scores, "labels", labels)
-        _some_rows("accuracy", labels)
+        _check_some_rows("accuracy", labels)
         return float((scores == labels).double().mean())
-    scores = _scores("accuracy", scores, labels)
+    scores = _check_scores("accuracy", scores, labels)
     return float((scores.argmax(1) == labels).double().mean())
 
 
@@ -40,7 +40,7 @@ def nll(probabilities: Tensor, labels: Tensor) -> float:
         probabilities: ``(n, c)``, rows that sum to 1.
         labels: Classes ``0..c-1``, ``(n,)``.
     """
-    p = _probabilities("nll", probabilities, labels)
+    p = _check_probabilities("nll", probabilities, labels)
     floor = 0.0
     if probabilities.is_floating_point():
         floor = torch.finfo(probabilities.dtype).eps
@@ -54,7 +54,7 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
         probabilities: ``(n, c)``, rows that sum to 1.
         labels: Classes ``0..c-1``, ``(n,)``.
     """
-    p = _probabilities("brier", probabilities, labels)
+    p = _check_probabilities("brier", probabilities, labels)
     hit = torch.nn.functional.one_hot(labels.long(), p.shape[1])
     return float((p - hit).square().sum(1).mean())
 
@@ -78,7 +78,7 @@ def calibration(probabilities: Tensor, labels: Tensor, bins: int = 15) -> tuple[
 
     The last two are NaN where a bin is empty.
     """
-    p = _probabilities("calibration", probabilities, labels)
+    p = _check_probabilities("calibration", probabilities, labels)
     bins = integer("calibration", "bins", bins, 1)
     confidence, predicted = p.max(1)
     edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype, device=p.device)
@@ -107,8 +107,8 @@ def auroc(familiar: Tensor, unfamiliar: Tensor) -> float:
     return float((below + up_to).double().mean() / (2 * len(negatives)))
 
 
-def _probabilities(where: str, p: Tensor, labels: Tensor) -> Tensor:
-    p = _scores(where, p, labels)
+def _check_probabilities(where: str, p: Tensor, labels: Tensor) -> Tensor:
+    p = _check_scores(where, p, labels)
     off = float((p.sum(1) - 1).abs().max())
     if off > 1e-3 or float(p.min()) < 0:
         got = f"{float(p.min()):.1e}"
@@ -119,19 +119,19 @@ def _probabilities(where: str, p: Tensor, labels: Tensor) -> Tensor:
     return p
 
 
-def _scores(where: str, scores: Tensor, labels: Tensor) -> Tensor:
+def _check_scores(where: str, scores: Tensor, labels: Tensor) -> Tensor:
     if scores.ndim != 2 or labels.ndim != 1:
         got = f"{tuple(scores.shape)} and {tuple(labels.shape)}"
         raise ValueError(sentence(where, "scores and labels must have shapes (n, c) and (n,)", got))
     same_length(where, "scores", scores, "labels", labels)
     same_device(where, "scores", scores.device, "labels", labels.device)
-    _some_rows(where, labels)
+    _check_some_rows(where, labels)
     if labels.is_floating_point() or int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]:
         got = f"{labels.dtype} from {labels.min().item()} to {labels.max().item()}"
         raise ValueError(sentence(where, f"labels must be whole numbers in 0..{scores.shape[1] - 1}", got))
     return finite(where, "scores", scores.detach().double())
 
 
-def _some_rows(where: str, labels: Tensor) -> None:
+def _check_some_rows(where: str, labels: Tensor) -> None:
     if not len(labels):
         raise ValueError(sentence(where, "labels must have at least one row", tuple(labels.shape)))

@@ -33,7 +33,7 @@ def shown(text: object, limit: int = 60) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most ``limit`` letters: the beginning and the end, for names of columns often differ in their last letters."""
+    """At most ``limit`` letters: the beginning and the end, because long names often differ in their last letters."""
     if len(text) <= limit:
         return text
     end = max(0, limit // 3 - 2)

@@ -47,7 +47,7 @@ def spoiled(value, dtype=torch.float64):
     [
         (lambda x, y: (spoiled(math.nan), y), "x must be finite; got NaN, first bad row 3"),
         (lambda x, y: (spoiled(-math.inf), y), "x must be finite; got infinity, first bad row 3"),
-        (lambda x, y: (spoiled(1e200), y), "x must stay below .* for its squares overflow; got 1.0e.200"),
+        (lambda x, y: (spoiled(1e200), y), "x must stay below .* because its squares overflow; got 1.0e.200"),
         (lambda x, y: (x[:0], y[:0]), "x must have at least one row"),
         (lambda x, y: (x, y[:5]), "x and y must have as many rows; got 20 and 5"),
         (lambda x, y: (x, y + 2), r"labels must be whole numbers in 0..2, shape \(n,\); got 2..4"),
@@ -68,7 +68,7 @@ def test_bad_rows_at_prediction_are_refused(name):
     for x, sentence in [
         (spoiled(math.nan), "x must be finite; got NaN, first bad row 3"),
         (spoiled(math.inf), "x must be finite; got infinity, first bad row 3"),
-        (spoiled(1e200), "for its squares overflow"),
+        (spoiled(1e200), "because its squares overflow"),
         (points()[0][:0], "x must have at least one row"),
         (points()[0][0], r"x must be a tensor of shape \(n, ...\); got \(3,\)"),
         ([[1.0, 2.0, 3.0]], "x must be a tensor of shape .* got list"),

@@ -504,7 +504,7 @@ def test_sentences():
         ),
         (
             lambda: NeuralEigenfunctions(Linear(), 2).fit(torch.full((4, 2), 1e30)),
-            r"x must stay below .* for its squares overflow; got 1.0e\+30\. Standardise x first\.",
+            r"x must stay below .* because its squares overflow; got 1.0e\+30\. Standardise x first\.",
         ),
     ]:
         with pytest.raises(ValueError, match=match):

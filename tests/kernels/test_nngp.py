@@ -198,7 +198,9 @@ def test_denormal_inputs_are_nearly_zero(kernel, scale, dtype):
 
 def test_pictures_whose_squares_overflow_are_refused():
     x = draw(2, 1, 2, 2, dtype=torch.float32) * 1e30
-    with pytest.raises(ValueError, match=r"ConvNTK: x must stay below .* in torch.float32, for its squares overflow"):
+    with pytest.raises(
+        ValueError, match=r"ConvNTK: x must stay below .* in torch.float32, because its squares overflow"
+    ):
         ConvNTK()(x)
 
 

@@ -295,7 +295,7 @@ def test_3_nan_in_y(estimator, small):
 
 def test_4_5_huge_values(estimator, small):
     X, y = small
-    with pytest.raises(ValueError, match="for its squares overflow; got 2"):
+    with pytest.raises(ValueError, match="because its squares overflow; got 2"):
         estimator.fit(X / np.abs(X).max() * 2e200, y)
     assert_answers(clone(estimator).fit(X * 1e30, y), X * 1e30)
 

@@ -15,7 +15,7 @@ from mercer.linalg.distances import (
     squared_distances,
     unit_rows,
 )
-from mercer.linalg.torch_internals import differentiated, forward_mode, in_batched_backward, transformed
+from mercer.linalg.torch_internals import forward_mode, in_batched_backward, is_transforming, may_be_differentiated
 
 WIDTHS = [1, 4, 5, 40]  # up to four features by differences, beyond by a product
 
@@ -151,7 +151,7 @@ def test_torch_says_when_derivatives_are_taken():
     x, seen = torch.ones(2), []
 
     def look(z):
-        seen.append((transformed(), forward_mode(), differentiated(z)))
+        seen.append((is_transforming(), forward_mode(), may_be_differentiated(z)))
         return z.sum()
 
     look(x)

@@ -1,4 +1,4 @@
-"""What eigenfunctions are combined from: kernels at landmarks, a network's hidden features or outputs, products."""
+"""Functions that eigenfunctions are combined from: kernels at landmarks, a network's features or outputs, products."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class OutputBasis(NetworkBasis):
 
 
 class HiddenBasis(NetworkBasis):
-    """What goes into a network's last linear layer; with c outputs, each feature for each output."""
+    """The inputs of a network's last linear layer; with c outputs, each feature for each output."""
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n c, m c)

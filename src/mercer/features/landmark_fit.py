@@ -1,4 +1,4 @@
-r"""Eigenfunctions as combinations of the kernel at landmarks: all rows, a compressed sample, or landmarks asked for.
+r"""Eigenfunctions as combinations of the kernel at landmarks: all rows, a compressed sample, or the user's landmarks.
 
 Of eigenvectors of the Gram matrix, :math:`\psi_j(x) = \frac{\sqrt n}{\lambda_j} \sum_i k(x, x_i) v_{ij}`.
 """
@@ -33,7 +33,7 @@ _FINE_ROWS = 2048  # float64 rows are held in float64 up to here
 _FINE_RATIO = 1e-4  # eigenvalues below this share of the largest are noisy in float32
 _ARRAY_ROWS = 256, 4096  # between these the Gram matrix is one array, and one vector is quicker than a block
 _ACCURACY = 1e-3  # residual of a pair, relative to its eigenvalue
-_SMOOTH = 0.15  # what landmarks may leave of the kernel, relative to what rank k leaves, for their own functions to do
+_SMOOTH = 0.15  # error of the landmarks over the error of rank k up to which their own functions are enough
 _HELD_ROWS = 512
 _PROBED_ROWS = 64  # rows at which the operator of all rows is applied, for the residuals
 _log = logging.getLogger("mercer")
@@ -56,7 +56,7 @@ def fit_landmarks(task: Task) -> tuple[LandmarkBasis, Pairs]:
 
 
 def fit_given(task: Task) -> tuple[LandmarkBasis, Pairs]:
-    """Rayleigh-Ritz on the span of landmarks, which are moved uphill first where steps are asked for."""
+    """Rayleigh-Ritz on the span of landmarks, after ``steps`` of gradient ascent on them."""
     # The landmarks: the user's; else centers of k-means, or uniform rows for pictures and for indices.
     kernel, x = task.kernel, task.rows
     if isinstance(task.landmarks, Tensor):

@@ -60,7 +60,7 @@ class LandmarkFeatures:
 
 
 def widen(kernel: Kernel, x: Tensor) -> Tensor:
-    """Rows in float64, but for kernels of networks, which would be twice as dear, and for indices."""
+    """Rows in float64; rows of network kernels, where that would cost twice as much, and indices stay as they are."""
     if isinstance(kernel, NetworkKernel):
         return x
     return checks.cast_floats(x, torch.float64)

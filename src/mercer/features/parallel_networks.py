@@ -59,7 +59,7 @@ class ParallelNetworks(nn.Module):
         return h.permute(1, 2, 0)
 
     def read_hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k * width of the last layer)
-        """What goes into the readouts of all networks, side by side."""
+        """The inputs of the readouts of all networks, side by side."""
         return self._run_body(x).transpose(0, 1).flatten(1)
 
     def _run_body(self, x: Tensor) -> Tensor:  # (n, ...) -> (k, n, width)
@@ -110,7 +110,7 @@ class Trunk(nn.Module):
             else:
                 first = nn.Linear(math.prod(shape), width)
                 self.body = nn.Sequential(nn.Flatten(), first, nn.GELU(), nn.Linear(width, width), nn.GELU())
-            # Linear on the hidden features, so that Rayleigh-Ritz can combine them anew.
+            # Linear on the hidden features, so that Rayleigh-Ritz can combine them in its own way.
             self.readout = nn.Linear(width, k * outputs)
 
     @override
@@ -122,7 +122,7 @@ class Trunk(nn.Module):
         return out
 
     def read_hidden(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, width)
-        """What goes into the readout."""
+        """The input of the readout."""
         h: Tensor = self.body(x)
         return h
 

@@ -25,7 +25,7 @@ from .bases import Basis
 from .landmarks import sample, widen
 from .neuralef import Training
 
-_OPERATOR_ROWS = 8192  # the operator is applied on at most so many rows: its cost is their square
+_OPERATOR_ROWS = 8192  # most rows that the operator is applied on: its cost is their square
 _BLOCK = 4096  # rows of a block
 _log = logging.getLogger("mercer")
 
@@ -60,7 +60,7 @@ def kernel_operator(kernel: Kernel, x: Tensor) -> SymmetricOperator:
     features = _explicit_features(kernel, x)
     if features is not None:
         return SymmetricOperator(lambda v: features @ (features.mT @ v) / n, len(features), device=x.device)
-    # A network's Gram matrix is dear: compute it once.
+    # A network's Gram matrix is expensive: compute it once.
     if isinstance(kernel, NetworkKernel):
 
         def compute_rows(part: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def kernel_operator(kernel: Kernel, x: Tensor) -> SymmetricOperator:
         if gram.ndim == 4:  # (n, n, c, c): a matrix for each pair, as (n c, n c)
             gram = gram.transpose(1, 2).flatten(2).flatten(0, 1)
         return SymmetricOperator(lambda v: gram @ v / n, len(gram), device=x.device)
-    # Any other kernel is computed anew for each product, block by block.
+    # Any other kernel is computed again for each product, block by block.
     return SymmetricOperator(
         lambda v: map_shared_rows(lambda part: kernel.matmul(part, x, v), x).double() / n, n, device=x.device
     )
@@ -197,7 +197,7 @@ class Task:
 
 
 def normalize_functions(basis: Basis, pairs: Pairs, rows: Readable) -> Pairs:
-    """The pairs with functions of mean square exactly 1 over the rows of all ranks, whatever they were found on."""
+    """Scale the functions to a mean square of exactly 1 over the rows of all ranks."""
 
     def sum_squares(part: Tensor) -> Tensor:  # (b, ...) -> (k,)
         values = basis(part)

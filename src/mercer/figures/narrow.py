@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .theme import DARK, LETTER, legend_below, svg
+from .theme import DARK, LETTER, LIGHT, legend_below, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,16 +47,20 @@ def narrow(figure: Figure, width: float = 4.1) -> Figure:
 
         # Pictures, and panels without numbers along their axes, can be small: two beside each other.
         bare = [bool(ax.images) or not (len(ax.get_xticks()) or len(ax.get_yticks())) for ax in panels]
-        across = 2 if len(panels) > 2 and all(bare) else 1
+        across = 1
+        if len(panels) > 2 and all(bare):
+            across = 2
         down = -(-len(panels) // across)
 
         # Give a panel the label that it shared with its row or column, where there is only one to give.
         for name, labeled in (("xaxis", order), ("yaxis", order[::across])):
             labels = {text for ax in order if (text := getattr(ax, name).label.get_text())}
-            for ax in order:
-                axis = getattr(ax, name)
-                if len(labels) == 1 and len(axis.get_ticklocs()):
-                    axis.set_label_text(next(iter(labels)) if ax in labeled else "")
+            for axis, ax in ((getattr(ax, name), ax) for ax in order):
+                if len(labels) != 1 or not len(axis.get_ticklocs()):
+                    continue
+                axis.set_label_text("")
+                if ax in labeled:
+                    axis.set_label_text(*labels)
         _wrap(panels, width / across)
 
         # A color bar that all panels share goes below them, where it takes no width.
@@ -86,7 +90,9 @@ def narrow(figure: Figure, width: float = 4.1) -> Figure:
         figure.set_size_inches(width, down * height + bar_height)
 
     # Legends again, in as many columns as the new width holds.
-    theme = DARK.name if to_hex(figure.get_facecolor()) == DARK.paper else "light"
+    theme = LIGHT.name
+    if to_hex(figure.get_facecolor()) == DARK.paper:
+        theme = DARK.name
     for legend in list(figure.legends):
         handles = {text.get_text(): handle for text, handle in zip(legend.texts, legend.legend_handles, strict=True)}
         legend.remove()

@@ -32,10 +32,12 @@ def plain(value: float | None, digits: int = 4) -> str:
     return text.replace("-", MINUS)
 
 
-def printed(value: float, deviation: float | None = None) -> str:
+def show_published(value: float, deviation: float | None = None) -> str:
     """A published number, with every digit the paper gives."""
     text = f"{value:,.10g}".replace("-", MINUS)
-    return text if deviation is None else f"{text} ± {deviation:.10g}"
+    if deviation is None:
+        return text
+    return f"{text} ± {deviation:.10g}"
 
 
 def with_deviation(mean: float, deviation: float | None) -> str:
@@ -57,7 +59,9 @@ def with_deviation(mean: float, deviation: float | None) -> str:
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and sample deviation; None for one value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    if len(values) == 1:
+        return statistics.fmean(values), None
+    return statistics.fmean(values), statistics.stdev(values)
 
 
 def duration(seconds: float) -> str:

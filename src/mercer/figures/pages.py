@@ -33,11 +33,19 @@ def fill(package: str, template: str, values: Mapping[str, Any]) -> str:
     )
 
     def percent(share: float | None) -> str:
-        return "\N{EN DASH}" if share is None else f"{100 * share:.1f}%".replace("-", numbers.MINUS)
+        if share is None:
+            return "\N{EN DASH}"
+        return f"{100 * share:.1f}%".replace("-", numbers.MINUS)
+
+    def order(value: float | None) -> str:
+        """The number with every digit: the browser sorts a table by it."""
+        if value is None:
+            return ""
+        return repr(float(value))
 
     environment.filters |= {
         "duration": numbers.duration,
-        "order": lambda value: "" if value is None else repr(float(value)),
+        "order": order,
         "plain": numbers.plain,
         "percent": percent,
         "words": words,

@@ -35,7 +35,7 @@ def lines(
 
     A value that is not finite leaves a gap. The curve named ``control`` is dashed and grey.
     """
-    _some("lines", "curves", curves)
+    _check_some("lines", "curves", curves)
     figure, (ax,) = canvas(theme=theme)
     colors = theme_named(theme)
     for i, (name, curve) in enumerate(curves.items()):
@@ -47,15 +47,19 @@ def lines(
         if x.shape != y.shape or x.ndim != 1:
             raise ValueError(sentence("lines", f"x and y of {name!r} must be as long", f"{x.shape} and {y.shape}"))
         y = np.where(np.isfinite(y), y, np.nan)
-        marker = "o" if len(x) <= 12 else ""
+        marker = ""
+        if len(x) <= 12:
+            marker = "o"
         ax.plot(x, y, color=color, linestyle=dash, linewidth=1.8, label=name, marker=marker, markersize=4)
         if "low" in curve and "high" in curve:
             low, high = (np.asarray(curve[side], dtype=float) for side in ("low", "high"))
             ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
-    ax.set_xscale("log" if x_log else "linear")
-    ax.set_yscale("log" if y_log else "linear")
+    if x_log:
+        ax.set_xscale("log")
+    if y_log:
+        ax.set_yscale("log")
     ax.set(xlabel=x_label, ylabel=y_label, title=title)
-    _legend(figure, ax, colors, len(curves), inside=True)
+    _draw_legend(figure, ax, colors, len(curves), inside=True)
     return figure
 
 
@@ -71,7 +75,7 @@ def bars(
 
     Categories run down the page, one bar for each series side by side; a missing or non-finite one leaves a gap.
     """
-    _some("bars", "heights", heights)
+    _check_some("bars", "heights", heights)
     categories = list(dict.fromkeys(category for values in heights.values() for category in values))
     tall = 0.9 + len(categories) * (0.22 + 0.2 * len(heights))
     figure, (ax,) = canvas(height=max(2.0, tall), theme=theme)
@@ -83,15 +87,21 @@ def bars(
         lengths = np.array([values.get(category, np.nan) for category in categories], dtype=float)
         ax.barh(where, lengths, thick * 0.88, color=colors.series[i % len(colors.series)], label=name)
         spread = np.array([(errors or {}).get(name, {}).get(category, np.nan) for category in categories], dtype=float)
-        known = np.isfinite(spread) & np.isfinite(lengths)
+        drawable = np.isfinite(spread) & np.isfinite(lengths)
         ax.errorbar(
-            lengths[known], where[known], xerr=spread[known], fmt="none", color=colors.ink, elinewidth=1.2, capsize=2.5
+            lengths[drawable],
+            where[drawable],
+            xerr=spread[drawable],
+            fmt="none",
+            color=colors.ink,
+            elinewidth=1.2,
+            capsize=2.5,
         )
     ax.set_yticks(range(len(categories)), categories)
     ax.set_ylim(len(categories) - 0.5, -0.5)  # the first on top
     ax.grid(False, axis="y")
     ax.set(xlabel=x_label, title=title)
-    _legend(figure, ax, colors, len(heights))
+    _draw_legend(figure, ax, colors, len(heights))
     return figure
 
 
@@ -111,14 +121,14 @@ def reliability(
     colors = theme_named(theme)
     # Above: a bar of accuracy, a point of mean confidence, and the gap between them.
     edges = np.linspace(0, 1, len(n) + 1)
-    middle, thick, filled = (edges[:-1] + edges[1:]) / 2, 0.92 / len(n), n > 0
+    centers, thick, filled = (edges[:-1] + edges[1:]) / 2, 0.92 / len(n), n > 0
     gap = np.abs(sure - right)[filled]
-    drawn = top.bar(middle[filled], right[filled], thick, color=colors.series[0], label="accuracy")
-    top.vlines(middle[filled], right[filled], sure[filled], color=colors.series[1], linewidth=2.0)
-    top.plot(middle[filled], sure[filled], "o", color=colors.series[1], markersize=4.5, label="mean confidence")
+    accuracies = top.bar(centers[filled], right[filled], thick, color=colors.series[0], label="accuracy")
+    top.vlines(centers[filled], right[filled], sure[filled], color=colors.series[1], linewidth=2.0)
+    top.plot(centers[filled], sure[filled], "o", color=colors.series[1], markersize=4.5, label="mean confidence")
     top.plot([0, 1], [0, 1], color=colors.soft, linewidth=1.2, linestyle=DASHES[1])
     # Below: how many rows a bin has.
-    below.bar(middle, n / n.sum(), thick, color=colors.series[-1])
+    below.bar(centers, n / n.sum(), thick, color=colors.series[-1])
     error = float((n[filled] / n.sum() * gap).sum())
     title = title or f"expected calibration error {error:.3f}"
     top.set(ylabel="accuracy", title=title, xlim=(0, 1), ylim=(0, 1))
@@ -127,8 +137,9 @@ def reliability(
     assert grid is not None
     grid.set_height_ratios([3, 1])
     top.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=colors.ink)
-    for bar, rows in zip(drawn, n[filled], strict=True):  # after the legend, whose sample is the first bar
-        bar.set_alpha(0.35 if rows < _FEW else None)
+    for bar, rows in zip(accuracies, n[filled], strict=True):  # after the legend, whose sample is the first bar
+        if rows < _FEW:
+            bar.set_alpha(0.35)
     return figure
 
 
@@ -152,14 +163,18 @@ def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme
     figure, (ax,) = canvas(width=side + 1.0, height=side, theme=theme)
     # A cell is as dark as its share of the true class; its text is light on dark cells, soft where the count is 0.
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
-    for (i, j), share in np.ndenumerate(shares):
-        cell = Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, facecolor=colors.series[0], alpha=share, linewidth=0)
+    size = 9.0
+    if c > 10:
+        size = 7.5
+    for (i, j), part in np.ndenumerate(shares):
+        cell = Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, facecolor=colors.series[0], alpha=part, linewidth=0)
         ax.add_patch(cell)
-        text = f"{table[i, j]:,.0f}" if table[i, j] else "\N{MIDDLE DOT}"
-        ink = colors.ink if table[i, j] else colors.soft
-        if share > _TOP:
+        text, ink = f"{table[i, j]:,.0f}", colors.ink
+        if table[i, j] == 0:
+            text, ink = "\N{MIDDLE DOT}", colors.soft
+        if part > _TOP:
             ink = colors.paper
-        ax.text(j, i, text, ha="center", va="center", fontsize=9 if c <= 10 else 7.5, color=ink)
+        ax.text(j, i, text, ha="center", va="center", fontsize=size, color=ink)
     ax.set_xticks(range(c), names)
     if sum(map(len, names)) > _TURNED:
         ax.set_xticks(range(c), names, rotation=35, ha="right")
@@ -210,20 +225,19 @@ def band(
         title: Above it.
         theme: ``light`` or ``dark``.
     """
-    at, middle, spread = (np.asarray(v, dtype=float) for v in (x, mean, deviation))
-    if at.ndim != 1 or not at.shape == middle.shape == spread.shape:
-        got = (at.shape, middle.shape, spread.shape)
+    at, center, spread = (np.asarray(v, dtype=float) for v in (x, mean, deviation))
+    if at.ndim != 1 or not at.shape == center.shape == spread.shape:
+        got = (at.shape, center.shape, spread.shape)
         raise ValueError(sentence("band", "x, mean and deviation must have one shape (g,)", got))
     figure, (ax,) = canvas(theme=theme)
     colors = theme_named(theme)
     # Two deviations, then one, so that the inner band is darker.
-    for times, alpha in ((2, 0.14), (1, 0.22)):
-        label = f"{times} deviation" + ("s" if times > 1 else "")
+    for times, alpha, label in ((2, 0.14, "2 deviations"), (1, 0.22, "1 deviation")):
         ax.fill_between(
-            at, middle - times * spread, middle + times * spread, color=colors.series[0], alpha=alpha, linewidth=0,
+            at, center - times * spread, center + times * spread, color=colors.series[0], alpha=alpha, linewidth=0,
             label=label,
         )  # fmt: skip
-    ax.plot(at, middle, color=colors.series[0], linewidth=1.8, label="prediction")
+    ax.plot(at, center, color=colors.series[0], linewidth=1.8, label="prediction")
     if points is not None:
         ax.scatter(*points, s=16, color=colors.series[1], edgecolors=colors.paper, linewidths=0.5, label="data")
     ax.set(xlabel=x_label, ylabel=y_label, title=title)
@@ -287,12 +301,13 @@ def confidence(
     return figure
 
 
-def _some(where: str, name: str, values: Mapping[str, object]) -> None:
+def _check_some(where: str, name: str, values: Mapping[str, object]) -> None:
     if not values:
         raise ValueError(sentence(where, f"{name} must have at least one name", "none"))
 
 
-def _legend(figure: Figure, ax: Axes, theme: Theme, entries: int, *, inside: bool = False) -> None:
+def _draw_legend(figure: Figure, ax: Axes, theme: Theme, entries: int, *, inside: bool = False) -> None:
+    # None for one entry; beside the curves where few fit there; else below all axes.
     if entries < 2:
         return
     if inside and entries <= _MANY:

@@ -86,13 +86,17 @@ def canvas(
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    # One panel is larger than one of several.
     colors = theme_named(theme)
-    if width is None:
-        width = 6.4 if columns == 1 else 3.6 * columns
-    if height is None:
-        height = 3.6 if rows == 1 else 3.1 * rows
+    if width is None and columns == 1:
+        width = 6.4
+    if height is None and rows == 1:
+        height = 3.6
+    size = (width or 3.6 * columns, height or 3.1 * rows)
+
+    # The figure, with room for labels, and each of its axes in the house's style.
     room = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    figure = Figure(figsize=(width, height), dpi=110, layout=room, facecolor=colors.paper)
+    figure = Figure(figsize=size, dpi=110, layout=room, facecolor=colors.paper)
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
         dress(ax, colors)
@@ -165,14 +169,14 @@ def svg(figure: Figure) -> str:
     text = re.sub(r"'DejaVu Sans'(, [^;\"]*)?sans-serif", "system-ui, sans-serif", text)
 
     # Fewer bytes, because a page holds every figure twice, for a desk and for a phone: coordinates to 0.01 points, ...
-    def shorten(match: re.Match[str]) -> str:
+    def round_numbers(match: re.Match[str]) -> str:
         rounded = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", match[2])
         one_line = re.sub(r"\s*\n\s*", " ", rounded).strip()
         return f'{match[1]}="{one_line}"'
 
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", text)
-    text = _COORDINATES.sub(shorten, text)
+    text = _COORDINATES.sub(round_numbers, text)
 
     # ... a style that all markers of a group share once, ...
     def share_style(match: re.Match[str]) -> str:
@@ -185,7 +189,13 @@ def svg(figure: Figure) -> str:
 
     # ... and no ids that nothing refers to.
     named = set(re.findall(r"#([\w.-]+)", text))
-    text = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in named else "", text)
+
+    def drop_unused(match: re.Match[str]) -> str:
+        if match[1] in named:
+            return match[0]
+        return ""
+
+    text = re.sub(r' id="([^"]*)"', drop_unused, text)
     text = re.sub(r"\n\s+", "\n", text)
     end = text.index(">") + 1
     return f"{text[:end]}\n <style>{_DARK_RULE}</style>{text[end:]}"
@@ -205,7 +215,9 @@ def _write_plain_powers(figure: Figure) -> None:
 
     class Plain(LogFormatterMathtext):
         def __call__(self, x: float, pos: int | None = None) -> str:
-            return f"{x:,g}" if super().__call__(x, pos) else ""  # it leaves out what would be too dense
+            if not super().__call__(x, pos):  # it leaves out what would be too dense
+                return ""
+            return f"{x:,g}"
 
     for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
         low, high = sorted(axis.get_view_interval())
@@ -218,19 +230,19 @@ def _write_plain_powers(figure: Figure) -> None:
                 axis.set_major_locator(MaxNLocator(4))  # more would touch each other
 
 
-def _slots(theme: Theme) -> dict[str, str]:
+def _name_colors(theme: Theme) -> dict[str, str]:
     named = {name: getattr(theme, name) for name in ("paper", "ink", "soft", "line")}
     return named | {f"s{i}": color for i, color in enumerate(theme.series)}
 
 
 # Either theme's color -> the variable that carries both.
 _VARIABLES = {
-    color: f"var(--mercer-{slot}, {_slots(LIGHT)[slot]})"
+    color: f"var(--mercer-{slot}, {_name_colors(LIGHT)[slot]})"
     for theme in (LIGHT, DARK)
-    for slot, color in _slots(theme).items()
+    for slot, color in _name_colors(theme).items()
 }
 _DARK_RULE = (
     "@media screen and (prefers-color-scheme: dark) {:root {"
-    + " ".join(f"--mercer-{slot}: {color};" for slot, color in _slots(DARK).items())
+    + " ".join(f"--mercer-{slot}: {color};" for slot, color in _name_colors(DARK).items())
     + "}}"
 )

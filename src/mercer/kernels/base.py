@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import checks
 from ..linalg.blocks import apply_to_both, block_rows, blockwise_matmul, slices
-from ..linalg.torch_internals import differentiated, records_graph, transformed
+from ..linalg.torch_internals import is_transforming, may_be_differentiated, records_graph
 from ..rows.agreement import visit_ranks
 from ..rows.loading import as_tensor
 from ..storage.savable import Savable
@@ -126,7 +126,7 @@ class Positive(nn.Module):
         return value.item()
 
     def scale(self, by: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Both sets of rows times ``by`` ``(d,)``; rows that are one tensor stay one."""
+        """Multiply both sets of rows by ``by`` ``(d,)``; rows that are one tensor stay one."""
         if len(by) != x.shape[1]:
             need = f"x must have a feature for each of the {len(by)} values of {self.name}"
             raise ValueError(checks.sentence(self.where, need, tuple(x.shape)))
@@ -312,7 +312,7 @@ class Kernel(Savable, nn.Module):
         if v.ndim not in (1, 2) or len(v) != len(y):
             raise ValueError(checks.sentence(where, f"v must have shape ({len(y)},) or ({len(y)}, c)", tuple(v.shape)))
         checks.real(where, "v", v)
-        if not differentiated(x, y, v, *self.parameters()):
+        if not may_be_differentiated(x, y, v, *self.parameters()):
             return blockwise_matmul(self.gram, x, y, v, block=block)
 
         # With a derivative: each block is a checkpoint, computed again in the backward pass.
@@ -325,7 +325,7 @@ class Kernel(Savable, nn.Module):
         if block is None:
             block = block_rows(3 * max(1, len(y)) * v.element_size())
         parts = [x[part] for part in slices(len(x), checks.integer(where, "block", block, 1))] or [x]
-        if transformed() or not self.RECOMPUTED:  # torch.func has no checkpoints
+        if is_transforming() or not self.RECOMPUTED:  # torch.func has no checkpoints
             return torch.cat([product(part) for part in parts])
         return torch.cat([checkpoint(product, part, use_reentrant=False) for part in parts])
 
@@ -357,7 +357,7 @@ class Kernel(Savable, nn.Module):
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Construct the kernel anew, in place, with some arguments changed: ``gamma=2.0``, ``left__gamma=2.0``."""
+        """Change some arguments, ``gamma=2.0`` or ``left__gamma=2.0``: the kernel is constructed again, in place."""
         # Sort them into arguments of this kernel, and those of kernels among its arguments.
         arguments = self.get_params(deep=False)
         nested: dict[str, dict[str, Any]] = {}

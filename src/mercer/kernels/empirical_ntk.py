@@ -96,26 +96,26 @@ class EmpiricalNTK(NetworkKernel):
         if self.method == "low_rank":
             x = self.prepare("x", x)
             checks.finite("EmpiricalNTK", "x", x)
-            self.directions = self._range(x)
+            self.directions = self._find_range(x)
         return self
 
     @override
     def gram(self, x: Tensor, y: Tensor) -> Tensor:  # (n, ...), (m, ...) -> (n, m) or (n, m, c, c)
         if self.method == "exact":
-            return self._exact(x, y)
+            return self._compute_exact(x, y)
         if self.method == "low_rank" and not self.directions.numel():
             # Without `fit`: directions from the rows of this call.
             rows = x
             if y is not x:
                 rows = torch.cat((x, y))
-            q = self._range(rows)
-            return self.join(*apply_to_both(lambda part: self._tangents(part).along(part, q), x, y))
+            q = self._find_range(rows)
+            return self.join(*apply_to_both(lambda part: self._make_tangents(part).along(part, q), x, y))
         return super().gram(x, y)
 
     @override
     def gram_diag(self, x: Tensor) -> Tensor:  # (n, ...) -> (n,) or (n, c, c)
         if self.method == "exact":
-            return self._exact_diag(x)
+            return self._compute_exact_diag(x)
         if self.method == "low_rank" and not self.directions.numel():
             return self.gram(x, x).diagonal(dim1=0, dim2=1).movedim(-1, 0)
         return super().gram_diag(x)
@@ -128,22 +128,22 @@ class EmpiricalNTK(NetworkKernel):
     @override
     def features(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, c, S)
         r""":math:`\varphi(x)`, :math:`k(x, y) \approx \varphi(x) \varphi(y)^\top`; for ``"exact"``, the Jacobian."""
-        tangents = self._tangents(x)
+        tangents = self._make_tangents(x)
         if self.method == "exact":
             return torch.cat(tangents.jacobian(x), 2)
         if self.method == "low_rank":
             directions = self.directions
             if not directions.numel():
-                directions = self._range(x)
+                directions = self._find_range(x)
             return tangents.along(x, directions)
         signs = tangents.random_signs(self.samples, self.seed, x)
         if self.method == "jvp":
             return tangents.along(x, signs) / math.sqrt(self.samples)
         return tangents.differences(x, signs, self.epsilon) / math.sqrt(self.samples)
 
-    def _exact(self, x: Tensor, y: Tensor) -> Tensor:
-        tangents = self._tangents(x)
-        c, block = tangents.outputs(x), self._rows(tangents, x)
+    def _compute_exact(self, x: Tensor, y: Tensor) -> Tensor:
+        tangents = self._make_tangents(x)
+        c, block = tangents.outputs(x), self._count_rows(tangents, x)
         if not len(x) or not len(y):
             shape: tuple[int, ...] = (len(x), len(y), c, c)
             if not self.matrix_valued:
@@ -161,14 +161,14 @@ class EmpiricalNTK(NetworkKernel):
                         mirror = mirror.transpose(2, 3)
                     tiles.append(mirror)
                 else:
-                    tiles.append(self._tile(tangents, x[rows], y[columns], c))
+                    tiles.append(self._compute_tile(tangents, x[rows], y[columns], c))
             strips.append(tiles)
         return torch.cat([torch.cat(tiles, 1) for tiles in strips])
 
-    def _exact_diag(self, x: Tensor) -> Tensor:
-        tangents = self._tangents(x)
+    def _compute_exact_diag(self, x: Tensor) -> Tensor:
+        tangents = self._make_tangents(x)
         parts = []
-        for rows in slices(len(x), self._rows(tangents, x)):
+        for rows in slices(len(x), self._count_rows(tangents, x)):
             if self.matrix_valued:
                 jacobian = tangents.jacobian(x[rows])
                 parts.append(sum((j @ j.mT for j in jacobian), x.new_zeros(())))
@@ -179,7 +179,7 @@ class EmpiricalNTK(NetworkKernel):
             return x.new_zeros(0)
         return torch.cat(parts)
 
-    def _tile(self, tangents: Tangents, x: Tensor, y: Tensor, c: int) -> Tensor:
+    def _compute_tile(self, tangents: Tangents, x: Tensor, y: Tensor, c: int) -> Tensor:
         if self.matrix_valued:
             pairs = zip(tangents.jacobian(x), tangents.jacobian(y), strict=True)
             return sum((self.join(a, b) for a, b in pairs), x.new_zeros(()))
@@ -194,7 +194,7 @@ class EmpiricalNTK(NetworkKernel):
                 total = total + a @ b.mT
         return total
 
-    def _rows(self, tangents: Tangents, x: Tensor) -> int:
+    def _count_rows(self, tangents: Tangents, x: Tensor) -> int:
         if self.block is not None:
             return self.block
         width = tangents.size  # of one row's Jacobian, of one output at a time where a trace is asked for
@@ -202,11 +202,11 @@ class EmpiricalNTK(NetworkKernel):
             width *= tangents.outputs(x)
         return block_rows(2 * width * tangents.dtype.itemsize, budget=_BUDGET)
 
-    def _range(self, x: Tensor) -> Tensor:  # (n, ...) -> (p, r)
+    def _find_range(self, x: Tensor) -> Tensor:  # (n, ...) -> (p, r)
         with torch.no_grad():
-            return self._tangents(x).range_of(x, self.samples, self.iterations, self.seed, self.block)
+            return self._make_tangents(x).range_of(x, self.samples, self.iterations, self.seed, self.block)
 
-    def _tangents(self, x: Tensor) -> Tangents:
+    def _make_tangents(self, x: Tensor) -> Tangents:
         return Tangents(self._networks[0], x, self.choose)
 
     @override

@@ -12,7 +12,7 @@ __all__ = ["center", "cka", "hsic", "target_alignment"]
 
 def center(K: Tensor) -> Tensor:  # (n, n) -> (n, n)
     r""":math:`H K H` with :math:`H = I - \mathbf{1}\mathbf{1}^\top / n`: the Gram matrix of centered features."""
-    K = _gram("center", "K", K)
+    K = _check_gram("center", "K", K)
     return K - K.mean(0, keepdim=True) - K.mean(1, keepdim=True) + K.mean()
 
 
@@ -24,7 +24,7 @@ def hsic(K: Tensor, L: Tensor, *, unbiased: bool = False) -> Tensor:  # (n, n), 
         L: Gram matrix of the other.
         unbiased: The U-statistic of Song et al. (2012), which has no bias of order 1/n; needs at least 4 rows.
     """
-    K, L = _grams("hsic", K, L)
+    K, L = _check_grams("hsic", K, L)
     n = len(K)
     if not unbiased:
         return (center(K) * L).sum() / max(1, n - 1) ** 2
@@ -43,12 +43,12 @@ def cka(K: Tensor, L: Tensor, *, unbiased: bool = False) -> Tensor:  # (n, n), (
     It is normalized HSIC, :math:`\mathrm{tr}(K H L H) / (\|HKH\|_F \|HLH\|_F)` in [0, 1] unless ``unbiased``.
     0 where the denominator is 0 (a constant representation) or, unbiased, below 0.
     """
-    K, L = _grams("cka", K, L)
+    K, L = _check_grams("cka", K, L)
     if not unbiased:  # centering once, not three times
         floors = [(8 * torch.finfo(G.dtype).eps) ** 2 * G.square().sum() for G in (K, L)]  # centering's rounding error
         K, L = center(K), center(L)
-        return _ratio((K * L).sum(), K.square().sum(), L.square().sum(), *floors)
-    return _ratio(hsic(K, L, unbiased=True), hsic(K, K, unbiased=True), hsic(L, L, unbiased=True))
+        return _divide((K * L).sum(), K.square().sum(), L.square().sum(), *floors)
+    return _divide(hsic(K, L, unbiased=True), hsic(K, K, unbiased=True), hsic(L, L, unbiased=True))
 
 
 def target_alignment(K: Tensor, targets: Tensor, *, centered: bool = False) -> Tensor:  # (n, n), (n,) -> ()
@@ -61,7 +61,7 @@ def target_alignment(K: Tensor, targets: Tensor, *, centered: bool = False) -> T
         centered: Center K and the targets first (Cortes et al. 2012), so that a constant offset of the
             kernel does not count.
     """
-    K = _gram("target_alignment", "K", K)
+    K = _check_gram("target_alignment", "K", K)
     targets = torch.as_tensor(targets)
     if targets.is_complex():
         raise TypeError(checks.sentence("target_alignment", "targets must be real", targets.dtype, "Use targets.real."))
@@ -70,7 +70,7 @@ def target_alignment(K: Tensor, targets: Tensor, *, centered: bool = False) -> T
     if centered:
         K, columns = center(K), columns - columns.mean(0)
     inner = (columns * (K @ columns)).sum()
-    return _ratio(inner, K.square().sum(), (columns.mT @ columns).square().sum())
+    return _divide(inner, K.square().sum(), (columns.mT @ columns).square().sum())
 
 
 def sign_columns(targets: Tensor) -> Tensor:  # (n,) or (n, c) -> (n, c)
@@ -83,7 +83,7 @@ def sign_columns(targets: Tensor) -> Tensor:  # (n,) or (n, c) -> (n, c)
     return torch.where(targets.reshape(-1, 1) == classes[None], 1.0, -1.0)
 
 
-def _ratio(
+def _divide(
     inner: Tensor, first: Tensor, second: Tensor, floor: Tensor | float = 0.0, other_floor: Tensor | float = 0.0
 ) -> Tensor:
     ok = (first > floor) & (second > other_floor)
@@ -91,15 +91,15 @@ def _ratio(
     return torch.where(ok, inner / (safe[0] * safe[1]), torch.zeros_like(inner))
 
 
-def _gram(where: str, name: str, K: Tensor) -> Tensor:
+def _check_gram(where: str, name: str, K: Tensor) -> Tensor:
     K = checks.floating(checks.matrix(where, name, K))
     if K.shape[0] != K.shape[1] or K.shape[0] == 0:
         raise ValueError(checks.sentence(where, f"{name} must have shape (n, n), n > 0", tuple(K.shape)))
     return K
 
 
-def _grams(where: str, K: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
-    K, L = _gram(where, "K", K), _gram(where, "L", L)
+def _check_grams(where: str, K: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
+    K, L = _check_gram(where, "K", K), _check_gram(where, "L", L)
     checks.same_length(where, "K", K, "L", L)
     common = torch.promote_types(K.dtype, L.dtype)
     return K.to(common), L.to(common)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from ..linalg.distances import angles, clamp_cosines, safe_sqrt
-from ..linalg.torch_internals import differentiated, records_graph
+from ..linalg.torch_internals import may_be_differentiated, records_graph
 
 _RESOLUTION = 8.0  # units in the last place within which a cosine cannot be told from 1
 _TERMS = 48  # of a Hermite series
@@ -55,17 +55,17 @@ class Activation:
         raise NotImplementedError
 
     def factors(self, r: Tensor, after: Tensor) -> Factors:
-        """What ``pair`` must know of a row with deviation r before and ``after`` behind the activation."""
+        """The numbers of a row that ``pair`` reads: r is its deviation before the activation, ``after`` behind it."""
         return ()
 
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
-        """The correlation after the activation and the relative moment of the derivative, where asked for.
+        """The correlation after the activation and, with ``slope``, the relative moment of the derivative.
 
         Args:
             rho: Correlations before.
             x: Factors of the rows, which broadcast with those of the columns.
             y: Factors of the columns.
-            slope: Whether the derivative is asked for. Its moment is a new tensor, which the caller may overwrite.
+            slope: Also the derivative's moment: a new tensor, which the caller may overwrite.
         """
         raise NotImplementedError
 
@@ -102,7 +102,7 @@ class Erf(Activation):
 
     @override
     def deviation(self, r: Tensor) -> Tensor:
-        c, inverse = _saturation(math.sqrt(2) * r)
+        c, inverse = _saturate(math.sqrt(2) * r)
         return safe_sqrt((2 / math.pi) * torch.atan2(c * c, inverse * (2 - inverse * inverse).sqrt()))
 
     @override
@@ -111,7 +111,7 @@ class Erf(Activation):
 
     @override
     def factors(self, r: Tensor, after: Tensor) -> Factors:
-        return *_saturation(math.sqrt(2) * r), inverse_of(after) * math.sqrt(2 / math.pi)
+        return *_saturate(math.sqrt(2) * r), inverse_of(after) * math.sqrt(2 / math.pi)
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
@@ -119,7 +119,7 @@ class Erf(Activation):
         (cx, ix, gain_x), (cy, iy, gain_y) = x, y
         rho = clamp_cosines(rho)
         cc = cx * cy
-        root = _sine(rho, cc, ix, iy)
+        root = _compute_sine(rho, cc, ix, iy)
         gains = gain_x * gain_y
         value = torch.atan2(rho * cc, root) * gains
         if not slope:
@@ -139,16 +139,16 @@ class GELU(Activation):
 
     @override
     def deviation(self, r: Tensor) -> Tensor:
-        c, inverse = _saturation(r)
+        c, inverse = _saturate(r)
         return r * safe_sqrt(self._moments(torch.ones_like(r), c * c, (inverse, inverse))[0])
 
     @override
     def mean(self, r: Tensor) -> Tensor:  # E[u Phi(u)] = r^2 E[normal density at u]
-        return r * _saturation(r)[0] / math.sqrt(2 * math.pi)
+        return r * _saturate(r)[0] / math.sqrt(2 * math.pi)
 
     @override
     def factors(self, r: Tensor, after: Tensor) -> Factors:
-        return *_saturation(r), ratio_of(r, after)
+        return *_saturate(r), ratio_of(r, after)
 
     @override
     def pair(self, rho: Tensor, x: Factors, y: Factors, *, slope: bool) -> tuple[Tensor, Tensor | None]:
@@ -162,7 +162,7 @@ class GELU(Activation):
     def _moments(self, rho: Tensor, t: Tensor, inverses: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The second moment over both deviations, and its derivative in rho."""
         # E[Phi(u) Phi(v)], then the term with the joint density of two Gaussians.
-        root = _sine(rho, t, *inverses)
+        root = _compute_sine(rho, t, *inverses)
         tau = 1 / (2 * math.pi)
         half = 0.25 + tau * torch.atan2(rho * t, root)
         e = inverses[0].square() + inverses[1].square() - 1
@@ -261,8 +261,8 @@ class HermiteSeries(Activation):
         square, a = self._integrals(r, 0, self._orders)
         slope_square = self._integrals(r, 1)[0] * r * r
         inverse = inverse_of(after)
-        tail = _tail(square, a.square().sum(-1)) * inverse
-        slope_tail = _tail(slope_square, a.square() @ a.new_tensor(self._orders)) * inverse
+        tail = _find_tail(square, a.square().sum(-1)) * inverse
+        slope_tail = _find_tail(slope_square, a.square() @ a.new_tensor(self._orders)) * inverse
         return a * inverse[..., None], tail, slope_tail
 
     @property
@@ -314,12 +314,12 @@ class HermiteSeries(Activation):
         return square, series
 
 
-def _mish_slope(u: Tensor) -> Tensor:
+def _slope_of_mish(u: Tensor) -> Tensor:
     inner = torch.tanh(F.softplus(u))
     return inner + u * (1 - inner * inner) * torch.sigmoid(u)
 
 
-def _gelu_tanh_slope(u: Tensor) -> Tensor:
+def _slope_of_gelu_tanh(u: Tensor) -> Tensor:
     root = math.sqrt(2 / math.pi)
     inner = torch.tanh(root * (u + 0.044715 * u**3))
     return (1 + inner) / 2 + u * (1 - inner * inner) * root * (1 + 3 * 0.044715 * u * u) / 2
@@ -330,8 +330,8 @@ _SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
     "silu": (F.silu, lambda u: torch.sigmoid(u) * (1 + u * torch.sigmoid(-u))),
     "sigmoid": (torch.sigmoid, lambda u: torch.sigmoid(u) * torch.sigmoid(-u)),
     "softplus": (F.softplus, torch.sigmoid),
-    "mish": (F.mish, _mish_slope),
-    "gelu_tanh": (lambda u: F.gelu(u, approximate="tanh"), _gelu_tanh_slope),
+    "mish": (F.mish, _slope_of_mish),
+    "gelu_tanh": (lambda u: F.gelu(u, approximate="tanh"), _slope_of_gelu_tanh),
 }
 
 
@@ -354,7 +354,7 @@ def _keep_quadrature(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, T
         return _make_quadrature(dtype, device)
 
 
-def _tail(square: Tensor, partial: Tensor) -> Tensor:
+def _find_tail(square: Tensor, partial: Tensor) -> Tensor:
     """Root of what a series with that partial sum leaves out of a second moment; 0 where rounding hides it."""
     tail = square - partial
     return safe_sqrt(torch.where(tail > _LEAST_TAIL * square, tail, 0.0))
@@ -362,7 +362,7 @@ def _tail(square: Tensor, partial: Tensor) -> Tensor:
 
 def relu_pair(rho: Tensor) -> tuple[Tensor, Tensor]:
     r""":math:`(\sin\theta + (\pi - \theta) \rho) / \pi` and :math:`1 - \theta / \pi` for :math:`\rho = \cos\theta`."""
-    if differentiated(rho):
+    if may_be_differentiated(rho):
         t = clamp_cosines(rho)
         active = 1 - angles(t) / math.pi
         return t * active + safe_sqrt((1 - t) * (1 + t)) / math.pi, active
@@ -375,13 +375,13 @@ def relu_pair(rho: Tensor) -> tuple[Tensor, Tensor]:
     return t.mul_(active).add_(sine, alpha=1 / math.pi), active
 
 
-def _saturation(r: Tensor) -> tuple[Tensor, Tensor]:
+def _saturate(r: Tensor) -> tuple[Tensor, Tensor]:
     r""":math:`r / \sqrt{1 + r^2}` and :math:`1 / \sqrt{1 + r^2}`, without the square."""
     inverse = 1 / hypotenuse(r, 1.0)
     return r * inverse, inverse
 
 
-def _sine(rho: Tensor, cc: Tensor, ix: Tensor, iy: Tensor) -> Tensor:
+def _compute_sine(rho: Tensor, cc: Tensor, ix: Tensor, iy: Tensor) -> Tensor:
     r""":math:`\sqrt{1 - \rho^2 c_x^2 c_y^2}` with :math:`1 - c^2 = i^2`; as it stands it loses all digits near 0."""
     ex, ey = ix * ix, iy * iy
     tiny = torch.finfo(rho.dtype).tiny

@@ -1,4 +1,4 @@
-"""gpytorch's kernels in, Mercer's kernels out; gpytorch is imported when one is asked for."""
+"""gpytorch's kernels in, Mercer's kernels out; gpytorch is imported at the first call."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def to_gpytorch(kernel: Kernel) -> gpytorch.kernels.Kernel:
 
 
 class _Incoming(Kernel):
-    """What :func:`from_gpytorch` gives."""
+    """A kernel of gpytorch, made by :func:`from_gpytorch`."""
 
     def __init__(self, kernel: gpytorch.kernels.Kernel) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def _outgoing_class() -> Any:
     base: Any = _gpytorch("to_gpytorch").kernels.Kernel
 
     class MercerKernel(base):  # type: ignore[misc]
-        """What :func:`to_gpytorch` gives."""
+        """A kernel of Mercer for gpytorch, made by :func:`to_gpytorch`."""
 
         has_lengthscale = False
 

@@ -70,7 +70,7 @@ def infinite_width(
 
 
 class InfiniteWidth(WideKernel):
-    """What :func:`infinite_width` gives; its arguments are the same."""
+    """The kernel that :func:`infinite_width` makes; its arguments are the same."""
 
     def __init__(
         self,

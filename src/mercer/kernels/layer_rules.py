@@ -1,9 +1,9 @@
-r"""What each layer of an infinitely wide network does to covariances: rules from state to state.
+r"""Rules of the layers of an infinitely wide network: how each changes covariances.
 
 A state of two rows x, y holds, for every pair of positions (pixels, tokens) that is needed, the correlation
 :math:`\rho = \Sigma(x, y) / r_x r_y` and the relative tangent covariance :math:`\theta = \Theta(x, y) / r_x r_y`, where
-:math:`\Sigma = E[f(x) f(y)]` over weights (a mean over channels) and :math:`r_x = \sqrt{\Sigma(x, x)}`. What a row
-knows of itself, r first of all, is an :class:`RowState`.
+:math:`\Sigma = E[f(x) f(y)]` over weights (a mean over channels) and :math:`r_x = \sqrt{\Sigma(x, x)}`. The numbers of
+a single row, r first of all, are a :class:`RowState`.
 
 Positions are the last axes: ``(n, m, *P)`` where only equal positions matter, ``(n, m, *P, *P)`` where a later pooling
 asks for all pairs. Of rows with themselves (``zipped``) the first axes are ``(n,)`` in place of ``(n, m)``.
@@ -24,34 +24,34 @@ from typing_extensions import override
 
 from .. import checks
 from ..linalg.distances import norms_and_units, safe_sqrt
-from ..linalg.torch_internals import differentiated, records_graph
+from ..linalg.torch_internals import may_be_differentiated, records_graph
 from .gaussian_moments import Activation, hypotenuse, inverse_of, ratio_of
 
 
 class PairState(NamedTuple):
-    """Correlations and relative tangent covariances of pairs; no tangent kernel yet, or none asked for: None."""
+    """Correlations and relative tangent covariances of pairs; theta is None without a tangent kernel."""
 
     rho: Tensor
     theta: Tensor | None
 
     def map(self, f: Callable[[Tensor], Tensor]) -> PairState:
-        """Both, as ``f`` makes them."""
+        """Apply ``f`` to both."""
         if self.theta is None:
             return PairState(f(self.rho), None)
         return PairState(f(self.rho), f(self.theta))
 
 
 class RowState(NamedTuple):
-    """What n rows know of themselves at one node of the network."""
+    """The numbers of n single rows at one node of the network."""
 
     r: Tensor  # (n, *P): deviations; at a node of the input r and mean are the tensor itself
     mean: Tensor  # (n, *P): mean over channels, which a layer norm subtracts
     unit: Tensor | None = None  # (n, *P, d) unit vectors of the input's channels, or its tokens (n, *P)
     state: PairState | None = None  # of the rows with themselves
-    factors: tuple[Tensor, ...] = ()  # (n, *P) or (n, *P, k): what the layer's `advance_pairs` reads, computed once
+    factors: tuple[Tensor, ...] = ()  # (n, *P) or (n, *P, k): read by the layer's `advance_pairs`, computed once
 
     def part(self, rows: slice) -> RowState:
-        """Some of the rows, without their states."""
+        """The row states of a slice of the rows, without the states of the rows with themselves."""
         unit = self.unit
         if unit is not None:
             unit = unit[rows]
@@ -59,7 +59,7 @@ class RowState(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What the rows x, or the rows y, of the pairs know of themselves before and after a layer."""
+    """The row states of the rows x, or of the rows y, before and after a layer."""
 
     before: Sequence[RowState]  # one for each input of the layer
     after: RowState
@@ -82,7 +82,7 @@ class Layout(NamedTuple):
         return 1 + self.full
 
     def align(self, a: Tensor, b: Tensor, trailing: int = 0) -> tuple[Tensor, Tensor]:  # (n, *P), (m, *P)
-        """Views of a and b that broadcast to the pairs; so many axes after the positions stay the last ones."""
+        """Views of a and b that broadcast to the pairs; the last ``trailing`` axes stay the last ones."""
         end = a.ndim - trailing
         # An axis of 1 for the rows of the other side, and for its positions.
         row = (1,) * (self.row_axes - 1)
@@ -97,7 +97,7 @@ class Layout(NamedTuple):
 
 
 class Rule:
-    """One layer: what it does to the states of single rows, and of pairs of rows whose own states are known."""
+    """One layer: how it changes the states of single rows, and then of pairs of rows."""
 
     ALL_PAIRS: ClassVar[bool] = False  # asks for all pairs of positions of its input
 
@@ -124,7 +124,7 @@ class RawCall(Rule):
     Args:
         function: The function of torch.
         arguments: Positional arguments, with a `Place` for each input.
-        named: Keyword arguments, likewise.
+        named: Keyword arguments, with places in the same way.
     """
 
     function: Any
@@ -175,7 +175,7 @@ class Enter(Rule):
             return PairState((ux * uy).sum(-1), None)
         if ux.ndim == 2:
             return PairState(ux @ uy.mT, None)
-        # Products of the channels at pairs of positions, all positions in one axis p meanwhile.
+        # Products of the channels at pairs of positions. Here all positions are one axis p.
         positions = ux.shape[1:-1]
         pattern = {
             (True, True): "npc,nqc->npq",
@@ -432,7 +432,7 @@ class Activate(Rule):
         rho, slope = self.activation.pair(rho, rows, columns, slope=theta is not None)
         if theta is None or slope is None:
             return PairState(rho, None)
-        if differentiated(theta, slope):
+        if may_be_differentiated(theta, slope):
             return PairState(rho, theta * slope)
         return PairState(rho, slope.mul_(theta))  # in place: `pair` gives it away
 
@@ -479,7 +479,7 @@ class Normalize(Rule):
     r"""Layer norm over infinitely many channels: the covariance over :math:`\sqrt{(q_x + \epsilon)(q_y + \epsilon)}`.
 
     q is a row's variance, or second moment without ``center``. The derivative of q itself vanishes in the limit, so
-    that :math:`\Theta` is divided likewise.
+    that :math:`\Theta` is divided by the same root.
 
     Args:
         eps: :math:`\epsilon`.
@@ -498,7 +498,7 @@ class Normalize(Rule):
         r, mean = before[0].r, before[0].mean
         if self.center:
             r, mean = safe_sqrt(r.square() - mean.square()), torch.zeros_like(mean)
-        # The root of q + epsilon, q over all positions where asked for.
+        # The root of q + epsilon; q is the mean over all positions for a group norm.
         root = r
         if self.positions and r.ndim > 1:
             root = safe_sqrt(r.square().flatten(1).mean(1)).reshape(-1, *(1,) * (r.ndim - 1))
@@ -641,7 +641,7 @@ class Reposition(Rule):
 
 
 def diagonal(s: Tensor, positions: int) -> Tensor:  # (..., *P, *P) -> (..., *P)
-    """The covariances of equal positions, of which there are so many axes."""
+    """The covariances of equal positions; ``positions`` is the number of their axes."""
     if not positions:
         return s
     rows, shape = s.shape[: -2 * positions], s.shape[-positions:]

@@ -114,7 +114,7 @@ class NetworkKernel(Kernel):
         if v.ndim not in (2, 3) or len(v) != len(y):
             need = f"v must have shape ({len(y)}, c) or ({len(y)}, c, r)"
             raise ValueError(checks.sentence(f"{type(self).__name__}.matmul", need, tuple(v.shape)))
-        # Blocks of rows; one vector is a matrix of one column meanwhile.
+        # Multiply blocks of rows; a single vector counts as a matrix of one column.
         columns = v.to(x.dtype)
         if v.ndim == 2:
             columns = columns[..., None]

@@ -22,7 +22,7 @@ from ..linalg.distances import norms_and_units, unit_rows
 from .base import Kernel
 
 Factors = tuple[tuple[float, float], ...] | None  # of the Gegenbauer recurrence; None for powers
-TEMPERATURES = {"sigmoid": 0.1, "softmax": 0.005}  # what jayasumana2021, Appendix D.5 divides bounded kernels by
+TEMPERATURES = {"sigmoid": 0.1, "softmax": 0.005}  # divisors of bounded kernels in jayasumana2021, Appendix D.5
 _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # and their inverses
     "relu": (torch.relu, torch.clone),
     "softplus": (F.softplus, lambda alpha: alpha.expm1().log()),
@@ -151,7 +151,7 @@ class RadialSeries(Kernel):
 
     @property
     def temperature(self) -> float:
-        """What the paper divides this kernel by in a classifier (jayasumana2021, Appendix D.5)."""
+        """The temperature by which the paper divides this kernel in a classifier (jayasumana2021, Appendix D.5)."""
         return TEMPERATURES.get(self.positivity, 1.0)
 
     def fill_dim(self, dim: int) -> None:
@@ -171,7 +171,7 @@ class RadialSeries(Kernel):
         if self.indicators == "off":
             return gram_of_series(x, y, alpha, self._factors)
         value = gram_of_series(x, y, alpha[2:], self._factors)
-        edges = _indicators(unit_rows(x) @ unit_rows(y).mT, self.indicators, self.order)
+        edges = _compute_indicators(unit_rows(x) @ unit_rows(y).mT, self.indicators, self.order)
         return value + alpha[0] * edges[0] + alpha[1] * edges[1]
 
     @override
@@ -183,7 +183,7 @@ class RadialSeries(Kernel):
     def profile(self, t: Tensor) -> Tensor:
         """K as a function of the cosine t, of any shape."""
         alpha = self.coefficients.to(t.dtype)
-        even, odd = _indicators(t, self.indicators, self.order)
+        even, odd = _compute_indicators(t, self.indicators, self.order)
         return series(t, alpha[2:], self._factors) + alpha[0] * even + alpha[1] * odd
 
     def certificate(self, *, dim: int | None = None, samples: int = 200, generator: Any = None) -> Certificate:
@@ -243,7 +243,7 @@ class RadialSeries(Kernel):
 
 
 def truncation_bound(alphas: Tensor, order: int) -> float:
-    r"""What cutting :math:`\psi(t) = \sum_m \alpha_m t^m` after the order M can change at most.
+    r"""Bound on the change by cutting :math:`\psi(t) = \sum_m \alpha_m t^m` after the order M.
 
     .. math:: |k - k_M| \le \frac{1}{(M + 1)!} \max_{|t| < 1} |\psi^{(M+1)}(t)|
         = \sum_{m > M} \binom{m}{M + 1} \alpha_m
@@ -292,7 +292,7 @@ def series(t: Tensor, a: Tensor, factors: Factors) -> Tensor:
     return value
 
 
-def _indicators(t: Tensor, indicators: str, order: int) -> tuple[Tensor, Tensor]:
+def _compute_indicators(t: Tensor, indicators: str, order: int) -> tuple[Tensor, Tensor]:
     if indicators == "limit":
         even = 2 * math.ceil(2 * max(order, 1))
         return t**even, t ** (even + 1)
@@ -325,5 +325,5 @@ def monomials(order: int, dim: int) -> Tensor:
 
 # fx.symbolic_trace keeps a call to these whole: they ask for sizes and dtypes that a symbol does not have.
 fx.wrap("gram_of_series")
-fx.wrap("_indicators")
+fx.wrap("_compute_indicators")
 fx.wrap("unit_rows")

@@ -21,7 +21,7 @@ _OCTAVES = 16  # then the tail: powers from 2^17 on, with 0.07 % of the diagonal
 
 
 class ReLUBounds(NamedTuple):
-    """What is certain of H on some rows.
+    """Proved bounds on H for some rows.
 
     Attributes:
         floor: A proved lower bound on the least eigenvalue of the true H; 0 where none above 0 was found.

@@ -13,7 +13,7 @@ from typing_extensions import override
 from .. import checks
 from ..linalg.blocks import apply_to_both
 from ..linalg.distances import map_distances, median_distance, safe_sqrt
-from ..linalg.torch_internals import differentiated
+from ..linalg.torch_internals import may_be_differentiated
 from ..rows.agreement import has_several_ranks, share_generator
 from ..rows.loading import Data, load_rows
 from ..rows.rows import Rows
@@ -27,7 +27,7 @@ def _decay(fresh: Tensor, rate: Tensor | None = None) -> Tensor:
     """``exp(-rate * fresh)``, in place where nothing records it: three quarters of the time is memory traffic."""
     if rate is None:
         rate = fresh.new_ones(())
-    if differentiated(fresh, rate):
+    if may_be_differentiated(fresh, rate):
         return (-rate * fresh).exp()
     return fresh.mul_(-rate).exp_()
 

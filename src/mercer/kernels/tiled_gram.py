@@ -19,7 +19,7 @@ _SIDE = 512  # wide enough for BLAS; a kernel's temporaries and both products of
 _STEPS = 32767
 _ROUNDING = 8 * 2.0**-52
 NOISE = {"float64": 64 * 2.0**-52, "float32": 2.0**-23, "int16": 2.0**-23}
-"""What an eigenvalue must exceed, beside the largest one, to be told from 0; products of float32 tiles round there."""
+"""Share of the largest eigenvalue below which one is rounding; products of float32 tiles round there."""
 
 
 class TiledGram(SymmetricOperator):

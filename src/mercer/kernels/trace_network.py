@@ -53,7 +53,7 @@ class Rows(int):
 
 @dataclass(frozen=True)
 class Wide:
-    """What is known of a node with infinitely many channels."""
+    """Facts about a node with infinitely many channels."""
 
     axes: tuple[str | int, ...]  # of the tensor, after the rows
     channels: int
@@ -126,7 +126,7 @@ class Traced:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of a tensor."""
+        """The same as a tensor's."""
         if self.wide is not None:
             return Rows(self.tape.rows), *self.wide.shape()
         assert self.value is not None
@@ -137,35 +137,35 @@ class Traced:
 
     @property
     def ndim(self) -> int:
-        """As of a tensor."""
+        """The same as a tensor's."""
         return len(self.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """As of a tensor."""
+        """The same as a tensor's."""
         if self.value is None:
             return torch.get_default_dtype()
         return self.value.dtype
 
     @property
     def device(self) -> torch.device:
-        """As of a tensor."""
+        """The same as a tensor's."""
         if self.value is None:
             return torch.device("cpu")
         return self.value.device
 
     def dim(self) -> int:
-        """As of a tensor."""
+        """The same as a tensor's."""
         return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
-        """As of a tensor."""
+        """The same as a tensor's."""
         if dim is None:
             return self.shape
         return self.shape[dim]
 
     def is_floating_point(self) -> bool:
-        """As of a tensor."""
+        """The same as a tensor's."""
         return self.dtype.is_floating_point
 
     def __getattr__(self, name: str) -> Any:

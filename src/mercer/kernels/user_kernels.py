@@ -1,4 +1,4 @@
-"""What users bring: a kernel as a Gram matrix or a function, and rows of any kind, checked for a kernel."""
+"""Kernels given as a Gram matrix or a function, and the check of a user's rows for any kernel."""
 
 from __future__ import annotations
 

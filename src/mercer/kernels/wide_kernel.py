@@ -14,7 +14,7 @@ from typing_extensions import override
 from .. import checks
 from ..linalg.blocks import slices
 from ..linalg.distances import fill_tiles
-from ..linalg.torch_internals import differentiated, records_graph
+from ..linalg.torch_internals import may_be_differentiated, records_graph
 from .base import Kernel
 from .layer_rules import (
     Affine,
@@ -59,8 +59,8 @@ class Step:
 
 
 def plan(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps with all pairs of positions asked for where a later pooling needs them, the first convolution fused."""
-    # From the end: a step that pools, or that is asked for all pairs itself, asks its inputs for them.
+    """The steps, marked where a later pooling needs all pairs of positions, with the first convolution fused."""
+    # From the end: a step that pools, or that must give all pairs itself, needs them of its inputs.
     full = [False] * (len(steps) + 1)
     for place in range(len(steps) - 1, -1, -1):
         if steps[place].rule.ALL_PAIRS or full[place + 1]:
@@ -175,7 +175,7 @@ class WideKernel(Kernel):
         all_rows, all_columns = slice(0, x.shape[0]), slice(0, y.shape[0])
         if records_graph() or max(x.shape[0], y.shape[0]) <= side:
             return pairs(all_rows, all_columns)
-        if not differentiated(x, y) and x.device.type == "cpu":
+        if not may_be_differentiated(x, y) and x.device.type == "cpu":
             dtype = row_states[-1].r.dtype
             grams = tuple(x.new_empty(len(x), len(y), dtype=dtype) for _ in range(1 + both))
             fill_tiles(grams, pairs, symmetric=symmetric, side=side)
@@ -189,7 +189,7 @@ class WideKernel(Kernel):
         return tuple(torch.cat(part) for part in zip(*strips, strict=True))
 
     def _follow_rows(self, steps: Sequence[Step], x: Tensor, *, tangent: bool) -> list[RowState]:
-        """What every row knows of itself at every node, some rows at a time where states of all positions are big."""
+        """The states of single rows at every node, block by block where states of all positions are big."""
         size = _largest_state(steps)
         # All rows at once where no states of all pairs of positions are held.
         rows = max(1, self.block_bytes // (size * 8))
@@ -234,12 +234,12 @@ class WideKernel(Kernel):
                 state = step.rule.advance_pairs(states, side, side, Layout(full_before, zipped=True))
                 if step.rule.ALL_PAIRS:
                     state = _take_equal_positions(state, True, step.full, after.r.ndim - 1)
-                # Correlations with itself are 1 unless all pairs of positions are asked for.
+                # A row's correlations with itself are 1 at equal positions.
                 if not step.full:
                     state = PairState(torch.ones_like(after.r), state.theta)
                 after = after._replace(state=state)
             row_states.append(after)
-            # States that no later step reads are let go: with all pairs of positions they are large.
+            # Drop states that no later step reads: with all pairs of positions they are large.
             for node in step.inputs:
                 if last_use[node] == place:
                     row_states[node] = row_states[node]._replace(state=None)
@@ -262,7 +262,7 @@ class WideKernel(Kernel):
                 state = states[node]
                 if state is not None:
                     before.append(_take_equal_positions(state, _is_full(steps, node), full_before, x[node].r.ndim - 1))
-            # The rule reads what the rows know of themselves before and after it.
+            # The rule reads the row states before and after it.
             sides = [Side([row[node] for node in step.inputs], row[place + 1]) for row in (x, y)]
             state = step.rule.advance_pairs(before, sides[0], sides[1], Layout(full_before, zipped=False))
             if step.rule.ALL_PAIRS:

@@ -45,7 +45,7 @@ _PARTS = 2  # of these rows, each left out through a metric that the others teac
 _FULL_WIDTH = 1500  # features up to which a full metric is learned; beyond, weights
 _NEAR = 1.0  # standard errors within which losses count as equal: the simpler network is taken
 _METRIC_WIDTH = 50  # columns beyond which many rows need no learned metric: they tell the directions apart themselves
-_COMPONENTS_FROM, _COMPONENTS = 150, 100  # columns from which many rows are projected on so many directions
+_COMPONENTS_FROM, _COMPONENTS = 150, 100  # above 150 columns many rows are projected on 100 directions
 _BLOCK = 5000  # rows of a block
 
 # One machine on it.
@@ -59,7 +59,7 @@ _RECORDED = 1000  # rows on which layers are measured
 
 
 class Setting(NamedTuple):
-    r"""What a search on few rows chose for the Gaussian.
+    r"""The Gaussian's setting that a search on few rows chose.
 
     Attributes:
         multiple: Bandwidth over the median distance, so that it carries over to another metric and other rows.
@@ -110,7 +110,9 @@ def fit_auto(
         checks.warn("KernelNetwork", "all rows of X are equal; the Gram matrix has rank 1.")
 
     # The stem: columns on one scale, principal components of many wide rows, metrics where they help.
-    depth = 0 if many and x.shape[1] > _METRIC_WIDTH else max_layers - 1
+    depth = max_layers - 1
+    if many and x.shape[1] > _METRIC_WIDTH:
+        depth = 0
     encoding, kinds, setting = choose_stem(x_subset, y_subset, task, depth)
     if many and nn.Sequential(*encoding)(x_subset[:1]).shape[1] > _COMPONENTS_FROM:
         encoding.append(find_components(nn.Sequential(*encoding), x))
@@ -126,9 +128,10 @@ def fit_auto(
     if kernel == "auto" and exact:
         # The stem is a view of the stack. Rows that taught its metrics are left out through metrics of the others.
         look = Look(stem, [])  # type: ignore[arg-type]  # any module of rows is a view
-        for part in teachers.chunk(_PARTS) if metrics else ():
-            without = learn_stem(teachers[~torch.isin(teachers, part)])[1]
-            look.honest.append((order[part], without))  # type: ignore[arg-type]
+        if metrics:
+            for part in teachers.chunk(_PARTS):
+                without = learn_stem(teachers[~torch.isin(teachers, part)])[1]
+                look.honest.append((order[part], without))  # type: ignore[arg-type]
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
         stack = StackedRidge(random_state=seed).fit(*rows.gather(), looks=[look])
         left_out, numbers = stack.loo_, stack.left_out_
@@ -138,9 +141,10 @@ def fit_auto(
         through_stem = False
         for member in stack.machines_:
             view: nn.Module = stack.views_[member.view]
-            through_stem |= view is stem
+            before: list[nn.Module] = [view]
+            if view is stem:
+                through_stem, before = True, [*stem]
             anchors, weights = view(stack.rows_).double(), member.weights.double()
-            before = [*stem] if view is stem else [view]
             branches.append([*before, Solution(member.kernel, anchors, weights, stack.mean_, member.penalty)])
         modules: list[nn.Module] = [AverageLayer(branches, stack.shares_)]
         *before, machine = branches[int(stack.shares_.argmax())]
@@ -150,24 +154,31 @@ def fit_auto(
         # One machine: on every row by a Gram matrix, or by EigenPro while a pass over all pairs is affordable, or from
         # landmarks, whose sums over rows can go on.
         z_subset = stem(x_subset)
-        chosen, penalty = choose_kernel(z_subset, y_subset, kernel)
+        best_kernel, penalty = choose_kernel(z_subset, y_subset, kernel)
         solver: Exact | EigenPro | Landmarks
         if many and n**2 * (z_subset.shape[1] + _PAIR) <= _WORK:
             seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
             solver = EigenPro(generator=seeded(seed))
             z = Rows(x).map(lambda part: stem(part).float(), row_bytes=BLOCK_BYTES // _BLOCK)
+        elif exact:
+            solver, z = Exact(start=penalty), stem(x)
         else:
-            solver = Exact(start=penalty) if exact else Landmarks(landmarks, generator=generator)
-            z = stem(x)
-        machine = solver.solve(chosen, z, y)
-        predicted = machine.predict_left_out() if machine.left_out is None else machine.left_out
+            solver, z = Landmarks(landmarks, generator=generator), stem(x)
+        machine = solver.solve(best_kernel, z, y)
+
+        # Its predictions of rows left out, and which rows those are.
+        predicted = machine.left_out
+        if predicted is None:
+            predicted = machine.predict_left_out()
         assert predicted is not None
         left_out, before = predicted.double(), [*stem]
-        numbers = torch.arange(n) if machine.rows is None else machine.rows
+        numbers = torch.arange(n)
+        if machine.rows is not None:
+            numbers = machine.rows
         modules = [*stem, machine.bare()]
     assert isinstance(machine, Solution)
 
-    # What each layer achieved.
+    # Measure each layer.
     bandwidth = measure_length_scale(machine.kernel, machine.anchors)
     if task == "classes":
         history = measure_layers(encoding, metrics, modules, bandwidth, rows)
@@ -206,6 +217,8 @@ def choose_stem(
     # Every encoding with no metric, one or two.
     half = min(len(x) // 2, _HALF)
     halves = [(slice(0, half), slice(half, 2 * half)), (slice(half, 2 * half), slice(0, half))]
+    if half < 2:
+        halves = []
     plans, losses = [], []
     for encoding, setting in encodings:
         z = nn.Sequential(*encoding)(x)
@@ -216,31 +229,31 @@ def choose_stem(
             else:
                 stacks += [("full",) * (i + 1) for i in range(min(most, 2))]
         total = [0.0] * len(stacks)
-        for learn, judge in halves if half >= 2 else []:
+        for learn, judge in halves:
             metrics = learn_metrics(z[learn], y[learn], stacks[-1], setting)
             for i, stack in enumerate(stacks):
                 through = nn.Sequential(*metrics[: len(stack)])(z[judge])
                 # At the setting, or at a narrower bandwidth and lower penalty if that has less error.
-                middle = setting.multiple * median_distance(through)
-                wide = dual_fit(gaussian(middle)(through), y[judge], setting.penalty)
-                narrow = dual_fit(gaussian(0.6 * middle)(through), y[judge], setting.penalty / 5)
+                bandwidth = setting.multiple * median_distance(through)
+                wide = dual_fit(gaussian(bandwidth)(through), y[judge], setting.penalty)
+                narrow = dual_fit(gaussian(0.6 * bandwidth)(through), y[judge], setting.penalty / 5)
                 better = min(wide, narrow, key=lambda fit: fit.error)
                 total[i] += measure_loss(y[judge], better.held_out, task) / 2
         plans += [(encoding, stack, setting) for stack in stacks]
         losses += total
 
     # The simplest plan within a standard error of the best.
-    least = min(losses)
-    near = least + _NEAR * math.sqrt(least / min(len(x), 2 * _HALF))
-    return next(plan for plan, loss in zip(plans, losses, strict=True) if loss <= near)
+    lowest = min(losses)
+    limit = lowest + _NEAR * math.sqrt(lowest / min(len(x), 2 * _HALF))
+    return next(plan for plan, loss in zip(plans, losses, strict=True) if loss <= limit)
 
 
 def search_gaussian(z: Tensor, y: Tensor) -> Setting:  # (n, d), (n, c)
     """The Gaussian's bandwidth and penalty of least leave-one-out error on these rows."""
-    squared, middle = squared_distances(z, z), median_distance(z)
+    squared, median = squared_distances(z, z), median_distance(z)
     settings = []
     for multiple in _MULTIPLES:
-        fit = dual_path((squared / (-2 * (multiple * middle) ** 2)).exp(), y)
+        fit = dual_path((squared / (-2 * (multiple * median) ** 2)).exp(), y)
         settings.append(Setting(multiple, fit.penalty, fit.error))
     return min(settings, key=lambda setting: setting.error)
 
@@ -260,7 +273,7 @@ def learn_metrics(z: Tensor, y: Tensor, kinds: tuple[str, ...], setting: Setting
 
 
 def measure_loss(y: Tensor, left_out: Tensor, task: str) -> float:
-    r"""What decides between networks: mean squared error, or for classes a smooth count of errors.
+    r"""The loss that decides between networks: mean squared error, or for classes a smooth count of errors.
 
     The count is :math:`\frac1n \sum_i 1 / (1 + e^{10 m_i})` of the margins :math:`m_i` between a row's own column
     and the best other; the squared error also rewards scores that are close to 1 far from any boundary.
@@ -300,15 +313,15 @@ def choose_kernel(z: Tensor, y: Tensor, kernel: Kernel | str) -> tuple[Kernel, f
         # Few rows give bandwidth and penalty; for more, the bandwidth shrinks while the leave-one-out error falls.
         setting = search_gaussian(z[:_PILOT], y[:_PILOT])
         bandwidth = setting.multiple * median_distance(z)
-        z, y, least = z[:_REFINING_ROWS], y[:_REFINING_ROWS], math.inf
-        while (error := dual_fit(gaussian(bandwidth)(z), y, setting.penalty).error) < least:
-            least, bandwidth = error, bandwidth * _GAUSSIAN_STEP
+        z, y, lowest = z[:_REFINING_ROWS], y[:_REFINING_ROWS], math.inf
+        while (error := dual_fit(gaussian(bandwidth)(z), y, setting.penalty).error) < lowest:
+            lowest, bandwidth = error, bandwidth * _GAUSSIAN_STEP
         return gaussian(bandwidth / _GAUSSIAN_STEP), setting.penalty
     # The best three that have a bandwidth on few rows, as they are and narrower, are compared on more.
     z, y = z[:_REFINING_ROWS].double(), y[:_REFINING_ROWS]
     trials = []
     candidates = candidate_kernels(z, most_columns=_MOST_COLUMNS)
-    for choice in rank_kernels(z, y, [one for one in candidates if one.rescaled(1.0) is not None])[:3]:
+    for choice in rank_kernels(z, y, [k for k in candidates if k.rescaled(1.0) is not None])[:3]:
         for factor in _NARROWER:
             rescaled = choice.kernel.rescaled(factor)
             assert rescaled is not None
@@ -318,13 +331,16 @@ def choose_kernel(z: Tensor, y: Tensor, kernel: Kernel | str) -> tuple[Kernel, f
 
 def measure_length_scale(kernel: Kernel, z: Tensor) -> float:
     """The distance at which the kernel falls to half of k(z, z); the median distance where it does not fall."""
-    middle = median_distance(z)
+    # The kernel along one line from a row, at steps around the median distance.
+    median = median_distance(z)
     start = z[:1].double()
-    steps = torch.logspace(-3, 2, 60, dtype=torch.float64)[:, None] * middle
+    steps = torch.logspace(-3, 2, 60, dtype=torch.float64)[:, None] * median
     direction = torch.full_like(start, start.shape[1] ** -0.5)
     values = kernel(start, start + steps * direction)[0] / kernel.diag(start).clamp_min(1e-300)
     below = (values < 0.5).nonzero()
-    return float(steps[below[0, 0], 0]) if len(below) else middle
+    if not len(below):
+        return median
+    return float(steps[below[0, 0], 0])
 
 
 def measure_layers(

@@ -43,7 +43,7 @@ def most_dependent(z: Tensor, labels: Tensor, c: int, *, least: float = 0.0, mid
         labels: Classes ``0..c - 1``.
         c: Number of classes.
         least: Never below this.
-        middle: Median distance, where it is known.
+        middle: Median distance, where the caller has it.
     """
     rows = torch.linspace(0, len(z) - 1, min(len(z), _ROWS), device=z.device).round().long()
     z, labels = z[rows], labels[rows]

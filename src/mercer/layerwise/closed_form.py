@@ -94,7 +94,9 @@ def class_norms(gram: Tensor, labels: Tensor, c: int, normalize: str) -> Tensor:
             columns together.
     """
     squares = class_sums(class_sums(gram, labels, c).mT, labels, c).diagonal().clamp_min(torch.finfo(gram.dtype).tiny)
-    return squares.sqrt() if normalize == "class" else squares.sum().sqrt().expand(c)
+    if normalize == "class":
+        return squares.sqrt()
+    return squares.sum().sqrt().expand(c)
 
 
 def fit_closed_form(
@@ -130,7 +132,13 @@ def fit_closed_form(
     checks.choice("closed_form", "rule", rule, ("leave_one_out", "authors"))
     checks.choice("closed_form", "normalize", normalize, ("class", "scalar"))
     checks.memory("closed_form", f"a kernel on {len(x)} rows", 4 * len(x) ** 2 * 8, "Use solver='auto' or 'spectral'.")
+
+    # By leave-one-out H is honest: the walk may go far down, and takes the best. The authors' H grows by itself as the
+    # kernel narrows: they stop early, and take the first bandwidth that raises it.
     honest = rule == "leave_one_out"
+    smallest, worth = _SHRINK, 0.0
+    if honest:
+        smallest, worth = 0.0, _GROWTH
 
     def fit_layer(z: Tensor, bandwidth: float, *, extra: bool) -> _Step:
         """The layer of one bandwidth on these inputs."""
@@ -153,14 +161,13 @@ def fit_closed_form(
             weights = groups / norms
             outputs = gram @ weights
         # The kernel of the outputs: where their dependence on the labels is measured, and the next walk begins.
-        least = 0.0 if honest else _SHRINK
-        after = most_dependent(outputs, labels, c, least=least, middle=median_distance(outputs))
+        after = most_dependent(outputs, labels, c, least=smallest, middle=median_distance(outputs))
         record = measure_gram(gaussian(after)(outputs), outputs, labels, c, bandwidth)
         return _Step(ClosedFormLayer(z, weights, bandwidth), outputs, after, record)
 
     # Where the first walk begins: the bandwidth of greatest HSIC.
-    middle = median_distance(x, where="closed_form", rows=len(x))
-    start = most_dependent(x, labels, c, least=10 * _SHRINK, middle=middle)
+    median = median_distance(x, where="closed_form", rows=len(x))
+    start = most_dependent(x, labels, c, least=10 * _SHRINK, middle=median)
     start_hsic = measure_gram(gaussian(start)(x), x, labels, c, start).hsic
     best: Chain | None = None
     for attempt in range(restarts + 1):
@@ -170,14 +177,16 @@ def fit_closed_form(
         for depth in range(max_layers):
             # Walk the bandwidth down: to the first that raises H (the authors' rule), or else to the greatest H.
             tried: list[_Step] = []
-            narrowest = _LEAST_BANDWIDTH if honest else _REACH * bandwidth
+            narrowest = _REACH * bandwidth
+            if honest:
+                narrowest = _LEAST_BANDWIDTH
             for candidate in walk_down(bandwidth, narrowest, bandwidths):
                 tried.append(fit_layer(outputs, candidate, extra=extra and depth > 0))
                 if not honest and tried[-1].record.hsic > reached:
                     break
             step = max(tried, key=lambda step: step.record.hsic)
             # Layers while H grows; the first is kept whatever it does, because a network has at least one.
-            if layers and step.record.hsic - reached <= (_GROWTH if honest else 0):
+            if layers and step.record.hsic - reached <= worth:
                 break
             layers.append(step.layer)
             history.append(step.record)

@@ -87,7 +87,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.kernel, Kernel):
             checks.choice(where, "kernel", self.kernel, ("auto", "gaussian"))
         checks.integer(where, "verbose", int(self.verbose), 0)
-        fewest = 2 if first else 1
+        fewest = 1 + int(first)  # rows can be added one by one; the first fit needs two
         if has_several_ranks():
             fewest = 0
         arguments |= {"reset": first, "dtype": np.float64, "ensure_min_samples": fewest}
@@ -113,7 +113,9 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
         self.layers_, self.n_layers_ = fit.layers, len(fit.layers)
         self.history_, self.network_ = fit.history, network
         self.stem_, self.machine_, self.penalty_ = list(fit.stem), fit.machine, fit.penalty
-        level = logging.INFO if self.verbose else logging.DEBUG
+        level = logging.DEBUG
+        if self.verbose:
+            level = logging.INFO
         for depth, row in enumerate(fit.history, 1):
             text = ", ".join(f"{name} {value:.4g}" for name, value in row.items())
             _log.log(level, "%s: layer %d: %s", type(self).__name__, depth, text)
@@ -267,8 +269,7 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
             fit = self._fit_chain(every_x, every_label, c)
 
         # Calibrate on the scores of rows left out, which may be a part of all.
-        known = Rows(labels).take(fit.rows)
-        calibration = Calibration.of(fit.left_out, known, rows=n)
+        calibration = Calibration.of(fit.left_out, Rows(labels).take(fit.rows), rows=n)
         scale = torch.full((1,), calibration.scale, dtype=torch.float64)
         self._store(fit, KernelNetwork(fit.modules, x.shape[1], scale, calibration.bias, calibration.floor))
         return self
@@ -278,12 +279,12 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
         with torch.no_grad():
             # The layers of the poster, one after the other.
             standardize = Standardize.of(x)
-            z, most = standardize(x), self.max_layers
+            z, depth = standardize(x), self.max_layers
             if self.solver == "spectral":
                 generator = share_generator(seeded(self.random_state))
-                chain = fit_spectral(z, labels, c, max_layers=most, features=self.features, generator=generator)
+                chain = fit_spectral(z, labels, c, max_layers=depth, features=self.features, generator=generator)
             else:
-                chain = fit_closed_form(z, labels, c, rule=self.rule, max_layers=most, extra=self.extra_dimensions)
+                chain = fit_closed_form(z, labels, c, rule=self.rule, max_layers=depth, extra=self.extra_dimensions)
 
             # The head; one scale for the representation, so that the grid of penalties fits it.
             spread = float(chain.representation.std()) or 1.0

@@ -46,8 +46,8 @@ class Indicators(SavableModule):
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, p)
-        near = (x[:, self.columns] - self.levels).abs() <= 1e-6 * (1 + self.levels.abs())
-        return near.to(self.levels.dtype)
+        equal = (x[:, self.columns] - self.levels).abs() <= 1e-6 * (1 + self.levels.abs())
+        return equal.to(self.levels.dtype)
 
 
 class Standardize(SavableModule):
@@ -193,7 +193,7 @@ class KernelNetwork(SavableModule):
 
 
 class FittedNetwork(NamedTuple):
-    """What a solver learned, before calibration.
+    """The network that a solver learned, before calibration.
 
     Attributes:
         modules: From raw rows to one column an output.

@@ -1,4 +1,4 @@
-r"""What a layer achieved, in the poster's columns: H, MSE, CE, C and T."""
+r"""Measures of a layer, in the poster's columns: H, MSE, CE, C and T."""
 
 from __future__ import annotations
 
@@ -66,12 +66,16 @@ def _record(
     # H: HSIC over the norms of the centred kernel and of Gamma.
     table = gamma_table(labels, c).to(to_class)
     scale = norm * float((table.square() * counts[:, None] * counts).sum().sqrt())
-    dependence = float((table * sums).sum()) / scale if scale > 0 else 0.0
+    dependence = 0.0
+    if scale > 0:
+        dependence = float((table * sums).sum()) / scale
 
     # C: mean kernel value between classes over that within.
     within = float(sums.diagonal().sum() / counts.square().sum())
     pairs = float(len(labels) ** 2 - counts.square().sum())
-    between = float(sums.sum() - sums.diagonal().sum()) / pairs if pairs else 0.0
+    contrast = 1.0
+    if within > 0:
+        contrast = float(sums.sum() - sums.diagonal().sum()) / max(pairs, 1.0) / within
 
     # T: scatter within over scatter between classes; finite where the classes coincide.
     explained = float((sums.diagonal() / counts.clamp_min(1)).sum())
@@ -90,5 +94,4 @@ def _record(
     coordinates = (to_mean @ torch.linalg.pinv((basis + basis.mT) / 2, hermitian=True)).clamp_min(0)
     shares = coordinates / coordinates.sum(1, keepdim=True).clamp_min(_LEAST)
     ce = float(-shares.gather(1, labels[:, None]).clamp_min(_LEAST).log().mean())
-    contrast = between / within if within > 0 else 1.0
     return LayerRecord(float(bandwidth), z.shape[1], dependence, mse, ce, contrast, ratio)

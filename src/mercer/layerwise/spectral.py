@@ -20,7 +20,7 @@ from .record import LayerRecord, measure_features
 
 _ENOUGH = 0.99  # normalised HSIC at which the stack is done
 _HALVINGS, _SHARE = 4, 0.25  # bandwidths walked, and the share of the gap to H = 1 that ends the walk
-_STEPS, _CLOSE = 6, 1e-4  # a layer's fixed point: the next layer mends what the last digits would
+_STEPS, _CLOSE = 6, 1e-4  # steps and residual of a layer's fixed point; more digits gain nothing, the next layer does
 _LEAST = 1e-3  # eigenvalues of Q below this share of the largest are left out
 _GROWTH = 0.01  # growth of H below which another layer is not worth its width
 
@@ -81,8 +81,12 @@ def ism(
         tolerance: Residual that counts as a fixed point.
     """
     checks.choice("ism", "kernel", kernel, ("gaussian", "linear"))
-    basis = torch.linalg.qr(r.mT)[0] if r.shape[1] > len(r) else None  # (d, n): W lies in the span of the rows
-    rows = r if basis is None else r @ basis
+    # W lies in the span of the rows: where they are fewer than columns, look for it there, (d, n).
+    rows = r
+    basis: Tensor | None = None
+    if r.shape[1] > len(r):
+        basis = torch.linalg.qr(r.mT)[0]
+        rows = r @ basis
 
     # HSIC as a function of W, and its Q.
     def measure(w: Tensor) -> float:
@@ -96,13 +100,18 @@ def ism(
             return feature_ism_matrix(features(rows @ w), rows, labels, c)
         return ism_matrix(gaussian(bandwidth)(rows @ w), rows, labels, c)
 
+    def leave_basis(w: Tensor) -> Tensor:  # (d, q)
+        if basis is None:
+            return w
+        return basis @ w
+
     # Start at the linear kernel's eigenvectors: its Q does not depend on W.
     matrix = linear_ism_matrix(rows, labels, c)
     values, vectors = torch.linalg.eigh(matrix)
     q = checks.integer("ism", "width", width, 1, len(matrix))
     if kernel == "linear" or not max_iterations:
         w = _fix_basis(matrix, vectors[:, -q:])
-        return Ism(w if basis is None else basis @ w, _residual(matrix, w), 1, values)
+        return Ism(leave_basis(w), _residual(matrix, w), 1, values)
     w = _fix_basis(matrix, vectors[:, -min(q, c - 1) :])
 
     # That Q has rank c - 1: its further eigenvectors are whatever rounding makes them. Columns beyond start at the
@@ -135,18 +144,18 @@ def ism(
         gradient = riemannian_gradient(matrix, w)
         uphill = gradient / gradient.norm().clamp_min(torch.finfo(w.dtype).tiny)
         steps.append([w + 10.0**-e * uphill for e in (0.5, 1, 1.5, 2, 3, 4, 5, 6)])
-        before, slack = w, 4 * torch.finfo(w.dtype).eps * abs(value)
+        old_w, slack = w, 4 * torch.finfo(w.dtype).eps * abs(value)
         for trials in steps:
             trials = [_nearest_orthonormal(trial) for trial in trials]
             reached, best = max((measure(trial), -i) for i, trial in enumerate(trials))
             if reached >= value - slack:
                 w, value = trials[-best], reached
                 break
-        if w is before:
+        if w is old_w:
             break
     matrix = compute_q(w)
     w = _fix_basis(matrix, w)
-    return Ism(w if basis is None else basis @ w, _residual(matrix, w), spent, values)
+    return Ism(leave_basis(w), _residual(matrix, w), spent, values)
 
 
 def _fix_basis(matrix: Tensor, w: Tensor) -> Tensor:  # (d, d), (d, q) -> (d, q)
@@ -174,7 +183,9 @@ def _nearest_orthonormal(w: Tensor) -> Tensor:  # (d, q) -> (d, q)
 
 def _residual(matrix: Tensor, w: Tensor) -> float:
     scale = float((matrix @ w).norm())
-    return float(riemannian_gradient(matrix, w).norm()) / scale if scale > 0 else 0.0
+    if scale == 0:
+        return 0.0
+    return float(riemannian_gradient(matrix, w).norm()) / scale
 
 
 class SpectralLayer(ChainLayer):
@@ -245,7 +256,7 @@ def fit_spectral(
         width = min(c, *r.shape)
         fourier = RandomFourier(gaussian(sigma), features, paired=False, generator=generator).fit(r.new_zeros(1, width))
 
-        # Walk the bandwidth down till a layer closes enough of the gap to H* = 1; the layer of greatest H is taken.
+        # Walk the bandwidth down until a layer closes enough of the gap to H* = 1; take the layer of greatest H.
         candidates: list[tuple[SpectralLayer, LayerRecord]] = []
         for halvings in range(_HALVINGS):
             bandwidth, frequencies, phase = sigma / 2**halvings, fourier.omega * 2**halvings, fourier.phase
@@ -254,13 +265,16 @@ def fit_spectral(
                 return phased_cosines(z, frequencies[: z.shape[1]], phase)
 
             # W at its fixed point for this bandwidth; with few rows the Gram matrix is the cheaper and the exact way.
+            kernel_features: Callable[[Tensor], Tensor] | None = map_outputs
+            if len(r) <= 2 * features:
+                kernel_features = None
             w = ism(
                 centred,
                 labels,
                 c,
                 bandwidth,
                 width=width,
-                features=None if len(r) <= 2 * features else map_outputs,
+                features=kernel_features,
                 max_iterations=_STEPS,
                 tolerance=_CLOSE,
             ).w

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from .blocks import slices
-from .torch_internals import cdist_gradient, differentiated, readable, records_graph, transformed
+from .torch_internals import cdist_gradient, is_transforming, may_be_differentiated, readable, records_graph
 
 # A sum of d products carries a rounding error of a few units in the last place of |x|^2 + |y|^2.
 _RESOLUTION = 8.0
 _FEW_FEATURES = 4
 _CENTER_ROWS = 16
-_LEVELS = 16  # a column of at most so many values is faster as signs in a matrix product
+_LEVELS = 16  # most values of a column that is faster as signs in a matrix product
 _PROBE = 64  # rows looked at first: most columns show there that they have more
 _TILE_BYTES = 2**20  # a tile and its temporaries stay in the processor's cache
 
@@ -32,7 +32,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
     """
     if x.shape[-1] <= _FEW_FEATURES:
         return _sum_differences(x, y)
-    if not differentiated(x, y):
+    if not may_be_differentiated(x, y):
         extended_x, extended_y = _append_norms(x, y)
         return (extended_x @ extended_y.mT).clamp_min_(0)
     # Derivatives go through the plain sum. NaN is not below the floor, and stays.
@@ -44,7 +44,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n, 
 
 
 def squared_tiles(x: Tensor, y: Tensor) -> Callable[[slice, slice], Tensor]:
-    """The same between some rows and some columns; what all tiles share is computed once."""
+    """Squared distances between some rows and some columns; work that all tiles share is done once."""
     if x.shape[-1] <= _FEW_FEATURES:
         return lambda rows, columns: _sum_differences(x[rows], y[columns])
     extended_x, extended_y = _append_norms(x, y)
@@ -129,7 +129,7 @@ def _shorten_rows(x: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root with gradient 0, not infinite, at 0."""
-    if not differentiated(squared):
+    if not may_be_differentiated(squared):
         return squared.clamp_min(0).sqrt_()
     zero = squared <= 0
     return torch.where(zero, torch.zeros_like(squared), torch.where(zero, torch.ones_like(squared), squared).sqrt())
@@ -189,7 +189,7 @@ def clamp_cosines(t: Tensor) -> Tensor:
     """Cosines, with values within rounding of +-1 set to +-1; the gradient passes as if nothing was set."""
     edge = 1.0 - _RESOLUTION * torch.finfo(t.dtype).eps
     snapped = torch.where(t.detach().abs() > edge, t.detach().sign(), t.detach())
-    if not differentiated(t):
+    if not may_be_differentiated(t):
         return snapped
     return t + (snapped - t.detach())
 
@@ -206,7 +206,7 @@ def manhattan_distances(x: Tensor, y: Tensor) -> Tensor:  # (n, d), (m, d) -> (n
 
     A second derivative, a forward-mode one or a ``torch.func`` transform holds all n m d differences.
     """
-    if records_graph() or transformed():  # ONNX has no cdist; a compiler fuses these three
+    if records_graph() or is_transforming():  # ONNX has no cdist; a compiler fuses these three
         return (x[:, None] - y[None]).abs().sum(-1)
     result: Tensor = _Manhattan.apply(x, y)  # type: ignore[no-untyped-call]
     return result
@@ -292,7 +292,7 @@ class _Manhattan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, y, distances = ctx.saved_tensors
-        if torch.is_grad_enabled() or transformed():  # a second derivative, or many at once
+        if torch.is_grad_enabled() or is_transforming():  # a second derivative, or many at once
             pulled = grads[0][..., None] * (x[:, None] - y[None]).sign()
             return pulled.sum(1), -pulled.sum(0)
         grad = grads[0].contiguous()
@@ -334,7 +334,7 @@ def map_distances(
 ) -> Tensor:  # (n, d), (m, d) -> (n, m)
     """``profile`` of the distances between rows, elementwise.
 
-    Where a derivative may be asked for, the distances are held whole; elsewhere only the result is.
+    Where a derivative may follow, all distances are held; elsewhere only the result is.
 
     Args:
         metric: ``"squared"``, Euclidean distances squared, or ``"manhattan"``, sums of absolute differences.
@@ -345,7 +345,7 @@ def map_distances(
     """
     compute, tiles = METRICS[metric]
     side = math.isqrt(_TILE_BYTES // x.element_size())
-    if differentiated(x, y, *hyper) or x.device.type != "cpu" or x.shape[0] * y.shape[0] <= side**2:
+    if may_be_differentiated(x, y, *hyper) or x.device.type != "cpu" or x.shape[0] * y.shape[0] <= side**2:
         return profile(compute(x, y))
     distances = tiles(x, y)
     out = torch.empty(len(x), len(y), dtype=x.dtype)

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def transformed() -> bool:
+def is_transforming() -> bool:
     """Whether ``torch.func`` (vmap, grad, jvp, ...) or forward-mode differentiation is active.
 
     Code must then use operations that they can see through: none in place, none that reads a value.
@@ -32,16 +32,16 @@ def records_graph() -> bool:
     return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
-def differentiated(*tensors: Tensor) -> bool:
+def may_be_differentiated(*tensors: Tensor) -> bool:
     """Whether a result of these tensors may be differentiated, transformed or recorded: fast paths are then closed."""
-    if records_graph() or transformed():
+    if records_graph() or is_transforming():
         return True
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def readable(*tensors: Tensor) -> bool:
     """Whether code may branch on values: on the CPU, where that neither waits nor breaks a trace or a transform."""
-    if records_graph() or transformed():
+    if records_graph() or is_transforming():
         return False
     return all(t.device.type == "cpu" for t in tensors)
 
@@ -52,7 +52,7 @@ def leave_uncompiled(function: Function) -> Function:
 
 
 def mark_for_compiler(parameter: Tensor) -> set[str]:
-    """Make torch compile code with this parameter anew; returns the attributes that the mark consists of.
+    """Make torch compile code with this parameter again; returns the attributes that the mark consists of.
 
     The mark says that sizes are static, which those of parameters are anyway. Compiled code looks for it.
     """

@@ -13,7 +13,7 @@ from typing_extensions import override
 from ..kernels import FunctionKernel, Kernel, Laplacian, NetworkKernel
 from ..linalg.blocks import block_rows, slices
 from ..linalg.cholesky import cholesky_in_place, inverse_diagonal, solve_factored
-from ..linalg.torch_internals import differentiated
+from ..linalg.torch_internals import may_be_differentiated
 from ..storage.savable import SavableModule
 from .dual import leave_one_out
 
@@ -69,7 +69,7 @@ class Solution(SavableModule):
         x = x.to(self.anchors.dtype)
         # A network would run again for every tile; a user's function may need all columns; autograd sees no tiles.
         whole_rows = isinstance(self.kernel, NetworkKernel) or is_users_own(self.kernel)
-        if whole_rows or differentiated(x, *self.parameters()):
+        if whole_rows or may_be_differentiated(x, *self.parameters()):
             return self.kernel.matmul(x, self.anchors, self.weights) + self.mean
         return tiled_product(self.kernel, x, self.anchors, self.weights) + self.mean
 

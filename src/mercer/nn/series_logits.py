@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ..kernels.radial_series import gram_of_series
 from ..linalg.distances import norms_and_units
-from ..linalg.torch_internals import in_batched_backward, records_graph, transformed
+from ..linalg.torch_internals import in_batched_backward, is_transforming, records_graph
 
 _BLOCK = 2**15  # cosines worked on at a time: on a CPU their powers stay in the cache
 _BLOCK_GPU = 2**21
@@ -57,7 +57,7 @@ def series_logits(
             they keep their gradient, so that they can return.
     """
     # Compilers fuse the plain form themselves; torch.func and forward mode need operations that they can see through.
-    if records_graph() or transformed() or z.is_meta:
+    if records_graph() or is_transforming() or z.is_meta:
         return plain_series_logits(z, w, a, gate, bias, linear, start, center, lift, radius, normalized)
     logits: Tensor = _SeriesLogits.apply(z, w, a, gate, bias, linear, start, center, lift, radius, normalized)  # type: ignore[no-untyped-call]
     return logits

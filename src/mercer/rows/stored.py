@@ -50,7 +50,7 @@ class StoredRows:
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
             return self._rows(first, max(first, last))[::step]
-        # Read each row once, in the order of the file, neighbors together; then put them in the order asked for.
+        # Read each row once, in the order of the file, neighbors together; then put them in the order of the index.
         numbers, back = index.cpu().unique(return_inverse=True)
         if not len(numbers):
             return self._rows(0, 0)
@@ -63,7 +63,7 @@ class StoredRows:
         return True
 
     def part(self, rows: slice) -> StoredRows:
-        """Some of the rows, still in the file."""
+        """A slice of the rows, still in the file."""
         first, last, _ = rows.indices(len(self))
         shape = (self._first + len(self), *self.shape[1:])
         return StoredRows(self._read, shape, self._where, slice(self._first + first, self._first + last))

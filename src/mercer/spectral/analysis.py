@@ -174,7 +174,7 @@ def target_columns(where: str, targets: Tensor, n: int) -> Tensor:  # (n,) or (n
 
 
 def check_k(where: str, k: int, n: int) -> int:
-    """At most n eigenvalues; said where more were asked for."""
+    """At most n eigenvalues, with a warning where the user wants more."""
     checks.integer(where, "k", k, 1)
     if n < k != DEFAULT_K:
         checks.warn(where, f"k = {k} is more than the {n} rows of x; reduced to {n}.", stacklevel=4)

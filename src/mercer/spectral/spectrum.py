@@ -1,4 +1,4 @@
-"""Targets read by a kernel's spectrum, each number computed when it is first asked for."""
+"""Targets read by a kernel's spectrum; each number is computed at its first use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BRACKET = 1e-3  # relative width at which the bracket is called closed
 _DENSE_ROWS = 6000  # up to here a factor costs less than one run of Lanczos, by `mercer bench spectral`,
 _FINE_ROWS = 10_000  # and up to here less than two runs to an accuracy below _FINE: the targets and their control
 _FINE = 1e-7
-_PRODUCT = 8.0  # flops of a product count so much beside those of a factor: they wait for memory
+_PRODUCT = 8.0  # cost of a product's flop over that of a factor's: products wait for memory
 _HALF_DIGITS = 2.0**-26  # of float64
 _NULL = 1e-12  # share of the targets that must lie in the null space to call the complexity infinite
 
 
 class Proof:
-    """Bounds on a ``ReLUGram``, computed when they are first asked for and shared by all targets of one H.
+    """Bounds on a ``ReLUGram``, computed at their first use and shared by all targets of one H.
 
     Args:
         kernel: The kernel.
@@ -69,7 +69,7 @@ class Factor:
     Args:
         gram: H.
         tolerance: Relative accuracy that products would have to reach.
-        rows: Up to so many rows the factor pays at once; None takes what was measured.
+        rows: Most rows for which the factor pays at once; None takes the measured number.
     """
 
     def __init__(self, gram: Gram, tolerance: float, rows: int | None = None) -> None:
@@ -211,7 +211,7 @@ class Spectrum:
 
     @functools.cached_property
     def _dense(self) -> float | None:
-        """The complexity by the factor; None where there was none when it was first asked for."""
+        """The complexity by the factor; None where there was no factor at the first use."""
         half = self._factor.half(self._columns)
         if half is None:
             return None

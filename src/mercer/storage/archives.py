@@ -67,7 +67,9 @@ def read_npz(path: Path, names: Iterable[str] | None = None, *, limit: int = DEC
     try:
         with open_to_read(path) as file, zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            names = list(members) if names is None else list(names)
+            if names is None:
+                names = members
+            names = list(names)
             missing = [name for name in names if name not in members]
             if missing:
                 raise corrupt(path, f"the arrays {', '.join(missing)} must be there", f"{len(members)} others")
@@ -100,19 +102,24 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
     """One array, after its header agreed with the bytes that are there: a header alone must not make us allocate."""
     with archive.open(info) as stream:
         try:
-            version = npy.read_magic(stream)
-            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read_header(stream, max_header_size=HEADER_LIMIT)
+            if npy.read_magic(stream) == (1, 0):
+                shape, fortran, dtype = npy.read_array_header_1_0(stream, max_header_size=HEADER_LIMIT)
+            else:
+                shape, fortran, dtype = npy.read_array_header_2_0(stream, max_header_size=HEADER_LIMIT)
         except ValueError as error:
             raise corrupt(path, f"{info.filename} must start like an npy array", _brief(error)) from error
         if dtype.kind not in "biufUSM":
-            got = "pickled objects, which are never read" if dtype.hasobject else str(dtype)[:60]
+            got = str(dtype)[:60]
+            if dtype.hasobject:
+                got = "pickled objects, which are never read"
             raise corrupt(path, f"{info.filename} must be a plain array of numbers or text", got)
         size, present = math.prod(shape) * dtype.itemsize, info.file_size - stream.tell()
         if size != present:
             raise corrupt(path, f"{info.filename} must hold the {size} bytes its header states", present)
         flat = np.frombuffer(stream.read(), dtype=dtype)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    if fortran:
+        return flat.reshape(shape, order="F")
+    return flat.reshape(shape)
 
 
 def _brief(error: Exception) -> str:

@@ -43,11 +43,14 @@ class Encoder:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._seen: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of stored tensors, by what identifies their content
 
     def savable(self, value: Savable, path: str, *, with_state: bool = True) -> dict[str, Any]:
         """The class's name, its arguments, its state."""
-        owned = set(map(id, value.modules())) if isinstance(value, nn.Module) else set()
+        # Modules among the arguments are a part of this one: the state of the whole holds theirs.
+        owned: set[int] = set()
+        if isinstance(value, nn.Module):
+            owned = set(map(id, value.modules()))
         arguments = {name: self.value(item, f"{path}.{name}", owned) for name, item in value.get_arguments().items()}
         document: dict[str, Any] = {"$object": class_name(type(value), path), "arguments": arguments}
         if with_state:
@@ -61,8 +64,10 @@ class Encoder:
         # Values that JSON has.
         if type(value) in (type(None), bool, int, str):  # a subclass would come back as these
             return value
+        if type(value) is float and not math.isfinite(value):
+            return {"$float": str(value)}
         if type(value) is float:
-            return value if math.isfinite(value) else {"$float": str(value)}
+            return value
         # Objects of Mercer, then numbers in tensors and arrays, then containers.
         if isinstance(value, Savable):
             return self.savable(value, path, with_state=id(value) not in owned)
@@ -72,7 +77,9 @@ class Encoder:
             return self._array(value, path)
         if type(value) in (list, tuple):
             items = [self.value(item, f"{path}.{i}", owned) for i, item in enumerate(value)]
-            return items if type(value) is list else {"$tuple": items}
+            if type(value) is tuple:
+                return {"$tuple": items}
+            return items
         if isinstance(value, Mapping):
             if all(type(key) is str and not key.startswith("$") for key in value):
                 return {key: self.value(item, f"{path}.{key}", owned) for key, item in value.items()}
@@ -93,7 +100,9 @@ class Encoder:
         raise TypeError(sentence("mercer.save", f"{path} must be data that a file can carry", got, fix))
 
     def _array(self, value: np.ndarray | np.generic, path: str) -> dict[str, Any]:
-        kind = "$array" if isinstance(value, np.ndarray) else "$scalar"
+        kind = "$scalar"
+        if isinstance(value, np.ndarray):
+            kind = "$array"
         array = np.asarray(value)
         if array.dtype.kind in "OU":  # labels: strings, or objects that are strings and numbers
             items = self.value(array.ravel().tolist(), path)
@@ -105,13 +114,17 @@ class Encoder:
             raise TypeError(sentence("mercer.save", f"{path} must hold data", "a tensor on the meta device"))
         # Equal tensors are stored once, known by dtype, shape and bytes.
         plain = value.detach().cpu().contiguous()
-        raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
+        raw = np.empty(0, np.uint8)
+        if plain.numel():
+            raw = plain.reshape(-1).view(torch.uint8).numpy()
         digest = f"{plain.dtype}{tuple(plain.shape)}{hashlib.sha256(raw.data).hexdigest()}"
-        if digest not in self._seen:
-            name = path if path not in self.tensors else f"{path}#{len(self.tensors)}"
-            self._seen[digest] = name
+        if digest not in self._names:
+            name = path
+            if path in self.tensors:
+                name = f"{path}#{len(self.tensors)}"
+            self._names[digest] = name
             self.tensors[name] = plain.clone()  # safetensors refuses tensors that share memory
-        return self._seen[digest]
+        return self._names[digest]
 
 
 class Decoder:
@@ -178,12 +191,14 @@ class Decoder:
         wrong = find_misfit(cls, values, arguments=arguments)
         if wrong is not None:
             name, hint = wrong
-            kind = hint.__name__ if isinstance(hint, type) else hint
-            need = f"{kind} as {name} of a {cls.__name__}"
+            if isinstance(hint, type):
+                hint = hint.__name__
+            need = f"{hint} as {name} of a {cls.__name__}"
             raise self._wrong(need, repr(values[name])[:60])
 
     def _decode_tagged(self, tag: str, value: dict[str, Any]) -> Any:
         body = value[tag]
+        # Each tag that `Encoder` writes; any other is refused.
         match tag:
             case "$object":
                 return self.savable(value)
@@ -196,7 +211,10 @@ class Decoder:
             case "$listed":
                 array = np.empty(len(body), dtype=self._dtype(value["dtype"], "OU", len(body)))
                 array[:] = self.value(body)
-                return array.reshape(value["shape"])[() if value["as"] == "$scalar" else ...]
+                array = array.reshape(value["shape"])
+                if value["as"] == "$scalar":
+                    return array[()]
+                return array
             case "$tuple":
                 return tuple(self.value(body))
             case "$items":
@@ -219,10 +237,10 @@ class Decoder:
         return self.tensors[name]
 
     def _dtype(self, name: Any, kinds: str, items: int = 0) -> np.dtype[Any]:
-        try:
-            dtype = np.dtype(name if isinstance(name, str) else None)
-        except TypeError:
-            dtype = None
+        dtype: np.dtype[Any] | None = None
+        if isinstance(name, str):
+            with contextlib.suppress(TypeError):
+                dtype = np.dtype(name)
         if dtype is None or dtype.kind not in kinds or items * dtype.itemsize > self.room:
             raise self._wrong(f"arrays of the kinds {kinds}", repr(name)[:40])
         return dtype
@@ -251,7 +269,9 @@ def class_name(cls: type, path: str) -> str:
         )
     package = ".".join(cls.__module__.split(".")[:2])
     public = getattr(importlib.import_module(package), cls.__name__, None)
-    return f"{package if public is cls else cls.__module__}.{cls.__name__}"
+    if public is cls:
+        return f"{package}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__name__}"
 
 
 class AllocationBudget(TorchFunctionMode):
@@ -277,10 +297,12 @@ class AllocationBudget(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         if func in _FACTORIES or func in _LIKE:
-            plain = {key: value for key, value in named.items() if key not in _UNKNOWN_TO_META}
-            like = (args[0].to("meta"), *args[1:]) if func in _LIKE else args
             # The same call on the meta device has the shape and takes no memory.
-            shape = func(*like, **{**plain, "device": "meta"})
+            plain = {key: value for key, value in named.items() if key not in _UNKNOWN_TO_META}
+            on_meta = args
+            if func in _LIKE:
+                on_meta = (args[0].to("meta"), *args[1:])
+            shape = func(*on_meta, **{**plain, "device": "meta"})
             self.spent += shape.numel() * shape.element_size()
             if self.spent > self.limit:
                 raise MemoryError(f"{self.spent / 2**30:.2f} GiB, more than {self.limit / 2**30:.2f}")
@@ -303,7 +325,10 @@ def find_misfit(cls: type, values: Mapping[str, Any], *, arguments: bool) -> tup
     >>> find_misfit(Ball, {"radius": 2, "names": ["a", 3]}, arguments=False)
     ('names', list[str])
     """
-    owners = [cls.__init__] if arguments else cls.__mro__  # type: ignore[misc]
+    # Where annotations stand: at the constructor, or in the class and its bases.
+    owners: Sequence[Any] = cls.__mro__
+    if arguments:
+        owners = [cls.__init__]  # type: ignore[misc]
     for owner in owners:
         if owner is object.__init__:
             continue

@@ -102,7 +102,9 @@ def _open_descriptor(path: Path, flags: int, where: str, need: str) -> int:
 def _check_regular(path: Path, mode: int, where: str) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        fix = f"Name the file itself: {os.path.realpath(path)}" if stat.S_ISLNK(mode) else ""
+        fix = ""
+        if stat.S_ISLNK(mode):
+            fix = f"Name the file itself: {os.path.realpath(path)}"
         raise ValueError(sentence(where, f"{path} must be a regular file", kind, fix))
 
 
@@ -190,10 +192,10 @@ def append_line(path: str | os.PathLike[str], line: bytes) -> None:
     """
     descriptor = open_to_append(path, "append")
     try:
-        before = _cut_torn_line(descriptor)
+        size = _cut_torn_line(descriptor)
         # One write for the whole line, so that a killed writer leaves it torn at worst, never interleaved.
         if os.write(descriptor, line + b"\n") != len(line) + 1:
-            os.ftruncate(descriptor, before)
+            os.ftruncate(descriptor, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(descriptor)
     except OSError as error:

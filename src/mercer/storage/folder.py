@@ -67,7 +67,7 @@ def save(obj: Savable, folder: str | os.PathLike[str]) -> None:
     except OSError as error:
         raise system_error("mercer.save", f"{target} must be a folder that can be written", error) from error
     with lock(target, ".mercer.save.lock"):
-        # The tensors are named by their content, and the description that names them is replaced last.
+        # Name the tensors by their content, and replace the description that names them last.
         data = safetensors.torch.save(encoder.tensors)
         digest = hashlib.sha256(data).hexdigest()
         file = f"tensors-{digest[:16]}.safetensors"
@@ -80,12 +80,23 @@ def save(obj: Savable, folder: str | os.PathLike[str]) -> None:
         }
         text = json.dumps({**body, "checksum": _checksum(body)}, indent=1, allow_nan=False)
         atomic_write(target / file, data)
-        in_use = [file, *_keep_previous(target)]
+        in_use = [file]
+
+        # Make the current version the previous one. A damaged one must not push out a whole one.
+        for name in (CURRENT, PREVIOUS):
+            try:
+                old = _read_description(target / name)
+            except (ValueError, OSError):
+                continue
+            if name == CURRENT:
+                atomic_write(target / PREVIOUS, (target / CURRENT).read_bytes())
+            in_use.append(old["tensors"]["file"])
+            break
         atomic_write(target / CURRENT, text.encode())
 
         # Delete tensors that neither version names, and what killed writers left.
         for path in (*target.glob("tensors-*.safetensors"), *target.glob(TEMPORARY)):
-            if path.name not in in_use and not path.is_symlink() and path.is_file() and _is_ours(path):
+            if path.name not in in_use and not path.is_symlink() and path.is_file() and _is_written_by_mercer(path):
                 path.unlink(missing_ok=True)
 
 
@@ -103,7 +114,9 @@ def load(folder: str | os.PathLike[str], *, previous: bool = False) -> Any:
         FileNotFoundError: Nothing was saved there.
         ValueError: A file is damaged, or was written by another minor version; the sentence names it.
     """
-    path = Path(folder) / (PREVIOUS if previous else CURRENT)
+    path = Path(folder) / CURRENT
+    if previous:
+        path = Path(folder) / PREVIOUS
     if not path.is_file():
         got = "no such folder"
         if path.parent.is_dir():
@@ -135,20 +148,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
-def _keep_previous(folder: Path) -> list[str]:
-    """Make the current version the previous one; its tensor file. A damaged one must not push out a whole one."""
-    for name in (CURRENT, PREVIOUS):
-        try:
-            document = _read_description(folder / name)
-        except (ValueError, OSError):
-            continue
-        if name == CURRENT:
-            atomic_write(folder / PREVIOUS, (folder / CURRENT).read_bytes())
-        return [document["tensors"]["file"]]
-    return []
-
-
-def _is_ours(path: Path) -> bool:
+def _is_written_by_mercer(path: Path) -> bool:
     """A writer's temporary file, or tensors that are named by what is in them: nobody else names files so."""
     match = _TENSOR_FILE.fullmatch(path.name)
     if match is None:
@@ -172,18 +172,20 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 def _check_version(path: Path, document: dict[str, Any]) -> None:
     """Refuse a folder of another minor version: before 1.0 what a class keeps may change with each."""
-    ours, theirs = (".".join(v.split(".")[:2]) for v in (__version__, document["made_by"].get("mercer", "unknown")))
-    if theirs != ours:
-        fix = f"Fit or save it again with this version, or read it with mercer {theirs}."
-        raise ValueError(sentence("mercer.load", f"{path} must be written by mercer {ours}", f"mercer {theirs}", fix))
+    writer = ".".join(document["made_by"].get("mercer", "unknown").split(".")[:2])
+    reader = ".".join(__version__.split(".")[:2])
+    if writer != reader:
+        fix = f"Fit or save it again with this version, or read it with mercer {writer}."
+        raise ValueError(sentence("mercer.load", f"{path} must be written by mercer {reader}", f"mercer {writer}", fix))
 
 
 def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
+    # The bytes, as the description says: name, size and checksum.
     path = folder / entry["file"]
     if not _TENSOR_FILE.fullmatch(path.name) or not os.path.lexists(path):
         raise ValueError(_describe_damage(path, "no such file"))
     with open_to_read(path, "mercer.load") as file:
-        # The size first: a file of another size is not read.
+        # A file of another size is not read.
         size = os.fstat(file.fileno()).st_size
         if size != entry["bytes"]:
             raise ValueError(_describe_damage(path, f"{size} bytes of {entry['bytes']}"))

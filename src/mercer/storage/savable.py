@@ -38,7 +38,10 @@ class Savable:
         cls._mixed = super().__new__ is not object.__new__
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: D102
-        self = super().__new__(cls, *args, **kwargs) if cls._mixed else super().__new__(cls)
+        if cls._mixed:
+            self = super().__new__(cls, *args, **kwargs)
+        else:
+            self = super().__new__(cls)
         # Note the arguments as they came, before the constructor changes anything.
         if cls._captures or not hasattr(cls, "get_params"):  # an estimator's attributes are its parameters
             try:
@@ -75,7 +78,7 @@ class Savable:
         return cls(*bound.args[1:], **bound.kwargs)
 
     def get_state(self) -> dict[str, Any]:
-        """What was learned or fitted, by name."""
+        """The learned or fitted values, by name."""
         if isinstance(self, nn.Module):
             return dict(self.state_dict())
         return {k: v for k, v in vars(self).items() if k.endswith("_") and not k.startswith("_")}

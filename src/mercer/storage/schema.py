@@ -29,6 +29,8 @@ _NAMES = {
     object: "a value",
 }
 
+_KIND_NAMES: dict[type, str] = {list: "a list", dict: "an object"}
+
 
 class _Mismatch(Exception):  # noqa: N818 - never seen outside of this file
     def __init__(self, path: str, need: str, value: Any) -> None:
@@ -56,7 +58,9 @@ def check_schema(where: str, source: str, value: Any, shape: Any) -> Any:
     try:
         _check(value, shape, "")
     except _Mismatch as wrong:
-        place = f" at {wrong.path}" if wrong.path else ""
+        place = ""
+        if wrong.path:
+            place = f" at {wrong.path}"
         got = repr(wrong.value)
         if len(got) > 60:
             got = got[:57] + "..."
@@ -67,6 +71,7 @@ def check_schema(where: str, source: str, value: Any, shape: Any) -> Any:
 
 def _check(value: Any, shape: Any, path: str) -> None:
     """Raise a mismatch where the value has not the shape; ``path`` is the place in the document."""
+    # Alternatives and texts, then lists item by item, then mappings and records, then plain types.
     if isinstance(shape, tuple):
         if not any(_fits(value, option, path) for option in shape):
             raise _Mismatch(path, " or ".join(map(_describe, shape)), value)
@@ -79,32 +84,33 @@ def _check(value: Any, shape: Any, path: str) -> None:
             _check(item, shape[0], f"{path}[{i}]")
     elif isinstance(shape, dict):
         _check_record(value, shape, path)
-    elif not _is(value, shape):
+    elif not _has_type(value, shape):
         raise _Mismatch(path, _describe(shape), value)
 
 
 def _check_record(value: Any, shape: dict[Any, Any], path: str) -> None:
     _check_length(value, dict, path)
-    prefix = f"{path}." if path else ""
+    # A mapping: any keys, values of one shape.
     if str in shape:
         for name, item in value.items():
-            _check(item, shape[str], f"{prefix}{name[:40]}")
+            _check(item, shape[str], f"{path}.{name[:40]}".lstrip("."))
         return
+
     # A record: all keys that are needed, and no others.
-    known = {name.removesuffix("?"): inner for name, inner in shape.items() if name != "..."}
+    fields = {name.removesuffix("?"): inner for name, inner in shape.items() if name != "..."}
     for name in shape:
         if name != "..." and not name.endswith("?") and name not in value:
             raise _Mismatch(path, f"the key {name!r}", sorted(value)[:5])
     for name, item in value.items():
-        if name in known:
-            _check(item, known[name], f"{prefix}{name}")
+        if name in fields:
+            _check(item, fields[name], f"{path}.{name}".lstrip("."))
         elif "..." not in shape:
-            raise _Mismatch(path, f"only the keys {', '.join(known)}", name)
+            raise _Mismatch(path, f"only the keys {', '.join(fields)}", name)
 
 
 def _check_length(value: Any, kind: type[list[Any]] | type[dict[str, Any]], path: str) -> None:
     if not isinstance(value, kind):
-        raise _Mismatch(path, "a list" if kind is list else "an object", value)
+        raise _Mismatch(path, _KIND_NAMES[kind], value)
     if len(value) > LIST_LIMIT:
         raise _Mismatch(path, f"at most {LIST_LIMIT} items", f"{len(value)} items")
 
@@ -117,7 +123,7 @@ def _fits(value: Any, shape: Any, path: str) -> bool:
     return True
 
 
-def _is(value: Any, shape: Any) -> bool:
+def _has_type(value: Any, shape: Any) -> bool:
     if shape is object:
         return True
     if shape is None:
@@ -135,7 +141,7 @@ def _is(value: Any, shape: Any) -> bool:
 
 def _describe(shape: Any) -> str:
     if isinstance(shape, list | dict):
-        return "a list" if isinstance(shape, list) else "an object"
+        return _KIND_NAMES[type(shape)]
     if isinstance(shape, set | frozenset):
         return f"one of {', '.join(sorted(shape))}"
     return _NAMES[shape]

@@ -81,7 +81,7 @@ def matrix(entry: Entry, results: Sequence[Result], kept: Sequence[Result]) -> M
             texts = {"tone": "", "theirs": "", "ours": "", "kept": "", "claim": "", "state": "", "why": ""}
             order = None
             if number:
-                texts["theirs"] = numbers.printed(number.value, number.deviation)
+                texts["theirs"] = numbers.show_published(number.value, number.deviation)
                 order = number.value
             if best:
                 order = best.mean

@@ -28,11 +28,11 @@ def test_the_control_is_scored_on_the_last_fifth_and_on_later_rows():
     old, new = draw(sold(), "sales", ("time", "day"), 400, 0)
     last = old["day"] >= old["day"].sort_values().iloc[320]
     spoiled = old.assign(sales=np.where(last, np.random.default_rng(1).permutation(old["sales"]), old["sales"]))
-    calm, wild = (score_control(rows, new, "sales", "regression", "day")["r2"] for rows in (old, spoiled))
+    calm, wild = (score_control(rows, new, "sales", "regression", ("time", "day"))["r2"] for rows in (old, spoiled))
     assert min(calm) > 0.9 and wild[0] < 0.2 < wild[1]  # the last fifth is noise, what comes after it is not
     classes = old.assign(sales=np.where(old["sales"] > 0, "many", "few"))
     later = new.assign(sales=np.where(new["sales"] > 0, "many", "few"))
-    assert min(score_control(classes, later, "sales", "classification", "day")["accuracy"]) > 0.85
+    assert min(score_control(classes, later, "sales", "classification", ("time", "day"))["accuracy"]) > 0.85
 
 
 def test_the_error_of_a_mean_is_that_of_tables(tmp_path, capsys):

@@ -11,7 +11,7 @@ Each case draws rows to learn from; up to 4,000 others are new. By groups, no ne
 by time, all new rows are later. MERCER_DATA names the folder that holds ``tables`` and ``tables_long``.
 
 A score of the past cannot know how the next period differs. How much of a gap is of that kind, boosted trees of
-scikit-learn tell, scored by hand on the same last rows by a model of the rows before them: ``control``.
+scikit-learn tell, scored by hand on the same rows by models of the same others: ``control``.
 
 With ``--made`` there is nothing of that kind. A real table gets a time at random, so later rows are drawn as earlier
 ones are; or groups that share an effect in columns and target, all drawn alike. What is left of printed minus new is
@@ -35,7 +35,7 @@ from mercer.tabular import TabularModel
 from mercer.tabular.columns import Preparation
 from mercer.tabular.reading import read
 from mercer.tabular.scoring import deal_groups, score_classes, score_values
-from mercer.tabular.splits import choose_scored_rows, read_moments
+from mercer.tabular.splits import choose_scored_rows, name_groups, read_moments
 from mercer.tabular.training import Sizes, Training
 
 NEW_ROWS = 4000
@@ -197,21 +197,41 @@ def score_new(model: TabularModel, new: pd.DataFrame) -> dict[str, float]:
     return score_classes(p, truth)
 
 
-def score_control(old: pd.DataFrame, new: pd.DataFrame, target: str, task: str, time: str) -> dict[str, list[float]]:
-    """Boosted trees: the score of the last fifth by a model of the rows before, and of new rows by a model of all."""
-    late = choose_scored_rows(None, read_moments(old, time, target, None), 0)
+def score_control(
+    old: pd.DataFrame, new: pd.DataFrame, target: str, task: str, split: tuple[str, str]
+) -> dict[str, list[float]]:
+    """Boosted trees scored as ours are: rows left out by models of the others, and new rows by a model of all."""
+    kind, column = split
+    if kind == "time":
+        parts = [choose_scored_rows(None, read_moments(old, column, target, None), 0)]
+    else:
+        names = name_groups(old, column)
+        fold = deal_groups(names, 0).numpy()
+        parts = [fold == number for number in range(fold.max() + 1)]
+        if len(old) > Sizes().every_row:
+            parts = [choose_scored_rows(names, None, 0)]
+        old, new = old.drop(columns=column), new.drop(columns=column)
+    classes = np.unique(old[target].astype(str))
     scores = []
-    for learned, asked in ((old[~late], old[late]), (old, new)):
-        preparation = Preparation().fit(learned.drop(columns=target))
-        x, z = (preparation.prepare(rows.drop(columns=target)).x.numpy() for rows in (learned, asked))
-        if task == "regression":
-            trees = HistGradientBoostingRegressor(random_state=0).fit(x, learned[target])
-            scores.append(score_values(torch.from_numpy(trees.predict(z)), torch.tensor(asked[target].to_numpy(float))))
-        else:
-            trees = HistGradientBoostingClassifier(random_state=0).fit(x, learned[target].astype(str))
-            known = asked[target].astype(str).isin(trees.classes_).to_numpy()
-            truth = torch.from_numpy(np.searchsorted(trees.classes_, asked[target].astype(str)[known]))
-            scores.append(score_classes(torch.from_numpy(trees.predict_proba(z[known])), truth))
+    for fits in ([(old[~part], old[part]) for part in parts], [(old, new)]):
+        outputs, truths = [], []
+        for learned, asked in fits:
+            preparation = Preparation().fit(learned.drop(columns=target))
+            if task != "regression":
+                asked = asked[asked[target].astype(str).isin(classes)]
+            x, z = (preparation.prepare(rows.drop(columns=target)).x.numpy() for rows in (learned, asked))
+            if task == "regression":
+                trees = HistGradientBoostingRegressor(random_state=0).fit(x, learned[target])
+                outputs.append(trees.predict(z))
+                truths.append(asked[target].to_numpy(float))
+            else:
+                trees = HistGradientBoostingClassifier(random_state=0).fit(x, learned[target].astype(str))
+                p = np.full((len(z), len(classes)), 1e-6)  # of a class that they did not meet
+                p[:, np.searchsorted(classes, trees.classes_)] = trees.predict_proba(z).clip(1e-6)
+                outputs.append(p / p.sum(1, keepdims=True))
+                truths.append(np.searchsorted(classes, asked[target].astype(str)))
+        score = score_values if task == "regression" else score_classes
+        scores.append(score(torch.from_numpy(np.concatenate(outputs)), torch.from_numpy(np.concatenate(truths))))
     return {m: [scores[0][m], scores[1][m]] for m in ("r2", "accuracy", "log_loss") if m in scores[0]}
 
 
@@ -276,8 +296,8 @@ def measure(asked: argparse.Namespace) -> None:
                         for m, (a, b) in case["fixed"].items()
                         if None not in (own.get(m), other.get(m), a, b)
                     }
-                elif split is not None and split[0] == "time":
-                    case["control"] = score_control(old, new, about["target"], about["task"], split[1])
+                elif split is not None:
+                    case["control"] = score_control(old, new, about["target"], about["task"], split)
                     case |= {f"{m}_off_of_trees": a - b for m, (a, b) in case["control"].items()}
                 case |= {m: [own.get(m), other.get(m)] for m in METRICS if other.get(m) is not None}
                 # as single numbers, too, which documents can quote
@@ -297,10 +317,10 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
-def summarize(path: Path) -> None:
+def summarize(path: Path, stored: Path | None = None) -> None:
     """For each study and split: the mean difference of each score, its standard error and the largest.
 
-    Cases of one table are alike, so the error is that of the tables' means.
+    Cases of one table are alike, so the error is that of the tables' means. ``stored`` gets them as lines.
     """
     groups: dict[tuple, dict[str, list[float]]] = {}
     for line in lines(path):
@@ -313,6 +333,7 @@ def summarize(path: Path) -> None:
                 value = pair[1] if metric == "coverage" else pair[0] - pair[1]
                 tables = groups.setdefault((line["study"], line["split"], line["rows"], metric), {})
                 tables.setdefault(line["table"], []).append(value)
+    texts = []
     for (study, split, rows, metric), tables in sorted(groups.items()):
         means = [float(np.mean(values)) for values in tables.values()]
         every = np.concatenate(list(tables.values()))
@@ -320,6 +341,11 @@ def summarize(path: Path) -> None:
         mean, worst = f"{np.mean(means):+.4f} +- {error:.4f}", f"largest {np.abs(every).max():.4f}"
         count = f"{len(every)} cases of {len(means)} tables"
         print(f"{study:7s} {split:7s} {rows:6d} rows {metric:19s} {mean}, {worst}, {count}")
+        of = {"study": study, "split": split, "rows": rows, "metric": metric, "cases": len(every), "tables": len(means)}
+        found = {"mean": float(np.mean(means)), "error": None if len(means) < 2 else float(error)}
+        texts.append(json.dumps(of | found | {"largest": float(np.abs(every).max())}) + "\n")
+    if stored is not None:
+        stored.write_text("".join(texts))
 
 
 if __name__ == "__main__":
@@ -332,8 +358,11 @@ if __name__ == "__main__":
     parser.add_argument("--apart", action="store_true", help="only cases by groups or by time")
     parser.add_argument("--made", action="store_true", help="made-up times and groups: no drift")
     parser.add_argument("--order", action="store_true")
+    parser.add_argument("--summary", type=Path, help="where to write the means and errors as lines")
+    parser.add_argument("--show", action="store_true", help="no new case")
     parser.add_argument("--noise", type=int, default=0)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    measure(chosen)
-    summarize(chosen.lines)
+    if not chosen.show:
+        measure(chosen)
+    summarize(chosen.lines, chosen.summary)

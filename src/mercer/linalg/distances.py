@@ -261,7 +261,10 @@ def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
         narrow = [column for column, part in parts.items() if bool((2 * part[0].square() < 1000 * least).any())]
         if not narrow:
             break
-        for column in narrow:  # columns of much smaller gaps than others are no part of the product
+        # columns of smaller gaps than that are no part of the product; its rounding must not drown them either
+        for column in narrow:
+            if bool((2 * parts[column][0].square() < 20 * least).any()):
+                return None
             coded[column] = False
             del parts[column]
     others = (~coded).nonzero()[:, 0]

@@ -6,6 +6,7 @@ from torch.func import grad, vmap
 
 from mercer.kernels import RBF, Laplacian, Matern
 from mercer.linalg.distances import (
+    _find_codes,
     angles,
     clamp_cosines,
     cosines,
@@ -131,6 +132,13 @@ def test_columns_of_different_scales_are_not_coded_together(generator):
     x = torch.randint(2, (30, 2), generator=generator) * torch.tensor([1e6, 1.0])
     exact = (x[:, None] - x[None]).abs().sum(-1)
     assert torch.equal(manhattan_tiles(x, x)(slice(0, 30), slice(0, 30)), exact)
+    # a column of gaps not quite as small is left to differences, beside the product of the other
+    x = torch.randint(2, (30, 2), generator=generator) * torch.tensor([1e3, 0.3])
+    exact = (x[:, None].double() - x[None].double()).abs().sum(-1)
+    codes = _find_codes(x, x)
+    assert codes is not None and codes.x.shape == (30, 1) and codes.others.tolist() == [1]
+    found = manhattan_tiles(x, x)(slice(0, 30), slice(0, 30))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
     bad = torch.randint(2, (30, 2), generator=generator).float()
     bad[4, 1] = torch.nan
     found = manhattan_tiles(bad, bad)(slice(0, 30), slice(0, 30))

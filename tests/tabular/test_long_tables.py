@@ -9,7 +9,8 @@ from click.testing import CliRunner
 import mercer
 from mercer.cli import main
 from mercer.kernels import Laplacian
-from mercer.machines.local import Local, LocalMachine, LocalStack
+from mercer.machines.calibration import Calibration
+from mercer.machines.local import Local, LocalMachine, LocalStack, weigh
 from mercer.machines.views import View
 from mercer.tabular import TabularModel
 from mercer.tabular.training import Sizes, draw_evenly, order_by_content
@@ -126,3 +127,41 @@ def test_fit_without_trees_from_the_command_line(tmp_path):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert mercer.load(tmp_path / "model").trees is False
+
+
+def test_members_of_classes_are_weighed_by_log_loss():
+    """One in fifty is positive: squares hardly tell 0.05 from 0.4 there, the log loss does."""
+    g = torch.Generator().manual_seed(0)
+    p = torch.where(torch.rand(20000, 1, generator=g) < 0.05, 0.3, 0.005).double()
+    y = (torch.rand(20000, 1, generator=g) < p).double()
+    noise = torch.rand(20000, 1, generator=g).double()
+    blunt = (p + 0.06 * noise).clamp(0, 1)  # harms the many rows of low probability
+    by_log_loss, loss = weigh([p, blunt], y, None, classes=True)
+    by_squares, _ = weigh([p, blunt], y, None, classes=False)
+    assert by_log_loss[0] > 0.85 and by_log_loss[0] >= by_squares[0] - 0.02
+    expected = -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+    assert loss == pytest.approx(float(expected), abs=2e-3)
+    assert weigh([p], y, None, classes=True)[0].tolist() == [1.0]
+
+
+def test_a_signal_along_one_direction_of_the_columns_is_found_in_a_long_table():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(5000, 6, generator=g, dtype=torch.float64)
+    y = (2 * x @ torch.ones(6, 1, dtype=torch.float64) / 6**0.5).sin()
+    stack = LocalStack.fit(x[:4000], y[:4000], left_out=torch.arange(0, 4000, 4), leaf=1000)
+    assert any(member.view.weight.ndim == 2 for member in stack.members if isinstance(member, LocalMachine))
+    error = (stack.predict(x[4000:]) - y[4000:]).square().mean() / y.var()
+    assert error < 0.2
+
+
+def test_rare_classes_keep_small_probabilities_after_calibration():
+    g = torch.Generator().manual_seed(0)
+    p = torch.where(torch.rand(4000, 1, generator=g) < 0.5, 0.002, 0.2).double()
+    p = torch.cat((1 - p, p), 1)
+    labels = (torch.rand(4000, generator=g) < p[:, 1]).long()
+    near = Calibration.of(p, labels, shares=True, near=True)(p)[:, 1]
+    assert near.min() < 0.008
+    plain = Calibration.of(p, labels, shares=True)(p)
+    picked = torch.arange(4000), labels
+    both = torch.stack((1 - near, near), 1)
+    assert both[picked].log().mean() >= plain[picked].log().mean() - 1e-3

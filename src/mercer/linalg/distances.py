@@ -270,6 +270,9 @@ def _find_codes(x: Tensor, y: Tensor) -> _Codes | None:
         if not narrow:
             break
         for column in narrow:
+            # The rounding of the product must not drown the gaps of this column either.
+            if bool((2 * parts[column][0].square() < 20 * rounding).any()):
+                return None
             coded[column] = False
             del parts[column]
     if not parts:

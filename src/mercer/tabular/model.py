@@ -47,11 +47,11 @@ class TabularModel(Savable):
         class_weight: ``balanced`` weights rows by the inverse of their class's frequency; a dict gives the weight of
             each class, 1 where it has none. Probabilities are then those of a table with such classes.
         time: Column by which rows come. Scores are of the last fifth of the rows, predicted by a second model that
-            learned from the rows before them alone. Up to 12,000 rows machines are chosen by how they predict each of
+            learned from the rows before them alone. Up to 10,000 rows machines are chosen by how they predict each of
             five periods from those before it.
         groups: Column that names groups of rows: a row is scored, and intervals are made, by a model that learned from
             other groups alone. Up to 4,000 rows every group is scored, by five such models, beyond a fifth of them, by
-            one. Up to 12,000 rows machines are chosen by how they predict whole groups. It is not learned from.
+            one. Up to 10,000 rows machines are chosen by how they predict whole groups. It is not learned from.
 
     Attributes:
         preparation: What was made of the columns.

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import __version__, checks
 from ..machines import StackedRidge
 from ..machines.local import LocalStack
-from ..machines.stacking import MOST_ROWS, TREE_CLASSES, TREE_COLUMNS
+from ..machines.stacking import TREE_CLASSES, TREE_COLUMNS
 from .columns import Preparation, Target, TargetMeans, Writing, find_target, name_by_text, present
 from .familiarity import Familiarity
 from .learner import Learner, Machine, cross_calibrated, one_hot
@@ -47,7 +47,7 @@ class Sizes:
         every_row: Rows up to which every row is left out in turn.
     """
 
-    exact: int = MOST_ROWS
+    exact: int = 10_000
     leaf: int = 2500
     left_out: int = 2000
     every_row: int = 4000

@@ -15,7 +15,7 @@ from .. import checks
 from ..storage.savable import Savable, SavableModule
 
 LINKS = ("identity", "logistic", "softmax")
-ROUNDS = 120
+ROUNDS = 60
 _AT_ONCE = 256  # trees whose masks are looked up together
 _LEAVES = 62  # leaves of a tree that fit the bits of one whole number
 
@@ -184,7 +184,7 @@ class Boosting(Savable):
         *,
         rounds: int = ROUNDS,
         leaves: int = 15,
-        rate: float = 0.06,
+        rate: float = 0.12,
         stopping: bool = False,
         seed: int = 0,
     ) -> Boosting:  # (n, d), (n, c), (n,)

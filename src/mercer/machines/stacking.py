@@ -323,13 +323,16 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.machines_, singles, folds = [], [], []
         for trial in stay:
             look = self.looks[trial.look]
-            weights, single, whole = self._solve(look.view, trial, y, fold, forward, device)
             # rows whose targets taught the view are predicted through that of other rows
-            for rows, view in look.honest:
-                own = torch.isin(self.left_out_, rows)[:, None]
-                if bool(own.any()):
-                    _, other, others = self._solve(view, trial, y, fold, forward, device)
-                    single, whole = torch.where(own, other, single), torch.where(own, others, whole)
+            taught = [(torch.isin(self.left_out_, rows), view) for rows, view in look.honest]
+            taught = [(own, view) for own, view in taught if bool(own.any())]
+            by_all = torch.ones(len(truth), dtype=torch.bool)
+            for own, _ in taught:
+                by_all &= ~own
+            weights, single, whole = self._solve(look.view, trial, y, fold, by_all, forward, device)
+            for own, view in taught:
+                _, other, others = self._solve(view, trial, y, fold, own, forward, device)
+                single[own], whole[own] = other[own], others[own]
             error = float(weighted_mean((truth - single).square(), weight).mean())
             number = used.index(trial.look)
             self.machines_.append(StackedMachine(number, trial.kernel, trial.penalty, weights, error))
@@ -388,22 +391,29 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         return share, boosted
 
     def _solve(
-        self, view: View, trial: Trial, y: Tensor, fold: Tensor, forward: bool, device: torch.device
+        self, view: View, trial: Trial, y: Tensor, fold: Tensor, asked: Tensor, forward: bool, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of a machine, and predictions of the rows left out: without the row, and without its fold."""
+        """Weights of a machine, and predictions of the rows left out: without the row, and without its fold.
+
+        The predictions count where ``asked``, ``(r,)``, is true; where no row asks they are not made.
+        """
         z, weight = view(self.rows_).to(device), self.weight_
+        left_out = self.left_out_ if bool(asked.any()) else self.left_out_[:0]
         if forward:
             factor = ridge_factor(trial.kernel, z, trial.penalty, weight=weight)
-            weights, whole = solve_forward(factor, y, self.left_out_, fold)
-            return weights.cpu(), whole.cpu(), whole.cpu()
-        # the rows left out come last
-        others = torch.ones(len(z), dtype=torch.bool)
-        others[self.left_out_] = False
-        order = torch.cat((others.nonzero()[:, 0], self.left_out_))
-        factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=weight_of(weight, order))
-        solved, single, whole = solve_left_out(factor, y[order], fold[self.left_out_])
-        weights = torch.empty_like(solved)
-        weights[order.to(device)] = solved
+            weights, whole = solve_forward(factor, y, left_out, fold)
+            single = whole.clone()
+        else:
+            # the rows left out come last
+            others = torch.ones(len(z), dtype=torch.bool)
+            others[left_out] = False
+            order = torch.cat((others.nonzero()[:, 0], left_out))
+            factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=weight_of(weight, order))
+            solved, single, whole = solve_left_out(factor, y[order], fold[left_out])
+            weights = torch.empty_like(solved)
+            weights[order.to(device)] = solved
+        if not len(left_out):
+            single, whole = (torch.zeros_like(y[self.left_out_]) for _ in range(2))
         return weights.cpu(), single.cpu(), whole.cpu()
 
     def __getstate__(self) -> dict[str, Any]:

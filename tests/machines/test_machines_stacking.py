@@ -9,7 +9,7 @@ import mercer
 from mercer.kernels import RBF
 from mercer.machines import StackedRidge
 from mercer.machines.calibration import Calibration
-from mercer.machines.dual import Folds, dual_fit, dual_path
+from mercer.machines.dual import Folds, dual_fit, dual_path, dual_weights, predict_left_out
 from mercer.machines.metric import learn_rotation
 from mercer.machines.stacking import ridge_factor, solve_forward, solve_left_out
 from mercer.machines.trials import _PLANS, convex_weights, relevance, try_machines, try_metric
@@ -119,6 +119,25 @@ def test_weighted_rows_left_out_equal_literal_refits():
     torch.testing.assert_close(
         copied.mean + gram[:, twice] @ copied.weights, weighted.mean + gram @ weighted.weights, rtol=1e-8, atol=1e-8
     )
+
+
+@pytest.mark.parametrize("penalty", [1e-4, 0.5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_of_a_fit_equal_the_whole(weighted, penalty):
+    """The weights alone, and some rows alone: float64 below 200 rows and for a small ridge, else float32."""
+    for n in (40, 300):
+        x, y = rows(n)
+        weight = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+        weight = weight if weighted else None
+        fit, some = dual_fit(RBF(0.3)(x), y, penalty, weight=weight), torch.arange(0, n, 3)
+        torch.testing.assert_close(dual_weights(RBF(0.3)(x), y, penalty, weight), fit.weights, rtol=1e-9, atol=1e-9)
+        near = 1e-4 if n == 300 and penalty == 0.5 else 1e-8
+        found = predict_left_out(RBF(0.3), x, y, penalty, some, weight=weight)
+        torch.testing.assert_close(found, fit.held_out[some], rtol=near, atol=near)
+        folds = Folds(torch.arange(n) % 5)
+        fit = dual_fit(RBF(0.3)(x), y, penalty, weight=weight, folds=folds)
+        found = predict_left_out(RBF(0.3), x, y, penalty, some, weight=weight, folds=folds)
+        torch.testing.assert_close(found, fit.held_out[some], rtol=1e-8, atol=1e-8)
 
 
 def test_weights_steer_a_stack(tmp_path):

@@ -113,6 +113,8 @@ def median_distance(x: Tensor, *, p: int = 2, rows: int = 1000) -> float:  # (n,
     distances, power = squared_distances(x, x), 0.5
     if p == 1:
         distances, power = manhattan_distances(x, x), 1.0
+    # each pair once: half of what is searched
+    distances = distances[tuple(torch.triu_indices(len(x), len(x), 1, device=x.device))]
     positive = distances[distances > 0]
     if not len(positive):
         return 0.0

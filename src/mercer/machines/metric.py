@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..kernels import RBF
 from ..linalg.blocks import block_rows, slices
-from .dual import dual_fit
+from .dual import dual_weights
 from .selection import median_distance
 
 _ROUNDS = 3  # of metrics, each learned in the one before it
@@ -82,7 +82,7 @@ def learn_rotation(
     for _ in range(_ROUNDS):
         turned = z @ rotation
         bandwidth = multiple * median_distance(turned)
-        weights = dual_fit(RBF(1 / (2 * bandwidth**2))(turned), y, penalty, weight=row_weight).weights
+        weights = dual_weights(RBF(1 / (2 * bandwidth**2))(turned), y, penalty, row_weight)
         outer = average_gradient_outer_product(turned, turned, weights, bandwidth, row_weight)
         root = metric_root(outer, "full")
         if root is None:

@@ -323,13 +323,16 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         self.machines_, singles, folds = [], [], []
         for trial in stay:
             look = self.looks[trial.look]
-            weights, single, whole = self._solve(look.view, trial, y, fold, choose_by, device)
             # rows whose targets taught the view are predicted through that of other rows
-            for rows, view in look.honest:
-                own = torch.isin(self.left_out_, rows)[:, None]
-                if bool(own.any()):
-                    _, other, others = self._solve(view, trial, y, fold, choose_by, device)
-                    single, whole = torch.where(own, other, single), torch.where(own, others, whole)
+            taught = [(torch.isin(self.left_out_, rows), view) for rows, view in look.honest]
+            taught = [(own, view) for own, view in taught if bool(own.any())]
+            by_all = torch.ones(len(truth), dtype=torch.bool)
+            for own, _ in taught:
+                by_all &= ~own
+            weights, single, whole = self._solve(look.view, trial, y, fold, by_all, choose_by, device)
+            for own, view in taught:
+                _, other, others = self._solve(view, trial, y, fold, own, choose_by, device)
+                single[own], whole[own] = other[own], others[own]
             error = float(weighted_mean((truth - single).square(), weight).mean())
             number = used.index(trial.look)
             self.machines_.append(StackedMachine(number, trial.kernel, trial.penalty, weights, error))
@@ -388,10 +391,17 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         return share, boosted
 
     def _solve(
-        self, view: View, trial: Trial, y: Tensor, fold: Tensor, choose_by: str, device: torch.device
+        self, view: View, trial: Trial, y: Tensor, fold: Tensor, asked: Tensor, choose_by: str, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of a machine, and predictions of the rows left out: without the row, and without its fold."""
+        """Weights of a machine, and predictions of the rows left out: without the row, and without its fold.
+
+        The predictions count where ``asked``, ``(r,)``, is true; where no row asks they are not made.
+        """
         z, rows, forward = view(self.rows_).to(device), self.left_out_, choose_by == "earlier folds"
+        if not bool(asked.any()):
+            factor = ridge_factor(trial.kernel, z, trial.penalty, weight=self.weight_)
+            weights = torch.cholesky_solve(y.to(factor), factor).contiguous()
+            return weights.cpu(), torch.zeros_like(y[rows]), torch.zeros_like(y[rows])
         targets = torch.cat((y, torch.ones_like(y[:, :1])), 1)  # its prediction of a constant is used below
         if forward:
             factor = ridge_factor(trial.kernel, z, trial.penalty, weight=self.weight_)
@@ -408,8 +418,8 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             solved, single, whole = solve_left_out(factor, targets[order], fold[apart])
             weights = torch.empty_like(solved)
             weights[order.to(device)] = solved
-            asked = torch.isin(apart.nonzero()[:, 0], rows)
-            single, whole = single.cpu()[asked], whole.cpu()[asked]
+            places = torch.isin(apart.nonzero()[:, 0], rows)
+            single, whole = single.cpu()[places], whole.cpu()[places]
 
         # the mean is that of the other rows, too: that of all knows a fifth of what a fold's targets have in common
         w = y.new_ones(len(y)) if self.weight_ is None else self.weight_

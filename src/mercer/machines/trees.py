@@ -16,9 +16,10 @@ from ..linalg.blocks import slices
 from ..storage.savable import Savable, SavableModule
 
 LINKS = ("identity", "logistic", "softmax")
-ROUNDS = 120
+ROUNDS = 60
 _AT_ONCE = 256  # trees whose masks are looked up together
 _ROWS_AT_ONCE = 1024
+_ROWS_FOR_THREADS = 10_000
 _LEAVES = 62  # leaves of a tree that fit the bits of one whole number
 
 Array = NDArray[Any]
@@ -193,7 +194,7 @@ class Boosting(Savable):
         *,
         rounds: int = ROUNDS,
         leaves: int = 15,
-        rate: float = 0.06,
+        rate: float = 0.12,
         columns: float = 1.0,
         ridge: float = 0.0,
         stopping: bool = False,
@@ -214,6 +215,7 @@ class Boosting(Savable):
             seed: Of these rows, and of those that set the bins of long tables.
         """
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
         c = y.shape[1]
         classes = torch.zeros(0, dtype=torch.int64)
@@ -222,21 +224,24 @@ class Boosting(Savable):
             labels = y[:, 0].long() if c == 1 else y.argmax(1)
             classes = labels.unique()
             make, outputs = HistGradientBoostingClassifier, [labels] * (len(classes) > 1)
-        models = []
-        for output in outputs:
-            model = make(
-                max_iter=rounds,
-                max_leaf_nodes=leaves,
-                learning_rate=rate,
-                max_features=columns,
-                l2_regularization=ridge,
-                early_stopping=stopping,
-                random_state=seed,
-            )
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of columns with fewer values than bins
+        # Threads of a short table wait for one another at every leaf: a minute for 500 rows on a busy machine.
+        models, threads = [], None
+        if len(x) < _ROWS_FOR_THREADS:
+            threads = 1
+        with threadpool_limits(threads, "openmp"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of columns with fewer values than bins
+            for output in outputs:
+                model = make(
+                    max_iter=rounds,
+                    max_leaf_nodes=leaves,
+                    learning_rate=rate,
+                    max_features=columns,
+                    l2_regularization=ridge,
+                    early_stopping=stopping,
+                    random_state=seed,
+                )
                 model.fit(x.numpy(), output.numpy(), None if weight is None else weight.numpy())
-            models.append(Trees.of_boosting(model))
+                models.append(Trees.of_boosting(model))
         return cls(models, classes, c)
 
     @property

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from ..kernels import RBF, Kernel
-from .dual import Folds, dual_fit, dual_path, tune_penalty, weighted_mean
+from .dual import Folds, dual_path, dual_weights, predict_left_out, tune_penalty, weighted_mean
 from .metric import learn_rotation
 from .selection import median_distance, table_kernels
 from .trees import shrunk_share
@@ -155,8 +155,8 @@ def try_metric(
         z = rotated(rows)
         middle = median_distance(z)
         for multiple, penalty in _JUDGES:
-            gram = RBF(1 / (2 * (multiple * middle) ** 2))(z)
-            other = dual_fit(gram, target, penalty, weight=own, folds=folds).held_out[:half]
+            kernel = RBF(1 / (2 * (multiple * middle) ** 2))
+            other = predict_left_out(kernel, z, target, penalty, torch.arange(half), weight=own, folds=folds)
             error = float(weighted_mean((target[:half] - other).square(), weight_of(weight, first)).mean())
             judged.append((error, plan, rotated, other))
     _, plan, by_second, other = min(judged, key=lambda judgment: judgment[0])
@@ -265,9 +265,11 @@ def try_kernels(
         fit = dual_path(kernel(z), y, weight=weight, folds=folds, rough=True)
         held_out = fit.held_out
         for rows, view in look.honest:
-            inside = torch.isin(few, rows)
-            other = dual_fit(kernel(view(x)), y, fit.penalty, weight=weight, folds=folds).held_out
-            held_out = torch.where(inside[:, None], other, held_out)
+            inside = torch.isin(few, rows).nonzero()[:, 0]
+            if not len(inside):
+                continue
+            other = predict_left_out(kernel, view(x), y, fit.penalty, inside, weight=weight, folds=folds)
+            held_out = held_out.index_copy(0, inside, other)
         error = float(weighted_mean((y - held_out).square(), weight).mean())
         trials.append(Trial(number, kernel, fit.penalty, error, held_out))
     return trials
@@ -290,7 +292,7 @@ def relevance(
     gram = kernel(z)
     gamma = kernel.gamma(z)
     squares = z.new_zeros(z.shape[1])
-    for weights in dual_fit(gram, y, penalty, weight=weight).weights.mT:
+    for weights in dual_weights(gram, y, penalty, weight).mT:
         pull = gram * weights
         squares += weighted_mean((2 * gamma * (pull @ z - z * pull.sum(1, keepdim=True))).square(), weight)
     share = (squares / squares.mean().clamp_min(1e-300)).clamp_min(_LEAST_RELEVANCE) ** _POWER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -107,5 +108,6 @@ class SavableModule(Savable, nn.Module):
             self.register_buffer(name, tensor)
 
 
+@functools.cache  # reading it takes longer than most constructors
 def _signature(cls: type) -> inspect.Signature:
     return inspect.signature(cls.__init__)  # type: ignore[misc]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..distributed import alone
 from ..kernels import Laplacian
+from ..linalg.cholesky import inverse_diagonal
 from ..machines import KernelRidge
 from ..machines.selection import median_distance
 from ..storage.savable import Savable
@@ -46,10 +47,8 @@ class Familiarity(Savable):
         kernel = Laplacian(1 / median_distance(rows, 1.0))
         with alone():  # every rank has all of these rows
             machine = KernelRidge(kernel, penalty=_NOISE, solver="exact").fit(rows, torch.zeros(len(rows), 1))
-        system = kernel(rows)
-        system.diagonal().add_(_NOISE)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(system))
-        left_out = (1 / inverse.diagonal() - _NOISE).clamp(0, 1)
+        inverse = inverse_diagonal(machine.solution_.factor_system())
+        left_out = (1 / inverse - _NOISE).clamp(0, 1)
         middle, tail = left_out.quantile(torch.tensor([0.5, _TAIL], dtype=left_out.dtype)).tolist()
         return cls(machine, min(middle, _FARTHEST), min(tail, _FARTHEST))
 

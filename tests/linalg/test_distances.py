@@ -136,7 +136,7 @@ def test_columns_of_different_scales_are_not_coded_together(generator):
     x = torch.randint(2, (30, 2), generator=generator) * torch.tensor([1e3, 0.3])
     exact = (x[:, None].double() - x[None].double()).abs().sum(-1)
     codes = _find_codes(x, x)
-    assert codes is not None and codes.x.shape == (30, 1) and codes.others.tolist() == [1]
+    assert codes is not None and codes.x.shape == (30, 1) and codes.uncoded.tolist() == [1]
     found = manhattan_tiles(x, x)(slice(0, 30), slice(0, 30))
     torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
     bad = torch.randint(2, (30, 2), generator=generator).float()

@@ -224,7 +224,7 @@ class KernelClassifier(_OneConstructor):
         """The scale at which an embedding on its class's weight, at right angles to the others, has probability 0.9."""
         with torch.no_grad():
             cosines = torch.tensor([1.0, 0.0], dtype=torch.float64, device=self.weight.device)
-            at_weight, across = (float(value) for value in self.profile(cosines))
+            at_weight, across = map(float, self.profile(cosines))
         gap = at_weight - across
         if isinstance(self.kernel, RadialSeries) and at_weight > 0:
             gap = gap / at_weight

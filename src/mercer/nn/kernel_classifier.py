@@ -224,7 +224,7 @@ class KernelClassifier(_OneConstructor):
         """The scale at which an embedding on its class's weight, at right angles to the others, has probability 0.9."""
         with torch.no_grad():
             cosines = torch.tensor([1.0, 0.0], dtype=torch.float64, device=self.weight.device)
-            at_weight, across = (float(value) for value in self.profile(cosines))
+            at_weight, across = map(float, self.profile(cosines))
         gap = at_weight - across
         if isinstance(self.kernel, RadialSeries) and at_weight > 0:
             gap = gap / at_weight
@@ -349,13 +349,14 @@ class KernelClassifier(_OneConstructor):
     ) -> Tensor:
         """Values of a sum of powers, or logits where the parts of :meth:`_pick_parts` are given."""
         normalized = self.gate is not None and kernel.positivity != "none"
+        a: Tensor
         if normalized and kernel.positivity == "relu":
             a = kernel.alpha  # series_logits rectifies them, with a gradient for those below 0
         else:
             a = kernel.coefficients[2:]
-        center: Tensor | None = self.center
-        if self.center is not None:
-            center = self.center.to(z.dtype)
+        center = self.center
+        if center is not None:
+            center = center.to(z.dtype)
         options = (self.lift, self.radius, normalized)
         return series_logits(z, weight, a.to(z.dtype), gate, bias, linear, start, center, *options)
 

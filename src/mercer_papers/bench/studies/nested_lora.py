@@ -113,7 +113,9 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="Train nothing.")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    lines = [json.loads(text) for text in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    lines: list[dict[str, Any]] = (
+        [json.loads(text) for text in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    )
 
     def run(task: str, method: str, seed: int, lr: float | None) -> dict[str, Any]:
         for line in lines:

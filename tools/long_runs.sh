@@ -39,6 +39,7 @@ run deng2022-mlp-gp 4 deng2022/mlp-gp --scale small --seeds 3
 run deng2022-ntk-digits 3 deng2022/ntk --scale small --seeds 3 --bundled --set steps=400
 run chen2022-imdb 3 chen2022/table3 chen2022/table4 chen2022/fig2 chen2022/fig3 --scale small --seeds 3 --set rows=1000 --set test_rows=1000 --set epochs=5 --only "imdb, Kernel SGD" --only "imdb, AdaH" --only "imdb, ESGD" --only "imdb, L-BFGS" --only "imdb, R-L-BFGS" --only "imdb, SGD |" --only "imdb, SGD+M"
 run chen2022-s-cov-second-order 5 chen2022/table3 chen2022/fig2 chen2022/fig3 --scale small --seeds 3 --set epochs=8 --only "s-cov, Kernel SGD" --only "s-cov, AdaH" --only "s-cov, ESGD" --only "s-cov, L-BFGS" --only "s-cov, R-L-BFGS"
+run chen2022-pictures-and-texts-matrices 4 chen2022/fig4 --scale small --seeds 2 --set epochs=20 --only "s-cov, RBF" --only "s-cov, random PSD" --only "imdb, RBF" --only "imdb, random PSD"
 run chen2022-rates-up-to-1 6 chen2022/table3 chen2022/table4 --scale small --seeds 3 --set rows=1500 --set test_rows=2000 --set epochs=20 --set tries=16 --only "mnist, Kernel SGD" --only "mnist, SGD, rates" --only "mnist, FunctionSpaceSGD" --only "usps, Kernel SGD" --only "usps, SGD, rates" --only "usps, FunctionSpaceSGD"
 run masoomi2020-exp4-default 2 masoomi2020/exp4 --scale paper --seeds 3 --only ", ISM" --only ", W_s |" --only default
 run deng2022-classic-64 6 deng2022/classic --scale paper --seeds 2 --only "N = 64"

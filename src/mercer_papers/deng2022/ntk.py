@@ -27,7 +27,7 @@ SIZES = {"smoke": (40, 20, 5, 10), "small": (300, 100, 150, 400), "paper": (5000
 RESNET = "CIFAR-10, ResNet-20"  # the slide's network, whose NTK is only sampled: rows, test rows, directions
 RESNET_SIZES = {"small": (64, 40, 64), "paper": (5000, 500, 4000)}
 DIRECTIONS = {"smoke": 8, "small": 500, "paper": 4000}  # of the sampled NTK that Algorithm 1 decomposes
-STEPS = {"smoke": 3, "small": 100, "paper": 8000}  # the authors' 200 epochs of 10,000 rows in batches of 256
+STEPS = {"smoke": 3, "small": 200, "paper": 8000}  # the authors' 200 epochs of 10,000 rows in batches of 256
 
 
 def cells(entry: Entry, scale: str) -> list[Cell]:

@@ -7,7 +7,6 @@ from safetensors.torch import save_file
 
 from mercer.bayes import LinearizedLaplace
 from mercer.layerwise import KernelNetworkRegressor
-from mercer.rows.rows import Rows
 from mercer.rows.stored import StoredRows, open_rows
 from tests.features.cases import CASES, rows
 
@@ -58,7 +57,7 @@ def test_every_map_fits_from_a_file_as_from_memory(tmp_path, name):
 
 def test_a_map_of_landmarks_holds_a_block_at_a_time(tmp_path, monkeypatch):
     read = []
-    monkeypatch.setitem(Rows.blocks.__kwdefaults__, "budget", 6 * 4 * 8 * 8)  # six rows beside eight landmarks
+    monkeypatch.setattr("mercer.rows.rows.BLOCK_BYTES", 6 * 4 * 8 * 8)  # six rows beside eight landmarks
     source = open_rows(stored("npy", tmp_path)).then(lambda block: (read.append(len(block)), block)[1])
     CASES["nystrom"]().fit(source)
     assert max(read) <= 8 and sum(read) >= N  # eight landmarks, then blocks of six

@@ -11,6 +11,8 @@ from typing_extensions import override
 
 from .. import checks
 
+_TRUNK_WIDTH = 256  # hidden features of the network that distillation trains
+
 
 class ParallelNetworks(nn.Module):
     r"""k fully connected networks of equal shape, run as batched matrix products.
@@ -77,7 +79,6 @@ class Trunk(nn.Module):
         shape: Shape of one row: ``(d,)``, or ``(channels, height, width)``.
         k: Outputs.
         outputs: c; above 1 the answer is ``(n, c, k)``.
-        width: Hidden features.
         generator: Randomness of the weights.
     """
 
@@ -89,11 +90,10 @@ class Trunk(nn.Module):
         k: int,
         *,
         outputs: int = 1,
-        width: int = 256,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.k, self.outputs, self.hidden_features = k, outputs, width
+        self.k, self.outputs, self.hidden_features = k, outputs, _TRUNK_WIDTH
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator
             torch.manual_seed(int(torch.randint(2**31 - 1, (1,), generator=generator)))
             if len(shape) == 3:
@@ -104,14 +104,14 @@ class Trunk(nn.Module):
                     nn.GELU(),
                     nn.AdaptiveAvgPool2d(5),
                     nn.Flatten(),
-                    nn.Linear(32 * 25, width),
+                    nn.Linear(32 * 25, _TRUNK_WIDTH),
                     nn.GELU(),
                 )
             else:
-                first = nn.Linear(math.prod(shape), width)
-                self.body = nn.Sequential(nn.Flatten(), first, nn.GELU(), nn.Linear(width, width), nn.GELU())
+                first, second = nn.Linear(math.prod(shape), _TRUNK_WIDTH), nn.Linear(_TRUNK_WIDTH, _TRUNK_WIDTH)
+                self.body = nn.Sequential(nn.Flatten(), first, nn.GELU(), second, nn.GELU())
             # Linear on the hidden features, so that Rayleigh-Ritz can combine them in its own way.
-            self.readout = nn.Linear(width, k * outputs)
+            self.readout = nn.Linear(_TRUNK_WIDTH, k * outputs)
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, k) or (n, c, k)

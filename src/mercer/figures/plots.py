@@ -68,7 +68,6 @@ def bars(
     *,
     errors: Mapping[str, Mapping[str, float]] | None = None,
     x_label: str = "",
-    title: str = "",
     theme: str = "light",
 ) -> Figure:
     """Lying bars: ``heights[series][category]``, with ``errors`` of the same keys as whiskers.
@@ -100,7 +99,7 @@ def bars(
     ax.set_yticks(range(len(categories)), categories)
     ax.set_ylim(len(categories) - 0.5, -0.5)  # the first on top
     ax.grid(False, axis="y")
-    ax.set(xlabel=x_label, title=title)
+    ax.set(xlabel=x_label)
     _draw_legend(figure, ax, colors, len(heights))
     return figure
 
@@ -143,13 +142,12 @@ def reliability(
     return figure
 
 
-def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme: str = "light") -> Figure:
+def confusion(counts: ArrayLike, names: Sequence[str], *, theme: str = "light") -> Figure:
     """Counts of true (down) and predicted (across) classes; a cell's color is its share of the true class.
 
     Args:
         counts: ``(c, c)``.
         names: The classes'.
-        title: Above it.
         theme: ``light`` or ``dark``.
     """
     from matplotlib.patches import Rectangle
@@ -179,14 +177,12 @@ def confusion(counts: ArrayLike, names: Sequence[str], *, title: str = "", theme
     if sum(map(len, names)) > _TURNED:
         ax.set_xticks(range(c), names, rotation=35, ha="right")
     ax.set_yticks(range(c), names)
-    ax.set(xlim=(-0.5, c - 0.5), ylim=(c - 0.5, -0.5), xlabel="predicted", ylabel="true", title=title)
+    ax.set(xlim=(-0.5, c - 0.5), ylim=(c - 0.5, -0.5), xlabel="predicted", ylabel="true")
     ax.grid(False)
     return figure
 
 
-def scatter(
-    x: ArrayLike, y: ArrayLike, *, x_label: str = "", y_label: str = "", title: str = "", theme: str = "light"
-) -> Figure:
+def scatter(x: ArrayLike, y: ArrayLike, *, x_label: str = "", y_label: str = "", theme: str = "light") -> Figure:
     """Points with the diagonal on which y equals x, both axes over the same range."""
     across, up = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if across.shape != up.shape or across.ndim != 1 or not len(across):
@@ -198,7 +194,7 @@ def scatter(
     span = (low - room, high + room)
     ax.plot(span, span, color=colors.soft, linewidth=1.2, linestyle=DASHES[1])
     ax.scatter(across, up, s=14, color=colors.series[0], alpha=0.55, linewidths=0)
-    ax.set(xlim=span, ylim=span, xlabel=x_label, ylabel=y_label, title=title)
+    ax.set(xlim=span, ylim=span, xlabel=x_label, ylabel=y_label)
     return figure
 
 
@@ -208,8 +204,6 @@ def band(
     deviation: ArrayLike,
     points: tuple[ArrayLike, ArrayLike] | None = None,
     *,
-    x_label: str = "",
-    y_label: str = "",
     title: str = "",
     theme: str = "light",
 ) -> Figure:
@@ -220,8 +214,6 @@ def band(
         mean: Prediction there ``(g,)``.
         deviation: Its standard deviation ``(g,)``.
         points: Places and targets of the training rows, ``(n,)`` each.
-        x_label: Under the picture.
-        y_label: Beside it.
         title: Above it.
         theme: ``light`` or ``dark``.
     """
@@ -240,7 +232,7 @@ def band(
     ax.plot(at, center, color=colors.series[0], linewidth=1.8, label="prediction")
     if points is not None:
         ax.scatter(*points, s=16, color=colors.series[1], edgecolors=colors.paper, linewidths=0.5, label="data")
-    ax.set(xlabel=x_label, ylabel=y_label, title=title)
+    ax.set(title=title)
     ax.legend(frameon=False, fontsize=9, labelcolor=colors.ink)
     return figure
 
@@ -250,10 +242,7 @@ def confidence(
     points: ArrayLike,
     labels: ArrayLike,
     *,
-    reach: float = 1.0,
     grid: int = 120,
-    x_label: str = "",
-    y_label: str = "",
     title: str = "",
     theme: str = "light",
 ) -> Figure:
@@ -263,10 +252,7 @@ def confidence(
         predict_proba: Rows ``(g, 2)`` -> probabilities ``(g, c)``.
         points: ``(n, 2)``.
         labels: Classes ``(n,)``, whole numbers from 0.
-        reach: How far beyond the points to look, in widths of the data.
         grid: Places asked along each side.
-        x_label: Under the picture.
-        y_label: Beside it.
         title: Above it.
         theme: ``light`` or ``dark``.
     """
@@ -274,8 +260,8 @@ def confidence(
     if x.ndim != 2 or x.shape[1] != 2 or len(x) != len(y) or not len(x):
         need = "points and labels must have shapes (n, 2) and (n,)"
         raise ValueError(sentence("confidence", need, (x.shape, y.shape)))
-    # The largest probability on a grid around the points.
-    margin = reach * np.maximum(x.max(0) - x.min(0), 1e-9)
+    # The largest probability on a grid that goes one width of the data beyond the points.
+    margin = np.maximum(x.max(0) - x.min(0), 1e-9)
     low, high = x.min(0) - margin, x.max(0) + margin
     across, up = (np.linspace(low[i], high[i], grid) for i in (0, 1))
     proba = np.asarray(predict_proba(np.stack(np.meshgrid(across, up), -1).reshape(-1, 2)))
@@ -297,7 +283,7 @@ def confidence(
     scale.set_label("largest probability", color=colors.soft)
     scale.ax.tick_params(colors=colors.soft, labelsize=8, length=0)
     scale.outline.set_visible(False)
-    ax.set(xlabel=x_label, ylabel=y_label, title=title)
+    ax.set(title=title)
     return figure
 
 

@@ -18,6 +18,7 @@ from .dependence import class_sums, gaussian, one_hot
 from .record import LayerRecord, measure_gram
 
 _LEAST_BANDWIDTH = 1e-4  # where the leave-one-out walk ends, in units of standardised inputs
+_WALKED = 10  # bandwidths of a walk
 _REACH = 0.1  # the authors' walk ends at this share of where it began: beyond, H rises only because the kernel narrows
 _ENOUGH = 0.95  # normalised HSIC at which the authors stop
 _GROWTH = 0.01  # growth of H that is worth a layer where H is honest; theorem 1 asks for any growth
@@ -106,7 +107,6 @@ def fit_closed_form(
     *,
     rule: str = "leave_one_out",
     max_layers: int = 12,
-    bandwidths: int = 10,
     extra: bool = False,
     normalize: str = "class",
     enough: float = _ENOUGH,
@@ -122,7 +122,6 @@ def fit_closed_form(
             on the rows it is fitted to it may end near 0. ``"leave_one_out"`` takes each row's own term out of the
             sums, feeds those outputs on, and picks the bandwidth of greatest H of what is left.
         max_layers: Most layers.
-        bandwidths: Steps of the walk.
         extra: Add a column for the rows of each class that the layer before assigned to another class.
         normalize: See :func:`class_norms`.
         enough: Stop at this H.
@@ -180,7 +179,7 @@ def fit_closed_form(
             narrowest = _REACH * bandwidth
             if honest:
                 narrowest = _LEAST_BANDWIDTH
-            for candidate in walk_down(bandwidth, narrowest, bandwidths):
+            for candidate in walk_down(bandwidth, narrowest, _WALKED):
                 tried.append(fit_layer(outputs, candidate, extra=extra and depth > 0))
                 if not honest and tried[-1].record.hsic > reached:
                     break

@@ -59,7 +59,6 @@ def top_eigh(
     start: Tensor | None = None,
     tolerance: float = 1e-10,
     relative: float = 0.0,
-    max_products: int | None = None,
 ) -> TopEigh:
     r"""The k largest eigenpairs of a symmetric A by block Lanczos with Rayleigh-Ritz.
 
@@ -73,7 +72,6 @@ def top_eigh(
             dtype and device are the run's.
         tolerance: Residual asked for, relative to the largest eigenvalue.
         relative: Residual asked for, relative to a pair's own eigenvalue; meeting either is enough.
-        max_products: Width of the basis at most; None means n, where the result is exact.
     """
     a = as_operator(operator)
     checks.integer("top_eigh", "k", k, 1, a.n, of="the rows of the operator")
@@ -90,7 +88,7 @@ def top_eigh(
     if start.ndim == 1:
         start = start[:, None]
     # The basis grows by one block with each product.
-    b, limit = start.shape[1], min(a.n, max_products or a.n)
+    b = start.shape[1]
     interval = b
     if a.n <= _CHEAP:  # a product with few rows costs less than a look at the residuals
         interval = 2 * b
@@ -113,7 +111,7 @@ def top_eigh(
         # The next block: the part of the product outside the basis, orthogonalized twice, because once leaves rounding.
         remainder = product - coupling @ basis
         q, tail = torch.linalg.qr((remainder - (remainder @ basis.mT) @ basis).mT)
-        if (width < 3 * k or width % interval) and width + b <= limit:  # no run ends below 3 k
+        if (width < 3 * k or width % interval) and width + b <= a.n:  # no run ends below 3 k
             basis = torch.cat((basis, _replace_lost(q.mT, tail, basis, float(projected.diagonal().abs().max()))))
             continue
 
@@ -124,11 +122,9 @@ def top_eigh(
         residuals = (tail @ top[-b:]).norm(dim=0)
         allowed = torch.maximum(tolerance * values[-1:].abs(), relative * values[-count:].abs())
         converged = width >= k and bool((residuals <= allowed).all())
-        if converged or width + b > limit:
+        if converged or width + b > a.n:  # a basis of the whole space is exact
             break
         basis = torch.cat((basis, _replace_lost(q.mT, tail, basis, float(values[-1].abs()))))
-    if not converged and width + b <= a.n:
-        checks.warn("top_eigh", f"residual {float(residuals.max()):.1e} after {width} products.")
     # The Ritz vectors in the space of A.
     vectors = basis.mT @ top
     return TopEigh(values[-count:].flip(0), vectors.flip(1), residuals.flip(0))

@@ -30,8 +30,8 @@ class Ridge(NamedTuple):
     held_out: Tensor
 
 
-def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float], *, intercept: bool = True) -> Ridge:
-    r"""Least :math:`\|y - x w - b\|^2 + \lambda \|w\|^2`, with :math:`\lambda` by leave-one-out.
+def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float]) -> Ridge:
+    r"""Least :math:`\|y - x w - b\|^2 + \lambda \|w\|^2`, with :math:`\lambda` by leave-one-out; b is not penalized.
 
     With hat matrix S the held-out residual is :math:`(y_i - \hat y_i) / (1 - S_{ii})`. One eigendecomposition
     of the smaller of :math:`x^T x` and :math:`x x^T` serves every penalty; the work is done in float64.
@@ -40,7 +40,6 @@ def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float], *, intercept: bo
         x: Features, ``(n, m)``.
         y: Targets, ``(n,)`` or ``(n, c)``.
         penalties: The grid of :math:`\lambda > 0`.
-        intercept: Whether b is fitted (it is not penalized).
     """
     where = "ridge_loo"
     checks.matrix(where, "x", x)
@@ -52,9 +51,7 @@ def ridge_loo(x: Tensor, y: Tensor, penalties: Sequence[float], *, intercept: bo
     # Center, so that the intercept is free of the penalty; its share of the hat matrix is 1 / n.
     dtype, n = x.dtype, len(x)
     x, y = x.double(), y.double().reshape(n, -1)
-    center, base, leverage = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1]), 0.0
-    if intercept:
-        center, base, leverage = x.mean(0), y.mean(0), 1 / n
+    center, base, leverage = x.mean(0), y.mean(0), 1 / n
     x, y = x - center, y - base
 
     # Orthonormal directions of the rows and their squared lengths, from the smaller of the two products.

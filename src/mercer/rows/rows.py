@@ -57,17 +57,16 @@ class Rows:
             self._place = distributed.global_slice(len(self))
         return self._place
 
-    def blocks(self, row_bytes: int | None = None, *, budget: int = BLOCK_BYTES) -> Iterator[tuple[Tensor, ...]]:
+    def blocks(self, row_bytes: int | None = None) -> Iterator[tuple[Tensor, ...]]:
         """This rank's rows in blocks, each a tuple with one tensor for each part; one empty block where there is none.
 
         Args:
             row_bytes: Bytes that the work on one row takes; None for three times the row itself.
-            budget: Bytes that a block may take.
         """
         if row_bytes is None:
             row_bytes = 3 * sum(part.shape[1:].numel() * part.dtype.itemsize for part in self.parts)
         # A rank without rows gives one empty block, so that f can give zeros of the right shape.
-        step = max(1, budget // max(1, row_bytes))
+        step = max(1, BLOCK_BYTES // max(1, row_bytes))
         for start in range(0, max(1, len(self)), step):
             yield tuple(part[start : start + step] for part in self.parts)
 

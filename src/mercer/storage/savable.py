@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -11,6 +10,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 _ARGUMENTS = "_constructor_arguments"
+_signatures: dict[type, inspect.Signature] = {}
 
 
 class Savable:
@@ -108,6 +108,7 @@ class SavableModule(Savable, nn.Module):
             self.register_buffer(name, tensor)
 
 
-@functools.cache  # reading it takes longer than most constructors
 def _signature(cls: type) -> inspect.Signature:
-    return inspect.signature(cls.__init__)  # type: ignore[misc]
+    if cls not in _signatures:  # reading it takes longer than most constructors
+        _signatures[cls] = inspect.signature(cls.__init__)  # type: ignore[misc]
+    return _signatures[cls]

@@ -17,7 +17,7 @@ from mercer.tabular import TabularClassifier, TabularModel, TabularRegressor, re
 from mercer.tabular.pages.model_page import headline
 from mercer.tabular.scoring import deal_groups
 from mercer.tabular.splits import choose_scored_rows
-from mercer.tabular.training import Sizes
+from mercer.tabular.training import Sizes, Training
 
 ROWS = 200
 
@@ -163,7 +163,10 @@ def test_scores_of_groups_are_those_of_models_that_never_saw_them(rows):
     parts = [fold == i for i in range(5)] if rows > len(frame) else [choose_scored_rows(names, None, 0)]
     missed, truth = [], []
     for part in parts:
-        others = TabularModel(groups="shop", trees=False).fit(frame[~part], "sales", sizes=sizes)
+        training = Training("auto", 0, lambda what: None, sizes)
+        training.learn(frame.drop(columns="shop")[~part], "sales", groups=names[~part])
+        others = TabularModel()
+        others.set_state(training.state())
         missed.append(frame["sales"][part] - others.predict(frame[part])["prediction"])
         truth.append(frame["sales"][part])
     missed, truth = np.concatenate(missed), np.concatenate(truth)

@@ -135,6 +135,7 @@ def score_split(
     known = np.asarray(model.target.known(table[target]))
     if weight is not None:
         known = known & (np.asarray(weight, dtype=np.float64) > 0)
+    parts = [scored for scored in parts if (known & scored).any()] or parts[:1]
     content = order_by_content(table)  # sums and ties are the same for any order of rows
     places = [content[(known & scored)[content]] for scored in parts]
     truths = [model.target.encode(table.iloc[place][target]) for place in places]

@@ -282,7 +282,8 @@ class LocalStack(Savable):
                 if best is None or best[2] > most:
                     break
                 kept, shares, _ = best
-            plans, members, predictions = ([every[i] for i in kept] for every in (plans, members, predictions))
+            plans, members = [plans[i] for i in kept], [members[i] for i in kept]
+            predictions = [predictions[i] for i in kept]
             if not any(isinstance(member, LocalMachine) for member in members):
                 break
 

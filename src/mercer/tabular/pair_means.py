@@ -18,7 +18,7 @@ from .columns.target_means import MISSING, keep_encoded, to_text
 _PRIOR = 1.0  # rows of the word's mean that every pair is mixed with
 _VALUES = 200  # different values of the other column, at most
 _REPEATED = 1.5  # rows of a pair, on average, at least
-_GAIN = 0.1  # share of the squared error that pairs must take off what words and values leave
+_GAIN = 0.02  # share of the squared error that pairs must take off what words and values leave
 
 
 class PairMeans(TargetMeans):

@@ -53,7 +53,8 @@ def test_folds_left_out_together_equal_literal_refits(forward):
     gram, penalty = RBF(0.3)(x), 0.05
     number = torch.arange(40) // 10 if forward else torch.arange(40) % 4
     fit = dual_fit(gram, y, penalty, weight=weight, folds=Folds(number, forward))
-    _, whole = solve_forward(ridge_factor(RBF(0.3), x, penalty, weight=weight), y, torch.arange(40), number)
+    targets = torch.cat((y, torch.ones(40, 1, dtype=y.dtype)), 1)
+    _, whole = solve_forward(ridge_factor(RBF(0.3), x, penalty, weight=weight), targets, torch.arange(40), number)
     for one in range(forward, 4):
         stay, inside = number < one if forward else number != one, number == one
         mean = (weight[stay, None] * y[stay]).sum(0) / weight[stay].sum()
@@ -61,7 +62,9 @@ def test_folds_left_out_together_equal_literal_refits(forward):
         expected = mean + gram[inside][:, stay] @ torch.linalg.solve(system, y[stay] - mean)
         torch.testing.assert_close(fit.held_out[inside], expected, rtol=1e-8, atol=1e-8)
         if forward:
-            expected = gram[inside][:, stay] @ torch.linalg.solve(system, y[stay])
+            inverse = torch.linalg.inv(system)
+            level = (inverse @ y[stay]).sum(0) / inverse.sum()
+            expected = level + gram[inside][:, stay] @ inverse @ (y[stay] - level)
             torch.testing.assert_close(whole[inside], expected, rtol=1e-8, atol=1e-8)
 
 
@@ -90,7 +93,7 @@ def test_a_row_left_out_does_not_know_the_mean_with_it():
 @pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
 @pytest.mark.parametrize("choose_by", ["rows", "folds", "earlier folds"])
 def test_machines_without_rows_or_folds_equal_literal_refits(choose_by, weighted):
-    """With the mean of the rows that are left. Some rows are scored; where folds choose, their whole folds go."""
+    """With the level that the rows that are left set. Some are scored; where folds choose, their whole folds go."""
     x, y = rows(40)
     weight = 0.1 + torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * weighted
     weight = weight / weight.mean()
@@ -105,9 +108,9 @@ def test_machines_without_rows_or_folds_equal_literal_refits(choose_by, weighted
 
     def predict_without(gone, row):
         stay, gram = ~gone, kernel(view(x))
-        mean = weighted_mean(centred[stay], weight[stay])
-        system = gram[stay][:, stay] + torch.diag(penalty / weight[stay])
-        return mean + gram[row, stay] @ torch.linalg.solve(system, centred[stay] - mean)
+        inverse = torch.linalg.inv(gram[stay][:, stay] + torch.diag(penalty / weight[stay]))
+        level = (inverse @ centred[stay]).sum(0) / inverse.sum()
+        return level + gram[row, stay] @ inverse @ (centred[stay] - level)
 
     for place, row in enumerate(machine.left_out_.tolist()):
         gone = fold == fold[row]

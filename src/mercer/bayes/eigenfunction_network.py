@@ -84,10 +84,10 @@ def read_embedding(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:  # (
         network: A copy of one's own.
         x: Rows.
     """
-    # Run the network, and listen to its last linear layer where it has one.
+    # Run the network, and listen to its last linear layer where it has one. A network that is one reads the rows.
     names = []
     if find_layers(network, nn.Linear):
-        names = [last_linear(network)[0]]
+        names = [name for name in [last_linear(network)[0]] if name]
     with torch.no_grad(), capture(network, names) as signals:
         f = flat_logits(network(x))
         inputs = [z for name in names for z in signals[name].inputs]

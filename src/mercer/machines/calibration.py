@@ -82,6 +82,8 @@ class Calibration(SavableModule):
         truth, floor = np.eye(c)[labels.numpy()], 1 / (2 * ((rows or n) + c))
         w = np.ones(n) if weight is None else (weight / weight.mean()).numpy()
         least = _LEAST_PROBABILITY if near else _LEAST
+        if shares and n < 2 * c:  # a class of one row: what is left out cannot tell how sure the scores are
+            return cls(0.0, scores.new_zeros(c, dtype=torch.float64), floor, 1.0, None, least)
         features, (loss, fit) = [s], _fit([s], truth, w)
         if shares or near:
             both = [s, np.log(s.clip(least))]

@@ -56,6 +56,7 @@ _REFINED_FROM, _REFINING_ROWS = 2000, 1200  # rows from which on more rows choos
 _MOST_COLUMNS = 200  # of a caller's view, beyond which the distance column by column costs more than it gives
 _SHRINK = 0.05  # of the weights towards equal ones
 _FOLDS = 5
+_LEAST_LEVEL = 1e-12  # of the inverse, summed over the rows that set a level
 _LEAST_WEIGHT = 1e-9  # of a row, where the mean is 1
 _TREE_ROWS, TREE_COLUMNS, TREE_CLASSES = (
     200,
@@ -402,40 +403,41 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             factor = ridge_factor(trial.kernel, z, trial.penalty, weight=self.weight_)
             weights = torch.cholesky_solve(y.to(factor), factor).contiguous()
             return weights.cpu(), torch.zeros_like(y[rows]), torch.zeros_like(y[rows])
-        targets = torch.cat((y, torch.ones_like(y[:, :1])), 1)  # its prediction of a constant is used below
+        targets = torch.cat((y, torch.ones_like(y[:, :1])), 1)
         if forward:
             factor = ridge_factor(trial.kernel, z, trial.penalty, weight=self.weight_)
             weights, whole = solve_forward(factor, targets, rows, fold)
-            single, apart = whole, torch.ones_like(fold, dtype=torch.bool)
-        else:
-            # what is left out comes last: these rows; where folds choose, all of their folds, whose rows are alike
-            apart = torch.isin(torch.arange(len(z)), rows)
-            if choose_by == "folds":
-                apart = torch.isin(fold, fold[rows].unique())
-            order = torch.cat(((~apart).nonzero()[:, 0], apart.nonzero()[:, 0]))
-            ordered = weight_of(self.weight_, order)
-            factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=ordered)
-            solved, single, whole = solve_left_out(factor, targets[order], fold[apart])
-            weights = torch.empty_like(solved)
-            weights[order.to(device)] = solved
-            places = torch.isin(apart.nonzero()[:, 0], rows)
-            single, whole = single.cpu()[places], whole.cpu()[places]
+            return weights[:, :-1].contiguous().cpu(), whole, whole.clone()
 
-        # the mean is that of the other rows, too: that of all knows a fifth of what a fold's targets have in common
-        w = y.new_ones(len(y)) if self.weight_ is None else self.weight_
-        means = torch.zeros_like(y[rows])
-        for number in fold[rows].unique():
-            others = fold < number if forward else ~(apart & (fold == number))
-            if bool(others.any()):
-                means[fold[rows] == number] = weighted_mean(y[others], w[others])
-        whole = whole[:, :-1] + means * (1 - whole[:, -1:])
-        if forward:
-            single = whole
-        else:
-            own = w[rows, None]
-            mean = -own * y[rows] / (w.sum() - own).clamp_min(_LEAST_WEIGHT)  # y is centred
-            single = single[:, :-1] + mean * (1 - single[:, -1:])
-        return weights[:, :-1].contiguous().cpu(), single, whole
+        # what is left out comes last: these rows; where folds choose, all of their folds, whose rows are alike
+        apart = torch.isin(torch.arange(len(z)), rows)
+        if choose_by == "folds":
+            apart = torch.isin(fold, fold[rows].unique())
+        order = torch.cat(((~apart).nonzero()[:, 0], apart.nonzero()[:, 0]))
+        ordered = weight_of(self.weight_, order)
+        factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=ordered)
+        solved, single, whole = solve_left_out(factor, targets[order], fold[apart])
+        weights = torch.empty_like(solved)
+        weights[order.to(device)] = solved
+
+        # The level is that of the other rows, too: that of all knows a fifth of what a fold's targets have in common.
+        # With residuals r of y and r1 of the constant 1, b = 1' A^-1 y / 1' A^-1 1 of the others is
+        # (1' A^-1 y - u' r) / (1' A^-1 1 - u' r1), where u = A^-1 1; predictions rise by b r1.
+        solved, single, whole = solved.double().cpu(), single.cpu(), whole.cpu()
+        u, sums, own = solved[-len(single) :, -1:], solved.sum(0), fold[apart]
+        missed = targets[apart] - single
+        level = (sums - u * missed)[:, :-1] / (sums - u * missed)[:, -1:].clamp_min(_LEAST_LEVEL)
+        single = single[:, :-1] + level * missed[:, -1:]
+        missed = targets[apart] - whole
+        level = torch.zeros_like(single)
+        for number in own.unique():
+            inside = own == number
+            rest = sums - (u * missed)[inside].sum(0)
+            if int(inside.sum()) < len(z):
+                level[inside] = rest[:-1] / rest[-1].clamp_min(_LEAST_LEVEL)
+        whole = whole[:, :-1] + level * missed[:, -1:]
+        places = torch.isin(apart.nonzero()[:, 0], rows)
+        return weights[:, :-1].contiguous().cpu(), single[places], whole[places]
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
@@ -493,14 +495,19 @@ def solve_forward(
     r"""Weights as of :func:`solve_left_out`, and predictions of rows left out by all rows of the folds before theirs.
 
     The leading part of the factor L is the factor of the leading rows: with :math:`v = L^{-1} y` the rows before p
-    predict row i by :math:`L_{i, :p} v_{:p}`. Folds ascend; rows of the first one get 0.
+    predict row i by :math:`L_{i, :p} v_{:p}`. The last column of y is 1: beside the kernel stands the level of these
+    rows, :math:`b = v_1 \cdot v / v_1 \cdot v_1` with :math:`v_1 = (L^{-1} 1)_{:p}`. It is not among the answers. Folds
+    ascend; rows of the first one get 0.
     """
     half = torch.linalg.solve_triangular(factor, y.to(factor), upper=False)
     weights = torch.cholesky_solve(y.to(factor), factor).contiguous()
-    whole = torch.zeros(len(left_out), y.shape[1], dtype=torch.float64)
+    whole = torch.zeros(len(left_out), y.shape[1] - 1, dtype=torch.float64)
     for number in fold[left_out].unique():
         rows, p = fold[left_out] == number, int((fold < number).sum())
-        whole[rows] = (factor[left_out[rows], :p] @ half[:p]).double().cpu()
+        if p:
+            before, one = half[:p, :-1], half[:p, -1:]
+            level = (one.mT @ before) / one.square().sum()
+            whole[rows] = (factor[left_out[rows], :p] @ (before - one * level) + level).double().cpu()
     return weights, whole
 
 

@@ -127,16 +127,18 @@ def predict_left_out(
 ) -> Tensor:  # (n, d), (n, c), (r,) -> (r, c)
     """``held_out`` of :func:`dual_fit` at some rows alone; in float32 where its rounding is far below the penalty.
 
-    With these rows last, the last block of the Cholesky factor knows the diagonal of their part of the inverse.
+    With these rows last, or their folds, the last block of the Cholesky factor knows their part of the inverse. Folds
+    are left out in float64.
     """
-    if folds is not None:
+    if folds is not None and folds.forward:
         return dual_fit(kernel(z), y, penalty, weight=weight, folds=folds).held_out[rows]
+    last = rows if folds is None else torch.isin(folds.number, folds.number[rows]).nonzero()[:, 0]
     others = torch.ones(len(y), dtype=torch.bool)
-    others[rows] = False
-    order = torch.cat((others.nonzero()[:, 0], rows))
+    others[last] = False
+    order, first = torch.cat((others.nonzero()[:, 0], last)), len(y) - len(last)
     z, y, weight = z[order], y[order], None if weight is None else weight[order]
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
-    rough = _is_far_above_rounding(penalty, _scale(root.square() * kernel.diag(z)), len(z))
+    rough = folds is None and _is_far_above_rounding(penalty, _scale(root.square() * kernel.diag(z)), len(z))
     system = kernel(z.float() if rough else z)
     if weight is not None:
         system = root.to(system)[:, None] * system * root.to(system)
@@ -144,9 +146,15 @@ def predict_left_out(
     factor = cholesky(system, where="KernelRidge").factor
     targets = root[:, None] * torch.cat((y - weighted_mean(y, weight), torch.ones_like(y[:, :1])), 1)
     solved = torch.cholesky_solve(targets.to(factor), factor).to(y)
+    if folds is not None:
+        block = torch.cholesky_inverse(factor[first:, first:])
+        held_out = _leave_folds_out(
+            lambda fold: block[fold - first][:, fold - first][None], solved[:, None], y, root, folds.number[order], first
+        )
+        return held_out[order.argsort()[rows], 0]
     inverse = torch.ones_like(y[:, 0])  # that of the other rows does not count
-    inverse[-len(rows) :] = inverse_diagonal(factor[-len(rows) :, -len(rows) :])
-    return leave_one_out(solved, inverse, y, weight)[-len(rows) :]
+    inverse[first:] = inverse_diagonal(factor[first:, first:])
+    return leave_one_out(solved, inverse, y, weight)[first:]
 
 
 def dual_path(
@@ -290,7 +298,7 @@ def relative_norm(left: Tensor, right: Tensor) -> float:
 
 
 def _leave_folds_out(
-    block: Callable[[Tensor], Tensor], solved: Tensor, y: Tensor, root: Tensor, number: Tensor
+    block: Callable[[Tensor], Tensor], solved: Tensor, y: Tensor, root: Tensor, number: Tensor, first: int = 0
 ) -> Tensor:  # (n, p, c)
     r"""Predictions of each fold B by the other rows, which miss it by :math:`([A^{-1}]_{BB})^{-1} [A^{-1} y]_B`.
 
@@ -302,11 +310,12 @@ def _leave_folds_out(
         y: Targets, ``(n, c)``.
         root: S, ``(n,)``.
         number: Fold of each row, ``(n,)``.
+        first: Folds of rows from this one on are left out; other rows get the mean.
     """
     weight = root.square()
     mean = weighted_mean(y, weight)
     held_out = mean.expand_as(solved[..., :-1]).clone()
-    for one in number.unique():
+    for one in number[first:].unique():
         rows, others = (number == one).nonzero()[:, 0], number != one
         if bool(others.any()):
             shift = weighted_mean(y[others], weight[others]) - mean

@@ -99,9 +99,8 @@ def dual_fit(
         held_out = _predict_forward(factor, targets, y, root, folds.number)
     else:
         inverse = torch.cholesky_inverse(factor)
-        held_out = _leave_folds_out(lambda rows: inverse[rows][:, rows][None], solved[:, None], y, root, folds.number)[
-            :, 0
-        ]
+        found = _leave_folds_out(lambda rows: inverse[rows][:, rows][None], solved[:, None], y, root, folds.number)
+        held_out = found[:, 0]
     error = float(weighted_mean((y - held_out).square(), weight).mean())
     return DualFit(root[:, None] * solved[:, :-1], mean, held_out, error, penalty + jitter)
 
@@ -127,7 +126,8 @@ def predict_left_out(
 ) -> Tensor:  # (n, d), (n, c), (r,) -> (r, c)
     """``held_out`` of :func:`dual_fit` at some rows alone; in float32 where its rounding is far below the penalty.
 
-    With these rows last, or their folds, the last block of the Cholesky factor knows their part of the inverse.
+    With these rows last, or their folds, the last block of the Cholesky factor knows their part of the inverse. Folds
+    are left out in float64.
     """
     if folds is not None and folds.forward:
         return dual_fit(kernel(z), y, penalty, weight=weight, folds=folds).held_out[rows]
@@ -137,7 +137,7 @@ def predict_left_out(
     order, first = torch.cat((others.nonzero()[:, 0], last)), len(y) - len(last)
     z, y, weight = z[order], y[order], None if weight is None else weight[order]
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
-    rough = _is_far_above_rounding(penalty, _scale(root.square() * kernel.diag(z)), len(z))
+    rough = folds is None and _is_far_above_rounding(penalty, _scale(root.square() * kernel.diag(z)), len(z))
     system = kernel(z.float() if rough else z)
     if weight is not None:
         system = root.to(system)[:, None] * system * root.to(system)
@@ -146,16 +146,11 @@ def predict_left_out(
     targets = root[:, None] * torch.cat((y - weighted_mean(y, weight), torch.ones_like(y[:, :1])), 1)
     solved = torch.cholesky_solve(targets.to(factor), factor).to(y)
     if folds is not None:
-        block = torch.cholesky_inverse(factor[first:, first:])
-        held_out = _leave_folds_out(
-            lambda fold: block[fold - first][:, fold - first][None],
-            solved[:, None],
-            y,
-            root,
-            folds.number[order],
-            first,
+        inverse, number = torch.cholesky_inverse(factor[first:, first:]), folds.number[order]
+        found = _leave_folds_out(
+            lambda fold: inverse[fold - first][:, fold - first][None], solved[:, None], y, root, number, first
         )
-        return held_out[order.argsort()[rows], 0]
+        return found[order.argsort()[rows], 0]
     inverse = torch.ones_like(y[:, 0])  # that of the other rows does not count
     inverse[first:] = inverse_diagonal(factor[first:, first:])
     return leave_one_out(solved, inverse, y, weight)[first:]
@@ -181,7 +176,7 @@ def dual_path(
         weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
         folds: Rows that are left out together; None for one at a time.
         rough: Decompose in float32, at half the cost: for a choice among many kernels. Where the best penalty is not
-            far above the rounding, its neighbors are tried in float64.
+            far above the rounding, its neighbors are tried in float64. Folds are always left out in float64.
     """
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
     scale = _scale(gram.diagonal() if weight is None else weight * gram.diagonal())
@@ -192,19 +187,15 @@ def dual_path(
     mean = weighted_mean(y, weight)
     targets = root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1)
     system = gram if weight is None else root[:, None] * gram * root
-    tried, rough = grid, rough and len(gram) >= _ROUGH_FROM
-    if rough and folds is not None:
-        # near the rounding of float32 a fold's block of the inverse is noise: such penalties wait for float64
-        tried = [penalty for penalty in grid if _is_far_above_rounding(penalty, scale, len(gram))] or grid
-        rough = tried is not grid
+    rough = rough and folds is None and len(gram) >= _ROUGH_FROM
     values, vectors = torch.linalg.eigh(system.float() if rough else system)
     if not rough and float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
         least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
         checks.warn("KernelRidge", f"the kernel is indefinite on the rows, {least}; the negative part is dropped.")
     # for all penalties at once: the solutions, and what rows left out are predicted by the others
-    gains = 1 / (values.clamp_min(0)[:, None] + values.new_tensor(tried))  # (n, p)
+    gains = 1 / (values.clamp_min(0)[:, None] + values.new_tensor(grid))  # (n, p)
     moments = vectors.mT @ targets.to(vectors)
-    solved = (vectors @ (gains[:, :, None] * moments[:, None]).flatten(1)).to(y).unflatten(1, (len(tried), -1))
+    solved = (vectors @ (gains[:, :, None] * moments[:, None]).flatten(1)).to(y).unflatten(1, (len(grid), -1))
     if folds is None:
         held_out = leave_one_out(solved, (vectors.square() @ gains).to(y), y, weight)  # (n, p, c)
     else:
@@ -214,10 +205,7 @@ def dual_path(
         )
     errors = weighted_mean((y[:, None] - held_out).square().mean(2), weight).tolist()
     place = errors.index(min(errors))
-    best = DualFit(root[:, None] * solved[:, place, :-1], mean, held_out[:, place], errors[place], tried[place])
-    if rough and folds is not None and place == 0:
-        # the least penalty tried: those that waited, in float64
-        return dual_path(gram, y, grid[: grid.index(best.penalty) + 1], weight=weight, folds=folds)
+    best = DualFit(root[:, None] * solved[:, place, :-1], mean, held_out[:, place], errors[place], grid[place])
     if rough and not _is_far_above_rounding(best.penalty, scale, len(gram)):
         # a penalty that float32 cannot be trusted with: a walk along the grid from there, in float64
         best = dual_fit(gram, y, best.penalty, weight=weight)
@@ -331,8 +319,7 @@ def _leave_folds_out(
         if bool(others.any()):
             shift = weighted_mean(y[others], weight[others]) - mean
             own = (solved[rows, :, :-1] - solved[rows, :, -1:] * shift).transpose(0, 1)  # (p, b, c)
-            inverse = block(rows)
-            missed = torch.linalg.solve(inverse, own.to(inverse)).to(y).transpose(0, 1)
+            missed = torch.linalg.solve(block(rows), own).transpose(0, 1)
             held_out[rows] = y[rows, None] - missed / root[rows, None, None].clamp_min(_LEAST_ROOT)
     return held_out
 

@@ -68,6 +68,40 @@ def test_folds_left_out_together_equal_literal_refits(forward):
             torch.testing.assert_close(whole[inside], expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
+@pytest.mark.parametrize("noise", [1e-3, 0.5])
+def test_the_best_ridge_by_folds_left_out_equals_literal_refits(noise, weighted):
+    """One eigendecomposition serves all ridges; folds are left out in float64 even where a rough choice will do."""
+    n = 240
+    x, _ = rows(n)
+    y = x[:, :1].sin() + noise * torch.randn(n, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weight = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
+    weight = weight if weighted else torch.ones_like(weight)
+    gram, number = RBF(0.1)(x), torch.arange(n) % 4
+    grid = [10.0**e for e in (-6, -5, -4, -3, -2, -1, 0, 1)]
+    folds, given = Folds(number), weight if weighted else None
+
+    def leave_out(penalty):
+        found = torch.zeros_like(y)
+        for one in range(4):
+            stay, inside = number != one, number == one
+            mean = weighted_mean(y[stay], weight[stay])
+            system = gram[stay][:, stay] + torch.diag(penalty / weight[stay])
+            found[inside] = mean + gram[inside][:, stay] @ torch.linalg.solve(system, y[stay] - mean)
+        return found
+
+    errors = {p: float(weighted_mean((y - leave_out(p)).square(), weight)) for p in grid}
+    best = min(grid, key=errors.__getitem__)
+    exact, rough = (dual_path(gram, y, grid, weight=given, folds=folds, rough=rough) for rough in (False, True))
+    assert exact.penalty == rough.penalty == best
+    assert exact.error == pytest.approx(errors[best], rel=1e-6)
+    torch.testing.assert_close(exact.held_out, leave_out(best), rtol=0, atol=1e-7)
+    assert torch.equal(rough.held_out, exact.held_out)
+    fit = dual_fit(gram, y, best, weight=given, folds=folds)
+    torch.testing.assert_close(exact.weights, fit.weights, rtol=1e-5, atol=1e-5)
+    assert (best < 1e-3) == (noise < 0.1)  # ridges small and large are found
+
+
 @pytest.mark.parametrize("choose_by", ["folds", "earlier folds"])
 def test_a_fold_left_out_does_not_know_its_own_mean(choose_by):
     """Folds differ by a level that nothing tells: the others' mean is the best answer, that of all would be a leak."""

@@ -98,7 +98,9 @@ def dual_fit(
     elif folds.forward:
         held_out = _predict_forward(factor, targets, y, root, folds.number)
     else:
-        held_out = _leave_folds_out(factor, solved, y, root, folds.number)
+        inverse = torch.cholesky_inverse(factor)
+        found = _leave_folds_out(lambda rows: inverse[rows][:, rows][None], solved[:, None], y, root, folds.number)
+        held_out = found[:, 0]
     error = float(weighted_mean((y - held_out).square(), weight).mean())
     return DualFit(root[:, None] * solved[:, :-1], mean, held_out, error, penalty + jitter)
 
@@ -124,16 +126,18 @@ def predict_left_out(
 ) -> Tensor:  # (n, d), (n, c), (r,) -> (r, c)
     """``held_out`` of :func:`dual_fit` at some rows alone; in float32 where its rounding is far below the penalty.
 
-    With these rows last, the last block of the Cholesky factor knows the diagonal of their part of the inverse.
+    With these rows last, or their folds, the last block of the Cholesky factor knows their part of the inverse. Folds
+    are left out in float64.
     """
-    if folds is not None:
+    if folds is not None and folds.forward:
         return dual_fit(kernel(z), y, penalty, weight=weight, folds=folds).held_out[rows]
+    last = rows if folds is None else torch.isin(folds.number, folds.number[rows]).nonzero()[:, 0]
     others = torch.ones(len(y), dtype=torch.bool)
-    others[rows] = False
-    order = torch.cat((others.nonzero()[:, 0], rows))
+    others[last] = False
+    order, first = torch.cat((others.nonzero()[:, 0], last)), len(y) - len(last)
     z, y, weight = z[order], y[order], None if weight is None else weight[order]
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
-    rough = _is_far_above_rounding(penalty, _scale(root.square() * kernel.diag(z)), len(z))
+    rough = folds is None and _is_far_above_rounding(penalty, _scale(root.square() * kernel.diag(z)), len(z))
     system = kernel(z.float() if rough else z)
     if weight is not None:
         system = root.to(system)[:, None] * system * root.to(system)
@@ -141,9 +145,15 @@ def predict_left_out(
     factor = cholesky(system, where="KernelRidge").factor
     targets = root[:, None] * torch.cat((y - weighted_mean(y, weight), torch.ones_like(y[:, :1])), 1)
     solved = torch.cholesky_solve(targets.to(factor), factor).to(y)
+    if folds is not None:
+        inverse, number = torch.cholesky_inverse(factor[first:, first:]), folds.number[order]
+        found = _leave_folds_out(
+            lambda fold: inverse[fold - first][:, fold - first][None], solved[:, None], y, root, number, first
+        )
+        return found[order.argsort()[rows], 0]
     inverse = torch.ones_like(y[:, 0])  # that of the other rows does not count
-    inverse[-len(rows) :] = inverse_diagonal(factor[-len(rows) :, -len(rows) :])
-    return leave_one_out(solved, inverse, y, weight)[-len(rows) :]
+    inverse[first:] = inverse_diagonal(factor[first:, first:])
+    return leave_one_out(solved, inverse, y, weight)[first:]
 
 
 def dual_path(
@@ -157,7 +167,7 @@ def dual_path(
 ) -> DualFit:
     r"""The fit at the penalty of least leave-one-out error: one eigendecomposition serves all of them.
 
-    With ``folds`` each penalty has a Cholesky factor of its own.
+    Where each fold is predicted by those before it, each penalty has a Cholesky factor of its own.
 
     Args:
         gram: K, ``(n, n)``.
@@ -166,32 +176,36 @@ def dual_path(
         weight: Rows' weights, ``(n,)``, 0 or more; None for 1.
         folds: Rows that are left out together; None for one at a time.
         rough: Decompose in float32, at half the cost: for a choice among many kernels. Where the best penalty is not
-            far above the rounding, its neighbors are tried in float64.
+            far above the rounding, its neighbors are tried in float64. Folds are always left out in float64.
     """
     root = y.new_ones(len(y)) if weight is None else weight.sqrt()
     scale = _scale(gram.diagonal() if weight is None else weight * gram.diagonal())
     grid = [share * scale for share in PENALTIES] if penalties is None else list(penalties)
-    if folds is not None:
+    if folds is not None and folds.forward:
         fits = [dual_fit(gram, y, penalty, weight=weight, folds=folds) for penalty in grid]
         return min(fits, key=lambda fit: fit.error)
     mean = weighted_mean(y, weight)
     targets = root[:, None] * torch.cat((y - mean, torch.ones_like(y[:, :1])), 1)
     system = gram if weight is None else root[:, None] * gram * root
-    rough = rough and len(gram) >= _ROUGH_FROM
+    rough = rough and folds is None and len(gram) >= _ROUGH_FROM
     values, vectors = torch.linalg.eigh(system.float() if rough else system)
     if not rough and float(values[0]) < -_NEGATIVE * float(values[-1].abs()):
         least = f"least eigenvalue {float(values[0]):.2e} of {float(values[-1]):.2e}"
         checks.warn("KernelRidge", f"the kernel is indefinite on the rows, {least}; the negative part is dropped.")
-    # for all penalties at once, the solutions and the diagonals of the inverses
+    # for all penalties at once: the solutions, and what rows left out are predicted by the others
     gains = 1 / (values.clamp_min(0)[:, None] + values.new_tensor(grid))  # (n, p)
     moments = vectors.mT @ targets.to(vectors)
     solved = (vectors @ (gains[:, :, None] * moments[:, None]).flatten(1)).to(y).unflatten(1, (len(grid), -1))
-    inverses = (vectors.square() @ gains).to(y)  # (n, p)
-    missed = (y[:, None] - leave_one_out(solved, inverses, y, weight)).square().mean(2)
-    errors = weighted_mean(missed, weight).tolist()
+    if folds is None:
+        held_out = leave_one_out(solved, (vectors.square() @ gains).to(y), y, weight)  # (n, p, c)
+    else:
+        # of A = V L V^T the block of a fold's rows in the inverse is V_B (L + penalty)^-1 V_B^T
+        held_out = _leave_folds_out(
+            lambda rows: (gains.mT[:, None] * vectors[rows]) @ vectors[rows].mT, solved, y, root, folds.number
+        )
+    errors = weighted_mean((y[:, None] - held_out).square().mean(2), weight).tolist()
     place = errors.index(min(errors))
-    held_out = leave_one_out(solved[:, place], inverses[:, place], y, weight)
-    best = DualFit(root[:, None] * solved[:, place, :-1], mean, held_out, errors[place], grid[place])
+    best = DualFit(root[:, None] * solved[:, place, :-1], mean, held_out[:, place], errors[place], grid[place])
     if rough and not _is_far_above_rounding(best.penalty, scale, len(gram)):
         # a penalty that float32 cannot be trusted with: a walk along the grid from there, in float64
         best = dual_fit(gram, y, best.penalty, weight=weight)
@@ -282,20 +296,31 @@ def relative_norm(left: Tensor, right: Tensor) -> float:
     return float(left.norm()) / (float(right.norm()) or 1.0)
 
 
-def _leave_folds_out(factor: Tensor, solved: Tensor, y: Tensor, root: Tensor, number: Tensor) -> Tensor:  # (n, c)
+def _leave_folds_out(
+    block: Callable[[Tensor], Tensor], solved: Tensor, y: Tensor, root: Tensor, number: Tensor, first: int = 0
+) -> Tensor:  # (n, p, c)
     r"""Predictions of each fold B by the other rows, which miss it by :math:`([A^{-1}]_{BB})^{-1} [A^{-1} y]_B`.
 
-    The mean is that of the other rows, too. Arguments are as in :func:`dual_fit`.
+    The mean is that of the other rows, too.
+
+    Args:
+        block: Of the numbers of b rows, :math:`[A^{-1}]_{BB}` for p penalties, ``(p, b, b)``.
+        solved: :math:`A^{-1} S [y - \bar y, 1]`, ``(n, p, c + 1)``.
+        y: Targets, ``(n, c)``.
+        root: S, ``(n,)``.
+        number: Fold of each row, ``(n,)``.
+        first: Folds of rows from this one on are left out; other rows get the mean.
     """
-    inverse, weight = torch.cholesky_inverse(factor), root.square()
+    weight = root.square()
     mean = weighted_mean(y, weight)
-    held_out = mean.expand_as(y).clone()
-    for one in number.unique():
+    held_out = mean.expand_as(solved[..., :-1]).clone()
+    for one in number[first:].unique():
         rows, others = (number == one).nonzero()[:, 0], number != one
         if bool(others.any()):
             shift = weighted_mean(y[others], weight[others]) - mean
-            missed = torch.linalg.solve(inverse[rows][:, rows], solved[rows, :-1] - solved[rows, -1:] * shift)
-            held_out[rows] = y[rows] - missed / root[rows, None].clamp_min(_LEAST_ROOT)
+            own = (solved[rows, :, :-1] - solved[rows, :, -1:] * shift).transpose(0, 1)  # (p, b, c)
+            missed = torch.linalg.solve(block(rows), own).transpose(0, 1)
+            held_out[rows] = y[rows, None] - missed / root[rows, None, None].clamp_min(_LEAST_ROOT)
     return held_out
 
 

@@ -200,7 +200,9 @@ class TabularModel(Savable):
             sizes = replace(sizes, exact=min(sizes.exact, fewest - 1) if long else sizes.exact)
             self.scores, more = score_split(
                 self,
-                lambda: Training(self.target.task, self.random_state, progress, sizes, device, self.trees),
+                lambda: Training(
+                    self.target.task, self.random_state, progress, sizes, device, self.trees, scored=False
+                ),
                 table,
                 parts,
                 weight,

@@ -63,6 +63,7 @@ class Training:
         sizes: Where the way of learning changes; None for the defaults.
         device: Where matrices are factored.
         trees: Whether boosted trees may join the kernel machines: ``auto``, True, False.
+        scored: Whether to score what is learned on rows left out; not needed where it predicts others to be scored.
     """
 
     preparation: Preparation
@@ -85,8 +86,9 @@ class Training:
         sizes: Sizes | None = None,
         device: str = "cpu",
         trees: bool | str = False,
+        scored: bool = True,
     ) -> None:
-        self.trees = trees
+        self.trees, self.scored = trees, scored
         self.task, self.random_state, self.progress = task, random_state, progress
         self.device = checks.device("TabularModel", device, torch.float64)
         self.sizes = sizes or Sizes()
@@ -246,7 +248,7 @@ class Training:
         forward = self.periods is not None
         self.learner = Learner.of(machine, left_out, x[rows], y[rows], y, self._classes, own, apart, forward=forward)
         self.familiarity = Familiarity.of(self.learner.seen(x), torch.Generator().manual_seed(self.random_state))
-        self.scores = self._scores(held_out, y, rows, fold, own)
+        self.scores = self._scores(held_out, y, rows, fold, own) if self.scored else {}
         if not self._classes:
             endless = self.learner.why_endless(LEVEL)
             self.notes += [f"{endless}."] * bool(endless)

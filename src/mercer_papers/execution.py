@@ -153,7 +153,7 @@ def execute_all(
 def _pools_of(threads: int) -> Generator[None, None, None]:
     """So many threads for every BLAS and OpenMP pool of a process that starts meanwhile: they read it as they load.
 
-    Two processes whose pools had two threads each on two cores spent seven times the CPU on small matrices.
+    Two processes with two threads each on two cores spent up to seven times the CPU on a cell of small matrices.
     """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}

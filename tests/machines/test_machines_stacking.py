@@ -136,9 +136,13 @@ def test_machines_without_rows_or_folds_equal_literal_refits(choose_by, weighted
     machine.rows_, machine.left_out_, machine.weight_ = x, torch.arange(13, 40, 2), weight if weighted else None
     centred = y - weighted_mean(y, weight)
     trial = Trial(0, kernel, penalty, 0.0, y)
-    _, single, whole = machine._solve(
+    weights, level, single, whole = machine._solve(
         view, trial, centred, fold, torch.ones(14, dtype=torch.bool), choose_by, torch.device("cpu")
     )
+
+    inverse = torch.linalg.inv(kernel(view(x)) + torch.diag(penalty / weight))
+    torch.testing.assert_close(level, (inverse @ centred).sum(0) / inverse.sum(), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(weights, inverse @ (centred - level), rtol=1e-8, atol=1e-8)
 
     def predict_without(gone, row):
         stay, gram = ~gone, kernel(view(x))

@@ -145,7 +145,9 @@ def fit_auto(
             if view is stem:
                 through_stem, before = True, [*stem]
             anchors, weights = view(stack.rows_).double(), member.weights.double()
-            branches.append([*before, Solution(member.kernel, anchors, weights, stack.mean_, member.penalty)])
+            branches.append(
+                [*before, Solution(member.kernel, anchors, weights, stack.mean_ + member.level, member.penalty)]
+            )
         modules: list[nn.Module] = [AverageLayer(branches, stack.shares_)]
         *before, machine = branches[int(stack.shares_.argmax())]
         if not through_stem:

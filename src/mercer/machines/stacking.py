@@ -67,13 +67,14 @@ _TREE_ROWS, TREE_COLUMNS, TREE_CLASSES = (
 
 @dataclass(frozen=True)
 class StackedMachine(Savable):
-    r"""One machine: :math:`f(x) = \sum_i \alpha_i k(v(x_i), v(x))`.
+    r"""One machine: :math:`f(x) = b + \sum_i \alpha_i k(v(x_i), v(x))`.
 
     Attributes:
         view: Number of its view v.
         kernel: k.
         penalty: Ridge.
         weights: :math:`\alpha`, ``(n, c)``.
+        level: b, ``(c,)``: the constant of least loss beside the kernel, above the targets' mean.
         error: Mean squared error on rows left out.
     """
 
@@ -81,6 +82,7 @@ class StackedMachine(Savable):
     kernel: Kernel
     penalty: float
     weights: Tensor
+    level: Tensor
     error: float
 
 
@@ -292,7 +294,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         total = x.new_zeros(len(x), len(self.mean_), dtype=torch.float64)
         for share, machine in zip(self.shares_.tolist(), self.machines_, strict=True):
             z, seen = views[machine.view].to(machine.weights), anchors[machine.view].to(machine.weights)
-            total += share * table_product(machine.kernel, z, seen, machine.weights).double()
+            total += share * (machine.level + table_product(machine.kernel, z, seen, machine.weights).double())
         if self.trees_ is not None:
             total += self.tree_share_ * (self.trees_.predict(x) - self.mean_)
         return total
@@ -330,13 +332,13 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
             by_all = torch.ones(len(truth), dtype=torch.bool)
             for own, _ in taught:
                 by_all &= ~own
-            weights, single, whole = self._solve(look.view, trial, y, fold, by_all, choose_by, device)
+            weights, level, single, whole = self._solve(look.view, trial, y, fold, by_all, choose_by, device)
             for own, view in taught:
-                _, other, others = self._solve(view, trial, y, fold, own, choose_by, device)
+                _, _, other, others = self._solve(view, trial, y, fold, own, choose_by, device)
                 single[own], whole[own] = other[own], others[own]
             error = float(weighted_mean((truth - single).square(), weight).mean())
             number = used.index(trial.look)
-            self.machines_.append(StackedMachine(number, trial.kernel, trial.penalty, weights, error))
+            self.machines_.append(StackedMachine(number, trial.kernel, trial.penalty, weights, level, error))
             singles.append(single)
             folds.append(whole)
         judges = singles if choose_by == "rows" else folds
@@ -393,51 +395,60 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
 
     def _solve(
         self, view: View, trial: Trial, y: Tensor, fold: Tensor, asked: Tensor, choose_by: str, device: torch.device
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of a machine, and predictions of the rows left out: without the row, and without its fold.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        r"""Weights and level of a machine, and predictions of the rows left out: without the row, and without its fold.
 
-        The predictions count where ``asked``, ``(r,)``, is true; where no row asks they are not made.
+        With :math:`A = K + \lambda W^{-1}` and :math:`u = A^{-1} 1` the level is
+        :math:`b = 1^T A^{-1} y / 1^T A^{-1} 1` and the weights are :math:`A^{-1} (y - b)`; both are fitted without the
+        rows left out, too. The predictions count where ``asked``, ``(r,)``, is true; where no row asks they are not made.
         """
         z, rows, forward = view(self.rows_).to(device), self.left_out_, choose_by == "earlier folds"
-        if not bool(asked.any()):
-            factor = ridge_factor(trial.kernel, z, trial.penalty, weight=self.weight_)
-            weights = torch.cholesky_solve(y.to(factor), factor).contiguous()
-            return weights.cpu(), torch.zeros_like(y[rows]), torch.zeros_like(y[rows])
         targets = torch.cat((y, torch.ones_like(y[:, :1])), 1)
-        if forward:
+        apart = torch.zeros(len(z), dtype=torch.bool)
+        if forward or not bool(asked.any()):
             factor = ridge_factor(trial.kernel, z, trial.penalty, weight=self.weight_)
-            weights, whole = solve_forward(factor, targets, rows, fold)
-            return weights[:, :-1].contiguous().cpu(), whole, whole.clone()
+        else:
+            # what is left out comes last: these rows; where folds choose, all of their folds, whose rows are alike
+            apart[rows] = True
+            if choose_by == "folds":
+                apart = torch.isin(fold, fold[rows].unique())
+            order = torch.cat(((~apart).nonzero()[:, 0], apart.nonzero()[:, 0]))
+            ordered = weight_of(self.weight_, order)
+            factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=ordered)
 
-        # what is left out comes last: these rows; where folds choose, all of their folds, whose rows are alike
-        apart = torch.isin(torch.arange(len(z)), rows)
-        if choose_by == "folds":
-            apart = torch.isin(fold, fold[rows].unique())
-        order = torch.cat(((~apart).nonzero()[:, 0], apart.nonzero()[:, 0]))
-        ordered = weight_of(self.weight_, order)
-        factor = ridge_factor(trial.kernel, z[order.to(device)], trial.penalty, weight=ordered)
-        solved, single, whole = solve_left_out(factor, targets[order], fold[apart])
-        weights = torch.empty_like(solved)
-        weights[order.to(device)] = solved
+        # the machine itself; of periods, and where no row asks, that is nearly all
+        if not bool(asked.any()):
+            solved = torch.cholesky_solve(targets.to(factor), factor).contiguous()
+            single = whole = torch.zeros_like(y[rows])
+        elif forward:
+            solved, whole = solve_forward(factor, targets, rows, fold)
+            single = whole.clone()
+        else:
+            in_order, single, whole = solve_left_out(factor, targets[order], fold[apart])
+            solved = torch.empty_like(in_order)
+            solved[order.to(device)] = in_order
+        solved = solved.cpu()
+        sums = solved.double().sum(0)
+        level = sums[:-1] / sums[-1].clamp_min(_LEAST_LEVEL)
+        weights = (solved[:, :-1] - solved[:, -1:] * level.to(solved)).contiguous()
+        if forward or not bool(asked.any()):
+            return weights, level, single, whole
 
-        # The level is that of the other rows, too: that of all knows a fifth of what a fold's targets have in common.
-        # With residuals r of y and r1 of the constant 1, b = 1' A^-1 y / 1' A^-1 1 of the others is
-        # (1' A^-1 y - u' r) / (1' A^-1 1 - u' r1), where u = A^-1 1; predictions rise by b r1.
-        solved, single, whole = solved.double().cpu(), single.cpu(), whole.cpu()
-        u, sums, own = solved[-len(single) :, -1:], solved.sum(0), fold[apart]
+        # The level of the others. With residuals r of y and r1 of the constant 1 it is (1' A^-1 y - u' r) /
+        # (1' A^-1 1 - u' r1), where u' sums over what is left out. Predictions rise by r1 times the level.
+        single, whole, u, number = single.cpu(), whole.cpu(), solved[apart, -1:].double(), fold[apart]
         missed = targets[apart] - single
-        level = (sums - u * missed)[:, :-1] / (sums - u * missed)[:, -1:].clamp_min(_LEAST_LEVEL)
-        single = single[:, :-1] + level * missed[:, -1:]
+        others = sums - u * missed
+        single = single[:, :-1] + others[:, :-1] / others[:, -1:].clamp_min(_LEAST_LEVEL) * missed[:, -1:]
         missed = targets[apart] - whole
-        level = torch.zeros_like(single)
-        for number in own.unique():
-            inside = own == number
-            rest = sums - (u * missed)[inside].sum(0)
+        whole = whole[:, :-1]
+        for one in number.unique():
+            inside = number == one
+            others = sums - (u * missed)[inside].sum(0)
             if int(inside.sum()) < len(z):
-                level[inside] = rest[:-1] / rest[-1].clamp_min(_LEAST_LEVEL)
-        whole = whole[:, :-1] + level * missed[:, -1:]
+                whole[inside] += others[:-1] / others[-1].clamp_min(_LEAST_LEVEL) * missed[inside, -1:]
         places = torch.isin(apart.nonzero()[:, 0], rows)
-        return weights[:, :-1].contiguous().cpu(), single[places], whole[places]
+        return weights, level, single[places], whole[places]
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())

@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize
 
 import mercer
-from mercer.kernels import RBF
+from mercer.kernels import RBF, Linear
 from mercer.machines import StackedRidge
 from mercer.machines.calibration import Calibration
 from mercer.machines.dual import Folds, dual_fit, dual_path, dual_weights, predict_left_out, weighted_mean
@@ -54,7 +54,8 @@ def test_folds_left_out_together_equal_literal_refits(forward):
     number = torch.arange(40) // 10 if forward else torch.arange(40) % 4
     fit = dual_fit(gram, y, penalty, weight=weight, folds=Folds(number, forward))
     targets = torch.cat((y, torch.ones(40, 1, dtype=y.dtype)), 1)
-    _, whole = solve_forward(ridge_factor(RBF(0.3), x, penalty, weight=weight), targets, torch.arange(40), number)
+    factor = ridge_factor(RBF(0.3), x, penalty, weight=weight)
+    _, whole = solve_forward(factor, targets, torch.arange(40), number, weight)
     for one in range(forward, 4):
         stay, inside = number < one if forward else number != one, number == one
         mean = (weight[stay, None] * y[stay]).sum(0) / weight[stay].sum()
@@ -62,9 +63,6 @@ def test_folds_left_out_together_equal_literal_refits(forward):
         expected = mean + gram[inside][:, stay] @ torch.linalg.solve(system, y[stay] - mean)
         torch.testing.assert_close(fit.held_out[inside], expected, rtol=1e-8, atol=1e-8)
         if forward:
-            inverse = torch.linalg.inv(system)
-            level = (inverse @ y[stay]).sum(0) / inverse.sum()
-            expected = level + gram[inside][:, stay] @ inverse @ (y[stay] - level)
             torch.testing.assert_close(whole[inside], expected, rtol=1e-8, atol=1e-8)
 
 
@@ -125,14 +123,15 @@ def test_a_row_left_out_does_not_know_the_mean_with_it():
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
+@pytest.mark.parametrize("kernel", [RBF(0.3), 0.2 * Linear()], ids=["rbf", "linear"])
 @pytest.mark.parametrize("choose_by", ["rows", "folds", "earlier folds"])
-def test_machines_without_rows_or_folds_equal_literal_refits(choose_by, weighted):
-    """With the level that the rows that are left set. Some are scored; where folds choose, their whole folds go."""
+def test_machines_without_rows_or_folds_equal_literal_refits(kernel, choose_by, weighted):
+    """With the level of the rows that are left. Some are scored; where folds choose, their whole folds go."""
     x, y = rows(40)
     weight = 0.1 + torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * weighted
     weight = weight / weight.mean()
     fold = torch.arange(40) // 10 if choose_by == "earlier folds" else torch.arange(40) % 4
-    machine, kernel, penalty, view = StackedRidge(), RBF(0.3), 0.05, View.of(x)
+    machine, penalty, view = StackedRidge(), 0.05, View.of(x)
     machine.rows_, machine.left_out_, machine.weight_ = x, torch.arange(13, 40, 2), weight if weighted else None
     centred = y - weighted_mean(y, weight)
     trial = Trial(0, kernel, penalty, 0.0, y)
@@ -140,15 +139,20 @@ def test_machines_without_rows_or_folds_equal_literal_refits(choose_by, weighted
         view, trial, centred, fold, torch.ones(14, dtype=torch.bool), choose_by, torch.device("cpu")
     )
 
-    inverse = torch.linalg.inv(kernel(view(x)) + torch.diag(penalty / weight))
-    torch.testing.assert_close(level, (inverse @ centred).sum(0) / inverse.sum(), rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(weights, inverse @ (centred - level), rtol=1e-8, atol=1e-8)
+    def fit(stay):
+        """A linear machine has a level of its own; others stand on the mean."""
+        inverse = torch.linalg.inv(kernel(view(x))[stay][:, stay] + torch.diag(penalty / weight[stay]))
+        level = weighted_mean(centred[stay], weight[stay])
+        if not isinstance(kernel, RBF):
+            level = (inverse @ centred[stay]).sum(0) / inverse.sum()
+        return level, inverse @ (centred[stay] - level)
+
+    expected = fit(torch.ones(40, dtype=torch.bool))
+    torch.testing.assert_close((level, weights), expected, rtol=1e-8, atol=1e-8)
 
     def predict_without(gone, row):
-        stay, gram = ~gone, kernel(view(x))
-        inverse = torch.linalg.inv(gram[stay][:, stay] + torch.diag(penalty / weight[stay]))
-        level = (inverse @ centred[stay]).sum(0) / inverse.sum()
-        return level + gram[row, stay] @ inverse @ (centred[stay] - level)
+        level, weights = fit(~gone)
+        return level + kernel(view(x))[row, ~gone] @ weights
 
     for place, row in enumerate(machine.left_out_.tolist()):
         gone = fold == fold[row]

@@ -28,7 +28,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from .. import checks
-from ..kernels import Kernel
+from ..kernels import Kernel, Linear, Scaled
 from ..linalg.blocks import block_rows, slices
 from ..linalg.cholesky import cholesky
 from ..rows.loading import Data
@@ -74,7 +74,7 @@ class StackedMachine(Savable):
         kernel: k.
         penalty: Ridge.
         weights: :math:`\alpha`, ``(n, c)``.
-        level: b, ``(c,)``: the constant of least loss beside the kernel, above the targets' mean.
+        level: b, ``(c,)``, above the targets' mean: 0 but for a linear kernel.
         error: Mean squared error on rows left out.
     """
 
@@ -398,12 +398,17 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         r"""Weights and level of a machine, and predictions of the rows left out: without the row, and without its fold.
 
-        With :math:`A = K + \lambda W^{-1}` and :math:`u = A^{-1} 1` the level is
-        :math:`b = 1^T A^{-1} y / 1^T A^{-1} 1` and the weights are :math:`A^{-1} (y - b)`; both are fitted without the
-        rows left out, too. The predictions count where ``asked``, ``(r,)``, is true; where no row asks they are not made.
+        Machines stand on the targets' mean. A linear one has a level of its own, for columns have means of their own:
+        with :math:`A = K + \lambda W^{-1}` it is :math:`b = 1^T A^{-1} y / 1^T A^{-1} 1`, and the weights are
+        :math:`A^{-1} (y - b)`. The mean and b, too, are fitted without the rows left out. Predictions of these count
+        where ``asked``, ``(r,)``, is true; where no row asks they are not made.
         """
         z, rows, forward = view(self.rows_).to(device), self.left_out_, choose_by == "earlier folds"
         targets = torch.cat((y, torch.ones_like(y[:, :1])), 1)
+        linear = isinstance(trial.kernel, Linear)
+        if isinstance(trial.kernel, Scaled):
+            linear = isinstance(trial.kernel.kernel, Linear)
+        weight = y.new_ones(len(y)) if self.weight_ is None else self.weight_
         apart = torch.zeros(len(z), dtype=torch.bool)
         if forward or not bool(asked.any()):
             factor = ridge_factor(trial.kernel, z, trial.penalty, weight=self.weight_)
@@ -419,34 +424,38 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
         # the machine itself; of periods, and where no row asks, that is nearly all
         if not bool(asked.any()):
             solved = torch.cholesky_solve(targets.to(factor), factor).contiguous()
-            single = whole = torch.zeros_like(y[rows])
+            single, whole = torch.zeros_like(y[rows]), torch.zeros_like(y[rows])
         elif forward:
-            solved, whole = solve_forward(factor, targets, rows, fold)
+            solved, whole = solve_forward(factor, targets, rows, fold, None if linear else weight)
             single = whole.clone()
         else:
             in_order, single, whole = solve_left_out(factor, targets[order], fold[apart])
             solved = torch.empty_like(in_order)
             solved[order.to(device)] = in_order
         solved = solved.cpu()
-        sums = solved.double().sum(0)
-        level = sums[:-1] / sums[-1].clamp_min(_LEAST_LEVEL)
-        weights = (solved[:, :-1] - solved[:, -1:] * level.to(solved)).contiguous()
+        u, level = solved[:, -1:].double(), torch.zeros_like(y[0])
+        if linear:
+            level = solved[:, :-1].double().sum(0) / u.sum().clamp_min(_LEAST_LEVEL)
+        weights = (solved[:, :-1] - u.to(solved) * level.to(solved)).contiguous()
         if forward or not bool(asked.any()):
             return weights, level, single, whole
 
-        # The level of the others. With residuals r of y and r1 of the constant 1 it is (1' A^-1 y - u' r) /
-        # (1' A^-1 1 - u' r1), where u' sums over what is left out. Predictions rise by r1 times the level.
-        single, whole, u, number = single.cpu(), whole.cpu(), solved[apart, -1:].double(), fold[apart]
-        missed = targets[apart] - single
-        others = sums - u * missed
-        single = single[:, :-1] + others[:, :-1] / others[:, -1:].clamp_min(_LEAST_LEVEL) * missed[:, -1:]
-        missed = targets[apart] - whole
-        whole = whole[:, :-1]
-        for one in number.unique():
-            inside = number == one
-            others = sums - (u * missed)[inside].sum(0)
-            if int(inside.sum()) < len(z):
-                whole[inside] += others[:-1] / others[-1].clamp_min(_LEAST_LEVEL) * missed[inside, -1:]
+        # Without some rows predictions rise by the level of the others times r1, the residual of the constant 1. Their
+        # mean is (w'y - sum of w y) / (w'1 - sum of w) over these rows; b is (1' A^-1 y - sum of u r) / (1' A^-1 1 -
+        # sum of u r1) with the residuals r of y.
+        predictions = []
+        for p, number in ((single.cpu(), torch.arange(len(single))), (whole.cpu(), fold[apart])):
+            missed = targets[apart] - p
+            if linear:
+                sums, share = solved.double().sum(0), u[apart] * missed
+            else:
+                sums, share = weight @ targets, weight[apart, None] * targets[apart]
+            number = number.unique(return_inverse=True)[1]
+            others = sums - torch.zeros(int(number.max()) + 1, len(sums), dtype=sums.dtype).index_add_(0, number, share)
+            levels = others[:, :-1] / others[:, -1:].clamp_min(_LEAST_LEVEL)
+            levels[number.bincount() == len(z)] = 0  # there are no others
+            predictions.append(p[:, :-1] + levels[number] * missed[:, -1:])
+        single, whole = predictions
         places = torch.isin(apart.nonzero()[:, 0], rows)
         return weights, level, single[places], whole[places]
 
@@ -501,14 +510,14 @@ def solve_left_out(
 
 
 def solve_forward(
-    factor: Tensor, y: Tensor, left_out: Tensor, fold: Tensor
-) -> tuple[Tensor, Tensor]:  # (n, n), (n, c), (r,), (n,) -> (n, c), (r, c)
+    factor: Tensor, y: Tensor, left_out: Tensor, fold: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:  # (n, n), (n, c + 1), (r,), (n,), (n,) -> (n, c + 1), (r, c)
     r"""Weights as of :func:`solve_left_out`, and predictions of rows left out by all rows of the folds before theirs.
 
     The leading part of the factor L is the factor of the leading rows: with :math:`v = L^{-1} y` the rows before p
-    predict row i by :math:`L_{i, :p} v_{:p}`. The last column of y is 1: beside the kernel stands the level of these
-    rows, :math:`b = v_1 \cdot v / v_1 \cdot v_1` with :math:`v_1 = (L^{-1} 1)_{:p}`. It is not among the answers. Folds
-    ascend; rows of the first one get 0.
+    predict row i by :math:`L_{i, :p} v_{:p}`. The last column of y is 1 and not among the predictions; it says how they
+    rise by a level of these rows. That is their mean, or where ``weight`` is None the level of least loss,
+    :math:`v_1 \cdot v / v_1 \cdot v_1` with :math:`v_1 = (L^{-1} 1)_{:p}`. Folds ascend; rows of the first one get 0.
     """
     half = torch.linalg.solve_triangular(factor, y.to(factor), upper=False)
     weights = torch.cholesky_solve(y.to(factor), factor).contiguous()
@@ -518,6 +527,8 @@ def solve_forward(
         if p:
             before, one = half[:p, :-1], half[:p, -1:]
             level = (one.mT @ before) / one.square().sum()
+            if weight is not None:
+                level = weighted_mean(y[:p, :-1], weight[:p]).to(factor)
             whole[rows] = (factor[left_out[rows], :p] @ (before - one * level) + level).double().cpu()
     return weights, whole
 

@@ -453,16 +453,20 @@ def test_probabilities_are_calibrated_and_never_sure():
 def test_scores_that_speak_for_other_classes_are_mixed_and_others_are_not():
     """One class's score is high for its neighbor, too, as of pictures that look alike; noise brings no mixing."""
     g = torch.Generator().manual_seed(0)
-    y = torch.randint(0, 4, (2000,), generator=g)
-    plain = torch.eye(4, dtype=torch.float64)[y] + 0.4 * torch.randn(2000, 4, generator=g, dtype=torch.float64)
+    y = torch.randint(0, 4, (3000,), generator=g)
+    train, new = slice(0, 1000), slice(1000, 3000)
+    plain = torch.eye(4, dtype=torch.float64)[y] + 0.4 * torch.randn(3000, 4, generator=g, dtype=torch.float64)
     mixed = plain @ (torch.eye(4, dtype=torch.float64) + 0.8 * torch.eye(4, dtype=torch.float64).roll(1, 1))
-    assert not len(Calibration.of(plain[:1000], y[:1000], shares=True).mixing)
-    calibration = Calibration.of(mixed[:1000], y[:1000], shares=True)
-    assert calibration.mixing.shape == (4, 4)
-    assert not len(Calibration.of(mixed[:1000], y[:1000]).mixing)  # a network holds a scale and biases alone
-    best = Calibration.of(plain[:1000], y[:1000], shares=True)(plain[1000:])
-    losses = [-p.gather(1, y[1000:, None]).log().mean() for p in (calibration(mixed[1000:]), best)]
-    assert float(losses[0]) < 1.05 * float(losses[1])
+
+    def new_loss(scores: torch.Tensor, *, mixes: bool) -> float:
+        p = Calibration.of(scores[train], y[train], shares=True, mixes=mixes)(scores[new])
+        return float(-p.gather(1, y[new, None]).log().mean())
+
+    best = new_loss(plain, mixes=False)
+    assert not len(Calibration.of(plain[train], y[train], shares=True).mixing)
+    assert new_loss(mixed, mixes=True) < min(1.5 * best, 0.5 * new_loss(mixed, mixes=False))
+    few = Calibration.of(mixed[:79], y[:79], shares=True)
+    assert not len(few.mixing)  # below 20 rows a class
 
 
 def test_weights_calibrate_to_the_weighted_shares():

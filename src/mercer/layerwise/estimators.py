@@ -28,7 +28,7 @@ from ..storage.savable import Savable
 from .auto import EXACT_ROWS, fit_auto
 from .closed_form import fit_closed_form
 from .dependence import one_hot
-from .network import FittedNetwork, KernelNetwork, LinearLayer, Standardize
+from .network import FittedNetwork, KernelNetwork, LinearLayer, LogProbabilities, Rescale, Standardize
 from .spectral import fit_spectral
 
 Array = NDArray[Any]
@@ -128,7 +128,7 @@ class KernelNetworkEstimator(Savable, BaseEstimator):  # type: ignore[misc]
             z = nn.Sequential(*self.stem_)(x)
             self.machine_ = add_rows(self.machine_, z, targets, where="KernelNetwork")
         old, head = self.network_, self.machine_.bare()
-        self.network_ = KernelNetwork([*self.stem_, head], old.width, old.scale, old.shift, old.floor)
+        self.network_ = KernelNetwork([*self.stem_, head], old.width, old.answer)
         self.layers_ = [*self.layers_[:-1], head]
 
 
@@ -268,10 +268,11 @@ class KernelNetworkClassifier(ClassifierMixin, KernelNetworkEstimator):  # type:
             every_x, every_label = Rows(x, labels).gather()  # kernels between all pairs: every rank learns the same
             fit = self._fit_chain(every_x, every_label, c)
 
-        # Calibrate on the scores of rows left out, which may be a part of all.
-        calibration = Calibration.of(fit.left_out, Rows(labels).take(fit.rows), rows=n)
-        scale = torch.full((1,), calibration.scale, dtype=torch.float64)
-        self._store(fit, KernelNetwork(fit.modules, x.shape[1], scale, calibration.bias, calibration.floor))
+        # Calibrate on the scores of rows left out, which may be a part of all. The poster's networks have a scale and
+        # biases alone.
+        ours = self.solver == "auto"
+        calibration = Calibration.of(fit.left_out, Rows(labels).take(fit.rows), rows=n, shares=ours, mixes=ours)
+        self._store(fit, KernelNetwork(fit.modules, x.shape[1], LogProbabilities(calibration)))
         return self
 
     def _fit_chain(self, x: Tensor, labels: Tensor, c: int) -> FittedNetwork:
@@ -354,7 +355,9 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
             x, targets = self._check_numbers(X, y, first=True)
             return self._fit(x, targets, self.landmarks or min(Rows(x).n, _LANDMARKS))
         x, targets = self._check_numbers(X, y, first=False)
-        self._extend(x, (targets - self.network_.shift) / self.network_.scale)
+        answer = self.network_.answer
+        assert isinstance(answer, Rescale)
+        self._extend(x, (targets - answer.shift) / answer.scale)
         return self
 
     def predict(self, X: ArrayLike) -> Array:
@@ -373,7 +376,7 @@ class KernelNetworkRegressor(RegressorMixin, KernelNetworkEstimator):  # type: i
         spread = float(rows.mean(lambda part: (part - mean).square().sum()).sqrt()) or 1.0
         fit = self._fit_auto(x, (targets - mean) / spread, "values", landmarks)
         scale = torch.full((1,), spread, dtype=torch.float64)
-        self._store(fit, KernelNetwork(fit.modules, x.shape[1], scale, mean))
+        self._store(fit, KernelNetwork(fit.modules, x.shape[1], Rescale(scale, mean)))
         return self
 
 

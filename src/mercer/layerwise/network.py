@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from .. import checks
+from ..machines.calibration import Calibration
 from ..machines.solution import Solution
 from ..storage.savable import SavableModule
 
@@ -146,40 +147,76 @@ class LinearLayer(SavableModule):
         return z @ self.weight + self.bias
 
 
-class KernelNetwork(SavableModule):
-    """Layers one after the other, then a scale: class logits, or a regression's predictions.
+class Rescale(SavableModule):
+    """A regression's answer: ``scale * z + shift``.
 
     Args:
-        layers: Modules; the last gives one column for each output.
-        width: Features d of a row.
-        scale: ``(1,)``, what the outputs are multiplied with: the inverse temperature of calibrated logits, or the
-            targets' deviation.
-        shift: ``(c,)``, added last: a regression's mean, or each class's bias.
-        floor: Least probability of a class; the outputs are then logarithms of probabilities.
+        scale: ``(1,)``, the targets' deviation.
+        shift: ``(1,)``, their mean.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(
-        self, layers: Sequence[nn.Module], width: int, scale: Tensor, shift: Tensor, floor: float = 0.0
-    ) -> None:
+    def __init__(self, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
-        self.width, self.floor = width, floor
-        self.layers = nn.ModuleList(layers)
         self.hold(scale=scale, shift=shift)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that rows are computed in."""
+        return self.shift.dtype
+
+    @override
+    def forward(self, z: Tensor) -> Tensor:  # (n, c) -> (n, c)
+        return z * self.scale + self.shift
+
+
+class LogProbabilities(SavableModule):
+    """A classifier's answer: the logarithms of calibrated probabilities, which are logits, too.
+
+    Args:
+        calibration: What turns scores into probabilities.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        super().__init__()
+        self.calibration = calibration
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that rows are computed in."""
+        return self.calibration.bias.dtype
+
+    @override
+    def forward(self, z: Tensor) -> Tensor:  # (n, c) -> (n, c)
+        p: Tensor = self.calibration(z)
+        return p.log()
+
+
+class KernelNetwork(SavableModule):
+    """Layers one after the other, and the answer that their last columns give.
+
+    Args:
+        layers: Modules; the last gives one column for each output.
+        width: Features d of a row.
+        answer: The last step: class logits, or a regression's predictions.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], width: int, answer: Rescale | LogProbabilities) -> None:
+        super().__init__()
+        self.width = width
+        self.layers = nn.ModuleList(layers)
+        self.answer = answer
 
     @override
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, c)
         if x.ndim != 2 or x.shape[1] != self.width:
             raise ValueError(checks.sentence("KernelNetwork", f"x must have shape (n, {self.width})", tuple(x.shape)))
-        z = x.to(self.scale.dtype)
+        z = x.to(self.answer.dtype)
         for layer in self.layers:
             z = layer(z)
-        out = z.to(self.scale.dtype) * self.scale + self.shift
-        if self.floor:
-            # Mix the probabilities with even ones, so that none is below the floor; logits again by the logarithm.
-            out = ((1 - out.shape[1] * self.floor) * out.softmax(1) + self.floor).log()
+        out: Tensor = self.answer(z.to(self.answer.dtype))
         return out
 
     def make_trainable(self) -> KernelNetwork:

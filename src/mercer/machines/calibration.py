@@ -14,8 +14,10 @@ from typing_extensions import override
 from ..storage.savable import SavableModule
 
 _SHRINK = 1e-4  # of the logits' squares: scores that separate the classes must not make the scale infinite
-_SHRINK_MIXING = 0.1  # of the squares of D
-_MIXING_ROWS, _SURE = 50, 3.0  # rows for each class from which on D is tried; standard errors that it must gain
+_SHRINK_MIXING = 1500.0  # the same of D's squares, over the mean rows of a class
+_MIXING_ROWS = 20  # rows for each class from which on D may join
+_MIXING_CLASSES = 100  # up to which it may: D has the square of that many parameters
+_FOLDS = 5  # that say whether D helps
 _LEAST = 0.01  # scores below it count as it in the logarithm
 _LEAST_PROBABILITY = 0.001  # the same of scores that are nearly probabilities
 
@@ -25,7 +27,7 @@ class Calibration(SavableModule):
 
     Least squares on targets 0 and 1 gives scores that are nearly probabilities, which q = 1 keeps, where a alone would
     make rare classes too rare. The floor :math:`\epsilon = 1 / (2 (n + c))` is what n rows can tell at best of a class
-    they never showed there. Of several classes, :math:`s D` may join: a score may speak for or against other classes.
+    they never showed there. Of several classes, :math:`s D` joins: a score may speak for or against other classes.
 
     Args:
         scale: a.
@@ -71,9 +73,9 @@ class Calibration(SavableModule):
             labels: Their classes, ``0..c - 1``.
             rows: n of the floor, where more rows were learned from than are scored.
             shares: Whether scores estimate 0 and 1. Then q is fitted too, and kept where it lowers the log loss of all
-                rows by more than :math:`\frac12 \log n`, as the Bayesian information criterion asks. D of three classes
-                or more is kept where one half of the rows says, by three standard errors, that D of the other helps.
-            mixes: Whether D may join; then ``shares`` decides.
+                rows by more than :math:`\frac12 \log n`, as the Bayesian information criterion asks.
+            mixes: Whether D of three classes or more may join. It is kept where it lowers the log loss of five folds
+                of the rows, each by D of the other four.
             near: Whether scores are nearly probabilities, as those of boosted trees. Then q is always fitted, and small
                 scores count: l is 0.001 in place of 0.01.
             weight: Weights of the rows in the log loss, ``(n,)``; None for 1.
@@ -89,9 +91,9 @@ class Calibration(SavableModule):
             both = [s, np.log(s.clip(least))]
             lower, better = _fit(both, truth, w)
             if near or n * (loss - lower) > 0.5 * math.log(n):
-                features, loss, fit = both, lower, better
+                features, fit = both, better
         k, mixing = len(features), None
-        if shares and mixes and c > 2 and n >= _MIXING_ROWS * c and _mixing_pays(features, truth, w):
+        if mixes and 2 < c <= _MIXING_CLASSES and n >= _MIXING_ROWS * c and _mixing_helps(features, truth, w):
             _, fit = _fit(features, truth, w, mix=True)
             fit, mixing = fit[: k + c], torch.from_numpy(fit[k + c :].reshape(c, c).copy())
         power = float(fit[1]) if k > 1 else 0.0
@@ -108,26 +110,22 @@ class Calibration(SavableModule):
         return (1 - scores.shape[1] * self.floor) * p + self.floor
 
 
-def _mixing_pays(features: Sequence[np.ndarray], truth: np.ndarray, weight: np.ndarray) -> bool:
-    """Whether D, learned from one half of the rows, surely lowers the log loss of the other."""
+def _mixing_helps(features: Sequence[np.ndarray], truth: np.ndarray, weight: np.ndarray) -> bool:
+    """Whether D, learned without a fold of the rows, lowers the log loss of that fold, in the mean of the folds."""
     (n, c), k = truth.shape, len(features)
-    gains = np.zeros(n)
-    for half in (0, 1):
-        learned, scored = np.arange(n) % 2 == half, np.arange(n) % 2 != half
-        losses = []
-        for mix in (False, True):
-            _, t = _fit(
-                [f[learned] for f in features], truth[learned], weight[learned] / weight[learned].mean(), mix=mix
-            )
-            z = np.tensordot(t[:k], np.stack([f[scored] for f in features]), 1) + t[k : k + c]
+    fold = np.arange(n) % _FOLDS
+    gain = 0.0
+    for number in range(_FOLDS):
+        learned, scored = fold != number, fold == number
+        some = [f[learned] for f in features], truth[learned], weight[learned] / weight[learned].mean()
+        asked = np.stack([f[scored] for f in features])  # (k, r, c)
+        for mix, sign in ((False, 1.0), (True, -1.0)):
+            _, t = _fit(*some, mix=mix)
+            z = np.tensordot(t[:k], asked, 1) + t[k : k + c]
             if mix:
-                z = z + features[0][scored] @ t[k + c :].reshape(c, c)
-            z = z - z.max(1, keepdims=True)
-            losses.append(np.log(np.exp(z).sum(1)) - (truth[scored] * z).sum(1))
-        gains[scored] = weight[scored] * (losses[0] - losses[1])
-        if not gains[scored].sum() > 0:  # as on most tables: the other half need not be asked
-            return False
-    return bool(gains.mean() > _SURE * gains.std() / n**0.5)
+                z = z + asked[0] @ t[k + c :].reshape(c, c)
+            gain += sign * float(weight[scored] @ (np.logaddexp.reduce(z, axis=1) - (truth[scored] * z).sum(1)))
+    return gain > 0
 
 
 def _fit(
@@ -141,7 +139,7 @@ def _fit(
     sizes = [float(np.abs(f - f.mean(0)).mean()) or 1.0 for f in features]
     unit = np.stack([f / size for f, size in zip(features, sizes, strict=True)])  # (k, n, c)
     scores = unit[0]
-    shrink = np.append(np.full(k + c, _SHRINK), np.full(c * c * mix, _SHRINK_MIXING))
+    shrink = np.append(np.full(k + c, _SHRINK), np.full(c * c * mix, _SHRINK_MIXING * c / n))
 
     def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
         z = np.tensordot(t[:k], unit, 1) + t[k : k + c]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mercer.kernels import RBF, Linear, Polynomial
 from mercer.optim import EigenProSGD, FunctionSpaceSGD, KernelSGD, function_space
 from mercer.optim.eigenpro import eigenpro_plan
-from mercer.optim.inverses import invert_by_directions
+from mercer.optim.inverses import invert_by_directions, lengthen_steps
 from mercer.optim.kernel_sgd import RandomPSD, kernel_inverse, state_bytes
 from mercer_papers.bench.studies import optim_networks
 from mercer_papers.data import CifarResNet
@@ -222,6 +222,43 @@ def test_a_convolution_is_the_linear_layer_of_its_patches(options):
     weight = torch.cat((conv.weight.flatten(1), conv.bias[:, None]), 1)
     torch.testing.assert_close((rows @ weight.mT), conv(x).movedim(1, -1).reshape(-1, 4))
     assert 16 <= len(layer_rows(conv, x, bias=True, most=30)) <= 60
+
+
+def test_steps_on_the_loss_of_a_softmax_lengthen_as_gradients_fall_and_with_large_batches():
+    g = torch.Generator().manual_seed(0)
+    d = torch.randn(32, 5, generator=g, dtype=torch.float64)
+    softmax = (d - d.mean(1, keepdim=True)).mT @ torch.randn(32, 7, generator=g, dtype=torch.float64)
+    state: dict = {}
+    assert lengthen_steps(state, 4.0, softmax, 64) == 1
+    assert lengthen_steps(state, 4.0, softmax, 512) == pytest.approx(2)
+    for _ in range(400):
+        longer = lengthen_steps(state, 0.25, softmax, 64)
+    assert longer == pytest.approx(2, rel=0.01)  # a quarter of the change, a sixteenth in squares
+    for _ in range(2000):
+        longer = lengthen_steps(state, 0.0, softmax, 1 << 20)
+    assert longer == pytest.approx(10 * 4)  # bounded
+    # rows of another loss's gradient do not sum to 0; one step of it is enough
+    plain = d.mT @ torch.randn(32, 7, generator=g, dtype=torch.float64)
+    assert lengthen_steps(state, 0.0, plain, 512) == 1
+    assert lengthen_steps(state, 0.0, softmax, 512) == 1
+    assert lengthen_steps({}, 1.0, plain[:1], 512) == 1  # one output
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_only_a_softmax_is_taken_for_one(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    x, y = torch.randn(256, 6), torch.randint(0, 3, (256,))
+    optimizer = FunctionSpaceSGD(model.parameters(), model=model)
+    for _ in range(5):
+        optimizer.zero_grad()
+        if kind == "classes":
+            loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
+        else:
+            loss = (model(x) - F.one_hot(y, 3)).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert optimizer.state_of(model[2].weight)["layer"]["softmax"] is (kind == "classes")
 
 
 def test_no_step_moves_hidden_outputs_by_more_than_a_tenth_or_logits_by_more_than_three():

@@ -22,6 +22,7 @@ from .inverses import (
     choose_lengths,
     invert_by_directions,
     invert_by_samples,
+    lengthen_steps,
     measure_outputs,
 )
 from .layers import Layer, ListeningOptimizer, find_readout
@@ -74,6 +75,9 @@ class FunctionSpaceSGD(ListeningOptimizer):
     move, relative to their size, four times as far as the logits in the mean over steps, and rows of such lengths that
     all its units move nearly alike; each gate of a recurrent layer counts as a layer. No step moves hidden outputs by
     more than a tenth of their size, or logits by more than three times theirs (or 3).
+
+    Steps on the loss of a softmax become longer, relative to their gradient, while the gradient falls, because its
+    curvature falls, too; and longer with batches of more than 128 rows. Other losses have none of this.
 
     It needs a plain ``backward()`` and acts on ``p.grad``: clipping, accumulation, loss scaling, frozen parameters and
     DDP keep their meaning. Layers are chosen at construction; parameters of groups added later take Adam's steps
@@ -203,7 +207,13 @@ class FunctionSpaceSGD(ListeningOptimizer):
             mus = [inverse.outside for layer, inverse in zip(layers, inverses, strict=True) for _ in layer.parts]
             squares = [square / mu for square, mu in zip(squares, mus, strict=True)]
             lrs = [float(groups[id(layer.weight)]["lr"]) for layer in layers]
-            lengths = choose_lengths(layers, states, squares, lrs, self._readout, BALANCE)
+            # Steps on the loss of a softmax are longer where its curvature is small, and where batches are large.
+            longer = 1.0
+            for j, layer in enumerate(layers):
+                if layer.name == self._readout and layer.weight.grad is not None:
+                    place = sum(len(each.parts) for each in layers[:j])
+                    longer = lengthen_steps(states[j], squares[place], layer.weight.grad, states[j].get(BATCH, 0))
+            lengths = choose_lengths(layers, states, squares, lrs, self._readout, BALANCE, longer)
             pending: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
             mixed, keeps = [], []
             rates: list[float] = []

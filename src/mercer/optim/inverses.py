@@ -20,12 +20,19 @@ _SPARE = 8  # random columns beside the directions of last time: they find what 
 TRUST = 0.1  # a step that moves hidden outputs by more of their size than this is shortened
 _TRUST_READOUT = 3.0  # the same for logits, or a regression's outputs, which have to get where the targets are
 NEW_STEP = 0.05  # weight of a new step in the mean of a factor
+_NEW_CHANGE = 0.02  # the same in the mean of what a direction does to the logits, which batches disturb more
+_ZERO_SUM = 1e-3  # of its norm, that the sum of a softmax's gradient is by rounding
+_MOST_FALLEN = 10.0  # that steps are lengthened by as gradients fall
+_LARGE_BATCH, _MOST_BATCHES = 128, 16.0  # rows above which steps grow, by the root of up to so many times as many
 
 # Keys of a layer's state; all are checkpointed.
 PLACES = "places"  # rows of one sample
 PARTS = "parts"  # a dictionary for each part of the layer, by its name, with the keys
 OUTPUT = "output"  # EMA of the mean square of the outputs
 BALANCE, BALANCED = "balance", "balanced"  # mean logarithm of the part's factor, and of how many steps
+# Of the read-out: whether its gradients have summed to 0 so far; EMA of the squared change of the logits by a
+# direction, its largest value, and of how many steps.
+SOFTMAX, CHANGE, PEAK, CHANGES = "softmax", "change", "peak", "changes"
 
 
 class Inverse(NamedTuple):
@@ -210,6 +217,39 @@ def measure_outputs(state: dict[str, Any], layer: Layer, inputs: Sequence[Tensor
     state[PLACES] = max(1, len(rows) // max(1, sum(len(x) for x in inputs)))
 
 
+def lengthen_steps(state: dict[str, Any], square: float, gradient: Tensor, batch: int) -> float:
+    r"""What every step on the loss of a softmax is multiplied by, from the read-out's direction: at least 1.
+
+    Both the gradient :math:`p - y` at the logits and their curvature :math:`p (1 - p)` fall while the network becomes
+    sure, so a step at a fixed rate becomes a smaller and smaller part of Newton's. It is lengthened by the root of how
+    far the change of the logits by a direction has fallen from its largest mean: Adam's steps grow by all of it, and
+    end noisier. It also grows by the root of how many times the batch is larger than 128 rows, whose mean has less
+    noise. Other losses keep their curvature, and their steps are not lengthened. A softmax is known by its gradients:
+    the logits' sum does not change its loss, so each row of p - y sums to 0, and so does the gradient of the read-out
+    over its outputs.
+
+    Args:
+        state: The read-out's state.
+        square: Mean squared change of the logits by a step at rate 1.
+        gradient: Of the read-out's weight, ``(c, d)``.
+        batch: Rows of the batch, tokens counted each.
+    """
+    softmax = state.get(SOFTMAX, len(gradient) > 1)
+    state[SOFTMAX] = softmax and float(gradient.sum(0).norm()) <= _ZERO_SUM * float(gradient.norm())
+    if not state[SOFTMAX]:
+        return 1.0
+    count = state.get(CHANGES, 0) + 1
+    mean: float = state.get(CHANGE, square)
+    mean += max(1 / count, _NEW_CHANGE) * (square - mean)
+    peak: float = max(state.get(PEAK, 0.0), mean)
+    state.update({CHANGES: count, CHANGE: mean, PEAK: peak})
+    fallen = 1.0
+    if mean > 0:
+        fallen = math.sqrt(math.sqrt(peak / mean))
+    more_rows = max(batch / _LARGE_BATCH, 1.0)
+    return min(fallen, _MOST_FALLEN) * math.sqrt(min(more_rows, _MOST_BATCHES))
+
+
 def choose_lengths(
     layers: Sequence[Layer],
     states: Sequence[dict[str, Any]],
@@ -217,6 +257,7 @@ def choose_lengths(
     lrs: Sequence[float],
     readout: str | None,
     balance: float,
+    longer: float = 1.0,
 ) -> list[float]:
     """What the direction of each part is multiplied by.
 
@@ -231,6 +272,7 @@ def choose_lengths(
         lrs: The layers' rates.
         readout: Name of the layer that makes the logits. If it is not among the layers, the last part takes its place.
         balance: How far other layers' outputs move where the logits move by 1.
+        longer: What all lengths are multiplied by, before they are bounded.
     """
     parts = [(i, state[PARTS][name]) for i, state in enumerate(states) for name in layers[i].parts]
     # The reference: the read-out, whose logits count as of size 1 at least. A layer in its place has a gradient that is
@@ -258,6 +300,7 @@ def choose_lengths(
                 part[BALANCE] = mean + max(1 / count, NEW_STEP) * (factor - mean)
             length, limit = balance * math.exp(part.get(BALANCE, 0.0)), TRUST * size**0.5
         # Shorten a step that would move the outputs beyond the bound.
+        length *= longer
         change = lrs[i] * length * square**0.5
         if change > limit > 0:
             length *= limit / change

@@ -228,20 +228,21 @@ def test_steps_on_the_loss_of_a_softmax_lengthen_as_gradients_fall_and_with_larg
     g = torch.Generator().manual_seed(0)
     d = torch.randn(32, 5, generator=g, dtype=torch.float64)
     softmax = (d - d.mean(1, keepdim=True)).mT @ torch.randn(32, 7, generator=g, dtype=torch.float64)
-    state: dict = {}
-    assert lengthen_steps(state, 4.0, softmax, 64) == 1
-    assert lengthen_steps(state, 4.0, softmax, 512) == pytest.approx(2)
+    small, large = {"batch": 64}, {"batch": 512}
+    assert lengthen_steps(small, 4.0, softmax) == 1
+    assert lengthen_steps(large, 4.0, softmax) == pytest.approx(2)
     for _ in range(400):
-        longer = lengthen_steps(state, 0.25, softmax, 64)
+        longer = lengthen_steps(small, 0.25, softmax)
     assert longer == pytest.approx(2, rel=0.01)  # a quarter of the change, a sixteenth in squares
     for _ in range(2000):
-        longer = lengthen_steps(state, 0.0, softmax, 1 << 20)
-    assert longer == pytest.approx(10 * 4)  # bounded
+        longer = lengthen_steps(small, 0.0, softmax)
+    assert longer == pytest.approx(10)  # bounded
+    assert lengthen_steps({"batch": 1 << 20}, 4.0, softmax) == pytest.approx(4)
     # rows of another loss's gradient do not sum to 0; one step of it is enough
     plain = d.mT @ torch.randn(32, 7, generator=g, dtype=torch.float64)
-    assert lengthen_steps(state, 0.0, plain, 512) == 1
-    assert lengthen_steps(state, 0.0, softmax, 512) == 1
-    assert lengthen_steps({}, 1.0, plain[:1], 512) == 1  # one output
+    assert lengthen_steps(large, 4.0, plain) == 1
+    assert lengthen_steps(large, 4.0, softmax) == 1
+    assert lengthen_steps({"batch": 512}, 4.0, plain[:1]) == 1  # one output
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])

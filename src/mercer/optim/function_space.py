@@ -16,13 +16,13 @@ from ..linalg.torch_internals import add_in_place, norms, scale_in_place
 from ..signals.layers import find_layers
 from .base import Closure, step_factor
 from .inverses import (
+    BATCH,
     NEW_STEP,
     Directions,
     Inverse,
     choose_lengths,
     invert_by_directions,
     invert_by_samples,
-    lengthen_steps,
     measure_outputs,
 )
 from .layers import Layer, ListeningOptimizer, find_readout
@@ -45,7 +45,6 @@ BETAS, EPS = (0.9, 0.99), 1e-8  # of the adaptive steps
 # Keys of a layer's state, kept with its weight under the name of the block; all of them are checkpointed.
 REFRESHES = "refreshes"  # how often the moment was renewed
 INTERVAL, NEXT = "interval", "next"  # steps between two renewals; the step of the next one
-BATCH = "batch"  # the most rows that came at once
 MOMENT = "moment"  # EMA of G^T G / n
 FACTOR, OUTSIDE, ERROR = "factor", "outside", "error"  # its damped inverse: see Inverse
 ROWS, STEPS = "rows", "steps"  # mean of the products of the direction's and the gradient's rows, over so many steps
@@ -207,13 +206,7 @@ class FunctionSpaceSGD(ListeningOptimizer):
             mus = [inverse.outside for layer, inverse in zip(layers, inverses, strict=True) for _ in layer.parts]
             squares = [square / mu for square, mu in zip(squares, mus, strict=True)]
             lrs = [float(groups[id(layer.weight)]["lr"]) for layer in layers]
-            # Steps on the loss of a softmax are longer where its curvature is small, and where batches are large.
-            longer = 1.0
-            for j, layer in enumerate(layers):
-                if layer.name == self._readout and layer.weight.grad is not None:
-                    place = sum(len(each.parts) for each in layers[:j])
-                    longer = lengthen_steps(states[j], squares[place], layer.weight.grad, states[j].get(BATCH, 0))
-            lengths = choose_lengths(layers, states, squares, lrs, self._readout, BALANCE, longer)
+            lengths = choose_lengths(layers, states, squares, lrs, self._readout, BALANCE, lengthen=True)
             pending: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
             mixed, keeps = [], []
             rates: list[float] = []

@@ -26,6 +26,7 @@ _MOST_FALLEN = 10.0  # that steps are lengthened by as gradients fall
 _LARGE_BATCH, _MOST_BATCHES = 128, 16.0  # rows above which steps grow, by the root of up to so many times as many
 
 # Keys of a layer's state; all are checkpointed.
+BATCH = "batch"  # the most rows that came at once
 PLACES = "places"  # rows of one sample
 PARTS = "parts"  # a dictionary for each part of the layer, by its name, with the keys
 OUTPUT = "output"  # EMA of the mean square of the outputs
@@ -217,7 +218,7 @@ def measure_outputs(state: dict[str, Any], layer: Layer, inputs: Sequence[Tensor
     state[PLACES] = max(1, len(rows) // max(1, sum(len(x) for x in inputs)))
 
 
-def lengthen_steps(state: dict[str, Any], square: float, gradient: Tensor, batch: int) -> float:
+def lengthen_steps(state: dict[str, Any], square: float, gradient: Tensor) -> float:
     r"""What every step on the loss of a softmax is multiplied by, from the read-out's direction: at least 1.
 
     Both the gradient :math:`p - y` at the logits and their curvature :math:`p (1 - p)` fall while the network becomes
@@ -232,7 +233,6 @@ def lengthen_steps(state: dict[str, Any], square: float, gradient: Tensor, batch
         state: The read-out's state.
         square: Mean squared change of the logits by a step at rate 1.
         gradient: Of the read-out's weight, ``(c, d)``.
-        batch: Rows of the batch, tokens counted each.
     """
     softmax = state.get(SOFTMAX, len(gradient) > 1)
     state[SOFTMAX] = softmax and float(gradient.sum(0).norm()) <= _ZERO_SUM * float(gradient.norm())
@@ -246,7 +246,7 @@ def lengthen_steps(state: dict[str, Any], square: float, gradient: Tensor, batch
     fallen = 1.0
     if mean > 0:
         fallen = math.sqrt(math.sqrt(peak / mean))
-    more_rows = max(batch / _LARGE_BATCH, 1.0)
+    more_rows = max(state.get(BATCH, 0) / _LARGE_BATCH, 1.0)  # tokens count each
     return min(fallen, _MOST_FALLEN) * math.sqrt(min(more_rows, _MOST_BATCHES))
 
 
@@ -257,7 +257,8 @@ def choose_lengths(
     lrs: Sequence[float],
     readout: str | None,
     balance: float,
-    longer: float = 1.0,
+    *,
+    lengthen: bool = False,
 ) -> list[float]:
     """What the direction of each part is multiplied by.
 
@@ -272,15 +273,18 @@ def choose_lengths(
         lrs: The layers' rates.
         readout: Name of the layer that makes the logits. If it is not among the layers, the last part takes its place.
         balance: How far other layers' outputs move where the logits move by 1.
-        longer: What all lengths are multiplied by, before they are bounded.
+        lengthen: Whether steps on the loss of a softmax are lengthened (:func:`lengthen_steps`).
     """
     parts = [(i, state[PARTS][name]) for i, state in enumerate(states) for name in layers[i].parts]
     # The reference: the read-out, whose logits count as of size 1 at least. A layer in its place has a gradient that is
     # a sum over places.
-    head, reference, trust_head, floor = len(parts) - 1, 1 / states[-1][PLACES], TRUST, 0.0
+    head, reference, trust_head, floor, longer = len(parts) - 1, 1 / states[-1][PLACES], TRUST, 0.0, 1.0
     for j, (i, _) in enumerate(parts):
         if layers[i].name == readout:
             head, reference, trust_head, floor = j, 1.0, _TRUST_READOUT, 1.0
+            gradient = layers[i].weight.grad
+            if lengthen and gradient is not None:
+                longer = lengthen_steps(states[i], squares[j], gradient)
     size_of_logits = max(parts[head][1][OUTPUT], floor)
     change_of_logits = 0.0
     if size_of_logits > 0:
@@ -299,8 +303,8 @@ def choose_lengths(
                 mean = part.get(BALANCE, factor)
                 part[BALANCE] = mean + max(1 / count, NEW_STEP) * (factor - mean)
             length, limit = balance * math.exp(part.get(BALANCE, 0.0)), TRUST * size**0.5
-        # Shorten a step that would move the outputs beyond the bound.
         length *= longer
+        # Shorten a step that would move the outputs beyond the bound.
         change = lrs[i] * length * square**0.5
         if change > limit > 0:
             length *= limit / change

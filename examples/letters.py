@@ -79,7 +79,7 @@ def main():
     draw(options.out, curves, familiarity.score(both), strange, both)
     print(options.out)
     if options.lines:
-        command = f"python examples/letters.py --seed {options.seed}"
+        command = f"python examples/letters.py --rows {n} --seed {options.seed}"
         with options.lines.open("a") as file:
             file.writelines(
                 json.dumps({"seed": options.seed, "rows": n, **line, "command": command}) + "\n" for line in lines

@@ -210,6 +210,14 @@ def test_identifiers_by_name_and_by_row():
     assert Preparation().fit(pd.DataFrame({"c": sample, "z": sample % 17.0})).columns[0].kind == "identifier"
 
 
+def test_numbers_that_count_the_rows_stay_where_nothing_else_is_left():
+    counted = pd.Series(np.arange(1, N + 1))
+    (alone,) = Preparation().fit(pd.DataFrame({"x": counted})).columns
+    assert (alone.kind, alone.how) == ("numeric", "a number"), "the x of a curve"
+    columns = Preparation().fit(pd.DataFrame({"x": counted, "same": 7, "name": [f"K{i:04}" for i in counted]})).columns
+    assert [column.kind for column in columns] == ["numeric", "constant", "identifier"]
+
+
 def test_a_value_that_is_there_or_not_is_a_flag():
     column, x, _ = one(["x", None] * 50)
     assert column.kind == "boolean" and x[:, 0].tolist() == [1.0, 0.0] * 50

@@ -72,12 +72,13 @@ class Column(Savable):
         return {"name": self.name, "kind": self.kind, "how": self.how}
 
 
-def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
+def describe(series: pd.Series[Any], writing: Writing | None = None, *, counts: bool = False) -> Column:
     """The column's kind and encoder, by all of its values.
 
     Args:
         series: The column.
         writing: How it writes numbers and dates, where ``series`` is a part of it; None to count its values.
+        counts: Whether numbers that count the rows stay, as the x of a curve.
     """
     if writing is None:
         writing = Writing.of(series)
@@ -105,12 +106,12 @@ def describe(series: pd.Series[Any], writing: Writing | None = None) -> Column:
 
     # Else by what its values are.
     if text is not None:
-        return _describe_words(name, series, text, writing)
+        return _describe_words(name, series, text, writing, counts)
     if series.dtype.kind == "b" or isinstance(series.dtype, pd.BooleanDtype):
         return _describe_truths(name, series)
     if series.dtype.kind == "M":
         return _describe_dates(name, series, "ISO8601", writing)
-    return _describe_numbers(name, series, writing)
+    return _describe_numbers(name, series, writing, counts)
 
 
 def are_strays(present: pd.Series[Any], strange: pd.Series[Any]) -> bool:
@@ -121,13 +122,13 @@ def are_strays(present: pd.Series[Any], strange: pd.Series[Any]) -> bool:
     return len(strange) <= limit and strange.nunique() <= _STRAYS
 
 
-def _describe_words(name: str, series: pd.Series[Any], text: pd.Series[Any], writing: Writing) -> Column:
+def _describe_words(name: str, series: pd.Series[Any], text: pd.Series[Any], writing: Writing, counts: bool) -> Column:
     """A column of text: numbers, truth values or dates as words, free text, names of the row, or categories."""
     # Numbers and truth values that came as text; codes such as 00501 are none.
     present = text.dropna()
     codes = isinstance(series.dtype, pd.CategoricalDtype) or bool(present.str.fullmatch(r"0\d+").any())
     if not codes and are_strays(present, present[np.isnan(numbers(present, writing.decimal))]):
-        return _describe_numbers(name, series, writing)
+        return _describe_numbers(name, series, writing, counts)
     if set(present.str.lower().unique()) <= TRUTHS.keys():
         return _describe_truths(name, series)
     pattern = date_format(present, writing)
@@ -155,8 +156,8 @@ def _share_words(present: pd.Series[Any]) -> bool:
     return bool(((counts >= _least_rows(len(present))) & (counts <= _UNIQUE * len(present))).any())
 
 
-def _describe_numbers(name: str, series: pd.Series[Any], writing: Writing) -> Column:
-    """A column of numbers; one value or row numbers say nothing and are dropped."""
+def _describe_numbers(name: str, series: pd.Series[Any], writing: Writing, counts: bool) -> Column:
+    """A column of numbers; one value says nothing and is dropped, as are row numbers unless ``counts``."""
     values = numbers(series, writing.decimal)
     if not np.isfinite(values).any():
         need = f"column {name!r} must hold a finite number below {LARGEST:.0e}"
@@ -164,7 +165,7 @@ def _describe_numbers(name: str, series: pd.Series[Any], writing: Writing) -> Co
         raise ValueError(checks.sentence("Preparation", need, shown(_first_value(series), 30), fix))
     if len(np.unique(values[np.isfinite(values)])) == 1 and np.isfinite(values).all():
         return Column(name, "constant", f"dropped: every value is {values[0]:g}")
-    if _is_row_number(name, series, values):
+    if not counts and _is_row_number(name, series, values):
         how = "dropped: it numbers the rows"
         return Column(name, "identifier", how)
 

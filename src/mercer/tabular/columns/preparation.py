@@ -87,6 +87,9 @@ class Preparation(Savable):
         writings = writings or {}
         self.columns = [describe(frame[name], writings.get(name)) for name in frame.columns]
         if not self.feature_names:
+            # Nothing is left: numbers that count the rows are then the x of a curve.
+            self.columns = [describe(frame[name], writings.get(name), counts=True) for name in frame.columns]
+        if not self.feature_names:
             got = "; ".join(f"{column.name} {column.how}" for column in self.columns[:3]) or "no column"
             raise ValueError(checks.sentence("Preparation", "some column must be left to learn from", got))
         return self

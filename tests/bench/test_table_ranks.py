@@ -142,11 +142,12 @@ def test_intervals_are_scored_by_width_and_by_what_they_miss():
 
 def test_rivals_get_dates_as_numbers_and_words_as_categories():
     frame = pd.DataFrame({"a": ["2016/01/01 06:47:36", None], "b": ["9/30/1990 0:00:00", "10/1/1990 0:00:00"]})
-    columns = readable(frame.assign(c=["x", "2016"], d=[1, 2]))
+    spans = ["10/21/2011 - 10/28/2011", "10/7/2011 - 10/9/2011"]  # no dates, though they begin as such
+    columns = readable(frame.assign(c=["x", "2016"], d=[1, 2], e=spans))
     parts = [f"{name}{part}" for name in "ab" for part in ("", " day of year", " weekday", " hour")]
-    assert list(columns) == [*parts, "c", "d"]
+    assert list(columns) == [*parts, "c", "d", "e"]
     assert columns["a hour"][0] == 6 and np.isnan(columns["a"][1]) and columns["b"].tolist() == [0.0, 1.0]
-    assert isinstance(columns["c"].dtype, pd.CategoricalDtype)
+    assert all(isinstance(columns[name].dtype, pd.CategoricalDtype) for name in "ce")
 
 
 def test_the_documents_print_what_the_lines_say(capsys):

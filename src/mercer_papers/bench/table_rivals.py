@@ -29,7 +29,7 @@ Array = NDArray[Any]
 Predict = Callable[[pd.DataFrame], Array]
 LEVEL = 0.9  # of the intervals
 _MOST_CATEGORIES = 250  # HistGradientBoosting takes 255 at most
-_DATE = r"\d{4}[-/]\d\d?[-/]\d\d?.*|\d\d?/\d\d?/\d{4}.*"
+_DATE = r"(\d{4}[-/]\d\d?[-/]\d\d?|\d\d?/\d\d?/\d{4})([T ]\d.*)?"  # not a span, "10/21/2011 - 10/28/2011"
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,24 @@ def test_moments_have_weekdays_and_times():
     assert torch.isfinite(x).all()
 
 
+@pytest.mark.parametrize(
+    ("write", "parts"),
+    [
+        (lambda day: f"{day.year} Q{day.quarter}", {"days", "year", "season"}),
+        (lambda day: f"Q{day.quarter}-{day.year}", {"days", "year", "season"}),
+        (lambda day: "{}-W{:02}".format(*day.isocalendar()[:2]), {"days", "year", "season"}),
+        (lambda day: day.strftime("%Y %b"), {"days", "year", "season"}),
+        (lambda day: day.strftime("%B %Y"), {"days", "year", "season"}),
+    ],
+)
+def test_quarters_weeks_and_months_are_dates_without_a_weekday(write, parts):
+    first = pd.date_range("2001-01-01", periods=N, freq="QS")
+    column, x, _ = one([write(day) for day in first])
+    assert column.kind == "date" and {part.split()[0] for part in column.encoder.parts} == parts
+    gaps = np.diff(x[:, 0])
+    assert gaps.min() > 80 and gaps.max() < 100, "a quarter of a year apart"
+
+
 def test_days_and_months_that_could_be_swapped_are_said():
     notes = one(["01/02/2020", "03/04/2021", "05/06/2022"])[2].notes
     assert notes == ["c: days and months could be swapped; read as %m/%d/%Y. Write dates as 2024-12-31 to be sure."]

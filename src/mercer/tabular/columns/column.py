@@ -18,6 +18,7 @@ from .values import (
     LARGEST,
     MONTH_FIRST,
     TRUTHS,
+    WITHOUT_DAY,
     Array,
     Writing,
     date_format,
@@ -263,6 +264,8 @@ def _describe_dates(name: str, series: pd.Series[Any], pattern: str, writing: Wr
     origin = present.min().normalize()
     values_of_part = date_parts(present, origin)
     parts = [part for part, values in values_of_part.items() if np.ptp(values) > 1e-9]
+    if pattern in WITHOUT_DAY:  # a month has no weekday
+        parts = [part for part in parts if not part.startswith("weekday")]
     if not parts:
         return Column(name, "constant", f"dropped: every value is {present.iloc[0]}")
     missing = len(moments) - len(present)

@@ -52,7 +52,16 @@ _FORMATS = (
     "%d/%m/%Y %I:%M:%S %p",
     "%Y-%m-%d %I:%M %p",
     "%Y-%m-%d %I:%M:%S %p",
+    "%b %Y",
+    "%B %Y",
+    "%Y %b",
+    "%Y %B",
+    "quarter",
+    "week",
 )
+WITHOUT_DAY = ("%b %Y", "%B %Y", "%Y %b", "%Y %B", "quarter", "week")
+"""Formats of months, of quarters (``2024 Q3``) and of ISO weeks (``2024-W05``), whose first day they are read as."""
+
 MONTH_FIRST, DAY_FIRST = ("%m/%d", "%m-%d"), ("%d/%m", "%d-%m")
 """Starts of the formats that can be taken for each other."""
 
@@ -66,7 +75,8 @@ _POINT = r"\d+(?:\.\d*)?|\.\d+|[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?|[1-9]\d?(?:,\d{
 _COMMA = r"\d+(?:,\d*)?|,\d+|[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?"
 _THOUSANDS = r"[-+]?[1-9]\d{0,2}(?:\.\d{3})+"  # with points: also a number with three decimals
 _DATES = 0.99  # share of the values that must be dates of one format
-_LOOKS_DATED = r"\d.*[-/. ].*\d"
+_LOOKS_DATED = r"\d.*[-/. ].*\d|[A-Za-z]{3} \d{4}$|^\d{4}[- ]?[QA-Z]|^Q[1-4]\W?\d{4}$"
+_QUARTER = r"^(?:(\d{4})[- ]?Q([1-4])|Q([1-4])[-/ ]?(\d{4}))$"
 
 
 def is_text(series: pd.Series[Any]) -> bool:
@@ -321,6 +331,12 @@ def dates(series: pd.Series[Any], pattern: str) -> pd.Series[Any]:
 
 def _parse(text: pd.Series[Any], pattern: str) -> pd.Series[Any]:
     """Moments in UTC without a zone; NaT for text that does not fit the pattern."""
+    if pattern == "quarter":
+        found = text.astype("string").str.extract(_QUARTER)
+        year, quarter = found[0].fillna(found[3]), found[1].fillna(found[2])
+        text, pattern = year + "-" + (3 * quarter.astype("Int64") - 2).astype("string"), "%Y-%m"
+    elif pattern == "week":
+        text, pattern = text.str.replace(r"^(\d{4})[- ]?W", r"\1-W", regex=True) + "-1", "%G-W%V-%u"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a value that does not fit is missing; pandas would also say so
         read = pd.to_datetime(text, format=pattern, errors="coerce", utc=True)

@@ -237,7 +237,7 @@ class StackedRidge(Savable, BaseEstimator):  # type: ignore[misc]
                 left_out = left_out[fold[left_out] > periods[0 if len(periods) == 2 else 1]]
                 left_out = left_out[torch.linspace(0, len(left_out) - 1, self.every_row).long().unique()]
             elif len(x) > self.every_row:
-                left_out = left_out[fold[left_out] == fold[left_out[0]]][:_LEFT_OUT]
+                left_out = left_out[fold[left_out] == fold[order[-1]]][:_LEFT_OUT]
             stay = stay[: _MACHINES if len(x) <= self.every_row else _LARGE_MACHINES]
             self.left_out_ = left_out
             self._learn(x, y, raw, stay, fold, choose_by, bool(trees), torch.device(device))

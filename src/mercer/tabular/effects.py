@@ -17,6 +17,7 @@ from .columns import Array, Dates, Levels, Numbers, Truths, name_by_text
 from .columns.encoders import date_parts
 from .columns.target_means import MISSING
 from .importance import column_weights
+from .two_scales import TwoScales
 
 if TYPE_CHECKING:
     from .model import TabularModel
@@ -256,7 +257,7 @@ def _predict_columns(model: TabularModel, x: Tensor) -> Tensor:  # (n, d) -> (n,
 def _leave_own_row_out(model: TabularModel, numbers: Tensor) -> Callable[[Tensor], Tensor]:
     """A function that predicts changed training rows, each by the machines without the row it was made from."""
     machine = getattr(model.learner, "machine", None)
-    if not isinstance(machine, StackedRidge) or len(machine.rows_) > _EXACT:
+    if not isinstance(machine, StackedRidge | TwoScales) or len(machine.rows_) > _EXACT:
         return lambda x: _predict_columns(model, x)
     predict = machine.without(numbers)
 

@@ -17,19 +17,23 @@ from ..machines.local import LocalMachine, LocalStack
 from ..machines.selection import median_distance
 from ..machines.views import View
 from ..storage.savable import Savable
+from .two_scales import TwoScales
 
 _BEYOND = 0.1  # of the training targets' range, that a prediction may lie outside it
 _FOLDS = 5
 _SPREAD_FROM, _SPREAD_ROWS = 60, 600  # left-out rows from which, and up to which, errors teach how wide intervals are
 _SPREAD_FLOOR = 0.1  # of the median error, added to each: an error of 0 has no logarithm
 _SPREAD_MOST = 2.0
+_BOOSTING = "Boosted trees: steps at thresholds of the columns."
 _PERIOD_ROWS = 20  # of the last period, that are enough for the widths of intervals
 
 
 class Machine(Protocol):
     """What a learner stands on."""
 
-    rows_: Tensor
+    @property
+    def rows_(self) -> Tensor:
+        """The training rows that it keeps, ``(r, d)``."""
 
     def predict(self, x: Tensor) -> Tensor:
         """Scores ``(n, c)``."""
@@ -211,27 +215,21 @@ class Learner(Savable):
     def parts(self) -> list[dict[str, Any]]:
         """Each machine in words, with its share of the answer, its ridge and its error on rows left out."""
         machine = self.machine
-        boosting = "Boosted trees: steps at thresholds of the columns."
         if isinstance(machine, LocalStack):
             lines = []
             for share, member in zip(machine.shares.tolist(), machine.members, strict=True):
-                what = boosting
+                what = _BOOSTING
                 if isinstance(member, LocalMachine):
                     leaves = f"; {len(member.anchors)} parts of the table, each learned by itself"
                     what = f"{_words(member.kernels[0])}{_seen_through(member.view)}{leaves}."
                 lines.append({"what": what, "share": share, "penalty": None, "error": None})
             return sorted(lines, key=lambda line: -float(line["share"] or 0))
+        if isinstance(machine, TwoScales):
+            logs = _list_parts(machine.curved, machine.share, " Of the target's logarithm.")
+            lines = [*_list_parts(machine.plain, 1 - machine.share), *({**line, "error": None} for line in logs)]
+            return sorted(lines, key=lambda line: -float(line["share"]))
         assert isinstance(machine, StackedRidge)
-        order = machine.shares_.argsort(descending=True).tolist()
-        found = []
-        for i in order:
-            one = machine.machines_[i]
-            what = f"{_words(one.kernel)}{_seen_through(machine.views_[one.view])}."
-            found.append({"what": what, "share": float(machine.shares_[i]), "penalty": one.penalty, "error": one.error})
-        if machine.trees_ is not None:
-            trees = {"what": boosting, "share": machine.tree_share_}
-            found.append({**trees, "penalty": None, "error": None})
-        return found
+        return _list_parts(machine)
 
     def half_widths(self, x: Tensor, level: float) -> Tensor:  # (n, d) -> (n,)
         """Half the width of each row's interval: a quantile of left-out errors, times the row's factor."""
@@ -296,6 +294,20 @@ def cross_calibrated(
         mixes = len(calibration.mixing) > 0  # the first part tells whether a map between classes is worth its cost
         p[own] = calibration(full[own])
     return p
+
+
+def _list_parts(stack: StackedRidge, share: float = 1.0, more: str = "") -> list[dict[str, Any]]:
+    """The members of a stack, which has this share of the answer, in words; the heaviest first, trees last."""
+    found: list[dict[str, Any]] = []
+    for i in stack.shares_.argsort(descending=True).tolist():
+        one = stack.machines_[i]
+        what = f"{_words(one.kernel)}{_seen_through(stack.views_[one.view])}.{more}"
+        part = share * float(stack.shares_[i])
+        found.append({"what": what, "share": part, "penalty": one.penalty, "error": one.error})
+    if stack.trees_ is not None:
+        part = share * stack.tree_share_
+        found.append({"what": f"{_BOOSTING}{more}", "share": part, "penalty": None, "error": None})
+    return found
 
 
 def _words(kernel: Kernel) -> str:

@@ -23,6 +23,7 @@ from .familiarity import Familiarity
 from .learner import Learner, Machine, cross_calibrated, one_hot
 from .pair_means import PairMeans
 from .scoring import FOLDS, beside, deal, deal_groups, score_classes, score_values, why_no_boosting
+from .two_scales import TwoScales
 
 STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
 """What a model holds."""
@@ -197,15 +198,19 @@ class Training:
         """Fit the machines to all rows given, and score them on rows left out; scores count each row once."""
         fold = self.fold(y)
         self.progress(_announce(x, self.sizes.exact))
-        stack = StackedRidge(every_row=self.sizes.every_row, trees=self.trees, random_state=self.random_state)
         choose_by = "rows"
         if self.groups is not None:
             choose_by = "folds"
         elif self.periods is not None and len(fold.unique()) > 1:
             choose_by = "earlier folds"
-        stack.fit(x, self._targets(y), fold, choose_by=choose_by, sample_weight=weight, device=self.device)
-        out = stack.left_out_
-        self._finish(stack, stack.loo_, stack.held_out_, x, y, fold, out, stack.weight_, compare)
+
+        def learn(targets: Tensor) -> StackedRidge:
+            stack = StackedRidge(every_row=self.sizes.every_row, trees=self.trees, random_state=self.random_state)
+            return stack.fit(x, targets, fold, choose_by=choose_by, sample_weight=weight, device=self.device)
+
+        stack = learn(self._targets(y))
+        machine = stack if self._classes else TwoScales.of(stack, learn, y)
+        self._finish(machine, machine.loo_, machine.held_out_, x, y, fold, machine.left_out_, stack.weight_, compare)
         return stack
 
     def stack_long(self, x: Tensor, y: Tensor, weight: Tensor | None = None, *, compare: bool = False) -> None:

@@ -71,9 +71,10 @@ class Candidate:
         return gram / (float(gram.diagonal().mean()) or 1.0)
 
 
-def list_machines(stack: StackedRidge) -> list[Candidate]:
-    """Every machine that a stack has tried on its rows."""
-    shares = {id(machine.kernel): float(share) for machine, share in zip(stack.machines_, stack.shares_, strict=True)}
+def list_machines(stack: StackedRidge, share_of_stack: float = 1.0) -> list[Candidate]:
+    """Every machine that a stack, which has this share of the answer, has tried on its rows."""
+    parts = zip(stack.machines_, (share_of_stack * stack.shares_).tolist(), strict=True)
+    shares = {id(machine.kernel): share for machine, share in parts}
     candidates = []
     for number, look in enumerate(stack.looks):
         # What the view does, for the name and for the meaning.

@@ -28,6 +28,7 @@ from ...kernels.functionals import sign_columns
 from ...spectral import Spectrum, analyze
 from ..columns import Column
 from ..training import Training
+from ..two_scales import TwoScales
 from .candidates import Candidate, leave_folds_out, list_embedding_kernels, list_machines
 from .problem import pose_problem
 from .verdict import Verdict, judge
@@ -208,7 +209,10 @@ def diagnose(
     features = 0
     if problem.x is not None:
         features = problem.x.shape[1]
-        menu = [*list_machines(training.stack(problem.x, problem.y, compare=True)), *menu]
+        stack = training.stack(problem.x, problem.y, compare=True)
+        whole = training.learner.machine
+        share_of_stack = 1 - whole.share if isinstance(whole, TwoScales) else 1.0
+        menu = [*list_machines(stack, share_of_stack), *menu]
         if training.scores["folds"]:  # else the rows were too few
             fit_scores = training.scores
             measure = "r2"

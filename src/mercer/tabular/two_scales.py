@@ -117,9 +117,9 @@ def find_shift(y: Tensor) -> float | None:  # (n,)
     Targets without a 0 need nothing, counts 1, others half of the middle one above 0.
     """
     low = float(y.min())
-    deviations = y - y.mean()
-    variance = float(deviations.square().mean())
-    if low < 0 or not variance > 0 or float(deviations.pow(3).mean()) <= _SKEWED * variance**1.5:
+    away = y - y.mean()
+    z = away / away.abs().max().clamp_min(torch.finfo(y.dtype).tiny)  # cubes of large targets would overflow
+    if low < 0 or float(z.pow(3).mean()) <= _SKEWED * float(z.square().mean()) ** 1.5:
         return None
     if low > 0:
         return 0.0

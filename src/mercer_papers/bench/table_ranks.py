@@ -298,7 +298,8 @@ def draw_duels(lines: pd.DataFrame, rivals: Sequence[str]) -> Figure:
         for (name, color), count in zip(colors.items(), parts, strict=True):
             share = count / sum(parts)
             if count:
-                handles[name if name == "equal" else f"{name} by {OURS}"] = ax.barh(i, share, 0.66, left=left, color=color)
+                said = name if name == "equal" else f"{name} by {OURS}"
+                handles[said] = ax.barh(i, share, 0.66, left=left, color=color)
                 ink = LIGHT.ink if name == "equal" else LIGHT.paper
                 ax.annotate(str(count), (left + share / 2, i), ha="center", va="center", fontsize=8.5, color=ink)
             left += share

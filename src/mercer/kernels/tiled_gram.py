@@ -44,6 +44,11 @@ class TiledGram(SymmetricOperator):
         super().__init__(None, n, device=device)
         self.storage, self.side = storage, side or _side(n)
         self.squared_norm, self._diagonal, self._squared_error = 0.0, 0.0, 0.0
+        # One block of memory for all tiles: between the temporaries of their making, single ones leave holes that the
+        # allocator does not give back.
+        spans = [(rows.stop - rows.start) * (columns.stop - columns.start) for _, _, rows, columns in self.pairs()]
+        self._block = torch.empty(sum(spans), dtype=STORAGE[storage], device=device)
+        self._held = 0  # entries of it that are in use
         self._tiles: dict[tuple[int, int], tuple[Tensor, float]] = {}
         # Products run in the dtype of the tiles; those in fixed point become float32 in a scratch tile first.
         self._work, self.rounding = torch.float32, 2.0**-24
@@ -87,12 +92,14 @@ class TiledGram(SymmetricOperator):
             self._diagonal += float(tile.diagonal().double().sum())
         squared = twice * float(torch.linalg.vector_norm(tile)) ** 2
         self.squared_norm += squared
+        held = self._block[self._held : self._held + tile.numel()].view(tile.shape)
+        self._held += tile.numel()
         if self.storage == "int16":
             step = float(torch.linalg.vector_norm(tile, torch.inf)) / _STEPS or 1.0
-            self._tiles[i, j] = (tile / step).round_().to(torch.int16), step
+            self._tiles[i, j] = held.copy_((tile / step).round_()), step
             self._squared_error += twice * tile.numel() * (step / 2) ** 2
             return
-        self._tiles[i, j] = tile.to(STORAGE[self.storage]), 1.0
+        self._tiles[i, j] = held.copy_(tile), 1.0
         if self.storage == "float32":
             self._squared_error += 2.0**-48 * squared
 

@@ -109,5 +109,5 @@ def read_matrix(where: str, matrix: Tensor, x: Tensor, storage: str) -> Gram:
             tile = matrix[rows, columns]
         else:
             tile = matrix[x[rows, None], x[None, columns]]
-        gram.put(i, j, tile.to(torch.float64, copy=storage == "float64"))
+        gram.put(i, j, tile.double())
     return gram.settle()

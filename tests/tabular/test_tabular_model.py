@@ -13,7 +13,7 @@ import mercer
 from mercer.machines import KernelRidge
 from mercer.tabular import TabularModel, effects
 from mercer.tabular.familiarity import Familiarity
-from mercer.tabular.scoring import score_classes, score_values
+from mercer.tabular.scoring import rank_scores, score_classes, score_values
 from mercer.tabular.training import Sizes
 
 
@@ -400,3 +400,14 @@ def test_boosted_trees_of_many_classes_are_left_out_and_said():
     model = TabularModel().fit(frame, "y", compare=True)
     assert set(model.scores["beside"]) == {"linear"}
     assert model.notes[-1].startswith("Boosted trees were not scored beside: with 40 classes")
+
+
+def test_auroc_compares_rows_that_one_model_answered():
+    # two models that order their own rows without a mistake; the second puts all of its answers lower
+    p = torch.tensor([0.2, 0.3, 0.8, 0.9, 0.01, 0.02, 0.03, 0.04], dtype=torch.float64)
+    y, fold = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    both = torch.stack((1 - p, p), 1)
+    assert rank_scores(both, y, fold)["auroc"] == 1.0
+    assert rank_scores(both, y)["auroc"] == 0.75
+    apart = torch.arange(8)  # no fold has two classes: all rows are compared
+    assert rank_scores(both, y, apart)["auroc"] == 0.75

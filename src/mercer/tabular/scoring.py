@@ -44,8 +44,8 @@ def deal_groups(names: Array, seed: int) -> Tensor:  # (n,) -> (n,)
     return torch.from_numpy(fold[place])
 
 
-def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
-    """Scores of probabilities ``(n, c)`` for class numbers ``(n,)``."""
+def score_classes(p: Tensor, y: Tensor, fold: Tensor | None = None) -> dict[str, Any]:
+    """Scores of probabilities ``(n, c)`` for class numbers ``(n,)``; ``fold`` says which model made each row's."""
     c = p.shape[1]
     predicted = p.argmax(1)
     confusion = torch.bincount(y * c + predicted, minlength=c * c).reshape(c, c)  # rows: the true class
@@ -57,7 +57,7 @@ def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
         "balanced_accuracy": float(recall.double().mean()),
         "log_loss": metrics.nll(p, y),
         "ece": metrics.ece(p, y),
-        **rank_scores(p, y),
+        **rank_scores(p, y, fold),
         "always_most_frequent": float(confusion.sum(1).max() / len(y)),
         "confusion": confusion.tolist(),
         "reliability": {
@@ -68,11 +68,14 @@ def score_classes(p: Tensor, y: Tensor) -> dict[str, Any]:
     }
 
 
-def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
+def rank_scores(p: Tensor, y: Tensor, fold: Tensor | None = None) -> dict[str, float | None]:
     """AUROC and average precision of probabilities ``(n, c)``: of two classes the rarer one's, else the classes' means.
 
     None where a class has no row, or all of them. Of two classes ``in_first_tenth`` is the share of the rarer one's
     rows among the tenth of all rows with its highest probabilities.
+
+    AUROC compares rows of one ``fold``, ``(n,)``, where it is given: a model that learned without many rows of a class
+    puts all of its answers lower, and ranks across models would say that of the answers.
     """
     from sklearn.metrics import average_precision_score
 
@@ -80,7 +83,7 @@ def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
     if int(counts.min()) == 0:
         return {"auroc": None, "average_precision": None}
     classes = range(p.shape[1]) if p.shape[1] > 2 else [1 if int(counts[1]) <= int(counts[0]) else 0]
-    areas = [metrics.auroc(p[y != i, i], p[y == i, i]) for i in classes]
+    areas = [_area(p[:, i], y == i, torch.zeros_like(y) if fold is None else fold) for i in classes]
     precisions = [float(average_precision_score((y == i).numpy(), p[:, i].numpy())) for i in classes]
     scores: dict[str, float | None] = {
         "auroc": sum(areas) / len(areas),
@@ -90,6 +93,17 @@ def rank_scores(p: Tensor, y: Tensor) -> dict[str, float | None]:
         first = p[:, classes[0]].topk(len(y) // 10).indices
         scores["in_first_tenth"] = int((y[first] == classes[0]).sum()) / int(counts[classes[0]])
     return scores
+
+
+def _area(scores: Tensor, positive: Tensor, fold: Tensor) -> float:  # (n,), (n,), (n,)
+    """Share of the pairs of a positive and another row of its fold that ``scores`` put in order; ties count half."""
+    right = pairs = 0.0
+    for number in fold.unique():
+        above, below = scores[positive & (fold == number)], scores[~positive & (fold == number)]
+        if len(above) and len(below):
+            right += len(above) * len(below) * metrics.auroc(below, above)
+            pairs += len(above) * len(below)
+    return right / pairs if pairs else metrics.auroc(scores[~positive], scores[positive])
 
 
 def score_values(predicted: Tensor, y: Tensor) -> dict[str, Any]:
@@ -150,7 +164,7 @@ def beside(
         scored, truth = outputs[left_out], y[left_out]
         if c:
             p = scored.clamp_min(1e-15)
-            scores = score_classes(p / p.sum(1, True), truth)
+            scores = score_classes(p / p.sum(1, True), truth, fold[left_out])
             found[name] = {measure: scores[measure] for measure in MEASURES}
         else:
             found[name] = {"r2": score_values(scored[:, 0], truth)["r2"]}

@@ -182,7 +182,8 @@ def score_split(
     said = ""
     if classes is not None:
         p = predicted.clamp_min(_LEAST)
-        scores = {**head, **score_classes(p / p.sum(1, keepdim=True), truth)}
+        model_of_row = torch.repeat_interleave(torch.tensor([len(output) for output in outputs]))
+        scores = {**head, **score_classes(p / p.sum(1, keepdim=True), truth, model_of_row)}
     else:
         scores = {**head, **score_values(predicted[:, 0], truth)}
         errors = (truth - predicted[:, 0]).abs() / torch.cat(spreads)

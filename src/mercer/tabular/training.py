@@ -22,7 +22,7 @@ from .columns import Preparation, Target, TargetMeans, Writing, find_target, nam
 from .familiarity import Familiarity
 from .learner import Learner, Machine, cross_calibrated, one_hot
 from .pair_means import PairMeans
-from .scoring import FOLDS, beside, deal, deal_groups, score_classes, score_values, why_no_boosting
+from .scoring import FOLDS, beside, deal, deal_groups, rank_scores, score_classes, score_values, why_no_boosting
 from .two_scales import TwoScales
 
 STATE = ("preparation", "means", "target", "learner", "familiarity", "scores", "seconds", "rows", "notes", "made_with")
@@ -269,7 +269,9 @@ class Training:
         counts = {"rows": len(rows), "folds": len(fold[rows].unique())}
         if self._classes:
             near = isinstance(self.learner.machine, LocalStack)
-            return {**counts, **score_classes(cross_calibrated(held_out, y[rows], len(y), weight, near=near), y[rows])}
+            scores = score_classes(cross_calibrated(held_out, y[rows], len(y), weight, near=near), y[rows])
+            # ranks by one calibration: those of several parts would put rows of the same score in different places
+            return {**counts, **scores, **rank_scores(self.learner.answer(held_out), y[rows], fold[rows])}
         return {**counts, **score_values(self.learner.answer(held_out), y[rows])}
 
     def fold(self, y: Tensor) -> Tensor:  # (n,) -> (n,)

@@ -74,8 +74,8 @@ def rank_scores(p: Tensor, y: Tensor, fold: Tensor | None = None) -> dict[str, f
     None where a class has no row, or all of them. Of two classes ``in_first_tenth`` is the share of the rarer one's
     rows among the tenth of all rows with its highest probabilities.
 
-    AUROC compares rows of one ``fold``, ``(n,)``, where it is given: a model that learned without many rows of a class
-    puts all of its answers lower, and ranks across models would say that of the answers.
+    AUROC compares rows of one ``fold``, ``(n,)``, where it is given. A model that saw fewer rows of a class puts all of
+    its answers lower, which says nothing of how it orders them.
     """
     from sklearn.metrics import average_precision_score
 
@@ -83,7 +83,7 @@ def rank_scores(p: Tensor, y: Tensor, fold: Tensor | None = None) -> dict[str, f
     if int(counts.min()) == 0:
         return {"auroc": None, "average_precision": None}
     classes = range(p.shape[1]) if p.shape[1] > 2 else [1 if int(counts[1]) <= int(counts[0]) else 0]
-    areas = [_area(p[:, i], y == i, torch.zeros_like(y) if fold is None else fold) for i in classes]
+    areas = [_count_ordered(p[:, i], y == i, torch.zeros_like(y) if fold is None else fold) for i in classes]
     precisions = [float(average_precision_score((y == i).numpy(), p[:, i].numpy())) for i in classes]
     scores: dict[str, float | None] = {
         "auroc": sum(areas) / len(areas),
@@ -95,7 +95,7 @@ def rank_scores(p: Tensor, y: Tensor, fold: Tensor | None = None) -> dict[str, f
     return scores
 
 
-def _area(scores: Tensor, positive: Tensor, fold: Tensor) -> float:  # (n,), (n,), (n,)
+def _count_ordered(scores: Tensor, positive: Tensor, fold: Tensor) -> float:  # (n,), (n,), (n,)
     """Share of the pairs of a positive and another row of its fold that ``scores`` put in order; ties count half."""
     right = pairs = 0.0
     for number in fold.unique():

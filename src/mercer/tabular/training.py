@@ -269,9 +269,12 @@ class Training:
         counts = {"rows": len(rows), "folds": len(fold[rows].unique())}
         if self._classes:
             near = isinstance(self.learner.machine, LocalStack)
-            scores = score_classes(cross_calibrated(held_out, y[rows], len(y), weight, near=near), y[rows])
-            # ranks by one calibration: those of several parts would put rows of the same score in different places
-            return {**counts, **scores, **rank_scores(self.learner.answer(held_out), y[rows], fold[rows])}
+            p = cross_calibrated(held_out, y[rows], len(y), weight, near=near)
+            scores = {**counts, **score_classes(p, y[rows], fold[rows])}
+            if self._classes == 2:
+                # One calibration keeps the order of the scores; those of five parts would mix it up.
+                scores |= rank_scores(self.learner.answer(held_out), y[rows], fold[rows])
+            return scores
         return {**counts, **score_values(self.learner.answer(held_out), y[rows])}
 
     def fold(self, y: Tensor) -> Tensor:  # (n,) -> (n,)
